@@ -1,0 +1,156 @@
+"""A cell: one point of a study, everything that decides its numbers and nothing about where it runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cached_property
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from kfac_core.config import KFACConfig
+from kfac_core.strategies import check_world_size
+
+
+class Spec(BaseModel):
+    """A frozen record of a sweep file; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Target(Spec):
+    """When a run has arrived: a metric of the workload at or beyond a value."""
+
+    metric: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @model_validator(mode="after")
+    def _one_direction(self) -> Self:
+        if (self.at_least is None) == (self.at_most is None):
+            raise ValueError("needs exactly one of at_least (higher is better) and at_most (lower is better)")
+        return self
+
+    @property
+    def direction(self) -> Literal["higher", "lower"]:
+        """Which way the metric improves."""
+        return "higher" if self.at_least is not None else "lower"
+
+    @property
+    def value(self) -> float:
+        """The metric's value to reach."""
+        return self.at_least if self.at_least is not None else self.at_most  # type: ignore[return-value]  # one is set
+
+    def reached_by(self, value: float) -> bool:
+        """Whether `value` is at or beyond the target; never for NaN."""
+        return value >= self.value if self.direction == "higher" else value <= self.value
+
+
+class Workload(Spec):
+    """A workload by name, with the options that its own module declares."""
+
+    name: str
+    options: dict[str, bool | int | float | str] = {}
+
+
+class Training(Spec):
+    """The length and the batch of a run."""
+
+    global_batch_size: int | None = Field(default=None, ge=1)
+    local_batch_size: int | None = Field(default=None, ge=1)
+    epochs: int = Field(ge=1)
+    evaluate_every_epochs: int = Field(default=1, ge=1)
+    stop_at_target: bool = True
+    window_steps: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _one_batch(self) -> Self:
+        if (self.global_batch_size is None) == (self.local_batch_size is None):
+            raise ValueError(
+                "needs exactly one of global_batch_size (strong scaling) and local_batch_size (weak scaling)"
+            )
+        return self
+
+    @property
+    def scaling(self) -> Literal["strong", "weak"]:
+        """Strong: the global batch is fixed over world sizes. Weak: the local batch is."""
+        return "strong" if self.global_batch_size is not None else "weak"
+
+    def batch_sizes(self, world_size: int) -> tuple[int, int]:
+        """Global and local batch size on `world_size` ranks."""
+        if self.global_batch_size is not None:
+            return self.global_batch_size, self.global_batch_size // world_size
+        assert self.local_batch_size is not None  # one of the two is set, see _one_batch
+        return self.local_batch_size * world_size, self.local_batch_size
+
+
+class Optimizer(Spec):
+    """The first-order optimizer and its learning-rate schedule; K-FAC, where present, acts before it.
+
+    Attributes:
+        lr: peak learning rate at world size 1; see `lr_scaling`.
+        lr_scaling: `linear` multiplies `lr` by the world size (weak scaling), `none` leaves it.
+        warmup_epochs: epochs of linear warm-up from a fifth of the peak (SC20).
+        decay_epochs: epochs at which the rate is multiplied by `decay_factor`.
+    """
+
+    name: Literal["sgd", "adam"] = "sgd"
+    lr: float = Field(gt=0)
+    lr_scaling: Literal["none", "linear"] = "none"
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    nesterov: bool = False
+    weight_decay: float = Field(default=0.0, ge=0)
+    warmup_epochs: float = Field(default=0.0, ge=0)
+    decay_epochs: tuple[float, ...] = ()
+    decay_factor: float = Field(default=0.1, gt=0, le=1)
+
+
+class Cell(Spec):
+    """One run of one method on one world size with one seed.
+
+    `sweep` and `method` name it for people; every other field is science and enters the hash.
+    """
+
+    sweep: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    method: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    workload: Workload
+    target: Target
+    training: Training
+    optimizer: Optimizer
+    kfac: KFACConfig | None = None
+    world_size: int = Field(ge=1)
+    seed: int = Field(default=0, ge=0)
+
+    @field_validator("workload", mode="before")
+    @classmethod
+    def _bare_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _world_divides(self) -> Self:
+        batch = self.training.global_batch_size
+        if batch is not None and batch % self.world_size:
+            raise ValueError(f"global_batch_size={batch} is not a multiple of world_size={self.world_size}")
+        if self.kfac is not None:
+            check_world_size(self.kfac, self.world_size)
+        return self
+
+    @cached_property
+    def content_hash(self) -> str:
+        """Hash of the scientific fields, defaults included: equal exactly for cells that compute the same."""
+        science = self.model_dump(mode="json", exclude={"sweep", "method"})
+        text = json.dumps(science, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    @property
+    def id(self) -> str:
+        """Readable name plus content hash; also the name of the cell's folder."""
+        return f"{self.method}-p{self.world_size}-s{self.seed}-{self.content_hash}"
+
+    @property
+    def window_steps(self) -> int:
+        """Steps per phase record: one inverse period, so that seconds / steps is the amortised cost."""
+        if self.training.window_steps is not None:
+            return self.training.window_steps
+        return self.kfac.inverse_update_steps if self.kfac is not None else 100

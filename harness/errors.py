@@ -1,0 +1,17 @@
+"""One ValueError child per kind of user mistake; the command line prints it alone and exits with 2."""
+
+
+class UserError(ValueError):
+    """A mistake in what the user wrote or asked for: says what, got, allowed, where."""
+
+
+class SweepError(UserError):
+    """A sweep file that cannot be read as a list of cells."""
+
+
+class SiteError(UserError):
+    """A site profile that cannot be read, or cannot run what is asked of it."""
+
+
+class StoreError(UserError):
+    """A run folder that is missing, unreadable or of another schema."""

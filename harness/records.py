@@ -1,0 +1,187 @@
+"""What a rank writes while it trains: one JSON line a record, append-only, one writer per file.
+
+`results/README.md` explains every field, its unit and how ranks are summarised. Change a field and
+`SCHEMA_VERSION` rises; stored lines keep the version they were written with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Literal, Self
+
+SCHEMA_VERSION = 1
+
+State = Literal[
+    "STAGED", "PENDING", "RUNNING", "COMPLETED", "FAILED", "TIMEOUT", "PREEMPTED", "OOM", "NODE_FAIL",
+    "CANCELLED", "SKIPPED", "LOST",
+]  # fmt: skip
+FINAL_STATES: tuple[State, ...] = (
+    "COMPLETED", "FAILED", "TIMEOUT", "PREEMPTED", "OOM", "NODE_FAIL", "CANCELLED", "LOST",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PhaseRecord:
+    """A window of steps on one rank: where its time, its bytes and its memory went.
+
+    Attributes:
+        rank: the writer.
+        first_step: first step of the window, counted from 0.
+        steps: steps in the window.
+        samples: examples that this rank processed in the window.
+        wall_seconds: train clock of the window: evaluation and record writing are outside.
+        seconds: exclusive seconds by phase; what no phase claims is `other`, so they add up to the wall.
+        calls: times each phase was entered; for the comm phases, collectives issued.
+        sent_bytes: payload bytes that this rank handed to collectives, by comm phase.
+        memory_bytes: bytes by kind at the end of the window (`rss`, `rss_peak`, `kfac_factors`, ...).
+    """
+
+    KIND: ClassVar[str] = "phases"
+    rank: int
+    first_step: int
+    steps: int
+    samples: int
+    wall_seconds: float
+    seconds: Mapping[str, float]
+    calls: Mapping[str, int]
+    sent_bytes: Mapping[str, int]
+    memory_bytes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class EvalRecord:
+    """One evaluation, written by rank 0; enough to score any rule of time-to-accuracy afterwards.
+
+    Attributes:
+        step: steps taken so far.
+        epoch: epochs finished so far.
+        samples: examples seen so far, all ranks together.
+        train_seconds: train clock, the slowest rank's (README, "The clock").
+        eval_seconds: seconds spent in evaluations so far, this one included.
+        wall_seconds: since the first batch was asked for, everything included.
+        metric: name of the target's metric.
+        value: its value on the held-out examples.
+        direction: `higher` or `lower` is better.
+        train_loss: mean training loss since the previous evaluation, over all ranks.
+        learning_rate: rate used in the last step.
+    """
+
+    KIND: ClassVar[str] = "evaluation"
+    rank: int
+    step: int
+    epoch: float
+    samples: int
+    train_seconds: float
+    eval_seconds: float
+    wall_seconds: float
+    metric: str
+    value: float
+    direction: Literal["higher", "lower"]
+    train_loss: float
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class FailureRecord:
+    """The last line of a rank that ended by an exception."""
+
+    KIND: ClassVar[str] = "failure"
+    rank: int
+    step: int
+    phase: str
+    error: str
+    message: str
+    traceback: str
+
+
+Record = PhaseRecord | EvalRecord | FailureRecord
+
+
+def to_line(record: Record) -> str:
+    """One line of JSON, schema and kind first."""
+    return json.dumps({"schema": SCHEMA_VERSION, "kind": record.KIND, **asdict(record)}) + "\n"
+
+
+class RecordWriter:
+    """Appends records to one rank's file; each line is on its way to disk when `write` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, record: Record) -> None:
+        """Append one line.
+
+        Raises:
+            OSError: the disk is full or gone; lines written before are whole.
+        """
+        self._file.write(to_line(record))
+        self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """How one rank ended, as its launcher saw it.
+
+    Attributes:
+        exit_code: process exit code; negative signal number when killed; None when not known.
+        signal: name of the signal that ended it, such as SIGKILL, or None.
+        step: last step that it had begun, from its pulse; None if it never trained.
+        phase: phase that it was in.
+        error: first line of its exception, or None.
+    """
+
+    rank: int
+    exit_code: int | None
+    signal: str | None = None
+    step: int | None = None
+    phase: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended; written last, by rename, so its presence means that the attempt is over.
+
+    Attributes:
+        state: a final state.
+        cause: one sentence for people; empty for a completed attempt that reached its target.
+        reached_target: whether the target was reached; None when training did not get to decide.
+        stop_reason: why training stopped: `target`, `epochs`, `diverged`, or `error`.
+        train_seconds: train clock at the end, the slowest rank's.
+        value: last value of the target's metric.
+        ranks: every rank's exit, the first cause first.
+    """
+
+    state: State
+    cause: str
+    reached_target: bool | None
+    stop_reason: str
+    started_at: float
+    ended_at: float
+    train_seconds: float | None = None
+    value: float | None = None
+    ranks: tuple[RankExit, ...] = ()
+    schema: int = field(default=SCHEMA_VERSION)
+
+    def to_json(self) -> str:
+        """Indented JSON for people and programs."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` wrote."""
+        raw: dict[str, Any] = json.loads(text)
+        raw["ranks"] = tuple(RankExit(**rank) for rank in raw["ranks"])
+        return cls(**raw)

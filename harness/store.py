@@ -1,0 +1,200 @@
+"""The run folder: where every file of a study lies, and what state its files say a cell is in.
+
+    <root>/<sweep>/<cell id>/cell.json                     the cell, written once
+    <root>/<sweep>/<cell id>/attempt-1/launch.json         who launched it, where, when
+                                       /environment.json   commit, versions, hosts (rank 0)
+                                       /rank-00000.jsonl   records, one writer each
+                                       /rank-00000.pulse   last step and phase
+                                       /logs/rank-00000.log
+                                       /outcome.json       last, by rename
+
+An attempt is never written into again once it has an outcome; a retry is a new attempt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from harness.cell import Cell
+from harness.errors import StoreError
+from harness.pulse import Beat, read_pulse
+from harness.records import Outcome
+
+DEFAULT_ROOT = Path("results/runs")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try at a cell."""
+
+    path: Path
+
+    @property
+    def number(self) -> int:
+        """1 for the first attempt."""
+        return int(self.path.name.removeprefix("attempt-"))
+
+    @property
+    def cell_folder(self) -> CellFolder:
+        """The cell that this is an attempt at."""
+        return CellFolder(self.path.parent)
+
+    def records(self, rank: int) -> Path:
+        """The rank's record file."""
+        return self.path / f"rank-{rank:05}.jsonl"
+
+    def pulse(self, rank: int) -> Path:
+        """The rank's pulse file."""
+        return self.path / f"rank-{rank:05}.pulse"
+
+    def log(self, rank: int) -> Path:
+        """The rank's standard output and error."""
+        return self.path / "logs" / f"rank-{rank:05}.log"
+
+    def last_beat(self, rank: int) -> Beat | None:
+        """The rank's last known step and phase."""
+        return read_pulse(self.pulse(rank))
+
+    def outcome(self) -> Outcome | None:
+        """How the attempt ended, or None while it has not."""
+        try:
+            return Outcome.from_json((self.path / "outcome.json").read_text())
+        except FileNotFoundError:
+            return None
+
+    def write_outcome(self, outcome: Outcome) -> bool:
+        """Write the outcome unless there is one already; the first writer wins.
+
+        Returns:
+            Whether this call wrote it.
+        """
+        return write_once(self.path / "outcome.json", outcome.to_json())
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """A JSON file of the attempt, such as `launch.json`, or None if it is not there."""
+        try:
+            loaded: dict[str, Any] = json.loads((self.path / name).read_text())
+        except FileNotFoundError:
+            return None
+        return loaded
+
+    def write(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write a JSON file of the attempt, whole or not at all."""
+        write_atomically(self.path / name, json.dumps(content, indent=1) + "\n")
+
+
+@dataclass(frozen=True)
+class CellFolder:
+    """A cell's folder."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        """The cell's id."""
+        return self.path.name
+
+    def cell(self) -> Cell:
+        """The cell as it was submitted.
+
+        Raises:
+            StoreError: `cell.json` is missing or of another schema.
+        """
+        try:
+            return Cell.model_validate_json((self.path / "cell.json").read_bytes())
+        except FileNotFoundError:
+            raise StoreError(f"{self.path} holds no cell.json: not a cell's folder") from None
+        except ValidationError as error:
+            raise StoreError(
+                f"{self.path / 'cell.json'} is no cell of this version: {error.errors()[0]['msg']}"
+            ) from None
+
+    def attempts(self) -> list[Attempt]:
+        """All attempts, oldest first."""
+        found = [Attempt(path) for path in self.path.glob("attempt-*") if path.is_dir()]
+        return sorted(found, key=lambda attempt: attempt.number)
+
+    def latest(self) -> Attempt | None:
+        """The newest attempt, if there is one."""
+        attempts = self.attempts()
+        return attempts[-1] if attempts else None
+
+    def new_attempt(self) -> Attempt:
+        """Make the folder of the next attempt; safe against another submitter, who gets another number."""
+        latest = self.latest()
+        number = latest.number + 1 if latest else 1
+        while True:
+            attempt = Attempt(self.path / f"attempt-{number}")
+            try:
+                (attempt.path / "logs").mkdir(parents=True, exist_ok=False)
+            except FileExistsError:
+                number += 1
+            else:
+                return attempt
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """All cells of one sweep."""
+
+    path: Path
+
+    def cell_folder(self, cell: Cell) -> CellFolder:
+        """Where `cell` lives, whether it is there yet or not."""
+        return CellFolder(self.path / cell.id)
+
+    def stage(self, cell: Cell) -> CellFolder:
+        """Make the cell's folder and write `cell.json`; does nothing where both are there."""
+        folder = self.cell_folder(cell)
+        folder.path.mkdir(parents=True, exist_ok=True)
+        write_once(folder.path / "cell.json", cell.model_dump_json(indent=1) + "\n")
+        return folder
+
+    def cell_folders(self) -> Iterator[CellFolder]:
+        """Every cell's folder, by name."""
+        if self.path.is_dir():
+            for path in sorted(self.path.iterdir()):
+                if (path / "cell.json").is_file():
+                    yield CellFolder(path)
+
+
+def sweep_folder(sweep: str, root: Path = DEFAULT_ROOT) -> SweepFolder:
+    """The folder of the sweep named `sweep`."""
+    return SweepFolder(root / sweep)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a reader sees all of it or none of it, also after a crash."""
+    temporary = _write_beside(path, text)
+    temporary.replace(path)
+
+
+def write_once(path: Path, text: str) -> bool:
+    """Write a file that must not be replaced; returns whether this call wrote it."""
+    if path.exists():
+        return False
+    temporary = _write_beside(path, text)
+    try:
+        os.link(temporary, path)  # unlike a rename, a link fails where the file is already there
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink()
+    return True
+
+
+def _write_beside(path: Path, text: str) -> Path:
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    return Path(name)

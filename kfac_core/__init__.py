@@ -1,0 +1,32 @@
+"""Floor 1: distributed K-FAC as a library.
+
+    from kfac_core import KFAC, KFACConfig
+
+    kfac = KFAC(model, KFACConfig(damping=0.003), lr=optimizer)
+    ...
+    loss.backward()
+    kfac.step()
+    optimizer.step()
+
+`KFAC` is loaded on first use, so that `kfac_core.config`, `kfac_core.placement` and `kfac_core.strategies`
+serve a login node without importing torch.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from kfac_core.config import KFACConfig
+from kfac_core.errors import ConfigError, PlacementError
+from kfac_core.phases import Phase
+
+if TYPE_CHECKING:
+    from kfac_core.preconditioner import KFAC
+
+__all__ = ["KFAC", "ConfigError", "KFACConfig", "Phase", "PlacementError"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "KFAC":
+        from kfac_core.preconditioner import KFAC  # noqa: PLC0415  torch is imported only when K-FAC is
+
+        return KFAC
+    raise AttributeError(f"module 'kfac_core' has no attribute {name!r}")

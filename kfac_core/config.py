@@ -1,0 +1,110 @@
+"""Hyperparameters of K-FAC: one frozen record that refuses bad values when it is built."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from kfac_core.errors import ConfigError
+
+SOLVERS = ("eigen", "inverse", "inverse_pi")
+STRATEGIES = ("comm_opt", "mem_opt", "hybrid_opt", "dp_kfac")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KFACConfig:
+    """What K-FAC computes, and who computes it. Defaults are those of the SC20 runs on ImageNet.
+
+    Attributes:
+        strategy: who computes what: a key of `kfac_core.strategies.STRATEGIES`.
+        grad_worker_fraction: share of the world that preconditions each layer; for `hybrid_opt`
+            only, where `world_size * grad_worker_fraction` must be a whole number dividing
+            `world_size` (KAISA, section 3).
+        assignment: `balanced` gives the costliest job to the least-loaded rank first (KAISA);
+            `round_robin` is layer i to rank i mod world_size (SC20, DP-KFAC); None is the
+            strategy's own published choice.
+        solver: `eigen` (inverse-free), `inverse`, or `inverse_pi` (DP-KFAC's damping split).
+        damping: Tikhonov damping of the Kronecker product, > 0.
+        factor_decay: weight of the OLD running factor in the running mean, in [0, 1). The DP-KFAC
+            release uses the same name for the weight of the new one: pass 1 minus theirs.
+        kl_clip: bound on the step's predicted KL divergence, > 0 (kappa in the papers), or None.
+        factor_update_steps: steps between two updates of the factors (F).
+        inverse_update_steps: steps between two updates of the second-order data (E); a multiple of F.
+        skip: regular expressions; a layer whose name matches one from its start keeps its plain gradient.
+
+    Raises:
+        ConfigError: a value is outside its range, naming the value and what is allowed.
+    """
+
+    strategy: str = "comm_opt"
+    grad_worker_fraction: float | None = None
+    assignment: Literal["balanced", "round_robin"] | None = None
+    solver: str = "eigen"
+    damping: float = 0.001
+    factor_decay: float = 0.95
+    kl_clip: float | None = 0.001
+    factor_update_steps: int = 10
+    inverse_update_steps: int = 100
+    skip: tuple[str, ...] = ()
+
+    # Read by pydantic when a sweep file is validated: a misspelt hyperparameter is refused there too.
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        """Refuse what no run could use."""
+        _one_of("strategy", self.strategy, STRATEGIES)
+        _one_of("solver", self.solver, SOLVERS)
+        if self.assignment is not None:
+            _one_of("assignment", self.assignment, ("balanced", "round_robin"))
+        if self.strategy == "hybrid_opt":
+            if self.grad_worker_fraction is None:
+                raise ConfigError("strategy=hybrid_opt needs grad_worker_fraction, a number in (0, 1]")
+            _in_range("grad_worker_fraction", self.grad_worker_fraction, 0, 1, open_left=True)
+        elif self.grad_worker_fraction is not None:
+            raise ConfigError(
+                f"grad_worker_fraction={self.grad_worker_fraction} has no meaning for "
+                f"strategy={self.strategy}; leave it out, or use strategy=hybrid_opt"
+            )
+        _in_range("damping", self.damping, 0, math.inf, open_left=True, open_right=True)
+        _in_range("factor_decay", self.factor_decay, 0, 1, open_right=True)
+        if self.kl_clip is not None:
+            _in_range("kl_clip", self.kl_clip, 0, math.inf, open_left=True, open_right=True)
+        for name in ("factor_update_steps", "inverse_update_steps"):
+            steps = getattr(self, name)
+            if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+                raise ConfigError(f"{name}={steps!r} is no whole number of steps >= 1")
+        if self.inverse_update_steps % self.factor_update_steps:
+            raise ConfigError(
+                f"inverse_update_steps={self.inverse_update_steps} is no multiple of "
+                f"factor_update_steps={self.factor_update_steps}: an inverse would wait for its factors"
+            )
+        for pattern in self.skip:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ConfigError(f"skip pattern {pattern!r} is no regular expression: {error}") from None
+
+
+def nearest(value: str, allowed: tuple[str, ...]) -> str:
+    """`; did you mean x?` for a near miss, the empty string otherwise."""
+    close = difflib.get_close_matches(value, allowed, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        hint = nearest(str(value), allowed)
+        raise ConfigError(f"{name}={value!r} is not one of {', '.join(allowed)}{hint}")
+
+
+def _in_range(
+    name: str, value: float, low: float, high: float, *, open_left: bool = False, open_right: bool = False
+) -> None:
+    above = value > low if open_left else value >= low
+    below = value < high if open_right else value <= high
+    if not (above and below):  # written so that NaN is refused too
+        bounds = f"{'(' if open_left else '['}{low}, {high}{')' if open_right else ']'}"
+        raise ConfigError(f"{name}={value} lies outside {bounds}")

@@ -1,0 +1,176 @@
+"""Who computes what: a strategy's whole decision as data, checked once and executed by the collectives.
+
+A placement arranges the world as KAISA's grid of `m` rows by `n` columns, `m * n = world_size`. The layers
+are dealt out to the columns. The ranks of a column are the *gradient workers* of its layers: they hold the
+second-order data and precondition. A row receives: in each row, the one member that lies in a layer's column
+hands the preconditioned gradient to the others.
+
+    world_size = 8, m = 2 gradient workers:     column  0  1  2  3
+                                         row 0          0  1  2  3     rows exchange preconditioned
+                                         row 1          4  5  6  7     gradients, columns second-order data
+
+`m = world_size` is COMM-OPT (one column, nothing to exchange in rows), `m = 1` is MEM-OPT and DP-KFAC.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from kfac_core.errors import PlacementError
+
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class FactorShape:
+    """A symmetric factor: `blocks` independent matrices of `dim` by `dim`; one block but for grouped layers."""
+
+    dim: int
+    blocks: int = 1
+
+    @property
+    def elements(self) -> int:
+        """Elements of the full factor, both triangles."""
+        return self.blocks * self.dim**2
+
+    @property
+    def packed_elements(self) -> int:
+        """Elements of one triangle with its diagonal: what travels."""
+        return self.blocks * self.dim * (self.dim + 1) // 2
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """A preconditioned layer as placement sees it: its name and its two factors."""
+
+    name: str
+    a: FactorShape
+    g: FactorShape
+
+    @property
+    def gradient_elements(self) -> int:
+        """Elements of the gradient matrix `[g.dim, a.dim]` over all blocks."""
+        return self.a.blocks * self.a.dim * self.g.dim
+
+
+CostModel = Callable[[FactorShape], float]
+
+
+def cubic_cost(factor: FactorShape) -> float:
+    """Work of decomposing or inverting a factor, in units of n^3 operations."""
+    return factor.blocks * float(factor.dim) ** 3
+
+
+@dataclass(frozen=True)
+class LayerPlacement:
+    """One layer's ranks, each tuple ascending.
+
+    Attributes:
+        factor_workers: ranks whose batches the factors average over.
+        a_inverse_workers: ranks that turn A into second-order data; more than one when each computes
+            it for itself instead of receiving it.
+        g_inverse_workers: the same for G.
+        gradient_workers: ranks that precondition the layer's gradient: one column of the grid.
+    """
+
+    factor_workers: Ranks
+    a_inverse_workers: Ranks
+    g_inverse_workers: Ranks
+    gradient_workers: Ranks
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A checked decision for every layer.
+
+    Attributes:
+        world_size: number of ranks.
+        grad_workers: gradient workers per layer, `m`; divides `world_size`.
+        layers: placement by layer name, in the order of the model.
+
+    Raises:
+        PlacementError: a layer breaks an invariant; that is a strategy's bug, not a user's mistake.
+    """
+
+    world_size: int
+    grad_workers: int
+    layers: Mapping[str, LayerPlacement]
+
+    def __post_init__(self) -> None:
+        """Check the invariants that the collectives rely on."""
+        object.__setattr__(self, "layers", MappingProxyType(dict(self.layers)))
+        if self.world_size < 1 or self.grad_workers < 1 or self.world_size % self.grad_workers:
+            raise PlacementError(
+                f"{self.grad_workers} gradient workers do not divide a world of {self.world_size}"
+            )
+        columns = {self.column(index): index for index in range(self.columns)}
+        for name, layer in self.layers.items():
+            if layer.gradient_workers not in columns:
+                raise PlacementError(f"layer {name}: gradient workers {layer.gradient_workers} are no column")
+            for inverse_workers in (layer.a_inverse_workers, layer.g_inverse_workers):
+                if not inverse_workers or not set(inverse_workers) <= set(layer.gradient_workers):
+                    raise PlacementError(
+                        f"layer {name}: inverse workers {inverse_workers} are not among its gradient workers"
+                    )
+            if not layer.factor_workers or not 0 <= layer.factor_workers[0] <= layer.factor_workers[-1] < (
+                self.world_size
+            ):
+                raise PlacementError(
+                    f"layer {name}: factor workers {layer.factor_workers} lie outside the world"
+                )
+
+    @property
+    def columns(self) -> int:
+        """Number of gradient-worker groups, `n`; also the length of a row."""
+        return self.world_size // self.grad_workers
+
+    def column(self, index: int) -> Ranks:
+        """Gradient-worker group `index`: ranks `index, index + n, ...`."""
+        return tuple(range(index, self.world_size, self.columns))
+
+    def row(self, index: int) -> Ranks:
+        """Receiver group `index`: ranks `index * n` to `(index + 1) * n - 1`."""
+        return tuple(range(index * self.columns, (index + 1) * self.columns))
+
+    def gradient_source(self, name: str, rank: int) -> int:
+        """The rank whose preconditioned gradient of layer `name` ends up on `rank`."""
+        column = self.layers[name].gradient_workers[0]
+        return rank // self.columns * self.columns + column
+
+    def __str__(self) -> str:
+        """The grid of the KAISA paper: a row of ranks a line, then each column's layers."""
+        width = len(str(self.world_size - 1)) + 1
+        lines = [f"{self.grad_workers} x {self.columns} ranks: columns precondition, rows receive"]
+        lines += ["".join(f"{rank:{width}}" for rank in self.row(i)) for i in range(self.grad_workers)]
+        for name, layer in self.layers.items():
+            lines.append(
+                f"{name}: column {layer.gradient_workers[0]}, factors from {_brief(layer.factor_workers)}, "
+                f"A inverse on {_brief(layer.a_inverse_workers)}, "
+                f"G inverse on {_brief(layer.g_inverse_workers)}"
+            )
+        return "\n".join(lines)
+
+
+def balance(costs: Sequence[float], bins: int) -> list[int]:
+    """Deal jobs to bins, longest first, each to the least-loaded bin (Graham's LPT rule).
+
+    Ties go to the lower index, so the result is the same on every rank.
+
+    Returns:
+        The bin of each job, in the order of `costs`.
+    """
+    loads = [(0.0, index) for index in range(bins)]
+    chosen = [0] * len(costs)
+    for job in sorted(range(len(costs)), key=lambda job: (-costs[job], job)):
+        load, index = loads[0]
+        chosen[job] = index
+        heapq.heapreplace(loads, (load + costs[job], index))
+    return chosen
+
+
+def _brief(ranks: Iterable[int]) -> str:
+    listed = list(ranks)
+    return f"{listed[0]}" if len(listed) == 1 else f"{listed[0]}..{listed[-1]} ({len(listed)})"
