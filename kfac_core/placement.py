@@ -26,7 +26,7 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True)
 class FactorShape:
-    """A symmetric factor: `blocks` independent matrices of `dim` by `dim`; one block but for grouped layers."""
+    """A symmetric factor: `blocks` independent `dim` by `dim` matrices; one but for grouped layers."""
 
     dim: int
     blocks: int = 1

@@ -6,9 +6,7 @@ from kfac_core.config import KFACConfig
 from kfac_core.placement import CostModel, LayerPlacement, LayerShape, Placement, balance
 
 
-def comm_opt(
-    layers: Sequence[LayerShape], world_size: int, config: KFACConfig, cost: CostModel
-) -> Placement:
+def comm_opt(layers: Sequence[LayerShape], world_size: int, config: KFACConfig, cost: CostModel) -> Placement:
     """Split the work factor by factor, share the second-order data with all, precondition everywhere.
 
     A and G of one layer may go to different ranks, so up to `2 * len(layers)` ranks invert at once
