@@ -79,10 +79,10 @@ class Training(Spec):
 
     def batch_sizes(self, world_size: int) -> tuple[int, int]:
         """Global and local batch size on `world_size` ranks."""
-        if self.global_batch_size is not None:
-            return self.global_batch_size, self.global_batch_size // world_size
-        assert self.local_batch_size is not None  # one of the two is set, see _one_batch
-        return self.local_batch_size * world_size, self.local_batch_size
+        if self.local_batch_size is not None:
+            return self.local_batch_size * world_size, self.local_batch_size
+        batch = self.global_batch_size or 0  # one of the two is set, see _one_batch
+        return batch, batch // world_size
 
 
 class Optimizer(Spec):
