@@ -1,0 +1,182 @@
+"""A run folder as tidy frames: the only way from records to numbers.
+
+Every row carries `run`, the attempt that it comes from as `<sweep>/<cell id>/attempt-<k>`, so that any
+number can be followed back to its files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.arms import name_arms
+from analysis.cache import cached
+from analysis.record_files import read_records
+from harness.cell import Cell
+from harness.errors import StoreError
+from harness.records import SCHEMA_VERSION
+from harness.store import DEFAULT_ROOT, Attempt, CellFolder, SweepFolder
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Study:
+    """One sweep or several, as frames that join on `run`.
+
+    Attributes:
+        cells: one row per cell, with the attempt that counts: its latest COMPLETED one, else its latest.
+            `state` is the outcome's, or RUNNING (records, no outcome), PENDING (no records yet) or STAGED
+            (no attempt). `arm` and `setting` are explained in `analysis.arms`.
+        phases: one row per rank, window and phase: `seconds` (exclusive), `calls`, `sent_bytes`, and the
+            window's `wall_seconds`, `steps`, `samples`, `first_step`. What no phase claims is `other`.
+        memory: one row per rank, window and kind: `bytes` at the end of the window.
+        evaluations: one row per evaluation; seconds are since the start of training.
+        environments: one row per run and key of its environment.json, as text.
+    """
+
+    cells: pd.DataFrame
+    phases: pd.DataFrame
+    memory: pd.DataFrame
+    evaluations: pd.DataFrame
+    environments: pd.DataFrame
+
+    @property
+    def sweeps(self) -> list[str]:
+        """The sweeps' names."""
+        return list(dict.fromkeys(self.cells["sweep"]))
+
+
+def load(paths: PathLike | Sequence[PathLike], root: PathLike = DEFAULT_ROOT) -> Study:
+    """Read sweeps: folders, or names of sweeps under `root`.
+
+    The frames of a sweep are kept as Parquet in `derived/<sweep>/` beside the root and used again while no
+    record file has changed; that folder can be deleted at any time.
+
+    Raises:
+        StoreError: a folder is missing, or a file is damaged or written by a newer version.
+    """
+    several = [paths] if isinstance(paths, str | os.PathLike) else paths
+    parts = [cached(_sweep_path(path, Path(root)), _read) for path in several]
+    frames = {
+        name: pd.concat([part[name] for part in parts], ignore_index=True)
+        if len(parts) > 1
+        else parts[0][name]
+        for name in (field.name for field in fields(Study))
+    }
+    cells = [Cell.model_validate_json(text) for text in frames["cells"].pop("cell_json")]
+    named = name_arms(cells)
+    frames["cells"].insert(3, "arm", [arm for arm, _ in named])
+    frames["cells"].insert(4, "setting", [setting for _, setting in named])
+    return Study(**frames)
+
+
+def _sweep_path(path: PathLike, root: Path) -> Path:
+    for candidate in (Path(path), root / path):
+        if candidate.is_dir():
+            return candidate
+    raise StoreError(f"no run folder at {path} nor at {root / path}; `kronscale run` or `submit` makes one")
+
+
+def _read(sweep_path: Path) -> dict[str, pd.DataFrame]:
+    rows: list[dict[str, Any]] = []
+    files: list[tuple[str, Path]] = []
+    environments: list[dict[str, str]] = []
+    for cell_folder in SweepFolder(sweep_path).cell_folders():
+        attempt = _attempt_that_counts(cell_folder)
+        row = _cell_row(cell_folder, attempt)
+        rows.append(row)
+        if attempt is not None:
+            files.extend((row["run"], path) for path in sorted(attempt.path.glob("rank-*.jsonl")))
+            environment = attempt.read("environment.json") or {}
+            environments.extend(
+                {"run": row["run"], "key": k, "value": str(v)} for k, v in environment.items()
+            )
+    records = read_records(files)
+    return {
+        "cells": pd.DataFrame(rows, columns=list(CELL_COLUMNS)).astype(CELL_COLUMNS),
+        "phases": records.phases,
+        "memory": records.memory,
+        "evaluations": records.evaluations,
+        "environments": pd.DataFrame(environments, columns=["run", "key", "value"], dtype="str"),
+    }
+
+
+def _attempt_that_counts(folder: CellFolder) -> Attempt | None:
+    attempts = folder.attempts()
+    completed = [attempt for attempt in attempts if _outcome(attempt).get("state") == "COMPLETED"]
+    counting = completed or attempts
+    return counting[-1] if counting else None
+
+
+def _outcome(attempt: Attempt) -> dict[str, Any]:
+    outcome = attempt.read("outcome.json") or {}
+    if outcome.get("schema", 0) > SCHEMA_VERSION:
+        raise StoreError(
+            f"{attempt.path / 'outcome.json'} has schema {outcome['schema']}; this version of Kronscale "
+            f"reads schemas up to {SCHEMA_VERSION}: update it, or leave this run out"
+        )
+    return outcome
+
+
+CELL_COLUMNS = {
+    "run": "str", "sweep": "str", "cell": "str", "method": "str", "world_size": "int64", "seed": "int64",
+    "optimizer": "str", "strategy": "str", "solver": "str", "factor_update_steps": "Int64",
+    "inverse_update_steps": "Int64", "grad_worker_fraction": "float64", "damping": "float64",
+    "workload": "str", "global_batch_size": "int64", "local_batch_size": "int64", "scaling": "str",
+    "target_metric": "str", "target_value": "float64", "target_direction": "str",
+    "state": "str", "cause": "str", "stop_reason": "str", "reached_target": "boolean",
+    "train_seconds": "float64", "value": "float64", "started_at": "float64", "ended_at": "float64",
+    "oversubscribed": "bool", "site": "str", "attempt": "Int64", "attempts": "int64", "path": "str",
+    "cell_json": "str",
+}  # fmt: skip
+"""Columns of `Study.cells` and their types; `cell_json` is dropped once the arms have their names."""
+
+
+def _cell_row(folder: CellFolder, attempt: Attempt | None) -> dict[str, Any]:
+    cell = folder.cell()
+    global_batch, local_batch = cell.training.batch_sizes(cell.world_size)
+    row: dict[str, Any] = {
+        "sweep": cell.sweep, "cell": cell.id, "method": cell.method, "world_size": cell.world_size,
+        "seed": cell.seed, "optimizer": cell.optimizer.name, "workload": cell.workload.name,
+        "global_batch_size": global_batch, "local_batch_size": local_batch, "scaling": cell.training.scaling,
+        "target_metric": cell.target.metric, "target_value": cell.target.value,
+        "target_direction": cell.target.direction, "cell_json": cell.model_dump_json(),
+        "attempts": len(folder.attempts()), "cause": "", "stop_reason": "",
+    }  # fmt: skip
+    for name in KFAC_COLUMNS:
+        row[name] = getattr(cell.kfac, name) if cell.kfac is not None else None
+    return row | _attempt_fields(folder, attempt)
+
+
+KFAC_COLUMNS = (
+    "strategy", "solver", "factor_update_steps", "inverse_update_steps", "grad_worker_fraction", "damping",
+)  # fmt: skip
+OUTCOME_COLUMNS = (
+    "state", "cause", "stop_reason", "reached_target", "train_seconds", "value", "started_at", "ended_at",
+)  # fmt: skip
+
+
+def _attempt_fields(folder: CellFolder, attempt: Attempt | None) -> dict[str, Any]:
+    sweep = folder.path.parent.name
+    if attempt is None:
+        path, run = folder.path, f"{sweep}/{folder.id}"
+        return {"run": run, "state": "STAGED", "oversubscribed": False, "site": "", "path": str(path)}
+    launch = attempt.read("launch.json") or {}
+    outcome = _outcome(attempt) or {"state": "RUNNING" if _has_records(attempt) else "PENDING"}
+    return {
+        "run": f"{sweep}/{folder.id}/{attempt.path.name}",
+        "oversubscribed": bool(launch.get("oversubscribed", False)),
+        "site": str(launch.get("site") or ""),
+        "attempt": attempt.number,
+        "path": str(attempt.path),
+    } | {name: outcome[name] for name in OUTCOME_COLUMNS if name in outcome}
+
+
+def _has_records(attempt: Attempt) -> bool:
+    return any(path.stat().st_size for path in attempt.path.glob("rank-*.jsonl"))

@@ -1,0 +1,171 @@
+"""Promise: a run folder becomes tidy frames in whatever state its runs were left, or a clear refusal."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import analysis.cache
+from analysis.tables import load
+from harness.cell import Cell
+from harness.errors import StoreError
+from harness.records import Outcome
+from harness.store import SweepFolder
+
+
+@pytest.fixture
+def folder(ordinary_folder, tmp_path) -> SweepFolder:
+    """A private copy of a few runs of the ordinary study."""
+    target = tmp_path / "runs" / "synthetic"
+    for cell in sorted(ordinary_folder.glob("*-p2-s0-*")):
+        shutil.copytree(cell, target / cell.name)
+    return SweepFolder(target)
+
+
+def attempt_of(folder: SweepFolder, method: str = "comm_opt"):
+    return next(c for c in folder.cell_folders() if c.id.startswith(method)).latest()
+
+
+def test_every_cell_is_one_row_with_its_science_and_its_outcome(study):
+    assert len(study.cells) == 27
+    row = study.cells.set_index(["method", "world_size", "seed"]).loc[("comm_opt", 4, 1)]
+    assert (row.strategy, row.solver, row.inverse_update_steps) == ("comm_opt", "eigen", 10)
+    assert (row.global_batch_size, row.local_batch_size, row.scaling) == (64, 16, "strong")
+    assert (row.state, row.target_value, row.target_direction) == ("COMPLETED", 0.95, "higher")
+    assert row.oversubscribed
+    assert row.reached_target
+
+
+def test_phases_of_a_window_with_other_add_up_to_its_wall(study):
+    window = study.phases.groupby(["run", "rank", "first_step"], observed=True)
+    assert np.allclose(window["seconds"].sum(), window["wall_seconds"].first())
+    assert (study.phases["phase"] == "other").sum() == 3 * 3 * 7 * 24  # methods x seeds x ranks x windows
+
+
+def test_calls_and_bytes_stay_with_their_phase(study):
+    sent = study.phases[study.phases["sent_bytes"] > 0]
+    assert set(sent["phase"]) == {
+        "gradient_comm", "factor_comm", "inverse_comm", "precondition_comm",
+    }  # fmt: skip
+    assert (study.phases.loc[study.phases["phase"] != "other", "calls"] == 10).all()
+
+
+def test_a_line_cut_short_by_a_kill_is_left_out(folder):
+    path = attempt_of(folder).records(1)
+    before = len(load(folder.path).phases)
+    path.write_bytes(path.read_bytes()[:-40])
+    assert len(load(folder.path).phases) == before - 13
+
+
+def test_a_damaged_line_in_the_middle_is_refused_with_its_file(folder):
+    path = attempt_of(folder).records(1)
+    path.write_text(path.read_text().replace('"wall_seconds"', '"wall_sec', 1))
+    with pytest.raises(StoreError, match=r"rank-00001\.jsonl"):
+        load(folder.path)
+
+
+@pytest.mark.parametrize("name", ["rank-00001.jsonl", "outcome.json"])
+def test_a_newer_schema_is_refused_with_its_file(folder, name):
+    path = attempt_of(folder).path / name
+    path.write_text(path.read_text().replace('"schema": 1', '"schema": 2', 1))
+    with pytest.raises(StoreError, match=rf"{name}.* schema 2"):
+        load(folder.path)
+
+
+def test_a_diverged_run_keeps_its_nan(folder):
+    path = attempt_of(folder).records(0)
+    text = path.read_text()
+    value = text.rpartition('"value": ')[2].partition(",")[0]
+    path.write_text(text.replace(f'"value": {value}', '"value": NaN'))
+    assert load(folder.path).evaluations["value"].isna().sum() == 1
+
+
+def test_nan_in_a_window_is_read_too(folder):
+    path = attempt_of(folder).records(1)
+    text = path.read_text()
+    path.write_text(text.replace(text.partition('"wall_seconds": ')[2].partition(",")[0], "NaN", 1))
+    assert load(folder.path).phases["wall_seconds"].isna().any()
+
+
+def test_a_failed_retry_does_not_hide_a_completed_attempt(folder):
+    cell_folder = attempt_of(folder).cell_folder
+    cell_folder.new_attempt().write_outcome(Outcome("FAILED", "out of disk", None, "error", 0.0, 1.0))
+    row = load(folder.path).cells.set_index("cell").loc[cell_folder.id]
+    assert (row.state, row.attempt, row.attempts) == ("COMPLETED", 1, 2)
+
+
+def test_without_a_completed_attempt_the_latest_counts(folder):
+    attempt = attempt_of(folder)
+    (attempt.path / "outcome.json").unlink()
+    attempt.write_outcome(Outcome("OOM", "killed", None, "error", 0.0, 1.0))
+    attempt.cell_folder.new_attempt()
+    row = load(folder.path).cells.set_index("cell").loc[attempt.cell_folder.id]
+    assert (row.state, row.attempt) == ("PENDING", 2)
+
+
+def test_cells_not_yet_run_are_rows_with_their_state(folder):
+    (attempt_of(folder).path / "outcome.json").unlink()
+    staged = attempt_of(folder, "sgd").cell_folder.cell()
+    folder.stage(staged.model_copy(update={"seed": 77}))
+    states = load(folder.path).cells.set_index(["method", "seed"])["state"]
+    assert states[("comm_opt", 0)] == "RUNNING"
+    assert states[("sgd", 77)] == "STAGED"
+
+
+def test_a_study_of_nothing_has_the_columns_of_a_full_one(study, odd_studies):
+    empty = odd_studies["no cells"]
+    for name in ("cells", "phases", "evaluations", "environments"):
+        assert list(getattr(empty, name).columns) == list(getattr(study, name).columns)
+        assert getattr(empty, name).empty
+
+
+def test_a_missing_folder_is_a_users_mistake(tmp_path):
+    with pytest.raises(StoreError, match="no run folder"):
+        load("nothing-here", root=tmp_path)
+
+
+def test_a_second_load_reads_no_record_file_and_gives_the_same(folder, monkeypatch):
+    first = load(folder.path)
+    monkeypatch.setattr("analysis.tables.read_records", lambda files: pytest.fail("read again"))
+    second = load("synthetic", root=folder.path.parent)
+    for name in ("cells", "phases", "memory", "evaluations", "environments"):
+        pd.testing.assert_frame_equal(getattr(first, name), getattr(second, name))
+
+
+def test_a_changed_record_file_is_read_again(folder):
+    before = load(folder.path)
+    path = attempt_of(folder).records(0)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    assert len(load(folder.path).evaluations) == len(before.evaluations) - 1
+
+
+def test_derived_frames_can_be_deleted(folder):
+    before = load(folder.path)
+    derived = analysis.cache.derived_folder(folder.path)
+    assert derived == folder.path.parent.parent / "derived" / "synthetic"
+    assert list(derived.rglob("*.parquet"))
+    shutil.rmtree(derived)
+    pd.testing.assert_frame_equal(load(folder.path).phases, before.phases)
+
+
+def test_arms_spell_out_only_what_varies(folder):
+    assert set(load(folder.path).cells["arm"]) == {"sgd", "comm_opt", "dp_kfac"}
+    cell = attempt_of(folder).cell_folder.cell()
+    changed = cell.model_dump(mode="json")
+    changed["kfac"]["damping"] = 0.01
+    folder.stage(Cell.model_validate(changed))
+    arms = set(load(folder.path).cells["arm"])
+    assert arms == {"sgd", "dp_kfac", "comm_opt damping=0.003", "comm_opt damping=0.01"}
+
+
+def test_runs_of_different_batch_sizes_are_never_one_arm(folder):
+    cell = attempt_of(folder, "sgd").cell_folder.cell()
+    changed = cell.model_dump(mode="json")
+    changed["training"]["global_batch_size"] = 128
+    folder.stage(Cell.model_validate(changed))
+    cells = load(folder.path).cells
+    assert cells["setting"].nunique() == 2
+    assert cells.loc[cells["method"] == "sgd", "arm"].nunique() == 2
