@@ -18,6 +18,7 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 from kfac_core.errors import PlacementError
 
@@ -57,6 +58,26 @@ class LayerShape:
 
 
 CostModel = Callable[[FactorShape], float]
+
+
+@dataclass(frozen=True)
+class FactorJob:
+    """One factor of one layer with the ranks that have to do with it.
+
+    Attributes:
+        layer: position of the layer in the model's order.
+        kind: `a` or `g`.
+        factor_workers: ranks whose batches it averages over.
+        inverse_workers: ranks that keep its running mean and invert it.
+        gradient_workers: ranks that need its second-order data.
+    """
+
+    layer: int
+    kind: Literal["a", "g"]
+    shape: FactorShape
+    factor_workers: Ranks
+    inverse_workers: Ranks
+    gradient_workers: Ranks
 
 
 def cubic_cost(factor: FactorShape) -> float:
@@ -134,6 +155,16 @@ class Placement:
     def row(self, index: int) -> Ranks:
         """Receiver group `index`: ranks `index * n` to `(index + 1) * n - 1`."""
         return tuple(range(index * self.columns, (index + 1) * self.columns))
+
+    def factor_jobs(self, shapes: Sequence[LayerShape]) -> list[FactorJob]:
+        """Every factor of every layer, A before G, in the order of `shapes`."""
+        jobs = []
+        for index, shape in enumerate(shapes):
+            layer = self.layers[shape.name]
+            sources, users = layer.factor_workers, layer.gradient_workers
+            jobs.append(FactorJob(index, "a", shape.a, sources, layer.a_inverse_workers, users))
+            jobs.append(FactorJob(index, "g", shape.g, sources, layer.g_inverse_workers, users))
+        return jobs
 
     def gradient_source(self, name: str, rank: int) -> int:
         """The rank whose preconditioned gradient of layer `name` ends up on `rank`."""

@@ -1,0 +1,22 @@
+"""Worlds of real ranks, shared by the whole session."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.kfac_core.worlds import World
+
+
+@pytest.fixture(scope="session")
+def world() -> Iterator[Callable[[int], World]]:
+    """`world(4)` is a world of four processes, started on first use."""
+    worlds: dict[int, World] = {}
+
+    def of_size(world_size: int) -> World:
+        if world_size not in worlds:
+            worlds[world_size] = World(world_size)
+        return worlds[world_size]
+
+    yield of_size
+    for started in worlds.values():
+        started.close()

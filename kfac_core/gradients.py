@@ -1,0 +1,79 @@
+"""Gradient matrices of all layers in two flat buffers: as they came, and preconditioned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kfac_core.collectives import Communicator
+from kfac_core.layers import KroneckerLayer
+from kfac_core.placement import Placement
+
+
+class Gradients:
+    """Layers lie in the order of their columns, so that a row exchanges one part per column.
+
+    Attributes:
+        raw: averaged gradient of each layer, `[blocks, g.dim, a.dim]`, a view.
+        preconditioned: the same after K-FAC, a view.
+        own: indices of the layers that this rank preconditions.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[KroneckerLayer],
+        placement: Placement,
+        communicator: Communicator,
+        like: Tensor,
+    ) -> None:
+        self._layers = layers
+        self._communicator = communicator
+        shapes = [layer.shape for layer in layers]
+        column_of = [placement.layers[shape.name].gradient_workers[0] for shape in shapes]
+        order = sorted(range(len(layers)), key=lambda index: column_of[index])
+        elements = [shapes[index].gradient_elements for index in order]
+        self._raw = like.new_zeros(sum(elements))
+        self._preconditioned = torch.zeros_like(self._raw)
+        self.raw: list[Tensor] = [self._raw] * len(layers)
+        self.preconditioned: list[Tensor] = [self._raw] * len(layers)
+        for index, raw, preconditioned in zip(
+            order, self._raw.split(elements), self._preconditioned.split(elements), strict=True
+        ):
+            size = (shapes[index].a.blocks, shapes[index].g.dim, shapes[index].a.dim)
+            self.raw[index], self.preconditioned[index] = raw.view(size), preconditioned.view(size)
+        rank, columns = communicator.rank, placement.columns
+        self._row = placement.row(rank // columns)
+        self._sizes = [0] * columns
+        for index, shape in enumerate(shapes):
+            self._sizes[column_of[index]] += shape.gradient_elements
+        self.own = [index for index, column in enumerate(column_of) if column == rank % columns]
+
+    def read(self) -> None:
+        """Collect the averaged gradients from the parameters."""
+        for layer, raw in zip(self._layers, self.raw, strict=True):
+            layer.read_gradient(raw)
+
+    def exchange(self) -> None:
+        """Fetch the layers that the other members of the row preconditioned."""
+        if len(self._row) > 1:
+            self._communicator.gather_parts(self._preconditioned, self._sizes, self._row)
+
+    def clip(self, lr: float, kl_clip: float) -> None:
+        """Scale all layers by nu = min(1, sqrt(kl_clip / |lr^2 sum <Wp, W>|)), the device never waited for."""
+        predicted = torch.dot(self._preconditioned, self._raw).abs() * lr**2
+        self._preconditioned *= (kl_clip / predicted).sqrt().clamp_max(1.0)
+
+    def write(self) -> None:
+        """Put the preconditioned gradients into the parameters' own gradient tensors."""
+        targets = [
+            pair
+            for layer, matrix in zip(self._layers, self.preconditioned, strict=True)
+            for pair in layer.gradient_targets(matrix)
+        ]
+        torch._foreach_copy_([gradient for gradient, _ in targets], [value for _, value in targets])
+
+    def nbytes(self) -> int:
+        """Bytes of both buffers on this rank."""
+        return 2 * self._raw.numel() * self._raw.element_size()

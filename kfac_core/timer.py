@@ -1,0 +1,153 @@
+"""Where a step's time goes: exclusive phase times that add up to the wall, and the traffic beside them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from kfac_core.phases import Phase
+
+OTHER = "other"
+
+
+@dataclass
+class Traffic:
+    """What one rank handed to collectives.
+
+    Attributes:
+        calls: collectives issued.
+        sent_bytes: payload bytes, without the copies that an algorithm makes on the way.
+    """
+
+    calls: int = 0
+    sent_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class WindowTotals:
+    """What `drain` returns; seconds are exclusive and add up to `wall_seconds` with `other` included."""
+
+    wall_seconds: float
+    seconds: dict[str, float] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+    sent_bytes: dict[str, int] = field(default_factory=dict)
+
+
+class PhaseTimer:
+    """Attributes every moment between `start` and `stop` to the innermost open phase, or to `other`.
+
+    A phase change is one mark: on a CPU a clock reading, on a GPU an event recorded on the current stream
+    and read when the window is drained, so that nothing waits for the device between phases.
+
+    Args:
+        device: where the work runs; events are used for CUDA.
+        observer: told the phase that begins, at every change; the harness writes its pulse there.
+        traffic: counters of the collectives; what they gain inside a phase is booked on it.
+    """
+
+    def __init__(
+        self,
+        device: torch.device | str = "cpu",
+        observer: Callable[[str], None] | None = None,
+        traffic: Traffic | None = None,
+    ) -> None:
+        self._clock: _HostClock | _CudaClock = (
+            _CudaClock() if torch.device(device).type == "cuda" else _HostClock()
+        )
+        self._observer = observer
+        self.traffic = traffic if traffic is not None else Traffic()
+        self._open = [OTHER]
+        self._running = False
+        self._calls: dict[str, int] = {}
+        self._sent_bytes: dict[str, int] = {}
+
+    def start(self) -> None:
+        """Let the clock run; what comes before is nobody's time."""
+        self._clock.mark(None)
+        self._running = True
+
+    def stop(self) -> None:
+        """Halt the clock, for an evaluation or a checkpoint."""
+        self._clock.mark(self._open[-1])
+        self._running = False
+
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """Book the time of the block, less that of phases opened inside it, on `phase`."""
+        if not self._running:
+            yield
+            return
+        calls, sent_bytes = self.traffic.calls, self.traffic.sent_bytes
+        self._enter(phase)
+        try:
+            yield
+        finally:
+            self._leave(phase, self.traffic.calls - calls, self.traffic.sent_bytes - sent_bytes)
+
+    def drain(self) -> WindowTotals:
+        """Totals since the last drain; waits for the device once where there is one."""
+        if self._running:
+            self._clock.mark(self._open[-1])
+        seconds = self._clock.drain()
+        totals = WindowTotals(sum(seconds.values()), seconds, self._calls, self._sent_bytes)
+        self._calls, self._sent_bytes = {}, {}
+        return totals
+
+    def _enter(self, phase: Phase) -> None:
+        self._clock.mark(self._open[-1])
+        self._open.append(phase.value)
+        if self._observer is not None:
+            self._observer(phase.value)
+
+    def _leave(self, phase: Phase, calls: int, sent_bytes: int) -> None:
+        self._clock.mark(self._open.pop())
+        self._calls[phase.value] = self._calls.get(phase.value, 0) + (calls or 1)
+        if sent_bytes:
+            self._sent_bytes[phase.value] = self._sent_bytes.get(phase.value, 0) + sent_bytes
+
+
+class _HostClock:
+    """Adds the time since the last mark to the phase that was open."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+        self._seconds: dict[str, float] = {}
+
+    def mark(self, phase: str | None) -> None:
+        now = time.perf_counter()
+        if phase is not None:
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._last
+        self._last = now
+
+    def drain(self) -> dict[str, float]:
+        seconds, self._seconds = self._seconds, {}
+        return seconds
+
+
+class _CudaClock:
+    """Records an event at every mark; reads them all at the end of a window. Events are reused."""
+
+    def __init__(self) -> None:
+        self._marks: list[tuple[torch.cuda.Event, str | None]] = []
+        self._free: list[torch.cuda.Event] = []
+
+    def mark(self, phase: str | None) -> None:
+        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._marks.append((event, phase))
+
+    def drain(self) -> dict[str, float]:
+        if not self._marks:
+            return {}
+        self._marks[-1][0].synchronize()
+        seconds: dict[str, float] = {}
+        for (before, _), (after, phase) in zip(self._marks, self._marks[1:], strict=False):
+            if phase is not None:
+                seconds[phase] = seconds.get(phase, 0.0) + before.elapsed_time(after) / 1e3
+        self._free += [event for event, _ in self._marks[:-1]]
+        self._marks = [(self._marks[-1][0], None)]  # the next window begins where this one ends
+        return seconds

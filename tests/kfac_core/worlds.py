@@ -1,0 +1,70 @@
+"""Real worlds of processes for tests: started once a size, then handed functions to run on every rank."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import tempfile
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+START_SECONDS, RUN_SECONDS = 120, 240
+
+
+class World:
+    """`world_size` processes joined by Gloo; `run` calls a module-level function on each."""
+
+    def __init__(self, world_size: int) -> None:
+        context = mp.get_context("forkserver")  # forking a process that has used torch can hang
+        context.set_forkserver_preload(["torch.distributed"])
+        self._folder = tempfile.TemporaryDirectory()
+        store = str(Path(self._folder.name) / "store")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(world_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, rank, world_size, store), daemon=True)
+            process.start()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Results by rank; a failure on any rank fails the test with that rank's traceback."""
+        for pipe in self._pipes:
+            pipe.send((function, args))
+        results = []
+        for rank, pipe in enumerate(self._pipes):
+            if not pipe.poll(RUN_SECONDS):
+                raise TimeoutError(f"rank {rank} gave no answer in {RUN_SECONDS} s")
+            ok, value = pipe.recv()
+            if not ok:
+                raise AssertionError(f"rank {rank} failed:\n{value}")
+            results.append(value)
+        return results
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.send(None)
+        for process in self._processes:
+            process.join(10)
+            process.kill()
+        self._folder.cleanup()
+
+
+def _serve(pipe: Connection, rank: int, world_size: int, store: str) -> None:
+    torch.set_num_threads(1)
+    if world_size > 1:
+        dist.init_process_group(
+            "gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size
+        )
+    while (job := pipe.recv()) is not None:
+        function, args = job
+        try:
+            pipe.send((True, function(rank, world_size, *args)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
