@@ -15,3 +15,7 @@ class SiteError(UserError):
 
 class StoreError(UserError):
     """A run folder that is missing, unreadable or of another schema."""
+
+
+class FilterError(UserError):
+    """A `--where` expression that cannot be read."""

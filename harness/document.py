@@ -1,0 +1,170 @@
+"""A YAML file read strictly, every value with the line that it came from.
+
+YAML 1.2 core schema: `1e-3` is a number, `no` and `on` are text, `012` is twelve. Refused: a key twice in one
+mapping, a key that is no text, tags, a second document, aliases that contain themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness.errors import UserError
+
+Place = tuple[str | int, ...]
+"""The way from the top of a document to a value: `("methods", 2, "kfac", "strategy")`."""
+
+_Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser is ten times faster
+_STR, _NULL, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null", "tag:yaml.org,2002:merge"
+_INT = re.compile(r"[-+]?[0-9]+(_[0-9]+)*\Z")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
+_WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
+_MOST_VALUES = 1_000_000  # aliases of aliases can spell out more values than there is memory
+
+
+@dataclass(frozen=True)
+class Document:
+    """A file's content as plain values.
+
+    Attributes:
+        path: the file, as the user named it.
+        content: dicts, lists, text, numbers, booleans, None.
+        lines: line of every value, counted from 1.
+    """
+
+    path: Path
+    content: Any
+    lines: Mapping[Place, int]
+    refusal: type[UserError] = UserError
+
+    def error(self, place: Place, text: str) -> UserError:
+        """One line that names the file, the line of `place` or of what encloses it, and `place` itself.
+
+        Args:
+            place: what is wrong; empty for the whole file.
+            text: the rest of the sentence with its leading space, or starting with `=` and the value.
+        """
+        spelled = spell(place)
+        if place and str(place[0]).startswith("--"):  # from the command line: no line to name
+            return self.refusal(f"{self.path}: {spelled}{text}")
+        known = place
+        while known and known not in self.lines:
+            known = known[:-1]
+        return self.refusal(f"{self.path}:{self.lines.get(known, 1)}: {spelled}{text}".rstrip())
+
+
+def read_document(path: Path, refusal: type[UserError]) -> Document:
+    """Read a file whose top level is a mapping.
+
+    Raises:
+        UserError: of the class `refusal`; the file is missing, empty, unreadable or not strict.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise refusal(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise refusal(f"{path}: cannot be read as text: {error}") from None
+    values = _Values(path, refusal)
+    content = values.read(text)
+    if content is None:
+        raise refusal(f"{path}:1: the file is empty")
+    if not isinstance(content, dict):
+        raise refusal(f"{path}:1: the top level is {described(content)}, not a mapping of keys to values")
+    return Document(path, content, values.lines, refusal)
+
+
+def read_value(text: str, where: str, refusal: type[UserError]) -> Any:
+    """A value written on the command line, read by the same rules."""
+    return _Values(Path(where), refusal).read(text)
+
+
+def spell(place: Place) -> str:
+    """A place as people write it: `methods[2].kfac.strategy`."""
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in place]
+    return "".join(parts).removeprefix(".")
+
+
+def described(value: Any) -> str:
+    """A value as a message shows it: short for what spans lines."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, dict):
+        return "a mapping"
+    return "a list" if isinstance(value, list) else repr(value)
+
+
+class _Values:
+    """Turns nodes into values and remembers their lines."""
+
+    def __init__(self, path: Path, refusal: type[UserError]) -> None:
+        self.lines: dict[Place, int] = {}
+        self._path = path
+        self._refusal = refusal
+        self._open: list[yaml.Node] = []
+
+    def read(self, text: str) -> Any:
+        try:
+            node = _Loader(text).get_single_node()
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            line = f":{mark.line + 1}" if mark else ""
+            raise self._refusal(f"{self._path}{line}: not readable as YAML: {error.problem}") from None
+        except yaml.YAMLError as error:
+            raise self._refusal(
+                f"{self._path}: not readable as YAML: {' '.join(str(error).split())}"
+            ) from None
+        return None if node is None else self._value(node, ())
+
+    def _value(self, node: yaml.Node, place: Place) -> Any:
+        line = node.start_mark.line + 1
+        self.lines[place] = line
+        if node in self._open or len(self.lines) > _MOST_VALUES:
+            raise self._refusal(f"{self._path}:{line}: {spell(place)} is an alias without an end")
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, place)
+        self._open.append(node)
+        value: Any
+        if isinstance(node, yaml.MappingNode):
+            value = self._mapping(node, place)
+        else:
+            value = [self._value(item, (*place, index)) for index, item in enumerate(node.value)]
+        self._open.pop()
+        return value
+
+    def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            key = self._scalar(key_node, place) if isinstance(key_node, yaml.ScalarNode) else None
+            if not isinstance(key, str):
+                inside = f" in {spell(place)}" if place else ""
+                raise self._refusal(f"{self._path}:{line}: key {key_node.value!r}{inside} is not text")
+            if key in values:
+                first = self.lines[*place, key]
+                raise self._refusal(
+                    f"{self._path}:{line}: {spell((*place, key))} is given twice, first on line {first}"
+                )
+            values[key] = self._value(value_node, (*place, key))
+            self.lines[*place, key] = line
+        return values
+
+    def _scalar(self, node: yaml.ScalarNode, place: Place) -> Any:
+        text: str = node.value
+        if node.tag == "!" or not node.tag.startswith("tag:yaml.org,2002:") or "python" in node.tag:
+            line = node.start_mark.line + 1
+            raise self._refusal(
+                f"{self._path}:{line}: {spell(place)} has the tag {node.tag}; tags are not read"
+            )
+        if node.style:  # quoted or a block: text, whatever it looks like
+            return text
+        if text.lower() in _WORDS:
+            return _WORDS[text.lower()]
+        if _INT.match(text):
+            return int(text)
+        return float(text) if _FLOAT.match(text) else text

@@ -1,0 +1,166 @@
+"""Promise: a sweep file spells out exactly the cells that it says, in the order of the file."""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.errors import SweepError
+from harness.sweep import DEFAULT_REPEATS, read_sweep
+
+BASE = """\
+sweep: s
+workload: digits
+target: {metric: accuracy, at_least: 0.97}
+training: {global_batch_size: 64, epochs: 30}
+optimizer: {lr: 0.1}
+"""
+
+
+def read(folder: Path, text: str, *overrides: str):
+    path = folder / "s.yaml"
+    path.write_text(BASE + text)
+    return read_sweep(path, overrides)
+
+
+def test_the_demo_sweep_reads():
+    sweep = read_sweep(Path("jobs/sweeps/demo.yaml"))
+    assert (sweep.name, len(sweep.cells)) == ("demo", 28)
+    assert {cell.method for cell in sweep.cells} == {"sgd", "comm_opt", "mem_opt", "hybrid_opt", "dp_kfac"}
+
+
+def test_methods_lay_their_fields_over_the_shared_ones(tmp_path):
+    methods = "methods: [{name: a}, {name: b, optimizer: {momentum: 0}, kfac: {solver: inverse}}]\n"
+    a, b = read(tmp_path, methods + "kfac: {damping: 0.003}\nworld_size: 1\nseeds: [7]\n").cells
+    assert (a.kfac, a.optimizer.momentum, a.seed) == (None, 0.9, 7)
+    assert (b.kfac.solver, b.kfac.damping, b.optimizer.momentum, b.optimizer.lr) == (
+        "inverse",
+        0.003,
+        0.0,
+        0.1,
+    )
+
+
+def test_command_line_wins_over_methods_and_reads_yaml_values(tmp_path):
+    methods = "methods: [{name: a, training: {epochs: 3}}, {name: b, kfac: {damping: 1}}]\nworld_size: 1\n"
+    overrides = ("training.epochs=5", "kfac.damping=1e-3", "repeats=2")
+    cells = read(tmp_path, methods, *overrides).cells
+    assert [cell.training.epochs for cell in cells] == [5, 5, 5, 5]
+    assert [cell.kfac and cell.kfac.damping for cell in cells] == [None, None, 0.001, 0.001]
+
+
+def test_numbers_and_words_are_read_as_yaml_1_2(tmp_path):
+    text = "about: no\nmethods: [{name: on, optimizer: {weight_decay: 1e-3}}]\nworld_size: 08\n"
+    sweep = read(tmp_path, text)
+    assert (sweep.about, sweep.cells[0].method) == ("no", "on")
+    assert (sweep.cells[0].optimizer.weight_decay, sweep.cells[0].world_size) == (0.001, 8)
+
+
+def test_repeats_default_to_what_intervals_need(tmp_path):
+    cells = read(tmp_path, "methods: [{name: a}]\nworld_size: 1\n").cells
+    assert [cell.seed for cell in cells] == list(range(DEFAULT_REPEATS))
+
+
+def test_first_order_methods_do_not_multiply_with_kfac_axes(tmp_path):
+    methods = "methods: [{name: sgd}, {name: k, kfac: {}}]\nworld_size: 1\nrepeats: 1\n"
+    cells = read(tmp_path, methods + "grid: {kfac.damping: [1, 2, 3]}\n").cells
+    assert [cell.method for cell in cells] == ["sgd", "k", "k", "k"]
+
+
+def test_kfac_axes_collapse_only_for_first_order_methods_and_only_what_is_equal(tmp_path):
+    methods = "methods: [{name: sgd}, {name: k, kfac: {}}]\nworld_size: 1\nrepeats: 1\n"
+    zipped = "zip: [{kfac.damping: [1, 2, 3], optimizer.lr: [0.1, 0.1, 0.2]}]\n"
+    cells = read(tmp_path, methods + zipped).cells
+    assert [(cell.method, cell.optimizer.lr) for cell in cells] == [
+        ("sgd", 0.1), ("sgd", 0.2), ("k", 0.1), ("k", 0.1), ("k", 0.2),
+    ]  # fmt: skip
+
+
+def test_a_method_axis_picks_methods_and_zips_with_their_settings(tmp_path):
+    methods = "methods: [{name: a}, {name: b}, {name: c}]\nworld_size: 1\nrepeats: 1\n"
+    cells = read(tmp_path, methods + "zip: [{method: [c, a], optimizer.lr: [0.3, 0.2]}]\n").cells
+    assert [(cell.method, cell.optimizer.lr) for cell in cells] == [("a", 0.2), ("c", 0.3)]
+
+
+def test_include_adds_cells_and_exclude_drops_invalid_ones(tmp_path):
+    text = """\
+methods: [{name: sgd}, {name: h, kfac: {strategy: hybrid_opt, grad_worker_fraction: 0.5}}]
+grid: {world_size: [1, 2]}
+repeats: 2
+exclude: [{method: h, world_size: 1}, {method: sgd, seed: 1}]
+include: [{method: sgd, world_size: 8}, {method: sgd, world_size: 4, seed: 9, optimizer: {lr: 1}}]
+"""
+    cells = read(tmp_path, text).cells
+    assert [(cell.method, cell.world_size, cell.seed) for cell in cells] == [
+        ("sgd", 1, 0), ("sgd", 2, 0), ("h", 2, 0), ("h", 2, 1), ("sgd", 8, 0), ("sgd", 8, 1), ("sgd", 4, 9),
+    ]  # fmt: skip
+
+
+def test_exclude_sees_defaults(tmp_path):
+    text = "methods: [{name: a, kfac: {}}, {name: b}]\nworld_size: 1\nexclude: [{kfac.strategy: comm_opt}]\n"
+    assert {cell.method for cell in read(tmp_path, text).cells} == {"b"}
+
+
+def test_a_workloads_defaults_are_part_of_the_cell(tmp_path):
+    methods = "methods: [{name: a}]\nworld_size: 1\nseeds: [0]\n"
+    implied = read(tmp_path, methods).cells[0]
+    spelled = read(tmp_path, methods, "workload={name: digits, options: {width: 16}}").cells[0]
+    assert implied.workload.options == {"width": 16}
+    assert implied.id == spelled.id
+
+
+WORLDS, RATES, EPOCHS, METHODS = (1, 2, 4, 8), (0.1, 0.2, 0.4), (1, 2, 3), ("a", "b")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    worlds=st.lists(st.sampled_from(WORLDS), min_size=1, unique=True),
+    rates=st.lists(st.sampled_from(RATES), min_size=1, unique=True),
+    epochs=st.lists(st.sampled_from(EPOCHS), min_size=3, max_size=3, unique=True),
+    excluded=st.lists(
+        st.fixed_dictionaries(
+            {"world_size": st.sampled_from(WORLDS)},
+            optional={
+                "method": st.sampled_from(METHODS),
+                "optimizer.lr": st.sampled_from(RATES),
+                "training.epochs": st.sampled_from(EPOCHS),
+            },
+        ),
+        max_size=3,
+    ),
+    seeds=st.integers(1, 3),
+)
+def test_grid_zip_and_exclude_are_the_filtered_product(
+    tmp_path_factory, worlds, rates, epochs, excluded, seeds
+):
+    zipped = list(zip(rates, epochs, strict=False))
+    product_of_all = [
+        {"method": method, "world_size": world, "optimizer.lr": rate, "training.epochs": epoch, "seed": seed}
+        for method, world, (rate, epoch), seed in product(METHODS, worlds, zipped, range(seeds))
+    ]
+    dropping = [
+        entry for entry in excluded if any(entry.items() <= point.items() for point in product_of_all)
+    ]
+    expected = [
+        point for point in product_of_all if not any(entry.items() <= point.items() for entry in dropping)
+    ]
+    content = {
+        "methods": [{"name": "a"}, {"name": "b", "optimizer": {"momentum": 0.5}, "kfac": {}}],
+        "grid": {"world_size": worlds},
+        "zip": [{"optimizer.lr": [r for r, _ in zipped], "training.epochs": [e for _, e in zipped]}],
+        "exclude": dropping,
+        "repeats": seeds,
+    }
+    folder = tmp_path_factory.mktemp("sweep")
+    if not expected:
+        with pytest.raises(SweepError, match="no cell is left"):
+            read(folder, yaml.safe_dump(content))
+        return
+    got = [
+        (cell.method, cell.world_size, cell.optimizer.lr, cell.training.epochs, cell.seed)
+        for cell in read(folder, yaml.safe_dump(content)).cells
+    ]
+    assert got == [tuple(point.values()) for point in expected]

@@ -1,0 +1,217 @@
+"""Promise: every mistake in a sweep file is refused by one line that names file, line and field."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.cli import main
+
+GOOD = """\
+sweep: good
+workload: digits
+target: {metric: accuracy, at_least: 0.97}
+training: {global_batch_size: 128, epochs: 30}
+optimizer: {lr: 0.1}
+methods:
+  - {name: sgd}
+  - {name: hybrid, kfac: {strategy: hybrid_opt, grad_worker_fraction: 0.5}}
+grid: {world_size: [2, 4]}
+repeats: 1
+"""
+
+# What is replaced in the good file, by what, and all of the message after the file's name.
+MISTAKES = {
+    "an unknown key": (
+        "repeats: 1", "repeat: 1",
+        ":10: repeat is no key of a sweep file; allowed: sweep, about, workload, target, training, "
+        "optimizer, kfac, world_size, methods, grid, zip, include, exclude, repeats, seeds; "
+        "did you mean repeats?",
+    ),
+    "an unknown key in a section": (
+        "epochs: 30", "epoch: 30",
+        ":4: training.epoch is no field of training; allowed: global_batch_size, local_batch_size, epochs, "
+        "evaluate_every_epochs, stop_at_target, window_steps; did you mean epochs?",
+    ),
+    "an unknown key of a method": (
+        "{name: sgd}", "{name: sgd, optimiser: {lr: 1}}",
+        ":7: methods[0].optimiser is no field here; allowed: workload, target, training, optimizer, kfac, "
+        "world_size; did you mean optimizer?",
+    ),
+    "an unknown axis": (
+        "world_size: [2, 4]", "world_size: [2, 4], optimizer.rate: [1]",
+        ":9: grid.optimizer.rate[0] is no field of optimizer; allowed: name, lr, lr_scaling, momentum, "
+        "nesterov, weight_decay, warmup_epochs, decay_epochs, decay_factor",
+    ),
+    "a misspelt strategy": (
+        "strategy: hybrid_opt, grad_worker_fraction: 0.5", "strategy: comm_op",
+        ":8: methods[1].kfac.strategy='comm_op' is not one of comm_opt, mem_opt, hybrid_opt, dp_kfac; "
+        "did you mean comm_opt?",
+    ),
+    "a misspelt solver": (
+        "strategy: hybrid_opt,", "solver: eigne, strategy: hybrid_opt,",
+        ":8: methods[1].kfac.solver='eigne' is not one of eigen, inverse, inverse_pi; did you mean eigen?",
+    ),
+    "a fraction without a whole number of workers": (
+        "fraction: 0.5", "fraction: 0.3",
+        ":8: methods[1].kfac.grad_worker_fraction=0.3 gives 0.6 gradient workers in a world of 2; use a "
+        "fraction that gives a whole number dividing 2: 1/2, 2/2 (method hybrid, world_size=2)",
+    ),
+    "a world of nobody": (
+        "[2, 4]", "[2, 0]", ":9: grid.world_size[1]=0 is not allowed; use a value >= 1",
+    ),
+    "half a rank": ("[2, 4]", "[2, 2.5]", ":9: grid.world_size[1]=2.5 is not a whole number"),
+    "a number in quotes": ("lr: 0.1", "lr: '0.1'", ":5: optimizer.lr='0.1' is not a number"),
+    "a batch that the world does not divide": (
+        "batch_size: 128", "batch_size: 130",
+        ":4: training.global_batch_size=130 is not a multiple of world_size=4 (method sgd, world_size=4)",
+    ),
+    "a batch larger than the training set": (
+        "batch_size: 128", "batch_size: 1440",
+        ":4: training.global_batch_size=1440 makes a global batch of 1440, but digits has 1437 training "
+        "examples (method sgd, world_size=2)",
+    ),
+    "two batches": (
+        "batch_size: 128", "batch_size: 128, local_batch_size: 32",
+        ":4: training needs exactly one of global_batch_size (strong scaling) and local_batch_size "
+        "(weak scaling)",
+    ),
+    "two cells that compute the same": (
+        "{name: sgd}", "{name: sgd}\n  - {name: also}",
+        ":8: methods[1]: cell also-p2-s0-b1189824a4 computes the same as cell sgd-p2-s0-b1189824a4; drop one",
+    ),
+    "a repeated point": ("[2, 4]", "[2, 2]", ":9: grid.world_size[1]=2 repeats item 0 of the list"),
+    "no target": ("target: {metric: accuracy, at_least: 0.97}", "", ":1: target is missing for sgd"),
+    "half a target": (
+        ", at_least: 0.97", "",
+        ":3: target needs exactly one of at_least (higher is better) and at_most (lower is better)",
+    ),
+    "an unknown metric": (
+        "metric: accuracy", "metric: acuracy",
+        ":3: target.metric='acuracy' is no metric of digits; allowed: accuracy, loss; did you mean accuracy?",
+    ),
+    "a target in the wrong direction": (
+        "at_least: 0.97", "at_most: 0.97",
+        ":3: target.at_most=0.97 contradicts accuracy, where higher is better; use at_least",
+    ),
+    "an unknown workload": (
+        "workload: digits", "workload: digit",
+        ":2: workload='digit' is no workload; allowed: digits; did you mean digits?",
+    ),
+    "an unknown option": (
+        "workload: digits", "workload: {name: digits, options: {widht: 8}}",
+        ":2: workload.options.widht is no option of digits; allowed: width; did you mean width?",
+    ),
+    "an option of another type": (
+        "workload: digits", "workload: {name: digits, options: {width: wide}}",
+        ":2: workload.options.width is 'wide', not a whole number (default 16)",
+    ),
+    "two methods with one name": (
+        "name: hybrid", "name: sgd", ":8: methods[1].name='sgd' is taken, on line 7",
+    ),
+    "a method without a name": (
+        "{name: sgd}", "{}", ":7: methods[0].name is nothing, not the method's name as text",
+    ),
+    "a name that is no folder": (
+        "sweep: good", "sweep: a/b",
+        ":1: sweep='a/b' is no name; use up to 64 letters, digits, '_', '.' and '-', starting with a letter "
+        "or a digit",
+    ),
+    "shared K-FAC settings without K-FAC": (
+        ", kfac: {strategy: hybrid_opt, grad_worker_fraction: 0.5}", "}\nkfac: {damping: 1",
+        ":9: kfac.damping is used by no method; give one a section, `kfac: {}`",
+    ),
+    "an exclusion of nothing": (
+        "repeats: 1", "exclude: [{method: sgd, world_size: 3}]",
+        ":10: exclude[0] matches no cell: method=sgd, world_size=3",
+    ),
+    "an exclusion of an unknown method": (
+        "repeats: 1", "exclude: [{method: sdg}]",
+        ":10: exclude[0].method='sdg' is no method; allowed: sgd, hybrid; did you mean sgd?",
+    ),
+    "an inclusion with an unknown field": (
+        "repeats: 1", "include: [{method: sgd, world: 8}]",
+        ":10: include[0].world is no field here; allowed: method, seed, workload, target, training, "
+        "optimizer, kfac, world_size; did you mean world_size?",
+    ),
+    "K-FAC settings for a method without": (
+        "repeats: 1", "include: [{method: sgd, world_size: 8, kfac.damping: 1}]",
+        ":10: include[0].kfac.damping is set, but method sgd has no kfac section",
+    ),
+    "a world that nobody gave": (
+        "grid: {world_size: [2, 4]}", "", ":7: methods[0] has no world_size; set one, or walk it in `grid`",
+    ),
+    "no cell left": (
+        "repeats: 1", "exclude: [{method: sgd}, {method: hybrid}]",
+        ":1: no cell is left: methods, grid and exclude rule each other out",
+    ),
+    "zipped lists of unequal length": (
+        "repeats: 1", "zip: [{optimizer.lr: [1, 2], training.epochs: [1]}]",
+        ":10: zip[0] walks lists of unequal length: optimizer.lr has 2, training.epochs has 1",
+    ),
+    "no repeats": ("repeats: 1", "repeats: 0", ":10: repeats=0 is no whole number >= 1"),
+    "one seed twice": (
+        "repeats: 1", "seeds: [3, 3]", ":10: seeds=[3, 3] is no list of different whole numbers >= 0",
+    ),
+    "a grid beyond reason": (
+        "repeats: 1", "repeats: 1000000", ":9: grid spells out 4,000,000 cells; at most 100,000 are allowed",
+    ),
+    "a key given twice": ("repeats: 1", "sweep: again", ":10: sweep is given twice, first on line 1"),
+    "an infinite value": ("lr: 0.1", "lr: 1e999", ":5: optimizer.lr=inf is not a finite number"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_written(mistake, tmp_path, monkeypatch, capsys):
+    before, after, message = MISTAKES[mistake]
+    assert GOOD.count(before) >= 1
+    assert _refusal(GOOD.replace(before, after), tmp_path, monkeypatch, capsys) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", ":1: the file is empty"),
+        ("# nothing\n", ":1: the file is empty"),
+        ("- sgd\n", ":1: the top level is a list, not a mapping of keys to values"),
+        ("sweep: [a\nb: 1\n", ":2: not readable as YAML: did not find expected ',' or ']'"),
+        ("sweep: a\n---\nsweep: b\n", ":2: not readable as YAML: but found another document"),
+        ("sweep: &a [*a]\n", ":1: sweep[0] is an alias without an end"),
+        ("sweep: !!python/name:os.system x\n", None),
+        ("1: a\n", ":1: key '1' is not text"),
+        ("sweep: a\nmethods: []\n", ":2: methods is nothing, not a list such as [{name: sgd}]"),
+    ],
+)
+def test_a_file_that_is_no_mapping_is_one_line(text, message, tmp_path, monkeypatch, capsys):
+    got = _refusal(text, tmp_path, monkeypatch, capsys)
+    assert got == message or (message is None and "tags are not read" in got)
+
+
+def test_a_missing_file_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "-f", "none.yaml"]) == 2
+    assert capsys.readouterr().err == "error: none.yaml: no such file\n"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.epoch=5", " --set training.epoch is no field of training; allowed: global_batch_size, "),
+        ("training.epochs=five", " --set training.epochs='five' is not a whole number"),
+        ("training.epochs", " --set training.epochs: write field=value, such as training.epochs=5"),
+        ("world_size=8", "9: grid.world_size[0] is walked by the file; world_size cannot be --set as well"),
+    ],
+)
+def test_a_mistaken_override_is_one_line(override, message, tmp_path, monkeypatch, capsys):
+    got = _refusal(GOOD, tmp_path, monkeypatch, capsys, "--set", override)
+    assert got.startswith(f":{message}")
+
+
+def _refusal(text: str, folder: Path, monkeypatch, capsys, *options: str) -> str:
+    monkeypatch.chdir(folder)
+    (folder / "x.yaml").write_text(text)
+    assert main(["plan", "-f", "x.yaml", *options]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert [path.name for path in folder.iterdir()] == ["x.yaml"]
+    return said.err.removeprefix("error: x.yaml").removesuffix("\n")
