@@ -1,0 +1,77 @@
+"""The command line: parses, calls, prints. A verb imports what it needs when it runs: help must be quick."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from harness.cli import operate, plan, report
+from harness.errors import UserError
+from kfac_core.errors import ConfigError, PlacementError
+
+USAGE = 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
+# Newer typer carries its own click, which exports no parent of its usage errors; both spell it this way.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    name="kronscale",
+    help="Scaling studies of distributed K-FAC training.",
+    epilog="Example: kronscale plan -f jobs/sweeps/demo.yaml",
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _verbs in (plan, operate, report):
+    _verbs.register(app)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; a user's mistake is one line on stderr, a traceback is a bug.
+
+    Returns:
+        Exit code: 0 ok, 1 runs failed, 2 usage or config, 130 interrupted.
+    """
+    try:
+        code = app(arguments, prog_name="kronscale", standalone_mode=False)
+    except (UserError, ConfigError, PlacementError) as error:
+        return _refuse(str(error))
+    except _UsageError as error:
+        return _refuse(error.format_message())  # type: ignore[attr-defined]  # see _UsageError
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except typer.Abort:
+        return INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"kronscale {importlib.metadata.version('kronscale')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version),
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(USAGE)
+
+
+def _refuse(message: str) -> int:
+    line = " ".join(message.split())
+    sys.stderr.write(f"error: {line}\n")
+    return USAGE

@@ -1,0 +1,116 @@
+"""`kronscale plan`: what a sweep file would run; changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from harness.cell import Cell
+    from harness.launchers.site import Site
+    from harness.outlook import Outlook
+    from harness.sweep import Sweep
+
+_FIRST_CELLS = 5
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to `app`."""
+    app.command(epilog="Example: kronscale plan -f jobs/sweeps/demo.yaml --where 'world_size>=2'")(plan)
+
+
+def plan(
+    file: Annotated[Path, typer.Option("--file", "-f", metavar="FILE", help="The sweep file.")],
+    where: Annotated[
+        str | None, typer.Option(metavar="EXPR", help="Only matching cells: 'method=sgd and seed in 0,1'.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override: training.epochs=5.")
+    ] = None,
+    site: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Say what this site could not run.")
+    ] = None,
+    runs: Annotated[Path, typer.Option(metavar="DIR", help="Where runs are stored.")] = Path("results/runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="List every cell.")] = False,
+) -> None:
+    """Show what a sweep file would run, and what of it is done. Changes nothing."""
+    # --help answers before pydantic and rich are loaded
+    from harness.cli.screen import console  # noqa: PLC0415
+    from harness.launchers.profiles import read_site  # noqa: PLC0415
+    from harness.outlook import outlook  # noqa: PLC0415
+    from harness.sweep import read_sweep  # noqa: PLC0415
+    from harness.where import select  # noqa: PLC0415
+
+    sweep = read_sweep(file, set_ or ())
+    profile = read_site(site) if site else None
+    seen = outlook(select(sweep.cells, where), runs)
+    if as_json:
+        about = {"sweep": sweep.name, "about": sweep.about, "file": str(sweep.path)}
+        typer.echo(json.dumps({**about, **seen.to_json()}, indent=1))
+        return
+    screen = console()
+    _print_summary(screen, sweep, seen)
+    _print_grid(screen, seen)
+    if profile is not None:
+        screen.print(_site_in_words(profile, seen))
+    _print_cells(screen, seen, every)
+
+
+def _print_summary(screen: Console, sweep: Sweep, seen: Outlook) -> None:
+    cells = len(seen.cells)
+    standing = ", ".join(f"{count} {name}" for name, count in seen.counts.items())
+    targets = {_target_in_words(cell) for cell in seen.cells}
+    batches = sorted({cell.training.batch_sizes(cell.world_size) for cell in seen.cells})
+    screen.print(f"{sweep.name}: {sweep.about}" if sweep.about else sweep.name, markup=False)
+    screen.print(f"{cells} {'cell' if cells == 1 else 'cells'}: {standing}")
+    screen.print(f"target: {'; '.join(sorted(targets))}", markup=False)
+    screen.print(f"batch, global (local): {', '.join(f'{whole} ({local})' for whole, local in batches)}")
+    screen.print(f"ranks: {seen.total_ranks} in all cells, {seen.largest_world} in the largest")
+
+
+def _target_in_words(cell: Cell) -> str:
+    sign = ">=" if cell.target.direction == "higher" else "<="
+    return f"{cell.target.metric} {sign} {cell.target.value:g} on {cell.workload.name}"
+
+
+def _print_grid(screen: Console, seen: Outlook) -> None:
+    from rich.table import Table  # noqa: PLC0415  see plan
+
+    table = Table(box=None, pad_edge=False, title="cells by method and world size", title_justify="left")
+    table.add_column("method", overflow="fold")
+    for size in seen.world_sizes:
+        table.add_column(str(size), justify="right")
+    table.add_column("placement", overflow="fold")
+    placements = seen.placements()
+    for method, row in seen.grid().items():
+        counts = [str(row.get(size, "-")) for size in seen.world_sizes]
+        table.add_row(method, *counts, placements[method])
+    screen.print()
+    screen.print(table)
+    screen.print()
+
+
+def _print_cells(screen: Console, seen: Outlook, every: bool) -> None:
+    shown = seen.cells if every else seen.cells[:_FIRST_CELLS]
+    for cell in shown:
+        screen.print(f"{seen.standing[cell.id]:<8}{cell.id}", soft_wrap=True, markup=False)
+    if len(shown) < len(seen.cells):
+        screen.print(f"... and {len(seen.cells) - len(shown)} more; --all lists them")
+
+
+def _site_in_words(site: Site, seen: Outlook) -> str:
+    cpus = site.cpus if site.cpus is not None else len(os.sched_getaffinity(0))
+    said: list[str] = []
+    for kind, per_rank, have in (("CPU", site.cpus_per_rank, cpus), ("GPU", site.gpus_per_rank, site.gpus)):
+        lacking = [cell for cell in seen.cells if have is not None and cell.world_size * per_rank > have]
+        if lacking:
+            run = "run oversubscribed" if kind == "CPU" and site.oversubscribe else "are refused"
+            said.append(f"{len(lacking)} cells ask for more than its {have} {kind}s and {run}")
+    return f"site {site.name}: {'; '.join(said) or 'every cell fits'}"

@@ -1,0 +1,67 @@
+"""`kronscale report`: records -> figures, tables, one HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.table import Table
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to `app`."""
+    app.command(epilog="Example: kronscale report demo --out results/figures/demo")(report)
+
+
+def report(
+    sweep: Annotated[str | None, typer.Argument(help="Name of the sweep.", show_default=False)] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Its file, in place of its name.")] = None,
+    runs: Annotated[Path, typer.Option(help="Where runs are stored.")] = Path("results/runs"),
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The report's folder. Default: report/ in the sweep's.")
+    ] = None,
+) -> None:
+    """Write report.html with figures and tables from stored runs, and print the summary."""
+    # --help answers before pandas and matplotlib are loaded
+    from analysis.report import summary_table, write_report  # noqa: PLC0415
+
+    from analysis.tables import load  # noqa: PLC0415
+    from harness.cli.screen import console  # noqa: PLC0415
+    from harness.store import sweep_folder  # noqa: PLC0415
+
+    folder = sweep_folder(_name(sweep, file), runs).path
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no runs of this sweep are stored here; start some with kronscale submit")
+    study = load(folder)
+    page = write_report(study, out or folder / "report")
+    screen = console()
+    screen.print(_table(summary_table(study)))
+    screen.print(str(page), soft_wrap=True)
+
+
+def _name(sweep: str | None, file: Path | None) -> str:
+    if (sweep is None) == (file is None):
+        raise UserError("report needs either the name of a sweep or its file: kronscale report demo")
+    if sweep is not None:
+        return sweep
+    from harness.sweep import read_sweep  # noqa: PLC0415  a sweep given by name needs no reader
+
+    assert file is not None  # noqa: S101  one of the two is set, see above
+    return read_sweep(file).name
+
+
+def _table(frame: pd.DataFrame) -> Table:
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=None)
+    for column in frame.columns:
+        table.add_column(str(column), overflow="fold")
+    for row in frame.itertuples(index=False):
+        table.add_row(*(str(value) for value in row))
+    return table
