@@ -28,21 +28,27 @@ def report(
     ] = None,
 ) -> None:
     """Write report.html with figures and tables from stored runs, and print the summary."""
-    # --help answers before pandas and matplotlib are loaded
+    folder = _folder(sweep, file, runs)
+    # Loaded after the question is known to make sense: pandas and matplotlib take a second
     from analysis.report import summary_table, write_report  # noqa: PLC0415
 
     from analysis.tables import load  # noqa: PLC0415
     from harness.cli.screen import console  # noqa: PLC0415
-    from harness.store import sweep_folder  # noqa: PLC0415
 
-    folder = sweep_folder(_name(sweep, file), runs).path
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no runs of this sweep are stored here; start some with kronscale submit")
     study = load(folder)
     page = write_report(study, out or folder / "report")
     screen = console()
     screen.print(_table(summary_table(study)))
-    screen.print(str(page), soft_wrap=True)
+    screen.print(str(page), soft_wrap=True, markup=False)
+
+
+def _folder(sweep: str | None, file: Path | None, runs: Path) -> Path:
+    from harness.store import sweep_folder  # noqa: PLC0415  --help does not wait for pydantic
+
+    folder = sweep_folder(_name(sweep, file), runs).path
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no runs of this sweep are stored here; start some with kronscale submit")
+    return folder
 
 
 def _name(sweep: str | None, file: Path | None) -> str:

@@ -1,0 +1,118 @@
+"""Promise: the command line answers a mistake with one line and exit code 2, and a traceback means a bug."""
+
+import pytest
+
+from harness import cli
+from harness.cell import Cell
+from harness.errors import FilterError
+from harness.where import parse_where, select
+
+DEMO = "jobs/sweeps/demo.yaml"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["pln"], "No such command 'pln'"),
+        (["plan"], "Missing option"),
+        (["plan", "-f", DEMO, "--wher", "x"], "No such option"),
+        (["plan", "-f", DEMO, "--where", "nonsense"], "--where 'nonsense': cannot read 'nonsense'"),
+        (["plan", "-f", DEMO, "--where", "seed=99"], "--where 'seed=99': none of the 28 cells matches"),
+        (["report"], "report needs either the name of a sweep or its file"),
+        (["report", "none", "--runs", "nowhere"], "nowhere/none: no runs of this sweep are stored here"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, message, capsys):
+    assert cli.main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"error: {message}")
+    assert said.err.count("\n") == 1
+
+
+def test_interruption_is_130(monkeypatch):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.sweep.read_sweep", interrupt)
+    assert cli.main(["plan", "-f", DEMO]) == 130
+
+
+def test_a_bug_is_a_traceback(monkeypatch):
+    def stumble(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("harness.sweep.read_sweep", stumble)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["plan", "-f", DEMO])
+
+
+def test_version_and_help(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("kronscale ")
+    assert cli.main([]) == 2
+    assert "Usage: kronscale" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["plan", "report"])
+def test_every_verb_shows_an_example(verb, capsys):
+    assert cli.main([verb, "--help"]) == 0
+    assert f"Example: kronscale {verb}" in capsys.readouterr().out
+
+
+def _cell(method: str = "sgd", world_size: int = 1, seed: int = 0, **kfac: object) -> Cell:
+    return Cell.model_validate(
+        {
+            "sweep": "s", "method": method, "workload": {"name": "digits", "options": {"width": 16}},
+            "target": {"metric": "accuracy", "at_least": 0.9},
+            "training": {"global_batch_size": 64, "epochs": 1},
+            "optimizer": {"lr": 0.1}, "kfac": kfac or None, "world_size": world_size, "seed": seed,
+        }
+    )  # fmt: skip
+
+
+CELLS = [_cell(), _cell(world_size=2, seed=1), _cell("k", 4, damping=0.01), _cell("k", 8, 2, damping=0.1)]
+
+
+@pytest.mark.parametrize(
+    ("expression", "chosen"),
+    [
+        ("method=sgd", [0, 1]),
+        ("method != sgd", [2, 3]),
+        ("world_size>=2", [1, 2, 3]),
+        ("world_size>1 and world_size<=4", [1, 2]),
+        ("seed in 1,2", [1, 3]),
+        ("seed in 0, 1, method=k", [2]),
+        ("method in sgd,k and seed=2", [3]),
+        ("kfac.damping<0.05", [2]),
+        ("kfac.damping!=0.01", [0, 1, 3]),
+        ("workload.options.width=16, training.stop_at_target=true, seed=1", [1]),
+        (f"id={CELLS[2].id}", [2]),
+        ("", [0, 1, 2, 3]),
+    ],
+)
+def test_where_keeps_exactly_what_it_says(expression, chosen):
+    assert select(CELLS, expression) == [CELLS[index] for index in chosen]
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("world=2", "world is no field; did you mean world_size\\?; allowed: id, method"),
+        ("world_size=two", "world_size=1 is a number and cannot be compared by = with 'two'"),
+        ("method<k", "method='sgd' is text and cannot be compared by < with 'k'"),
+        ("seed=", "'seed=' compares with nothing"),
+        ("seed in 0,,1", "'seed in 0,,1' compares with nothing"),
+        ("sgd", "cannot read 'sgd'; write field=value"),
+        ("seed=0 and ", "cannot read"),
+        ("__class__=Cell", "__class__ is no field"),
+    ],
+)
+def test_a_mistaken_expression_says_what_is_allowed(expression, message):
+    with pytest.raises(FilterError, match=message) as refusal:
+        select(CELLS, expression)
+    assert str(refusal.value).startswith(f"--where {expression!r}: ")
+
+
+def test_an_empty_expression_has_no_clauses():
+    assert parse_where("  ").clauses == ()

@@ -1,0 +1,58 @@
+"""Promise: on a login node the command line starts without torch, and writes no colours into a pipe."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+BLOCKED = ("torch", "pandas", "matplotlib", "mpi4py", "submitit", "pynvml")
+RUNNER = (
+    f"import sys; sys.modules.update(dict.fromkeys({BLOCKED!r}))\n"
+    "from harness.cli import main\nsys.exit(main())"
+)
+
+
+def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", RUNNER, *arguments],
+        env={**os.environ, **environment}, text=True, capture_output=True, check=False, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["plan", "--help"],
+        ["plan", "-f", "jobs/sweeps/demo.yaml", "--site", "local", "--where", "world_size>=2"],
+        ["report", "--help"],
+    ],
+)
+def test_help_and_plan_start_without_the_heavy_libraries(arguments):
+    done = start(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+
+
+def test_help_does_not_wait_for_pydantic_or_rich():
+    runner = (
+        "import sys; from harness.cli import main; code = main(['--help'])\n"
+        "sys.exit(code or [name for name in ('pydantic', 'rich.table', 'yaml') if name in sys.modules] or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", runner], text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_no_color_is_respected_where_colour_is_forced():
+    done = start("plan", "-f", "jobs/sweeps/demo.yaml", FORCE_COLOR="1", NO_COLOR="1")
+    assert done.returncode == 0
+    assert not any(f"\x1b[{code}m" in done.stdout for code in range(30, 48))
+
+
+def test_a_closed_pipe_is_no_traceback():
+    command = f'{sys.executable} -c "$RUNNER" plan -f jobs/sweeps/demo.yaml --all | head -n 1'
+    environment = {**os.environ, "RUNNER": RUNNER}
+    done = subprocess.run(["sh", "-c", command], env=environment, text=True, capture_output=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.startswith("demo: ")

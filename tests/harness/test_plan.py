@@ -1,0 +1,103 @@
+"""Promise: `plan` tells what a sweep would run and what of it is done, and leaves the disk as it was."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.cli import main
+from harness.outlook import outlook, placement_in_words
+from harness.records import Outcome
+from harness.store import sweep_folder
+from harness.sweep import read_sweep
+from kfac_core.config import KFACConfig
+
+DEMO = "jobs/sweeps/demo.yaml"
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """The demo's first four cells: completed, failed, failed and then completed, still going."""
+    cells = read_sweep(Path(DEMO)).cells
+    for cell, states in zip(cells, (["COMPLETED"], ["OOM"], ["FAILED", "COMPLETED"], [None]), strict=False):
+        folder = sweep_folder("demo", tmp_path).stage(cell)
+        for state in states:
+            attempt = folder.new_attempt()
+            if state:
+                attempt.write_outcome(Outcome(state, "", None, "epochs", time.time(), time.time()))
+    sweep_folder("demo", tmp_path).stage(cells[4])  # a folder without an attempt is still new
+    return tmp_path
+
+
+def test_a_cell_stands_where_its_latest_attempt_ended(runs):
+    seen = outlook(read_sweep(Path(DEMO)).cells, runs)
+    assert list(seen.standing.values())[:6] == ["done", "failed", "done", "pending", "new", "new"]
+    assert seen.counts == {"done": 2, "failed": 1, "pending": 1, "new": 24}
+
+
+def test_json_holds_every_cell(runs, capsys):
+    assert main(["plan", "-f", DEMO, "--runs", str(runs), "--json", "--where", "method=hybrid_opt"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["sweep"], said["total_ranks"], said["largest_world"]) == ("demo", 12, 4)
+    assert [(cell["world_size"], cell["local_batch_size"]) for cell in said["cells"]] == [
+        (2, 64), (2, 64), (4, 32), (4, 32),
+    ]  # fmt: skip
+
+
+def test_the_table_is_plain_text_and_names_the_placements(runs, capsys):
+    before = sorted(runs.rglob("*"))
+    assert main(["plan", "-f", DEMO, "--runs", str(runs), "--all"]) == 0
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    assert "28 cells: 2 done, 1 failed, 1 pending, 24 new" in said
+    assert "gradient workers per layer: 1 of 2, 2 of 4" in said
+    assert all(cell.id in said for cell in read_sweep(Path(DEMO)).cells)
+    assert sorted(runs.rglob("*")) == before
+
+
+@pytest.mark.parametrize("columns", ["20", "40", "200"])
+def test_ids_are_whole_in_narrow_terminals(columns, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["plan", "-f", DEMO, "--runs", str(tmp_path)]) == 0
+    assert read_sweep(Path(DEMO)).cells[0].id in capsys.readouterr().out
+
+
+def test_a_site_says_what_it_could_not_run(tmp_path, capsys):
+    profile = tmp_path / "small.yaml"
+    profile.write_text("cpus: 2\n")
+    assert main(["plan", "-f", DEMO, "--site", str(profile), "--runs", str(tmp_path)]) == 0
+    assert "site small: 10 cells ask for more than its 2 CPUs and are refused" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cpu: 2", "s.yaml:1: cpu is no key of a site; allowed: name, launcher, cpus, gpus, cpus_per_rank, "),
+        ("\ncpus: 0", "s.yaml:2: cpus=0 is not allowed; use a value >= 1"),
+        ("launcher: locl", "s.yaml:1: launcher='locl' is not one of "),
+        ("environment: {A: 1}", "s.yaml:1: environment.A=1 is not text; quote it if it should be"),
+        ("name: other", "s.yaml:1: name='other' is not the file's name, s"),
+    ],
+)
+def test_a_mistaken_site_is_one_line(text, message, tmp_path, monkeypatch, capsys):
+    sweep = Path(DEMO).resolve()
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(text)
+    assert main(["plan", "-f", str(sweep), "--site", "s.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message}")
+    assert error.count("\n") == 1
+
+
+def test_an_unknown_site_lists_the_known_ones(capsys):
+    assert main(["plan", "-f", DEMO, "--site", "locl"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: jobs/sites/locl.yaml: no such site profile; jobs/sites has ")
+    assert error.endswith("did you mean local?\n")
+
+
+def test_words_for_a_placement_count_its_gradient_workers():
+    assert placement_in_words(None, [1]) == "no K-FAC"
+    assert placement_in_words(KFACConfig(strategy="mem_opt"), [1, 64]).endswith("per layer: 1 of 1, 1 of 64")
+    assert placement_in_words(KFACConfig(strategy="comm_opt"), [64]).endswith("per layer: 64 of 64")

@@ -1,0 +1,60 @@
+"""Promise: a cell's id and a record's line change on purpose only, for stored runs are known by them.
+
+If a test here fails, a field, a default or the hash has changed. Keep the change only if stored runs of the
+old kind are meant to be other runs; then raise the schema version, say so in CHANGELOG.md, and write the new
+value here.
+"""
+
+from harness.cell import Cell
+from harness.records import EvalRecord, FailureRecord, PhaseRecord, to_line
+
+COMMON = {
+    "sweep": "demo",
+    "workload": {"name": "digits", "options": {"width": 16}},
+    "target": {"metric": "accuracy", "at_least": 0.97},
+    "training": {"global_batch_size": 128, "epochs": 30},
+    "optimizer": {"lr": 0.1},
+    "world_size": 4,
+}
+
+
+def test_a_first_order_cell_keeps_its_id():
+    assert Cell.model_validate({**COMMON, "method": "sgd"}).id == "sgd-p4-s0-f0f82140a1"
+
+
+def test_a_kfac_cell_keeps_its_id():
+    cell = Cell.model_validate({**COMMON, "method": "comm_opt", "seed": 3, "kfac": {"damping": 0.003}})
+    assert cell.id == "comm_opt-p4-s3-e052b4f8a6"
+
+
+def test_names_for_people_are_no_science():
+    cell = Cell.model_validate({**COMMON, "method": "other", "sweep": "elsewhere"})
+    assert cell.content_hash == "f0f82140a1"
+
+
+def test_a_phase_record_keeps_its_line():
+    record = PhaseRecord(
+        1, 10, 5, 160, 0.5, {"forward": 0.25}, {"forward": 5}, {"factor_comm": 64}, {"rss": 1024}
+    )
+    assert to_line(record) == (
+        '{"schema": 1, "kind": "phases", "rank": 1, "first_step": 10, "steps": 5, "samples": 160, '
+        '"wall_seconds": 0.5, "seconds": {"forward": 0.25}, "calls": {"forward": 5}, '
+        '"sent_bytes": {"factor_comm": 64}, "memory_bytes": {"rss": 1024}}\n'
+    )
+
+
+def test_an_evaluation_record_keeps_its_line():
+    record = EvalRecord(0, 12, 1.0, 1437, 2.5, 0.5, 3.25, "accuracy", 0.75, "higher", 0.5, 0.1)
+    assert to_line(record) == (
+        '{"schema": 1, "kind": "evaluation", "rank": 0, "step": 12, "epoch": 1.0, "samples": 1437, '
+        '"train_seconds": 2.5, "eval_seconds": 0.5, "wall_seconds": 3.25, "metric": "accuracy", '
+        '"value": 0.75, "direction": "higher", "train_loss": 0.5, "learning_rate": 0.1}\n'
+    )
+
+
+def test_a_failure_record_keeps_its_line():
+    record = FailureRecord(2, 7, "forward", "RuntimeError", "no", "trace")
+    assert to_line(record) == (
+        '{"schema": 1, "kind": "failure", "rank": 2, "step": 7, "phase": "forward", "error": "RuntimeError", '
+        '"message": "no", "traceback": "trace"}\n'
+    )
