@@ -1,0 +1,126 @@
+"""Runs one attempt's ranks on this host: leases first, an outcome last, nothing left behind."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from harness.launchers.launch import Begun, Launch, cancel_requested
+from harness.launchers.leases import leased
+from harness.launchers.oom import oom_kills
+from harness.launchers.presence import Presence
+from harness.launchers.ranks import Ending, Ranks
+from harness.launchers.verdict import judge
+from harness.locks import take
+from harness.records import Outcome, State
+from harness.store import Attempt
+
+
+def run_gang(path: str) -> str | None:
+    """Run the attempt in folder `path`, launched before; blocks until it has an outcome.
+
+    Only for the main thread of a process that does nothing else: it takes over SIGTERM and SIGINT, which
+    cancel the attempt, and ends every descendant of the process.
+
+    Returns:
+        The final state, or None if the attempt is over already or another gang runs it.
+
+    Raises:
+        OSError: the outcome could not be written; the log says so.
+    """
+    attempt = Attempt(Path(path))
+    lock = take(attempt.path / "gang.lock")
+    if lock is None:
+        return None
+    with lock:
+        return None if attempt.outcome() is not None else _Gang(attempt).run()
+
+
+class _Interrupted(BaseException):
+    """A signal asked the gang to end while it waited for leases."""
+
+
+class _Gang:
+    def __init__(self, attempt: Attempt) -> None:
+        launch = Launch.read(attempt)
+        if launch is None:
+            raise FileNotFoundError(
+                f"{attempt.path / 'launch.json'}: an attempt without it was never launched"
+            )
+        self.attempt = attempt
+        self.launch = launch
+        self.world_size = attempt.cell_folder.cell().world_size
+        self._signalled = False
+        self._waiting = False
+
+    def run(self) -> str | None:
+        self._waiting = True
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        try:
+            self.attempt.write("gang.json", Presence.mine().to_dict())
+            outcome = self._run_with_leases()
+        except _Interrupted:
+            outcome = _outcome_without_ranks("CANCELLED", "cancelled before it started")
+        if outcome is None:
+            return None
+        self._write(outcome)
+        return outcome.state
+
+    def _run_with_leases(self) -> Outcome | None:
+        launch, ranks = self.launch, self.world_size
+        share = launch.cpus_per_rank
+        cpus = len(launch.cpus) if launch.oversubscribed else ranks * share
+        pools = [("cpu", launch.cpus, cpus), ("gpu", launch.gpus, ranks * launch.site.gpus_per_rank)]
+        with leased(pools, give_up=self._cancelled) as held:
+            self._waiting = False
+            if self.attempt.outcome() is not None:  # cancelled by another process while this one waited
+                return None
+            if held is None or self._cancelled():
+                return _outcome_without_ranks("CANCELLED", "cancelled before it started")
+            begun = Begun(time.time(), held[0], held[1])
+            begun.write(self.attempt)
+            return self._run_ranks(begun)
+
+    def _run_ranks(self, begun: Begun) -> Outcome:
+        deadline = time.monotonic() + self.launch.site.timeout_minutes * 60
+        kills_before = oom_kills()
+        try:
+            with Ranks(self.attempt) as ranks:
+                ranks.start(self.launch, begun, self.world_size)
+                ending = ranks.watch(deadline, self._cancelled)
+        except OSError as error:
+            return _outcome_without_ranks("FAILED", f"the ranks could not be run: {error}", begun.started_at)
+        return self._judge(ending, begun, kills_before)
+
+    def _judge(self, ending: Ending, begun: Begun, kills_before: int | None) -> Outcome:
+        kills = oom_kills()
+        oom_killed = kills is not None and kills_before is not None and kills > kills_before
+        return judge(self.attempt, ending, begun.started_at, time.time(), oom_killed)
+
+    def _write(self, outcome: Outcome) -> None:
+        try:
+            self.attempt.write_outcome(outcome)
+        except OSError as error:
+            sys.stderr.write(
+                f"kronscale: cannot write {self.attempt.path / 'outcome.json'}: {error}; the attempt will "
+                f"show as LOST, but it ended {outcome.state} {outcome.cause}\n"
+            )
+            raise
+
+    def _cancelled(self) -> bool:
+        return self._signalled or cancel_requested(self.attempt)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._signalled = True
+        if self._waiting:  # a wait in line cannot be polled; once ranks run, the watch asks `_cancelled`
+            self._waiting = False
+            raise _Interrupted
+
+
+def _outcome_without_ranks(state: State, cause: str, started_at: float | None = None) -> Outcome:
+    now = time.time()
+    return Outcome(state, cause, None, "error", started_at if started_at is not None else now, now)

@@ -1,0 +1,146 @@
+"""From the ranks' ends to an attempt's outcome: which rank was the cause, and one sentence for people."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from math import isnan
+from typing import Any
+
+from harness.cell import Target
+from harness.launchers.oom import is_memory_error
+from harness.launchers.ranks import Death, Ending
+from harness.records import EvalRecord, FailureRecord, Outcome, RankExit, State
+from harness.store import Attempt
+from harness.tail import last_lines, last_record, newest_records
+
+# What a rank says when the mistake was a peer's: TCP, gloo, NCCL and the store, in their own words.
+_LOST_PEER = re.compile(
+    r"connection (was )?(reset|closed|refused|aborted)|closed by peer|broken pipe|remote peer|gloo|"
+    r"ncclRemoteError|DistNetworkError|socket|(wait|store|recv|barrier).*time(d )?-?out",
+    re.IGNORECASE,
+)
+
+
+def judge(attempt: Attempt, ending: Ending, started_at: float, ended_at: float, oom_killed: bool) -> Outcome:
+    """The outcome of an attempt whose ranks are all gone.
+
+    Args:
+        attempt: read for pulses, records, logs and `result.json`; not written.
+        ending: why and in which order the ranks ended.
+        started_at: Unix time, seconds.
+        ended_at: Unix time, seconds.
+        oom_killed: whether the kernel killed for memory in this control group during the run.
+    """
+    result = attempt.read("result.json") or {}
+    exits = _in_order_of_guilt(ending.deaths, [read_exit(attempt, death) for death in ending.deaths])
+    failed = any(death.exit_code != 0 for death in ending.deaths)
+    state: State
+    if ending.reason != "ranks":
+        state, cause = _ended_from_outside(ending, exits)
+    elif failed:
+        state, cause = _failed(attempt, exits[0], oom_killed)
+    elif not result:
+        state, cause = "FAILED", "every rank exited with 0, but rank 0 left no result.json"
+    else:
+        state, cause = "COMPLETED", _missed(attempt, result)
+    completed = state == "COMPLETED"
+    return Outcome(
+        state=state,
+        cause=cause,
+        reached_target=result.get("reached_target") if completed else None,
+        stop_reason=str(result["stop_reason"]) if completed else "error",
+        started_at=started_at,
+        ended_at=ended_at,
+        train_seconds=result.get("train_seconds"),
+        value=result.get("value"),
+        ranks=exits,
+    )
+
+
+def read_exit(attempt: Attempt, death: Death) -> RankExit:
+    """One rank's end with its last step and phase and the first line of its exception."""
+    beat = attempt.last_beat(death.rank)
+    failure = last_record(attempt.records(death.rank), FailureRecord.KIND)
+    error = None
+    if failure is not None:
+        lines = str(failure["message"]).strip().splitlines()
+        error = f"{failure['error']}: {lines[0]}" if lines else str(failure["error"])
+    return RankExit(
+        rank=death.rank,
+        exit_code=death.exit_code,
+        signal=_signal_name(death.exit_code),
+        step=beat.step if beat is not None and beat.step >= 0 else None,
+        phase=beat.phase if beat is not None else None,
+        error=error,
+    )
+
+
+def place(end: RankExit) -> str:
+    """Where in training a rank was, for a sentence."""
+    if end.step is None:
+        return "before its first step"
+    return f"at step {end.step} in {end.phase}"
+
+
+def _in_order_of_guilt(deaths: Sequence[Death], exits: Sequence[RankExit]) -> tuple[RankExit, ...]:
+    def guilt(index: int) -> tuple[bool, bool, bool, bool, int]:
+        death, end = deaths[index], exits[index]
+        about_a_peer = end.error is not None and _LOST_PEER.search(end.error) is not None
+        return death.exit_code == 0, not death.own, end.signal is None, about_a_peer, index
+
+    return tuple(exits[index] for index in sorted(range(len(exits)), key=guilt))
+
+
+def _ended_from_outside(ending: Ending, exits: Sequence[RankExit]) -> tuple[State, str]:
+    behind = min(exits, key=lambda end: -1 if end.step is None else end.step, default=None)
+    where = f"; the last rank was {behind.rank}, {place(behind)}" if behind is not None else ""
+    if ending.reason == "timeout":
+        return "TIMEOUT", f"ran longer than the site's timeout_minutes{where}"
+    return "CANCELLED", f"cancelled while running{where}"
+
+
+def _failed(attempt: Attempt, first: RankExit, oom_killed: bool) -> tuple[State, str]:
+    if first.signal is not None:
+        cause = f"rank {first.rank} was killed by {first.signal} {place(first)}"
+        if oom_killed and first.signal == "SIGKILL":
+            return "OOM", f"{cause}: the kernel ran out of memory"
+        return "FAILED", cause
+    if first.error is not None:
+        state: State = "OOM" if is_memory_error(first.error) else "FAILED"
+        return state, f"rank {first.rank} failed {place(first)}: {first.error}"
+    words = [line.strip() for line in last_lines(attempt.log(first.rank)) if line.strip()]
+    said = f"; its last words: {words[-1]}" if words else ""
+    cause = f"rank {first.rank} exited with code {first.exit_code} {place(first)}{said}"
+    return ("OOM" if is_memory_error(said) else "FAILED"), cause
+
+
+def _missed(attempt: Attempt, result: dict[str, Any]) -> str:
+    if result["reached_target"]:
+        return ""
+    target = attempt.cell_folder.cell().target
+    relation = ">=" if target.direction == "higher" else "<="
+    missed = f"target {target.metric} {relation} {target.value:g} not reached"
+    if result["stop_reason"] == "diverged":
+        return f"{missed}: diverged after {result['steps']} steps"
+    last = last_record(attempt.records(0), EvalRecord.KIND)
+    epochs = f"{last['epoch']:g} epochs" if last is not None else f"{result['steps']} steps"
+    return f"{missed}: best {_best(attempt, target, float(result['value'])):g} after {epochs}"
+
+
+def _best(attempt: Attempt, target: Target, last: float) -> float:
+    records = newest_records(attempt.records(0), EvalRecord.KIND, chunk_bytes=sys.maxsize)
+    values = [value for value in (last, *(float(record["value"]) for record in records)) if not isnan(value)]
+    best = max if target.direction == "higher" else min
+    return best(values, default=last)
+
+
+def _signal_name(exit_code: int) -> str | None:
+    if exit_code >= 0:
+        return None
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:  # a real-time signal has no name
+        return f"signal {-exit_code}"

@@ -1,0 +1,133 @@
+"""Cells that a stand-in runs, a site, and leases that no other test holds."""
+
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness.cell import Cell
+from harness.launchers import LAUNCHERS
+from harness.launchers.gang import run_gang
+from harness.launchers.site import Site
+from harness.records import Outcome
+from harness.store import Attempt, sweep_folder
+
+STAND_IN = (sys.executable, str(Path(__file__).with_name("stand_in.py")))
+
+
+@pytest.fixture(autouse=True)
+def _own_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    runtime = tmp_path / "runtime"
+    runtime.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    yield
+    for process in psutil.process_iter(["cmdline"]):  # a failed test must not leave its processes to others
+        if any(str(tmp_path) in word for word in process.info["cmdline"] or ()):
+            process.kill()
+
+
+@pytest.fixture
+def command() -> tuple[str, ...]:
+    return STAND_IN
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site(name="test", oversubscribe=True)
+
+
+@pytest.fixture
+def make_cell() -> Callable[..., Cell]:
+    def make(world_size: int = 1, seed: int = 0, **options: Any) -> Cell:
+        return Cell.model_validate({
+            "sweep": "study", "method": "sgd", "world_size": world_size, "seed": seed,
+            "workload": {"name": "digits", "options": options},
+            "target": {"metric": "accuracy", "at_least": 0.97},
+            "training": {"global_batch_size": 840, "epochs": 30}, "optimizer": {"lr": 0.1},
+        })  # fmt: skip
+
+    return make
+
+
+@pytest.fixture
+def make_attempt(tmp_path: Path, site: Site) -> Callable[..., Attempt]:
+    """Stage and plan an attempt as submit would, without starting anything."""
+
+    def make(cell: Cell, **site_fields: Any) -> Attempt:
+        attempt = sweep_folder("study", tmp_path).stage(cell).new_attempt()
+        changed = site.model_copy(update=site_fields)
+        LAUNCHERS["local"].plan(cell, changed, STAND_IN).write(attempt)
+        return attempt
+
+    return make
+
+
+class GangProcess:
+    """A gang in a process of its own, as the launcher has it."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.attempt = attempt
+        context = multiprocessing.get_context("spawn")
+        self.process = context.Process(target=run_gang, args=(str(attempt.path),))
+        self.process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def outcome(self) -> Outcome:
+        self.process.join(30)
+        found = self.attempt.outcome()
+        assert found is not None
+        return found
+
+    def rank_pids(self) -> list[int]:
+        return [child.pid for child in psutil.Process(self.pid).children(recursive=True)]
+
+
+@pytest.fixture
+def start_gang() -> Iterator[Callable[[Attempt], GangProcess]]:
+    gangs: list[GangProcess] = []
+
+    def start(attempt: Attempt) -> GangProcess:
+        gangs.append(GangProcess(attempt))
+        return gangs[-1]
+
+    yield start
+    for gang in gangs:
+        gang.process.kill()
+        gang.process.join()
+
+
+@pytest.fixture
+def wait_for() -> Callable[..., None]:
+    def wait(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+        ends = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < ends, "what the test waits for did not happen"
+            time.sleep(0.01)
+
+    return wait
+
+
+@pytest.fixture
+def is_gone() -> Callable[[int], bool]:
+    def gone(pid: int) -> bool:
+        try:
+            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    return gone
+
+
+@pytest.fixture
+def cpus() -> int:
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,94 @@
+"""Promise: no lease is ever held twice, nobody waits for ever, and the kernel frees what the dead held."""
+
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.errors import SiteError
+from harness.launchers.leases import lease_folder, leased
+
+POOL = tuple(range(4))
+FORK = multiprocessing.get_context("fork")
+
+
+def hold(needed, seconds, journal, name, times=1):
+    for _ in range(times):
+        with leased([("cpu", POOL, needed)]) as got:
+            lines = [f"{time.monotonic()} take {cpu} {name}" for cpu in got[0]]
+            append(journal, lines)
+            time.sleep(seconds)
+            append(journal, [f"{time.monotonic()} free {cpu} {name}" for cpu in got[0]])
+
+
+def append(journal, lines):
+    with journal.open("a") as file:
+        file.write("".join(f"{line}\n" for line in lines))
+
+
+def read(journal):
+    rows = [line.split() for line in journal.read_text().splitlines()]
+    return sorted((float(when), act, int(cpu), name) for when, act, cpu, name in rows)
+
+
+def start(*arguments, **options):
+    process = FORK.Process(target=hold, args=arguments, kwargs=options)
+    process.start()
+    return process
+
+
+def test_gangs_of_many_sizes_at_once_never_share_a_lease_and_all_end(tmp_path):
+    journal = tmp_path / "journal"
+    gangs = [start(needed, 0.02, journal, f"g{needed}", times=5) for needed in (1, 2, 3, 4, 1, 2)]
+    for gang in gangs:
+        gang.join(20)
+        assert gang.exitcode == 0
+    held = set()
+    for _, act, cpu, _ in read(journal):
+        if act == "take":
+            assert cpu not in held
+            held.add(cpu)
+        else:
+            held.remove(cpu)
+
+
+def test_a_wide_gang_is_not_starved_by_a_stream_of_narrow_ones(tmp_path):
+    journal = tmp_path / "journal"
+    narrow = [start(1, 0.05, journal, "narrow", times=20) for _ in range(4)]
+    time.sleep(0.2)
+    wide = start(4, 0.0, journal, "wide")
+    for gang in [*narrow, wide]:
+        gang.join(20)
+    events = read(journal)
+    wide_at = next(index for index, event in enumerate(events) if event[3] == "wide")
+    narrow_after = sum(act == "take" for _, act, _, name in events[wide_at:] if name == "narrow")
+    assert narrow_after > 40  # of 80: it did not have to wait for most of them
+
+
+def test_the_kernel_frees_the_leases_of_a_gang_killed_with_sigkill(tmp_path, wait_for):
+    journal = tmp_path / "journal"
+    holder = start(4, 600, journal, "dead")
+    wait_for(journal.exists)
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.join()
+    with leased([("cpu", POOL, 4)]) as got:
+        assert got == [POOL]
+
+
+def test_a_wait_in_the_door_can_be_given_up_and_leaves_the_door_free():
+    with leased([("cpu", POOL, 3)]):
+        with leased([("cpu", POOL, 2)], give_up=lambda: True) as got:
+            assert got is None
+        with leased([("cpu", POOL, 1)]) as got:
+            assert got == [(3,)]
+
+
+def test_a_lease_folder_that_others_may_write_to_is_refused():
+    folder = lease_folder()
+    assert folder.parent == Path(os.environ["XDG_RUNTIME_DIR"])
+    folder.chmod(0o777)
+    with pytest.raises(SiteError, match="0777"):
+        lease_folder()
