@@ -61,7 +61,10 @@ class Gradients:
             self._communicator.gather_parts(self._preconditioned, self._sizes, self._row)
 
     def clip(self, lr: float, kl_clip: float) -> None:
-        """Scale all layers by nu = min(1, sqrt(kl_clip / |lr^2 sum <Wp, W>|)), the device never waited for."""
+        """Scale all layers by nu = min(1, sqrt(kl_clip / |lr^2 sum <Wp, W>|)).
+
+        The scalar stays on the device: no step waits for it.
+        """
         predicted = torch.dot(self._preconditioned, self._raw).abs() * lr**2
         self._preconditioned *= (kl_clip / predicted).sqrt().clamp_max(1.0)
 

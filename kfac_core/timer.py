@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 
@@ -29,7 +30,14 @@ class Traffic:
 
 @dataclass(frozen=True)
 class WindowTotals:
-    """What `drain` returns; seconds are exclusive and add up to `wall_seconds` with `other` included."""
+    """What `drain` returns.
+
+    Attributes:
+        wall_seconds: host time between `start` and `stop`, read apart from the phases.
+        seconds: exclusive seconds by phase and of `other`; tests check that they add up to the wall.
+        calls: times each phase was entered; for phases that communicate, collectives issued.
+        sent_bytes: payload bytes by phase.
+    """
 
     wall_seconds: float
     seconds: dict[str, float] = field(default_factory=dict)
@@ -41,7 +49,7 @@ class PhaseTimer:
     """Attributes every moment between `start` and `stop` to the innermost open phase, or to `other`.
 
     A phase change is one mark: on a CPU a clock reading, on a GPU an event recorded on the current stream
-    and read when the window is drained, so that nothing waits for the device between phases.
+    and read when the clock stops, so that nothing waits for the device between phases.
 
     Args:
         device: where the work runs; events are used for CUDA.
@@ -62,17 +70,21 @@ class PhaseTimer:
         self.traffic = traffic if traffic is not None else Traffic()
         self._open = [OTHER]
         self._running = False
+        self._started = self._drained_at = 0.0
+        self._wall_seconds = 0.0
         self._calls: dict[str, int] = {}
         self._sent_bytes: dict[str, int] = {}
 
     def start(self) -> None:
         """Let the clock run; what comes before is nobody's time."""
         self._clock.mark(None)
+        self._started = time.perf_counter()
         self._running = True
 
     def stop(self) -> None:
-        """Halt the clock, for an evaluation or a checkpoint."""
-        self._clock.mark(self._open[-1])
+        """Halt the clock, for an evaluation, a checkpoint or the end of a window; waits for a GPU."""
+        self._clock.finish(self._open[-1])
+        self._wall_seconds += time.perf_counter() - self._started
         self._running = False
 
     @contextmanager
@@ -88,12 +100,18 @@ class PhaseTimer:
         finally:
             self._leave(phase, self.traffic.calls - calls, self.traffic.sent_bytes - sent_bytes)
 
+    @property
+    def elapsed_seconds(self) -> float:
+        """Host seconds between all starts and stops so far; read it while the clock stands still."""
+        return self._wall_seconds
+
     def drain(self) -> WindowTotals:
-        """Totals since the last drain; waits for the device once where there is one."""
+        """Totals since the last drain, while the clock stands still."""
         if self._running:
-            self._clock.mark(self._open[-1])
-        seconds = self._clock.drain()
-        totals = WindowTotals(sum(seconds.values()), seconds, self._calls, self._sent_bytes)
+            raise RuntimeError("drain() while the clock runs: call stop() first")
+        wall_seconds = self._wall_seconds - self._drained_at
+        totals = WindowTotals(wall_seconds, self._clock.drain(), self._calls, self._sent_bytes)
+        self._drained_at = self._wall_seconds
         self._calls, self._sent_bytes = {}, {}
         return totals
 
@@ -123,31 +141,38 @@ class _HostClock:
             self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._last
         self._last = now
 
+    def finish(self, phase: str) -> None:
+        self.mark(phase)
+
     def drain(self) -> dict[str, float]:
         seconds, self._seconds = self._seconds, {}
         return seconds
 
 
 class _CudaClock:
-    """Records an event at every mark; reads them all at the end of a window. Events are reused."""
+    """Records an event at every mark; reads them all when the clock stops. Events are reused."""
 
     def __init__(self) -> None:
         self._marks: list[tuple[torch.cuda.Event, str | None]] = []
         self._free: list[torch.cuda.Event] = []
+        self._seconds: dict[str, float] = {}
 
     def mark(self, phase: str | None) -> None:
         event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
         event.record()
         self._marks.append((event, phase))
 
-    def drain(self) -> dict[str, float]:
-        if not self._marks:
-            return {}
+    def finish(self, phase: str) -> None:
+        """Wait for the device and read all events: host and device agree on when the clock stopped."""
+        self.mark(phase)
         self._marks[-1][0].synchronize()
-        seconds: dict[str, float] = {}
-        for (before, _), (after, phase) in zip(self._marks, self._marks[1:], strict=False):
-            if phase is not None:
-                seconds[phase] = seconds.get(phase, 0.0) + before.elapsed_time(after) / 1e3
-        self._free += [event for event, _ in self._marks[:-1]]
-        self._marks = [(self._marks[-1][0], None)]  # the next window begins where this one ends
+        for (before, _), (after, booked) in pairwise(self._marks):
+            if booked is not None:
+                elapsed = before.elapsed_time(after) / 1e3
+                self._seconds[booked] = self._seconds.get(booked, 0.0) + elapsed
+        self._free += [event for event, _ in self._marks]
+        self._marks = []
+
+    def drain(self) -> dict[str, float]:
+        seconds, self._seconds = self._seconds, {}
         return seconds

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -38,13 +39,7 @@ def factors(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, tuple[Factor, F
         inputs: dict[str, Tensor] = {}
         handles = []
         for name, module in supported(model):
-
-            def hook(_m: nn.Module, args: tuple[Tensor], out: Tensor, name: str = name) -> Tensor:
-                inputs[name] = args[0].detach()
-                seen[name] = out
-                return out.clone()  # what follows may work in place, on the copy
-
-            handles.append(module.register_forward_hook(hook))
+            handles.append(module.register_forward_hook(partial(_see, name, inputs, seen)))
         loss = functional.cross_entropy(model(example[None]), label[None])
         for handle in handles:
             handle.remove()
@@ -66,6 +61,14 @@ def factors(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, tuple[Factor, F
                 )
     count = len(x)
     return {n: ([p / count for p in a], [p / count for p in g]) for n, (a, g) in sums.items()}
+
+
+def _see(
+    name: str, inputs: dict[str, Tensor], seen: dict[str, Tensor], _: nn.Module, args: tuple[Tensor], out: Tensor
+) -> Tensor:
+    inputs[name] = args[0].detach()
+    seen[name] = out
+    return out.clone()  # what follows may work in place, on the copy
 
 
 def rows(module: nn.Module, inputs: Tensor, g: Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -142,7 +145,7 @@ class DenseKFAC:
             result[f"{name}.weight"] = matrix.reshape(module.weight.shape)
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
-                parameter -= s.lr * result[name]
+                parameter.sub_(s.lr * result[name])
         self.steps += 1
         return result
 

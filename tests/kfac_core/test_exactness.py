@@ -53,7 +53,7 @@ def run_kfac(rank: int, world_size: int, options: dict[str, Any]) -> tuple[list[
         history.append({name: p.grad.clone() for name, p in model.named_parameters()})
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter -= LR * parameter.grad
+                parameter.sub_(LR * parameter.grad)
     workers = {name: layer.factor_workers for name, layer in kfac.placement.layers.items()}
     kfac.remove()
     return history, workers

@@ -1,0 +1,34 @@
+"""The first-order optimizer of a cell and its learning-rate schedule."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from harness.cell import Optimizer
+
+WARMUP_START = 0.2  # SC20 starts the warm-up from a fifth of the peak rate
+
+
+def build_optimizer(spec: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer that `spec` names, from torch."""
+    if spec.name == "adam":
+        return torch.optim.AdamW(parameters, lr=spec.lr, weight_decay=spec.weight_decay)
+    return torch.optim.SGD(
+        parameters,
+        lr=spec.lr,
+        momentum=spec.momentum,
+        nesterov=spec.nesterov,
+        weight_decay=spec.weight_decay,
+    )
+
+
+def learning_rate(spec: Optimizer, world_size: int, epoch: float) -> float:
+    """Rate at `epoch`, a fractional number of epochs: linear warm-up, then steps down (SC20, section VI)."""
+    rate = spec.lr * (world_size if spec.lr_scaling == "linear" else 1)
+    if epoch < spec.warmup_epochs:
+        return rate * (WARMUP_START + (1 - WARMUP_START) * epoch / spec.warmup_epochs)
+    return rate * spec.decay_factor ** bisect_right(sorted(spec.decay_epochs), epoch)

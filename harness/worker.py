@@ -1,0 +1,79 @@
+"""One rank of one attempt, from start to exit: `python -m harness.worker ATTEMPT --rank R ...`.
+
+Exits 0 when training ended, 1 on an exception, after writing what failed and where. A rank that fails takes
+part in no further collective: its launcher sees the exit and ends the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from harness.environment import read_environment
+from harness.pulse import Pulse
+from harness.records import FailureRecord, RecordWriter
+from harness.store import Attempt
+from harness.train import Result, Trainer
+from harness.world import host_names, join_world
+
+
+def run_rank(attempt: Attempt, rank: int, world_size: int, local_rank: int, threads: int) -> int:
+    """Train this rank's share of the attempt's cell; returns the exit code."""
+    torch.set_num_threads(threads)
+    pulse = Pulse(attempt.pulse(rank))
+    with RecordWriter(attempt.records(rank)) as records:
+        try:
+            result = _train(attempt, (rank, world_size, local_rank), pulse, records)
+        except Exception as error:
+            beat = attempt.last_beat(rank)
+            records.write(
+                FailureRecord(
+                    rank=rank,
+                    step=pulse.step,
+                    phase=beat.phase if beat else "start",
+                    error=type(error).__name__,
+                    message=str(error),
+                    traceback=traceback.format_exc(),
+                )
+            )
+            traceback.print_exc()
+            return 1
+    if rank == 0:
+        attempt.write("result.json", asdict(result))
+    return 0
+
+
+def main() -> None:
+    """Parse the command line that a launcher writes, run, and leave without waiting for other ranks."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("attempt", type=Path)
+    for option in ("rank", "world-size", "local-rank", "threads"):
+        parser.add_argument(f"--{option}", type=int, required=True)
+    given = parser.parse_args()
+    code = run_rank(Attempt(given.attempt), given.rank, given.world_size, given.local_rank, given.threads)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a failed rank's process group must not be torn down in order: its peers may be gone
+
+
+def _train(attempt: Attempt, place: tuple[int, int, int], pulse: Pulse, records: RecordWriter) -> Result:
+    cell = attempt.cell_folder.cell()
+    world = join_world(attempt, *place)
+    hosts = host_names(world)
+    if world.rank == 0:
+        attempt.write("environment.json", read_environment(world.device, world.backend, hosts).to_json())
+    result = Trainer(cell, world, pulse, records.write).run()
+    if world.world_size > 1:
+        dist.barrier()  # rank 0 says "done" only when everyone is
+    return result
+
+
+if __name__ == "__main__":
+    main()

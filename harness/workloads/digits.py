@@ -1,0 +1,76 @@
+"""Handwritten digits (Alpaydin & Kaynak 1998, UCI), 1,797 images of 8x8 pixels that scikit-learn carries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.workloads import WORKLOADS
+from harness.workloads.workload import Share
+
+SPLIT_SEED = 0  # which images are held out is part of the workload, not of a run
+
+
+class Digits:
+    """Ten classes, a ConvNet of two convolutions and two linear layers."""
+
+    def __init__(self, options: Mapping[str, Any], share: Share) -> None:
+        self._share = share
+        self._width = int(options["width"])
+        images, labels = load_digits(return_X_y=True)
+        x = torch.as_tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16.0
+        y = torch.as_tensor(labels, dtype=torch.long)
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(SPLIT_SEED))
+        x, y = x[order].to(share.device), y[order].to(share.device)
+        held_in = WORKLOADS["digits"].train_examples
+        self._train, self._test = (x[:held_in], y[:held_in]), (x[held_in:], y[held_in:])
+        self.steps_per_epoch = held_in // share.global_batch_size
+
+    def model(self) -> nn.Module:
+        """Conv 3x3, conv 3x3 of stride 2, two linear layers."""
+        width = self._width
+        return nn.Sequential(
+            nn.Conv2d(1, width, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(8 * width, 64),
+            nn.ReLU(),
+            nn.Linear(64, 10),
+        ).to(self._share.device)
+
+    def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Shuffled anew each epoch; the incomplete last batch is left out."""
+        x, y = self._train
+        generator = torch.Generator().manual_seed(self._share.seed * 1_000_003 + epoch)
+        order = torch.randperm(len(x), generator=generator).to(x.device)
+        for indices in order.split(self._share.global_batch_size)[: self.steps_per_epoch]:
+            mine = self._share.slice_of(indices)
+            yield x[mine], y[mine]
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Cross entropy."""
+        x, y = batch
+        return functional.cross_entropy(model(x), y)
+
+    def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
+        """Correct predictions and summed loss over every world_size-th held-out image."""
+        x, y = (part[self._share.rank :: self._share.world_size] for part in self._test)
+        logits = model(x)
+        correct = (logits.argmax(1) == y).sum()
+        return {
+            "accuracy": float(correct),
+            "loss": float(functional.cross_entropy(logits, y, reduction="sum")),
+        }, len(y)
+
+
+def build(options: Mapping[str, Any], share: Share) -> Digits:
+    """The workload as the rank of `share` sees it."""
+    return Digits(options, share)

@@ -1,0 +1,74 @@
+"""The protocol of the drawer: what the training loop asks of a workload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from harness.cell import Cell
+from harness.workloads import WORKLOADS
+
+Batch = Any
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of the data a rank sees.
+
+    A global batch is the same for every world size: ranks cut it into consecutive slices.
+
+    Attributes:
+        local_batch_size: examples per step on this rank.
+        seed: order of the examples; the same on every rank.
+    """
+
+    rank: int
+    world_size: int
+    local_batch_size: int
+    seed: int
+    device: torch.device
+
+    @property
+    def global_batch_size(self) -> int:
+        """Examples per step on all ranks together."""
+        return self.local_batch_size * self.world_size
+
+    def slice_of(self, global_batch: Tensor) -> Tensor:
+        """This rank's part of the indices of one global batch."""
+        start = self.rank * self.local_batch_size
+        return global_batch[start : start + self.local_batch_size]
+
+
+class Workload(Protocol):
+    """Data, model, loss and metrics of one learning problem, as one rank sees them."""
+
+    steps_per_epoch: int
+
+    def model(self) -> nn.Module:
+        """A freshly initialised model on the device, the same on every rank."""
+        ...
+
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        """`steps_per_epoch` local batches in an order fixed by seed and epoch."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Mean loss over the local batch."""
+        ...
+
+    def evaluate(self, model: nn.Module) -> tuple[Mapping[str, float], int]:
+        """Sums of each metric over this rank's share of the held-out examples, and their number."""
+        ...
+
+
+def build_workload(cell: Cell, share: Share) -> Workload:
+    """The workload that `cell` names, as the rank of `share` sees it."""
+    card = WORKLOADS[cell.workload.name]
+    build = import_module(card.module).build
+    workload: Workload = build({**card.options, **cell.workload.options}, share)
+    return workload
