@@ -49,6 +49,7 @@ class Document:
             place: what is wrong; empty for the whole file.
             text: the rest of the sentence with its leading space, or starting with `=` and the value.
         """
+        text = " ".join(text.splitlines())  # a value of several lines is shown on one
         spelled = spell(place)
         if place and str(place[0]).startswith("--"):  # from the command line: no line to name
             return self.refusal(f"{self.path}: {spelled}{text}")

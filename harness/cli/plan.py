@@ -60,7 +60,7 @@ def plan(
     _print_grid(screen, seen)
     if profile is not None:
         screen.print(_site_in_words(profile, seen))
-    _print_cells(screen, seen, every)
+    _print_cells(seen, every)
 
 
 def _print_summary(screen: Console, sweep: Sweep, seen: Outlook) -> None:
@@ -83,26 +83,26 @@ def _target_in_words(cell: Cell) -> str:
 def _print_grid(screen: Console, seen: Outlook) -> None:
     from rich.table import Table  # noqa: PLC0415  see plan
 
-    table = Table(box=None, pad_edge=False, title="cells by method and world size", title_justify="left")
-    table.add_column("method", overflow="fold")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("cells by world size", overflow="fold")
     for size in seen.world_sizes:
         table.add_column(str(size), justify="right")
-    table.add_column("placement", overflow="fold")
-    placements = seen.placements()
     for method, row in seen.grid().items():
-        counts = [str(row.get(size, "-")) for size in seen.world_sizes]
-        table.add_row(method, *counts, placements[method])
+        table.add_row(method, *(str(row.get(size, "-")) for size in seen.world_sizes))
     screen.print()
     screen.print(table)
     screen.print()
+    for method, words in seen.placements().items():
+        screen.print(f"{method}: {words}", markup=False)
+    screen.print()
 
 
-def _print_cells(screen: Console, seen: Outlook, every: bool) -> None:
+def _print_cells(seen: Outlook, every: bool) -> None:
     shown = seen.cells if every else seen.cells[:_FIRST_CELLS]
-    for cell in shown:
-        screen.print(f"{seen.standing[cell.id]:<8}{cell.id}", soft_wrap=True, markup=False)
+    lines = [f"{seen.standing[cell.id]:<8}{cell.id}" for cell in shown]
     if len(shown) < len(seen.cells):
-        screen.print(f"... and {len(seen.cells) - len(shown)} more; --all lists them")
+        lines.append(f"... and {len(seen.cells) - len(shown)} more; --all lists them")
+    typer.echo("\n".join(lines))  # as it is: an id folded at the terminal's edge could not be copied
 
 
 def _site_in_words(site: Site, seen: Outlook) -> str:

@@ -141,6 +141,6 @@ def _seeds(document: Document, top: dict[str, Any]) -> list[int]:
             raise document.error(("seeds",), f"={seeds!r} is no list of different whole numbers >= 0")
         return list(seeds)
     repeats = top.get("repeats", DEFAULT_REPEATS)
-    if type(repeats) is not int or repeats < 1:
-        raise document.error(("repeats",), f"={repeats!r} is no whole number >= 1")
+    if type(repeats) is not int or not 1 <= repeats <= MOST_CELLS:
+        raise document.error(("repeats",), f"={repeats!r} is no whole number from 1 to {MOST_CELLS}")
     return list(range(repeats))

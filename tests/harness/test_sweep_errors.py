@@ -148,12 +148,12 @@ MISTAKES = {
         "repeats: 1", "zip: [{optimizer.lr: [1, 2], training.epochs: [1]}]",
         ":10: zip[0] walks lists of unequal length: optimizer.lr has 2, training.epochs has 1",
     ),
-    "no repeats": ("repeats: 1", "repeats: 0", ":10: repeats=0 is no whole number >= 1"),
+    "no repeats": ("repeats: 1", "repeats: 0", ":10: repeats=0 is no whole number from 1 to 100000"),
     "one seed twice": (
         "repeats: 1", "seeds: [3, 3]", ":10: seeds=[3, 3] is no list of different whole numbers >= 0",
     ),
     "a grid beyond reason": (
-        "repeats: 1", "repeats: 1000000", ":9: grid spells out 4,000,000 cells; at most 100,000 are allowed",
+        "repeats: 1", "repeats: 100000", ":9: grid spells out 400,000 cells; at most 100,000 are allowed",
     ),
     "a key given twice": ("repeats: 1", "sweep: again", ":10: sweep is given twice, first on line 1"),
     "an infinite value": ("lr: 0.1", "lr: 1e999", ":5: optimizer.lr=inf is not a finite number"),
