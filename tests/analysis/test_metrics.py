@@ -156,7 +156,8 @@ def test_windows_whose_phases_exceed_the_wall_do_not_close(study):
     assert closure(study)["closes"].all()
     assert closure(study)["other_share"].mean() == pytest.approx(0.03 / 1.03)
     phases = study.phases.copy()
-    phases.loc[phases["phase"] == "other", "seconds"] -= 0.06 * phases["wall_seconds"]
+    for phase, change in (("forward", 0.06), ("other", -0.06)):
+        phases.loc[phases["phase"] == phase, "seconds"] += change * phases["wall_seconds"]
     report = closure(replace(study, phases=phases))
     assert not report["closes"].any()
     phases = study.phases.copy()

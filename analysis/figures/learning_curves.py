@@ -1,0 +1,79 @@
+"""The target's metric over epochs and over training time, with the target."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from analysis.figures.drawing import (
+    GREY,
+    TWO_COLUMNS,
+    ArmStyle,
+    Drawing,
+    NothingToDraw,
+    arm_styles,
+    counts,
+    legend_below,
+    panels,
+    remarks,
+    sentence,
+)  # fmt: skip
+from analysis.metrics import IDENTITY, arm_order
+from analysis.tables import Study
+
+AXES = {"epoch": "epochs", "train_seconds": "training time (s)"}
+
+
+def draw(study: Study) -> Drawing:
+    """Every run a line, at the largest world size that has evaluations."""
+    columns = ["target_metric", "target_value"]
+    numbers = study.cells[[*IDENTITY, *columns]].merge(
+        study.evaluations.astype({"run": "str"})[["run", "step", *AXES, "metric", "value"]], on="run"
+    )
+    numbers = numbers[numbers["metric"] == numbers["target_metric"]]
+    if numbers["value"].notna().sum() == 0:
+        raise NothingToDraw("no run has been evaluated")
+    numbers = numbers[numbers["world_size"] == numbers["world_size"].max()].reset_index(drop=True)
+    styles = {arm: style for arm, style in arm_styles(study).items() if arm in set(numbers["arm"])}
+    figure, axes = panels(TWO_COLUMNS, 2.6, columns=2, sharey=True)
+    for axis, (column, label) in zip(axes, AXES.items(), strict=True):
+        _lines(axis, numbers, column, styles, arm_order(study))
+        axis.set_xlabel(label)
+        axis.set_xlim(left=0)
+    axes[0].set_ylabel(" / ".join(sorted(numbers["metric"].unique())))
+    handles = [
+        Line2D([], [], color=s.colour, linestyle=s.line, marker=s.marker, markersize=3, label=arm)
+        for arm, s in styles.items()
+    ]
+    target = Line2D([], [], color=GREY, linestyle=":", label="target")
+    legend_below(figure, [*handles, target], columns=min(len(styles) + 1, 4))
+    return Drawing(figure, numbers, _caption(study, numbers))
+
+
+def _lines(
+    axis: Axes, numbers: pd.DataFrame, column: str, styles: dict[str, ArmStyle], arms: list[str]
+) -> None:
+    for arm in arms:
+        for _, run in numbers[numbers["arm"] == arm].groupby("run", sort=True):
+            style = styles[arm]
+            axis.plot(
+                run[column], run["value"], color=style.colour, linestyle=style.line, marker=style.marker,
+                linewidth=0.8, markersize=2.5, alpha=0.8,
+            )  # fmt: skip
+    for target in numbers["target_value"].unique():
+        axis.axhline(target, color=GREY, linestyle=":", linewidth=1)
+
+
+def _caption(study: Study, numbers: pd.DataFrame) -> str:
+    size = int(numbers["world_size"].max())
+    ranks = f"{size} rank" + ("s" if size > 1 else "") + ("*" if numbers["oversubscribed"].any() else "")
+    same_size = replace(study, cells=study.cells[study.cells["world_size"] == size])
+    return sentence(
+        f"Held-out {' / '.join(sorted(numbers['metric'].unique()))} on {ranks}, the largest world size",
+        f"evaluated; every run a line ({counts(numbers)}).",
+        "Training time excludes evaluation. Dotted: the target.",
+        remarks(same_size, numbers),
+    )

@@ -1,0 +1,108 @@
+"""Memory per rank: the process's peak, and what K-FAC keeps, by arm and world size."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from analysis.figures.drawing import (
+    TWO_COLUMNS,
+    ArmStyle,
+    Drawing,
+    NothingToDraw,
+    arm_styles,
+    counts,
+    dodge,
+    legend_below,
+    panels,
+    remarks,
+    sentence,
+    world_size_axis,
+)  # fmt: skip
+from analysis.metrics import IDENTITY, in_order, points
+from analysis.steps import memory_peaks
+from analysis.tables import Study
+
+PEAK = "rss_peak"
+HATCHES = {"kfac_factors": "", "kfac_second_order": "////", "kfac_buffers": "...."}
+MEGABYTE = 1e6
+
+
+def draw(study: Study) -> Drawing:
+    """Left: peak resident memory of every rank. Right: K-FAC's state on the rank that holds most."""
+    peaks = memory_peaks(study)
+    peaks = peaks[(peaks["kind"] == PEAK) | peaks["kind"].str.startswith("kfac_")]
+    if peaks.empty:
+        raise NothingToDraw("no rank has recorded its memory")
+    numbers = in_order(study, study.cells[IDENTITY].merge(peaks, on="run"))
+    styles = {arm: style for arm, style in arm_styles(study).items() if arm in set(numbers["arm"])}
+    figure, (left, right) = panels(TWO_COLUMNS, 2.7, columns=2)
+    shifts = dodge(list(styles), width=0.66)
+    for arm, world_size, rows in points(numbers):
+        x = math.log2(world_size) + shifts[arm]
+        _dots(left, x, rows[rows["kind"] == PEAK]["bytes"], styles[arm])
+        _state(right, x, rows[rows["kind"] != PEAK], styles[arm], 0.6 / max(len(styles), 2))
+    left.set_ylabel("peak RSS per rank (MB)")
+    right.set_ylabel("K-FAC state per rank (MB)")
+    right.set_ylim(bottom=0)
+    for axis in (left, right):
+        world_size_axis(axis, numbers)
+    legend_below(figure, _handles(styles, numbers), columns=3)
+    return Drawing(figure, numbers, _caption(study, numbers))
+
+
+def _dots(axis: Axes, x: float, values: pd.Series, style: ArmStyle) -> None:
+    axis.plot(
+        [x] * len(values), values / MEGABYTE, style.marker, color=style.colour, markersize=3.5, alpha=0.6
+    )
+
+
+def _state(axis: Axes, x: float, rows: pd.DataFrame, style: ArmStyle, width: float) -> None:
+    """A stack by kind for the rank that holds most in any run, and a dot for each rank's total."""
+    if rows.empty:
+        return
+    totals = rows.groupby(["run", "rank"])["bytes"].sum()
+    largest = rows.set_index(["run", "rank"]).loc[[totals.idxmax()]].set_index("kind")["bytes"]
+    bottom = 0.0
+    for kind, value in largest.sort_index().items():
+        height = float(value) / MEGABYTE
+        hatch = HATCHES.get(str(kind), "xxxx")
+        axis.bar(
+            x,
+            height,
+            width,
+            bottom,
+            color=style.colour,
+            alpha=0.55,
+            hatch=hatch,
+            edgecolor="black",
+            linewidth=0.4,
+        )
+        bottom += height
+    axis.plot([x] * len(totals), totals / MEGABYTE, ".", color="black", markersize=3)
+
+
+def _handles(styles: dict[str, ArmStyle], numbers: pd.DataFrame) -> list[Line2D | Patch]:
+    arms: list[Line2D | Patch] = [
+        Line2D([], [], color=style.colour, marker=style.marker, linestyle="none", markersize=4, label=arm)
+        for arm, style in styles.items()
+    ]
+    kinds = sorted(set(numbers["kind"]) - {PEAK})
+    return arms + [
+        Patch(facecolor="white", edgecolor="black", linewidth=0.4, hatch=HATCHES.get(kind, "xxxx"),
+              label=kind.removeprefix("kfac_").replace("_", " "))
+        for kind in kinds
+    ]  # fmt: skip
+
+
+def _caption(study: Study, numbers: pd.DataFrame) -> str:
+    return sentence(
+        "Left: peak resident memory, a dot per rank of every run; libraries and data are part of it.",
+        "Right: bytes that K-FAC keeps, exact from tensor sizes; the stack is the rank that holds most, the",
+        f"dots are all ranks ({counts(numbers)}). First-order arms keep none. 1 MB = 1e6 bytes.",
+        remarks(study, numbers),
+    )

@@ -1,0 +1,129 @@
+"""Step time, speed-up and parallel efficiency over world sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from analysis.figures.drawing import (
+    GREY,
+    TWO_COLUMNS,
+    ArmStyle,
+    Drawing,
+    NothingToDraw,
+    arm_styles,
+    counts,
+    dodge,
+    legend_below,
+    panels,
+    remarks,
+    sentence,
+    world_size_axis,
+)  # fmt: skip
+from analysis.metrics import scaling, scaling_levels
+from analysis.tables import Study
+
+PANELS = {
+    "seconds_per_step": "time per step (ms)",
+    "speedup": "speed-up over own base",
+    "efficiency": "efficiency (%)",
+}
+FACTORS = {"seconds_per_step": 1e3, "speedup": 1.0, "efficiency": 100.0}
+
+
+def draw(study: Study) -> Drawing:
+    """Measured against each arm's own absolute base, with the ideal as a dotted line."""
+    runs = scaling(study)
+    if runs.empty:
+        raise NothingToDraw("no rank has recorded a window of steps")
+    levels = scaling_levels(study)
+    styles = {arm: style for arm, style in arm_styles(study).items() if arm in set(runs["arm"])}
+    shifts = dodge(list(styles), width=0.2)
+    figure, axes = panels(TWO_COLUMNS, 2.6, columns=3)
+    for arm, style in styles.items():
+        own, dots = levels[levels["arm"] == arm], runs[runs["arm"] == arm]
+        for axis, column in zip(axes, PANELS, strict=True):
+            _line(axis, own, column, style, shifts[arm])
+        x = [math.log2(size) + shifts[arm] for size in dots["world_size"]]
+        axes[0].plot(
+            x, dots["seconds_per_step"] * 1e3, style.marker, color=style.colour, markersize=3, alpha=0.6
+        )
+    _ideal(axes, levels)
+    for axis, label in zip(axes, PANELS.values(), strict=True):
+        world_size_axis(axis, runs)
+        axis.set_ylabel(label)
+        axis.set_ylim(bottom=0)
+    handles: list[Any] = [
+        Line2D([], [], color=s.colour, marker=s.marker, linestyle=s.line, markersize=4, label=arm)
+        for arm, s in styles.items()
+    ]
+    ideal = Line2D([], [], color=GREY, linestyle=":", label="ideal")
+    legend_below(figure, [*handles, ideal], columns=min(len(styles) + 1, 4))
+    numbers = runs.merge(_flat(levels), on=["arm", "world_size"])
+    return Drawing(figure, numbers, _caption(study, runs, levels))
+
+
+def _line(axis: Axes, own: pd.DataFrame, column: str, style: ArmStyle, shift: float) -> None:
+    x = [math.log2(size) + shift for size in own["world_size"]]
+    factor = FACTORS[column]
+    axis.plot(
+        x, [i.estimate * factor for i in own[column]], color=style.colour, linestyle=style.line, linewidth=1
+    )
+    for place, interval in zip(x, own[column], strict=True):
+        if column != "seconds_per_step":
+            axis.plot(place, interval.estimate * factor, style.marker, color=style.colour, markersize=4)
+        if interval.low is not None and interval.high is not None:
+            axis.plot(
+                [place] * 2,
+                [interval.low * factor, interval.high * factor],
+                color=style.colour,
+                linewidth=0.7,
+            )
+
+
+def _ideal(axes: list[Axes], levels: pd.DataFrame) -> None:
+    sizes = sorted(levels["world_size"].unique())
+    base = min(levels["base_world_size"])
+    x = [math.log2(size) for size in sizes]
+    axes[1].plot(x, [size / base for size in sizes], ":", color=GREY, linewidth=1)
+    axes[2].axhline(100, linestyle=":", color=GREY, linewidth=1)
+    for row in _bases(levels):
+        ratios = [row.base_world_size / size if row.scaling == "strong" else 1.0 for size in sizes]
+        axes[0].plot(x, [row.base_seconds_per_step * 1e3 * r for r in ratios], ":", color=GREY, linewidth=0.7)
+
+
+def _bases(levels: pd.DataFrame) -> Iterator[Any]:
+    return levels.drop_duplicates("arm").itertuples(index=False)
+
+
+def _flat(levels: pd.DataFrame) -> pd.DataFrame:
+    flat = levels[["arm", "world_size", "base_world_size", "base_seconds_per_step"]].copy()
+    for column in PANELS:
+        for part in ("estimate", "low", "high", "method"):
+            flat[f"{column}_{part}"] = [getattr(interval, part) for interval in levels[column]]
+    return flat
+
+
+def _caption(study: Study, runs: pd.DataFrame, levels: pd.DataFrame) -> str:
+    bases = "; ".join(
+        f"{row.arm} {row.base_seconds_per_step * 1e3:.3g} ms per step on {row.base_world_size} rank"
+        + ("s" if row.base_world_size > 1 else "")
+        for row in _bases(levels)
+    )
+    kinds = " and ".join(sorted(set(levels["scaling"])))
+    methods = sorted({i.method for column in PANELS for i in levels[column]} - {"the base itself"})
+    return sentence(
+        f"{kinds.capitalize()} scaling. Step time is the slowest rank's, amortised over inverse periods.",
+        f"Bases of the speed-ups: {bases}.",
+        "Speed-up is the ratio of samples per second; efficiency divides it by the ratio of ranks.",
+        f"Dots are runs ({counts(runs)}). Whiskers: 95 % {'; '.join(methods)}.",
+        "Only one world size was run, so there is no scaling to see."
+        if runs["world_size"].nunique() == 1
+        else "",
+        remarks(study, runs),
+    )

@@ -1,0 +1,123 @@
+"""Time to the target and its two factors, epochs needed and seconds per epoch, by arm and world size."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from analysis.figures.drawing import (
+    GREY,
+    TWO_COLUMNS,
+    ArmStyle,
+    Drawing,
+    NothingToDraw,
+    arm_styles,
+    counts,
+    dodge,
+    legend_below,
+    panels,
+    remarks,
+    sentence,
+    whisker,
+    world_size_axis,
+)  # fmt: skip
+from analysis.metrics import points, time_to_accuracy
+from analysis.statistics import Interval, level
+from analysis.tables import Study
+
+PANELS = {
+    "seconds": "time to target (s)",
+    "epochs": "epochs to target",
+    "seconds_per_epoch": "time per epoch (s)",
+}
+
+
+def draw(study: Study) -> Drawing:
+    """Every run a dot; a run that missed its target hollow, with an arrow, where it stopped."""
+    runs = time_to_accuracy(study).dropna(subset=["seconds"])
+    if runs.empty:
+        raise NothingToDraw("no run has trained up to its first evaluation")
+    styles = {arm: style for arm, style in arm_styles(study).items() if arm in set(runs["arm"])}
+    figure, axes = panels(TWO_COLUMNS, 2.6, columns=3)
+    intervals: list[dict[str, object]] = []
+    shifts = dodge(list(styles))
+    for axis, (column, label) in zip(axes, PANELS.items(), strict=True):
+        for arm, world_size, group in points(runs):
+            x = math.log2(world_size) + shifts[arm]
+            interval = _panel(axis, x, group, column, styles[arm])
+            if column == "seconds":
+                intervals.append(
+                    {"arm": arm, "world_size": world_size, "median_seconds": interval.estimate,
+                     "low_seconds": interval.low, "high_seconds": interval.high, "interval": interval.method}
+                )  # fmt: skip
+        world_size_axis(axis, runs)
+        axis.set_ylabel(label)
+        axis.margins(y=0.15)  # the arrow of a miss points beyond its dot
+        axis.set_ylim(bottom=0)
+    legend_below(figure, _handles(styles, runs), columns=min(len(styles) + 1, 4))
+    numbers = runs.merge(pd.DataFrame(intervals), on=["arm", "world_size"])
+    return Drawing(figure, numbers, _caption(study, numbers))
+
+
+def _panel(axis: Axes, x: float, group: pd.DataFrame, column: str, style: ArmStyle) -> Interval:
+    """One point of one panel; what a miss has is not its time to the target but where it stopped."""
+    arrived, missed = group[group["reached"]], group[~group["reached"]]
+    look: dict[str, Any] = {
+        "marker": style.marker,
+        "linestyle": "none",
+        "markersize": 4,
+        "color": style.colour,
+    }
+    axis.plot([x] * len(arrived), arrived[column], alpha=0.7, markeredgewidth=0, **look)
+    axis.plot([x] * len(missed), missed[column], markerfacecolor="white", **look)
+    if column != "seconds_per_epoch":
+        for value in missed[column].dropna():
+            axis.annotate(
+                "", (x, value), xytext=(0, 14), textcoords="offset points",
+                arrowprops={"arrowstyle": "<-", "color": style.colour, "linewidth": 0.8},
+            )  # fmt: skip
+        interval = level(group[column].where(group["reached"], math.inf).tolist())
+    else:
+        interval = level(group[column].dropna().tolist())
+    whisker(axis, x, interval, style.colour)
+    return interval
+
+
+def _handles(styles: dict[str, ArmStyle], runs: pd.DataFrame) -> list[Line2D]:
+    handles = [
+        Line2D([], [], color=style.colour, marker=style.marker, linestyle="none", label=arm)
+        for arm, style in styles.items()
+    ]
+    if not runs["reached"].all():
+        handles.append(
+            Line2D(
+                [],
+                [],
+                color=GREY,
+                marker="o",
+                markerfacecolor="white",
+                linestyle="none",
+                label="missed: at least",
+            )
+        )
+    return handles
+
+
+def _caption(study: Study, numbers: pd.DataFrame) -> str:
+    targets = study.cells[["target_metric", "target_value", "target_direction"]].drop_duplicates()
+    goal = " or ".join(
+        f"{metric} {'at least' if direction == 'higher' else 'at most'} {value:g}"
+        for metric, value, direction in targets.itertuples(index=False)
+    )
+    missed = int((~numbers["reached"]).sum())
+    return sentence(
+        f"Time to {goal}: first evaluation at the target, evaluation time not counted.",
+        f"Every run is a dot ({counts(numbers)}); the bar is the median, with a miss counted as slowest.",
+        "Whiskers: 95 % " + "; ".join(sorted(numbers["interval"].unique())) + ".",
+        f"{missed} of {len(numbers)} runs missed and are shown where they stopped." if missed else "",
+        remarks(study, numbers),
+    )
