@@ -53,7 +53,7 @@ class PhaseTimer:
 
     Args:
         device: where the work runs; events are used for CUDA.
-        observer: told the phase that begins, at every change; the harness writes its pulse there.
+        observer: told the phase that is open after every change; the harness writes its pulse there.
         traffic: counters of the collectives; what they gain inside a phase is booked on it.
     """
 
@@ -123,6 +123,8 @@ class PhaseTimer:
 
     def _leave(self, phase: Phase, calls: int, sent_bytes: int) -> None:
         self._clock.mark(self._open.pop())
+        if self._observer is not None:
+            self._observer(self._open[-1])
         self._calls[phase.value] = self._calls.get(phase.value, 0) + (calls or 1)
         if sent_bytes:
             self._sent_bytes[phase.value] = self._sent_bytes.get(phase.value, 0) + sent_bytes

@@ -64,7 +64,12 @@ def factors(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, tuple[Factor, F
 
 
 def _see(
-    name: str, inputs: dict[str, Tensor], seen: dict[str, Tensor], _: nn.Module, args: tuple[Tensor], out: Tensor
+    name: str,
+    inputs: dict[str, Tensor],
+    seen: dict[str, Tensor],
+    _: nn.Module,
+    args: tuple[Tensor],
+    out: Tensor,
 ) -> Tensor:
     inputs[name] = args[0].detach()
     seen[name] = out

@@ -1,0 +1,26 @@
+# Two commands set everything up: `make demo` runs the main study on embedded real data, `make test` the tests.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup demo test check clean
+
+setup: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"kronscale needs Python >= 3.11, got {sys.version.split()[0]}: try make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: setup
+	$(BIN)/kronscale run -f jobs/sweeps/demo.yaml
+	$(BIN)/kronscale report -f jobs/sweeps/demo.yaml
+
+test: setup
+	$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/pre-commit run --all-files
+
+clean:
+	rm -rf .venv build dist results/runs results/derived .*_cache

@@ -1,0 +1,109 @@
+"""Promise: the training loop learns on real data, accounts for its time, and stops for a stated reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.cell import Cell
+from harness.pulse import Pulse
+from harness.records import EvalRecord, PhaseRecord, Record
+from harness.train import Result, Trainer
+from harness.workloads.digits import build
+from harness.workloads.workload import Share
+from harness.world import World
+from kfac_core.phases import KFAC_PHASES
+
+KFAC = {"factor_update_steps": 1, "inverse_update_steps": 5, "damping": 0.01}
+
+
+def cell(**changes: Any) -> Cell:
+    fields: dict[str, Any] = {
+        "sweep": "test", "method": "m", "workload": "digits", "world_size": 1,
+        "target": {"metric": "accuracy", "at_least": 0.95},
+        "training": {"global_batch_size": 256, "epochs": 40},
+        "optimizer": {"lr": 0.1, "warmup_epochs": 2},
+    }  # fmt: skip
+    return Cell.model_validate({**fields, **changes})
+
+
+def train_on_rank(rank: int, world_size: int, cell: Cell, folder: str) -> tuple[Result, list[Record]]:
+    records: list[Record] = []
+    world = World(rank, world_size, rank, torch.device("cpu"), "gloo")
+    trainer = Trainer(cell, world, Pulse(Path(folder) / f"pulse-{rank}-{cell.id}"), records.append)
+    return trainer.run(), records
+
+
+@pytest.mark.parametrize("kfac", [None, KFAC], ids=["sgd", "kfac"])
+def test_digits_are_learned(kfac, tmp_path):
+    result, records = train_on_rank(0, 1, cell(kfac=kfac), str(tmp_path))
+    evaluations = [record for record in records if isinstance(record, EvalRecord)]
+    assert result.reached_target
+    assert result.stop_reason == "target"
+    assert evaluations[-1].value == result.value >= 0.95
+    assert evaluations[-1].train_seconds == result.train_seconds
+    assert evaluations[-1].samples == result.steps * 256
+    assert evaluations[-1].train_loss < evaluations[0].train_loss
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_phases_and_other_add_up_to_the_wall_on_every_rank(world, world_size, tmp_path):
+    spec = cell(kfac=KFAC, world_size=world_size, training={"global_batch_size": 128, "epochs": 4})
+    for _, records in world(world_size).run(train_on_rank, spec, str(tmp_path)):
+        windows = [record for record in records if isinstance(record, PhaseRecord)]
+        assert sum(window.steps for window in windows) == 4 * 11
+        assert [window.first_step for window in windows] == list(range(0, 44, 5))
+        for window in windows:
+            assert sum(window.seconds.values()) == pytest.approx(window.wall_seconds, rel=0.02)
+            assert set(KFAC_PHASES) <= set(window.seconds)
+            assert window.seconds["other"] < 0.1 * window.wall_seconds
+
+
+def test_ranks_together_learn_what_one_rank_learns(world, tmp_path):
+    training = {"global_batch_size": 128, "epochs": 2, "stop_at_target": False}
+    values = {}
+    for world_size in (1, 2, 4):
+        spec = cell(kfac=KFAC, world_size=world_size, training=training)
+        (_, records), *_ = world(world_size).run(train_on_rank, spec, str(tmp_path))
+        values[world_size] = [r.train_loss for r in records if isinstance(r, EvalRecord)]
+    # float32 sums in another order: equal to rounding, after 22 steps of a nonlinear iteration
+    assert values[2] == pytest.approx(values[1], rel=1e-3)
+    assert values[4] == pytest.approx(values[1], rel=1e-3)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_as_diverged(tmp_path):
+    result, _ = train_on_rank(0, 1, cell(optimizer={"lr": 1e6}), str(tmp_path))
+    assert result.stop_reason == "diverged"
+    assert not result.reached_target
+
+
+def test_an_unreached_target_is_a_result(tmp_path):
+    training = {"global_batch_size": 256, "epochs": 1}
+    result, _ = train_on_rank(0, 1, cell(training=training), str(tmp_path))
+    assert (result.stop_reason, result.reached_target, result.steps) == ("epochs", False, 5)
+
+
+def test_ranks_see_every_example_of_an_epoch_once_and_the_same_global_batches():
+    def epoch(world_size: int) -> list[torch.Tensor]:
+        shares = [Share(r, world_size, 64 // world_size, 3, torch.device("cpu")) for r in range(world_size)]
+        ranks = [list(build({"width": 4}, share).batches(1)) for share in shares]
+        return [torch.cat([x for x, _ in parts]) for parts in zip(*ranks, strict=True)]
+
+    for one, many in zip(epoch(1), epoch(4), strict=True):
+        assert torch.equal(one, many)
+    seen = torch.cat(epoch(1)).flatten(1)
+    data = build({"width": 4}, Share(0, 1, 1, 0, torch.device("cpu")))
+    pool = data._train[0].flatten(1)
+    assert len(seen) == 1437 // 64 * 64
+    counts = {row: int((pool == torch.tensor(row)).all(1).sum()) for row in map(tuple, pool.tolist())}
+    for row in map(tuple, seen.tolist()):
+        counts[row] -= 1
+    assert min(counts.values()) >= 0
+
+
+def test_held_out_images_are_in_no_training_batch():
+    data = build({"width": 4}, Share(0, 1, 1, 0, torch.device("cpu")))
+    assert (len(data._train[1]), len(data._test[1])) == (1437, 360)

@@ -1,0 +1,33 @@
+"""Promise: every hyperparameter that no run could use is refused at construction, with value and range."""
+
+import pytest
+
+from kfac_core import ConfigError, KFACConfig
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strategy": "comm_op"}, "strategy='comm_op' is not one of .*did you mean comm_opt"),
+        ({"solver": "cholesky"}, "solver='cholesky' is not one of eigen, inverse, inverse_pi"),
+        ({"assignment": "random"}, "assignment='random' is not one of"),
+        ({"strategy": "hybrid_opt"}, "needs grad_worker_fraction"),
+        ({"strategy": "hybrid_opt", "grad_worker_fraction": 0.0}, r"grad_worker_fraction=0.0 .*\(0, 1\]"),
+        ({"grad_worker_fraction": 0.5}, "has no meaning for strategy=comm_opt"),
+        ({"damping": 0.0}, r"damping=0.0 lies outside \(0, inf\)"),
+        ({"damping": float("nan")}, "damping=nan"),
+        ({"factor_decay": 1.0}, r"factor_decay=1.0 lies outside \[0, 1\)"),
+        ({"kl_clip": -1.0}, "kl_clip=-1.0"),
+        ({"factor_update_steps": 0}, "factor_update_steps=0 is no whole number"),
+        ({"inverse_update_steps": True}, "inverse_update_steps=True"),
+        ({"factor_update_steps": 3, "inverse_update_steps": 10}, "no multiple of factor_update_steps=3"),
+        ({"skip": ("[",)}, r"skip pattern '\['"),
+    ],
+)
+def test_bad_values_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        KFACConfig(**options)
+
+
+def test_the_limits_themselves_are_allowed():
+    KFACConfig(strategy="hybrid_opt", grad_worker_fraction=1.0, factor_decay=0.0, kl_clip=None)

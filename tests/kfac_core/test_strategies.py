@@ -1,0 +1,130 @@
+"""Promise: every strategy in the drawer places any layers on any world soundly and in balance."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kfac_core import KFACConfig, PlacementError
+from kfac_core.placement import FactorShape, LayerShape, balance, cubic_cost
+from kfac_core.strategies import STRATEGIES, place
+from kfac_core.strategies.hybrid_opt import grad_workers
+
+DIMS = st.integers(1, 5000)
+LAYERS = st.lists(st.tuples(DIMS, DIMS), min_size=1, max_size=40).map(
+    lambda dims: [LayerShape(f"layer{i}", FactorShape(a), FactorShape(g)) for i, (a, g) in enumerate(dims)]
+)
+WORLDS = st.integers(1, 4096)
+ASSIGNMENTS = st.sampled_from([None, "balanced", "round_robin"])
+
+
+@st.composite
+def worlds_with_a_fraction(draw) -> tuple[int, float]:
+    world_size = draw(WORLDS)
+    divisors = [m for m in range(1, world_size + 1) if world_size % m == 0]
+    return world_size, draw(st.sampled_from(divisors)) / world_size
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@given(LAYERS, worlds_with_a_fraction(), ASSIGNMENTS)
+def test_every_layer_is_placed_once_and_worker_groups_partition_the_world(
+    strategy, layers, world, assignment
+):
+    world_size, fraction = world
+    config = KFACConfig(
+        strategy=strategy,
+        grad_worker_fraction=fraction if strategy == "hybrid_opt" else None,
+        assignment=assignment,
+    )
+    placement = place(config, layers, world_size)
+    assert list(placement.layers) == [layer.name for layer in layers]
+    columns = [placement.column(i) for i in range(placement.columns)]
+    rows = [placement.row(i) for i in range(placement.grad_workers)]
+    assert sorted(rank for column in columns for rank in column) == list(range(world_size))
+    assert sorted(rank for row in rows for rank in row) == list(range(world_size))
+    for name, layer in placement.layers.items():
+        assert set(layer.a_inverse_workers) | set(layer.g_inverse_workers) <= set(layer.gradient_workers)
+        for rank in {0, world_size // 2, world_size - 1}:
+            source = placement.gradient_source(name, rank)
+            assert source in layer.gradient_workers
+            assert rank in placement.row(source // placement.columns)
+
+
+@given(LAYERS, WORLDS)
+def test_balancing_is_never_worse_than_round_robin_nor_than_the_greedy_bound(layers, world_size):
+    def heaviest(assignment: str) -> float:
+        load = [0.0] * world_size
+        placement = place(KFACConfig(strategy="mem_opt", assignment=assignment), layers, world_size)
+        for shape in layers:
+            load[placement.layers[shape.name].a_inverse_workers[0]] += cubic_cost(shape.a) + cubic_cost(
+                shape.g
+            )
+        return max(load)
+
+    costs = [cubic_cost(shape.a) + cubic_cost(shape.g) for shape in layers]
+    # Graham (1969): longest first is within 4/3 - 1/(3m) of the best, which is at least these three.
+    least = max(*costs, sum(costs) / world_size, second_bound(costs, world_size))
+    assert heaviest("balanced") <= (4 / 3) * least * (1 + 1e-12)
+
+
+def second_bound(costs: list[float], bins: int) -> float:
+    """With more jobs than bins, two of the bins + 1 longest share a bin."""
+    longest = sorted(costs, reverse=True)
+    return longest[bins - 1] + longest[bins] if len(costs) > bins else 0.0
+
+
+@given(st.lists(st.floats(0, 1e12), max_size=60), st.integers(1, 64))
+def test_balance_gives_every_job_a_bin_and_leaves_none_idle_while_another_has_two(costs, bins):
+    chosen = balance(costs, bins)
+    assert all(0 <= index < bins for index in chosen)
+    if len(costs) >= bins and min(costs, default=1) > 0:
+        assert set(chosen) == set(range(bins))
+
+
+def test_the_grid_is_kaisas():
+    layers = [LayerShape(f"l{i}", FactorShape(10), FactorShape(10)) for i in range(4)]
+    config = KFACConfig(strategy="hybrid_opt", grad_worker_fraction=0.25)
+    placement = place(config, layers, 8)
+    assert [placement.column(i) for i in range(4)] == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    assert [placement.row(i) for i in range(2)] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert "0 1 2 3\n 4 5 6 7" in str(placement)
+
+
+def test_comm_opt_spreads_both_factors_of_one_layer():
+    layer = LayerShape("fc", FactorShape(100), FactorShape(90))
+    placed = place(KFACConfig(strategy="comm_opt"), [layer], 2).layers["fc"]
+    assert (placed.a_inverse_workers, placed.g_inverse_workers) == ((0,), (1,))
+
+
+def test_dp_kfac_trusts_the_owner_alone():
+    layers = [LayerShape(f"l{i}", FactorShape(10), FactorShape(10)) for i in range(5)]
+    placement = place(KFACConfig(strategy="dp_kfac"), layers, 3)
+    owners = [layer.factor_workers for layer in placement.layers.values()]
+    assert owners == [(0,), (1,), (2,), (0,), (1,)]
+
+
+def test_fractions_survive_floating_point():
+    assert grad_workers(98, 2 / 98) == 2
+    assert 98 * (2 / 98) != 2
+    assert grad_workers(3, 1 / 3) == 1
+
+
+@pytest.mark.parametrize(("world_size", "fraction"), [(8, 0.3), (6, 4 / 6), (4, 0.1), (2, 1e-9)])
+def test_fractions_without_whole_groups_are_refused_with_what_is_allowed(world_size, fraction):
+    with pytest.raises(PlacementError, match=rf"world of {world_size}; use .*1/{world_size}"):
+        grad_workers(world_size, fraction)
+
+
+def test_an_empty_world_is_refused():
+    with pytest.raises(PlacementError, match="world_size=0"):
+        place(KFACConfig(), [], 0)
+
+
+def test_placing_needs_no_torch():
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import kfac_core.strategies, kfac_core.config, kfac_core.placement, kfac_core.phases"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

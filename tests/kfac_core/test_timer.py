@@ -1,0 +1,74 @@
+"""Promise: phases are exclusive, add up to the wall with `other`, and carry their traffic."""
+
+import time
+
+import pytest
+
+from kfac_core import Phase
+from kfac_core.timer import PhaseTimer, Traffic
+
+
+def spin(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def test_nested_phases_are_exclusive_and_add_up_to_the_wall():
+    timer = PhaseTimer()
+    timer.start()
+    spin(0.01)
+    with timer.phase(Phase.FORWARD):
+        spin(0.02)
+        with timer.phase(Phase.FACTOR_COMPUTE):
+            spin(0.03)
+        spin(0.01)
+    timer.stop()
+    totals = timer.drain()
+    assert totals.seconds["other"] == pytest.approx(0.01, abs=0.004)
+    assert totals.seconds["forward"] == pytest.approx(0.03, abs=0.004)
+    assert totals.seconds["factor_compute"] == pytest.approx(0.03, abs=0.004)
+    assert sum(totals.seconds.values()) == pytest.approx(totals.wall_seconds, rel=0.02)
+
+
+def test_time_between_stop_and_start_is_nobodys():
+    timer = PhaseTimer()
+    timer.start()
+    timer.stop()
+    spin(0.02)
+    timer.start()
+    timer.stop()
+    assert timer.drain().wall_seconds < 0.01
+
+
+def test_traffic_inside_a_phase_is_booked_on_it():
+    traffic = Traffic()
+    timer = PhaseTimer(traffic=traffic)
+    timer.start()
+    with timer.phase(Phase.FACTOR_COMM):
+        traffic.calls += 2
+        traffic.sent_bytes += 100
+    timer.stop()
+    totals = timer.drain()
+    assert totals.calls["factor_comm"] == 2
+    assert totals.sent_bytes == {"factor_comm": 100}
+    assert timer.drain().sent_bytes == {}
+
+
+def test_an_exception_leaves_the_timer_in_order():
+    timer = PhaseTimer()
+    timer.start()
+    with pytest.raises(RuntimeError), timer.phase(Phase.FORWARD):
+        raise RuntimeError
+    spin(0.01)
+    timer.stop()
+    assert timer.drain().seconds["other"] == pytest.approx(0.01, abs=0.004)
+
+
+def test_the_observer_always_knows_the_open_phase():
+    heard: list[str] = []
+    timer = PhaseTimer(observer=heard.append)
+    timer.start()
+    with timer.phase(Phase.FORWARD), timer.phase(Phase.FACTOR_COMPUTE):
+        pass
+    assert heard == ["forward", "factor_compute", "forward", "other"]
