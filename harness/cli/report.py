@@ -20,9 +20,13 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    sweep: Annotated[str | None, typer.Argument(help="Name of the sweep.", show_default=False)] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="Its file, in place of its name.")] = None,
-    runs: Annotated[Path, typer.Option(help="Where runs are stored.")] = Path("results/runs"),
+    sweep: Annotated[
+        str | None, typer.Argument(metavar="[SWEEP]", help="Name of the sweep.", show_default=False)
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", metavar="FILE", help="Its file, in place of its name.")
+    ] = None,
+    runs: Annotated[Path, typer.Option(metavar="DIR", help="Where runs are stored.")] = Path("results/runs"),
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The report's folder. Default: report/ in the sweep's.")
     ] = None,
@@ -31,14 +35,12 @@ def report(
     folder = _folder(sweep, file, runs)
     # Loaded after the question is known to make sense: pandas and matplotlib take a second
     from analysis.report import summary_table, write_report  # noqa: PLC0415
-
     from analysis.tables import load  # noqa: PLC0415
     from harness.cli.screen import console  # noqa: PLC0415
 
-    study = load(folder)
-    page = write_report(study, out or folder / "report")
+    page = write_report(folder, out or folder / "report")
     screen = console()
-    screen.print(_table(summary_table(study)))
+    screen.print(_table(summary_table(load(folder))))
     screen.print(str(page), soft_wrap=True, markup=False)
 
 
@@ -52,22 +54,22 @@ def _folder(sweep: str | None, file: Path | None, runs: Path) -> Path:
 
 
 def _name(sweep: str | None, file: Path | None) -> str:
-    if (sweep is None) == (file is None):
-        raise UserError("report needs either the name of a sweep or its file: kronscale report demo")
-    if sweep is not None:
+    if sweep is not None and file is None:
         return sweep
-    from harness.sweep import read_sweep  # noqa: PLC0415  a sweep given by name needs no reader
+    if file is not None and sweep is None:
+        from harness.sweep import read_sweep  # noqa: PLC0415  a sweep given by name needs no reader
 
-    assert file is not None  # noqa: S101  one of the two is set, see above
-    return read_sweep(file).name
+        return read_sweep(file).name
+    raise UserError("report needs either the name of a sweep or its file: kronscale report demo")
 
 
 def _table(frame: pd.DataFrame) -> Table:
-    from rich.table import Table  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415  see report
+    from rich.text import Text  # noqa: PLC0415
 
     table = Table(box=None)
     for column in frame.columns:
-        table.add_column(str(column), overflow="fold")
+        table.add_column(str(column).replace("_", " "), overflow="fold")
     for row in frame.itertuples(index=False):
-        table.add_row(*(str(value) for value in row))
+        table.add_row(*(Text(str(value)) for value in row))  # an interval is no markup
     return table

@@ -1,5 +1,9 @@
 """Promise: the command line answers a mistake with one line and exit code 2, and a traceback means a bug."""
 
+import sys
+from types import SimpleNamespace
+
+import pandas as pd
 import pytest
 
 from harness import cli
@@ -58,6 +62,18 @@ def test_version_and_help(capsys):
 def test_every_verb_shows_an_example(verb, capsys):
     assert cli.main([verb, "--help"]) == 0
     assert f"Example: kronscale {verb}" in capsys.readouterr().out
+
+
+def test_report_prints_the_summary_as_it_is_and_the_pages_path(monkeypatch, tmp_path, capsys):
+    summary = pd.DataFrame({"arm": ["sgd"], "median_seconds": ["1.5 [bold, 2.0]"]})
+    stub = SimpleNamespace(summary_table=lambda _: summary, write_report=lambda _, out: out / "report.html")
+    monkeypatch.setitem(sys.modules, "analysis.report", stub)
+    monkeypatch.setitem(sys.modules, "analysis.tables", SimpleNamespace(load=lambda folder: folder))
+    (tmp_path / "demo").mkdir()
+    assert cli.main(["report", "-f", DEMO, "--runs", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "1.5 [bold, 2.0]" in said
+    assert f"{tmp_path}/demo/report/report.html\n" in said
 
 
 def _cell(method: str = "sgd", world_size: int = 1, seed: int = 0, **kfac: object) -> Cell:
