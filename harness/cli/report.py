@@ -20,9 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    sweep: Annotated[
-        str | None, typer.Argument(metavar="[SWEEP]", help="Name of the sweep.", show_default=False)
-    ] = None,
+    sweep: Annotated[str | None, typer.Argument(help="Name of the sweep.", show_default=False)] = None,
     file: Annotated[
         Path | None, typer.Option("--file", "-f", metavar="FILE", help="Its file, in place of its name.")
     ] = None,
