@@ -19,6 +19,9 @@ Rule = Callable[[np.ndarray], int | None]
 Clock = Literal["train", "wall"]
 """`train` leaves evaluation out (AlgoPerf's complaint #858); `wall` counts it (MLPerf)."""
 
+BASE = "the base itself"
+"""Why a base's speed-up over itself has no interval."""
+
 IDENTITY = ["run", "arm", "setting", "method", "world_size", "seed", "state", "oversubscribed"]
 
 
@@ -126,7 +129,7 @@ def scaling_levels(study: Study) -> pd.DataFrame:
         for _, size, group in points(runs):
             speedup = ratio(group["samples_per_second"].tolist(), base["samples_per_second"].tolist())
             if size == base_size:
-                speedup = Interval(1.0, None, None, len(group), "the base itself")
+                speedup = Interval(1.0, None, None, len(group), BASE)
             rows.append(
                 {
                     "arm": arm,

@@ -107,7 +107,7 @@ def _runs(study: Study) -> list[dict[str, Any]]:
     scored = time_to_accuracy(study)[["run", "reached", "seconds", "epochs"]]
     runs = in_order(study, study.cells.merge(scored, on="run", how="left"))
     runs["rerun"] = [
-        f"kronscale run -f <sweep file of {sweep}> --where \"id='{cell}'\""
+        f'kronscale run -f <sweep file of {sweep}> --where "id={cell}"'
         for sweep, cell in zip(runs["sweep"], runs["cell"], strict=True)
     ]
     runs["seconds"] = ["–" if pd.isna(value) else f"{value:.4g}" for value in runs["seconds"]]

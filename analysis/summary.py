@@ -44,7 +44,7 @@ def summary_table(study: Study) -> pd.DataFrame:
                 "runs": len(runs),
                 "reached": int(runs["reached"].sum()),
                 "median_seconds": spell(level(runs["scored_seconds"].tolist())),
-                "speedup": _base_or_missing(arm, base) if speedup is None else f"{spell(speedup)}×",
+                "speedup": _base_or_missing(arm, base) if speedup is None else spell(speedup, "×"),
                 "epochs": _number(epochs),
                 "seconds_per_epoch": _number(level(runs["seconds_per_epoch"].dropna().tolist()).estimate),
                 "method": "" if speedup is None else speedup.method,
@@ -53,17 +53,17 @@ def summary_table(study: Study) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def spell(interval: Interval) -> str:
-    """`12.3 [10.1, 15.0]`, or the estimate alone where there is no interval."""
+def spell(interval: Interval, unit: str = "") -> str:
+    """`12.3 [10.1, 15.0]`, the unit after the estimate, or the estimate alone where there is no interval."""
     if interval.low is None or interval.high is None:
-        return _number(interval.estimate)
-    return f"{_number(interval.estimate)} [{_number(interval.low)}, {_number(interval.high)}]"
+        return _number(interval.estimate) + unit
+    return f"{_number(interval.estimate)}{unit} [{_number(interval.low)}, {_number(interval.high)}]"
 
 
 def _number(value: float) -> str:
     if math.isnan(value):
         return "–"
-    return "not reached" if math.isinf(value) else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+    return "not reached" if math.isinf(value) else f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
 def _base_or_missing(arm: str, base: dict[str, str]) -> str:

@@ -7,7 +7,7 @@ each, so that a figure survives a black-and-white printer.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -16,7 +16,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.metrics import arm_order
+from analysis.metrics import BASE, arm_order
 from analysis.statistics import Interval
 from analysis.tables import Study
 
@@ -125,6 +125,17 @@ def counts(frame: pd.DataFrame) -> str:
     low, high = int(n.min()), int(n.max())
     runs = "run" if high == 1 else "runs"
     return f"n = {low} {runs} per point" if low == high else f"n = {low} to {high} {runs} per point"
+
+
+def whiskers(intervals: Iterable[Interval]) -> str:
+    """What the whiskers of a figure are, and why a point may lack one."""
+    drawn: set[str] = set()
+    lacking: set[str] = set()
+    for interval in intervals:
+        (lacking if interval.low is None else drawn).add(interval.method)
+    lacking -= {BASE}
+    given = f"Whiskers: 95 % {'; '.join(sorted(drawn))}." if drawn else "No whiskers."
+    return given + (f" None where: {'; '.join(sorted(lacking))}." if lacking else "")
 
 
 def remarks(study: Study, frame: pd.DataFrame) -> str:

@@ -97,7 +97,7 @@ def _caption(study: Study, numbers: pd.DataFrame) -> str:
         "Exclusive seconds per step on the slowest rank of each run, amortised over whole inverse",
         f"periods; stacks are means over runs ({counts(numbers)}), because means of parts add up to the",
         "mean of the whole.",
-        "Hatched phases move bytes and include waiting for other ranks; `other` is what no phase",
+        'Hatched phases move bytes and include waiting for other ranks; "other" is what no phase',
         "claims. Dots: each run's time per step.",
         remarks(study, numbers),
     )

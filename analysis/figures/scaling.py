@@ -23,6 +23,7 @@ from analysis.figures.drawing import (
     panels,
     remarks,
     sentence,
+    whiskers,
     world_size_axis,
 )  # fmt: skip
 from analysis.metrics import scaling, scaling_levels
@@ -116,12 +117,12 @@ def _caption(study: Study, runs: pd.DataFrame, levels: pd.DataFrame) -> str:
         for row in _bases(levels)
     )
     kinds = " and ".join(sorted(set(levels["scaling"])))
-    methods = sorted({i.method for column in PANELS for i in levels[column]} - {"the base itself"})
     return sentence(
         f"{kinds.capitalize()} scaling. Step time is the slowest rank's, amortised over inverse periods.",
         f"Bases of the speed-ups: {bases}.",
         "Speed-up is the ratio of samples per second; efficiency divides it by the ratio of ranks.",
-        f"Dots are runs ({counts(runs)}). Whiskers: 95 % {'; '.join(methods)}.",
+        f"Dots are runs ({counts(runs)}).",
+        whiskers(interval for column in PANELS for interval in levels[column]),
         "Only one world size was run, so there is no scaling to see."
         if runs["world_size"].nunique() == 1
         else "",

@@ -23,6 +23,7 @@ from analysis.figures.drawing import (
     remarks,
     sentence,
     whisker,
+    whiskers,
     world_size_axis,
 )  # fmt: skip
 from analysis.metrics import points, time_to_accuracy
@@ -43,24 +44,21 @@ def draw(study: Study) -> Drawing:
         raise NothingToDraw("no run has trained up to its first evaluation")
     styles = {arm: style for arm, style in arm_styles(study).items() if arm in set(runs["arm"])}
     figure, axes = panels(TWO_COLUMNS, 2.6, columns=3)
-    intervals: list[dict[str, object]] = []
+    intervals: dict[tuple[str, int], Interval] = {}
     shifts = dodge(list(styles))
     for axis, (column, label) in zip(axes, PANELS.items(), strict=True):
         for arm, world_size, group in points(runs):
             x = math.log2(world_size) + shifts[arm]
             interval = _panel(axis, x, group, column, styles[arm])
             if column == "seconds":
-                intervals.append(
-                    {"arm": arm, "world_size": world_size, "median_seconds": interval.estimate,
-                     "low_seconds": interval.low, "high_seconds": interval.high, "interval": interval.method}
-                )  # fmt: skip
+                intervals[arm, world_size] = interval
         world_size_axis(axis, runs)
         axis.set_ylabel(label)
         axis.margins(y=0.15)  # the arrow of a miss points beyond its dot
         axis.set_ylim(bottom=0)
     legend_below(figure, _handles(styles, runs), columns=min(len(styles) + 1, 4))
-    numbers = runs.merge(pd.DataFrame(intervals), on=["arm", "world_size"])
-    return Drawing(figure, numbers, _caption(study, numbers))
+    numbers = runs.merge(_flat(intervals), on=["arm", "world_size"])
+    return Drawing(figure, numbers, _caption(study, numbers, list(intervals.values())))
 
 
 def _panel(axis: Axes, x: float, group: pd.DataFrame, column: str, style: ArmStyle) -> Interval:
@@ -87,6 +85,12 @@ def _panel(axis: Axes, x: float, group: pd.DataFrame, column: str, style: ArmSty
     return interval
 
 
+def _flat(intervals: dict[tuple[str, int], Interval]) -> pd.DataFrame:
+    rows = [(arm, size, i.estimate, i.low, i.high, i.method) for (arm, size), i in intervals.items()]
+    parts = ["median_seconds", "low_seconds", "high_seconds", "interval"]
+    return pd.DataFrame(rows, columns=["arm", "world_size", *parts])
+
+
 def _handles(styles: dict[str, ArmStyle], runs: pd.DataFrame) -> list[Line2D]:
     handles = [
         Line2D([], [], color=style.colour, marker=style.marker, linestyle="none", label=arm)
@@ -107,7 +111,7 @@ def _handles(styles: dict[str, ArmStyle], runs: pd.DataFrame) -> list[Line2D]:
     return handles
 
 
-def _caption(study: Study, numbers: pd.DataFrame) -> str:
+def _caption(study: Study, numbers: pd.DataFrame, intervals: list[Interval]) -> str:
     targets = study.cells[["target_metric", "target_value", "target_direction"]].drop_duplicates()
     goal = " or ".join(
         f"{metric} {'at least' if direction == 'higher' else 'at most'} {value:g}"
@@ -117,7 +121,7 @@ def _caption(study: Study, numbers: pd.DataFrame) -> str:
     return sentence(
         f"Time to {goal}: first evaluation at the target, evaluation time not counted.",
         f"Every run is a dot ({counts(numbers)}); the bar is the median, with a miss counted as slowest.",
-        "Whiskers: 95 % " + "; ".join(sorted(numbers["interval"].unique())) + ".",
+        whiskers(intervals),
         f"{missed} of {len(numbers)} runs missed and are shown where they stopped." if missed else "",
         remarks(study, numbers),
     )
