@@ -61,7 +61,7 @@ def level(values: Sequence[float]) -> Interval:
         low, high = float(ordered[k - 1]), float(ordered[n - k])
         return Interval(estimate, low, high, n, "order-statistic interval of the median")
     if not np.isfinite(ordered).all():
-        return Interval(estimate, None, None, n, "some runs missed, which has no logarithm")
+        return Interval(estimate, None, None, n, "some runs missed, and a miss has no logarithm")
     logs = np.log(ordered)
     half = _t_quantile(n - 1) * logs.std(ddof=1) / math.sqrt(n)
     low, high = np.exp(logs.mean() - half), np.exp(logs.mean() + half)
