@@ -1,0 +1,235 @@
+"""Stochastic preconditioned nonlinear conjugate gradient, the whole step on one page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from kfac_core.collectives import Communicator, connect
+from kfac_core.errors import ConfigError
+from kfac_core.optimizers.conjugacy import EPS, KEEP_Z, clipped_beta
+from kfac_core.optimizers.flat import FlatParameters
+from kfac_core.optimizers.options import NLCGOptions, check_groups
+from kfac_core.optimizers.step_control import OLD_LOSS_WEIGHT, PERIOD_STEPS, controlled
+from kfac_core.preconditioner import KFAC
+
+
+class NLCG(Optimizer):
+    """Steps along d = z + beta d_old: z the preconditioned descent direction, beta one number for all layers.
+
+    Call `step(loss)` after the gradients are averaged over ranks; NLCG averages the loss itself (one scalar
+    a step), so that every rank takes the same branch of the step control.
+
+    Symbols, with n parameters in all; vectors are `[n]`, scalars `[]`:
+        k           steps so far, a host number
+        g, y        averaged gradient, and its change g - g_old, `[n]`
+        s           displacement of the last step, the one that y answers to, `[n]`
+        h           diagonal of the BFGS approximation of the Hessian, one at k = 0, `[n]`
+        z           -g / (h + eps), or -g, or -F^-1 g with K-FAC (-g in layers that it lacks), `[n]`
+        new, delta  (-g).z now and one step ago, `[]`
+        d           conjugate direction, z + beta d_old, `[n]`
+        scale       what step control multiplies lr by, in [1e-4, 1], a host number
+        dropped     share of the last displacement that step control takes back, in [0, 0.9]
+
+    The release settles what the paper leaves open: the dropped share is taken back from theta while d stays
+    whole for the next step, and LARS scales g before anything else. Two things differ from it: s is the
+    displacement itself, not d times the present lr, and eps is not added to y^2 and (h s)^2.
+
+    Host and device: only a control step, one in five, waits for the device, to read two moving averages.
+
+    Args:
+        params: parameters or groups, of one dtype on one device; a group's one option is `lr`.
+        lr: learning rate, >= 0; schedulers may change it.
+        beta: `FR` Fletcher-Reeves, `PR` Polak-Ribiere, `HS` Hestenes-Stiefel, `DY` Dai-Yuan.
+        precondition: `bfgs`, `none` or `kfac`; None means `kfac` if one is given, else `bfgs`.
+        step_control: whether the loss, which must then be positive, drives `scale`; False needs no loss.
+        restart_steps: every so many steps beta is zero; None for never.
+        lars: eta of LARS, 0.001 in the release; None for no LARS.
+        kfac: steps inside `step()` and leaves F^-1 g in the `.grad`s; built with kl_clip=None.
+        communicator: the ranks; torch.distributed's world by default, a world of one without it.
+
+    Raises:
+        ConfigError: a value is outside its range, or two of them contradict each other.
+
+    Source: Adya, Palakkode, Tuzel, "Nonlinear conjugate gradients for scaling synchronous distributed DNN
+    training", arXiv:1812.02886, and its release; K-FAC in the place of BFGS is ours.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float,
+        *,
+        beta: str = "FR",
+        precondition: str | None = None,
+        step_control: bool = True,
+        restart_steps: int | None = None,
+        lars: float | None = None,
+        kfac: KFAC | None = None,
+        communicator: Communicator | None = None,
+    ) -> None:
+        self._built = False
+        super().__init__(params, {"lr": lr})
+        check_groups(self.param_groups)
+        self._options = NLCGOptions(
+            beta=beta,
+            precondition=precondition or ("bfgs" if kfac is None else "kfac"),
+            step_control=step_control,
+            restart_steps=restart_steps,
+            lars=lars,
+            kfac=kfac,
+        )
+        self._communicator = communicator if communicator is not None else connect()
+        self._flat = FlatParameters(self.param_groups)
+        self.state[self._flat.first] = {"k": 0, "scale": 1.0}  # as torch's LBFGS files its one state
+        self._built = True
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One step; returns the loss.
+
+        Args:
+            closure: this rank's mean loss, or a function that computes it and the averaged gradients; the
+                name is torch's.
+
+        Raises:
+            ConfigError: step control has no loss, or one whose moving average is not positive.
+        """
+        loss = _evaluate(closure)
+        flat, old = self._flat, self._memory
+        dropped = self._control(loss) if self._options.step_control else 0.0
+        k = old["k"]
+        g = flat.gradient()
+        if self._options.lars is not None:
+            flat.adapt_by_layer(g, self._options.lars, EPS)
+        y = g - old["g"] if k else None
+        z = self._descend(g, y)
+        new = torch.dot(-g, z)
+        if y is None or self._restarts(k):
+            d = z
+        else:
+            d = z + clipped_beta(self._options.beta, g, y, new, old) * old["d"]
+        s = flat.by_group(d, [group["lr"] * old["scale"] for group in self.param_groups])
+        if dropped:
+            s = (1 - dropped) * s - dropped * old["s"]
+        flat.move(s)
+        old.update(k=k + 1, g=g, d=d, s=s, delta=new)
+        if self._options.beta in KEEP_Z:
+            old["z"] = z
+        return loss
+
+    @property
+    def scale(self) -> float:
+        """What step control multiplies the learning rate by, in [1e-4, 1]."""
+        return float(self._memory["scale"])
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken, to the bit; a K-FAC in front is resumed apart.
+
+        Raises:
+            ConfigError: the state is that of other parameters, or of an NLCG with other options.
+        """
+        saved = state_dict["state"].get(0, {})
+        expected = self._memory_keys(saved.get("k", 0))
+        length = saved["g"].numel() if "g" in saved else self._flat.size
+        if set(saved) != expected or length != self._flat.size:
+            raise ConfigError(
+                f"a state of {length} parameters with {', '.join(sorted(saved))} does not fit this NLCG of "
+                f"{self._flat.size} with {', '.join(sorted(expected))}; use the options it was saved under"
+            )
+        super().load_state_dict(state_dict)
+        like = self._flat.like  # torch has cast the state to the parameters' dtype, which may be half
+        self.state[self._flat.first] = {
+            key: value.to(like, copy=True) if isinstance(value, Tensor) else value
+            for key, value in saved.items()
+        }
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Take a group at construction.
+
+        Raises:
+            ConfigError: later, when the vectors have their length.
+        """
+        if self._built:
+            raise ConfigError(
+                "add_param_group after construction: NLCG keeps one vector over all parameters; build anew"
+            )
+        super().add_param_group(param_group)
+
+    @property
+    def _memory(self) -> dict[str, Any]:
+        memory: dict[str, Any] = self.state[self._flat.first]
+        return memory
+
+    def _memory_keys(self, k: int) -> set[str]:
+        if k == 0:
+            return {"k", "scale"}
+        vectors = {"g", "d", "s", *(["h"] if self._options.precondition == "bfgs" else [])}
+        vectors |= {"z"} if self._options.beta in KEEP_Z else set()
+        averages = {"loss_ema", "loss_ema_old"} if self._options.step_control else set()
+        return {"k", "scale", "delta", *vectors, *averages}
+
+    def _restarts(self, k: int) -> bool:
+        steps = self._options.restart_steps
+        return steps is not None and k % steps == 0
+
+    def _descend(self, g: Tensor, y: Tensor | None) -> Tensor:
+        """z, `[n]`."""
+        if self._options.kfac is not None:
+            self._options.kfac.step()  # in place in the .grads, of which g is a copy
+            return -self._flat.gradient()
+        if self._options.precondition == "none":
+            return -g
+        old = self._memory
+        h = torch.ones_like(g) if y is None else _bfgs_diagonal(old["h"], old["s"], y)
+        old["h"] = h
+        return -g / (h + EPS)
+
+    def _control(self, loss: Any) -> float:
+        """Fold the loss into its average; every five steps set `scale` and return the share to drop."""
+        old = self._memory
+        k, mean = old["k"], self._mean_over_ranks(loss)
+        average = mean if k == 0 else OLD_LOSS_WEIGHT * old["loss_ema"] + (1 - OLD_LOSS_WEIGHT) * mean
+        old["loss_ema"] = average
+        if k == 0:
+            old["loss_ema_old"] = average
+        if k == 0 or k % PERIOD_STEPS:
+            return 0.0
+        now, before = torch.stack([average, old["loss_ema_old"]]).tolist()  # the only wait for the device
+        if before <= 0 or now <= 0:
+            raise ConfigError(
+                f"step_control=True needs a positive loss, and its average fell to {min(now, before)} at "
+                f"step {k}; use step_control=False"
+            )
+        old["loss_ema_old"] = average
+        old["scale"], dropped = controlled(old["scale"], now / before)
+        return dropped
+
+    def _mean_over_ranks(self, loss: Any) -> Tensor:
+        if loss is None:
+            raise ConfigError(
+                "step_control=True needs the loss: step(loss), a closure, or step_control=False"
+            )
+        mean = torch.as_tensor(loss).detach().to(self._flat.like).reshape(1).clone()
+        if self._communicator.world_size > 1:
+            self._communicator.all_reduce(mean)
+            mean /= self._communicator.world_size
+        return mean[0]
+
+
+def _evaluate(closure: Any) -> Any:
+    if not callable(closure):
+        return closure
+    with torch.enable_grad():
+        return closure()
+
+
+def _bfgs_diagonal(h: Tensor, s: Tensor, y: Tensor) -> Tensor:
+    """|h - (h s)^2 / s.(h s) + y^2 / y.s| where both divisors reach eps, else h, `[n]`; nothing waits."""
+    hs = h * s
+    curvature, modelled = torch.dot(y, s), torch.dot(s, hs)
+    renewed = (h - hs * hs / modelled + y * y / curvature).abs()
+    return torch.where((curvature >= EPS) & (modelled >= EPS), renewed, h)

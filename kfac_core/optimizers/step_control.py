@@ -1,0 +1,48 @@
+"""Loss-driven step control: the table that turns a rise of the loss into a shorter step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+PERIOD_STEPS = 5  # the release's `step_line_search_period`
+OLD_LOSS_WEIGHT = 0.7  # of the moving average of the loss; the new loss has the rest
+SMALLEST_SCALE = 1e-4
+TOLERATED_RATIO, GROWTH = 1.01, 1.05
+
+
+class Row(NamedTuple):
+    """What to do when the loss ratio lies above `above`.
+
+    Attributes:
+        shrink: factor on the scale of the step.
+        dropped: share of the old direction to take back.
+    """
+
+    above: float
+    shrink: float
+    dropped: float
+
+
+# The release of arXiv:1812.02886, `online_line_search` at threshold 1; the paper gives the idea alone.
+TABLE = (
+    Row(1.15, 0.5, 0.9),
+    Row(1.125, 0.7, 0.7),
+    Row(1.10, 0.8, 0.5),
+    Row(1.075, 0.9, 0.3),
+    Row(1.05, 0.95, 0.2),
+    Row(1.025, 0.975, 0.1),
+)
+BELOW_THE_TABLE = Row(TOLERATED_RATIO, 1.0, 0.1)
+
+
+def controlled(scale: float, ratio: float) -> tuple[float, float]:
+    """The new scale in [1e-4, 1] and the share of the old direction to drop, in [0, 0.9].
+
+    Args:
+        scale: scale of the step so far.
+        ratio: moving average of the loss now over that of `PERIOD_STEPS` ago.
+    """
+    if ratio < TOLERATED_RATIO:
+        return min(1.0, GROWTH * scale), 0.0
+    row = next((row for row in TABLE if ratio > row.above), BELOW_THE_TABLE)
+    return max(SMALLEST_SCALE, row.shrink * scale), row.dropped
