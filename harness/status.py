@@ -1,0 +1,182 @@
+"""What state every cell is in, told from its files alone; how far it has come, and why it failed."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness.cell import Cell
+from harness.launchers import LAUNCHERS
+from harness.launchers.launch import Begun
+from harness.records import FINAL_STATES, EvalRecord, Outcome, State
+from harness.store import Attempt, SweepFolder
+from harness.tail import last_record
+
+IN_FLIGHT: tuple[State, ...] = ("PENDING", "RUNNING")
+RETRYABLE: tuple[State, ...] = tuple(state for state in FINAL_STATES if state != "COMPLETED")
+
+
+@dataclass(frozen=True)
+class CellStatus:
+    """One cell as its files show it.
+
+    Attributes:
+        attempt: the newest attempt, if any.
+        cause: why it ended as it did, one sentence; empty where there is nothing to explain.
+        rank: whom `step` and `phase` are about: the cause of a failure, else the rank furthest behind.
+        step: step in progress or last begun, counted from 0; None before the first.
+        total_steps: steps that a run takes without reaching its target.
+        value: newest value of the target's metric.
+        started_at: Unix time, seconds.
+        ended_at: Unix time, seconds.
+    """
+
+    cell: Cell
+    state: State
+    attempt: Attempt | None = None
+    cause: str = ""
+    rank: int | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    phase: str | None = None
+    value: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing happens to the cell any more unless someone retries it."""
+        return self.state in FINAL_STATES
+
+    @property
+    def elapsed_seconds(self) -> float | None:
+        """Since its ranks were started, to the end or to now."""
+        if self.started_at is None:
+            return None
+        return (self.ended_at or time.time()) - self.started_at
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """Until its last step at the pace so far; sooner if it reaches its target. None unless running."""
+        elapsed = self.elapsed_seconds
+        if self.state != "RUNNING" or not self.step or not self.total_steps or elapsed is None:
+            return None
+        return elapsed * (self.total_steps - self.step) / self.step
+
+    def to_dict(self) -> dict[str, Any]:
+        """For programs: flat, JSON types only."""
+        names = ("state", "cause", "rank", "step", "total_steps", "phase", "value", "started_at", "ended_at")
+        return {
+            "id": self.cell.id,
+            "sweep": self.cell.sweep,
+            "method": self.cell.method,
+            "world_size": self.cell.world_size,
+            "seed": self.cell.seed,
+            "attempt": self.attempt.number if self.attempt is not None else None,
+            **{name: getattr(self, name) for name in names},
+            "elapsed_seconds": self.elapsed_seconds,
+            "eta_seconds": self.eta_seconds,
+        }
+
+
+def read_statuses(folder: SweepFolder, cells: Iterable[Cell] | None = None) -> list[CellStatus]:
+    """The status of the cells, or of all cells stored in the folder; in the order given.
+
+    Raises:
+        StoreError: a stored cell cannot be read.
+    """
+    wanted = [stored.cell() for stored in folder.cell_folders()] if cells is None else cells
+    seen = [_read(folder, cell) for cell in wanted]
+    lost = _lost(status for status in seen if status.state == "RUNNING")
+    return [_as_lost(status) if status.attempt in lost else status for status in seen]
+
+
+def count_states(statuses: Iterable[CellStatus]) -> dict[State, int]:
+    """How many cells are in each state, the commonest first."""
+    counts: dict[State, int] = defaultdict(int)
+    for status in statuses:
+        counts[status.state] += 1
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def is_stalled(folder: SweepFolder, statuses: Iterable[CellStatus]) -> bool:
+    """Whether cells are pending that nobody will start: their queue was killed."""
+    names = {_launcher(status.attempt) for status in statuses if status.state == "PENDING" and status.attempt}
+    return any(not LAUNCHERS[name].works_on(folder) for name in names)
+
+
+def _read(folder: SweepFolder, cell: Cell) -> CellStatus:
+    attempt = folder.cell_folder(cell).latest()
+    if attempt is None:
+        return CellStatus(cell, "STAGED")
+    outcome = attempt.outcome()
+    if outcome is not None:
+        return _ended(cell, attempt, outcome)
+    begun = Begun.read(attempt)
+    if begun is not None:
+        return _running(CellStatus(cell, "RUNNING", attempt, started_at=begun.started_at))
+    launched = (attempt.path / "launch.json").exists()
+    return CellStatus(cell, "PENDING" if launched else "STAGED", attempt)
+
+
+def _ended(cell: Cell, attempt: Attempt, outcome: Outcome) -> CellStatus:
+    first = outcome.ranks[0] if outcome.ranks else None
+    return CellStatus(
+        cell,
+        outcome.state,
+        attempt,
+        cause=outcome.cause,
+        rank=first.rank if first else None,
+        step=first.step if first else None,
+        phase=first.phase if first else None,
+        value=outcome.value,
+        started_at=outcome.started_at,
+        ended_at=outcome.ended_at,
+    )
+
+
+def _running(status: CellStatus) -> CellStatus:
+    assert status.attempt is not None  # noqa: S101  # see _read
+    beats = [(status.attempt.last_beat(rank), rank) for rank in range(status.cell.world_size)]
+    heard = [(beat, rank) for beat, rank in beats if beat is not None]
+    if not heard:
+        return status
+    beat, rank = min(heard, key=lambda pair: pair[0].step)
+    newest = last_record(status.attempt.records(0), EvalRecord.KIND)
+    return replace(
+        status,
+        rank=rank,
+        step=beat.step if beat.step >= 0 else None,
+        total_steps=beat.total_steps or None,
+        phase=beat.phase,
+        value=newest["value"] if newest is not None else None,
+        ended_at=None,
+    )
+
+
+def _lost(running: Iterable[CellStatus]) -> set[Attempt]:
+    by_launcher: dict[str, list[Attempt]] = defaultdict(list)
+    for status in running:
+        assert status.attempt is not None  # noqa: S101  # see _read
+        by_launcher[_launcher(status.attempt)].append(status.attempt)
+    lost: set[Attempt] = set()
+    for name, attempts in by_launcher.items():
+        gone = LAUNCHERS[name].lost(attempts)
+        lost |= {attempt for attempt in gone if attempt.outcome() is None}  # it may have ended meanwhile
+    return lost
+
+
+def _as_lost(status: CellStatus) -> CellStatus:
+    where = (
+        f" at step {status.step} in {status.phase}" if status.step is not None else " before its first step"
+    )
+    cause = f"its launcher's process is gone and left no outcome; last seen{where}"
+    return replace(status, state="LOST", cause=cause)
+
+
+def _launcher(attempt: Attempt) -> str:
+    launch = attempt.read("launch.json")
+    return str(launch["launcher"]) if launch is not None else "local"

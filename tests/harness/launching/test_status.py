@@ -1,0 +1,62 @@
+"""Promise: status tells every cell's state from its files alone, also when nobody is left to tell it."""
+
+import os
+import signal
+import time
+
+from harness.launchers.launch import Begun
+from harness.pulse import Pulse
+from harness.records import Outcome
+from harness.status import count_states, read_statuses
+from harness.store import sweep_folder
+
+
+def test_a_gang_killed_with_sigkill_leaves_a_lost_cell_with_its_last_step(
+    make_cell, make_attempt, start_gang, wait_for, tmp_path
+):
+    cell = make_cell(steps=3000)
+    gang = start_gang(make_attempt(cell))
+    folder = sweep_folder("study", tmp_path)
+    wait_for(lambda: (read_statuses(folder)[0].step or 0) > 1)
+    running = read_statuses(folder)[0]
+    assert (running.state, running.phase, running.total_steps) == ("RUNNING", "backward", 3000)
+    assert running.eta_seconds > running.elapsed_seconds
+    os.kill(gang.pid, signal.SIGKILL)
+    wait_for(lambda: read_statuses(folder)[0].state == "LOST")
+    assert "in backward" in read_statuses(folder)[0].cause
+
+
+def test_a_cell_is_staged_then_pending_then_final(make_cell, make_attempt, tmp_path):
+    cell = make_cell()
+    folder = sweep_folder("study", tmp_path)
+    assert read_statuses(folder, [cell])[0].state == "STAGED"
+    attempt = make_attempt(cell)
+    assert read_statuses(folder, [cell])[0].state == "PENDING"
+    attempt.write_outcome(Outcome("COMPLETED", "", True, "target", 10.0, 14.0, value=0.98))
+    (done,) = read_statuses(folder)
+    assert (done.state, done.elapsed_seconds, done.value, done.final) == ("COMPLETED", 4.0, 0.98, True)
+
+
+def test_the_step_of_a_running_cell_is_that_of_the_rank_furthest_behind(make_cell, make_attempt, tmp_path):
+    cell = make_cell(2)
+    attempt = make_attempt(cell)
+    Begun(time.time(), (0, 1), ()).write(attempt)
+    for rank, step in enumerate((9, 7)):
+        pulse = Pulse(attempt.pulse(rank))
+        pulse.step = step
+        pulse.beat("forward")
+    (seen,) = read_statuses(sweep_folder("study", tmp_path))
+    assert (seen.rank, seen.step, seen.phase) == (1, 7, "forward")
+
+
+def test_a_thousand_cells_are_told_within_a_second(make_cell, tmp_path):
+    folder = sweep_folder("study", tmp_path)
+    for seed in range(1000):
+        cell = make_cell(seed=seed)
+        attempt = folder.cell_folder(cell).path / "attempt-1"
+        attempt.mkdir(parents=True)
+        (attempt.parent / "cell.json").write_text(cell.model_dump_json())
+        (attempt / "outcome.json").write_text(Outcome("COMPLETED", "", True, "target", 1.0, 2.0).to_json())
+    begins = time.process_time()
+    assert count_states(read_statuses(folder)) == {"COMPLETED": 1000}
+    assert time.process_time() - begins < 1.0

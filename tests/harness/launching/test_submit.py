@@ -1,0 +1,169 @@
+"""Promise: submitting is safe to repeat, to do twice at once and to interrupt; each cell runs once."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+
+import pytest
+
+from harness.errors import SiteError
+from harness.launchers import LAUNCHERS
+from harness.launchers.launch import Launch
+from harness.launchers.presence import Presence
+from harness.locks import exclusive
+from harness.status import is_stalled, read_statuses
+from harness.store import sweep_folder
+from harness.submit import cancel, retry, submit
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return sweep_folder("study", tmp_path)
+
+
+@pytest.fixture
+def finish(folder, wait_for):
+    """Wait until nothing is in flight and give the states by seed."""
+
+    def done(cells):
+        wait_for(lambda: all(one.final for one in read_statuses(folder, cells)), seconds=40)
+        return {one.cell.seed: one.state for one in read_statuses(folder, cells)}
+
+    return done
+
+
+def queue(folder):
+    raw = folder.path / "queue.json"
+    return Presence.read(json.loads(raw.read_text())) if raw.exists() else None
+
+
+def test_cells_run_once_in_order_and_never_more_at_a_time_than_leases(
+    make_cell, site, tmp_path, command, folder, finish, cpus
+):
+    cells = [make_cell(seed=seed, steps=10) for seed in range(3)] + [make_cell(cpus, seed=3)]
+    assert submit(cells, site, tmp_path, command).new == tuple(cells)
+    assert finish(cells) == dict.fromkeys(range(4), "COMPLETED")
+    spans = []
+    for status in read_statuses(folder, cells):
+        assert status.attempt.number == 1
+        for rank in range(status.cell.world_size):
+            used = json.loads((status.attempt.path / f"used-{rank}.json").read_text())
+            spans += [(used["from"], 1, used["cpus"]), (used["to"], -1, used["cpus"])]
+    busy = []
+    for _, change, (cpu,) in sorted(spans):
+        assert (cpu in busy) == (change < 0), "two ranks on one CPU"
+        (busy.append if change > 0 else busy.remove)(cpu)
+    started = [status.started_at for status in read_statuses(folder, cells)]
+    assert started == sorted(started)
+
+
+def test_submitting_again_does_nothing_and_says_why(make_cell, site, tmp_path, command, finish):
+    good, bad = make_cell(seed=0), make_cell(seed=1, act="leave")
+    submit([good, bad, good], site, tmp_path, command)
+    assert submit([good, bad], site, tmp_path, command).in_flight == (good, bad)
+    assert finish([good, bad]) == {0: "COMPLETED", 1: "FAILED"}
+    again = submit([good, bad], site, tmp_path, command)
+    assert (again.new, again.already_done, again.failed_before) == ((), (good,), (bad,))
+
+
+def test_deleting_a_cells_folder_makes_exactly_that_cell_run_again(
+    make_cell, site, tmp_path, command, folder, finish
+):
+    cells = [make_cell(seed=seed) for seed in range(2)]
+    submit(cells, site, tmp_path, command)
+    finish(cells)
+    before = folder.cell_folder(cells[0]).latest().outcome()
+    shutil.rmtree(folder.cell_folder(cells[1]).path)
+    assert submit(cells, site, tmp_path, command).new == (cells[1],)
+    assert finish(cells) == {0: "COMPLETED", 1: "COMPLETED"}
+    assert folder.cell_folder(cells[0]).latest().outcome() == before
+
+
+def test_two_submitters_at_once_never_double_a_cell(make_cell, site, tmp_path, command, folder):
+    cells = [make_cell(seed=seed, steps=3000) for seed in range(20)]
+    context = multiprocessing.get_context("spawn")  # a fork would inherit this test's lock
+    folder.path.mkdir()
+    with exclusive(folder.path / "submit.lock"):
+        both = [context.Process(target=submit, args=(cells, site, tmp_path, command)) for _ in range(4)]
+        for process in both:
+            process.start()
+        time.sleep(1.5)  # all four stand at the lock
+    for process in both:
+        process.join()
+    assert [len(one.attempts()) for one in folder.cell_folders()] == [1] * 20
+    assert len(cancel(cells, tmp_path)) == 20
+
+
+def test_a_killed_queue_loses_nothing(make_cell, site, tmp_path, command, folder, finish, wait_for):
+    cells = [make_cell(seed=seed, steps=30) for seed in range(3)]
+    one_at_a_time = site.model_copy(update={"cpus": 1})
+    submit(cells, one_at_a_time, tmp_path, command)
+    wait_for(lambda: any(one.state == "RUNNING" for one in read_statuses(folder, cells)))
+    os.kill(queue(folder).pid, signal.SIGKILL)
+    wait_for(lambda: not queue(folder).alive())
+    assert is_stalled(folder, read_statuses(folder, cells))
+    assert submit(cells, one_at_a_time, tmp_path, command).new == ()
+    assert finish(cells) == dict.fromkeys(range(3), "COMPLETED")
+    assert [len(one.attempts()) for one in folder.cell_folders()] == [1, 1, 1]
+    wait_for(lambda: queue(folder) is None)
+
+
+def test_retry_gives_only_failed_cells_another_attempt(make_cell, site, tmp_path, command, folder, finish):
+    cells = [make_cell(seed=0), make_cell(seed=1, act="leave", once=True)]
+    submit(cells, site, tmp_path, command)
+    finish(cells)
+    assert retry(cells, site, tmp_path, command) == [cells[1]]
+    assert finish(cells) == {0: "COMPLETED", 1: "COMPLETED"}
+    assert [len(folder.cell_folder(cell).attempts()) for cell in cells] == [1, 2]
+    assert retry(cells, site, tmp_path, command) == []
+
+
+def test_cancel_ends_pending_and_running_cells_before_it_returns(
+    make_cell, site, tmp_path, command, folder, wait_for
+):
+    cells = [make_cell(seed=seed, steps=3000) for seed in range(3)]
+    submit(cells, site.model_copy(update={"cpus": 1}), tmp_path, command)
+    wait_for(lambda: read_statuses(folder, cells)[0].step)
+    assert cancel(cells, tmp_path) == cells
+    statuses = read_statuses(folder, cells)
+    assert [one.state for one in statuses] == ["CANCELLED"] * 3
+    assert ["at step" in one.cause for one in statuses] == [True, False, False]
+    wait_for(lambda: queue(folder) is None)
+
+
+def test_a_cell_that_the_site_can_never_run_is_refused_before_anything_is_written(
+    make_cell, site, tmp_path, command, folder
+):
+    strict = site.model_copy(update={"oversubscribe": False, "cpus": 1})
+    with pytest.raises(SiteError, match=r"needs 2 CPUs.*has 1"):
+        submit([make_cell(seed=1), make_cell(2)], strict, tmp_path, command)
+    assert list(folder.cell_folders()) == []
+    with pytest.raises(SiteError, match="cpus=4000"):
+        submit([make_cell()], site.model_copy(update={"cpus": 4000}), tmp_path, command)
+
+
+def test_a_job_that_ends_before_its_ranks_start_is_a_failure_and_not_waited_for(
+    make_cell, site, tmp_path, command, folder, finish, monkeypatch
+):
+    cell = make_cell()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    (tmp_path / "runtime" / f"kronscale-{os.getuid()}").touch()  # where the folder of leases should be
+    submit([cell], site, tmp_path, command)
+    assert finish([cell]) == {0: "FAILED"}
+    cause = read_statuses(folder, [cell])[0].cause
+    assert "before it started a rank" in cause
+    log = folder.cell_folder(cell).latest().path / cause.rsplit("see ", 1)[1]
+    assert "FileExistsError" in log.read_text()
+
+
+def test_launch_json_says_how_the_attempt_was_launched(make_cell, site, tmp_path, command, folder, finish):
+    cell = make_cell()
+    submit([cell], site, tmp_path, command)
+    finish([cell])
+    launch = Launch.read(folder.cell_folder(cell).latest())
+    assert launch.launcher in LAUNCHERS
+    assert (launch.site, launch.command, launch.oversubscribed) == (site, command, False)
+    assert launch.job_id is not None
