@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from kfac_core.errors import ConfigError
+from kfac_core.schedule import Hyperparameter, Interval, Milestones
 
 SOLVERS = ("eigen", "inverse", "inverse_pi")
-STRATEGIES = ("comm_opt", "mem_opt", "hybrid_opt", "dp_kfac")
+STRATEGIES = ("comm_opt", "mem_opt", "hybrid_opt", "dp_kfac", "mpd_kfac", "d_kfac", "spd_kfac")
+DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +29,24 @@ class KFACConfig:
             `round_robin` is layer i to rank i mod world_size (SC20, DP-KFAC); None is the
             strategy's own published choice.
         solver: `eigen` (inverse-free), `inverse`, or `inverse_pi` (DP-KFAC's damping split).
-        damping: Tikhonov damping of the Kronecker product, > 0.
+        split_factors: for `comm_opt`, whether A and G of a layer may go to different ranks: `always`,
+            `never`, or `when_ranks_exceed_layers`, the rule of the released SC20 code; None is `always`.
+        damping: Tikhonov damping of the Kronecker product, > 0; a number, `Milestones`, or a callable of
+            the step.
         factor_decay: weight of the OLD running factor in the running mean, in [0, 1). The DP-KFAC
             release uses the same name for the weight of the new one: pass 1 minus theirs.
         kl_clip: bound on the step's predicted KL divergence, > 0 (kappa in the papers), or None.
-        factor_update_steps: steps between two updates of the factors (F).
-        inverse_update_steps: steps between two updates of the second-order data (E); a multiple of F.
+        factor_start: the running factor before the first update: `identity` (the released codes), or `first`,
+            which takes the first statistics as they are.
+        factor_update_steps: steps between two updates of the factors (F); may be scheduled like the damping.
+        inverse_update_steps: steps between two updates of the second-order data (E), not below F; may be
+            scheduled too.
+        sequence: how a Linear layer treats dimensions between batch and features: `expand` takes each
+            position as a row, `reduce` averages inputs and adds up gradients (Eschenhagen et al. 2023).
+        loss_reduction: whether the loss is a `mean` over the local batch or a `sum`.
+        factor_dtype: dtype of the running factors; None is the model's, but at least float32.
+        inverse_dtype: dtype in which second-order data is stored and sent; None as for the factors.
+            Arithmetic is never below float32.
         skip: regular expressions; a layer whose name matches one from its start keeps its plain gradient.
 
     Raises:
@@ -42,12 +56,18 @@ class KFACConfig:
     strategy: str = "comm_opt"
     grad_worker_fraction: float | None = None
     assignment: Literal["balanced", "round_robin"] | None = None
+    split_factors: Literal["always", "never", "when_ranks_exceed_layers"] | None = None
     solver: str = "eigen"
-    damping: float = 0.001
+    damping: Hyperparameter = 0.001
     factor_decay: float = 0.95
     kl_clip: float | None = 0.001
-    factor_update_steps: int = 10
-    inverse_update_steps: int = 100
+    factor_start: Literal["identity", "first"] = "identity"
+    factor_update_steps: Interval = 10
+    inverse_update_steps: Interval = 100
+    sequence: Literal["expand", "reduce"] = "expand"
+    loss_reduction: Literal["mean", "sum"] = "mean"
+    factor_dtype: str | None = None
+    inverse_dtype: str | None = None
     skip: tuple[str, ...] = ()
 
     # Read by pydantic when a sweep file is validated: a misspelt hyperparameter is refused there too.
@@ -57,8 +77,6 @@ class KFACConfig:
         """Refuse what no run could use."""
         _one_of("strategy", self.strategy, STRATEGIES)
         _one_of("solver", self.solver, SOLVERS)
-        if self.assignment is not None:
-            _one_of("assignment", self.assignment, ("balanced", "round_robin"))
         if self.strategy == "hybrid_opt":
             if self.grad_worker_fraction is None:
                 raise ConfigError("strategy=hybrid_opt needs grad_worker_fraction, a number in (0, 1]")
@@ -68,24 +86,49 @@ class KFACConfig:
                 f"grad_worker_fraction={self.grad_worker_fraction} has no meaning for "
                 f"strategy={self.strategy}; leave it out, or use strategy=hybrid_opt"
             )
-        _in_range("damping", self.damping, 0, math.inf, open_left=True, open_right=True)
+        if isinstance(self.damping, int | float):
+            _in_range("damping", self.damping, 0, math.inf, open_left=True, open_right=True)
         _in_range("factor_decay", self.factor_decay, 0, 1, open_right=True)
         if self.kl_clip is not None:
             _in_range("kl_clip", self.kl_clip, 0, math.inf, open_left=True, open_right=True)
-        for name in ("factor_update_steps", "inverse_update_steps"):
-            steps = getattr(self, name)
-            if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-                raise ConfigError(f"{name}={steps!r} is no whole number of steps >= 1")
-        if self.inverse_update_steps % self.factor_update_steps:
-            raise ConfigError(
-                f"inverse_update_steps={self.inverse_update_steps} is no multiple of "
-                f"factor_update_steps={self.factor_update_steps}: an inverse would wait for its factors"
-            )
+        self._check_choices()
+        self._check_intervals()
         for pattern in self.skip:
             try:
                 re.compile(pattern)
             except re.error as error:
                 raise ConfigError(f"skip pattern {pattern!r} is no regular expression: {error}") from None
+
+    def _check_choices(self) -> None:
+        if self.assignment is not None:
+            _one_of("assignment", self.assignment, ("balanced", "round_robin"))
+        if self.split_factors is not None:
+            _one_of("split_factors", self.split_factors, ("always", "never", "when_ranks_exceed_layers"))
+            if self.strategy != "comm_opt":
+                raise ConfigError(
+                    f"split_factors={self.split_factors} has no meaning for strategy={self.strategy}; "
+                    "leave it out, or use strategy=comm_opt"
+                )
+        _one_of("factor_start", self.factor_start, ("identity", "first"))
+        _one_of("sequence", self.sequence, ("expand", "reduce"))
+        _one_of("loss_reduction", self.loss_reduction, ("mean", "sum"))
+        for name in ("factor_dtype", "inverse_dtype"):
+            if getattr(self, name) is not None:
+                _one_of(name, getattr(self, name), DTYPES)
+
+    def _check_intervals(self) -> None:
+        for name in ("factor_update_steps", "inverse_update_steps"):
+            steps = getattr(self, name)
+            if isinstance(steps, Milestones) or callable(steps):
+                continue
+            if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+                raise ConfigError(f"{name}={steps!r} is no whole number of steps >= 1")
+        factor_steps, inverse_steps = self.factor_update_steps, self.inverse_update_steps
+        if isinstance(factor_steps, int) and isinstance(inverse_steps, int) and inverse_steps < factor_steps:
+            raise ConfigError(
+                f"inverse_update_steps={inverse_steps} is below factor_update_steps={factor_steps}: "
+                "the same factors would be inverted again"
+            )
 
 
 def nearest(value: str, allowed: tuple[str, ...]) -> str:

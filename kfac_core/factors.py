@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,11 @@ from torch import Tensor
 from kfac_core.capture import Statistics
 from kfac_core.collectives import Communicator
 from kfac_core.collectives.packing import pack, unpack
-from kfac_core.placement import FactorJob, LayerShape, Placement
+from kfac_core.config import KFACConfig
+from kfac_core.placement import FactorJob, FactorShape, LayerShape, Placement
+
+Key = tuple[int, str]
+"""A factor: position of its layer, and `a` or `g`."""
 
 
 class Factors:
@@ -19,8 +23,12 @@ class Factors:
     A factor travels as one triangle and the number of examples behind it, in one flat buffer cut by owner.
     With that number the mean over ranks is the mean over examples, whatever each rank's batch was.
 
+    Args:
+        like: dtype of the statistics (at least float32) and device.
+
     Attributes:
-        running: running mean by (layer, kind), `[blocks, n, n]`, identity at the start (SC20).
+        running: running mean by factor, `[blocks, n, n]`, identity before the first update.
+        refused: by factor, updates left out because a statistic was no finite number; on the device.
     """
 
     def __init__(
@@ -28,14 +36,15 @@ class Factors:
         shapes: Sequence[LayerShape],
         placement: Placement,
         communicator: Communicator,
+        config: KFACConfig,
         like: Tensor,
     ) -> None:
-        rank = communicator.rank
         self._communicator = communicator
+        self._config = config
         self._like = like
-        jobs = placement.factor_jobs(shapes)
-        self._own = [job for job in jobs if rank in job.inverse_workers]
-        travelling = [job for job in jobs if job.factor_workers != job.inverse_workers]
+        self.jobs = placement.factor_jobs(shapes)
+        self.own = [job for job in self.jobs if communicator.rank in job.inverse_workers]
+        travelling = [job for job in self.jobs if job.factor_workers != job.inverse_workers]
         self._to_all = [job for job in travelling if len(job.inverse_workers) > 1]
         self._to_one = sorted(
             (job for job in travelling if len(job.inverse_workers) == 1),
@@ -43,68 +52,91 @@ class Factors:
         )
         self._sizes = [0] * communicator.world_size
         for job in self._to_one:
-            self._sizes[job.inverse_workers[0]] += _travelling_elements(job)
-        self.running: dict[tuple[int, str], Tensor] = {
-            (job.layer, job.kind): torch.eye(job.shape.dim, dtype=like.dtype, device=like.device).repeat(
-                job.shape.blocks, 1, 1
-            )
-            for job in self._own
-        }
-        self._received: dict[tuple[int, str], Tensor] = {}
+            self._sizes[job.inverse_workers[0]] += travelling_elements(job)
+        self._stored = getattr(torch, config.factor_dtype) if config.factor_dtype else like.dtype
+        self.running: dict[Key, Tensor] = {}
+        for job in self.own:
+            identity = torch.eye(job.shape.dim, device=like.device)
+            self.running[job.layer, job.kind] = self.empty(job.shape).copy_(identity)
+        self.updates = {key: like.new_zeros(()) for key in self.running}
+        self.refused = {key: like.new_zeros(()) for key in self.running}
+        self._received: dict[Key, Tensor] = {}
 
     def exchange(self, statistics: Sequence[Statistics]) -> None:
         """Sum every rank's contributions on the ranks that keep the factor."""
         self._received = {}
         if self._communicator.world_size == 1:
             return
-        rank = self._communicator.rank
-        for jobs, to_all in ((self._to_one, False), (self._to_all, True)):
-            if not jobs:
-                continue
-            buffer = self._like.new_zeros(sum(_travelling_elements(job) for job in jobs))
-            parts = buffer.split([_travelling_elements(job) for job in jobs])
-            for job, part in zip(jobs, parts, strict=True):
-                _write(statistics[job.layer], job, part)
-            if to_all:
-                self._communicator.all_reduce(buffer)
-            else:
-                self._communicator.reduce_parts(buffer, self._sizes)
-            for job, part in zip(jobs, parts, strict=True):
-                if rank in job.inverse_workers:
-                    self._received[job.layer, job.kind] = part
+        if self._to_one:
+            buffer = self._pack(self._to_one, statistics)
+            self._communicator.reduce_parts(buffer, self._sizes)
+            self._keep(self._to_one, buffer)
+        if self._to_all:
+            buffer = self._pack(self._to_all, statistics)
+            self._communicator.all_reduce(buffer)
+            self._keep(self._to_all, buffer)
 
-    def absorb(self, statistics: Sequence[Statistics], decay: float) -> None:
+    def absorb(self, statistics: Sequence[Statistics]) -> None:
         """Fold the new statistics into the running means: `decay * old + (1 - decay) * new`.
 
-        A layer that no rank has statistics of keeps its factors.
+        A layer that no rank has statistics of keeps its factors. So does one whose statistics hold a NaN or
+        an infinity: it is counted in `refused`, and no step waits for the device to find out.
         """
-        for job in self._own:
-            running = self.running[job.layer, job.kind]
+        for job in self.own:
             part = self._received.get((job.layer, job.kind))
-            if part is None:
-                mean = _local_mean(statistics[job.layer], job.kind)
-                if mean is not None:
-                    running.lerp_(mean, 1 - decay)
+            if part is not None:
+                mean = self._like.new_empty(job.shape.blocks, job.shape.dim, job.shape.dim)
+                unpack(part[:-1].view(job.shape.blocks, -1), mean)
+                self._average(job, mean / part[-1].clamp_min(1), part[-1] > 0)
                 continue
-            examples = part[-1]
-            mean = torch.empty_like(running)
-            unpack(part[:-1].view(job.shape.blocks, -1), mean)
-            mean /= examples.clamp_min(1)
-            running.lerp_(mean, (1 - decay) * (examples > 0).to(mean.dtype))
+            seen = statistics[job.layer]
+            contributions = seen.contributions()
+            if contributions is not None:
+                self._average(job, contributions[job.kind == "g"] / seen.examples, None)
         self._received = {}
 
+    def empty(self, shape: FactorShape | None) -> Tensor:
+        """Room for a running factor of this shape, or for an update count."""
+        if shape is None:
+            return self._like.new_empty(())
+        return self._like.new_empty(shape.blocks, shape.dim, shape.dim, dtype=self._stored)
 
-def _travelling_elements(job: FactorJob) -> int:
+    def restore(self, saved: Mapping[Key, Tensor], updates: Mapping[Key, int]) -> None:
+        """Take over saved running means and update counts of the factors that this rank keeps."""
+        for key, running in self.running.items():
+            running.copy_(saved[key])
+            self.updates[key].fill_(updates[key])
+
+    def _average(self, job: FactorJob, mean: Tensor, present: Tensor | None) -> None:
+        key = job.layer, job.kind
+        running, updates = self.running[key], self.updates[key]
+        finite = mean.isfinite().all()
+        usable = finite if present is None else finite & present
+        new_weight = 1.0 - self._config.factor_decay
+        weight = torch.full_like(updates, new_weight)
+        if self._config.factor_start == "first":
+            weight = torch.where(updates == 0, torch.ones_like(weight), weight)
+        old = running.to(mean.dtype)
+        running.copy_(torch.where(usable, torch.lerp(old, mean, weight), old))
+        updates += usable
+        self.refused[key] += ~finite
+
+    def _pack(self, jobs: Sequence[FactorJob], statistics: Sequence[Statistics]) -> Tensor:
+        sizes = [travelling_elements(job) for job in jobs]
+        buffer = self._like.new_zeros(sum(sizes))
+        for job, part in zip(jobs, buffer.split(sizes), strict=True):
+            contributions = statistics[job.layer].contributions()
+            if contributions is not None:
+                pack(contributions[job.kind == "g"], part[:-1].view(job.shape.blocks, -1))
+                part[-1] = statistics[job.layer].examples
+        return buffer
+
+    def _keep(self, jobs: Sequence[FactorJob], buffer: Tensor) -> None:
+        for job, part in zip(jobs, buffer.split([travelling_elements(job) for job in jobs]), strict=True):
+            if self._communicator.rank in job.inverse_workers:
+                self._received[job.layer, job.kind] = part
+
+
+def travelling_elements(job: FactorJob) -> int:
+    """Elements that a rank hands over for one factor: a triangle, and the number of examples behind it."""
     return job.shape.packed_elements + 1
-
-
-def _write(statistics: Statistics, job: FactorJob, part: Tensor) -> None:
-    contributions = statistics.contributions
-    if contributions is not None:
-        pack(contributions[job.kind == "g"], part[:-1].view(job.shape.blocks, -1))
-        part[-1] = statistics.examples
-
-
-def _local_mean(statistics: Statistics, kind: str) -> Tensor | None:
-    contributions = statistics.contributions
-    return None if contributions is None else contributions[kind == "g"] / statistics.examples

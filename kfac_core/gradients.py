@@ -77,6 +77,6 @@ class Gradients:
         ]
         torch._foreach_copy_([gradient for gradient, _ in targets], [value for _, value in targets])
 
-    def nbytes(self) -> int:
-        """Bytes of both buffers on this rank."""
-        return 2 * self._raw.numel() * self._raw.element_size()
+    def are_finite(self) -> bool:
+        """Whether every averaged gradient is a finite number; waits for the device."""
+        return bool(self._raw.isfinite().all())

@@ -15,7 +15,7 @@ hands the preconditioned gradient to the others.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -57,9 +57,6 @@ class LayerShape:
         return self.a.blocks * self.a.dim * self.g.dim
 
 
-CostModel = Callable[[FactorShape], float]
-
-
 @dataclass(frozen=True)
 class FactorJob:
     """One factor of one layer with the ranks that have to do with it.
@@ -78,11 +75,6 @@ class FactorJob:
     factor_workers: Ranks
     inverse_workers: Ranks
     gradient_workers: Ranks
-
-
-def cubic_cost(factor: FactorShape) -> float:
-    """Work of decomposing or inverting a factor, in units of n^3 operations."""
-    return factor.blocks * float(factor.dim) ** 3
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,35 +14,46 @@ from torch.optim import Optimizer
 from kfac_core.capture import Capture
 from kfac_core.collectives import Communicator, connect
 from kfac_core.config import KFACConfig
+from kfac_core.cost import CUBIC, CostModel
 from kfac_core.errors import ConfigError
 from kfac_core.factors import Factors
+from kfac_core.footprint import state_bytes
 from kfac_core.gradients import Gradients
-from kfac_core.layers import find_layers
+from kfac_core.layers import find_layers, plain_modules
 from kfac_core.phases import Phase
 from kfac_core.placement import Placement
-from kfac_core.second_order import SecondOrder
+from kfac_core.schedule import interval_at, value_at
+from kfac_core.second_order import Failure, SecondOrder
 from kfac_core.solvers import SOLVERS
+from kfac_core.state import gather_state, restore_state
 from kfac_core.strategies import place
 from kfac_core.timer import PhaseTimer
 
+LearningRate = float | Callable[[], float] | Optimizer
+
 
 class KFAC:
-    """Replaces the gradients of Linear and Conv2d layers by F^-1 times the gradient, F Kronecker-factored.
+    """Replaces the gradients of supported layers by F^-1 times the gradient, F Kronecker-factored.
 
-    Call `step()` after the gradients are averaged over ranks and before the optimizer's own step. The loss
-    must be a mean over the local batch. Layers of other kinds keep their averaged gradient.
+    Call `step()` after the gradients are averaged over ranks (and unscaled, under a GradScaler) and before
+    the optimizer's own step. Layers of other kinds keep their averaged gradient.
 
     Args:
         model: the model, or its DistributedDataParallel wrapper.
         config: hyperparameters and distribution strategy.
         lr: the learning rate that kl-clip bounds the step with: a number, a callable without arguments, or
             the optimizer whose first parameter group has it.
+        steps_per_epoch: needed by schedules that count in epochs.
+        grad_scaler: the GradScaler that scales the loss; a step that overflowed is skipped whole.
+        cost: what placing knows of the machine; n^3 by default.
         timer: books the time and traffic of each phase; a fresh one by default.
         communicator: the ranks; torch.distributed's world by default, a world of one without it.
 
     Attributes:
         placement: who computes what; `print(kfac.placement)` draws the grid of the KAISA paper.
-        steps: calls of `step()` so far.
+        steps: steps taken so far, skipped ones not counted.
+        skipped_steps: steps that overflowed under the GradScaler.
+        plain_modules: modules with trained parameters that K-FAC leaves alone; logged once.
 
     Raises:
         ConfigError: the model has no layer that K-FAC supports, or all of them are skipped.
@@ -55,86 +68,138 @@ class KFAC:
         model: nn.Module,
         config: KFACConfig | None = None,
         *,
-        lr: float | Callable[[], float] | Optimizer,
+        lr: LearningRate,
+        steps_per_epoch: int | None = None,
+        grad_scaler: torch.amp.GradScaler | None = None,
+        cost: CostModel = CUBIC,
         timer: PhaseTimer | None = None,
         communicator: Communicator | None = None,
     ) -> None:
         self.config = config if config is not None else KFACConfig()
-        self.steps = 0
+        self.steps = self.skipped_steps = 0
         self._lr = _read_lr(lr)
+        self._steps_per_epoch = steps_per_epoch
+        self._scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
         self._communicator = communicator if communicator is not None else connect()
         self._timer = timer if timer is not None else PhaseTimer()
-        self._layers = find_layers(_bare(model), self.config.skip)
+        bare = model.module if isinstance(model, DistributedDataParallel) else model
+        self._layers = find_layers(bare, self.config)
         if not self._layers:
-            raise ConfigError(f"{type(model).__name__} has no trainable layer to precondition")
-        shapes = [layer.shape for layer in self._layers]
-        world_size = self._communicator.world_size
-        self.placement: Placement = place(self.config, shapes, world_size)
+            raise ConfigError(f"{type(bare).__name__} has no trained layer that K-FAC supports and may take")
+        self.plain_modules = plain_modules(bare, self._layers)
+        if self.plain_modules:
+            logging.getLogger(__name__).info("plain gradients: %s", ", ".join(self.plain_modules))
+        self.shapes = [layer.shape for layer in self._layers]
+        self.placement: Placement = place(self.config, self.shapes, self._communicator.world_size, cost)
         weight = self._layers[0].weight
-        dtype = torch.promote_types(weight.dtype, torch.float32)  # half precision cannot hold a running mean
-        like = weight.new_empty(0, dtype=dtype)
+        like = weight.new_empty(0, dtype=torch.promote_types(weight.dtype, torch.float32))
+        arguments = self.shapes, self.placement, self._communicator, self.config, like
         self._solver = SOLVERS[self.config.solver]
-        self._factors = Factors(shapes, self.placement, self._communicator, like)
-        self._second_order = SecondOrder(shapes, self.placement, self._communicator, self._solver, like)
+        self._factors = Factors(*arguments)
+        self._second_order = SecondOrder(*arguments)
         self._gradients = Gradients(self._layers, self.placement, self._communicator, like)
         self._capture = Capture(
             self._layers,
-            dtype,
-            listening=lambda: self.steps % self.config.factor_update_steps == 0,
+            like.dtype,
+            listening=lambda: self._due("factor_update_steps"),
             measured=lambda: self._timer.phase(Phase.FACTOR_COMPUTE),
+            loss_scale=lambda: self._scaler.get_scale() if self._scaler is not None else 1.0,
         )
+        self._must_solve = False
 
     @torch.no_grad()
     def step(self) -> None:
         """Precondition the gradients in place; on update steps renew factors and second-order data first."""
-        if self.steps % self.config.factor_update_steps == 0:
+        with self._timer.phase(Phase.PRECONDITION):
+            self._gradients.read()
+        if self._scaler is not None and not self._gradients.are_finite():
+            self._capture.clear()
+            self.skipped_steps += 1
+            return
+        if self._due("factor_update_steps"):
             self._update_factors()
-        if self.steps % self.config.inverse_update_steps == 0:
+        if self._due("inverse_update_steps") or self._must_solve:
             self._update_second_order()
         self._precondition()
         self.steps += 1
 
-    def memory(self) -> dict[str, int]:
-        """Bytes of K-FAC state on this rank: running factors, second-order data, gradient buffers."""
-        factors = sum(factor.numel() * factor.element_size() for factor in self._factors.running.values())
-        return {
-            "factors": factors,
-            "second_order": self._second_order.nbytes(),
-            "buffers": self._gradients.nbytes(),
-        }
+    @property
+    def failures(self) -> list[Failure]:
+        """Factors that could not be used on this rank, each with layer, step and reason; oldest first."""
+        return self._second_order.failures
+
+    @property
+    def damping(self) -> float:
+        """The damping in force at the next step."""
+        return value_at(self.config.damping, self.steps, self._steps_per_epoch)
+
+    def memory(self, rank: int | None = None) -> dict[str, int]:
+        """Bytes of K-FAC state by kind, on this rank or any other: it follows from the placement.
+
+        Returns:
+            `factors`: running means; `second_order`: eigen data or inverses; `gradients`: the two flat
+            gradient buffers; `statistics`: sums that live from a backward pass to the end of a factor step.
+        """
+        own = self._communicator.rank if rank is None else rank
+        return state_bytes(
+            self.placement, self.shapes, self.config, own, self._gradients.raw[0].element_size()
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on bitwise, the same on every rank, on the CPU; every rank must call it."""
+        return gather_state(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, also on another world size, strategy or solver.
+
+        Factors move to their new owners. With another solver the second-order data is solved anew.
+
+        Raises:
+            ConfigError: the state is of other layers.
+        """
+        restore_state(self, state)
 
     def remove(self) -> None:
         """Take K-FAC's hooks off the model."""
         self._capture.remove()
+
+    def _due(self, interval: str) -> bool:
+        steps = interval_at(getattr(self.config, interval), self.steps, self._steps_per_epoch)
+        return self.steps % steps == 0
 
     def _update_factors(self) -> None:
         statistics = self._capture.statistics
         with self._timer.phase(Phase.FACTOR_COMM):
             self._factors.exchange(statistics)
         with self._timer.phase(Phase.FACTOR_COMPUTE):
-            self._factors.absorb(statistics, self.config.factor_decay)
+            self._factors.absorb(statistics)
             self._capture.clear()
 
     def _update_second_order(self) -> None:
-        factors = self._factors.running
+        factors, second_order = self._factors.running, self._second_order
         with self._timer.phase(Phase.INVERSE_COMM):
-            self._second_order.exchange_means(factors)
+            second_order.exchange_means(factors)
         with self._timer.phase(Phase.INVERSE_COMPUTE):
-            self._second_order.solve(factors, self.config.damping)
+            second_order.solve(factors, self.damping, self.steps)
+            for (layer, kind), refused in self._factors.refused.items():
+                if refused:  # the solver has waited for the device already
+                    second_order.report(layer, kind, self.steps, f"{int(refused)} updates were not finite")
+                    refused.zero_()
         with self._timer.phase(Phase.INVERSE_COMM):
-            self._second_order.exchange()
+            second_order.exchange()
+        self._must_solve = False
 
     def _precondition(self) -> None:
         gradients, data = self._gradients, self._second_order.data
         with self._timer.phase(Phase.PRECONDITION):
-            gradients.read()
+            damping = self.damping
             for index in gradients.own:
-                self._solver.precondition(
-                    gradients.raw[index],
-                    data[index, "a"],
-                    data[index, "g"],
-                    self.config.damping,
-                    out=gradients.preconditioned[index],
+                raw, a_data, g_data = gradients.raw[index], data[index, "a"], data[index, "g"]
+                dtype = torch.promote_types(a_data.dtype, raw.dtype)
+                gradients.preconditioned[index].copy_(
+                    self._solver.precondition(
+                        raw.to(dtype), a_data.to(dtype), g_data.to(dtype), self.shapes[index], damping
+                    )
                 )
         with self._timer.phase(Phase.PRECONDITION_COMM):
             gradients.exchange()
@@ -144,11 +209,7 @@ class KFAC:
             gradients.write()
 
 
-def _bare(model: nn.Module) -> nn.Module:
-    return model.module if isinstance(model, DistributedDataParallel) else model
-
-
-def _read_lr(lr: float | Callable[[], float] | Optimizer) -> Callable[[], float]:
+def _read_lr(lr: LearningRate) -> Callable[[], float]:
     if isinstance(lr, Optimizer):
         return lambda: float(lr.param_groups[0]["lr"])
     if callable(lr):

@@ -2,20 +2,53 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from kfac_core.collectives import Communicator
-from kfac_core.placement import FactorJob, LayerShape, Placement
-from kfac_core.solvers import Solver
+from kfac_core.config import KFACConfig
+from kfac_core.factors import Key
+from kfac_core.placement import LayerShape, Placement
+from kfac_core.solvers import SOLVERS
+from kfac_core.solvers.solver import LinAlgError
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A factor that could not be used; the layer went on with its last good data.
+
+    Attributes:
+        step: `KFAC.steps` when it was found.
+        reason: what the solver said, or that statistics were not finite.
+    """
+
+    layer: str
+    kind: str
+    step: int
+    rank: int
+    reason: str
+
+    def __str__(self) -> str:
+        """One sentence, as warned."""
+        return (
+            f"K-FAC: {self.kind.upper()} factor of layer {self.layer} at step {self.step} on rank "
+            f"{self.rank}: {self.reason}; the last good second-order data stays in use"
+        )
 
 
 class SecondOrder:
     """One flat buffer for this rank's column of the grid: a part per member, then what everyone solves alone.
 
+    Args:
+        like: dtype of the arithmetic (at least float32) and device.
+
     Attributes:
-        data: flat second-order data by (layer, kind), views into the buffer.
+        data: flat second-order data by factor, views into the buffer.
+        failures: factors that could not be decomposed, oldest first.
     """
 
     def __init__(
@@ -23,60 +56,95 @@ class SecondOrder:
         shapes: Sequence[LayerShape],
         placement: Placement,
         communicator: Communicator,
-        solver: Solver,
+        config: KFACConfig,
         like: Tensor,
     ) -> None:
+        self._shapes, self._communicator, self._like = shapes, communicator, like
+        self._solver = SOLVERS[config.solver]
         rank = communicator.rank
-        self._communicator = communicator
-        self._solver = solver
         self._column = placement.column(rank % placement.columns)
-        mine = [job for job in placement.factor_jobs(shapes) if rank in job.gradient_workers]
+        jobs = [job for job in placement.factor_jobs(shapes) if rank in job.gradient_workers]
         shared = sorted(
-            (job for job in mine if len(job.inverse_workers) == 1), key=lambda job: job.inverse_workers[0]
+            (job for job in jobs if len(job.inverse_workers) == 1), key=lambda job: job.inverse_workers[0]
         )
-        alone = [job for job in mine if len(job.inverse_workers) > 1]
+        alone = [job for job in jobs if len(job.inverse_workers) > 1]
         sizes = dict.fromkeys(self._column, 0)
         for job in shared:
-            sizes[job.inverse_workers[0]] += solver.data_elements(job.shape)
+            sizes[job.inverse_workers[0]] += self._solver.data_elements(job.shape)
         self._sizes = list(sizes.values())
-        elements = [solver.data_elements(job.shape) for job in shared + alone]
-        self._buffer = like.new_zeros(sum(elements))
-        self.data: dict[tuple[int, str], Tensor] = {
-            (job.layer, job.kind): part
-            for job, part in zip(shared + alone, self._buffer.split(elements), strict=True)
+        self._shared = sum(self._sizes)
+        elements = [self._solver.data_elements(job.shape) for job in shared + alone]
+        stored = getattr(torch, config.inverse_dtype) if config.inverse_dtype else like.dtype
+        self._buffer = like.new_zeros(sum(elements), dtype=stored)
+        parts = self._buffer.split(elements)
+        self.data: dict[Key, Tensor] = {
+            (job.layer, job.kind): part for job, part in zip(shared + alone, parts, strict=True)
         }
-        self._own = [job for job in mine if rank in job.inverse_workers]
+        self._own = [job for job in jobs if rank in job.inverse_workers]
+        self._solved: set[Key] = set()
         self._means = like.new_zeros(len(shapes), 2)
-        self._means_travel = solver.needs_traces and any(
+        self._means_travel = self._solver.needs_traces and any(
             layer.a_inverse_workers != layer.g_inverse_workers for layer in placement.layers.values()
         )
+        self.failures: list[Failure] = []
 
-    def exchange_means(self, factors: Mapping[tuple[int, str], Tensor]) -> None:
+    def exchange_means(self, factors: Mapping[Key, Tensor]) -> None:
         """Mean diagonal of every factor, for solvers that split the damping by it."""
         if not self._solver.needs_traces:
             return
         self._means.zero_()
         for (layer, kind), factor in factors.items():
-            self._means[layer, int(kind == "g")] = factor.diagonal(dim1=-2, dim2=-1).mean()
+            mean = factor.diagonal(dim1=-2, dim2=-1).to(self._means.dtype).mean()
+            self._means[layer, int(kind == "g")] = mean
         if self._means_travel:
             self._communicator.all_reduce(self._means)
 
-    def solve(self, factors: Mapping[tuple[int, str], Tensor], damping: float) -> None:
-        """Invert or decompose the factors that this rank keeps."""
+    def solve(self, factors: Mapping[Key, Tensor], damping: float, step: int) -> None:
+        """Invert or decompose the factors that this rank keeps; what fails is reported and left as it was."""
         for job in self._own:
-            self._solve(job, factors[job.layer, job.kind], damping)
+            key = job.layer, job.kind
+            own, other = self._means[job.layer] if job.kind == "a" else self._means[job.layer].flip(0)
+            split = self._solver.factor_damping(damping, own, other)
+            try:
+                self.data[key].copy_(self._solve(factors[key], split))
+                self._solved.add(key)
+            except LinAlgError as error:
+                self.report(job.layer, job.kind, step, f"no decomposition, also in float64: {error}")
+                if key not in self._solved:  # nothing good yet: as if the factor were the identity
+                    identity = torch.eye(job.shape.dim, dtype=self._like.dtype, device=self._like.device)
+                    self.data[key].copy_(self._solver.solve(identity.repeat(job.shape.blocks, 1, 1), split))
 
     def exchange(self) -> None:
         """Fetch what the other members of the column solved."""
-        if len(self._column) > 1:
-            self._communicator.gather_parts(self._buffer[: sum(self._sizes)], self._sizes, self._column)
+        if len(self._column) > 1 and self._shared:
+            shared = self._buffer[: self._shared]
+            self._communicator.gather_parts(shared, self._sizes, self._column)
 
-    def nbytes(self) -> int:
-        """Bytes of second-order data on this rank."""
-        return self._buffer.numel() * self._buffer.element_size()
+    def empty(self, elements: int) -> Tensor:
+        """Room for so many elements of second-order data."""
+        return self._buffer.new_empty(elements)
 
-    def _solve(self, job: FactorJob, factor: Tensor, damping: float) -> None:
-        own, other = self._means[job.layer] if job.kind == "a" else self._means[job.layer].flip(0)
-        self._solver.solve(
-            factor, self._solver.factor_damping(damping, own, other), self.data[job.layer, job.kind]
-        )
+    def restore(self, saved: Mapping[Key, Tensor]) -> None:
+        """Take over saved data of the factors that this rank applies."""
+        for key, data in self.data.items():
+            data.copy_(saved[key])
+        self._solved = {(job.layer, job.kind) for job in self._own}
+
+    def report(self, layer: int, kind: str, step: int, reason: str) -> None:
+        """Remember a failure and warn of it."""
+        failure = Failure(self._shapes[layer].name, kind, step, self._communicator.rank, reason)
+        self.failures.append(failure)
+        warnings.warn(str(failure), RuntimeWarning, stacklevel=2)
+
+    def _solve(self, factor: Tensor, damping: Tensor | float) -> Tensor:
+        """Solve in the working precision, then once more in float64."""
+        for dtype in dict.fromkeys((self._like.dtype, torch.float64)):
+            try:
+                solved = self._solver.solve(factor.to(dtype), damping)
+            except LinAlgError:
+                if dtype == torch.float64:
+                    raise
+                continue
+            if solved.isfinite().all():  # some GPU drivers return NaN where LAPACK raises
+                return solved
+        raise LinAlgError("the result is not finite")

@@ -4,35 +4,45 @@ To add one: subclass `KroneckerLayer` in `kfac_core/layers/<name>.py` and add it
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from torch import nn
 
-from kfac_core.layers.conv2d import Conv2dLayer
+from kfac_core.config import KFACConfig
+from kfac_core.layers.convolution import ConvLayer
+from kfac_core.layers.embedding import EmbeddingLayer
 from kfac_core.layers.layer import KroneckerLayer
 from kfac_core.layers.linear import LinearLayer
 
-__all__ = ["LAYERS", "KroneckerLayer", "find_layers"]
+__all__ = ["LAYERS", "KroneckerLayer", "find_layers", "plain_modules"]
 
 LAYERS: Mapping[type[nn.Module], type[KroneckerLayer]] = MappingProxyType(
-    {nn.Linear: LinearLayer, nn.Conv2d: Conv2dLayer}
+    {nn.Linear: LinearLayer, nn.Conv1d: ConvLayer, nn.Conv2d: ConvLayer, nn.Embedding: EmbeddingLayer}
 )
 
 
-def find_layers(model: nn.Module, skip: Sequence[str]) -> list[KroneckerLayer]:
-    """The supported, trainable layers of `model`, in the order of its modules.
+def find_layers(model: nn.Module, config: KFACConfig) -> list[KroneckerLayer]:
+    """The layers of `model` that K-FAC supports, trains and is not told to skip, in the model's order.
 
-    Args:
-        model: any module; a wrapper such as DistributedDataParallel should be taken off first.
-        skip: regular expressions, matched from the start of a module's qualified name.
+    A layer whose weight is frozen is left out; a frozen bias alone is not preconditioned.
     """
-    patterns = [re.compile(pattern) for pattern in skip]
+    patterns = [re.compile(pattern) for pattern in config.skip]
     found = []
     for name, module in model.named_modules():
-        layer = LAYERS.get(type(module))  # exact type: a subclass may compute something else
-        if layer is None or any(pattern.match(name) for pattern in patterns):
+        kind = LAYERS.get(type(module))  # exact type: a subclass may compute something else
+        if kind is None or any(pattern.match(name) for pattern in patterns) or not kind.supports(module):
             continue
-        if all(parameter.requires_grad for parameter in module.parameters(recurse=False)):
-            found.append(layer(name, module))
+        if isinstance(module.weight, nn.Parameter) and module.weight.requires_grad:
+            found.append(kind(name, module, config))
     return found
+
+
+def plain_modules(model: nn.Module, layers: list[KroneckerLayer]) -> list[str]:
+    """Names and types of modules with trained parameters of their own that K-FAC leaves alone."""
+    taken = {id(layer.module) for layer in layers}
+    return [
+        f"{name or '(root)'} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if id(module) not in taken and any(p.requires_grad for p in module.parameters(recurse=False))
+    ]

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from kfac_core.config import KFACConfig
 from kfac_core.placement import LayerShape
 
 
@@ -14,9 +15,9 @@ class KroneckerLayer(ABC):
     """A module whose curvature K-FAC approximates as a Kronecker product of A and G.
 
     Notation, with B examples in the batch and S positions at which the module applies its weight to each
-    (1 for a plain Linear, output pixels for a convolution):
+    (1 for a plain Linear, output pixels for a convolution, tokens in a sequence, calls of a shared module):
 
-        a  [blocks, rows, a.dim]  inputs of the weight, a one appended where there is a bias
+        a  [blocks, rows, a.dim]  inputs of the weight, a one appended where there is a trained bias
         g  [blocks, rows, g.dim]  gradients of the batch-mean loss by the module's output, rows = B * S
 
         A = 1/(B S^2) sum a aT        G = B S sum g gT         (Grosse & Martens 2016, "KFC", as in SC20)
@@ -26,12 +27,21 @@ class KroneckerLayer(ABC):
 
     Attributes:
         name: the module's qualified name.
-        module: the module, its parameters the only thing this class ever writes to.
+        module: the module, its parameters' gradients the only thing that K-FAC ever writes to.
+        has_bias: whether there is a bias and it is trained; a frozen one is no part of the curvature.
     """
 
-    def __init__(self, name: str, module: nn.Module) -> None:
+    def __init__(self, name: str, module: nn.Module, config: KFACConfig) -> None:
         self.name = name
         self.module = module
+        self.config = config
+        bias = getattr(module, "bias", None)
+        self.has_bias = isinstance(bias, nn.Parameter) and bias.requires_grad
+
+    @classmethod
+    def supports(cls, module: nn.Module) -> bool:
+        """Whether this module's options are covered."""
+        return True
 
     @property
     @abstractmethod
@@ -52,41 +62,37 @@ class KroneckerLayer(ABC):
 
     @property
     def weight(self) -> nn.Parameter:
-        """The weight, first dimension the outputs."""
+        """The weight."""
         weight = self.module.weight
         assert isinstance(weight, nn.Parameter)  # noqa: S101  the registry admits only modules that have one
         return weight
 
-    @property
-    def bias(self) -> nn.Parameter | None:
-        """The bias, one element an output, if there is one."""
-        bias = self.module.bias
-        return bias if isinstance(bias, nn.Parameter) else None
-
     def read_gradient(self, out: Tensor) -> None:
-        """Copy weight and bias gradient to `out` [blocks, g.dim, a.dim], the bias as last column."""
-        if self.weight.grad is None:
-            out.zero_()
-            return
-        weight, bias = self._split(out)
-        weight.copy_(self.weight.grad.reshape(weight.shape))
-        if bias is not None and self.bias is not None and self.bias.grad is not None:
-            bias.copy_(self.bias.grad.view(bias.shape))
+        """Copy weight and bias gradient to `out` [blocks, g.dim, a.dim]; zeros where there is none."""
+        for (gradient, _), view in zip(self._gradients(), self._views(out), strict=True):
+            if gradient is None:
+                view.zero_()
+            else:
+                view.copy_(gradient.reshape(view.shape))
 
     def gradient_targets(self, matrix: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Pairs (parameter gradient, its new value, a view of `matrix`) for gradients that exist."""
-        weight, bias = self._split(matrix)
-        pairs = []
-        if self.weight.grad is not None:
-            pairs.append((self.weight.grad, weight.view_as(self.weight)))
-        if bias is not None and self.bias is not None and self.bias.grad is not None:
-            pairs.append((self.bias.grad, bias.view_as(self.bias)))
-        return pairs
+        return [
+            (gradient, view.reshape(parameter.shape))
+            for (gradient, parameter), view in zip(self._gradients(), self._views(matrix), strict=True)
+            if gradient is not None
+        ]
 
-    def _split(self, matrix: Tensor) -> tuple[Tensor, Tensor | None]:
-        if self.bias is None:
-            return matrix, None
-        return matrix[..., :-1], matrix[..., -1]
+    def _gradients(self) -> list[tuple[Tensor | None, nn.Parameter]]:
+        parameters = [self.weight]
+        if self.has_bias:
+            bias = self.module.bias
+            assert isinstance(bias, nn.Parameter)  # noqa: S101  has_bias says so
+            parameters.append(bias)
+        return [(parameter.grad, parameter) for parameter in parameters]
+
+    def _views(self, matrix: Tensor) -> list[Tensor]:
+        return [matrix[..., :-1], matrix[..., -1]] if self.has_bias else [matrix]
 
 
 def gram(rows: Tensor, *, with_ones: bool) -> Tensor:
@@ -99,7 +105,7 @@ def gram(rows: Tensor, *, with_ones: bool) -> Tensor:
         return torch.matmul(rows.mT, rows)
     blocks, count, n = rows.shape
     total = rows.new_empty(blocks, n + 1, n + 1)
-    torch.matmul(rows.mT, rows, out=total[:, :n, :n])
+    total[:, :n, :n] = torch.matmul(rows.mT, rows)
     column_sums = rows.sum(1)
     total[:, n, :n] = column_sums
     total[:, :n, n] = column_sums

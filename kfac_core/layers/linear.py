@@ -7,29 +7,41 @@ from kfac_core.placement import FactorShape, LayerShape
 
 
 class LinearLayer(KroneckerLayer):
-    """`nn.Linear` on `[batch, ..., features]`; the dimensions between are positions (KFAC-expand)."""
+    """`nn.Linear` on `[batch, ..., features]`.
+
+    The dimensions between are positions of their own with `sequence="expand"`, or with `sequence="reduce"`
+    summed up first: mean of the inputs, sum of the gradients (Eschenhagen et al. 2023, arXiv:2311.00636).
+    """
 
     module: nn.Linear
 
     @property
     def shape(self) -> LayerShape:
         """A over inputs (and bias), G over outputs."""
-        with_bias = self.module.bias is not None
         return LayerShape(
-            self.name, FactorShape(self.module.in_features + with_bias), FactorShape(self.module.out_features)
+            self.name,
+            FactorShape(self.module.in_features + self.has_bias),
+            FactorShape(self.module.out_features),
         )
 
     def positions(self, inputs: Tensor, outputs: Tensor) -> tuple[int, int]:
         """The first dimension is the batch; a bare vector is one example."""
-        rows = outputs.numel() // self.module.out_features
         examples = outputs.shape[0] if outputs.ndim > 1 else 1
-        return examples, rows // max(examples, 1)
+        if self._reduces(outputs):
+            return examples, 1
+        return examples, outputs.numel() // (self.module.out_features * max(examples, 1))
 
     def input_gram(self, inputs: Tensor) -> Tensor:
-        """One row for each position of each example."""
-        rows = inputs.reshape(1, -1, self.module.in_features)
-        return gram(rows, with_ones=self.module.bias is not None)
+        """One row for each position of each example, or for their mean."""
+        if self._reduces(inputs):
+            inputs = inputs.flatten(1, -2).mean(1)
+        return gram(inputs.reshape(1, -1, self.module.in_features), with_ones=self.has_bias)
 
     def output_gram(self, gradients: Tensor) -> Tensor:
-        """One row for each position of each example."""
+        """One row for each position of each example, or for their sum."""
+        if self._reduces(gradients):
+            gradients = gradients.flatten(1, -2).sum(1)
         return gram(gradients.reshape(1, -1, self.module.out_features), with_ones=False)
+
+    def _reduces(self, tensor: Tensor) -> bool:
+        return self.config.sequence == "reduce" and tensor.ndim > 2

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kfac_core.placement import FactorShape
+from kfac_core.placement import FactorShape, LayerShape
 
 SMALLEST_EIGENVALUE = 1e-10  # below it an eigenvalue is rounding noise; the released SC20 code does the same
 
@@ -21,25 +21,30 @@ class EigenSolver:
         """None: the product is damped when the gradient is preconditioned."""
         return 0.0
 
-    def solve(self, factor: Tensor, damping: Tensor | float, out: Tensor) -> None:
+    def solve(self, factor: Tensor, damping: Tensor | float) -> Tensor:
         """Eigenvectors, then eigenvalues."""
-        vectors, values = _views(out, factor.shape[0], factor.shape[-1])
-        eigenvalues, eigenvectors = torch.linalg.eigh(factor)
-        vectors.copy_(eigenvectors)
-        values.copy_(eigenvalues.masked_fill_(eigenvalues < SMALLEST_EIGENVALUE, 0.0))
+        if factor.shape[-1] == 1:
+            values, vectors = factor.flatten(), torch.ones_like(factor)
+        else:
+            values, vectors = torch.linalg.eigh(factor)
+        values = values.masked_fill(values < SMALLEST_EIGENVALUE, 0.0)
+        return torch.cat([vectors.flatten(), values.flatten()])
 
     def precondition(
-        self, gradient: Tensor, a_data: Tensor, g_data: Tensor, damping: float, out: Tensor
-    ) -> None:
+        self, gradient: Tensor, a_data: Tensor, g_data: Tensor, shape: LayerShape, damping: float
+    ) -> Tensor:
         """Qg ((QgT W Qa) / (dg daT + damping)) QaT."""
-        blocks, g_dim, a_dim = gradient.shape
-        q_a, d_a = _views(a_data, blocks, a_dim)
-        q_g, d_g = _views(g_data, blocks, g_dim)
+        (q_a, d_a), (q_g, d_g) = _views(a_data, shape.a), _views(g_data, shape.g)
+        if shape.a.dim == 1 and shape.g.blocks == 1:  # A is diagonal: its eigenvectors are the tokens
+            projected = gradient.squeeze(-1) @ q_g[0]
+            projected /= d_a * d_g + damping
+            return (projected @ q_g[0].mT).unsqueeze(-1)
         projected = q_g.mT @ gradient @ q_a
         projected /= d_g.unsqueeze(-1) * d_a.unsqueeze(-2) + damping
-        torch.matmul(q_g @ projected, q_a.mT, out=out)
+        return q_g @ projected @ q_a.mT
 
 
-def _views(data: Tensor, blocks: int, dim: int) -> tuple[Tensor, Tensor]:
-    count = blocks * dim * dim
-    return data[:count].view(blocks, dim, dim), data[count:].view(blocks, dim)
+def _views(data: Tensor, shape: FactorShape) -> tuple[Tensor, Tensor]:
+    """Eigenvectors `[blocks, n, n]` and eigenvalues `[blocks, n]`."""
+    vectors, values = data[: shape.elements], data[shape.elements :]
+    return vectors.view(shape.blocks, shape.dim, shape.dim), values.view(shape.blocks, shape.dim)

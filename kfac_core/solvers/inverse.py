@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kfac_core.placement import FactorShape
+from kfac_core.placement import FactorShape, LayerShape
 
 
 class InverseSolver:
@@ -19,19 +19,22 @@ class InverseSolver:
         """The damping itself on both factors; the product then carries cross terms."""
         return damping
 
-    def solve(self, factor: Tensor, damping: Tensor | float, out: Tensor) -> None:
+    def solve(self, factor: Tensor, damping: Tensor | float) -> Tensor:
         """Cholesky inverse of a damped copy: the running factor must not collect damping."""
         damped = factor.clone()
         damped.diagonal(dim1=-2, dim2=-1).add_(damping)
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
-        out.view(factor.shape).copy_(inverse)
+        if factor.shape[-1] == 1:
+            return damped.reciprocal().flatten()
+        return torch.cholesky_inverse(torch.linalg.cholesky(damped)).flatten()
 
     def precondition(
-        self, gradient: Tensor, a_data: Tensor, g_data: Tensor, damping: float, out: Tensor
-    ) -> None:
+        self, gradient: Tensor, a_data: Tensor, g_data: Tensor, shape: LayerShape, damping: float
+    ) -> Tensor:
         """The inverse of G from the left, of A from the right."""
-        blocks, g_dim, a_dim = gradient.shape
-        torch.matmul(g_data.view(blocks, g_dim, g_dim) @ gradient, a_data.view(blocks, a_dim, a_dim), out=out)
+        g_inverse = g_data.view(shape.g.blocks, shape.g.dim, shape.g.dim)
+        if shape.a.dim == 1 and shape.g.blocks == 1:  # A is diagonal
+            return (gradient.squeeze(-1) @ g_inverse[0] * a_data.unsqueeze(-1)).unsqueeze(-1)
+        return g_inverse @ gradient @ a_data.view(shape.a.blocks, shape.a.dim, shape.a.dim)
 
 
 class InversePiSolver(InverseSolver):

@@ -2,9 +2,12 @@
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from kfac_core.placement import FactorShape
+from kfac_core.placement import FactorShape, LayerShape
+
+LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]  # torch hides it
 
 
 class Solver(Protocol):
@@ -24,12 +27,16 @@ class Solver(Protocol):
         """Damping to add to a factor whose mean diagonal is `own_mean`, beside one of `other_mean`."""
         ...
 
-    def solve(self, factor: Tensor, damping: Tensor | float, out: Tensor) -> None:
-        """Second-order data of `factor` [blocks, n, n] into the flat `out`; `factor` is left alone."""
+    def solve(self, factor: Tensor, damping: Tensor | float) -> Tensor:
+        """Flat second-order data of `factor` [blocks, n, n], which is left alone.
+
+        Raises:
+            LinAlgError: the factor cannot be decomposed in its precision.
+        """
         ...
 
     def precondition(
-        self, gradient: Tensor, a_data: Tensor, g_data: Tensor, damping: float, out: Tensor
-    ) -> None:
-        """Precondition `gradient` [blocks, g.dim, a.dim] into `out` of the same shape."""
+        self, gradient: Tensor, a_data: Tensor, g_data: Tensor, shape: LayerShape, damping: float
+    ) -> Tensor:
+        """`gradient` [a.blocks, g.dim, a.dim], preconditioned; all arguments of one dtype."""
         ...

@@ -9,12 +9,16 @@ from types import MappingProxyType
 from typing import Protocol
 
 from kfac_core.config import KFACConfig
+from kfac_core.cost import CUBIC, CostModel
 from kfac_core.errors import PlacementError
-from kfac_core.placement import CostModel, LayerShape, Placement, cubic_cost
+from kfac_core.placement import LayerShape, Placement
 from kfac_core.strategies.comm_opt import comm_opt
+from kfac_core.strategies.d_kfac import d_kfac
 from kfac_core.strategies.dp_kfac import dp_kfac
 from kfac_core.strategies.hybrid_opt import grad_workers, hybrid_opt
 from kfac_core.strategies.mem_opt import mem_opt
+from kfac_core.strategies.mpd_kfac import mpd_kfac
+from kfac_core.strategies.spd_kfac import spd_kfac
 
 
 class Strategy(Protocol):
@@ -28,12 +32,20 @@ class Strategy(Protocol):
 
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
-    {"comm_opt": comm_opt, "mem_opt": mem_opt, "hybrid_opt": hybrid_opt, "dp_kfac": dp_kfac}
+    {
+        "comm_opt": comm_opt,
+        "mem_opt": mem_opt,
+        "hybrid_opt": hybrid_opt,
+        "dp_kfac": dp_kfac,
+        "mpd_kfac": mpd_kfac,
+        "d_kfac": d_kfac,
+        "spd_kfac": spd_kfac,
+    }
 )
 
 
 def place(
-    config: KFACConfig, layers: Sequence[LayerShape], world_size: int, cost: CostModel = cubic_cost
+    config: KFACConfig, layers: Sequence[LayerShape], world_size: int, cost: CostModel = CUBIC
 ) -> Placement:
     """The placement that `config` asks for.
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kfac_core.config import KFACConfig
-from kfac_core.placement import CostModel, LayerPlacement, LayerShape, Placement
+from kfac_core.cost import CostModel
+from kfac_core.placement import LayerPlacement, LayerShape, Placement
 from kfac_core.strategies.mem_opt import mem_opt
 
 

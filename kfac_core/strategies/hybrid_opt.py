@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from kfac_core.config import KFACConfig
+from kfac_core.cost import CostModel
 from kfac_core.errors import PlacementError
-from kfac_core.placement import CostModel, LayerPlacement, LayerShape, Placement, balance
+from kfac_core.placement import LayerPlacement, LayerShape, Placement, balance
 
 
 def hybrid_opt(
@@ -25,7 +26,7 @@ def grid(
     """Place whole layers on a grid of `workers` rows."""
     everyone = tuple(range(world_size))
     columns = world_size // workers
-    costs = [cost(layer.a) + cost(layer.g) for layer in layers]
+    costs = [cost.inverse(layer.a) + cost.inverse(layer.g) for layer in layers]
     if config.assignment == "round_robin":
         inverse_worker = [index % world_size for index in range(len(layers))]
     else:

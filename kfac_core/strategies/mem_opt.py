@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from kfac_core.config import KFACConfig
-from kfac_core.placement import CostModel, LayerShape, Placement
+from kfac_core.cost import CostModel
+from kfac_core.placement import LayerShape, Placement
 from kfac_core.strategies.hybrid_opt import grid
 
 

@@ -20,7 +20,12 @@ from kfac_core import ConfigError, KFACConfig
         ({"kl_clip": -1.0}, "kl_clip=-1.0"),
         ({"factor_update_steps": 0}, "factor_update_steps=0 is no whole number"),
         ({"inverse_update_steps": True}, "inverse_update_steps=True"),
-        ({"factor_update_steps": 3, "inverse_update_steps": 10}, "no multiple of factor_update_steps=3"),
+        ({"factor_update_steps": 10, "inverse_update_steps": 5}, "is below factor_update_steps=10"),
+        ({"split_factors": "never", "strategy": "mem_opt"}, "has no meaning for strategy=mem_opt"),
+        ({"factor_dtype": "int8"}, "factor_dtype='int8' is not one of float64"),
+        ({"sequence": "sum"}, "sequence='sum' is not one of expand, reduce"),
+        ({"loss_reduction": "none"}, "loss_reduction='none'"),
+        ({"factor_start": "zero"}, "factor_start='zero'"),
         ({"skip": ("[",)}, r"skip pattern '\['"),
     ],
 )

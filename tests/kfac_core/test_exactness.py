@@ -30,6 +30,10 @@ STRATEGIES: list[tuple[str, dict[str, Any]]] = [
     ("mem_opt", {}),
     ("mem_opt", {"assignment": "round_robin"}),
     ("hybrid_opt", {"grad_worker_fraction": 0.5}),
+    ("mpd_kfac", {}),
+    ("d_kfac", {}),
+    ("spd_kfac", {}),
+    ("comm_opt", {"split_factors": "when_ranks_exceed_layers"}),
     ("dp_kfac", {}),
     ("dp_kfac", {"assignment": "balanced"}),
 ]

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kfac_core import KFACConfig, PlacementError
-from kfac_core.placement import FactorShape, LayerShape, balance, cubic_cost
+from kfac_core.cost import CUBIC
+from kfac_core.placement import FactorShape, LayerShape, balance
 from kfac_core.strategies import STRATEGIES, place
 from kfac_core.strategies.hybrid_opt import grad_workers
 
@@ -58,12 +59,12 @@ def test_balancing_is_never_worse_than_round_robin_nor_than_the_greedy_bound(lay
         load = [0.0] * world_size
         placement = place(KFACConfig(strategy="mem_opt", assignment=assignment), layers, world_size)
         for shape in layers:
-            load[placement.layers[shape.name].a_inverse_workers[0]] += cubic_cost(shape.a) + cubic_cost(
+            load[placement.layers[shape.name].a_inverse_workers[0]] += CUBIC.inverse(shape.a) + CUBIC.inverse(
                 shape.g
             )
         return max(load)
 
-    costs = [cubic_cost(shape.a) + cubic_cost(shape.g) for shape in layers]
+    costs = [CUBIC.inverse(shape.a) + CUBIC.inverse(shape.g) for shape in layers]
     # Graham (1969): longest first is within 4/3 - 1/(3m) of the best, which is at least these three.
     least = max(*costs, sum(costs) / world_size, second_bound(costs, world_size))
     assert heaviest("balanced") <= (4 / 3) * least * (1 + 1e-12)

@@ -1,0 +1,34 @@
+"""How many bytes of K-FAC state a rank holds: arithmetic on the placement (no torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kfac_core.config import KFACConfig
+from kfac_core.placement import FactorShape, LayerShape, Placement
+
+_ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def state_bytes(
+    placement: Placement, shapes: Sequence[LayerShape], config: KFACConfig, rank: int, item_bytes: int = 4
+) -> dict[str, int]:
+    """Bytes by kind on `rank`; see `KFAC.memory`.
+
+    `item_bytes` is that of the working precision, which `factor_dtype` and `inverse_dtype` override.
+    """
+    factor_bytes = _ITEM_BYTES[config.factor_dtype] if config.factor_dtype else item_bytes
+    inverse_bytes = _ITEM_BYTES[config.inverse_dtype] if config.inverse_dtype else item_bytes
+    jobs = placement.factor_jobs(shapes)
+    return {
+        "factors": factor_bytes * sum(job.shape.elements for job in jobs if rank in job.inverse_workers),
+        "second_order": inverse_bytes
+        * sum(data_elements(config.solver, job.shape) for job in jobs if rank in job.gradient_workers),
+        "gradients": 2 * item_bytes * sum(shape.gradient_elements for shape in shapes),
+        "statistics": item_bytes * sum(job.shape.elements for job in jobs if rank in job.factor_workers),
+    }
+
+
+def data_elements(solver: str, factor: FactorShape) -> int:
+    """Elements of second-order data: eigenvectors and eigenvalues, or an inverse."""
+    return factor.elements + (factor.blocks * factor.dim if solver == "eigen" else 0)

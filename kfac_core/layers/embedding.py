@@ -1,0 +1,48 @@
+"""Embeddings: linear layers whose inputs are one-hot, so that A is a diagonal of token frequencies."""
+
+import torch
+from torch import Tensor, nn
+
+from kfac_core.layers.layer import KroneckerLayer, gram
+from kfac_core.placement import FactorShape, LayerShape
+
+
+class EmbeddingLayer(KroneckerLayer):
+    """`nn.Embedding`: A has one 1 by 1 block per token, G is dense over the embedding's features.
+
+    The padding token has no gradient and no frequency.
+    """
+
+    module: nn.Embedding
+
+    @classmethod
+    def supports(cls, module: nn.Module) -> bool:
+        """Options that make the layer no linear map of one-hot inputs are not covered."""
+        return (
+            isinstance(module, nn.Embedding)
+            and not module.sparse
+            and not module.scale_grad_by_freq
+            and module.max_norm is None
+        )
+
+    @property
+    def shape(self) -> LayerShape:
+        """The vocabulary as blocks of A, the features in G."""
+        vocabulary, features = self.module.weight.shape
+        return LayerShape(self.name, FactorShape(1, vocabulary), FactorShape(features))
+
+    def positions(self, inputs: Tensor, outputs: Tensor) -> tuple[int, int]:
+        """The first dimension is the batch, the others are positions."""
+        examples = inputs.shape[0] if inputs.ndim else 1
+        return examples, inputs.numel() // max(examples, 1)
+
+    def input_gram(self, inputs: Tensor) -> Tensor:
+        """How often each token occurs."""
+        counts = torch.bincount(inputs.flatten(), minlength=self.module.num_embeddings)
+        if self.module.padding_idx is not None:
+            counts[self.module.padding_idx] = 0
+        return counts.to(torch.promote_types(self.weight.dtype, torch.float32)).view(-1, 1, 1)
+
+    def output_gram(self, gradients: Tensor) -> Tensor:
+        """One row for each token of each example."""
+        return gram(gradients.reshape(1, -1, self.module.embedding_dim), with_ones=False)

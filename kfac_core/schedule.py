@@ -1,0 +1,87 @@
+"""Update decoupling: hyperparameters that change while training goes on (no torch).
+
+Both intervals and the damping are a number, a `Milestones`, or any callable from the step to a value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from kfac_core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Milestones:
+    """`initial * factor ** (milestones passed)`, as the SC20 code schedules damping and intervals.
+
+    The value follows from the step alone, so asking twice, or resuming, changes nothing.
+
+    Attributes:
+        initial: value before the first milestone, > 0.
+        factor: multiplier at each milestone, > 0; the papers halve damping and multiply intervals by 10.
+        at: milestones, ascending, in `unit`.
+        unit: `epochs` (needs the steps per epoch) or `steps`.
+    """
+
+    initial: float
+    factor: float
+    at: tuple[float, ...]
+    unit: Literal["epochs", "steps"] = "epochs"
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        """Refuse what is no schedule."""
+        for name in ("initial", "factor"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ConfigError(f"{name}={value} lies outside (0, inf)")
+        if not self.at or list(self.at) != sorted(set(self.at)) or self.at[0] < 0:
+            raise ConfigError(f"at={list(self.at)} is no ascending list of milestones >= 0")
+        if self.unit not in ("epochs", "steps"):
+            raise ConfigError(f"unit={self.unit!r} is not one of epochs, steps")
+
+    def value(self, step: int, steps_per_epoch: int | None) -> float:
+        """The value in force at `step`."""
+        if self.unit == "epochs" and steps_per_epoch is None:
+            raise ConfigError(
+                "a schedule in epochs needs steps_per_epoch; pass it to KFAC, or use unit=steps"
+            )
+        position = step / steps_per_epoch if self.unit == "epochs" and steps_per_epoch else step
+        passed = sum(position >= milestone for milestone in self.at)
+        return self.initial * self.factor**passed
+
+
+Hyperparameter = float | Milestones | Callable[[int], float]
+Interval = int | Milestones | Callable[[int], float]
+
+
+def value_at(hyperparameter: Hyperparameter, step: int, steps_per_epoch: int | None) -> float:
+    """A damping at `step`."""
+    if isinstance(hyperparameter, Milestones):
+        return hyperparameter.value(step, steps_per_epoch)
+    return hyperparameter(step) if callable(hyperparameter) else hyperparameter
+
+
+def interval_at(interval: Interval, step: int, steps_per_epoch: int | None) -> int:
+    """An interval at `step`, in whole steps >= 1; fractions are cut off as in the SC20 code."""
+    return max(1, int(value_at(interval, step, steps_per_epoch)))
+
+
+def constant_updates_per_epoch(
+    steps_per_epoch: int, inverse_updates: float = 1.25, factor_updates_per_inverse: int = 10
+) -> tuple[int, int]:
+    """SC20's rule for scaling runs: the same number of updates in an epoch however many ranks share it.
+
+    At ImageNet's 2503, 1252, 626, 313, 157 steps per epoch, on 16 to 256 GPUs, it gives E = 2002, 1001,
+    500, 250, 125, which the paper rounds to 2000, 1000, ..., and F = E / 10 with fractions cut off (SC20,
+    section VI-C).
+
+    Returns:
+        (factor_update_steps, inverse_update_steps).
+    """
+    inverse_steps = max(1, int(steps_per_epoch / inverse_updates))
+    return max(1, inverse_steps // factor_updates_per_inverse), inverse_steps
