@@ -100,3 +100,30 @@ def test_the_gradients_are_left_preconditioned_and_the_raw_copy_is_not():
     assert torch.equal(state["d"], -torch.cat([p.grad.flatten() for p in model.parameters()]))
     assert not torch.equal(state["d"], -raw)
     kfac.remove()
+
+
+@pytest.mark.parametrize("stop", [1, 5])
+def test_with_the_states_of_both_a_resumed_run_is_the_same_to_the_bit(stop):
+    def advance(model: nn.Module, optimizer: NLCG, steps: range) -> list[float]:
+        for step in steps:
+            x, labels = batch(step)
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(x), labels)
+            loss.backward()
+            optimizer.step(loss)
+        return flat(list(model.parameters()))
+
+    def build() -> tuple[nn.Module, KFAC, NLCG]:
+        model = net()
+        kfac = KFAC(model, KFACConfig(kl_clip=None, **SHARED), lr=LR)
+        return model, kfac, NLCG(model.parameters(), LR, kfac=kfac)
+
+    straight, _, optimizer = build()
+    want = advance(straight, optimizer, range(STEPS))
+    model, kfac, optimizer = build()
+    advance(model, optimizer, range(stop))
+    resumed_model, resumed_kfac, resumed = build()
+    resumed_model.load_state_dict(model.state_dict())
+    resumed_kfac.load_state_dict(kfac.state_dict())
+    resumed.load_state_dict(optimizer.state_dict())
+    assert advance(resumed_model, resumed, range(stop, STEPS)) == want
