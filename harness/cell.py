@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kfac_core.config import KFACConfig
+from kfac_core.schedule import interval_at
 from kfac_core.strategies import check_world_size
 
 
@@ -153,4 +154,6 @@ class Cell(Spec):
         """Steps per phase record: one inverse period, so that seconds / steps is the amortised cost."""
         if self.training.window_steps is not None:
             return self.training.window_steps
-        return self.kfac.inverse_update_steps if self.kfac is not None else 100
+        if self.kfac is None:
+            return 100
+        return interval_at(self.kfac.inverse_update_steps, 0, 1)  # a schedule's first interval

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but hidden from checkers
 
 from harness.store import Attempt, write_atomically
 
@@ -59,29 +60,26 @@ def host_names(world: World) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _open_store(address: Path, world_size: int) -> dist.TCPStore:
+def _open_store(address: Path, world_size: int) -> TCPStore:
     host = socket.gethostname() if world_size > 1 else "localhost"
     try:
         socket.getaddrinfo(host, None)
     except OSError:
         host = "localhost"  # a host that cannot resolve its own name can still host all of its ranks
-    store = dist.TCPStore(host, 0, world_size, is_master=True, timeout=PEER_TIMEOUT, wait_for_workers=False)
+    store = _store(host, 0, world_size, is_master=True)
     write_atomically(address, json.dumps({"host": host, "port": store.port}))
     return store
 
 
-def _find_store(address: Path, world_size: int) -> dist.TCPStore:
+def _find_store(address: Path, world_size: int) -> TCPStore:
     deadline = time.monotonic() + RENDEZVOUS_SECONDS
     while not address.exists():
         if time.monotonic() > deadline:
             raise TimeoutError(f"rank 0 published no {address} within {RENDEZVOUS_SECONDS:.0f} s")
         time.sleep(0.01)
     where = json.loads(address.read_text())
-    return dist.TCPStore(
-        where["host"],
-        where["port"],
-        world_size,
-        is_master=False,
-        timeout=PEER_TIMEOUT,
-        wait_for_workers=False,
-    )
+    return _store(where["host"], where["port"], world_size, is_master=False)
+
+
+def _store(host: str, port: int, world_size: int, *, is_master: bool) -> TCPStore:
+    return TCPStore(host, port, world_size, is_master=is_master, timeout=PEER_TIMEOUT, wait_for_workers=False)

@@ -70,7 +70,7 @@ def _state(axis: Axes, x: float, rows: pd.DataFrame, style: ArmStyle, width: flo
     bottom = 0.0
     for kind, value in largest.sort_index().items():
         height = float(value) / MEGABYTE
-        hatch = HATCHES.get(str(kind), "xxxx")
+        hatch = HATCHES.get(str(kind), "....")
         axis.bar(
             x,
             height,
@@ -93,7 +93,7 @@ def _handles(styles: dict[str, ArmStyle], numbers: pd.DataFrame) -> list[Line2D 
     ]
     kinds = sorted(set(numbers["kind"]) - {PEAK})
     return arms + [
-        Patch(facecolor="white", edgecolor="black", linewidth=0.4, hatch=HATCHES.get(kind, "xxxx"),
+        Patch(facecolor="white", edgecolor="black", linewidth=0.4, hatch=HATCHES.get(kind, "...."),
               label=kind.removeprefix("kfac_").replace("_", " "))
         for kind in kinds
     ]  # fmt: skip

@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from harness.cell import Cell
 from harness.pulse import Pulse
 from harness.records import EvalRecord, PhaseRecord, Record
 from harness.train import Result, Trainer
-from harness.workloads.digits import build
+from harness.workloads.digits import build, read_table
 from harness.workloads.workload import Share
 from harness.world import World
 from kfac_core.phases import KFAC_PHASES
@@ -107,3 +109,10 @@ def test_ranks_see_every_example_of_an_epoch_once_and_the_same_global_batches():
 def test_held_out_images_are_in_no_training_batch():
     data = build({"width": 4}, Share(0, 1, 1, 0, torch.device("cpu")))
     assert (len(data._train[1]), len(data._test[1])) == (1437, 360)
+
+
+def test_the_images_are_those_that_scikit_learn_loads():
+    images, labels = load_digits(return_X_y=True)
+    table = read_table()
+    assert np.array_equal(table[:, :-1], images)
+    assert np.array_equal(table[:, -1], labels)
