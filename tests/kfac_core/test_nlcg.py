@@ -125,6 +125,21 @@ def test_thirty_steps_equal_the_scalar_transcription(beta, bfgs, control):
     assert not bfgs or reference.renewals > 5, "the premise: h is renewed"
 
 
+@pytest.mark.parametrize("beta", BETAS)
+def test_where_the_curvature_is_negative_the_diagonal_keeps_its_value(beta):
+    generator = torch.Generator().manual_seed(0)
+    theta = nn.Parameter(torch.zeros(5, dtype=torch.float64))
+    optimizer = NLCG([theta], 0.1, beta=beta, step_control=False)
+    reference = ScalarNLCG([0.0] * 5, ScalarSettings(0.1, beta))
+    for step in range(12):  # gradients of no function: y.s has either sign
+        theta.grad = torch.randn(5, dtype=torch.float64, generator=generator)
+        reference.step(theta.grad.tolist())
+        optimizer.step()
+        want = torch.tensor(reference.theta, dtype=torch.float64)
+        assert (theta.detach() - want).norm() <= 1e-12 * want.norm(), f"step {step}"
+    assert 2 < reference.renewals < 10, "the premise: both branches are taken"
+
+
 def losses_with_ratio(ratio: float, steps: int) -> list[float]:
     """Losses whose moving average is multiplied by `ratio` from one control step to the next."""
     growth = ratio**0.2

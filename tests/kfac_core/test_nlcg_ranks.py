@@ -37,7 +37,7 @@ def bias_of(rank: int, world_size: int, step: int) -> float:
 def walk(
     rank: int, world_size: int, options: dict[str, Any], alone: bool = False
 ) -> tuple[list[Tensor], float]:
-    """Parameters after every step and the last scale; `alone` keeps the loss from the other ranks."""
+    """Parameters after every step, the last scale and average; `alone` keeps the loss from the others."""
     model = net()
     with_kfac = options.get("precondition") == "kfac"
     config = KFACConfig(kl_clip=None, damping=0.1, factor_update_steps=1, inverse_update_steps=2)
@@ -60,7 +60,7 @@ def walk(
             parameter.grad /= world_size
         optimizer.step(loss.detach() + bias_of(rank, world_size, step))
         path.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    return path, optimizer.scale
+    return path, optimizer.scale, float(optimizer.state[next(model.parameters())]["loss_ema"])
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -70,9 +70,10 @@ def walk(
     ids=["FR", "PR without BFGS", "HS", "DY", "K-FAC"],
 )
 def test_every_world_size_takes_the_path_of_one_rank(world, world_size, options):
-    ((one, one_scale),) = world(1).run(walk, options)
-    for path, scale in world(world_size).run(walk, options):
+    ((one, one_scale, one_average),) = world(1).run(walk, options)
+    for path, scale, average in world(world_size).run(walk, options):
         assert scale == one_scale
+        assert average == pytest.approx(one_average, rel=1e-12), "a state must resume on another world size"
         for got, want in zip(path, one, strict=True):
             assert (got - want).norm() <= 1e-12 * want.norm()
 
