@@ -1,0 +1,171 @@
+"""Promise: the one path holds from a sweep file to figures, and faults on the way are named and mended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness.store import CellFolder, sweep_folder
+
+STUDY = """\
+sweep: study
+workload: digits
+target: {metric: accuracy, at_least: 0.9}
+training: {global_batch_size: 256, epochs: 30}
+optimizer: {lr: 0.4, warmup_epochs: 2}
+methods:
+  - {name: sgd, optimizer: {lr: 0.1}}
+  - {name: comm_opt, kfac: {damping: 0.003, factor_update_steps: 1, inverse_update_steps: 5}}
+grid: {world_size: [1, 2]}
+repeats: 1
+"""
+ENDLESS = """\
+sweep: endless
+workload: digits
+target: {metric: accuracy, at_least: 0.9999}
+training: {global_batch_size: 256, epochs: 100000}
+optimizer: {lr: 0.01}
+methods:
+  - {name: doomed}
+  - {name: short, training: {global_batch_size: 256, epochs: 1}}
+grid: {world_size: [2]}
+repeats: 1
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty place with leases of its own; whatever still runs there at the end is killed."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    yield tmp_path
+    for process in psutil.process_iter(["cmdline"]):
+        if any(str(tmp_path) in word for word in process.info["cmdline"] or ()):
+            process.kill()
+
+
+def kronscale(folder: Path, *words: str, expect: int | None = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.cli", *words, "--runs", str(folder / "runs")],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert expect is None or done.returncode == expect, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def statuses(folder: Path, sweep: str) -> dict[str, dict[str, Any]]:
+    cells = json.loads(kronscale(folder, "status", sweep, "--json"))
+    return {cell["method"]: cell for cell in cells}
+
+
+def wait_for(condition: Any, seconds: float = 120) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.1)
+    raise AssertionError(f"still waiting after {seconds} s")
+
+
+def test_a_sweep_becomes_records_and_a_report_and_runs_nothing_twice(folder):
+    file = folder / "study.yaml"
+    file.write_text(STUDY)
+    kronscale(folder, "run", "-f", str(file), "--site", site(folder))
+    cells = list(sweep_folder("study", folder / "runs").cell_folders())
+    assert len(cells) == 4
+    for cell in cells:
+        attempt = cell.latest()
+        assert attempt is not None
+        assert attempt.number == 1
+        outcome = attempt.outcome()
+        assert outcome is not None
+        assert (outcome.state, outcome.reached_target, outcome.cause) == ("COMPLETED", True, "")
+        for rank in range(cell.cell().world_size):
+            kinds = {json.loads(line)["kind"] for line in attempt.records(rank).read_text().splitlines()}
+            assert "phases" in kinds
+            assert ("evaluation" in kinds) == (rank == 0)
+    assert "nothing to do" in kronscale(folder, "submit", "-f", str(file), "--site", site(folder))
+
+    lost = cells[2]
+    subprocess.run(["rm", "-r", str(lost.path)], check=True)
+    kronscale(folder, "run", "-f", str(file), "--site", site(folder))
+    assert [len(cell.attempts()) for cell in cells] == [1, 1, 1, 1]
+    ended = {cell.id: cell.latest().outcome().ended_at for cell in cells}  # type: ignore[union-attr]
+    assert max(ended, key=lambda id: ended[id]) == lost.id
+
+    said = kronscale(folder, "report", "study", "--out", str(folder / "report"))
+    page = (folder / "report" / "report.html").read_text()
+    assert "report.html" in said.replace("\n", "")
+    assert all(cell.id in page for cell in cells)
+    assert {path.suffix for path in (folder / "report" / "figures").iterdir()} == {".png", ".pdf", ".csv"}
+
+
+def test_a_killed_rank_takes_its_gang_along_is_named_and_only_its_cell_is_retried(folder):
+    file = folder / "endless.yaml"
+    file.write_text(ENDLESS)
+    kronscale(folder, "submit", "-f", str(file), "--site", site(folder))
+    doomed = next(c for c in sweep_folder("endless", folder / "runs").cell_folders() if "doomed" in c.id)
+    ranks = wait_for(lambda: training_ranks(doomed))
+    os.kill(ranks[1].pid, signal.SIGKILL)
+    killed = time.monotonic()
+    wait_for(lambda: not any(rank.is_running() for rank in ranks), seconds=10)
+    assert time.monotonic() - killed < 10
+    cell = wait_for(lambda: (s := statuses(folder, "endless")["doomed"])["state"] == "FAILED" and s)
+    assert cell["rank"] == 1
+    assert cell["step"] > 0
+    assert cell["phase"] in cell["cause"]
+    assert f"rank 1 was killed by SIGKILL at step {cell['step']} in" in cell["cause"]
+    wait_for(lambda: statuses(folder, "endless")["short"]["state"] == "COMPLETED")
+
+    assert "nothing to do" in kronscale(folder, "submit", "-f", str(file), "--site", site(folder))
+    kronscale(folder, "retry", "endless", "--site", site(folder))
+    wait_for(lambda: training_ranks(doomed))
+    again = statuses(folder, "endless")
+    assert (again["doomed"]["attempt"], again["doomed"]["state"]) == (2, "RUNNING")
+    assert again["short"]["attempt"] == 1
+    kronscale(folder, "cancel", "endless", expect=None)
+    assert statuses(folder, "endless")["doomed"]["state"] == "CANCELLED"
+    first = doomed.attempts()[0].outcome()
+    assert first is not None
+    assert first.state == "FAILED"  # an attempt's outcome is never rewritten
+
+
+def test_an_exception_in_a_rank_is_the_cause_with_its_message(folder):
+    file = folder / "study.yaml"
+    file.write_text(STUDY.replace("workload: digits", "workload: {name: digits, options: {width: -1}}"))
+    kronscale(folder, "run", "-f", str(file), "--site", site(folder), "--where", "method=sgd", expect=1)
+    for cell in json.loads(kronscale(folder, "status", "study", "--json")):
+        assert cell["state"] == "FAILED"
+        assert "RuntimeError" in cell["cause"]
+        assert "negative" in cell["cause"]
+
+
+def site(folder: Path) -> str:
+    path = folder / "site.yaml"
+    path.write_text("launcher: local\noversubscribe: true\n")
+    return str(path)
+
+
+def training_ranks(cell: CellFolder) -> list[psutil.Process]:
+    """The newest attempt's rank processes in rank order, once all of them are past step 5."""
+    attempt = cell.latest()
+    if attempt is None:
+        return []
+    beats = [attempt.last_beat(rank) for rank in range(2)]
+    if not all(beat is not None and beat.step > 5 for beat in beats):
+        return []
+    found: dict[int, psutil.Process] = {}
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "harness.worker" in words and str(attempt.path) in words:
+            found[int(words[words.index("--rank") + 1])] = process
+    return [found[rank] for rank in sorted(found)]
