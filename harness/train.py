@@ -196,6 +196,7 @@ class Trainer:
             self._model,
             self.cell.kfac,
             lr=self._optimizer,
+            steps_per_epoch=self._workload.steps_per_epoch,
             timer=self._timer,
             communicator=self._communicator,
         )

@@ -38,8 +38,11 @@ def report(
 
     page = write_report(folder, out or folder / "report")
     screen = console()
-    screen.print(_table(summary_table(load(folder))))
-    screen.print(str(page), soft_wrap=True, markup=False)
+    summary = summary_table(load(folder))
+    screen.print(_table(summary.drop(columns="method")))
+    for note in _notes(summary):
+        screen.print(note, style="dim", markup=False, highlight=False)
+    screen.print(f"report: {page}", soft_wrap=True, markup=False, highlight=False)
 
 
 def _folder(sweep: str | None, file: Path | None, runs: Path) -> Path:
@@ -59,6 +62,14 @@ def _name(sweep: str | None, file: Path | None) -> str:
 
         return read_sweep(file).name
     raise UserError("report needs either the name of a sweep or its file: kronscale report demo")
+
+
+def _notes(summary: pd.DataFrame) -> list[str]:
+    """What a reader of the table has to know, once each instead of in every row."""
+    notes = [f"speedup: {method}" for method in summary["method"].unique() if method]
+    if summary["world_size"].str.endswith("*").any():
+        notes.append("*: more ranks than CPUs, so their times say nothing about scaling")
+    return notes
 
 
 def _table(frame: pd.DataFrame) -> Table:

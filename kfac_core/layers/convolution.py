@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kfac_core.layers.layer import KroneckerLayer, gram
+from kfac_core.layers.layer import KroneckerLayer, with_bias
+from kfac_core.layers.patches import output_size, patch_gram
 from kfac_core.placement import FactorShape, LayerShape
 
 
@@ -33,16 +34,16 @@ class ConvLayer(KroneckerLayer):
         return images.shape[0], images[0, 0].numel()
 
     def input_gram(self, inputs: Tensor) -> Tensor:
-        """Patches by im2col, `[groups, B * S, patch]`."""
+        """One row for the patch under each output pixel, without building the rows where that can be."""
         conv = self.module
-        patches = functional.unfold(
-            self._pad(self._batched(inputs)),
-            _pair(conv.kernel_size),
-            dilation=_pair(conv.dilation),
-            stride=_pair(conv.stride),
-        )
-        rows = patches.unflatten(1, (conv.groups, -1)).permute(1, 0, 3, 2).flatten(1, 2)
-        return gram(rows, with_ones=self.has_bias)
+        images = self._batched(inputs)
+        kernel, stride, dilation = (_pair(v) for v in (conv.kernel_size, conv.stride, conv.dilation))
+        padded = self._pad(images)
+        total, sums = patch_gram(padded, kernel, stride, dilation, conv.groups)
+        if not self.has_bias:
+            return total
+        height, width = output_size(padded, kernel, stride, dilation)
+        return with_bias(total, sums, images.shape[0] * height * width)
 
     def output_gram(self, gradients: Tensor) -> Tensor:
         """Pixels of all images as columns, `[groups, outputs, B * S]`."""

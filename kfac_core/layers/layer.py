@@ -103,11 +103,18 @@ def gram(rows: Tensor, *, with_ones: bool) -> Tensor:
     """
     if not with_ones:
         return torch.matmul(rows.mT, rows)
-    blocks, count, n = rows.shape
-    total = rows.new_empty(blocks, n + 1, n + 1)
-    total[:, :n, :n] = torch.matmul(rows.mT, rows)
-    column_sums = rows.sum(1)
-    total[:, n, :n] = column_sums
-    total[:, :n, n] = column_sums
-    total[:, n, n] = count
-    return total
+    return with_bias(torch.matmul(rows.mT, rows), rows.sum(1), rows.shape[1])
+
+
+def with_bias(total: Tensor, sums: Tensor, count: int) -> Tensor:
+    """The gram of rows with a one appended, from that without, the sums of the rows and their number.
+
+    `total` is `[blocks, n, n]`, `sums` `[blocks, n]`, the result `[blocks, n + 1, n + 1]`.
+    """
+    blocks, n = sums.shape
+    extended = total.new_empty(blocks, n + 1, n + 1)
+    extended[:, :n, :n] = total
+    extended[:, n, :n] = sums
+    extended[:, :n, n] = sums
+    extended[:, n, n] = count
+    return extended
