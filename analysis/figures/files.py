@@ -35,5 +35,6 @@ def image(drawing: Drawing, kind: Literal["pdf", "png"]) -> bytes:
     """The drawing in one format."""
     buffer = io.BytesIO()
     with mpl.rc_context(STYLE):
+        drawing.figure.draw_without_rendering()  # a tick label has a width only after a first pass
         drawing.figure.savefig(buffer, format=kind, metadata=_NO_METADATA[kind])
     return buffer.getvalue()

@@ -28,7 +28,12 @@ from analysis.steps import memory_peaks
 from analysis.tables import Study
 
 PEAK = "rss_peak"
-HATCHES = {"kfac_factors": "", "kfac_second_order": "////", "kfac_buffers": "...."}
+HATCHES = {
+    "kfac_factors": "",
+    "kfac_second_order": "////",
+    "kfac_gradients": "....",
+    "kfac_statistics": "xxxx",
+}
 MEGABYTE = 1e6
 
 
@@ -70,7 +75,7 @@ def _state(axis: Axes, x: float, rows: pd.DataFrame, style: ArmStyle, width: flo
     bottom = 0.0
     for kind, value in largest.sort_index().items():
         height = float(value) / MEGABYTE
-        hatch = HATCHES.get(str(kind), "....")
+        hatch = HATCHES.get(str(kind), "++")
         axis.bar(
             x,
             height,
@@ -93,7 +98,7 @@ def _handles(styles: dict[str, ArmStyle], numbers: pd.DataFrame) -> list[Line2D 
     ]
     kinds = sorted(set(numbers["kind"]) - {PEAK})
     return arms + [
-        Patch(facecolor="white", edgecolor="black", linewidth=0.4, hatch=HATCHES.get(kind, "...."),
+        Patch(facecolor="white", edgecolor="black", linewidth=0.4, hatch=HATCHES.get(kind, "++"),
               label=kind.removeprefix("kfac_").replace("_", " "))
         for kind in kinds
     ]  # fmt: skip
