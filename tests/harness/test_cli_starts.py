@@ -27,9 +27,15 @@ def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         ["plan", "--help"],
         ["plan", "-f", "jobs/sweeps/demo.yaml", "--site", "local", "--where", "world_size>=2"],
         ["report", "--help"],
+        ["status", "-f", "jobs/sweeps/demo.yaml"],
+        ["submit", "--help"],
+        ["run", "--help"],
+        ["logs", "--help"],
+        ["cancel", "--help"],
+        ["retry", "--help"],
     ],
 )
-def test_help_and_plan_start_without_the_heavy_libraries(arguments):
+def test_help_plan_and_status_start_without_the_heavy_libraries(arguments):
     done = start(*arguments)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
