@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from kfac_core.layers import KroneckerLayer
+
+_NO_BACKWARD = -1  # what torch calls the backward pass while there is none
 
 
 @dataclass
@@ -40,9 +42,9 @@ class Statistics:
         self._open: _Pass | None = None
 
     def add(self, call: _Pass) -> None:
-        """Add one call, whose tensors this object may keep and change."""
+        """Add one call; its `a_gram` is left as it is, for a graph that is run through again."""
         if self._open is not None and self._open.task == call.task:
-            self._open.a_gram += call.a_gram
+            self._open.a_gram = self._open.a_gram + call.a_gram
             self._open.g_gram += call.g_gram
             self._open.positions += call.positions
         else:
@@ -64,7 +66,7 @@ class Statistics:
         """Scale the open pass by its positions, which are known only when it is over."""
         if self._open is None:
             return
-        a_sum = self._open.a_gram.div_(self._open.positions**2)
+        a_sum = self._open.a_gram / self._open.positions**2
         g_sum = self._open.g_gram.mul_(self._open.positions)
         self._a_sum = a_sum if self._a_sum is None else self._a_sum.add_(a_sum)
         self._g_sum = g_sum if self._g_sum is None else self._g_sum.add_(g_sum)
@@ -79,16 +81,19 @@ class Capture:
     passes without a backward, and the second forward pass of activation checkpointing add nothing.
 
     Args:
-        layers: the layers to listen to.
+        layers: all layers, in the order of `statistics`.
+        heard: positions of those whose factors see this rank's batch; the others get no hook.
         dtype: dtype of the sums, at least float32.
         listening: asked in every forward pass; False costs one call a layer.
         measured: a context that each computation of a gram runs in.
-        loss_scale: factor by which the loss, and so every gradient, is larger than it should be.
+        loss_scale: factor by which the loss, and so every gradient, is larger than it should be; asked once
+            between two clearings, as reading it waits for the device.
     """
 
     def __init__(
         self,
         layers: Sequence[KroneckerLayer],
+        heard: Iterable[int],
         dtype: torch.dtype,
         listening: Callable[[], bool],
         measured: Callable[[], AbstractContextManager[None]],
@@ -101,48 +106,65 @@ class Capture:
         self._loss_scale = loss_scale
         self.clear()
         self._handles = [
-            layer.module.register_forward_hook(partial(self._on_forward, index))
-            for index, layer in enumerate(layers)
+            layers[index].module.register_forward_hook(partial(self._on_forward, index), with_kwargs=True)
+            for index in heard
         ]
 
     def clear(self) -> None:
         """Forget all sums."""
         self.statistics = [Statistics(layer.config.loss_reduction) for layer in self._layers]
-        self._pending = [0] * len(self._layers)
+        self._scale: float | None = None
 
     def remove(self) -> None:
         """Take the hooks off the model."""
         for handle in self._handles:
             handle.remove()
 
-    def _on_forward(self, index: int, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+    def _on_forward(
+        self, index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> None:
         if not (module.training and self._listening() and torch.is_grad_enabled() and output.requires_grad):
             return
-        in_backward = torch._C._current_graph_task_id() != -1
-        if in_backward and self._pending[index]:
-            return  # a checkpoint recomputes a call whose first pass is being listened to already
-        layer, inputs = self._layers[index], args[0].detach()
-        with self._measured(), torch.no_grad(), _full_precision(inputs):
-            a_gram = layer.input_gram(self._cast(inputs)).to(self._dtype)
-        self._pending[index] += 1
-        examples, positions = layer.positions(inputs, output)
-        output.register_hook(partial(self._on_gradient, index, a_gram, examples, positions))
+        if not output.numel():
+            return  # an expert without tokens: no examples
+        inputs: Tensor = (args[0] if args else kwargs["input"]).detach()
+        task = torch._C._current_graph_task_id()
+        if task == _NO_BACKWARD:
+            a_gram = partial(_given, self._input_gram(index, inputs))
+        else:
+            # A checkpoint recomputes the call. Only a reentrant one, whose first pass ran without gradients,
+            # sends a gradient through what it recomputed, so the work waits until one arrives.
+            a_gram = partial(self._input_gram, index, inputs)
+        positions = self._layers[index].positions(inputs, output)
+        output.register_hook(partial(self._on_gradient, index, task, a_gram, positions))
 
     def _on_gradient(
-        self, index: int, a_gram: Tensor, examples: int, positions: int, gradient: Tensor
+        self,
+        index: int,
+        task: int,
+        a_gram: Callable[[], Tensor],
+        positions: tuple[int, int],
+        gradient: Tensor,
     ) -> None:
-        self._pending[index] -= 1
+        if self._scale is None:
+            self._scale = self._loss_scale()
         with self._measured(), torch.no_grad(), _full_precision(gradient):
             g = self._cast(gradient.detach())
-            loss_scale = self._loss_scale()
-            if loss_scale != 1.0:
-                g = g / loss_scale
-            g_gram = self._layers[index].output_gram(g).to(self._dtype)
-        task = torch._C._current_graph_task_id()
-        self.statistics[index].add(_Pass(task, a_gram, g_gram, examples, positions))
+            g_gram = self._layers[index].output_gram(g if self._scale == 1.0 else g / self._scale)
+        if task == _NO_BACKWARD:  # else a checkpoint's own backward pass is part of the one that began it
+            task = torch._C._current_graph_task_id()
+        self.statistics[index].add(_Pass(task, a_gram(), g_gram.to(self._dtype), *positions))
+
+    def _input_gram(self, index: int, inputs: Tensor) -> Tensor:
+        with self._measured(), torch.no_grad(), _full_precision(inputs):
+            return self._layers[index].input_gram(self._cast(inputs)).to(self._dtype)
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+
+
+def _given(gram: Tensor) -> Tensor:
+    return gram
 
 
 def _full_precision(tensor: Tensor) -> AbstractContextManager[Any]:

@@ -44,7 +44,7 @@ class Factors:
         self._like = like
         self.jobs = placement.factor_jobs(shapes)
         self.own = [job for job in self.jobs if communicator.rank in job.inverse_workers]
-        travelling = [job for job in self.jobs if job.factor_workers != job.inverse_workers]
+        travelling = [job for job in self.jobs if len({*job.factor_workers, *job.inverse_workers}) > 1]
         self._to_all = [job for job in travelling if len(job.inverse_workers) > 1]
         self._to_one = sorted(
             (job for job in travelling if len(job.inverse_workers) == 1),
@@ -110,14 +110,14 @@ class Factors:
     def _average(self, job: FactorJob, mean: Tensor, present: Tensor | None) -> None:
         key = job.layer, job.kind
         running, updates = self.running[key], self.updates[key]
-        finite = mean.isfinite().all()
-        usable = finite if present is None else finite & present
         new_weight = 1.0 - self._config.factor_decay
         weight = torch.full_like(updates, new_weight)
         if self._config.factor_start == "first":
             weight = torch.where(updates == 0, torch.ones_like(weight), weight)
-        old = running.to(mean.dtype)
-        running.copy_(torch.where(usable, torch.lerp(old, mean, weight), old))
+        renewed = torch.lerp(running.to(mean.dtype), mean, weight).to(running.dtype)
+        finite = renewed.isfinite().all()  # as it would be stored: float16 overflows at 65504
+        usable = finite if present is None else finite & present
+        running.copy_(torch.where(usable, renewed, running))
         updates += usable
         self.refused[key] += ~finite
 

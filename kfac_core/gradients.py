@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kfac_core.collectives import Communicator
 from kfac_core.layers import KroneckerLayer
@@ -77,6 +77,9 @@ class Gradients:
         ]
         torch._foreach_copy_([gradient for gradient, _ in targets], [value for _, value in targets])
 
-    def are_finite(self) -> bool:
-        """Whether every averaged gradient is a finite number; waits for the device."""
-        return bool(self._raw.isfinite().all())
+
+def all_finite(parameters: Iterable[nn.Parameter]) -> bool:
+    """Whether every gradient is a finite number; waits for the device, once."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    dense = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
+    return not dense or bool(torch.stack([gradient.isfinite().all() for gradient in dense]).all())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -18,7 +19,7 @@ from kfac_core.cost import CUBIC, CostModel
 from kfac_core.errors import ConfigError
 from kfac_core.factors import Factors
 from kfac_core.footprint import state_bytes
-from kfac_core.gradients import Gradients
+from kfac_core.gradients import Gradients, all_finite
 from kfac_core.layers import find_layers, plain_modules
 from kfac_core.phases import Phase
 from kfac_core.placement import Placement
@@ -39,7 +40,7 @@ class KFAC:
     the optimizer's own step. Layers of other kinds keep their averaged gradient.
 
     Args:
-        model: the model, or its DistributedDataParallel wrapper.
+        model: the model, also wrapped in DistributedDataParallel or compiled by torch.compile.
         config: hyperparameters and distribution strategy.
         lr: the learning rate that kl-clip bounds the step with: a number, a callable without arguments, or
             the optimizer whose first parameter group has it.
@@ -47,7 +48,9 @@ class KFAC:
         grad_scaler: the GradScaler that scales the loss; a step that overflowed is skipped whole.
         cost: what placing knows of the machine; n^3 by default.
         timer: books the time and traffic of each phase; a fresh one by default.
-        communicator: the ranks; torch.distributed's world by default, a world of one without it.
+        process_group: the ranks that share their gradients and the work; by default those of the model's
+            DistributedDataParallel wrapper, else torch.distributed's world, else this process alone.
+        communicator: carries the traffic in the place of torch.distributed.
 
     Attributes:
         placement: who computes what; `print(kfac.placement)` draws the grid of the KAISA paper.
@@ -56,7 +59,8 @@ class KFAC:
         plain_modules: modules with trained parameters that K-FAC leaves alone; logged once.
 
     Raises:
-        ConfigError: the model has no layer that K-FAC supports, or all of them are skipped.
+        ConfigError: the model has no layer that K-FAC supports, or all of them are skipped; a schedule in
+            epochs lacks `steps_per_epoch`; this rank is no member of the process group.
         PlacementError: the strategy cannot divide this world.
 
     Source: Pauloski et al., "Convolutional neural network training with distributed K-FAC", SC20;
@@ -73,6 +77,7 @@ class KFAC:
         grad_scaler: torch.amp.GradScaler | None = None,
         cost: CostModel = CUBIC,
         timer: PhaseTimer | None = None,
+        process_group: dist.ProcessGroup | None = None,
         communicator: Communicator | None = None,
     ) -> None:
         self.config = config if config is not None else KFACConfig()
@@ -80,9 +85,10 @@ class KFAC:
         self._lr = _read_lr(lr)
         self._steps_per_epoch = steps_per_epoch
         self._scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
-        self._communicator = communicator if communicator is not None else connect()
         self._timer = timer if timer is not None else PhaseTimer()
-        bare = model.module if isinstance(model, DistributedDataParallel) else model
+        bare, ddp_group = _unwrap(model)
+        self._communicator = communicator if communicator is not None else connect(process_group or ddp_group)
+        self._parameters = list(bare.parameters())
         self._layers = find_layers(bare, self.config)
         if not self._layers:
             raise ConfigError(f"{type(bare).__name__} has no trained layer that K-FAC supports and may take")
@@ -98,21 +104,16 @@ class KFAC:
         self._factors = Factors(*arguments)
         self._second_order = SecondOrder(*arguments)
         self._gradients = Gradients(self._layers, self.placement, self._communicator, like)
-        self._capture = Capture(
-            self._layers,
-            like.dtype,
-            listening=lambda: self._due("factor_update_steps"),
-            measured=lambda: self._timer.phase(Phase.FACTOR_COMPUTE),
-            loss_scale=lambda: self._scaler.get_scale() if self._scaler is not None else 1.0,
-        )
+        self._capture = self._listen(like.dtype)
         self._must_solve = False
+        self._check_schedules()
 
     @torch.no_grad()
     def step(self) -> None:
         """Precondition the gradients in place; on update steps renew factors and second-order data first."""
         with self._timer.phase(Phase.PRECONDITION):
             self._gradients.read()
-        if self._scaler is not None and not self._gradients.are_finite():
+        if self._scaler is not None and not all_finite(self._parameters):
             self._capture.clear()
             self.skipped_steps += 1
             return
@@ -167,6 +168,23 @@ class KFAC:
         steps = interval_at(getattr(self.config, interval), self.steps, self._steps_per_epoch)
         return self.steps % steps == 0
 
+    def _listen(self, dtype: torch.dtype) -> Capture:
+        placed, rank = self.placement.layers.values(), self._communicator.rank
+        return Capture(
+            self._layers,
+            [index for index, layer in enumerate(placed) if rank in layer.factor_workers],
+            dtype,
+            listening=lambda: self._due("factor_update_steps"),
+            measured=lambda: self._timer.phase(Phase.FACTOR_COMPUTE),
+            loss_scale=lambda: self._scaler.get_scale() if self._scaler is not None else 1.0,
+        )
+
+    def _check_schedules(self) -> None:
+        """A schedule that cannot be read is refused now, not by a hook in the first forward pass."""
+        value_at(self.config.damping, self.steps, self._steps_per_epoch)
+        for interval in ("factor_update_steps", "inverse_update_steps"):
+            self._due(interval)
+
     def _update_factors(self) -> None:
         statistics = self._capture.statistics
         with self._timer.phase(Phase.FACTOR_COMM):
@@ -207,6 +225,18 @@ class KFAC:
             if self.config.kl_clip is not None:
                 gradients.clip(self._lr(), self.config.kl_clip)
             gradients.write()
+
+
+def _unwrap(model: nn.Module) -> tuple[nn.Module, dist.ProcessGroup | None]:
+    """The model itself, and the process group of the DistributedDataParallel around it."""
+    group = None
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            group, model = model.process_group, model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):  # compiled
+            model = inner
+        else:
+            return model, group
 
 
 def _read_lr(lr: LearningRate) -> Callable[[], float]:

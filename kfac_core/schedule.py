@@ -60,10 +60,19 @@ Interval = int | Milestones | Callable[[int], float]
 
 
 def value_at(hyperparameter: Hyperparameter, step: int, steps_per_epoch: int | None) -> float:
-    """A damping at `step`."""
+    """A damping at `step`.
+
+    Raises:
+        ConfigError: the schedule gives no number in (0, inf), or counts epochs of unknown length.
+    """
     if isinstance(hyperparameter, Milestones):
         return hyperparameter.value(step, steps_per_epoch)
-    return hyperparameter(step) if callable(hyperparameter) else hyperparameter
+    if not callable(hyperparameter):
+        return hyperparameter
+    value = hyperparameter(step)
+    if not 0 < value < math.inf:
+        raise ConfigError(f"a schedule gives {value} at step {step}, which lies outside (0, inf)")
+    return value
 
 
 def interval_at(interval: Interval, step: int, steps_per_epoch: int | None) -> int:

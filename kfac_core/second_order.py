@@ -140,7 +140,7 @@ class SecondOrder:
         """Solve in the working precision, then once more in float64."""
         for dtype in dict.fromkeys((self._like.dtype, torch.float64)):
             try:
-                solved = self._solver.solve(factor.to(dtype), damping)
+                solved = self._solver.solve(factor.to(dtype), damping).to(self._buffer.dtype)
             except LinAlgError:
                 if dtype == torch.float64:
                     raise

@@ -65,10 +65,9 @@ def restore_state(kfac: KFAC, state: Mapping[str, Any]) -> None:
     kfac.steps, kfac.skipped_steps = int(state["steps"]), int(state["skipped_steps"])
     factors: dict[Key, Tensor] = {names[name]: value for name, value in state["factors"].items()}
     kfac._factors.restore(factors, {names[name]: count for name, count in state["updates"].items()})
+    kfac._must_solve = state["solver"] != kfac.config.solver and kfac.steps > 0
     if state["solver"] == kfac.config.solver:
         kfac._second_order.restore({names[name]: value for name, value in state["second_order"].items()})
-    else:
-        kfac._must_solve = kfac.steps > 0
     kfac._capture.clear()
 
 

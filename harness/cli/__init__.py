@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -54,7 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"kronscale {importlib.metadata.version('kronscale')}")
+        from importlib.metadata import version  # noqa: PLC0415  no other verb needs it
+
+        typer.echo(f"kronscale {version('kronscale')}")
         raise typer.Exit
 
 

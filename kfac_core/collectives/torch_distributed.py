@@ -12,22 +12,28 @@ from kfac_core.timer import Traffic
 
 
 class TorchCommunicator:
-    """The default process group, with subgroups made on first use.
+    """A process group, with subgroups made on first use.
 
+    Ranks are those inside the group; only here are they turned into torch.distributed's global ones.
     Parts are reduced or broadcast one flat buffer per owner, all in flight at once: the number of
     collectives depends on the world and never on the number of layers, and uneven parts need no padding.
+
+    Args:
+        process_group: the ranks that work together, this one among them; None is the whole world.
     """
 
-    def __init__(self) -> None:
-        self.rank = dist.get_rank()
-        self.world_size = dist.get_world_size()
+    def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
+        self._all = process_group if process_group is not None else dist.group.WORLD
+        self._global_ranks = dist.get_process_group_ranks(self._all)
+        self.rank = dist.get_rank(self._all)
+        self.world_size = len(self._global_ranks)
         self.traffic = Traffic()
-        self._groups: dict[Ranks, dist.ProcessGroup | None] = {tuple(range(self.world_size)): None}
+        self._groups: dict[Ranks, dist.ProcessGroup | None] = {tuple(range(self.world_size)): self._all}
 
     def all_reduce(self, buffer: Tensor) -> None:
         """Sum `buffer` over the world, in place."""
         self._count(buffer)
-        dist.all_reduce(buffer)
+        dist.all_reduce(buffer, group=self._all)
 
     def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> None:
         """One reduction a part, to its owner."""
@@ -35,7 +41,7 @@ class TorchCommunicator:
         for owner, part in enumerate(buffer.split(list(sizes))):
             if part.numel():
                 self._count(part)
-                works.append(dist.reduce(part, owner, async_op=True))
+                works.append(dist.reduce(part, self._global_ranks[owner], group=self._all, async_op=True))
         _wait(works)
 
     def gather_parts(self, buffer: Tensor, sizes: Sequence[int], group: Ranks) -> None:
@@ -46,19 +52,21 @@ class TorchCommunicator:
             if part.numel():
                 if owner == self.rank:
                     self._count(part)
-                works.append(dist.broadcast(part, owner, group=process_group, async_op=True))
+                source = self._global_ranks[owner]
+                works.append(dist.broadcast(part, source, group=process_group, async_op=True))
         _wait(works)
 
     def broadcast(self, buffer: Tensor, source: int) -> None:
         """One broadcast over the world."""
         if source == self.rank:
             self._count(buffer)
-        dist.broadcast(buffer, source)
+        dist.broadcast(buffer, self._global_ranks[source], group=self._all)
 
     def _group(self, ranks: Ranks) -> dist.ProcessGroup | None:
         if ranks not in self._groups:
             # Only the members take part, so thousands of ranks can make their rows and columns at once.
-            self._groups[ranks] = dist.new_group(list(ranks), use_local_synchronization=True)
+            members = [self._global_ranks[rank] for rank in ranks]
+            self._groups[ranks] = dist.new_group(members, use_local_synchronization=True)
         return self._groups[ranks]
 
     def _count(self, buffer: Tensor) -> None:
