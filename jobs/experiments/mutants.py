@@ -1,0 +1,210 @@
+"""Do the tests of kfac_core bite? Breaks a copy of the library in one place at a time and runs them on it.
+
+    make mutants        (python jobs/experiments/mutants.py results/mutants.md)
+
+Works in temporary folders. Before anything is broken the same tests must pass; a mutation whose text is not
+found exactly once is an error, so that none can silently not apply. Exits with 1 if a mutant survives.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("kfac_core", "tests", "pyproject.toml")
+TESTS = [f"tests/kfac_core/test_{name}.py" for name in ("conventions", "packing", "strategies", "exactness")]
+LIMIT_SECONDS = 900
+SURVIVED = "**SURVIVED**"
+
+
+class Mutant(NamedTuple):
+    """One place to break: `text` in `kfac_core/<path>`, found exactly once, becomes `broken`."""
+
+    name: str
+    path: str
+    text: str
+    broken: str
+
+
+# The first nine are those that another package's 175 tests were held against; eight of them survived there.
+MUTANTS = (
+    Mutant(
+        "conv G times 1e6", "layers/convolution.py",
+        "return torch.matmul(columns, columns.mT)", "return 1e6 * torch.matmul(columns, columns.mT)",
+    ),
+    Mutant(
+        "conv A with its patch reversed", "layers/convolution.py",
+        "patch_gram(padded, kernel, stride, dilation, conv.groups)",
+        "[p.flip(*range(1, p.ndim)) for p in patch_gram(padded, kernel, stride, dilation, conv.groups)]",
+    ),
+    Mutant(
+        "eigen preconditions by 2 * gradient", "solvers/eigen.py",
+        "return q_g @ projected @ q_a.mT", "return 2 * gradient",
+    ),
+    Mutant(
+        "inverse preconditions by 2 * gradient", "solvers/inverse.py",
+        "return g_inverse @ gradient @ a_data.view(shape.a.blocks, shape.a.dim, shape.a.dim)",
+        "return 2 * gradient",
+    ),
+    Mutant(
+        "multiplies by (dg da + damping)", "solvers/eigen.py",
+        "projected /= d_g.unsqueeze(-1)", "projected *= d_g.unsqueeze(-1)",
+    ),
+    Mutant(
+        "running mean's weights swapped", "factors.py",
+        "new_weight = 1.0 - self._config.factor_decay", "new_weight = self._config.factor_decay",
+    ),
+    Mutant(
+        "kl-clip is the constant 0.123", "gradients.py",
+        "(kl_clip / predicted).sqrt().clamp_max(1.0)", "0.123",
+    ),
+    Mutant(
+        "no damping on G (inverse)", "second_order.py",
+        "split = self._solver.factor_damping(damping, own, other)",
+        'split = self._solver.factor_damping(damping, own, other) if job.kind == "a" else 0.0',
+    ),
+    Mutant(
+        "every rank computes every G", "strategies/comm_opt.py",
+        "[(g,) for g in workers[1::2]]", "[tuple(range(world_size))] * len(layers)",
+    ),
+    Mutant(
+        "each rank solves G without being its worker", "second_order.py",
+        "self._own = [job for job in jobs if rank in job.inverse_workers]",
+        'self._own = [job for job in jobs if job.kind == "g" or rank in job.inverse_workers]',
+    ),
+    Mutant(
+        "A without 1 / S^2", "capture.py",
+        "self._open.a_gram.div_(self._open.positions**2)", "self._open.a_gram",
+    ),
+    Mutant("G without S", "capture.py", "self._open.g_gram.mul_(self._open.positions)", "self._open.g_gram"),
+    Mutant("G without B", "capture.py", "float(self.examples) ** 2 if", "float(self.examples) if"),
+    Mutant(
+        "members of a row in the wrong order", "placement.py",
+        "return tuple(range(index * self.columns, (index + 1) * self.columns))",
+        "return tuple(reversed(range(index * self.columns, (index + 1) * self.columns)))",
+    ),
+    Mutant(
+        "pack loses the diagonal", "collectives/packing.py",
+        "rectangle.copy_(leading.tril())", "rectangle.copy_(leading.tril(-1))",
+    ),
+    Mutant(
+        "bias column at the wrong end", "layers/layer.py",
+        "[matrix[..., :-1], matrix[..., -1]]", "[matrix[..., 1:], matrix[..., 0]]",
+    ),
+    Mutant(
+        "factors averaged over ranks besides examples", "factors.py",
+        "mean / part[-1].clamp_min(1)", "mean / part[-1].clamp_min(1) / self._communicator.world_size",
+    ),
+    Mutant(
+        "second-order data never renewed", "preconditioner.py",
+        'if self._due("inverse_update_steps") or self._must_solve:',
+        "if self.steps == 0 or self._must_solve:",
+    ),
+    Mutant(
+        "dp_kfac with factors of the global batch", "strategies/dp_kfac.py",
+        "factor_workers=layer.gradient_workers,", "factor_workers=layer.factor_workers,",
+    ),
+    Mutant(
+        "damping added to the running factor", "solvers/inverse.py",
+        "damped = factor.clone()", "damped = factor",
+    ),
+    Mutant("kl-clip scales up", "gradients.py", ".sqrt().clamp_max(1.0)", ".sqrt()"),
+    Mutant("kl-clip with lr, not its square", "gradients.py", "* lr**2", "* lr"),
+    Mutant(
+        "running factors start at zero", "factors.py",
+        "identity = torch.eye(job.shape.dim, device=like.device)",
+        "identity = torch.zeros(job.shape.dim, job.shape.dim, device=like.device)",
+    ),
+    Mutant(
+        "factors listen in every step", "preconditioner.py",
+        'listening=lambda: self._due("factor_update_steps")', "listening=lambda: True",
+    ),
+    Mutant(
+        "pi upside down", "solvers/inverse.py",
+        "damping * own_mean.clamp_min(tiny) / other_mean.clamp_min(tiny)",
+        "damping * other_mean.clamp_min(tiny) / own_mean.clamp_min(tiny)",
+    ),
+    Mutant(
+        "no floor under eigenvalues", "solvers/eigen.py",
+        "SMALLEST_EIGENVALUE = 1e-10", "SMALLEST_EIGENVALUE = 0.0",
+    ),
+)  # fmt: skip
+
+
+def main() -> int:
+    """Run the tests on the whole library, then on every mutant; print and write the table."""
+    for mutant in MUTANTS:
+        _check(mutant)
+    if failure := _first_failure(None):
+        sys.exit(f"the tests fail on the library as it is, so they say nothing of mutants: {failure}")
+    with ThreadPoolExecutor(2) as pool:
+        verdicts = []
+        for mutant, failure in zip(MUTANTS, pool.map(_first_failure, MUTANTS), strict=True):
+            verdicts.append(failure or SURVIVED)
+            print(f"{mutant.name}: {verdicts[-1]}", flush=True)
+    survivors = verdicts.count(SURVIVED)
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(_table(verdicts))
+    print(f"{len(MUTANTS) - survivors} of {len(MUTANTS)} killed")
+    return bool(survivors)
+
+
+def _check(mutant: Mutant) -> None:
+    found = (ROOT / "kfac_core" / mutant.path).read_text().count(mutant.text)
+    if found != 1:
+        place = f"{found} times in kfac_core/{mutant.path}, needed once"
+        sys.exit(f"mutant {mutant.name!r}: its text is {place}: {mutant.text}")
+
+
+def _first_failure(mutant: Mutant | None) -> str | None:
+    """The test that fails first on the mutated copy, None if none does."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for part in COPIED:
+            source = ROOT / part
+            if source.is_dir():
+                shutil.copytree(source, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, folder / part)
+        if mutant is not None:
+            target = folder / "kfac_core" / mutant.path
+            target.write_text(target.read_text().replace(mutant.text, mutant.broken))
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *TESTS]
+        try:
+            run = subprocess.run(
+                command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return f"no end in {LIMIT_SECONDS} s"
+    if run.returncode == 0:
+        return None
+    failed = re.search(r"^(?:FAILED|ERROR) \S*?/?(test_\w+\.py(?:::\S+)?)", run.stdout, re.MULTILINE)
+    if failed is None:
+        sys.exit(
+            f"pytest ended with {run.returncode} and names no test:\n{run.stdout[-2000:]}{run.stderr[-2000:]}"
+        )
+    return f"`{failed[1]}`"
+
+
+def _table(verdicts: list[str]) -> str:
+    lines = ["| | mutant | in `kfac_core/` | first test that fails |", "|---|---|---|---|"]
+    for number, (mutant, verdict) in enumerate(zip(MUTANTS, verdicts, strict=True), 1):
+        lines.append(f"| {number} | {mutant.name} | `{mutant.path}` | {verdict} |")
+    killed = len(verdicts) - verdicts.count(SURVIVED)
+    head = (
+        f"# Mutants of kfac_core\n\nWritten by `make mutants`: {killed} of {len(verdicts)} die. "
+        f"Tests, in this order, up to the first failure: {', '.join(f'`{test}`' for test in TESTS)}.\n"
+        "The first nine are those of which eight survive the 175 tests of gpauloski/kfac-pytorch 869cf11.\n\n"
+    )
+    return head + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
