@@ -81,7 +81,7 @@ MUTANTS = (
     ),
     Mutant(
         "A without 1 / S^2", "capture.py",
-        "self._open.a_gram.div_(self._open.positions**2)", "self._open.a_gram",
+        "self._open.a_gram / self._open.positions**2", "self._open.a_gram",
     ),
     Mutant("G without S", "capture.py", "self._open.g_gram.mul_(self._open.positions)", "self._open.g_gram"),
     Mutant("G without B", "capture.py", "float(self.examples) ** 2 if", "float(self.examples) if"),
