@@ -90,13 +90,15 @@ class Optimizer(Spec):
     """The first-order optimizer and its learning-rate schedule; K-FAC, where present, acts before it.
 
     Attributes:
+        name: `sgd` and `adam` (AdamW) are torch's, `nlcg` is `kfac_core.optimizers.NLCG`, which takes K-FAC
+            as its preconditioner where the cell has it, and no momentum.
         lr: peak learning rate at world size 1; see `lr_scaling`.
         lr_scaling: `linear` multiplies `lr` by the world size (weak scaling), `none` leaves it.
         warmup_epochs: epochs of linear warm-up from a fifth of the peak (SC20).
         decay_epochs: epochs at which the rate is multiplied by `decay_factor`.
     """
 
-    name: Literal["sgd", "adam"] = "sgd"
+    name: Literal["sgd", "adam", "nlcg"] = "sgd"
     lr: float = Field(gt=0)
     lr_scaling: Literal["none", "linear"] = "none"
     momentum: float = Field(default=0.9, ge=0, lt=1)
@@ -135,6 +137,8 @@ class Cell(Spec):
             raise ValueError(f"global_batch_size={batch} is not a multiple of world_size={self.world_size}")
         if self.kfac is not None:
             check_world_size(self.kfac, self.world_size)
+            if self.optimizer.name == "nlcg" and self.kfac.kl_clip is not None:
+                raise ValueError(f"kl_clip={self.kfac.kl_clip} would scale NLCG's steps; write kl_clip: null")
         return self
 
     @cached_property

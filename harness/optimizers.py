@@ -9,12 +9,19 @@ import torch
 from torch import nn
 
 from harness.cell import Optimizer
+from kfac_core import KFAC
+from kfac_core.collectives import Communicator
+from kfac_core.optimizers import NLCG
 
 WARMUP_START = 0.2  # SC20 starts the warm-up from a fifth of the peak rate
 
 
-def build_optimizer(spec: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer that `spec` names, from torch."""
+def build_optimizer(
+    spec: Optimizer, parameters: Iterable[nn.Parameter], kfac: KFAC | None, communicator: Communicator
+) -> torch.optim.Optimizer:
+    """The optimizer that `spec` names; NLCG steps `kfac` itself, the others come after it."""
+    if spec.name == "nlcg":
+        return NLCG(parameters, lr=spec.lr, kfac=kfac, communicator=communicator)
     if spec.name == "adam":
         return torch.optim.AdamW(parameters, lr=spec.lr, weight_decay=spec.weight_decay)
     return torch.optim.SGD(

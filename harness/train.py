@@ -23,6 +23,7 @@ from harness.workloads.workload import Share, Workload, build_workload
 from harness.world import World
 from kfac_core import KFAC, Phase
 from kfac_core.collectives import connect
+from kfac_core.optimizers import NLCG
 from kfac_core.timer import PhaseTimer
 
 
@@ -51,8 +52,11 @@ class Trainer:
         self._model = self._workload.model()
         align(self._model, self._communicator)
         self._gradients = GradientAverage(self._model, self._communicator)
-        self._optimizer = build_optimizer(cell.optimizer, self._model.parameters())
+        self._rate = 0.0
         self._kfac = self._build_kfac()
+        self._optimizer = build_optimizer(
+            cell.optimizer, self._model.parameters(), self._kfac, self._communicator
+        )
         self._step = self._window_start = 0
         self._eval_seconds = 0.0
         self._loss_sum = torch.zeros((), device=world.device)
@@ -87,9 +91,7 @@ class Trainer:
         batches = self._workload.batches(epoch)
         for index in range(steps_per_epoch):
             self._pulse.step = self._step
-            rate = learning_rate(self.cell.optimizer, self._world.world_size, epoch + index / steps_per_epoch)
-            for group in self._optimizer.param_groups:
-                group["lr"] = rate
+            self._set_rate(epoch + index / steps_per_epoch)
             with self._timer.phase(Phase.DATA):
                 batch = next(batches)
             self._train_step(batch)
@@ -110,12 +112,20 @@ class Trainer:
             loss.backward()
         with timer.phase(Phase.GRADIENT_COMM):
             self._gradients.average()
-        if self._kfac is not None:
+        if self._kfac is not None and not isinstance(self._optimizer, NLCG):
             self._kfac.step()
         with timer.phase(Phase.UPDATE):
-            self._optimizer.step()
+            if isinstance(self._optimizer, NLCG):
+                self._optimizer.step(loss.detach())  # steers by the loss, and steps K-FAC itself
+            else:
+                self._optimizer.step()
             self._loss_sum += loss.detach()
             self._loss_steps += 1
+
+    def _set_rate(self, epoch: float) -> None:
+        self._rate = learning_rate(self.cell.optimizer, self._world.world_size, epoch)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._rate
 
     @torch.no_grad()
     def _evaluate(self, epoch: int) -> tuple[float, float]:
@@ -151,7 +161,7 @@ class Trainer:
             value=value,
             direction=self.cell.target.direction,
             train_loss=train_loss,
-            learning_rate=float(self._optimizer.param_groups[0]["lr"]),
+            learning_rate=self._rate,
         )
 
     def _close_window(self) -> None:
@@ -195,7 +205,7 @@ class Trainer:
         return KFAC(
             self._model,
             self.cell.kfac,
-            lr=self._optimizer,
+            lr=lambda: self._rate,
             steps_per_epoch=self._workload.steps_per_epoch,
             timer=self._timer,
             communicator=self._communicator,

@@ -3,8 +3,12 @@
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
 from tests.kfac_core.worlds import World
+
+
+torch.set_num_threads(1)  # as in ranks; tiny tensors gain nothing from threads that wait for each other
 
 
 @pytest.fixture(scope="session")

