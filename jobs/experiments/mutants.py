@@ -8,6 +8,7 @@ found exactly once is an error, so that none can silently not apply. Exits with 
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -177,9 +178,16 @@ def _first_failure(mutant: Mutant | None) -> str | None:
             target = folder / "kfac_core" / mutant.path
             target.write_text(target.read_text().replace(mutant.text, mutant.broken))
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *TESTS]
+        environment = {**os.environ, "CI": "true"}  # hypothesis: the same examples each time, no deadline
         try:
             run = subprocess.run(
-                command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+                command,
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_SECONDS,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             return f"no end in {LIMIT_SECONDS} s"
