@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test check clean
+.PHONY: setup demo test check mutants clean
 
 setup: .venv/installed
 
@@ -21,6 +21,9 @@ test: setup
 
 check: setup
 	$(BIN)/pre-commit run --all-files
+
+mutants: setup
+	$(BIN)/python jobs/experiments/mutants.py results/mutants.md
 
 clean:
 	rm -rf .venv build dist results/runs results/derived .*_cache
