@@ -95,7 +95,8 @@ class SecondOrder:
         self._means.zero_()
         for (layer, kind), factor in factors.items():
             mean = factor.diagonal(dim1=-2, dim2=-1).to(self._means.dtype).mean()
-            self._means[layer, int(kind == "g")] = mean
+            # A broken factor counts as the identity, so that it does not take its partner's damping along.
+            self._means[layer, int(kind == "g")] = mean.nan_to_num(1.0, 1.0, 1.0)
         if self._means_travel:
             self._communicator.all_reduce(self._means)
 

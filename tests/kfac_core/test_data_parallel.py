@@ -1,0 +1,163 @@
+"""Promise: DistributedDataParallel, its options and process groups give what averaging by hand gives."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from kfac_core import KFAC, ConfigError, KFACConfig
+from tests.kfac_core.runs import GLOBAL_BATCH, LR, assert_same, build, data, run, train
+
+OPTIONS: dict[str, Any] = {"damping": 0.01, "factor_update_steps": 1, "inverse_update_steps": 2}
+STEPS = 3
+
+
+def run_ddp(
+    rank: int, world_size: int, net: str, micro_batches: int, options: dict[str, Any], ddp: dict[str, Any]
+) -> tuple[list[dict[str, Tensor]], bool]:
+    """Gradients of every step, and whether they stayed where DDP had put them."""
+    model = DistributedDataParallel(build(net), **ddp)
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    kfac = KFAC(model, KFACConfig(**options), lr=optimizer)
+    history, stayed = [], True
+    for step in range(STEPS):
+        x, y = (part[rank::world_size].chunk(micro_batches) for part in data(net, step))
+        optimizer.zero_grad()
+        for index in range(micro_batches):
+            with model.no_sync() if index < micro_batches - 1 else nullcontext():
+                (functional.cross_entropy(model(x[index]), y[index]) / micro_batches).backward()
+        places = [p.grad.data_ptr() for p in model.parameters()]
+        kfac.step()
+        stayed &= places == [p.grad.data_ptr() for p in model.parameters()]
+        history.append({name: p.grad.clone() for name, p in model.module.named_parameters()})
+        optimizer.step()
+    return history, stayed
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("ddp", [{}, {"gradient_as_bucket_view": True}], ids=["copies", "bucket-views"])
+@pytest.mark.parametrize("strategy", ["comm_opt", "mem_opt"])
+def test_ddp_with_and_without_accumulation_equals_one_rank_with_the_whole_batch(
+    world, strategy, ddp, micro_batches
+):
+    options = {**OPTIONS, "strategy": strategy}
+    ((want, _),) = world(1).run(run, "conv", options, STEPS)
+    for history, stayed in world(2).run(run_ddp, "conv", micro_batches, options, ddp):
+        assert stayed
+        for got, expected in zip(history, want, strict=True):
+            assert_same(got, expected, 1e-10)
+
+
+def used_on_one_rank(rank: int, world_size: int, strategy: str) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """The second layer sees examples on rank 0 alone."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.aside = nn.Linear(4, 3).double(), nn.Linear(4, 3).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.first(x) + self.aside(x) if rank == 0 else self.first(x)
+
+    model = DistributedDataParallel(Net(), find_unused_parameters=True)
+    config = KFACConfig(strategy=strategy, factor_decay=0.0, damping=0.01, factor_update_steps=1)
+    kfac = KFAC(model, config, lr=LR)
+    x, y = (part[rank::world_size] for part in data("mlp", 0))
+    functional.cross_entropy(model(x), y).backward()
+    kfac.step()
+    a_factor = {"a": (x.T @ x) / len(x)} if rank == 0 else {}
+    state = kfac.state_dict()["factors"]
+    return [p.grad for p in model.parameters()], {**a_factor, "got": state["aside.a"][0, :4, :4]}
+
+
+@pytest.mark.parametrize("strategy", ["comm_opt", "mem_opt", "d_kfac"])
+def test_a_layer_used_on_one_rank_has_the_factors_of_that_rank(world, strategy):
+    (first, factors), (second, elsewhere) = world(2).run(used_on_one_rank, strategy)
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)
+    torch.testing.assert_close(factors["got"], factors["a"])
+    torch.testing.assert_close(elsewhere["got"], factors["a"])
+
+
+def run_in_pairs(
+    rank: int, world_size: int, options: dict[str, Any], interleaved: bool, wrapped: bool
+) -> tuple[int, list[dict[str, Tensor]], Tensor]:
+    """Two pairs of ranks train on data of their own at the same time; their number, gradients, a state."""
+    pairs = [(0, 2), (1, 3)] if interleaved else [(0, 1), (2, 3)]
+    groups = [dist.new_group(pair) for pair in pairs]
+    mine = next(index for index, pair in enumerate(pairs) if rank in pair)
+    place, group = pairs[mine].index(rank), groups[mine]
+    inner = build("mlp")
+    model = DistributedDataParallel(inner, process_group=group) if wrapped else inner
+    kfac = KFAC(model, KFACConfig(**options), lr=LR, process_group=None if wrapped else group)
+    history = []
+    for step in range(STEPS):
+        x, y = data("mlp", 10 * mine + step)
+        inner.zero_grad()
+        half = slice(place * GLOBAL_BATCH // 2, (place + 1) * GLOBAL_BATCH // 2)
+        functional.cross_entropy(model(x[half]), y[half]).backward()
+        for parameter in inner.parameters() if not wrapped else ():
+            dist.all_reduce(parameter.grad, group=group)
+            parameter.grad /= 2
+        kfac.step()
+        history.append({name: p.grad.clone() for name, p in inner.named_parameters()})
+        with torch.no_grad():
+            for parameter in inner.parameters():
+                parameter.sub_(LR * parameter.grad)
+    return mine, history, kfac.state_dict()["factors"]["0.a"]
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["process_group", "that-of-ddp"])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("strategy", ["comm_opt", "mem_opt"])
+def test_two_groups_of_equal_size_train_side_by_side(world, strategy, interleaved, wrapped):
+    options = {**OPTIONS, "strategy": strategy}
+    alone = []
+    for pair in range(2):
+        model = build("mlp")
+        kfac = KFAC(model, KFACConfig(**options), lr=LR)
+        steps = range(10 * pair, 10 * pair + STEPS)
+        alone.append((train(model, kfac, "mlp", steps), kfac.state_dict()["factors"]["0.a"]))
+    for mine, history, factor in world(4).run(run_in_pairs, options, interleaved, wrapped):
+        want, want_factor = alone[mine]
+        torch.testing.assert_close(factor, want_factor)
+        for got, expected in zip(history, want, strict=True):
+            assert_same(got, expected, 1e-10)
+
+
+def outside(rank: int, world_size: int) -> str:
+    group = dist.new_group([0])
+    try:
+        KFAC(build("mlp"), lr=LR, process_group=group)
+    except ConfigError as error:
+        return str(error)
+    return "taken"
+
+
+def test_a_rank_outside_the_group_is_refused(world):
+    assert world(2).run(outside) == [
+        "taken",
+        "rank 1 is no member of process_group, and cannot run K-FAC in it",
+    ]
+
+
+def statistics_heard(rank: int, world_size: int) -> list[str]:
+    model = build("mlp")
+    kfac = KFAC(model, KFACConfig(strategy="dp_kfac", factor_update_steps=1), lr=LR)
+    x, y = data("mlp", 0)
+    functional.cross_entropy(model(x), y).backward()
+    return [
+        s.name for s, sums in zip(kfac.shapes, kfac._capture.statistics, strict=True) if sums.contributions()
+    ]
+
+
+def test_dp_kfac_builds_factors_on_their_owner_alone(world):
+    assert world(2).run(statistics_heard) == [["0", "4"], ["2"]]

@@ -1,0 +1,104 @@
+"""Promise: no number that is not finite reaches a factor, and nothing is given up without being told."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from kfac_core import KFAC, ConfigError, KFACConfig
+from kfac_core.solvers import SOLVERS
+from kfac_core.solvers.solver import LinAlgError
+from tests.kfac_core.runs import LR, average_gradients, build, data
+
+EVERY_STEP = {"factor_update_steps": 1, "inverse_update_steps": 1}
+
+
+def poisoned(rank: int, world_size: int, options: dict[str, Any]) -> tuple[bool, list[str], list[str], int]:
+    """The last rank's batch holds a NaN in the second of three steps."""
+    model = build("mlp")
+    kfac = KFAC(model, KFACConfig(**EVERY_STEP, **options), lr=LR)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(3):
+            x, y = data("mlp", step)
+            if step == 1 and rank == world_size - 1:
+                x[rank, 0] = torch.nan
+            model.zero_grad()
+            functional.cross_entropy(model(x[rank::world_size]), y[rank::world_size]).backward()
+            average_gradients(model, world_size)
+            kfac.step()
+    finite = all(factor.isfinite().all() for factor in kfac._factors.running.values())
+    finite &= all(part.isfinite().all() for part in kfac._second_order.data.values())
+    told = [str(warning.message) for warning in caught if "K-FAC" in str(warning.message)]
+    assert all((failure.step, failure.rank) == (1, rank) for failure in kfac.failures)
+    named = [f"{failure.layer}.{failure.kind}" for failure in kfac.failures]
+    return bool(finite), named, told, len(kfac._factors.own)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("strategy", ["comm_opt", "mem_opt", "d_kfac"])
+def test_a_poisoned_batch_reaches_no_factor_and_is_reported_by_who_keeps_it(world, world_size, strategy):
+    for finite, named, told, own in world(world_size).run(poisoned, {"strategy": strategy}):
+        assert finite
+        assert len(named) == len(set(named)) == len(told) == own
+        assert all("at step 1 on rank" in text and "were not finite" in text for text in told)
+
+
+def test_a_float16_factor_that_would_overflow_keeps_its_value():
+    model = build("mlp").float()
+    kfac = KFAC(model, KFACConfig(factor_dtype="float16", factor_decay=0.0, **EVERY_STEP), lr=LR)
+    x, y = data("mlp", 0)
+    functional.cross_entropy(model(x.float() * 1e4), y).backward()
+    with pytest.warns(RuntimeWarning, match="A factor of layer 0 at step 0 on rank 0"):
+        kfac.step()
+    assert torch.equal(kfac._factors.running[0, "a"][0], torch.eye(5, dtype=torch.float16))
+
+
+def singular(solver: str = "inverse", value: float = 1e8) -> KFAC:
+    """A KFAC in float32 whose first factor is all one value: far from definite in float32."""
+    kfac = KFAC(build("mlp").float(), KFACConfig(solver=solver, damping=1.0, **EVERY_STEP), lr=LR)
+    kfac._factors.running[0, "a"].fill_(value)
+    return kfac
+
+
+def test_what_float32_cannot_factor_is_solved_in_float64():
+    kfac = singular()
+    with pytest.raises(LinAlgError):
+        SOLVERS["inverse"].solve(kfac._factors.running[0, "a"], 1.0)
+    kfac._update_second_order()
+    assert kfac.failures == []
+    want = torch.linalg.inv(torch.full((5, 5), 1e8, dtype=torch.float64) + torch.eye(5, dtype=torch.float64))
+    torch.testing.assert_close(kfac._second_order.data[0, "a"].view(5, 5), want.float(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("solver", ["eigen", "inverse"])
+def test_a_factor_without_decomposition_leaves_the_last_good_data_in_use(solver):
+    kfac = singular(solver, value=1.0)
+    kfac._update_second_order()
+    good = kfac._second_order.data[0, "a"].clone()
+    kfac._factors.running[0, "a"].fill_(torch.nan)
+    with pytest.warns(RuntimeWarning, match="A factor of layer 0 at step 0 on rank 0: no decomposition"):
+        kfac._update_second_order()
+    assert torch.equal(kfac._second_order.data[0, "a"], good)
+    (failure,) = kfac.failures
+    assert (failure.layer, failure.kind, failure.step, failure.rank) == ("0", "a", 0, 0)
+
+
+@pytest.mark.parametrize("solver", ["eigen", "inverse", "inverse_pi"])
+def test_a_factor_that_never_had_good_data_counts_as_the_identity(solver):
+    kfac = singular(solver, value=torch.nan)
+    untouched = KFAC(build("mlp").float(), kfac.config, lr=LR)
+    untouched._update_second_order()
+    with pytest.warns(RuntimeWarning, match="no decomposition"):
+        kfac._update_second_order()
+    for key, want in untouched._second_order.data.items():
+        assert torch.equal(kfac._second_order.data[key], want)
+
+
+def test_a_model_without_a_layer_to_take_is_refused():
+    with pytest.raises(ConfigError, match="Sequential has no trained layer"):
+        KFAC(build("mlp"), KFACConfig(skip=(".*",)), lr=LR)

@@ -1,0 +1,131 @@
+"""Promise: loss scaling, autocast and half-precision models change nothing but rounding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kfac_core import KFAC, KFACConfig
+from tests.kfac_core.runs import LR, assert_same, average_gradients, build, data
+
+EVERY_STEP = {"factor_update_steps": 1, "inverse_update_steps": 1}
+
+
+def scaled_steps(
+    rank: int, world_size: int, scale: float | None, steps: int, poisoned: int | None = None
+) -> tuple[KFAC, nn.Module, list[int]]:
+    """Train in float32 under a GradScaler; one rank meets an infinity in the poisoned step."""
+    model = build("mlp").float()
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=optimizer, grad_scaler=scaler)
+    counted = []
+    for step in range(steps):
+        x, y = data("mlp", step)
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(x[rank::world_size].float()), y[rank::world_size])
+        loss = loss * torch.inf if step == poisoned and rank == 0 else loss
+        scaler.scale(loss).backward()
+        average_gradients(model, world_size)
+        scaler.unscale_(optimizer)
+        kfac.step()
+        scaler.step(optimizer)
+        scaler.update()
+        counted.append(kfac.steps)
+    return kfac, model, counted
+
+
+def running(kfac: KFAC) -> dict[str, Tensor]:
+    return {f"{layer}.{kind}": factor for (layer, kind), factor in kfac._factors.running.items()}
+
+
+def test_factors_and_steps_under_a_grad_scaler_equal_those_without():
+    plain, plain_model, _ = scaled_steps(0, 1, None, 4)
+    scaled, scaled_model, _ = scaled_steps(0, 1, 2.0**14, 4)
+    assert_same(running(scaled), running(plain), 1e-5)
+    assert_same(dict(scaled_model.named_parameters()), dict(plain_model.named_parameters()), 1e-5)
+
+
+def skip_one(rank: int, world_size: int) -> tuple[list[int], int, dict[str, Tensor], dict[str, Tensor]]:
+    kfac, model, counted = scaled_steps(rank, world_size, 1024.0, 3, poisoned=2)
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    return counted, kfac.skipped_steps, running(kfac), gradients
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_overflow_step_is_skipped_whole_on_every_rank(world, world_size):
+    for counted, skipped, factors, gradients in world(world_size).run(skip_one):
+        assert (counted, skipped) == ([1, 2, 2], 1)
+        assert not all(gradient.isfinite().all() for gradient in gradients.values())  # as the scaler saw them
+        assert all(factor.isfinite().all() for factor in factors.values())
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_overflow_step_leaves_the_factors_as_they_were(world, world_size):
+    before = world(world_size).run(factors_after, 2, None)
+    after = world(world_size).run(factors_after, 3, 2)
+    for one, other in zip(after, before, strict=True):
+        assert_same(one, other, 0)
+
+
+def factors_after(rank: int, world_size: int, steps: int, poisoned: int | None) -> dict[str, Tensor]:
+    return running(scaled_steps(rank, world_size, 1024.0, steps, poisoned)[0])
+
+
+def test_an_overflow_in_a_layer_without_kfac_skips_the_step_too():
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    scaler = torch.amp.GradScaler("cpu")
+    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR, grad_scaler=scaler)
+    scaler.scale(model(torch.randn(6, 4)).square().mean()).backward()
+    model[1].weight.grad[0] = torch.inf
+    before = model[0].weight.grad.clone()
+    kfac.step()
+    assert (kfac.steps, kfac.skipped_steps) == (0, 1)
+    assert torch.equal(model[0].weight.grad, before)
+
+
+def test_bf16_autocast_keeps_float32_factors_close_to_those_of_float32():
+    got = {}
+    for enabled in (False, True):
+        model, (x, y) = build("conv").float(), data("conv", 0)
+        kfac = KFAC(model, KFACConfig(factor_decay=0.0, **EVERY_STEP), lr=LR)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            loss = functional.cross_entropy(model(x.float()), y)
+        loss.backward()
+        kfac.step()
+        got[enabled] = running(kfac)
+        assert {factor.dtype for factor in got[enabled].values()} == {torch.float32}
+    for name, factor in got[False].items():
+        assert (got[True][name] - factor).norm() < 0.05 * factor.norm(), name
+    # The input of the first layer was never rounded: nor may its factor be.
+    assert_same({"a": got[True]["0.a"]}, {"a": got[False]["0.a"]}, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_models_have_float32_factors_and_keep_half_precision_gradients(dtype):
+    want = torch.cat([p.grad.flatten() for p in trained(torch.float32)[1].parameters()])
+    kfac, model = trained(dtype)
+    assert {factor.dtype for factor in running(kfac).values()} == {torch.float32}
+    assert {p.grad.dtype for p in model.parameters()} == {dtype}
+    got = torch.cat([p.grad.flatten() for p in model.parameters()]).float()
+    assert (got - want).norm() < 0.05 * want.norm()
+
+
+def trained(dtype: torch.dtype, **options: object) -> tuple[KFAC, nn.Module]:
+    model, (x, y) = build("conv").to(dtype), data("conv", 0)
+    kfac = KFAC(model, KFACConfig(damping=0.1, **EVERY_STEP, **options), lr=LR)
+    functional.cross_entropy(model(x.to(dtype)), y).backward()
+    kfac.step()
+    return kfac, model
+
+
+def test_factors_and_second_order_data_have_the_dtypes_asked_for():
+    _, model = trained(torch.float32)
+    want = torch.cat([p.grad.flatten() for p in model.parameters()])
+    kfac, model = trained(torch.float32, factor_dtype="float64", inverse_dtype="bfloat16")
+    assert {factor.dtype for factor in running(kfac).values()} == {torch.float64}
+    assert {data.dtype for data in kfac._second_order.data.values()} == {torch.bfloat16}
+    got = torch.cat([p.grad.flatten() for p in model.parameters()])
+    assert 0 < (got - want).norm() < 0.05 * want.norm()
