@@ -1,0 +1,120 @@
+"""One module of every layer kind and option, by name, with the input that it is tried on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+
+EXAMPLES = 4
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(3, 2), (3,)),
+    "linear-no-bias": (lambda: nn.Linear(3, 2, bias=False), (3,)),
+    "linear-frozen-bias": (lambda: freeze(nn.Linear(3, 2), "bias"), (3,)),
+    "linear-sequence": (lambda: nn.Linear(3, 2), (5, 3)),
+    "linear-two-sequence-dimensions": (lambda: nn.Linear(3, 2), (2, 3, 3)),
+    "linear-transposed-input": (lambda: nn.Sequential(Transposed(), nn.Linear(3, 2)), (3, 5)),
+    "linear-called-three-times": (lambda: Repeated(nn.Linear(3, 3), 3), (3,)),
+    "linear-called-by-keyword": (lambda: ByKeyword(nn.Linear(3, 2)), (3,)),
+    "conv1d": (lambda: nn.Conv1d(2, 4, 3, stride=2, padding=1), (2, 7)),
+    "conv1d-groups-dilation": (lambda: nn.Conv1d(2, 4, 2, dilation=2, groups=2, bias=False), (2, 6)),
+    "conv1d-same": (lambda: nn.Conv1d(2, 3, 4, padding="same"), (2, 5)),
+    "conv1d-circular": (lambda: nn.Conv1d(2, 3, 3, padding=1, padding_mode="circular"), (2, 5)),
+    "conv1d-reflect-same": (lambda: nn.Conv1d(2, 3, 2, padding="same", padding_mode="reflect"), (2, 5)),
+    "conv-1x1": (lambda: nn.Conv2d(3, 2, 1), (3, 2, 2)),
+    "conv-depthwise": (lambda: nn.Conv2d(3, 6, 3, padding=1, groups=3), (3, 3, 3)),
+    "conv-frozen-bias": (lambda: freeze(nn.Conv2d(2, 2, 2), "bias"), (2, 3, 3)),
+    "conv-called-twice": (lambda: Repeated(nn.Conv2d(2, 2, 3, padding=1), 2), (2, 3, 3)),
+    "conv-channels-last": (lambda: nn.Sequential(ChannelsLast(), nn.Conv2d(2, 4, 3, groups=2)), (2, 4, 4)),
+    "embedding": (lambda: nn.Embedding(4, 3), ()),
+    "embedding-sequence": (lambda: nn.Embedding(4, 3), (6,)),  # six of four tokens: some repeat
+    "embedding-padding": (lambda: nn.Embedding(4, 3, padding_idx=2), (6,)),
+    "embedding-called-twice": (lambda: Doubled(nn.Embedding(4, 3)), (3,)),
+    "frozen-weight-beside": (lambda: nn.Sequential(freeze(nn.Linear(3, 3), "weight"), nn.Linear(3, 2)), (3,)),
+}
+REDUCED = ("linear", "linear-sequence", "linear-two-sequence-dimensions", "linear-called-three-times")
+
+
+def _conv(
+    stride: int, dilation: int, groups: int, padding: object, mode: str, variant: int
+) -> Callable[[], nn.Module]:
+    """Kernel and bias alternate with the variant, so that every pair of options meets."""
+    kernel = ((3, 3), (2, 3))[variant % 2]
+    return lambda: nn.Conv2d(
+        2, 4, kernel, stride, padding, dilation, groups, bias=variant // 2 % 2 == 0, padding_mode=mode
+    )
+
+
+for index, (mode, padding, stride, dilation, groups) in enumerate(
+    product(("zeros", "circular", "reflect", "replicate"), ("valid", "same", (2, 1)), (1, 2), (1, 2), (1, 2))
+):
+    if not (padding == "same" and stride > 1):  # torch has no such convolution
+        name = f"conv-{mode}-{padding}-stride{stride}-dilation{dilation}-groups{groups}".replace(" ", "")
+        CASES[name] = _conv(stride, dilation, groups, padding, mode, index // 2 + index // 8), (2, 5, 6)
+
+
+def module_and_batch(name: str) -> tuple[nn.Module, Tensor, Tensor]:
+    """The module in float64, inputs of all examples and a weight for each of its outputs."""
+    make, shape = CASES[name]
+    torch.manual_seed(0)
+    module = make().double()
+    if "embedding" in name:
+        x = torch.randint(0, 4, (EXAMPLES, *shape))
+    else:
+        x = torch.randn(EXAMPLES, *shape, dtype=torch.float64)
+    return module, x, torch.randn_like(module(x).detach())
+
+
+def loss(outputs: Tensor, weights: Tensor) -> Tensor:
+    """A batch mean whose gradient differs at every output of every example."""
+    return (outputs * weights).flatten(1).square().sum(1).mean()
+
+
+def freeze(module: nn.Module, parameter: str) -> nn.Module:
+    getattr(module, parameter).requires_grad_(False)
+    return module
+
+
+class Repeated(nn.Module):
+    """The same layer several times in a row, as in a recurrent net."""
+
+    def __init__(self, inner: nn.Module, times: int) -> None:
+        super().__init__()
+        self.inner, self.times = inner, times
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.times):
+            x = torch.tanh(self.inner(x))
+        return x
+
+
+class Doubled(nn.Module):
+    """The same embedding for two halves of a model."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.inner(tokens) * self.inner(tokens.flip(1)).tanh()
+
+
+class ByKeyword(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(input=x)
+
+
+class Transposed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mT
+
+
+class ChannelsLast(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(memory_format=torch.channels_last)

@@ -1,0 +1,96 @@
+"""Tiny models by name, trained for a few steps on one rank's share of each batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kfac_core import KFAC, KFACConfig
+from tests.kfac_core.nets import batch, conv_net
+
+LR, GLOBAL_BATCH = 0.1, 12
+
+
+class Tokens(nn.Module):
+    """An embedding, a Linear layer on the sequence, and a classifier of its mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.mix, self.head = (
+            nn.Embedding(6, 4, padding_idx=0),
+            nn.Linear(4, 4),
+            nn.Linear(4, 3),
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.mix(self.embedding(tokens))).mean(1))
+
+
+def build(net: str) -> nn.Module:
+    """`conv`, `tokens` or `mlp`, in float64, always the same."""
+    if net == "conv":
+        return conv_net()
+    torch.manual_seed(0)
+    if net == "tokens":
+        return Tokens().double()
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def data(net: str, seed: int) -> tuple[Tensor, Tensor]:
+    """The global batch of one step."""
+    if net == "conv":
+        return batch(GLOBAL_BATCH, seed)
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 3, (GLOBAL_BATCH,), generator=generator)
+    if net == "tokens":
+        return torch.randint(0, 6, (GLOBAL_BATCH, 5), generator=generator), y
+    return torch.randn(GLOBAL_BATCH, 4, dtype=torch.float64, generator=generator), y
+
+
+def train(
+    model: nn.Module, kfac: KFAC, net: str, steps: Iterable[int], rank: int = 0, world_size: int = 1
+) -> list[dict[str, Tensor]]:
+    """Step on plain SGD behind K-FAC; the preconditioned gradients of every step."""
+    history = []
+    for step in steps:
+        x, y = data(net, step)
+        mine = slice(rank * GLOBAL_BATCH // world_size, (rank + 1) * GLOBAL_BATCH // world_size)
+        model.zero_grad()
+        functional.cross_entropy(model(x[mine]), y[mine]).backward()
+        average_gradients(model, world_size)
+        kfac.step()
+        history.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(LR * parameter.grad)
+    return history
+
+
+def average_gradients(model: nn.Module, world_size: int) -> None:
+    """What DistributedDataParallel does, by hand."""
+    if world_size > 1:
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= world_size
+
+
+def run(
+    rank: int, world_size: int, net: str, options: dict[str, Any], steps: int
+) -> tuple[list[dict[str, Tensor]], dict[str, tuple[int, ...]]]:
+    """Gradients of every step on this rank, and whose batches each layer's factors saw."""
+    model = build(net)
+    kfac = KFAC(model, KFACConfig(**options), lr=LR)
+    history = train(model, kfac, net, range(steps), rank, world_size)
+    return history, {name: layer.factor_workers for name, layer in kfac.placement.layers.items()}
+
+
+def assert_same(got: dict[str, Tensor], want: dict[str, Tensor], tolerance: float) -> None:
+    """Relative in the norm of each parameter; 0 asks for the same bits."""
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        assert (got[name] - value).norm() <= tolerance * value.norm(), name

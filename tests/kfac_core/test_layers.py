@@ -1,0 +1,107 @@
+"""Promise: every layer kind and option has the factors of its definition and the gradient of a dense solve.
+
+The definition is Grosse & Martens 2016 (KFC), A = 1/(B S^2) sum a aT and G = B S sum g gT, on rows that
+`per_example.py` derives with autograd.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from kfac_core import KFAC, KFACConfig
+from tests.kfac_core.dense import DenseKFAC, DenseSettings
+from tests.kfac_core.layer_cases import CASES, EXAMPLES, REDUCED, loss, module_and_batch
+from tests.kfac_core.per_example import factors, supported
+
+EVERY_CASE = [(name, "expand") for name in CASES] + [(name, "reduce") for name in REDUCED]
+SOME_CASES = [*EVERY_CASE[:23], *EVERY_CASE[23:-4:5], *EVERY_CASE[-4:]]  # of the convolutions, one in five
+EVERY_STEP = {"factor_update_steps": 1, "inverse_update_steps": 1}
+
+
+def factors_of(module: nn.Module, parts: list[tuple[Tensor, Tensor]], sequence: str) -> dict[str, Tensor]:
+    """The factors that K-FAC sees in one step, in which the batch comes in parts."""
+    kfac = KFAC(module, KFACConfig(factor_decay=0.0, sequence=sequence, **EVERY_STEP), lr=0.1)
+    for x, y in parts:
+        (loss(module(x), y) * len(x) / EXAMPLES).backward()
+    kfac.step()
+    kfac.remove()
+    names = [shape.name for shape in kfac.shapes]
+    return {
+        f"{names[layer]}.{kind}": torch.block_diag(*blocks)
+        for (layer, kind), blocks in kfac._factors.running.items()
+    }
+
+
+@pytest.mark.parametrize(("case", "sequence"), EVERY_CASE)
+def test_factors_equal_their_definition(case, sequence):
+    module, x, y = module_and_batch(case)
+    got = factors_of(module, [(x, y)], sequence)
+    want = factors(module, x, y, loss, sequence)
+    assert {name.rpartition(".")[0] for name in got} == set(want) != set()
+    for name, (a, g) in want.items():
+        torch.testing.assert_close(got[f"{name}.a"], torch.block_diag(*a), rtol=1e-10, atol=1e-13)
+        torch.testing.assert_close(got[f"{name}.g"], torch.block_diag(*g), rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize(("case", "sequence"), SOME_CASES)
+def test_the_scale_is_the_same_however_the_batch_is_split(case, sequence):
+    module, x, y = module_and_batch(case)
+    whole = factors_of(module, [(x, y)], sequence)
+    in_parts = factors_of(module, [(x[:1], y[:1]), (x[1:], y[1:])], sequence)
+    for name, factor in whole.items():
+        torch.testing.assert_close(in_parts[name], factor, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("case", "shape"),
+    [("linear", (3,)), ("conv1d", (2, 7)), ("conv-depthwise", (3, 3, 3)), ("embedding", ())],
+)
+def test_an_input_without_batch_dimension_is_one_example(case, shape):
+    module, x, y = module_and_batch(case)
+    batched = factors_of(module, [(x[:1], y[:1])], "expand")
+    kfac = KFAC(module, KFACConfig(factor_decay=0.0, **EVERY_STEP), lr=0.1)
+    assert x[0].shape == shape
+    ((module(x[0]) * y[0]).square().sum() / EXAMPLES).backward()
+    kfac.step()
+    for kind, (name, factor) in zip("ag", batched.items(), strict=True):
+        assert name.endswith(kind)
+        torch.testing.assert_close(torch.block_diag(*kfac._factors.running[0, kind]), factor)
+
+
+def preconditioned(rank: int, world_size: int, case: str, sequence: str, solver: str) -> dict[str, Tensor]:
+    module, x, y = module_and_batch(case)
+    config = KFACConfig(strategy="mem_opt", solver=solver, sequence=sequence, damping=0.1, **EVERY_STEP)
+    kfac = KFAC(module, config, lr=0.1)
+    share = slice(rank * EXAMPLES // world_size, (rank + 1) * EXAMPLES // world_size)
+    loss(module(x[share]), y[share]).backward()
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    for parameter in trained.values():
+        if world_size > 1:
+            dist.all_reduce(parameter.grad)
+        parameter.grad /= world_size
+    kfac.step()
+    return {name: p.grad for name, p in trained.items()}
+
+
+@cache
+def dense(case: str, sequence: str, solver: str) -> dict[str, Tensor]:
+    module, x, y = module_and_batch(case)
+    every_step = DenseSettings(solver, 0.1, 0.95, 0.001, 1, 1, 0.1, loss, sequence)
+    whole_batch = {name: range(EXAMPLES) for name, _ in supported(module)}
+    return DenseKFAC(module, every_step).step(x, y, whole_batch)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(("case", "sequence"), SOME_CASES)
+def test_preconditioned_gradients_equal_the_dense_solve(world, world_size, case, sequence):
+    solver = ("eigen", "inverse", "inverse_pi")[EVERY_CASE.index((case, sequence)) % 3]
+    want = dense(case, sequence, solver)
+    for got in world(world_size).run(preconditioned, case, sequence, solver):
+        assert got.keys() == want.keys()
+        for name, value in want.items():
+            assert (got[name] - value).norm() <= 1e-8 * value.norm(), name
