@@ -66,6 +66,7 @@ class Trainer:
     def run(self) -> Result:
         """Train until the target, the last epoch, or a loss that is no number any more."""
         training = self.cell.training
+        self._slowest(0.0)  # wait for each other: start-up is nobody's training time
         self._began = time.perf_counter()
         value, reason = math.nan, "epochs"
         for epoch in range(1, training.epochs + 1):

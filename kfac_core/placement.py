@@ -24,6 +24,8 @@ from kfac_core.errors import PlacementError
 
 Ranks = tuple[int, ...]
 
+_ROWS_SHOWN, _RANKS_SHOWN = 16, 16  # of a printed grid: what fits a screen
+
 
 @dataclass(frozen=True)
 class FactorShape:
@@ -167,7 +169,10 @@ class Placement:
         """The grid of the KAISA paper: a row of ranks a line, then each column's layers."""
         width = len(str(self.world_size - 1)) + 1
         lines = [f"{self.grad_workers} x {self.columns} ranks: columns precondition, rows receive"]
-        lines += ["".join(f"{rank:{width}}" for rank in self.row(i)) for i in range(self.grad_workers)]
+        rows = [self.row(index) for index in range(min(self.grad_workers, _ROWS_SHOWN))]
+        lines += ["".join(f"{rank:{width}}" for rank in row[:_RANKS_SHOWN]) for row in rows]
+        if self.grad_workers > _ROWS_SHOWN or self.columns > _RANKS_SHOWN:
+            lines.append("(and so on)")
         for name, layer in self.layers.items():
             lines.append(
                 f"{name}: column {layer.gradient_workers[0]}, factors from {_brief(layer.factor_workers)}, "

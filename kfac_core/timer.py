@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import torch
 
-from kfac_core.phases import Phase
+from kfac_core.phases import COMM_PHASES, Phase
 
 OTHER = "other"
 
@@ -35,7 +35,7 @@ class WindowTotals:
     Attributes:
         wall_seconds: host time between `start` and `stop`, read apart from the phases.
         seconds: exclusive seconds by phase and of `other`; tests check that they add up to the wall.
-        calls: times each phase was entered; for phases that communicate, collectives issued.
+        calls: times each phase was entered; for the comm phases, collectives issued.
         sent_bytes: payload bytes by phase.
     """
 
@@ -68,6 +68,7 @@ class PhaseTimer:
         )
         self._observer = observer
         self.traffic = traffic if traffic is not None else Traffic()
+        self._booked = Traffic(self.traffic.calls, self.traffic.sent_bytes)
         self._open = [OTHER]
         self._running = False
         self._started = self._drained_at = 0.0
@@ -78,6 +79,7 @@ class PhaseTimer:
     def start(self) -> None:
         """Let the clock run; what comes before is nobody's time."""
         self._clock.mark(None)
+        self._booked = Traffic(self.traffic.calls, self.traffic.sent_bytes)
         self._started = time.perf_counter()
         self._running = True
 
@@ -93,12 +95,11 @@ class PhaseTimer:
         if not self._running:
             yield
             return
-        calls, sent_bytes = self.traffic.calls, self.traffic.sent_bytes
         self._enter(phase)
         try:
             yield
         finally:
-            self._leave(phase, self.traffic.calls - calls, self.traffic.sent_bytes - sent_bytes)
+            self._leave(phase)
 
     @property
     def elapsed_seconds(self) -> float:
@@ -117,17 +118,28 @@ class PhaseTimer:
 
     def _enter(self, phase: Phase) -> None:
         self._clock.mark(self._open[-1])
+        self._book_traffic(self._open[-1])
+        if phase not in COMM_PHASES:
+            self._calls[phase.value] = self._calls.get(phase.value, 0) + 1
         self._open.append(phase.value)
         if self._observer is not None:
             self._observer(phase.value)
 
-    def _leave(self, phase: Phase, calls: int, sent_bytes: int) -> None:
+    def _leave(self, phase: Phase) -> None:
         self._clock.mark(self._open.pop())
+        self._book_traffic(phase.value)
         if self._observer is not None:
             self._observer(self._open[-1])
-        self._calls[phase.value] = self._calls.get(phase.value, 0) + (calls or 1)
-        if sent_bytes:
-            self._sent_bytes[phase.value] = self._sent_bytes.get(phase.value, 0) + sent_bytes
+
+    def _book_traffic(self, phase: str) -> None:
+        """Book what the collectives were handed since the last phase change; like time, it is exclusive."""
+        calls = self.traffic.calls - self._booked.calls
+        if calls:
+            if phase in COMM_PHASES:
+                self._calls[phase] = self._calls.get(phase, 0) + calls
+            sent_bytes = self.traffic.sent_bytes - self._booked.sent_bytes
+            self._sent_bytes[phase] = self._sent_bytes.get(phase, 0) + sent_bytes
+            self._booked = Traffic(self.traffic.calls, self.traffic.sent_bytes)
 
 
 class _HostClock:

@@ -21,7 +21,7 @@ DEMO = "jobs/sweeps/demo.yaml"
         (["plan"], "Missing option"),
         (["plan", "-f", DEMO, "--wher", "x"], "No such option"),
         (["plan", "-f", DEMO, "--where", "nonsense"], "--where 'nonsense': cannot read 'nonsense'"),
-        (["plan", "-f", DEMO, "--where", "seed=99"], "--where 'seed=99': none of the 28 cells matches"),
+        (["plan", "-f", DEMO, "--where", "seed=99"], "--where 'seed=99': none of the 36 cells matches"),
         (["report"], "report needs either the name of a sweep or its file"),
         (["report", "none", "--runs", "nowhere"], "nowhere/none: no runs of this sweep are stored here"),
     ],
@@ -65,7 +65,9 @@ def test_every_verb_shows_an_example(verb, capsys):
 
 
 def test_report_prints_the_summary_as_it_is_and_the_pages_path(monkeypatch, tmp_path, capsys):
-    summary = pd.DataFrame({"arm": ["sgd"], "median_seconds": ["1.5 [bold, 2.0]"]})
+    summary = pd.DataFrame({
+        "arm": ["sgd"], "world_size": ["4*"], "median_seconds": ["1.5 [bold, 2.0]"], "method": ["Welch t"],
+    })  # fmt: skip
     stub = SimpleNamespace(summary_table=lambda _: summary, write_report=lambda _, out: out / "report.html")
     monkeypatch.setitem(sys.modules, "analysis.report", stub)
     monkeypatch.setitem(sys.modules, "analysis.tables", SimpleNamespace(load=lambda folder: folder))
@@ -73,7 +75,8 @@ def test_report_prints_the_summary_as_it_is_and_the_pages_path(monkeypatch, tmp_
     assert cli.main(["report", "-f", DEMO, "--runs", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "1.5 [bold, 2.0]" in said
-    assert f"{tmp_path}/demo/report/report.html\n" in said
+    assert "speedup: Welch t\n*: more ranks than CPUs" in said
+    assert f"report: {tmp_path}/demo/report/report.html\n" in said
 
 
 def _cell(method: str = "sgd", world_size: int = 1, seed: int = 0, **kfac: object) -> Cell:

@@ -33,7 +33,7 @@ def runs(tmp_path):
 def test_a_cell_stands_where_its_latest_attempt_ended(runs):
     seen = outlook(read_sweep(Path(DEMO)).cells, runs)
     assert list(seen.standing.values())[:6] == ["done", "failed", "done", "pending", "new", "new"]
-    assert seen.counts == {"done": 2, "failed": 1, "pending": 1, "new": 24}
+    assert seen.counts == {"done": 2, "failed": 1, "pending": 1, "new": 32}
 
 
 def test_json_holds_every_cell(runs, capsys):
@@ -41,7 +41,7 @@ def test_json_holds_every_cell(runs, capsys):
     said = json.loads(capsys.readouterr().out)
     assert (said["sweep"], said["total_ranks"], said["largest_world"]) == ("demo", 12, 4)
     assert [(cell["world_size"], cell["local_batch_size"]) for cell in said["cells"]] == [
-        (2, 64), (2, 64), (4, 32), (4, 32),
+        (2, 128), (2, 128), (4, 64), (4, 64),
     ]  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def test_the_table_is_plain_text_and_names_the_placements(runs, capsys):
     assert main(["plan", "-f", DEMO, "--runs", str(runs), "--all"]) == 0
     said = capsys.readouterr().out
     assert "\x1b" not in said
-    assert "28 cells: 2 done, 1 failed, 1 pending, 24 new" in said
+    assert "36 cells: 2 done, 1 failed, 1 pending, 32 new" in said
     assert "gradient workers per layer: 1 of 2, 2 of 4" in said
     assert all(cell.id in said for cell in read_sweep(Path(DEMO)).cells)
     assert sorted(runs.rglob("*")) == before

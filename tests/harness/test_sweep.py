@@ -28,8 +28,10 @@ def read(folder: Path, text: str, *overrides: str):
 
 def test_the_demo_sweep_reads():
     sweep = read_sweep(Path("jobs/sweeps/demo.yaml"))
-    assert (sweep.name, len(sweep.cells)) == ("demo", 28)
-    assert {cell.method for cell in sweep.cells} == {"sgd", "comm_opt", "mem_opt", "hybrid_opt", "dp_kfac"}
+    assert (sweep.name, len(sweep.cells)) == ("demo", 36)
+    assert {cell.method for cell in sweep.cells} == {
+        "sgd", "comm_opt", "mem_opt", "hybrid_opt", "dp_kfac", "comm_opt-inverse", "comm_opt-stale",
+    }  # fmt: skip
 
 
 def test_methods_lay_their_fields_over_the_shared_ones(tmp_path):

@@ -44,7 +44,8 @@ MISTAKES = {
     ),
     "a misspelt strategy": (
         "strategy: hybrid_opt, grad_worker_fraction: 0.5", "strategy: comm_op",
-        ":8: methods[1].kfac.strategy='comm_op' is not one of comm_opt, mem_opt, hybrid_opt, dp_kfac; "
+        ":8: methods[1].kfac.strategy='comm_op' is not one of comm_opt, mem_opt, hybrid_opt, dp_kfac, "
+        "mpd_kfac, d_kfac, spd_kfac; "
         "did you mean comm_opt?",
     ),
     "a misspelt solver": (
@@ -115,6 +116,18 @@ MISTAKES = {
         "sweep: good", "sweep: a/b",
         ":1: sweep='a/b' is no name; use up to 64 letters, digits, '_', '.' and '-', starting with a letter "
         "or a digit",
+    ),
+    "a schedule without its milestones": (
+        "strategy: hybrid_opt", "damping: {initial: 0.1, factor: 0.5}, strategy: hybrid_opt",
+        ":8: methods[1].kfac.damping.at is missing",
+    ),
+    "a schedule out of order": (
+        "strategy: hybrid_opt", "damping: {initial: 0.1, factor: 0.5, at: [2, 1]}, strategy: hybrid_opt",
+        ":8: methods[1].kfac.damping.at=[2.0, 1.0] is no ascending list of milestones >= 0",
+    ),
+    "NLCG's steps scaled by kl-clip": (
+        "{name: hybrid,", "{name: hybrid, optimizer: {name: nlcg},",
+        ":8: methods[1].kl_clip=0.001 would scale NLCG's steps; write kl_clip: null (method hybrid, world_size=2)",
     ),
     "shared K-FAC settings without K-FAC": (
         ", kfac: {strategy: hybrid_opt, grad_worker_fraction: 0.5}", "}\nkfac: {damping: 1",

@@ -55,6 +55,22 @@ def test_traffic_inside_a_phase_is_booked_on_it():
     assert timer.drain().sent_bytes == {}
 
 
+def test_traffic_of_an_inner_phase_is_not_the_outer_ones():
+    traffic = Traffic()
+    timer = PhaseTimer(traffic=traffic)
+    timer.start()
+    with timer.phase(Phase.UPDATE):
+        with timer.phase(Phase.FACTOR_COMM):
+            traffic.calls += 1
+            traffic.sent_bytes += 100
+        with timer.phase(Phase.INVERSE_COMM):
+            pass
+    timer.stop()
+    totals = timer.drain()
+    assert totals.calls == {"update": 1, "factor_comm": 1}
+    assert totals.sent_bytes == {"factor_comm": 100}
+
+
 def test_an_exception_leaves_the_timer_in_order():
     timer = PhaseTimer()
     timer.start()
