@@ -179,7 +179,8 @@ class Builder:
     def _refuse_cell(self, draft: Draft, error: ValidationError) -> NoReturn:
         (field, *_), sentence = explain(error)
         paths = [path for path in draft.fields if path.rpartition(".")[2] == field]
-        place = draft.fields[paths[0]].place if paths else (*draft.owner, str(field))
+        written = draft.fields[paths[0]].place if paths else (*draft.owner, str(field))
+        place = (field,) if field == "sweep" else written
         refusal: UserError = self._document.error(
             place, sentence + ("" if field in ("world_size", "sweep", "method") else _which(draft))
         )

@@ -127,7 +127,8 @@ MISTAKES = {
     ),
     "NLCG's steps scaled by kl-clip": (
         "{name: hybrid,", "{name: hybrid, optimizer: {name: nlcg},",
-        ":8: methods[1].kl_clip=0.001 would scale NLCG's steps; write kl_clip: null (method hybrid, world_size=2)",
+        ":8: methods[1].kl_clip=0.001 would scale NLCG's steps; write kl_clip: null "
+        "(method hybrid, world_size=2)",
     ),
     "shared K-FAC settings without K-FAC": (
         ", kfac: {strategy: hybrid_opt, grad_worker_fraction: 0.5}", "}\nkfac: {damping: 1",
