@@ -1,0 +1,29 @@
+"""Promise: a model compiled by torch.compile gets the gradients of the model as it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kfac_core import KFAC, KFACConfig
+from tests.kfac_core.runs import LR, assert_same, build, train
+
+OPTIONS = {"damping": 0.01, "factor_update_steps": 2, "inverse_update_steps": 4}
+
+
+@pytest.mark.parametrize("handed", ["compiled", "bare"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_models_take_the_same_steps(backend, handed):
+    torch._dynamo.reset()
+    want_model = build("mlp")
+    want_kfac = KFAC(want_model, KFACConfig(**OPTIONS), lr=LR)
+    want = train(want_model, want_kfac, "mlp", range(12))
+    bare = build("mlp")
+    model = torch.compile(bare, backend=backend)
+    kfac = KFAC(model if handed == "compiled" else bare, KFACConfig(**OPTIONS), lr=LR)
+    assert kfac.shapes == want_kfac.shapes
+    for got, expected in zip(train(model, kfac, "mlp", range(12)), want, strict=True):
+        assert_same({name.removeprefix("_orig_mod."): g for name, g in got.items()}, expected, 1e-12)
+    for key, factor in want_kfac._factors.running.items():
+        torch.testing.assert_close(kfac._factors.running[key], factor)
+        assert kfac._factors.updates[key] == want_kfac._factors.updates[key] == 6

@@ -1,0 +1,182 @@
+"""Promise: a saved K-FAC goes on bitwise, also elsewhere, and its memory is what it says."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kfac_core import KFAC, ConfigError, KFACConfig
+from tests.kfac_core.dense import solve
+from tests.kfac_core.runs import LR, assert_same, build, data, train
+
+INTERVALS = {"damping": 0.01, "factor_update_steps": 2, "inverse_update_steps": 4}
+
+
+def start(options: dict[str, Any], saved: bytes | None = None) -> tuple[nn.Module, KFAC]:
+    model = build("mlp")
+    kfac = KFAC(model, KFACConfig(**{**INTERVALS, **options}), lr=LR)
+    if saved is not None:
+        of_model, of_kfac = torch.load(io.BytesIO(saved), weights_only=True)
+        model.load_state_dict(of_model)
+        kfac.load_state_dict(of_kfac)
+    return model, kfac
+
+
+def save(model: nn.Module, kfac: KFAC) -> bytes:
+    file = io.BytesIO()
+    torch.save((model.state_dict(), kfac.state_dict()), file)
+    return file.getvalue()
+
+
+def go(
+    rank: int, world_size: int, options: dict[str, Any], first: int, last: int, saved: bytes | None
+) -> tuple[bytes, dict[str, Tensor]]:
+    """Train from step `first` up to `last`; a checkpoint and the parameters."""
+    model, kfac = start(options, saved)
+    train(model, kfac, "mlp", range(first, last), rank, world_size)
+    return save(model, kfac), dict(model.state_dict())
+
+
+def hybrid(strategy: str) -> dict[str, Any]:
+    fraction = {"grad_worker_fraction": 0.5} if strategy == "hybrid_opt" else {}
+    return {"strategy": strategy, **fraction}
+
+
+@pytest.mark.parametrize("at", [10, 11, 12])  # in the middle of E, of F and E, on both
+@pytest.mark.parametrize("solver", ["eigen", "inverse_pi"])
+@pytest.mark.parametrize("strategy", ["comm_opt", "mem_opt", "hybrid_opt", "dp_kfac", "d_kfac"])
+def test_going_on_from_a_checkpoint_gives_the_same_bits(world, strategy, solver, at):
+    options = {**hybrid(strategy), "solver": solver}
+    ranks = world(4 if strategy == "hybrid_opt" else 2)
+    whole = ranks.run(go, options, 0, 20, None)
+    halfway = ranks.run(go, options, 0, at, None)
+    for (_, resumed), (_, want) in zip(ranks.run(go, options, at, 20, halfway[0][0]), whole, strict=True):
+        assert_same(resumed, want, 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((4, "comm_opt"), (2, "comm_opt")),
+        ((2, "comm_opt"), (2, "mem_opt")),
+        ((4, "hybrid_opt"), (2, "mem_opt")),
+        ((1, "d_kfac"), (4, "hybrid_opt")),
+        ((4, "spd_kfac"), (1, "mpd_kfac")),
+    ],
+)
+def test_a_checkpoint_goes_on_elsewhere_as_if_it_had_always_been_there(world, before, after):
+    (size_before, strategy_before), (size_after, strategy_after) = before, after
+    halfway = world(size_before).run(go, hybrid(strategy_before), 0, 11, None)
+    ((_, want), *_) = world(size_after).run(go, hybrid(strategy_after), 0, 20, None)
+    for _, got in world(size_after).run(go, hybrid(strategy_after), 11, 20, halfway[0][0]):
+        assert_same(got, want, 1e-6)
+
+
+def test_every_rank_saves_the_same_state(world):
+    first, *others = world(4).run(state_after, hybrid("mem_opt"), 3)
+    for other in others:
+        assert other["updates"] == first["updates"]
+        for kind in ("factors", "second_order"):
+            assert_same(other[kind], first[kind], 0)
+
+
+def state_after(rank: int, world_size: int, options: dict[str, Any], steps: int) -> dict[str, Any]:
+    model, kfac = start(options)
+    train(model, kfac, "mlp", range(steps), rank, world_size)
+    return kfac.state_dict()
+
+
+def test_another_solver_solves_the_saved_factors_at_once():
+    """In the middle of both intervals, the first step already equals the dense solve of what was saved."""
+    eigen_model, eigen = start({"solver": "eigen"})
+    train(eigen_model, eigen, "mlp", range(5))
+    saved = save(eigen_model, eigen)
+    model, kfac = start({"solver": "inverse", "kl_clip": None}, saved)
+    (got,) = train(model, kfac, "mlp", [5])
+    plain = build("mlp")
+    plain.load_state_dict(eigen_model.state_dict())
+    x, y = data("mlp", 5)
+    functional.cross_entropy(plain(x), y).backward()
+    factors = eigen.state_dict()["factors"]
+    for name in ("0", "2", "4"):
+        layer = plain.get_submodule(name)
+        gradient = torch.cat([layer.weight.grad, layer.bias.grad[:, None]], 1)
+        a, g = factors[f"{name}.a"][0], factors[f"{name}.g"][0]
+        want = solve("inverse", INTERVALS["damping"], a, g, gradient, (1.0, 1.0))
+        assert_same(
+            {"w": got[f"{name}.weight"], "b": got[f"{name}.bias"]},
+            {"w": want[:, :-1], "b": want[:, -1]},
+            1e-8,
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.update(version=2), "state of version 2; this one reads 1"),
+        (lambda s: s["factors"].pop("0.a"), r"of other layers: 0\.a do not match"),
+        (
+            lambda s: s["factors"].update({"0.a": torch.eye(3)[None]}),
+            r"0\.a is saved as \[1, 3, 3\].*\[1, 5, 5\]",
+        ),
+        (lambda s: s.clear(), "state of version None"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_and_nothing_is_taken_of_it(change, message):
+    model, kfac = start({})
+    train(model, kfac, "mlp", range(3))
+    state = kfac.state_dict()
+    change(state)
+    _, fresh = start({})
+    with pytest.raises(ConfigError, match=message):
+        fresh.load_state_dict(state)
+    assert fresh.steps == 0
+    assert torch.equal(fresh._factors.running[0, "g"][0], torch.eye(6, dtype=torch.float64))
+
+
+def measured(
+    rank: int, world_size: int, options: dict[str, Any]
+) -> tuple[list[dict[str, int]], dict[str, int]]:
+    """What `memory` says of every rank, and the bytes of this rank's tensors after a forward and backward."""
+    model, kfac = start(options)
+    train(model, kfac, "mlp", range(2), rank, world_size)
+    kfac._capture.clear()
+    model(torch.randn(3, 4).double()).square().mean().backward()
+    sums = [part for s in kfac._capture.statistics for part in s.contributions() or ()]
+    held = {
+        "factors": list(kfac._factors.running.values()),
+        "second_order": [kfac._second_order._buffer],
+        "gradients": [kfac._gradients._raw, kfac._gradients._preconditioned],
+        "statistics": sums,
+    }
+    sizes = {kind: sum(t.numel() * t.element_size() for t in tensors) for kind, tensors in held.items()}
+    return [kfac.memory(other) for other in range(world_size)], sizes
+
+
+STRATEGIES = ["comm_opt", "mem_opt", "hybrid_opt", "dp_kfac", "mpd_kfac", "d_kfac", "spd_kfac"]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_memory_is_that_of_the_tensors_on_every_rank(world, world_size, strategy):
+    options = {"strategy": strategy, "solver": ("eigen", "inverse")[world_size % 2]}
+    if strategy == "hybrid_opt":
+        options["grad_worker_fraction"] = 1 / world_size if world_size % 2 else 0.5
+    if world_size == 2:
+        options |= {"factor_dtype": "float32", "inverse_dtype": "bfloat16"}
+    results = world(world_size).run(measured, options)
+    for rank, (_, sizes) in enumerate(results):
+        assert all(said[rank] == sizes for said, _ in results)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_mem_opt_shards_its_state(world, world_size):
+    _, alone = world(1).run(measured, {"strategy": "mem_opt"})[0]
+    shards = [sizes for _, sizes in world(world_size).run(measured, {"strategy": "mem_opt"})]
+    for kind in ("factors", "second_order"):
+        assert sum(sizes[kind] for sizes in shards) == alone[kind]
