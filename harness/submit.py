@@ -102,6 +102,15 @@ def cancel(cells: Sequence[Cell], root: Path = DEFAULT_ROOT) -> list[Cell]:
     return [status.cell for status in caught]
 
 
+def in_blocks(cells: Sequence[Cell]) -> list[Cell]:
+    """The order in which cells start: seed after seed, and within a seed shuffled by content hash.
+
+    A machine that slows down meanwhile then slows all arms, instead of the one that came last in the file
+    (randomised blocks; the shuffle is the same for everyone who submits the sweep).
+    """
+    return sorted(cells, key=lambda cell: (cell.seed, cell.content_hash))
+
+
 def _each_once(cells: Iterable[Cell]) -> list[Cell]:
     return list({cell.id: cell for cell in cells}.values())
 
@@ -120,7 +129,7 @@ def _start(cells: Sequence[Cell], site: Site, folder: SweepFolder, command: Sequ
     for cell in cells:
         launcher.check(cell, site)
     if cells:
-        attempts = ((folder.stage(cell).new_attempt(), cell) for cell in cells)
+        attempts = ((folder.stage(cell).new_attempt(), cell) for cell in in_blocks(cells))
         launcher.launch(folder, ((attempt, launcher.plan(cell, site, command)) for attempt, cell in attempts))
 
 

@@ -16,7 +16,7 @@ from harness.launchers.presence import Presence
 from harness.locks import exclusive
 from harness.status import is_stalled, read_statuses
 from harness.store import sweep_folder
-from harness.submit import cancel, retry, submit
+from harness.submit import cancel, in_blocks, retry, submit
 
 
 @pytest.fixture
@@ -167,3 +167,12 @@ def test_launch_json_says_how_the_attempt_was_launched(make_cell, site, tmp_path
     assert launch.launcher in LAUNCHERS
     assert (launch.site, launch.command, launch.oversubscribed) == (site, command, False)
     assert launch.job_id is not None
+
+
+def test_cells_start_in_blocks_of_one_seed_with_the_arms_mixed(make_cell):
+    cells = [make_cell(world_size=size, seed=seed) for size in (1, 2, 4) for seed in range(4)]
+    ordered = in_blocks(cells)
+    assert [cell.seed for cell in ordered] == [seed for seed in range(4) for _ in range(3)]
+    assert sorted(cell.id for cell in ordered) == sorted(cell.id for cell in cells)
+    assert len({tuple(cell.world_size for cell in ordered[i : i + 3]) for i in range(0, 12, 3)}) > 1
+    assert in_blocks(cells[::-1]) == ordered
