@@ -86,10 +86,11 @@ def test_an_overflow_in_a_layer_without_kfac_skips_the_step_too():
     assert torch.equal(model[0].weight.grad, before)
 
 
-def test_bf16_autocast_keeps_float32_factors_close_to_those_of_float32():
+@pytest.mark.parametrize("net", ["conv", "mlp"])
+def test_bf16_autocast_keeps_float32_factors_close_to_those_of_float32(net):
     got = {}
     for enabled in (False, True):
-        model, (x, y) = build("conv").float(), data("conv", 0)
+        model, (x, y) = build(net).float(), data(net, 0)
         kfac = KFAC(model, KFACConfig(factor_decay=0.0, **EVERY_STEP), lr=LR)
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             loss = functional.cross_entropy(model(x.float()), y)

@@ -141,13 +141,13 @@ def test_evaluation_between_steps_adds_nothing():
 
 
 def test_a_graph_run_through_twice_gives_each_pass_its_own_statistics():
-    model, (x, y) = build("mlp"), data("mlp", 0)
+    model, (x, y) = build("tokens"), data("tokens", 0)
     kfac = KFAC(model, FRESH, lr=LR)
     loss = functional.cross_entropy(model(x), y) / 2
     loss.backward(retain_graph=True)
     loss.backward()
     kfac.step()
-    assert_same(running(kfac), one_step(build("mlp"), x, y), 1e-12)
+    assert_same(running(kfac), one_step(build("tokens"), x, y), 1e-12)
 
 
 def test_tied_weights_keep_their_plain_gradient():
