@@ -4,11 +4,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from hypothesis import settings
 
 from tests.kfac_core.worlds import World
 
 
 torch.set_num_threads(1)  # as in ranks; tiny tensors gain nothing from threads that wait for each other
+
+
+settings.register_profile("kronscale", deadline=None)  # a busy machine is no failure
+settings.load_profile("kronscale")
 
 
 @pytest.fixture(scope="session")
