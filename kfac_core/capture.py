@@ -148,7 +148,7 @@ class Capture:
     ) -> None:
         if self._scale is None:
             self._scale = self._loss_scale()
-        with self._measured(), torch.no_grad(), _full_precision(gradient):
+        with self._measured(), torch.no_grad(), full_precision(gradient):
             g = self._cast(gradient.detach())
             g_gram = self._layers[index].output_gram(g if self._scale == 1.0 else g / self._scale)
         if task == _NO_BACKWARD:  # else a checkpoint's own backward pass is part of the one that began it
@@ -156,7 +156,7 @@ class Capture:
         self.statistics[index].add(_Pass(task, a_gram(), g_gram.to(self._dtype), *positions))
 
     def _input_gram(self, index: int, inputs: Tensor) -> Tensor:
-        with self._measured(), torch.no_grad(), _full_precision(inputs):
+        with self._measured(), torch.no_grad(), full_precision(inputs):
             return self._layers[index].input_gram(self._cast(inputs)).to(self._dtype)
 
     def _cast(self, tensor: Tensor) -> Tensor:
@@ -167,6 +167,6 @@ def _given(gram: Tensor) -> Tensor:
     return gram
 
 
-def _full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Autocast would turn the products of a gram back into half precision."""
+def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Autocast would turn matrix products back into half precision."""
     return torch.autocast(tensor.device.type, enabled=False)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from kfac_core.capture import Capture
+from kfac_core.capture import Capture, full_precision
 from kfac_core.collectives import Communicator, connect
 from kfac_core.config import KFACConfig
 from kfac_core.cost import CUBIC, CostModel
@@ -117,11 +117,12 @@ class KFAC:
             self._capture.clear()
             self.skipped_steps += 1
             return
-        if self._due("factor_update_steps"):
-            self._update_factors()
-        if self._due("inverse_update_steps") or self._must_solve:
-            self._update_second_order()
-        self._precondition()
+        with full_precision(self._gradients.raw[0]):  # also for who calls this inside autocast
+            if self._due("factor_update_steps"):
+                self._update_factors()
+            if self._due("inverse_update_steps") or self._must_solve:
+                self._update_second_order()
+            self._precondition()
         self.steps += 1
 
     @property

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from kfac_core import KFAC, ConfigError, KFACConfig
-from tests.kfac_core.runs import GLOBAL_BATCH, LR, assert_same, build, data, run, train
+from tests.kfac_core.runs import LR, assert_same, build, data, run, train
 
 OPTIONS: dict[str, Any] = {"damping": 0.01, "factor_update_steps": 1, "inverse_update_steps": 2}
 STEPS = 3
@@ -87,14 +87,18 @@ def test_a_layer_used_on_one_rank_has_the_factors_of_that_rank(world, strategy):
     torch.testing.assert_close(elsewhere["got"], factors["a"])
 
 
-def run_in_pairs(
-    rank: int, world_size: int, options: dict[str, Any], interleaved: bool, wrapped: bool
-) -> tuple[int, list[dict[str, Tensor]], Tensor]:
-    """Two pairs of ranks train on data of their own at the same time; their number, gradients, a state."""
-    pairs = [(0, 2), (1, 3)] if interleaved else [(0, 1), (2, 3)]
-    groups = [dist.new_group(pair) for pair in pairs]
-    mine = next(index for index, pair in enumerate(pairs) if rank in pair)
-    place, group = pairs[mine].index(rank), groups[mine]
+Groups = tuple[tuple[int, ...], ...]
+
+
+def run_in_groups(
+    rank: int, world_size: int, options: dict[str, Any], groups: Groups, wrapped: bool
+) -> tuple[int, list[dict[str, Tensor]], Tensor] | None:
+    """Groups of ranks train at the same time, each on data of its own; its number, gradients and a factor."""
+    process_groups = [dist.new_group(group) for group in groups]
+    mine = next((index for index, group in enumerate(groups) if rank in group), None)
+    if mine is None:
+        return None
+    place, size, group = groups[mine].index(rank), len(groups[mine]), process_groups[mine]
     inner = build("mlp")
     model = DistributedDataParallel(inner, process_group=group) if wrapped else inner
     kfac = KFAC(model, KFACConfig(**options), lr=LR, process_group=None if wrapped else group)
@@ -102,11 +106,10 @@ def run_in_pairs(
     for step in range(STEPS):
         x, y = data("mlp", 10 * mine + step)
         inner.zero_grad()
-        half = slice(place * GLOBAL_BATCH // 2, (place + 1) * GLOBAL_BATCH // 2)
-        functional.cross_entropy(model(x[half]), y[half]).backward()
+        functional.cross_entropy(model(x[place::size]), y[place::size]).backward()
         for parameter in inner.parameters() if not wrapped else ():
             dist.all_reduce(parameter.grad, group=group)
-            parameter.grad /= 2
+            parameter.grad /= size
         kfac.step()
         history.append({name: p.grad.clone() for name, p in inner.named_parameters()})
         with torch.no_grad():
@@ -115,22 +118,35 @@ def run_in_pairs(
     return mine, history, kfac.state_dict()["factors"]["0.a"]
 
 
+def alone(index: int, strategy: str) -> tuple[list[dict[str, Tensor]], Tensor]:
+    """What a group has to arrive at: one process with its whole batches."""
+    model = build("mlp")
+    kfac = KFAC(model, KFACConfig(strategy=strategy, **OPTIONS), lr=LR)
+    history = train(model, kfac, "mlp", range(10 * index, 10 * index + STEPS))
+    return history, kfac.state_dict()["factors"]["0.a"]
+
+
 @pytest.mark.parametrize("wrapped", [False, True], ids=["process_group", "that-of-ddp"])
-@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("groups", [((0, 1), (2, 3)), ((0, 2), (1, 3))])
 @pytest.mark.parametrize("strategy", ["comm_opt", "mem_opt"])
-def test_two_groups_of_equal_size_train_side_by_side(world, strategy, interleaved, wrapped):
+def test_two_groups_of_equal_size_train_side_by_side(world, strategy, groups, wrapped):
+    expected = [alone(index, strategy) for index in range(2)]
     options = {**OPTIONS, "strategy": strategy}
-    alone = []
-    for pair in range(2):
-        model = build("mlp")
-        kfac = KFAC(model, KFACConfig(**options), lr=LR)
-        steps = range(10 * pair, 10 * pair + STEPS)
-        alone.append((train(model, kfac, "mlp", steps), kfac.state_dict()["factors"]["0.a"]))
-    for mine, history, factor in world(4).run(run_in_pairs, options, interleaved, wrapped):
-        want, want_factor = alone[mine]
+    for mine, history, factor in world(4).run(run_in_groups, options, groups, wrapped):
+        want, want_factor = expected[mine]
         torch.testing.assert_close(factor, want_factor)
-        for got, expected in zip(history, want, strict=True):
-            assert_same(got, expected, 1e-10)
+        for got, gradients in zip(history, want, strict=True):
+            assert_same(got, gradients, 1e-10)
+
+
+def test_rows_and_columns_of_a_group_are_made_of_its_own_ranks(world):
+    options = {**OPTIONS, "strategy": "hybrid_opt", "grad_worker_fraction": 0.5}
+    want, _ = alone(0, "comm_opt")
+    outsider, *members = world(5).run(run_in_groups, options, ((1, 2, 3, 4),), False)
+    assert outsider is None
+    for _, history, _ in members:
+        for got, gradients in zip(history, want, strict=True):
+            assert_same(got, gradients, 1e-10)
 
 
 def outside(rank: int, world_size: int) -> str:
