@@ -8,7 +8,6 @@ from hypothesis import settings
 
 from tests.kfac_core.worlds import World
 
-
 torch.set_num_threads(1)  # as in ranks; tiny tensors gain nothing from threads that wait for each other
 
 
