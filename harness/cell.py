@@ -90,15 +90,16 @@ class Optimizer(Spec):
     """The first-order optimizer and its learning-rate schedule; K-FAC, where present, acts before it.
 
     Attributes:
-        name: `sgd` and `adam` (AdamW) are torch's, `nlcg` is `kfac_core.optimizers.NLCG`, which takes K-FAC
-            as its preconditioner where the cell has it, and no momentum.
+        name: `sgd`, `rmsprop` and `adam` (AdamW) are torch's; `lars` and `lamb` are pytorch-optimizer's, an
+            optional extra; `nlcg` is `kfac_core.optimizers.NLCG`, which takes K-FAC as its preconditioner
+            where the cell has it. `momentum` is for sgd, rmsprop and lars.
         lr: peak learning rate at world size 1; see `lr_scaling`.
         lr_scaling: `linear` multiplies `lr` by the world size (weak scaling), `none` leaves it.
         warmup_epochs: epochs of linear warm-up from a fifth of the peak (SC20).
         decay_epochs: epochs at which the rate is multiplied by `decay_factor`.
     """
 
-    name: Literal["sgd", "adam", "nlcg"] = "sgd"
+    name: Literal["sgd", "rmsprop", "adam", "lars", "lamb", "nlcg"] = "sgd"
     lr: float = Field(gt=0)
     lr_scaling: Literal["none", "linear"] = "none"
     momentum: float = Field(default=0.9, ge=0, lt=1)

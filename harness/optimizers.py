@@ -22,14 +22,15 @@ def build_optimizer(
     """The optimizer that `spec` names; NLCG steps `kfac` itself, the others come after it."""
     if spec.name == "nlcg":
         return NLCG(parameters, lr=spec.lr, kfac=kfac, communicator=communicator)
+    lr, decay = spec.lr, spec.weight_decay
     if spec.name == "adam":
-        return torch.optim.AdamW(parameters, lr=spec.lr, weight_decay=spec.weight_decay)
+        return torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
+    if spec.name == "rmsprop":
+        return torch.optim.RMSprop(parameters, lr=lr, momentum=spec.momentum, weight_decay=decay)
+    if spec.name in ("lars", "lamb"):
+        return _large_batch_optimizer(spec, parameters)
     return torch.optim.SGD(
-        parameters,
-        lr=spec.lr,
-        momentum=spec.momentum,
-        nesterov=spec.nesterov,
-        weight_decay=spec.weight_decay,
+        parameters, lr=lr, momentum=spec.momentum, nesterov=spec.nesterov, weight_decay=decay
     )
 
 
@@ -39,3 +40,21 @@ def learning_rate(spec: Optimizer, world_size: int, epoch: float) -> float:
     if epoch < spec.warmup_epochs:
         return rate * (WARMUP_START + (1 - WARMUP_START) * epoch / spec.warmup_epochs)
     return rate * spec.decay_factor ** bisect_right(sorted(spec.decay_epochs), epoch)
+
+
+def _large_batch_optimizer(spec: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    try:
+        from pytorch_optimizer import LARS, Lamb  # noqa: PLC0415  an optional extra
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            f"optimizer.name={spec.name} needs the extra large-batch: pip install 'kronscale[large-batch]'"
+        ) from None
+    if spec.name == "lars":
+        return LARS(
+            parameters,
+            lr=spec.lr,
+            momentum=spec.momentum,
+            nesterov=spec.nesterov,
+            weight_decay=spec.weight_decay,
+        )
+    return Lamb(parameters, lr=spec.lr, weight_decay=spec.weight_decay)

@@ -46,10 +46,13 @@ def train_on_rank(rank: int, world_size: int, cell: Cell, folder: str) -> tuple[
         ({"lr": 0.1, "warmup_epochs": 2}, None),
         ({"lr": 0.1, "warmup_epochs": 2}, KFAC),
         ({"lr": 0.003, "name": "adam"}, None),
+        ({"lr": 0.003, "name": "rmsprop", "momentum": 0.0}, None),
+        ({"lr": 10.0, "name": "lars"}, None),
+        ({"lr": 0.01, "name": "lamb"}, None),
         ({"lr": 0.2, "name": "nlcg"}, None),
         ({"lr": 0.1, "name": "nlcg"}, {**KFAC, "kl_clip": None}),
     ],
-    ids=["sgd", "kfac", "adam", "nlcg", "nlcg-kfac"],
+    ids=["sgd", "kfac", "adam", "rmsprop", "lars", "lamb", "nlcg", "nlcg-kfac"],
 )
 def test_digits_are_learned(optimizer, kfac, tmp_path):
     result, records = train_on_rank(0, 1, cell(optimizer=optimizer, kfac=kfac), str(tmp_path))
