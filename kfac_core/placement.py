@@ -185,7 +185,8 @@ class Placement:
 def balance(costs: Sequence[float], bins: int) -> list[int]:
     """Deal jobs to bins, longest first, each to the least-loaded bin (Graham's LPT rule).
 
-    Ties go to the lower index, so the result is the same on every rank.
+    Ties go to the lower index, so the result is the same on every rank. Where round robin happens to load
+    its fullest bin less, it is taken.
 
     Returns:
         The bin of each job, in the order of `costs`.
@@ -196,7 +197,19 @@ def balance(costs: Sequence[float], bins: int) -> list[int]:
         load, index = loads[0]
         chosen[job] = index
         heapq.heapreplace(loads, (load + costs[job], index))
-    return chosen
+    return lighter(costs, chosen, [job % bins for job in range(len(costs))])
+
+
+def lighter(costs: Sequence[float], first: list[int], second: list[int]) -> list[int]:
+    """Of two assignments of jobs to bins the one whose fullest bin is lighter; the first on a tie."""
+    return second if _fullest(costs, second) < _fullest(costs, first) else first
+
+
+def _fullest(costs: Sequence[float], chosen: Sequence[int]) -> float:
+    loads: dict[int, float] = {}
+    for cost, index in zip(costs, chosen, strict=True):
+        loads[index] = loads.get(index, 0.0) + cost
+    return max(loads.values(), default=0.0)
 
 
 def _brief(ranks: Iterable[int]) -> str:

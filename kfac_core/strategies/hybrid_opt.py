@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kfac_core.config import KFACConfig
 from kfac_core.cost import CostModel
 from kfac_core.errors import PlacementError
-from kfac_core.placement import LayerPlacement, LayerShape, Placement, balance
+from kfac_core.placement import LayerPlacement, LayerShape, Placement, balance, lighter
 
 
 def hybrid_opt(
@@ -27,10 +27,11 @@ def grid(
     everyone = tuple(range(world_size))
     columns = world_size // workers
     costs = [cost.inverse(layer.a) + cost.inverse(layer.g) for layer in layers]
+    round_robin = [index % world_size for index in range(len(layers))]
     if config.assignment == "round_robin":
-        inverse_worker = [index % world_size for index in range(len(layers))]
+        inverse_worker = round_robin
     else:
-        inverse_worker = _balance_twice(costs, workers, columns)
+        inverse_worker = lighter(costs, _balance_twice(costs, workers, columns), round_robin)
     return Placement(
         world_size,
         grad_workers=workers,

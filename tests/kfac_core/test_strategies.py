@@ -53,21 +53,40 @@ def test_every_layer_is_placed_once_and_worker_groups_partition_the_world(
             assert rank in placement.row(source // placement.columns)
 
 
-@given(LAYERS, WORLDS)
-def test_balancing_is_never_worse_than_round_robin_nor_than_the_greedy_bound(layers, world_size):
+@pytest.mark.parametrize("strategy", ["comm_opt", "mem_opt", "hybrid_opt"])
+@given(LAYERS, worlds_with_a_fraction())
+def test_balancing_is_never_worse_than_round_robin(strategy, layers, world):
+    world_size, fraction = world
+
     def heaviest(assignment: str) -> float:
         load = [0.0] * world_size
-        placement = place(KFACConfig(strategy="mem_opt", assignment=assignment), layers, world_size)
-        for shape in layers:
-            load[placement.layers[shape.name].a_inverse_workers[0]] += CUBIC.inverse(shape.a) + CUBIC.inverse(
-                shape.g
-            )
+        config = KFACConfig(
+            strategy=strategy,
+            grad_worker_fraction=fraction if strategy == "hybrid_opt" else None,
+            assignment=assignment,
+        )
+        for job in place(config, layers, world_size).factor_jobs(layers):
+            load[job.inverse_workers[0]] += CUBIC.inverse(job.shape)
         return max(load)
 
-    costs = [CUBIC.inverse(shape.a) + CUBIC.inverse(shape.g) for shape in layers]
+    assert heaviest("balanced") <= heaviest("round_robin") * (1 + 1e-12)
+
+
+@given(st.lists(st.floats(0.1, 1e12), min_size=1, max_size=60), st.integers(1, 64))
+def test_balancing_is_within_the_greedy_bound(costs, bins):
+    loads = [0.0] * bins
+    for cost, index in zip(costs, balance(costs, bins), strict=True):
+        loads[index] += cost
     # Graham (1969): longest first is within 4/3 - 1/(3m) of the best, which is at least these three.
-    least = max(*costs, sum(costs) / world_size, second_bound(costs, world_size))
-    assert heaviest("balanced") <= (4 / 3) * least * (1 + 1e-12)
+    least = max(*costs, sum(costs) / bins, second_bound(costs, bins))
+    assert max(loads) <= (4 / 3) * least * (1 + 1e-12)
+
+
+def test_round_robin_is_taken_where_longest_first_is_unlucky():
+    costs = [3.0, 3.0, 2.0, 2.0, 2.0]  # longest first: 3+2+2 against 3+2; here 3, 2, 2 against 3, 2
+    unlucky = [3.0, 2.0, 3.0, 2.0, 0.0, 2.0]  # round robin: 3+3 against 2+2+2
+    assert balance(unlucky, 2) == [0, 1, 0, 1, 0, 1]
+    assert max(sum(c for c, b in zip(costs, balance(costs, 2), strict=True) if b == i) for i in (0, 1)) == 7.0
 
 
 def second_bound(costs: list[float], bins: int) -> float:
