@@ -28,8 +28,8 @@ def patch_gram(
         pixels = images[:, :, :: stride[0], :: stride[1]]
         columns = pixels.flatten(2).unflatten(1, (groups, channels)).permute(1, 2, 0, 3).flatten(2)
         return torch.matmul(columns, columns.mT), columns.sum(-1)
-    if stride[0] == 1 and kernel[0] > 1:
-        return by_row_shift(images, kernel, stride[1], dilation, groups)
+    if kernel[0] > 1:
+        return by_row_shift(images, kernel, stride, dilation, groups)
     return by_columns(images, kernel, stride, dilation, groups)
 
 
@@ -54,48 +54,74 @@ def by_columns(
 
 
 def by_row_shift(
-    images: Tensor, kernel: tuple[int, int], stride_x: int, dilation: tuple[int, int], groups: int
+    images: Tensor, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int], groups: int
 ) -> tuple[Tensor, Tensor]:
-    """For vertical stride 1: only horizontal neighbours are copied, k times instead of k * k.
+    """Only horizontal neighbours are copied, k times instead of k * k, and edge rows make up for the rest.
 
     Let z[h] be the input row h with the kernel's k horizontal taps side by side. The block of taps (dy, dy')
-    is the sum of z[h]T z[h + delta] over the rows h = dy .. dy + H - 1, with delta = dy' - dy. Blocks of one
-    delta share all but their edge rows, so each delta costs one product and a correction by a few rows: 27
-    instead of 81 channel blocks for 3 x 3.
+    is the sum of z[h]T z[h + delta] over the rows h = dy, dy + stride, ... under the output, with delta =
+    dy' - dy. Blocks of one delta whose rows meet share all but their edge rows, so the first costs one
+    product and the others a correction by a few rows: at stride 1 three products, not nine, for k = 3.
     """
-    taps_y, taps_x = kernel
-    step_y, step_x = dilation
-    channels = images.shape[1] // groups
-    height, width = output_size(images, kernel, (1, stride_x), dilation)
-    # [groups, rows, B, width, taps_x, channels]: a slice of rows is a view with contiguous rows of z
-    grouped = images.unflatten(1, (groups, channels)).permute(1, 3, 0, 4, 2)
-    z = torch.stack(
-        [
-            grouped[..., x * step_x :, :][..., : (width - 1) * stride_x + 1 : stride_x, :]
-            for x in range(taps_x)
-        ],
-        dim=-2,
-    )
-    size = taps_x * channels
-    z = z.flatten(4).flatten(2, 3)  # [groups, rows, B * width, taps_x * channels]
+    taps = kernel[0]
+    height, width = output_size(images, kernel, stride, dilation)
+    z = _rows(images, kernel, stride, dilation, groups, width)
+    size = z[0].shape[-1]
 
-    def product(first: int, last: int, delta: int) -> Tensor:
-        """Sum over rows first <= h < last of z[h]T z[h + delta]."""
-        one, other = z[:, first:last].flatten(1, 2), z[:, first + delta : last + delta].flatten(1, 2)
+    def product(first: int, second: int, count: int) -> Tensor:
+        """Sum over `count` rows of z[h]T z[h'], from h = first and h' = second on, in steps of the stride."""
+        one, other = (
+            z[row % stride[0]][:, row // stride[0] : row // stride[0] + count].flatten(1, 2)
+            for row in (first, second)
+        )
         return torch.matmul(one.mT, other)
 
-    total = images.new_empty(groups, taps_y, size, taps_y, size)
-    for difference in range(taps_y):
-        delta = difference * step_y
-        block = product(0, height, delta)
-        for tap in range(taps_y - difference):
-            if tap:  # the window of rows moves down by one dilation step
-                first, last = (tap - 1) * step_y, tap * step_y
-                block = block + product(first + height, last + height, delta) - product(first, last, delta)
+    total = images.new_empty(groups, taps, size, taps, size)
+    for difference in range(taps):
+        delta = difference * dilation[0]
+        newest: dict[int, tuple[int, Tensor]] = {}  # by phase of the rows: first row of a window, its block
+        for tap in range(taps - difference):
+            first = tap * dilation[0]
+            start, block = newest.get(first % stride[0], (first, None))
+            moved = (first - start) // stride[0]
+            if block is None or 2 * moved >= height:
+                block = product(first, first + delta, height)
+            else:
+                end = start + height * stride[0]
+                block = block + product(end, end + delta, moved) - product(start, start + delta, moved)
+            newest[first % stride[0]] = (first, block)
             total[:, tap, :, tap + difference] = block
             total[:, tap + difference, :, tap] = block.mT
-    sums = torch.stack([z[:, y * step_y : y * step_y + height].sum((1, 2)) for y in range(taps_y)], dim=1)
-    return _channel_first(total, kernel, channels), _channel_first_vector(sums, kernel, channels)
+    sums = [
+        z[row % stride[0]][:, row // stride[0] : row // stride[0] + height].sum((1, 2))
+        for row in range(0, taps * dilation[0], dilation[0])
+    ]
+    channels = images.shape[1] // groups
+    return _channel_first(total, kernel, channels), _channel_first_vector(
+        torch.stack(sums, 1), kernel, channels
+    )
+
+
+def _rows(
+    images: Tensor,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    dilation: tuple[int, int],
+    groups: int,
+    width: int,
+) -> list[Tensor]:
+    """Rows with horizontal taps side by side, sorted by their phase, the row's number modulo the stride.
+
+    Each phase is `[groups, rows, B * width, taps * channels]`, so that a window of its rows is one matrix.
+    """
+    step, hop = dilation[1], stride[1]
+    pixels = images.unflatten(1, (groups, -1)).permute(1, 3, 0, 4, 2)  # [groups, row, B, column, channel]
+    span = (width - 1) * hop + 1
+    taps = [pixels[..., tap * step : tap * step + span : hop, :] for tap in range(kernel[1])]
+    return [
+        torch.stack([tap[:, phase :: stride[0]] for tap in taps], dim=-2).flatten(4).flatten(2, 3)
+        for phase in range(stride[0])
+    ]
 
 
 def _channel_first(total: Tensor, kernel: tuple[int, int], channels: int) -> Tensor:

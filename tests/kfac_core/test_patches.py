@@ -8,7 +8,7 @@ import torch
 from kfac_core.layers.patches import by_columns, patch_gram
 
 KERNELS = [(1, 1), (1, 3), (2, 1), (3, 2), (3, 3), (5, 5), (7, 7)]
-STRIDES = [(1, 1), (1, 2), (2, 1), (2, 2)]
+STRIDES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2)]
 DILATIONS = [(1, 1), (2, 1), (1, 3), (2, 2)]
 
 
