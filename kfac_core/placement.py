@@ -18,7 +18,7 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from kfac_core.errors import PlacementError
 
@@ -164,6 +164,10 @@ class Placement:
         """The rank whose preconditioned gradient of layer `name` ends up on `rank`."""
         column = self.layers[name].gradient_workers[0]
         return rank // self.columns * self.columns + column
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy by value; a mapping proxy cannot be."""
+        return Placement, (self.world_size, self.grad_workers, dict(self.layers))
 
     def __str__(self) -> str:
         """The grid of the KAISA paper: a row of ranks a line, then each column's layers."""
