@@ -66,15 +66,18 @@ def by_row_shift(
     taps = kernel[0]
     height, width = output_size(images, kernel, stride, dilation)
     z = _rows(images, kernel, stride, dilation, groups, width)
-    size = z[0].shape[-1]
+    pixels = images.shape[0] * width  # of one row
+    size = z[0].shape[1]
+
+    def window(row: int, count: int) -> Tensor:
+        """`count` rows from `row` on, in steps of the stride: a view."""
+        start = row // stride[0]
+        return z[row % stride[0]][..., start * pixels : (start + count) * pixels]
 
     def product(first: int, second: int, count: int) -> Tensor:
         """Sum over `count` rows of z[h]T z[h'], from h = first and h' = second on, in steps of the stride."""
-        one, other = (
-            z[row % stride[0]][:, row // stride[0] : row // stride[0] + count].flatten(1, 2)
-            for row in (first, second)
-        )
-        return torch.matmul(one.mT, other)
+        one, other = (window(row, count) for row in (first, second))
+        return torch.matmul(one, other.mT)
 
     total = images.new_empty(groups, taps, size, taps, size)
     for difference in range(taps):
@@ -92,10 +95,7 @@ def by_row_shift(
             newest[first % stride[0]] = (first, block)
             total[:, tap, :, tap + difference] = block
             total[:, tap + difference, :, tap] = block.mT
-    sums = [
-        z[row % stride[0]][:, row // stride[0] : row // stride[0] + height].sum((1, 2))
-        for row in range(0, taps * dilation[0], dilation[0])
-    ]
+    sums = [window(row, height).sum(-1) for row in range(0, taps * dilation[0], dilation[0])]
     channels = images.shape[1] // groups
     return _channel_first(total, kernel, channels), _channel_first_vector(
         torch.stack(sums, 1), kernel, channels
@@ -112,14 +112,15 @@ def _rows(
 ) -> list[Tensor]:
     """Rows with horizontal taps side by side, sorted by their phase, the row's number modulo the stride.
 
-    Each phase is `[groups, rows, B * width, taps * channels]`, so that a window of its rows is one matrix.
+    Each phase is `[groups, taps * channels, rows * B * width]`: a window of its rows is a view that a matrix
+    product takes as it is, and the copy that makes it moves whole rows of pixels.
     """
     step, hop = dilation[1], stride[1]
-    pixels = images.unflatten(1, (groups, -1)).permute(1, 3, 0, 4, 2)  # [groups, row, B, column, channel]
+    pixels = images.unflatten(1, (groups, -1)).permute(1, 2, 3, 0, 4)  # [groups, channel, row, B, column]
     span = (width - 1) * hop + 1
-    taps = [pixels[..., tap * step : tap * step + span : hop, :] for tap in range(kernel[1])]
+    taps = [pixels[..., tap * step : tap * step + span : hop] for tap in range(kernel[1])]
     return [
-        torch.stack([tap[:, phase :: stride[0]] for tap in taps], dim=-2).flatten(4).flatten(2, 3)
+        torch.stack([tap[:, :, phase :: stride[0]] for tap in taps], dim=1).flatten(3).flatten(1, 2)
         for phase in range(stride[0])
     ]
 
