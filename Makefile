@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test check mutants clean
+.PHONY: setup demo test check mutants slurm slurm-stop clean
 
 setup: .venv/installed
 
@@ -24,6 +24,13 @@ check: setup
 
 mutants: setup
 	$(BIN)/python jobs/experiments/mutants.py results/mutants.md
+
+# A real Slurm of four nodes on this machine, to try things on; prints how to use it.
+slurm: setup
+	$(BIN)/python -m tests.slurm_cluster start
+
+slurm-stop: setup
+	$(BIN)/python -m tests.slurm_cluster stop
 
 clean:
 	rm -rf .venv build dist results/runs results/derived .*_cache

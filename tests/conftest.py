@@ -1,5 +1,6 @@
-"""Worlds of real ranks, shared by the whole session."""
+"""Worlds of real ranks and a real Slurm, shared by the whole session and started for the first who asks."""
 
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from hypothesis import settings
 
 from tests.kfac_core.worlds import World
+from tests.slurm_cluster.cluster import PACKAGES, Cluster, missing_programs
 
 torch.set_num_threads(1)  # as in ranks; tiny tensors gain nothing from threads that wait for each other
 
@@ -28,3 +30,15 @@ def world() -> Iterator[Callable[[int], World]]:
     yield of_size
     for started in worlds.values():
         started.close()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A running Slurm; a fault that a test causes is mended by that test."""
+    if missing := missing_programs():
+        reason = f"no {', '.join(missing)}: apt-get install {PACKAGES}"
+        if os.environ.get("KRONSCALE_NEEDS_SLURM"):  # continuous integration must not skip what it promises
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with Cluster() as running:
+        yield running

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from harness.store import CellFolder, sweep_folder
+from tests.waiting import wait_for
 
 STUDY = """\
 sweep: study
@@ -65,15 +66,6 @@ def kronscale(folder: Path, *words: str, expect: int | None = 0) -> str:
 def statuses(folder: Path, sweep: str) -> dict[str, dict[str, Any]]:
     cells = json.loads(kronscale(folder, "status", sweep, "--json"))
     return {cell["method"]: cell for cell in cells}
-
-
-def wait_for(condition: Any, seconds: float = 120) -> Any:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.1)
-    raise AssertionError(f"still waiting after {seconds} s")
 
 
 def test_a_sweep_becomes_records_and_a_report_and_runs_nothing_twice(folder):

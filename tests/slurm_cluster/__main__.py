@@ -1,0 +1,67 @@
+"""A cluster to try things on: `python -m tests.slurm_cluster start`; `stop` ends all started so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+
+from tests.slurm_cluster.cluster import PACKAGES, missing_programs
+
+_PREFIX = f"kronscale-slurm-by-hand-{os.getuid()}-"
+_ADVICE = """\
+A Slurm of four nodes runs in {folder}. To use it in this shell:
+
+  export SLURM_CONF={folder}/slurm.conf
+  sinfo
+  kronscale run -f jobs/sweeps/demo.yaml --site slurm-test --where world_size=4
+  make slurm-stop
+"""
+
+
+def start() -> int:
+    """Start one that outlives this process, and say how to use it."""
+    if missing := missing_programs():
+        sys.stderr.write(f"no {', '.join(missing)}: apt-get install {PACKAGES}\n")
+        return 2
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.slurm_cluster.keeper", str(folder), "--detached"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    ) as keeper:  # fmt: skip
+        said = keeper.stdout.readline().strip() if keeper.stdout else ""
+        if said != "ready":
+            sys.stderr.write(said + "\n")
+            return 1
+        sys.stdout.write(_ADVICE.format(folder=folder))
+        sys.stdout.flush()
+        os._exit(0)  # without waiting for the keeper, as Popen's `with` would
+    return 1
+
+
+def stop() -> int:
+    """End all that `start` started here; returns once they are gone."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        keeper = _keeper(folder)
+        if keeper is not None:
+            keeper.send_signal(signal.SIGTERM)
+            psutil.wait_procs([keeper], timeout=60)
+        sys.stdout.write(f"{folder}: {'stopped' if keeper is not None else 'was not running'}\n")
+    return 0
+
+
+def _keeper(folder: Path) -> psutil.Process | None:
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "tests.slurm_cluster.keeper" in words and str(folder) in words:
+            return process
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit({"start": start, "stop": stop}[sys.argv[1]]())
