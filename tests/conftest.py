@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 from hypothesis import settings
 
+from tests.kfac_core.mpi_worlds import MPIWorld
 from tests.kfac_core.worlds import World
 from tests.slurm_cluster.cluster import PACKAGES, Cluster, missing_programs
 
@@ -20,11 +22,24 @@ settings.load_profile("kronscale")
 @pytest.fixture(scope="session")
 def world() -> Iterator[Callable[[int], World]]:
     """`world(4)` is a world of four processes, started on first use."""
+    with _started_on_first_use(World) as of_size:
+        yield of_size
+
+
+@pytest.fixture(scope="session")
+def mpi_world() -> Iterator[Callable[[int], World]]:
+    """`mpi_world(4)` is an MPI world of four processes, started on first use."""
+    with _started_on_first_use(MPIWorld) as of_size:
+        yield of_size
+
+
+@contextmanager
+def _started_on_first_use(kind: type[World]) -> Iterator[Callable[[int], World]]:
     worlds: dict[int, World] = {}
 
     def of_size(world_size: int) -> World:
         if world_size not in worlds:
-            worlds[world_size] = World(world_size)
+            worlds[world_size] = kind(world_size)
         return worlds[world_size]
 
     yield of_size

@@ -28,7 +28,7 @@ class World:
         self._processes = []
         for rank in range(world_size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, world_size, store), daemon=True)
+            process = context.Process(target=serve, args=(theirs, rank, world_size, store), daemon=True)
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
@@ -56,7 +56,7 @@ class World:
         self._folder.cleanup()
 
 
-def _serve(pipe: Connection, rank: int, world_size: int, store: str) -> None:
+def serve(pipe: Connection, rank: int, world_size: int, store: str) -> None:
     torch.set_num_threads(1)
     if world_size > 1:
         dist.init_process_group(
