@@ -19,6 +19,7 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import json as arrow_json
 
+from analysis.segments import COLUMNS, standing
 from harness.errors import StoreError
 from harness.records import SCHEMA_VERSION
 from kfac_core.phases import Phase
@@ -30,9 +31,10 @@ PHASE_ORDER = (*(phase.value for phase in Phase), OTHER)
 WINDOW_COLUMNS = ("rank", "first_step", "steps", "samples", "wall_seconds")
 EVALUATION_COLUMNS = (
     "step", "epoch", "samples", "train_seconds", "eval_seconds", "wall_seconds",
-    "metric", "value", "direction", "train_loss", "learning_rate",
+    "metric", "value", "direction", "train_loss", "learning_rate", "checkpoint_seconds", "segment",
 )  # fmt: skip
 
+_SEGMENT = b'"kind": "segment"'
 _HEAD = re.compile(rb'\s*\{\s*"schema":\s*(\d+),\s*"kind":\s*"(\w+)"')
 
 
@@ -42,6 +44,7 @@ class RecordFrames(NamedTuple):
     phases: pd.DataFrame
     memory: pd.DataFrame
     evaluations: pd.DataFrame
+    segments: pd.DataFrame
 
 
 @dataclass
@@ -59,14 +62,15 @@ class _Lines:
 
 
 def read_records(files: Sequence[tuple[str, Path]]) -> RecordFrames:
-    """Read record files, given as (run, path).
+    """Read record files, given as (run, path); a run's attempts in order.
 
-    A last line cut short, as a killed rank leaves it, is skipped.
+    A last line cut short, as a killed rank leaves it, is skipped, also where a resumed rank wrote on below.
+    Windows and evaluations that a later segment did again are left out.
 
     Raises:
         StoreError: a line is of a newer schema, or is damaged anywhere but at the end of its file.
     """
-    windows, evaluations = _Lines(), _Lines()
+    windows, evaluations, segments = _Lines(), _Lines(), _Lines()
     for run, path in files:
         for number, line in enumerate(_whole_lines(path), start=1):
             kind = _kind(line, path, number)
@@ -74,8 +78,13 @@ def read_records(files: Sequence[tuple[str, Path]]) -> RecordFrames:
                 windows.add(line, run, path)
             elif kind == "evaluation":
                 evaluations.add(line, run, path)
-    phases, memory = _window_frames(windows)
-    return RecordFrames(phases, memory, _evaluation_frame(evaluations))
+            elif kind == "segment":
+                segments.add(line, run, path)
+    of_segments = _segment_frame(segments)
+    phases, memory = _window_frames(windows, of_segments)
+    evaluated = _evaluation_frame(evaluations)
+    evaluated = evaluated[standing(evaluated, evaluated["step"], of_segments)].reset_index(drop=True)
+    return RecordFrames(phases, memory, evaluated, of_segments)
 
 
 def _whole_lines(path: Path) -> list[bytes]:
@@ -87,7 +96,20 @@ def _whole_lines(path: Path) -> list[bytes]:
             pass  # the rank was killed while it wrote this line
         else:
             lines.append(tail)
+    if sum(line.count(_SEGMENT) for line in lines) > 1:
+        after = [*lines[1:], b""]
+        lines = [
+            line for line, next_ in zip(lines, after, strict=True) if _SEGMENT not in next_ or _whole(line)
+        ]
     return [line for line in lines if line.strip(b"\0 ")]
+
+
+def _whole(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _kind(line: bytes, path: Path, number: int) -> str:
@@ -103,12 +125,15 @@ def _kind(line: bytes, path: Path, number: int) -> str:
     return head[2].decode()
 
 
-def _window_frames(lines: _Lines) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _window_frames(lines: _Lines, segments: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     table = _window_table(lines)
     windows = pd.DataFrame({name: _numbers(table[name]) for name in WINDOW_COLUMNS})
     windows.insert(0, "run", pd.Series(lines.run, dtype="category"))
     for name in ("rank", "first_step", "steps", "samples"):
         windows[name] = windows[name].astype("int64")
+    windows["segment"] = _segment_numbers(table)
+    counts = standing(windows, windows["first_step"] + windows["steps"], segments).to_numpy()
+    windows, table = windows[counts].reset_index(drop=True), table.filter(pa.array(counts))
 
     seconds = _wide(table["seconds"])
     if OTHER not in seconds:
@@ -140,9 +165,24 @@ def _evaluation_frame(lines: _Lines) -> pd.DataFrame:
     rows = [_record(*where) for where in zip(lines.text, lines.file, strict=True)]
     frame = pd.DataFrame.from_records(rows, columns=list(EVALUATION_COLUMNS))
     frame.insert(0, "run", pd.Series(lines.run, dtype="category"))
+    for name in ("checkpoint_seconds", "segment"):
+        frame[name] = frame[name].fillna(0)  # schema 1 had neither
     for name in EVALUATION_COLUMNS:
         frame[name] = frame[name].astype("str" if name in {"metric", "direction"} else "float64")
     return frame
+
+
+def _segment_frame(lines: _Lines) -> pd.DataFrame:
+    rows = [_record(*where) for where in zip(lines.text, lines.file, strict=True)]
+    return pd.DataFrame(rows, columns=list(COLUMNS)).assign(run=lines.run).astype(COLUMNS)
+
+
+def _segment_numbers(table: Any) -> np.ndarray:
+    """Of every window; those of schema 1, which does not say, were written in one piece."""
+    if "segment" not in table.column_names:
+        return np.zeros(table.num_rows, dtype="int64")
+    numbers: np.ndarray = np.nan_to_num(_numbers(table["segment"])).astype("int64")
+    return numbers
 
 
 def _record(line: bytes, path: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from analysis.figures import FIGURES, NothingToDraw
 from analysis.figures.files import save
 from analysis.metrics import in_order, time_to_accuracy
+from analysis.segments import resumed_note
 from analysis.steps import CLOSURE_LIMIT, closure
 from analysis.summary import summary_table
 from analysis.tables import Study, load
@@ -47,6 +48,7 @@ def write_report(
         sweeps=study.sweeps,
         states=study.cells["state"].value_counts().to_dict(),
         targets=_targets(study),
+        resumed=resumed_note(study.cells),
         summary=_rows(summary_table(study)),
         figures=[_figure(study, name, out / "figures") for name in FIGURES],
         instrument=_instrument(study),
@@ -123,6 +125,7 @@ def _runs(study: Study) -> list[dict[str, Any]]:
         "reached",
         "seconds",
         "epochs",
+        "segments",
         "path",
         "rerun",
     ]

@@ -17,6 +17,7 @@ import pandas as pd
 from analysis.arms import name_arms
 from analysis.cache import cached
 from analysis.record_files import read_records
+from analysis.segments import segment_columns
 from harness.cell import Cell
 from harness.errors import StoreError
 from harness.records import SCHEMA_VERSION
@@ -92,14 +93,17 @@ def _read(sweep_path: Path) -> dict[str, pd.DataFrame]:
         row = _cell_row(cell_folder, attempt)
         rows.append(row)
         if attempt is not None:
-            files.extend((row["run"], path) for path in sorted(attempt.path.glob("rank-*.jsonl")))
+            for one in reversed(attempt.lineage()):  # a resumed run's records lie in several attempts
+                files.extend((row["run"], path) for path in sorted(one.path.glob("rank-*.jsonl")))
             environment = attempt.read("environment.json") or {}
             environments.extend(
                 {"run": row["run"], "key": k, "value": str(v)} for k, v in environment.items()
             )
     records = read_records(files)
+    cells = pd.DataFrame(rows, columns=list(CELL_COLUMNS)).set_index("run")
+    cells.update(segment_columns(records.segments))
     return {
-        "cells": pd.DataFrame(rows, columns=list(CELL_COLUMNS)).astype(CELL_COLUMNS),
+        "cells": cells.reset_index().astype(CELL_COLUMNS),
         "phases": records.phases,
         "memory": records.memory,
         "evaluations": records.evaluations,
@@ -133,6 +137,7 @@ CELL_COLUMNS = {
     "state": "str", "cause": "str", "stop_reason": "str", "reached_target": "boolean",
     "train_seconds": "float64", "value": "float64", "started_at": "float64", "ended_at": "float64",
     "oversubscribed": "bool", "site": "str", "attempt": "Int64", "attempts": "int64", "path": "str",
+    "segments": "int64", "away_seconds": "float64", "bitwise": "bool",
     "cell_json": "str",
 }  # fmt: skip
 """Columns of `Study.cells` and their types; `cell_json` is dropped once the arms have their names."""
@@ -148,6 +153,7 @@ def _cell_row(folder: CellFolder, attempt: Attempt | None) -> dict[str, Any]:
         "target_metric": cell.target.metric, "target_value": cell.target.value,
         "target_direction": cell.target.direction, "cell_json": cell.model_dump_json(),
         "attempts": len(folder.attempts()), "cause": "", "stop_reason": "",
+        "segments": 1, "away_seconds": 0.0, "bitwise": True,
     }  # fmt: skip
     for name in KFAC_COLUMNS:
         row[name] = getattr(cell.kfac, name) if cell.kfac is not None else None

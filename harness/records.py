@@ -13,7 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Self
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""1: one segment a run, nothing said of it. 2: `segment` and `checkpoint_seconds`, records of segments and of
+checkpoints. Older lines are read as of segment 0."""
 
 State = Literal[
     "STAGED", "PENDING", "RUNNING", "COMPLETED", "FAILED", "TIMEOUT", "PREEMPTED", "OOM", "NODE_FAIL",
@@ -38,6 +40,7 @@ class PhaseRecord:
         calls: times each phase was entered; for the comm phases, collectives issued.
         sent_bytes: payload bytes that this rank handed to collectives, by comm phase.
         memory_bytes: bytes by kind at the end of the window (`rss`, `rss_peak`, `kfac_factors`, ...).
+        segment: of the run, see `SegmentRecord`; the later one writes a cut window whole.
     """
 
     KIND: ClassVar[str] = "phases"
@@ -50,6 +53,7 @@ class PhaseRecord:
     calls: Mapping[str, int]
     sent_bytes: Mapping[str, int]
     memory_bytes: Mapping[str, int]
+    segment: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,14 +64,16 @@ class EvalRecord:
         step: steps taken so far.
         epoch: epochs finished so far.
         samples: examples seen so far, all ranks together.
-        train_seconds: train clock, the slowest rank's (README, "The clock").
+        train_seconds: train clock, the slowest rank's (README, "The clock"); over all segments.
         eval_seconds: seconds spent in evaluations so far, this one included.
-        wall_seconds: since the first batch was asked for, everything included.
+        wall_seconds: since the first batch was asked for, everything included but the time between segments.
         metric: name of the target's metric.
         value: its value on the held-out examples.
         direction: `higher` or `lower` is better.
         train_loss: mean training loss since the previous evaluation, over all ranks.
         learning_rate: rate used in the last step.
+        checkpoint_seconds: rank 0's seconds spent in checkpoints so far.
+        segment: of the run, see `SegmentRecord`.
     """
 
     KIND: ClassVar[str] = "evaluation"
@@ -83,6 +89,61 @@ class EvalRecord:
     direction: Literal["higher", "lower"]
     train_loss: float
     learning_rate: float
+    checkpoint_seconds: float = 0.0
+    segment: int = 0
+
+
+@dataclass(frozen=True)
+class SegmentRecord:
+    """The first line of a rank each time that it is started: where in the run it goes on.
+
+    It takes the place of everything that earlier segments wrote about later steps: their windows that end
+    after `first_step` and their evaluations after it do not count, as this segment does those steps again.
+
+    Attributes:
+        rank: the writer.
+        segment: 0 for the first start of a run, over all attempts that it goes on through.
+        first_step: the step that it begins with; 0 without a checkpoint.
+        attempt: number of the attempt whose checkpoint it goes on from, None without one.
+        started_at: Unix time, seconds.
+        away_seconds: since that checkpoint was complete: requeueing, waiting, starting; on no other clock.
+        bitwise: whether it goes on bit for bit; not if the world size has changed.
+        notes: sentences for people, such as which damaged checkpoint was passed over.
+    """
+
+    KIND: ClassVar[str] = "segment"
+    rank: int
+    segment: int
+    first_step: int
+    attempt: int | None
+    started_at: float
+    away_seconds: float
+    bitwise: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CheckpointRecord:
+    """A checkpoint, or one that could not be saved; written by rank 0.
+
+    Attributes:
+        step: steps taken so far: the one that a resumed run begins with.
+        reason: what asked for it: `interval`, `cancel`, or a signal's name.
+        stops: whether the run ends after it.
+        seconds: rank 0's time for it, outside the train clock.
+        written_bytes: of all ranks together.
+        error: why it could not be saved, empty if it was; then the one before it is the newest.
+    """
+
+    KIND: ClassVar[str] = "checkpoint"
+    rank: int
+    segment: int
+    step: int
+    reason: str
+    stops: bool
+    seconds: float
+    written_bytes: int
+    error: str
 
 
 @dataclass(frozen=True)
@@ -98,7 +159,7 @@ class FailureRecord:
     traceback: str
 
 
-Record = PhaseRecord | EvalRecord | FailureRecord
+Record = PhaseRecord | EvalRecord | SegmentRecord | CheckpointRecord | FailureRecord
 
 
 def to_line(record: Record) -> str:
@@ -107,10 +168,19 @@ def to_line(record: Record) -> str:
 
 
 class RecordWriter:
-    """Appends records to one rank's file; each line is on its way to disk when `write` returns."""
+    """Appends records to one rank's file; each line is on its way to disk when `write` returns.
+
+    Half a line that a killed predecessor left is closed, so that the first line of this one stands alone.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")
+        size = path.stat().st_size
+        if size:
+            with path.open("rb") as file:
+                file.seek(size - 1)
+                if file.read(1) != b"\n":
+                    self._file.write("\n")
 
     def write(self, record: Record) -> None:
         """Append one line.
@@ -158,7 +228,7 @@ class Outcome:
         state: a final state.
         cause: one sentence for people; empty for a completed attempt that reached its target.
         reached_target: whether the target was reached; None when training did not get to decide.
-        stop_reason: why training stopped: `target`, `epochs`, `diverged`, or `error`.
+        stop_reason: why training stopped: `target`, `epochs`, `diverged`, `preempted`, or `error`.
         train_seconds: train clock at the end, the slowest rank's.
         value: last value of the target's metric.
         ranks: every rank's exit, the first cause first.

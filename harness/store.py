@@ -78,6 +78,13 @@ class Attempt:
         """
         return write_once(self.path / "outcome.json", outcome.to_json())
 
+    def lineage(self) -> list[Attempt]:
+        """The attempt and those that it goes on from by their checkpoints, newest first."""
+        found = [self]
+        while (before := (found[-1].read("launch.json") or {}).get("continues")) is not None:
+            found.append(Attempt(self.path.parent / f"attempt-{before}"))
+        return found
+
     def read(self, name: str) -> dict[str, Any] | None:
         """A JSON file of the attempt, such as `launch.json`, or None if it is not there."""
         try:

@@ -15,6 +15,11 @@ import torch
 
 from harness.averaging import GradientAverage, align
 from harness.cell import Cell
+from harness.checkpoint.checkpoints import Checkpoints
+from harness.checkpoint.requests import Request
+from harness.checkpoint.training import restore, state_of
+from harness.clocks import Clocks
+from harness.exchange import everyones
 from harness.gauges.memory import read_memory
 from harness.optimizers import build_optimizer, learning_rate
 from harness.pulse import Pulse
@@ -24,12 +29,16 @@ from harness.world import World
 from kfac_core import KFAC, Phase
 from kfac_core.collectives import connect
 from kfac_core.optimizers import NLCG
-from kfac_core.timer import PhaseTimer
+from kfac_core.timer import PhaseTimer, WindowTotals
 
 
 @dataclass(frozen=True)
 class Result:
-    """What training came to; rank 0 leaves it as `result.json`."""
+    """What training came to; rank 0 leaves it as `result.json`, unless it stopped to be resumed.
+
+    Attributes:
+        stop_reason: `target`, `epochs`, `diverged`, or `preempted`: saved, or not, at someone's request.
+    """
 
     reached_target: bool
     stop_reason: str
@@ -39,9 +48,20 @@ class Result:
 
 
 class Trainer:
-    """Trains one cell on one rank, writing a record a window and an evaluation an epoch."""
+    """Trains one cell on one rank, writing a record a window and an evaluation an epoch.
 
-    def __init__(self, cell: Cell, world: World, pulse: Pulse, write: Callable[[Record], None]) -> None:
+    Args:
+        checkpoints: where to go on from and to save to; None trains from start to end.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        world: World,
+        pulse: Pulse,
+        write: Callable[[Record], None],
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
         torch.manual_seed(cell.seed)
         self.cell, self._world, self._pulse, self._write = cell, world, pulse, write
         self._communicator = connect()
@@ -53,24 +73,31 @@ class Trainer:
         align(self._model, self._communicator)
         self._gradients = GradientAverage(self._model, self._communicator)
         self._rate = 0.0
-        self._kfac = self._build_kfac()
+        self.kfac = self._build_kfac()
         self._optimizer = build_optimizer(
-            cell.optimizer, self._model.parameters(), self._kfac, self._communicator
+            cell.optimizer, self._model.parameters(), self.kfac, self._communicator
         )
         self._step = self._window_start = 0
-        self._eval_seconds = 0.0
+        self._clocks = Clocks()
+        self._carried = WindowTotals(0.0)
         self._loss_sum = torch.zeros((), device=world.device)
         self._loss_steps = 0
         pulse.total_steps = cell.training.epochs * self._workload.steps_per_epoch
+        self._checkpoints = checkpoints
+        loaded = checkpoints.load() if checkpoints is not None else None
+        if loaded is not None:
+            restore(self, loaded)
 
     def run(self) -> Result:
         """Train until the target, the last epoch, or a loss that is no number any more."""
         training = self.cell.training
         self._slowest(0.0)  # wait for each other: start-up is nobody's training time
-        self._began = time.perf_counter()
+        self._clocks.begin()
         value, reason = math.nan, "epochs"
-        for epoch in range(1, training.epochs + 1):
-            self._train_epoch(epoch - 1)
+        for epoch in range(self._step // self._workload.steps_per_epoch + 1, training.epochs + 1):
+            if not self._train_epoch(epoch - 1):
+                reason = "preempted"
+                break
             if epoch % training.evaluate_every_epochs and epoch != training.epochs:
                 continue
             value, train_loss = self._evaluate(epoch)
@@ -80,17 +107,26 @@ class Trainer:
             if training.stop_at_target and self.cell.target.reached_by(value):
                 reason = "target"
                 break
-        self._close_window()
+        if reason != "preempted":  # else the open window is in the checkpoint
+            self._close_window()
         self._pulse.beat("done")
-        reached = self.cell.target.reached_by(value) and reason != "diverged"
-        return Result(reached, reason, self._slowest(self._timer.elapsed_seconds), value, self._step)
+        reached = reason != "diverged" and self.cell.target.reached_by(value)
+        result = Result(reached, reason, self._slowest(self._train_seconds), value, self._step)
+        if self._checkpoints is not None:
+            self._checkpoints.close(completed=reason != "preempted")
+        return result
 
-    def _train_epoch(self, epoch: int) -> None:
+    def _train_epoch(self, epoch: int) -> bool:
+        """Train from where the run stands to the epoch's end; False if it has to stop before."""
         steps_per_epoch = self._workload.steps_per_epoch
+        first = self._step - epoch * steps_per_epoch
         self._model.train()
         self._timer.start()
-        batches = self._workload.batches(epoch)
-        for index in range(steps_per_epoch):
+        batches = self._workload.batches(epoch, first)
+        for index in range(first, steps_per_epoch):
+            request = self._checkpoints.request(self._step, epoch, index) if self._checkpoints else None
+            if request is not None and self._save(request):
+                return False
             self._pulse.step = self._step
             self._set_rate(epoch + index / steps_per_epoch)
             with self._timer.phase(Phase.DATA):
@@ -102,6 +138,19 @@ class Trainer:
                 self._close_window()
                 self._timer.start()
         self._timer.stop()
+        return True
+
+    def _save(self, request: Request) -> bool:
+        """Save between two steps, off the train clock; whether the run has to stop now."""
+        assert self._checkpoints is not None  # noqa: S101  it made the request
+        self._timer.stop()
+        self._carried += self._timer.drain()
+        self._pulse.beat("checkpoint")
+        with self._clocks.checkpoint():
+            self._checkpoints.save(self._step, request, *state_of(self))
+        if not request.stops:
+            self._timer.start()
+        return request.stops
 
     def _train_step(self, batch: object) -> None:
         """One update; only here and in `KFAC.step` are phases named."""
@@ -113,8 +162,8 @@ class Trainer:
             loss.backward()
         with timer.phase(Phase.GRADIENT_COMM):
             self._gradients.average()
-        if self._kfac is not None and not isinstance(self._optimizer, NLCG):
-            self._kfac.step()
+        if self.kfac is not None and not isinstance(self._optimizer, NLCG):
+            self.kfac.step()
         with timer.phase(Phase.UPDATE):
             if isinstance(self._optimizer, NLCG):
                 self._optimizer.step(loss.detach())  # steers by the loss, and steps K-FAC itself
@@ -143,8 +192,8 @@ class Trainer:
         value = dict(zip(names, metrics, strict=True))[self.cell.target.metric] / examples
         self._loss_sum.zero_()
         self._loss_steps = 0
-        train_seconds = self._slowest(self._timer.elapsed_seconds)
-        self._eval_seconds += time.perf_counter() - began
+        train_seconds = self._slowest(self._train_seconds)
+        self._clocks.eval_seconds += time.perf_counter() - began
         if self._world.rank == 0:
             self._write(self._evaluation(epoch, value, loss / loss_steps, train_seconds))
         return value, loss / loss_steps
@@ -156,21 +205,24 @@ class Trainer:
             epoch=float(epoch),
             samples=self._step * self._share.global_batch_size,
             train_seconds=train_seconds,
-            eval_seconds=self._eval_seconds,
-            wall_seconds=time.perf_counter() - self._began,
+            eval_seconds=self._clocks.eval_seconds,
+            wall_seconds=self._clocks.wall_seconds,
             metric=self.cell.target.metric,
             value=value,
             direction=self.cell.target.direction,
             train_loss=train_loss,
             learning_rate=self._rate,
+            checkpoint_seconds=self._clocks.checkpoint_seconds,
+            segment=self._segment,
         )
 
     def _close_window(self) -> None:
         """Write what the timer holds, if there is a step in it; the clock stands still meanwhile."""
         if self._step == self._window_start:
             return
-        totals = self._timer.drain()
-        kfac_bytes = self._kfac.memory() if self._kfac is not None else {}
+        totals = self._carried + self._timer.drain()
+        self._carried = WindowTotals(0.0)
+        kfac_bytes = self.kfac.memory() if self.kfac is not None else {}
         memory = {
             **read_memory(self._world.device),
             "model": sum(p.numel() * p.element_size() for p in self._model.parameters()),
@@ -189,16 +241,23 @@ class Trainer:
                 calls=totals.calls,
                 sent_bytes=totals.sent_bytes,
                 memory_bytes=memory,
+                segment=self._segment,
             )
         )
         self._window_start = self._step
 
+    @property
+    def _train_seconds(self) -> float:
+        """This rank's train clock over all segments; read it while the clock stands still."""
+        return self._clocks.train_seconds + self._timer.elapsed_seconds
+
+    @property
+    def _segment(self) -> int:
+        return self._checkpoints.segment if self._checkpoints is not None else 0
+
     def _slowest(self, seconds: float) -> float:
         """The largest of all ranks' clocks."""
-        clocks = torch.zeros(self._world.world_size, dtype=torch.float64, device=self._world.device)
-        clocks[self._world.rank] = seconds
-        self._communicator.all_reduce(clocks)
-        return float(clocks.max())
+        return max(clock for (clock,) in everyones(self._communicator, self._world.device, [seconds]))
 
     def _build_kfac(self) -> KFAC | None:
         if self.cell.kfac is None:

@@ -1,7 +1,8 @@
 """One rank of one attempt, from start to exit: `python -m harness.worker ATTEMPT --rank R ...`.
 
-Exits 0 when training ended, 1 on an exception, after writing what failed and where. A rank that fails takes
-part in no further collective: its launcher sees the exit and ends the others.
+Exits 0 when training ended, 75 when it stopped to be resumed, 1 on an exception, after writing what failed
+and where. A rank that fails takes part in no further collective: its launcher sees the exit and ends the
+others.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from harness.checkpoint.checkpoints import Checkpoints, Plan
+from harness.checkpoint.requests import PREEMPTED_EXIT_CODE, SignalRequests
 from harness.environment import read_environment
 from harness.pulse import Pulse
 from harness.records import FailureRecord, RecordWriter
@@ -27,10 +30,11 @@ from harness.world import host_names, join_world
 def run_rank(attempt: Attempt, rank: int, world_size: int, local_rank: int, threads: int) -> int:
     """Train this rank's share of the attempt's cell; returns the exit code."""
     torch.set_num_threads(threads)
+    asked = SignalRequests()  # first, so that a signal during the start is not the rank's end
     pulse = Pulse(attempt.pulse(rank))
     with RecordWriter(attempt.records(rank)) as records:
         try:
-            result = _train(attempt, (rank, world_size, local_rank), pulse, records)
+            result = _train(attempt, (rank, world_size, local_rank), pulse, records, asked)
         except Exception as error:
             beat = attempt.last_beat(rank)
             records.write(
@@ -45,6 +49,8 @@ def run_rank(attempt: Attempt, rank: int, world_size: int, local_rank: int, thre
             )
             traceback.print_exc()
             return 1
+    if result.stop_reason == "preempted":
+        return PREEMPTED_EXIT_CODE
     if rank == 0:
         attempt.write("result.json", asdict(result))
     return 0
@@ -63,13 +69,20 @@ def main() -> None:
     os._exit(code)  # a failed rank's process group must not be torn down in order: its peers may be gone
 
 
-def _train(attempt: Attempt, place: tuple[int, int, int], pulse: Pulse, records: RecordWriter) -> Result:
+def _train(
+    attempt: Attempt,
+    place: tuple[int, int, int],
+    pulse: Pulse,
+    records: RecordWriter,
+    asked: SignalRequests,
+) -> Result:
     cell = attempt.cell_folder.cell()
     world = join_world(attempt, *place)
     hosts = host_names(world)
     if world.rank == 0:
         attempt.write("environment.json", read_environment(world.device, world.backend, hosts).to_json())
-    result = Trainer(cell, world, pulse, records.write).run()
+    checkpoints = Checkpoints(attempt, world, records.write, Plan.read(attempt), asked)
+    result = Trainer(cell, world, pulse, records.write, checkpoints).run()
     if world.world_size > 1:
         dist.barrier()  # rank 0 says "done" only when everyone is
     return result

@@ -26,7 +26,7 @@ from kfac_core.placement import Placement
 from kfac_core.schedule import interval_at, value_at
 from kfac_core.second_order import Failure, SecondOrder
 from kfac_core.solvers import SOLVERS
-from kfac_core.state import gather_state, restore_state
+from kfac_core.state import gather_state, restore_shard, restore_state, state_shard
 from kfac_core.strategies import place
 from kfac_core.timer import PhaseTimer
 
@@ -160,6 +160,23 @@ class KFAC:
             ConfigError: the state is of other layers.
         """
         restore_state(self, state)
+
+    def state_shard(self) -> dict[str, Any]:
+        """This rank's part of the state, on the CPU; nothing travels, and the parts hold nothing twice.
+
+        Only factors that several ranks keep (d_kfac, spd_kfac's small ones) are in each keeper's part.
+        """
+        return state_shard(self)
+
+    def load_state_shard(self, shard: Mapping[str, Any]) -> None:
+        """Go on bitwise in the world, strategy and solver of `shard`; every rank must call it.
+
+        Elsewhere: `load_state_dict(kfac_core.state.merge_shards(shards))`.
+
+        Raises:
+            ConfigError: the shard is not this rank's.
+        """
+        restore_shard(self, shard)
 
     def remove(self) -> None:
         """Take K-FAC's hooks off the model."""

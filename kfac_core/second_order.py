@@ -48,6 +48,8 @@ class SecondOrder:
 
     Attributes:
         data: flat second-order data by factor, views into the buffer.
+        own: the factors that this rank solves.
+        solved: those of them that it solved at least once; their data is worth keeping.
         failures: factors that could not be decomposed, oldest first.
     """
 
@@ -80,8 +82,8 @@ class SecondOrder:
         self.data: dict[Key, Tensor] = {
             (job.layer, job.kind): part for job, part in zip(shared + alone, parts, strict=True)
         }
-        self._own = [job for job in jobs if rank in job.inverse_workers]
-        self._solved: set[Key] = set()
+        self.own = [job for job in jobs if rank in job.inverse_workers]
+        self.solved: set[Key] = set()
         self._means = like.new_zeros(len(shapes), 2)
         self._means_travel = self._solver.needs_traces and any(
             layer.a_inverse_workers != layer.g_inverse_workers for layer in placement.layers.values()
@@ -102,16 +104,16 @@ class SecondOrder:
 
     def solve(self, factors: Mapping[Key, Tensor], damping: float, step: int) -> None:
         """Invert or decompose the factors that this rank keeps; what fails is reported and left as it was."""
-        for job in self._own:
+        for job in self.own:
             key = job.layer, job.kind
             own, other = self._means[job.layer] if job.kind == "a" else self._means[job.layer].flip(0)
             split = self._solver.factor_damping(damping, own, other)
             try:
                 self.data[key].copy_(self._solve(factors[key], split))
-                self._solved.add(key)
+                self.solved.add(key)
             except LinAlgError as error:
                 self.report(job.layer, job.kind, step, f"no decomposition, also in float64: {error}")
-                if key not in self._solved:  # nothing good yet: as if the factor were the identity
+                if key not in self.solved:  # nothing good yet: as if the factor were the identity
                     identity = torch.eye(job.shape.dim, dtype=self._like.dtype, device=self._like.device)
                     self.data[key].copy_(self._solver.solve(identity.repeat(job.shape.blocks, 1, 1), split))
 
@@ -129,7 +131,7 @@ class SecondOrder:
         """Take over saved data of the factors that this rank applies."""
         for key, data in self.data.items():
             data.copy_(saved[key])
-        self._solved = {(job.layer, job.kind) for job in self._own}
+        self.solved = {(job.layer, job.kind) for job in self.own}
 
     def report(self, layer: int, kind: str, step: int, reason: str) -> None:
         """Remember a failure and warn of it."""

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 
 from kfac_core.phases import COMM_PHASES, Phase
 
 OTHER = "other"
+
+Number = TypeVar("Number", int, float)
 
 
 @dataclass
@@ -43,6 +46,15 @@ class WindowTotals:
     seconds: dict[str, float] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
     sent_bytes: dict[str, int] = field(default_factory=dict)
+
+    def __add__(self, later: WindowTotals) -> WindowTotals:
+        """Both together: a window that was cut, by a checkpoint for one."""
+        return WindowTotals(
+            self.wall_seconds + later.wall_seconds,
+            _added(self.seconds, later.seconds),
+            _added(self.calls, later.calls),
+            _added(self.sent_bytes, later.sent_bytes),
+        )
 
 
 class PhaseTimer:
@@ -140,6 +152,10 @@ class PhaseTimer:
             sent_bytes = self.traffic.sent_bytes - self._booked.sent_bytes
             self._sent_bytes[phase] = self._sent_bytes.get(phase, 0) + sent_bytes
             self._booked = Traffic(self.traffic.calls, self.traffic.sent_bytes)
+
+
+def _added(first: dict[str, Number], second: dict[str, Number]) -> dict[str, Number]:
+    return {key: first.get(key, 0) + second.get(key, 0) for key in (first | second)}
 
 
 class _HostClock:

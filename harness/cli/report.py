@@ -33,14 +33,16 @@ def report(
     folder = _folder(sweep, file, runs)
     # Loaded after the question is known to make sense: pandas and matplotlib take a second
     from analysis.report import summary_table, write_report  # noqa: PLC0415
+    from analysis.segments import resumed_note  # noqa: PLC0415
     from analysis.tables import load  # noqa: PLC0415
     from harness.cli.screen import console  # noqa: PLC0415
 
     page = write_report(folder, out or folder / "report")
     screen = console()
-    summary = summary_table(load(folder))
+    study = load(folder)
+    summary = summary_table(study)
     screen.print(_table(summary.drop(columns="method")))
-    for note in _notes(summary):
+    for note in filter(None, [*_notes(summary), resumed_note(study.cells)]):
         screen.print(note, style="dim", markup=False, highlight=False)
     screen.print(f"report: {page}", soft_wrap=True, markup=False, highlight=False)
 

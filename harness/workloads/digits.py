@@ -47,12 +47,12 @@ class Digits:
             nn.Linear(64, 10),
         ).to(self._share.device)
 
-    def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Shuffled anew each epoch; the incomplete last batch is left out."""
         x, y = self._train
         generator = torch.Generator().manual_seed(self._share.seed * 1_000_003 + epoch)
         order = torch.randperm(len(x), generator=generator).to(x.device)
-        for indices in order.split(self._share.global_batch_size)[: self.steps_per_epoch]:
+        for indices in order.split(self._share.global_batch_size)[first_step : self.steps_per_epoch]:
             mine = self._share.slice_of(indices)
             yield x[mine], y[mine]
 

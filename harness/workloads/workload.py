@@ -53,8 +53,12 @@ class Workload(Protocol):
         """A freshly initialised model on the device, the same on every rank."""
         ...
 
-    def batches(self, epoch: int) -> Iterator[Batch]:
-        """`steps_per_epoch` local batches in an order fixed by seed and epoch."""
+    def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
+        """The local batches of an epoch from its step `first_step` on, `steps_per_epoch` in all.
+
+        A batch depends on seed, epoch and its place in the epoch alone, whatever was drawn before: a run that
+        is resumed in the middle of an epoch sees what it would have seen.
+        """
         ...
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:

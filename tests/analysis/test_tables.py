@@ -12,7 +12,7 @@ import analysis.cache
 from analysis.tables import load
 from harness.cell import Cell
 from harness.errors import StoreError
-from harness.records import Outcome
+from harness.records import SCHEMA_VERSION, Outcome
 from harness.store import SweepFolder
 
 
@@ -70,8 +70,9 @@ def test_a_damaged_line_in_the_middle_is_refused_with_its_file(folder):
 @pytest.mark.parametrize("name", ["rank-00001.jsonl", "outcome.json"])
 def test_a_newer_schema_is_refused_with_its_file(folder, name):
     path = attempt_of(folder).path / name
-    path.write_text(path.read_text().replace('"schema": 1', '"schema": 2', 1))
-    with pytest.raises(StoreError, match=rf"{name}.* schema 2"):
+    newer = SCHEMA_VERSION + 1
+    path.write_text(path.read_text().replace(f'"schema": {SCHEMA_VERSION}', f'"schema": {newer}', 1))
+    with pytest.raises(StoreError, match=rf"{name}.* schema {newer}"):
         load(folder.path)
 
 

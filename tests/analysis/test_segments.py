@@ -1,0 +1,132 @@
+"""Promise: of a run that was resumed every step counts once, and every reader can see that it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from analysis.report import write_report
+from analysis.tables import load
+from harness.records import Record, RecordWriter, SegmentRecord, to_line
+from harness.store import Attempt, SweepFolder
+from tests.analysis.conftest import WINDOW, Plan, evaluation, make_cell, window_record, write_run
+
+PLAN = Plan(methods=("comm_opt",), world_sizes=(2,), seeds=(0,), epochs=4)
+STEPS = 80
+
+
+def segment(rank: int, number: int, first_step: int, away: float = 0.0) -> SegmentRecord:
+    return SegmentRecord(rank, number, first_step, None, 100.0, away, bitwise=True)
+
+
+def windows(cell, rank: int, number: int, first: int, last: int) -> list[Record]:
+    records: list[Record] = []
+    for start in range(first, last, WINDOW):
+        records.append(replace(window_record(cell, rank, start, 1.0 + number, PLAN), segment=number))
+        if rank == 0 and (end := start + WINDOW) % 20 == 0:
+            records.append(replace(evaluation(cell, end, 0.1 * end, 5, missed=False), segment=number))
+    return records
+
+
+def append(attempt: Attempt, rank: int, records: list[Record]) -> None:
+    with RecordWriter(attempt.records(rank)) as writer:
+        for record in records:
+            writer.write(record)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> SweepFolder:
+    return SweepFolder(tmp_path / "runs" / "synthetic")
+
+
+@pytest.fixture
+def requeued(folder) -> Attempt:
+    """Saved before step 33; killed after step 60, in the middle of a line; went on in the same attempt."""
+    cell = make_cell("comm_opt", 2, 0, PLAN)
+    attempt = folder.stage(cell).new_attempt()
+    write_run(attempt, cell, replace(PLAN, with_records=False))
+    for rank in range(2):
+        append(attempt, rank, [segment(rank, 0, 0), *windows(cell, rank, 0, 0, 60)])
+        with attempt.records(rank).open("a") as file:
+            file.write(to_line(window_record(cell, rank, 60, 1.0, PLAN))[:90])
+        append(attempt, rank, [segment(rank, 1, 33, away=500.0), *windows(cell, rank, 1, 30, STEPS)])
+    return attempt
+
+
+def test_what_was_done_again_counts_once_and_the_later_time(folder, requeued):
+    phases = load(folder.path).phases.drop_duplicates(["rank", "first_step"])
+    for _, rank in phases.groupby("rank"):
+        assert rank["first_step"].tolist() == list(range(0, STEPS, WINDOW))
+        assert rank["segment"].tolist() == [0, 0, 0, 1, 1, 1, 1, 1]
+    evaluations = load(folder.path).evaluations
+    assert evaluations["step"].tolist() == [20, 40, 60, 80]
+    assert evaluations["segment"].tolist() == [0, 1, 1, 1]
+
+
+def test_memory_of_steps_done_again_counts_once(folder, requeued):
+    rss = load(folder.path).memory.query("kind == 'rss' and rank == 1")
+    assert rss["first_step"].tolist() == list(range(0, STEPS, WINDOW))
+
+
+def test_a_run_may_go_on_in_another_attempt(folder, requeued):
+    cell = requeued.cell_folder.cell()
+    again = requeued.cell_folder.new_attempt()
+    again.write("launch.json", {"continues": 1})
+    for rank in range(2):
+        append(again, rank, [segment(rank, 2, 70, away=40.0), *windows(cell, rank, 2, 70, STEPS)])
+    study = load(folder.path)
+    (row,) = study.cells.itertuples()
+    assert (row.attempt, row.segments, row.away_seconds) == (1, 2, 500.0)  # attempt 2 has not completed
+    write_run(again, cell, replace(PLAN, with_records=False))
+    again.write("launch.json", {"continues": 1})
+    study = load(folder.path)
+    (row,) = study.cells.itertuples()
+    assert (row.attempt, row.segments, row.away_seconds, row.bitwise) == (2, 3, 540.0, True)
+    kept = study.phases.drop_duplicates(["rank", "first_step"]).query("rank == 0")
+    assert dict(zip(kept["first_step"], kept["segment"], strict=True))[70] == 2
+    assert len(kept) == 8
+
+
+def test_a_start_without_a_checkpoint_takes_the_place_of_everything_before(folder, requeued):
+    cell = requeued.cell_folder.cell()
+    for rank in range(2):
+        append(requeued, rank, [segment(rank, 2, 0), *windows(cell, rank, 2, 0, 20)])
+    phases = load(folder.path).phases
+    assert set(phases["segment"]) == {2}
+    assert phases["first_step"].max() == 10
+
+
+def test_a_whole_window_that_ends_where_the_checkpoint_was_made_stays(folder):
+    cell = make_cell("comm_opt", 2, 0, PLAN)
+    attempt = folder.stage(cell).new_attempt()
+    append(attempt, 0, [segment(0, 0, 0), *windows(cell, 0, 0, 0, 40), segment(0, 1, 40)])
+    study = load(folder.path)
+    assert study.phases["first_step"].max() == 30
+    assert study.evaluations["step"].tolist() == [20, 40]
+
+
+def test_report_and_tables_say_which_runs_were_resumed(folder, requeued, tmp_path):
+    assert load(folder.path).cells["segments"].tolist() == [2]
+    page = write_report(folder.path, tmp_path / "report").read_text()
+    assert "1 of 1 runs were stopped and resumed" in page
+    assert "at most 500 s a run" in page
+    assert "resumed (2 segments)" in page
+
+
+def test_records_of_before_segments_are_read_as_one_piece(folder):
+    cell = make_cell("comm_opt", 2, 0, PLAN)
+    attempt = folder.stage(cell).new_attempt()
+    append(attempt, 0, windows(cell, 0, 0, 0, 20))
+    old = attempt.records(0).read_text().replace('"schema": 2', '"schema": 1').replace(', "segment": 0', "")
+    attempt.records(0).write_text(old.replace(', "checkpoint_seconds": 0.0', ""))
+    study = load(folder.path)
+    assert (len(study.evaluations), set(study.phases["segment"]), study.cells["segments"].tolist()) == (
+        1,
+        {0},
+        [1],
+    )
+    assert study.evaluations["checkpoint_seconds"].tolist() == [0.0]
+    page = write_report(folder.path, folder.path / "report").read_text()
+    assert "resumed" not in page

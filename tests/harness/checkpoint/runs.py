@@ -1,0 +1,115 @@
+"""Runs that are stopped and resumed, on every rank of a real world, through the real trainer and store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.cell import Cell
+from harness.checkpoint.checkpoints import Checkpoints, Plan
+from harness.checkpoint.requests import Request
+from harness.pulse import Pulse
+from harness.records import EvalRecord, PhaseRecord, Record, RecordWriter
+from harness.store import Attempt, sweep_folder
+from harness.train import Result, Trainer
+from harness.world import World
+
+KFAC = {"factor_update_steps": 2, "inverse_update_steps": 5, "damping": 0.01}
+NEVER = Plan()
+METHODS: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "comm_opt": {"kfac": KFAC},
+    "mem_opt": {"kfac": {**KFAC, "strategy": "mem_opt"}},
+    "nlcg": {"optimizer": {"lr": 0.2, "name": "nlcg"}},
+    "nlcg-kfac": {"optimizer": {"lr": 0.1, "name": "nlcg"}, "kfac": {**KFAC, "kl_clip": None}},
+}
+
+
+def cell(method: str, world_size: int, **changes: Any) -> Cell:
+    fields: dict[str, Any] = {
+        "sweep": "test", "method": method, "workload": "digits", "world_size": world_size,
+        "target": {"metric": "accuracy", "at_least": 0.999},
+        "training": {"global_batch_size": 256, "epochs": 4, "window_steps": 5},
+        "optimizer": {"lr": 0.1, "warmup_epochs": 2},
+    }  # fmt: skip
+    return Cell.model_validate({**fields, **METHODS[method], **changes})
+
+
+def new_attempt(root: Path, cell: Cell, continues: int | None = None) -> Attempt:
+    attempt = sweep_folder("test", root).stage(cell).new_attempt()
+    attempt.write("launch.json", {"continues": continues})
+    return attempt
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one rank came to.
+
+    Attributes:
+        bits: parameters and everything else that the run would go on from, as bytes.
+    """
+
+    result: Result
+    records: list[Record]
+    bits: dict[str, bytes]
+
+    def numbers(self) -> list[tuple[Any, ...]]:
+        """All that its records say, apart from times and memory."""
+        said: list[tuple[Any, ...]] = []
+        for one in self.records:
+            if isinstance(one, PhaseRecord):
+                counted = sorted(one.calls.items()), sorted(one.sent_bytes.items())
+                said.append((one.rank, one.first_step, one.steps, one.samples, *counted))
+            if isinstance(one, EvalRecord):
+                said.append((one.step, one.epoch, one.samples, one.value, one.train_loss, one.learning_rate))
+        return said
+
+
+def train(
+    rank: int, world_size: int, cell: Cell, attempt: Attempt, plan: Plan = NEVER,
+    stop_before: int | None = None, sabotage: Callable[[Trainer], None] | None = None,
+) -> Run:  # fmt: skip
+    """Train on this rank, from a checkpoint if there is one; stop before the step given, if one is."""
+    world = World(rank, world_size, rank, torch.device("cpu"), "gloo")
+    records: list[Record] = []
+    with RecordWriter(attempt.records(rank)) as writer:
+
+        def write(record: Record) -> None:
+            records.append(record)
+            writer.write(record)
+
+        checkpoints = Checkpoints(attempt, world, write, plan)
+        trainer = Trainer(cell, world, Pulse(attempt.pulse(rank)), write, checkpoints)
+        _arrange_stop(checkpoints, stop_before)
+        if sabotage is not None:
+            sabotage(trainer)
+        result = trainer.run()
+    return Run(result, records, bits_of(trainer))
+
+
+def _arrange_stop(checkpoints: Checkpoints, stop_before: int | None) -> None:
+    if stop_before is not None:
+        agreed = checkpoints.request
+
+        def request(step: int, epoch: int, index: int) -> Request | None:
+            stop = Request("SIGUSR1", stops=True) if step == stop_before else None
+            return stop or agreed(step, epoch, index)
+
+        checkpoints.request = request  # type: ignore[method-assign]  # on this very step, on all ranks
+
+
+def bits_of(trainer: Trainer) -> dict[str, bytes]:
+    found = {name: p.detach().numpy().tobytes() for name, p in trainer._model.named_parameters()}
+    for index, state in enumerate(trainer._optimizer.state.values()):
+        for key, value in state.items():
+            found[f"optimizer.{index}.{key}"] = torch.as_tensor(value).numpy().tobytes()
+    if trainer.kfac is not None:
+        shard = trainer.kfac.state_shard()
+        for kind in ("factors", "second_order"):
+            found |= {f"{kind}.{name}": value.numpy().tobytes() for name, value in shard[kind].items()}
+    found["random"] = torch.get_rng_state().numpy().tobytes()
+    return found
