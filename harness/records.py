@@ -232,6 +232,7 @@ class Outcome:
         train_seconds: train clock at the end, the slowest rank's.
         value: last value of the target's metric.
         ranks: every rank's exit, the first cause first.
+        checkpoint_step: the step that a retry would go on from; None if it would start anew.
     """
 
     state: State
@@ -243,6 +244,7 @@ class Outcome:
     train_seconds: float | None = None
     value: float | None = None
     ranks: tuple[RankExit, ...] = ()
+    checkpoint_step: int | None = None
     schema: int = field(default=SCHEMA_VERSION)
 
     def to_json(self) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.cell import Cell
+from harness.checkpoint.shelf import resumable
 from harness.launchers import LAUNCHERS
 from harness.launchers.launch import Begun
 from harness.records import FINAL_STATES, EvalRecord, Outcome, State
@@ -32,6 +33,7 @@ class CellStatus:
         value: newest value of the target's metric.
         started_at: Unix time, seconds.
         ended_at: Unix time, seconds.
+        checkpoint_step: the step that a retry would go on from, if there is a checkpoint.
     """
 
     cell: Cell
@@ -45,6 +47,7 @@ class CellStatus:
     value: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
+    checkpoint_step: int | None = None
 
     @property
     def final(self) -> bool:
@@ -68,7 +71,10 @@ class CellStatus:
 
     def to_dict(self) -> dict[str, Any]:
         """For programs: flat, JSON types only."""
-        names = ("state", "cause", "rank", "step", "total_steps", "phase", "value", "started_at", "ended_at")
+        names = (
+            "state", "cause", "rank", "step", "total_steps", "phase", "value", "started_at", "ended_at",
+            "checkpoint_step",
+        )  # fmt: skip
         return {
             "id": self.cell.id,
             "sweep": self.cell.sweep,
@@ -135,6 +141,7 @@ def _ended(cell: Cell, attempt: Attempt, outcome: Outcome) -> CellStatus:
         value=outcome.value,
         started_at=outcome.started_at,
         ended_at=outcome.ended_at,
+        checkpoint_step=outcome.checkpoint_step,
     )
 
 
@@ -154,7 +161,17 @@ def _running(status: CellStatus) -> CellStatus:
         phase=beat.phase,
         value=newest["value"] if newest is not None else None,
         ended_at=None,
+        checkpoint_step=next((saved.step for _, saved in resumable(status.attempt)), None),
+        cause=_resumed(status.attempt),
     )
+
+
+def _resumed(attempt: Attempt) -> str:
+    """Where a resumed run went on, and what it had to pass over; empty for one that was not resumed."""
+    segment = attempt.read("segment.json")
+    if segment is None or not (segment["segment"] or segment["notes"]):
+        return ""
+    return "; ".join([f"resumed at step {segment['first_step']}", *segment["notes"]])
 
 
 def _lost(running: Iterable[CellStatus]) -> set[Attempt]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.cell import Cell
+from harness.checkpoint.shelf import Shelf
 from harness.launchers import LAUNCHERS
-from harness.launchers.launch import WORKER_COMMAND
+from harness.launchers.launch import WORKER_COMMAND, Launch
 from harness.launchers.site import Site
 from harness.locks import exclusive
 from harness.records import Outcome
@@ -66,9 +67,16 @@ def submit(
 
 
 def retry(
-    cells: Sequence[Cell], site: Site, root: Path = DEFAULT_ROOT, command: Sequence[str] = WORKER_COMMAND
+    cells: Sequence[Cell],
+    site: Site,
+    root: Path = DEFAULT_ROOT,
+    command: Sequence[str] = WORKER_COMMAND,
+    *,
+    fresh: bool = False,
 ) -> list[Cell]:
     """Give every cell that ended without completing a new attempt; leaves all others alone.
+
+    The new attempt goes on from the newest checkpoint of the older ones, unless `fresh`.
 
     Returns:
         The cells that got one.
@@ -80,12 +88,12 @@ def retry(
     with exclusive(folder.path / "submit.lock"):
         statuses = read_statuses(folder, _each_once(cells))
         again = [status.cell for status in statuses if status.state in RETRYABLE]
-        _start(again, site, folder, command)
+        _start(again, site, folder, command, resume=not fresh)
     return again
 
 
-def cancel(cells: Sequence[Cell], root: Path = DEFAULT_ROOT) -> list[Cell]:
-    """End pending and running cells; returns once they have ended.
+def cancel(cells: Sequence[Cell], root: Path = DEFAULT_ROOT, *, checkpoint: bool = False) -> list[Cell]:
+    """End pending and running cells, running ones after a checkpoint if asked; returns once they have ended.
 
     Returns:
         The cells that were in flight.
@@ -94,7 +102,7 @@ def cancel(cells: Sequence[Cell], root: Path = DEFAULT_ROOT) -> list[Cell]:
     caught = [status for status in read_statuses(folder, cells) if status.state in IN_FLIGHT]
     for status in caught:
         if status.attempt is not None:
-            _cancel(status.attempt)
+            _cancel(status.attempt, checkpoint=checkpoint)
     left = [status.cell for status in caught]
     while left:
         time.sleep(_CANCEL_POLL_SECONDS)
@@ -124,19 +132,30 @@ def _folder(cells: Sequence[Cell], root: Path) -> SweepFolder:
     return folder
 
 
-def _start(cells: Sequence[Cell], site: Site, folder: SweepFolder, command: Sequence[str]) -> None:
+def _start(
+    cells: Sequence[Cell], site: Site, folder: SweepFolder, command: Sequence[str], *, resume: bool = False
+) -> None:
     launcher = LAUNCHERS[site.launcher]
     for cell in cells:
         launcher.check(cell, site)
     if cells:
-        attempts = ((folder.stage(cell).new_attempt(), cell) for cell in in_blocks(cells))
-        launcher.launch(folder, ((attempt, launcher.plan(cell, site, command)) for attempt, cell in attempts))
+        launcher.launch(folder, (_new(cell, site, folder, command, resume) for cell in in_blocks(cells)))
 
 
-def _cancel(attempt: Attempt) -> None:
+def _new(
+    cell: Cell, site: Site, folder: SweepFolder, command: Sequence[str], resume: bool
+) -> tuple[Attempt, Launch]:
+    cell_folder = folder.stage(cell)
+    saved = [one.number for one in cell_folder.attempts() if Shelf(one).newest_first()] if resume else []
+    launch = LAUNCHERS[site.launcher].plan(cell, site, command)
+    continues = saved[-1] if saved else None
+    return cell_folder.new_attempt(), launch.model_copy(update={"continues": continues})
+
+
+def _cancel(attempt: Attempt, *, checkpoint: bool) -> None:
     launch = attempt.read("launch.json")
     if launch is not None:
-        LAUNCHERS[launch["launcher"]].cancel(attempt)
+        LAUNCHERS[launch["launcher"]].cancel(attempt, checkpoint=checkpoint)
     if not (attempt.path / "begun.json").exists():
         now = time.time()
         attempt.write_outcome(Outcome("CANCELLED", "cancelled before it started", None, "error", now, now))

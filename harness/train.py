@@ -6,12 +6,14 @@ records are written; those have clocks of their own, so that any other rule can 
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from harness.averaging import GradientAverage, align
 from harness.cell import Cell
@@ -38,6 +40,7 @@ class Result:
 
     Attributes:
         stop_reason: `target`, `epochs`, `diverged`, or `preempted`: saved, or not, at someone's request.
+        parameters_sha256: of rank 0's parameters at the end: two runs that agree in it agree bit for bit.
     """
 
     reached_target: bool
@@ -45,6 +48,7 @@ class Result:
     train_seconds: float
     value: float
     steps: int
+    parameters_sha256: str
 
 
 class Trainer:
@@ -111,7 +115,8 @@ class Trainer:
             self._close_window()
         self._pulse.beat("done")
         reached = reason != "diverged" and self.cell.target.reached_by(value)
-        result = Result(reached, reason, self._slowest(self._train_seconds), value, self._step)
+        train_seconds, digest = self._slowest(self._train_seconds), _digest(self._model)
+        result = Result(reached, reason, train_seconds, value, self._step, digest)
         if self._checkpoints is not None:
             self._checkpoints.close(completed=reason != "preempted")
         return result
@@ -270,6 +275,13 @@ class Trainer:
             timer=self._timer,
             communicator=self._communicator,
         )
+
+
+def _digest(model: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:

@@ -74,8 +74,10 @@ class Agreement:
             return self._request if self._target == step else None
 
     def done(self) -> None:
-        """The checkpoint that `at` asked for is over; listen for the next request."""
+        """A checkpoint is over; if it is the one that `at` asked for, listen for the next request."""
         with self._lock:
+            if self._target is None or self._target != self._step:
+                return  # made at an epoch's start, while the ranks are agreeing on another
             self._round += 1
             self._promise = self._target = self._request = None
             self._lock.notify_all()

@@ -114,7 +114,10 @@ class Checkpoints:
             loaded = None
         own_count = past_segments(self._attempt) if self._world.rank == 0 else 0
         self.segment = int(self._everyones(own_count)[0][0])
-        self._write(self._segment_record(loaded, notes))
+        record = self._segment_record(loaded, notes)
+        self._write(record)
+        if self._world.rank == 0:
+            self._attempt.write("segment.json", asdict(record))  # for status, which reads no long files
         for note in notes:
             print(f"kronscale: {note}", flush=True)
         self._began_at = loaded.step if loaded is not None else 0

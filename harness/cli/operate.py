@@ -106,23 +106,30 @@ def logs(
 def cancel(
     sweep: _Sweep = None, file: _FileOrNone = None, runs: _Runs = _RUNS, where: _Where = None,
     set_: _Set = None,
+    checkpoint: Annotated[
+        bool, typer.Option("--checkpoint", help="Save one first, where a retry goes on.")
+    ] = False,
 ) -> None:  # fmt: skip
     """End pending and running cells; returns when they have ended."""
     from harness.submit import cancel as cancel_cells  # noqa: PLC0415  # see status
 
-    ended = cancel_cells(_cells(sweep, file, set_, where, runs), runs)
+    ended = cancel_cells(_cells(sweep, file, set_, where, runs), runs, checkpoint=checkpoint)
     typer.echo(f"{_count(ended)} cancelled" if ended else "nothing to cancel: no cell is pending or running")
 
 
 def retry(
     sweep: _Sweep = None, file: _FileOrNone = None, site: _Site = "local", runs: _Runs = _RUNS,
     where: _Where = None, set_: _Set = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="From the start, whatever was saved.")] = False,
 ) -> None:  # fmt: skip
-    """Give cells that failed, timed out, were lost or cancelled another attempt, in the background."""
+    """Give cells that failed, timed out, were preempted, lost or cancelled another attempt.
+
+    It runs in the background, and goes on from the newest checkpoint if there is one.
+    """
     from harness.launchers.profiles import read_site  # noqa: PLC0415  # see status
     from harness.submit import retry as retry_cells  # noqa: PLC0415
 
-    again = retry_cells(_cells(sweep, file, set_, where, runs), read_site(site), runs)
+    again = retry_cells(_cells(sweep, file, set_, where, runs), read_site(site), runs, fresh=fresh)
     typer.echo(f"{_count(again)} submitted again" if again else "nothing to retry: no cell failed")
 
 

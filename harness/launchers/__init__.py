@@ -37,8 +37,11 @@ class Launcher(Protocol):
     def lost(self, running: Sequence[Attempt]) -> set[Attempt]:
         """Those that began, have no outcome, and will never get one."""
 
-    def cancel(self, attempt: Attempt) -> None:
-        """Ask for the end of a pending or running attempt; may return before it has ended."""
+    def cancel(self, attempt: Attempt, *, checkpoint: bool = False) -> None:
+        """Ask for the end of a pending or running attempt; may return before it has ended.
+
+        With `checkpoint` its ranks save one first, if they run.
+        """
 
 
 LAUNCHERS: Mapping[str, Launcher] = {"local": LocalLauncher()}

@@ -12,7 +12,7 @@ from harness.launchers.launch import Begun, Launch, cancel_requested
 from harness.launchers.leases import leased
 from harness.launchers.oom import oom_kills
 from harness.launchers.presence import Presence
-from harness.launchers.ranks import Ending, Ranks
+from harness.launchers.ranks import Ending, Ranks, Stop
 from harness.launchers.verdict import judge
 from harness.locks import take
 from harness.records import Outcome, State
@@ -23,7 +23,8 @@ def run_gang(path: str) -> str | None:
     """Run the attempt in folder `path`, launched before; blocks until it has an outcome.
 
     Only for the main thread of a process that does nothing else: it takes over SIGTERM and SIGINT, which
-    cancel the attempt, and ends every descendant of the process.
+    cancel the attempt, and SIGUSR1, which preempts it: ranks save a checkpoint first. It ends every
+    descendant of the process.
 
     Returns:
         The final state, or None if the attempt is over already or another gang runs it.
@@ -53,18 +54,22 @@ class _Gang:
         self.attempt = attempt
         self.launch = launch
         self.world_size = attempt.cell_folder.cell().world_size
-        self._signalled = False
+        self._signals: set[int] = set()
         self._waiting = False
 
     def run(self) -> str | None:
         self._waiting = True
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._on_signal)
         try:
             self.attempt.write("gang.json", Presence.mine().to_dict())
             outcome = self._run_with_leases()
         except _Interrupted:
-            outcome = _outcome_without_ranks("CANCELLED", "cancelled before it started")
+            preempted = self._signals == {signal.SIGUSR1}
+            outcome = _outcome_without_ranks(
+                "PREEMPTED" if preempted else "CANCELLED",
+                "preempted before it started" if preempted else "cancelled before it started",
+            )
         if outcome is None:
             return None
         self._write(outcome)
@@ -86,12 +91,12 @@ class _Gang:
             return self._run_ranks(begun)
 
     def _run_ranks(self, begun: Begun) -> Outcome:
-        deadline = time.monotonic() + self.launch.site.timeout_minutes * 60
+        self._limit_ends = time.monotonic() + self.launch.site.timeout_minutes * 60
         kills_before = oom_kills()
         try:
             with Ranks(self.attempt) as ranks:
                 ranks.start(self.launch, begun, self.world_size)
-                ending = ranks.watch(deadline, self._cancelled)
+                ending = ranks.watch(self._stop, self.launch.site.grace_seconds)
         except OSError as error:
             return _outcome_without_ranks("FAILED", f"the ranks could not be run: {error}", begun.started_at)
         return self._judge(ending, begun, kills_before)
@@ -112,10 +117,27 @@ class _Gang:
             raise
 
     def _cancelled(self) -> bool:
-        return self._signalled or cancel_requested(self.attempt)
+        return bool(self._signals) or cancel_requested(self.attempt) is not None
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self._signalled = True
+    def _stop(self) -> Stop | None:
+        """Whether the ranks have to end; a wish without a checkpoint outweighs one with."""
+        wish = cancel_requested(self.attempt)
+        left = self._limit_ends - time.monotonic()
+        if wish == "now" or (wish is None and self._signals - {signal.SIGUSR1}):
+            return Stop("cancel", save=False)
+        if left < 0:
+            return Stop("timeout", save=False)
+        if wish == "checkpoint":
+            return Stop("cancel", save=True)
+        if self._signals:
+            return Stop("preempt", save=True)
+        site = self.launch.site
+        if left < min(site.grace_seconds, site.timeout_minutes * 30):
+            return Stop("timeout", save=True)
+        return None
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._signals.add(number)
         if self._waiting:  # a wait in line cannot be polled; once ranks run, the watch asks `_cancelled`
             self._waiting = False
             raise _Interrupted

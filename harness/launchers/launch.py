@@ -3,19 +3,19 @@
 - `launch.json`, a `Launch`: the attempt is PENDING.
 - `gang.json`, the presence of the process that will run it, from the moment it lines up for leases.
 - `begun.json`, a `Begun`: it has its leases; the attempt is RUNNING.
-- `cancel`, a request to end it, made by anyone who can write there.
+- `cancel`, a request to end it, made by anyone who can write there; `checkpoint` in it asks to save first.
 """
 
 from __future__ import annotations
 
 import sys
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from harness.cell import Spec
 from harness.launchers.presence import Presence
 from harness.launchers.site import Site
-from harness.store import Attempt
+from harness.store import Attempt, write_atomically
 
 WORKER_COMMAND = (sys.executable, "-m", "harness.worker")
 
@@ -31,6 +31,7 @@ class Launch(Spec):
         oversubscribed: whether the ranks share fewer CPUs than `cpus_per_rank` asks for.
         submitted_at: Unix time, seconds; attempts are started in this order.
         job_id: the job's name in the launcher underneath, once known.
+        continues: number of the attempt whose checkpoints it goes on from; None starts anew.
     """
 
     launcher: str
@@ -44,6 +45,7 @@ class Launch(Spec):
     user: str
     submitted_at: float
     job_id: str | None = None
+    continues: int | None = None
 
     @classmethod
     def read(cls, attempt: Attempt) -> Self | None:
@@ -87,11 +89,15 @@ def gang_presence(attempt: Attempt) -> Presence | None:
     return Presence.read(raw) if raw is not None else None
 
 
-def request_cancel(attempt: Attempt) -> None:
-    """Ask whoever runs the attempt to end it."""
-    (attempt.path / "cancel").touch()
+def request_cancel(attempt: Attempt, *, checkpoint: bool = False) -> None:
+    """Ask whoever runs the attempt to end it, after saving a checkpoint or at once."""
+    write_atomically(attempt.path / "cancel", "checkpoint\n" if checkpoint else "")
 
 
-def cancel_requested(attempt: Attempt) -> bool:
-    """Whether someone asked for the attempt's end."""
-    return (attempt.path / "cancel").exists()
+def cancel_requested(attempt: Attempt) -> Literal["checkpoint", "now"] | None:
+    """Whether someone asked for the attempt's end, and how."""
+    try:
+        wish = (attempt.path / "cancel").read_text()
+    except FileNotFoundError:
+        return None
+    return "checkpoint" if wish.strip() == "checkpoint" else "now"

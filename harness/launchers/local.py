@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from harness.cell import Cell
 from harness.errors import SiteError
-from harness.launchers.launch import WORKER_COMMAND, Launch, gang_presence, request_cancel
+from harness.launchers.launch import WORKER_COMMAND, Begun, Launch, gang_presence, request_cancel
 from harness.launchers.presence import Presence
 from harness.launchers.site import Site
 from harness.store import Attempt, SweepFolder
@@ -83,9 +83,11 @@ class LocalLauncher:
         gangs = ((attempt, gang_presence(attempt)) for attempt in running)
         return {attempt for attempt, gang in gangs if gang is None or not gang.alive()}
 
-    def cancel(self, attempt: Attempt) -> None:
+    def cancel(self, attempt: Attempt, *, checkpoint: bool = False) -> None:
         """Ask for the end of an attempt, pending or running; returns before it has ended."""
-        request_cancel(attempt)
+        request_cancel(attempt, checkpoint=checkpoint)
+        if checkpoint and Begun.read(attempt) is not None:
+            return  # the gang looks at the file; a signal would end the ranks before they have saved
         gang = gang_presence(attempt)
         if gang is not None:
             gang.terminate()  # sooner than the file is looked at, and the only way out of a wait in line

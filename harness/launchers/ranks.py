@@ -16,6 +16,7 @@ from typing import Literal, Self
 
 import psutil
 
+from harness.checkpoint.requests import PREEMPTED_EXIT_CODE
 from harness.launchers import tether
 from harness.launchers.launch import Begun, Launch
 from harness.store import Attempt
@@ -24,6 +25,7 @@ GRACE_SECONDS = 0.5  # ranks that die this soon after the first may be the cause
 TERM_SECONDS = 5.0  # from SIGTERM to SIGKILL
 
 _WATCH_SECONDS = 0.2  # deaths wake the watch at once; this is for the deadline and for cancel requests
+_ASK_AGAIN_SECONDS = 1.0  # a rank that is still starting does not hear the first time
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h: orphans of ranks become children of the gang
 
 # A submission from inside an allocation or under mpirun leaves these behind, and libraries believe them.
@@ -59,11 +61,26 @@ class Death:
     own: bool
 
 
+Reason = Literal["ranks", "timeout", "cancel", "preempt"]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A wish that the ranks end.
+
+    Attributes:
+        save: whether they may save a checkpoint first.
+    """
+
+    reason: Reason
+    save: bool
+
+
 @dataclass(frozen=True)
 class Ending:
     """Why the ranks are gone, and all deaths in the order in which they were seen."""
 
-    reason: Literal["ranks", "timeout", "cancel"]
+    reason: Reason
     deaths: tuple[Death, ...]
 
 
@@ -101,22 +118,28 @@ class Ranks:
             self._running[rank] = process
             self._groups.append(process.pid)
 
-    def watch(self, deadline: float, cancelled: Callable[[], bool]) -> Ending:
+    def watch(self, stop: Callable[[], Stop | None], save_seconds: float) -> Ending:
         """Wait until all ranks ended well, or end them all after the first that did not.
 
         Args:
-            deadline: on the monotonic clock, seconds.
-            cancelled: asked a few times a second.
+            stop: whether they have to end; asked a few times a second.
+            save_seconds: what they get for a checkpoint, where they may save one.
         """
-        reason: Literal["ranks", "timeout", "cancel"] = "ranks"
-        grace_ends = float("inf")
+        reason: Reason = "ranks"
+        grace_ends = save_ends = float("inf")
+        asked = float("-inf")
         while self._running:
             now = time.monotonic()
-            if cancelled():
-                reason = "cancel"
-            elif now > deadline:
-                reason = "timeout"
-            if reason != "ranks" or now > grace_ends:
+            wish = stop()
+            if wish is not None:
+                reason = wish.reason
+                save_ends = min(save_ends, now + save_seconds)
+                if not wish.save or now > save_ends:
+                    break
+                if now - asked > _ASK_AGAIN_SECONDS:
+                    self._ask_to_save()
+                    asked = now
+            if now > grace_ends:
                 break
             self._wait(min(_WATCH_SECONDS, max(0.0, grace_ends - now)))
             if self._reap(own=True) and grace_ends == float("inf"):
@@ -143,8 +166,12 @@ class Ranks:
             if exit_code is not None:
                 del self._running[rank]
                 self._deaths.append(Death(rank, exit_code, own))
-                bad = bad or exit_code != 0
+                bad = bad or exit_code not in (0, PREEMPTED_EXIT_CODE)
         return bad
+
+    def _ask_to_save(self) -> None:
+        for process in self._running.values():  # not their groups: data loaders have nothing to save
+            process.send_signal(signal.SIGUSR1)
 
     def _end_all(self) -> None:
         self._reap(own=True)

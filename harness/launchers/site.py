@@ -21,6 +21,10 @@ class Site(Spec):
         oversubscribe: whether a cell that needs more CPUs than the site has may run with all of them,
             alone and marked as oversubscribed; otherwise it is refused.
         timeout_minutes: an attempt that runs longer is ended with TIMEOUT.
+        grace_seconds: what ranks get to save a checkpoint in when they are asked to stop, and how long before
+            the time limit they are asked; at most half of it.
+        checkpoint_every_epochs: save at the start of every so many epochs; None for never.
+        checkpoint_every_minutes: save after every so many minutes; None for never.
         environment: extra variables for the ranks.
     """
 
@@ -32,4 +36,7 @@ class Site(Spec):
     gpus_per_rank: Literal[0, 1] = 0
     oversubscribe: bool = False
     timeout_minutes: float = Field(default=60.0, gt=0)
+    grace_seconds: float = Field(default=60.0, gt=0)
+    checkpoint_every_epochs: int | None = Field(default=None, ge=1)
+    checkpoint_every_minutes: float | None = Field(default=None, gt=0)
     environment: dict[str, str] = {}

@@ -24,6 +24,8 @@ def main(gang_pid: int, cpus: str, command: list[str]) -> None:
         raise OSError("prctl(PR_SET_PDEATHSIG) failed: a rank would outlive its gang")
     if os.getppid() != gang_pid:
         sys.exit(1)  # the gang died before the tether held
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # wishes for a checkpoint: no rank dies of one that comes
+        signal.signal(number, signal.SIG_IGN)  # before it can take it, nor does a program that never will
     os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
     os.execvp(command[0], command)  # noqa: S606  # no shell is wanted
 

@@ -10,9 +10,11 @@ from math import isnan
 from typing import Any
 
 from harness.cell import Target
+from harness.checkpoint.requests import PREEMPTED_EXIT_CODE
+from harness.checkpoint.shelf import resumable
 from harness.launchers.oom import is_memory_error
-from harness.launchers.ranks import Death, Ending
-from harness.records import EvalRecord, FailureRecord, Outcome, RankExit, State
+from harness.launchers.ranks import Death, Ending, Reason
+from harness.records import CheckpointRecord, EvalRecord, FailureRecord, Outcome, RankExit, State
 from harness.store import Attempt
 from harness.tail import last_lines, last_record, newest_records
 
@@ -35,17 +37,20 @@ def judge(attempt: Attempt, ending: Ending, started_at: float, ended_at: float, 
         oom_killed: whether the kernel killed for memory in this control group during the run.
     """
     result = attempt.read("result.json") or {}
+    codes = {death.exit_code for death in ending.deaths}
+    checkpoint = next((saved.step for _, saved in resumable(attempt)), None)
     exits = _in_order_of_guilt(ending.deaths, [read_exit(attempt, death) for death in ending.deaths])
-    failed = any(death.exit_code != 0 for death in ending.deaths)
     state: State
-    if ending.reason != "ranks":
-        state, cause = _ended_from_outside(ending, exits)
-    elif failed:
-        state, cause = _failed(attempt, exits[0], oom_killed)
-    elif not result:
-        state, cause = "FAILED", "every rank exited with 0, but rank 0 left no result.json"
-    else:
+    if codes == {PREEMPTED_EXIT_CODE}:
+        state, cause = _stopped(attempt, ending)
+    elif codes == {0} and result:
         state, cause = "COMPLETED", _missed(attempt, result)
+    elif ending.reason in ("timeout", "cancel") or not any(death.own for death in ending.deaths):
+        state, cause = _ended_from_outside(ending, exits)
+    elif codes != {0}:
+        state, cause = _failed(attempt, exits[0], oom_killed)
+    else:
+        state, cause = "FAILED", "every rank exited with 0, but rank 0 left no result.json"
     completed = state == "COMPLETED"
     return Outcome(
         state=state,
@@ -57,6 +62,7 @@ def judge(attempt: Attempt, ending: Ending, started_at: float, ended_at: float, 
         train_seconds=result.get("train_seconds"),
         value=result.get("value"),
         ranks=exits,
+        checkpoint_step=None if completed else checkpoint,
     )
 
 
@@ -94,11 +100,32 @@ def _in_order_of_guilt(deaths: Sequence[Death], exits: Sequence[RankExit]) -> tu
     return tuple(exits[index] for index in sorted(range(len(exits)), key=guilt))
 
 
+_STOPPED: dict[Reason, tuple[State, str]] = {
+    "ranks": ("PREEMPTED", "preempted"),
+    "preempt": ("PREEMPTED", "preempted"),
+    "cancel": ("CANCELLED", "cancelled"),
+    "timeout": ("TIMEOUT", "stopped before the site's timeout_minutes"),
+}
+
+
+def _stopped(attempt: Attempt, ending: Ending) -> tuple[State, str]:
+    """All ranks ended together, by agreement, with a checkpoint or with the reason why there is none."""
+    state, words = _STOPPED[ending.reason]
+    record = last_record(attempt.records(0), CheckpointRecord.KIND)
+    if record is None:
+        return state, f"{words}; rank 0 recorded no checkpoint"
+    if record["error"]:
+        return state, f"{words}; no checkpoint could be saved at step {record['step']}: {record['error']}"
+    return state, f"{words} by {record['reason']} with a checkpoint at step {record['step']}"
+
+
 def _ended_from_outside(ending: Ending, exits: Sequence[RankExit]) -> tuple[State, str]:
     behind = min(exits, key=lambda end: -1 if end.step is None else end.step, default=None)
     where = f"; the last rank was {behind.rank}, {place(behind)}" if behind is not None else ""
     if ending.reason == "timeout":
         return "TIMEOUT", f"ran longer than the site's timeout_minutes{where}"
+    if ending.reason == "preempt":
+        return "PREEMPTED", f"preempted, and saved no checkpoint within the site's grace_seconds{where}"
     return "CANCELLED", f"cancelled while running{where}"
 
 

@@ -109,7 +109,7 @@ def test_ranks_do_not_outlive_a_gang_killed_with_sigkill(
 
 
 def test_an_attempt_past_the_sites_limit_times_out(make_cell, make_attempt, start_gang):
-    outcome = start_gang(make_attempt(make_cell(2, steps=3000), timeout_minutes=0.015)).outcome()
+    outcome = start_gang(make_attempt(make_cell(2, steps=3000), timeout_minutes=0.05)).outcome()
     assert outcome.state == "TIMEOUT"
     assert "timeout_minutes" in outcome.cause
     assert "in backward" in outcome.cause

@@ -1,0 +1,146 @@
+"""Promise: whoever asks ranks to stop gets a checkpoint, and a retry goes on from it bit for bit."""
+
+import json
+import os
+import signal
+
+import psutil
+import pytest
+
+from harness.cell import Cell
+from harness.checkpoint.shelf import Shelf
+from harness.cli import main
+from harness.launchers import LAUNCHERS
+from harness.status import read_statuses
+from harness.store import sweep_folder
+from harness.submit import submit
+
+
+@pytest.fixture
+def cell():
+    """Some seconds of K-FAC on two ranks, which no target ends."""
+    return Cell.model_validate({
+        "sweep": "study", "method": "mem_opt", "world_size": 2, "workload": "digits",
+        "target": {"metric": "accuracy", "at_least": 1.0}, "optimizer": {"lr": 0.1},
+        "training": {"global_batch_size": 256, "epochs": 40, "evaluate_every_epochs": 5},
+        "kfac": {"strategy": "mem_opt", "damping": 0.01, "factor_update_steps": 2, "inverse_update_steps": 5},
+    })  # fmt: skip
+
+
+@pytest.fixture
+def look(tmp_path):
+    return lambda: read_statuses(sweep_folder("study", tmp_path))[0]
+
+
+def past(look, attempt, step):
+    seen = look()
+    return seen.attempt is not None and seen.attempt.number == attempt and (seen.step or 0) >= step
+
+
+def said(attempt):
+    """All that rank 0's evaluations say apart from times, from the file that it wrote."""
+    lines = [json.loads(line) for line in attempt.records(0).read_text().splitlines()]
+    timed = ("train_seconds", "eval_seconds", "wall_seconds", "checkpoint_seconds", "segment")
+    kept = [line for line in lines if line["kind"] == "evaluation"]
+    return [{key: value for key, value in line.items() if key not in timed} for line in kept]
+
+
+def test_a_run_stopped_by_a_signal_and_by_cancel_ends_with_the_bits_of_one_that_was_not(
+    cell, site, tmp_path, look, wait_for, capsys
+):
+    site_file = tmp_path / "site.yaml"
+    site_file.write_text("launcher: local\noversubscribe: true\n")
+    whole = sweep_folder("study", tmp_path / "whole")
+    submit([cell], site, tmp_path / "whole")
+    wait_for(lambda: read_statuses(whole)[0].final, seconds=120)
+    submit([cell], site, tmp_path)
+    wait_for(lambda: past(look, 1, 20), seconds=60)
+    first = look().attempt
+    rank = next(p for p in psutil.process_iter(["cmdline"]) if _is_rank(p, first, 1))
+    os.kill(rank.pid, signal.SIGUSR2)  # to one rank alone: the other agrees
+    wait_for(lambda: look().final, seconds=30)
+    stopped = look()
+    assert stopped.state == "PREEMPTED"
+    assert stopped.checkpoint_step >= 20
+    assert stopped.cause == f"preempted by SIGUSR2 with a checkpoint at step {stopped.checkpoint_step}"
+
+    assert main(["retry", "study", "--site", str(site_file), "--runs", str(tmp_path)]) == 0
+    wait_for(lambda: past(look, 2, stopped.checkpoint_step + 10), seconds=60)
+    assert look().cause == f"resumed at step {stopped.checkpoint_step}"
+    assert main(["cancel", "study", "--checkpoint", "--runs", str(tmp_path)]) == 0
+    cancelled = look()
+    assert (cancelled.state, cancelled.attempt.number) == ("CANCELLED", 2)
+    assert cancelled.checkpoint_step >= stopped.checkpoint_step + 10
+    assert f"checkpoint at step {cancelled.checkpoint_step}" in cancelled.cause
+
+    assert main(["retry", "study", "--site", str(site_file), "--runs", str(tmp_path)]) == 0
+    wait_for(lambda: look().final, seconds=120)
+    assert look().state == "COMPLETED", look().cause
+    attempts = sweep_folder("study", tmp_path).cell_folder(cell).attempts()
+    want = whole.cell_folder(cell).latest()
+    assert [one for attempt in attempts for one in said(attempt)] == said(want)
+    digest = want.read("result.json")["parameters_sha256"]
+    assert attempts[-1].read("result.json")["parameters_sha256"] == digest
+    assert attempts[-1].lineage() == attempts[::-1]
+    assert not Shelf(attempts[-1]).folder.exists()
+
+    # the gap between the attempts is on no clock
+    ended = [attempt.outcome().ended_at for attempt in attempts]
+    started = [attempt.outcome().started_at for attempt in attempts]
+    last = [json.loads(line) for line in attempts[-1].records(0).read_text().splitlines()]
+    gaps = [line["away_seconds"] for line in last if line["kind"] == "segment"]
+    assert gaps[0] >= started[2] - ended[1]
+    wall = next(line for line in reversed(last) if line["kind"] == "evaluation")["wall_seconds"]
+    assert wall < sum(end - start for start, end in zip(started, ended, strict=True))
+
+
+def _is_rank(process, attempt, rank):
+    words = process.info["cmdline"] or []
+    wanted = ["harness.worker", str(attempt.path), "--rank", str(rank)]
+    return any(words[start : start + 4] == wanted for start in range(len(words)))
+
+
+def test_a_preempted_gang_saves_and_a_fresh_retry_starts_anew(
+    cell, site, tmp_path, look, wait_for, start_gang
+):
+    long = cell.model_copy(update={"training": cell.training.model_copy(update={"epochs": 100_000})})
+    attempt = sweep_folder("study", tmp_path).stage(long).new_attempt()
+    LAUNCHERS["local"].plan(long, site).write(attempt)
+    gang = start_gang(attempt)
+    os.kill(gang.pid, 0)
+    wait_for(lambda: past(look, 1, 5), seconds=60)
+    os.kill(gang.pid, signal.SIGUSR1)
+    outcome = gang.outcome()
+    assert (outcome.state, outcome.reached_target) == ("PREEMPTED", None)
+    assert {rank.exit_code for rank in outcome.ranks} == {75}
+    assert outcome.checkpoint_step == Shelf(attempt).newest_first()[0].step
+    site_file = tmp_path / "site.yaml"
+    site_file.write_text("launcher: local\noversubscribe: true\n")
+    arguments = ["study", "--site", str(site_file), "--runs", str(tmp_path)]
+    assert main(["retry", *arguments, "--fresh"]) == 0
+    wait_for(lambda: past(look, 2, 1), seconds=60)
+    assert look().attempt.read("segment.json")["first_step"] == 0
+    assert look().cause == ""
+    assert main(["cancel", "study", "--runs", str(tmp_path)]) == 0
+
+
+def test_ranks_are_asked_to_save_before_the_time_limit(cell, site, tmp_path, look, wait_for, start_gang):
+    long = cell.model_copy(update={"training": cell.training.model_copy(update={"epochs": 100_000})})
+    limited = site.model_copy(update={"timeout_minutes": 0.4, "grace_seconds": 10.0})
+    attempt = sweep_folder("study", tmp_path).stage(long).new_attempt()
+    LAUNCHERS["local"].plan(long, limited).write(attempt)
+    outcome = start_gang(attempt).outcome()
+    assert outcome.state == "TIMEOUT"
+    stopped = "stopped before the site's timeout_minutes by SIGUSR1 with a checkpoint at step "
+    assert outcome.cause == stopped + str(outcome.checkpoint_step)
+
+
+def test_ranks_that_do_not_save_in_time_are_ended(make_cell, make_attempt, start_gang, wait_for):
+    attempt = make_attempt(make_cell(2, steps=3000), grace_seconds=1.0)  # stand-ins cannot save
+    gang = start_gang(attempt)
+    wait_for(lambda: all(beat and beat.step >= 1 for beat in map(attempt.last_beat, range(2))))
+    os.kill(gang.pid, signal.SIGUSR1)
+    outcome = gang.outcome()
+    assert outcome.state == "PREEMPTED"
+    assert "saved no checkpoint within the site's grace_seconds; the last rank was" in outcome.cause
+    assert outcome.checkpoint_step is None
