@@ -33,6 +33,7 @@ def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         ["logs", "--help"],
         ["cancel", "--help"],
         ["retry", "--help"],
+        ["emulate", "--help"],
     ],
 )
 def test_help_plan_and_status_start_without_the_heavy_libraries(arguments):

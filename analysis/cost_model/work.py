@@ -1,0 +1,265 @@
+"""What every rank computes, hands to collectives and keeps: exact arithmetic on the placement that runs.
+
+Bytes, calls and state are equal to what `kfac_core` counts when it runs, for every strategy and rank; FLOPs
+are those of the plain formulas, from which kernels may save.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from analysis.cost_model.models import Layer, Model
+from kfac_core.config import KFACConfig
+from kfac_core.cost import CUBIC, CostModel
+from kfac_core.footprint import data_elements
+from kfac_core.phases import Phase
+from kfac_core.placement import FactorJob, FactorShape, Placement, Ranks
+from kfac_core.schedule import interval_at
+from kfac_core.strategies import place
+
+Operation = Literal["all_reduce", "reduce_parts", "gather_parts"]
+
+ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One arm at one world size.
+
+    Attributes:
+        config: K-FAC's, or None for the optimizer alone.
+        item_bytes: of the working precision.
+        packing: whether a factor travels as one `triangle`, which is what runs, or as a whole `square`.
+        overlap: whether gradients and factors travel while the backward pass and the factors are computed.
+    """
+
+    model: Model
+    config: KFACConfig | None
+    world_size: int
+    local_batch_size: int
+    item_bytes: int = 4
+    packing: Literal["triangle", "square"] = "triangle"
+    overlap: bool = False
+
+    @cached_property
+    def factor_update_steps(self) -> int:
+        """F at the first step; without K-FAC 1."""
+        return interval_at(self.config.factor_update_steps, 0, 1) if self.config else 1
+
+    @cached_property
+    def inverse_update_steps(self) -> int:
+        """E at the first step; without K-FAC 1."""
+        return interval_at(self.config.inverse_update_steps, 0, 1) if self.config else 1
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One operation of a communicator.
+
+    Attributes:
+        group: the ranks that take part; other groups may do the same at the same time.
+        sizes: bytes of each member's part, in the order of `group`; of an all-reduce the one buffer.
+        steps: steps from one to the next.
+    """
+
+    phase: Phase
+    operation: Operation
+    group: Ranks
+    sizes: tuple[int, ...]
+    steps: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all parts together."""
+        return sum(self.sizes)
+
+    @property
+    def parts(self) -> int:
+        """Parts that are not empty: collectives issued."""
+        return sum(size > 0 for size in self.sizes)
+
+    def handed_over(self, rank: int) -> tuple[int, int]:
+        """Calls and bytes that are booked on `rank`, a member."""
+        if self.operation == "gather_parts":
+            own = self.sizes[self.group.index(rank)]
+            return int(own > 0), own
+        return self.parts, self.total_bytes
+
+
+class Work:
+    """The work of every rank of one arm.
+
+    Args:
+        cost: what placing knows of the machine; the trainer's default.
+    """
+
+    def __init__(self, setup: Setup, cost: CostModel = CUBIC) -> None:
+        self.setup = setup
+        self.world_size = setup.world_size
+        self.layers: tuple[Layer, ...] = setup.model.layers
+        self.placement: Placement | None = None
+        self.jobs: list[FactorJob] = []
+        if setup.config is not None:
+            self.placement = place(setup.config, setup.model.shapes, setup.world_size, cost)
+            self.jobs = self.placement.factor_jobs(setup.model.shapes)
+
+    @cached_property
+    def exchanges(self) -> list[Exchange]:
+        """All that travels. Of rows, which exchange the same sizes, only the first."""
+        if self.world_size == 1:
+            return []
+        gradients = self.setup.item_bytes * self.setup.model.parameters
+        everyone = tuple(range(self.world_size))
+        found = [Exchange(Phase.GRADIENT_COMM, "all_reduce", everyone, (gradients,), 1)]
+        if self.placement is not None:
+            found += [*self._factor_exchanges(everyone), *self._inverse_exchanges(self.placement, everyone)]
+            found += self._gradient_exchanges(self.placement)
+        return found
+
+    def traffic(self, rank: int, *, update: bool) -> dict[Phase, tuple[int, int]]:
+        """Calls and bytes by phase that `rank` hands over in a step with all updates, or in one with none."""
+        found: dict[Phase, tuple[int, int]] = {}
+        for exchange in self.exchanges:
+            if not update and exchange.phase in (Phase.FACTOR_COMM, Phase.INVERSE_COMM):
+                continue
+            if exchange.phase == Phase.PRECONDITION_COMM:
+                calls, sent = exchange.handed_over(rank % len(exchange.group))  # its place in its own row
+            elif rank in exchange.group:
+                calls, sent = exchange.handed_over(rank)
+            else:
+                continue
+            before = found.get(exchange.phase, (0, 0))
+            found[exchange.phase] = before[0] + calls, before[1] + sent
+        return {phase: counted for phase, counted in found.items() if counted[0]}
+
+    @cached_property
+    def state_bytes(self) -> dict[str, list[int]]:
+        """K-FAC state by kind and rank, as `KFAC.memory` reports it."""
+        config, item = self.setup.config, self.setup.item_bytes
+        if config is None:
+            return {}
+        factor_item = ITEM_BYTES[config.factor_dtype] if config.factor_dtype else item
+        gradients = 2 * item * sum(shape.gradient_elements for shape in self.setup.model.shapes)
+        return {
+            "factors": self._spread(
+                (job.inverse_workers, factor_item * job.shape.elements) for job in self.jobs
+            ),
+            "second_order": self._spread((job.gradient_workers, self._data_bytes(job)) for job in self.jobs),
+            "gradients": [gradients] * self.world_size,
+            "statistics": self._spread((job.factor_workers, item * job.shape.elements) for job in self.jobs),
+        }
+
+    @cached_property
+    def factor_flops(self) -> list[int]:
+        """By rank: grams of inputs and output gradients over the local batch, once a factor step."""
+        rows = [layer.positions * self.setup.local_batch_size for layer in self.layers]
+        return self._spread(
+            (job.factor_workers, 2 * rows[job.layer] * job.shape.elements) for job in self.jobs
+        )
+
+    @cached_property
+    def inverses(self) -> list[Counter[FactorShape]]:
+        """By rank: the factors that it decomposes, once an inverse step."""
+        everyone: Counter[FactorShape] = Counter()
+        own: list[Counter[FactorShape]] = [Counter() for _ in range(self.world_size)]
+        for job in self.jobs:
+            if len(job.inverse_workers) == self.world_size:
+                everyone[job.shape] += 1
+            else:
+                for rank in job.inverse_workers:
+                    own[rank][job.shape] += 1
+        return [counts + everyone for counts in own]
+
+    @cached_property
+    def precondition_flops(self) -> list[int]:
+        """By rank: products with the second-order data of both factors, in every step."""
+        if self.placement is None or self.setup.config is None:
+            return [0] * self.world_size
+        products = 2 if self.setup.config.solver == "eigen" else 1  # into the eigenbasis and back
+        return self._spread(
+            (
+                self.placement.layers[shape.name].gradient_workers,
+                2 * products * shape.gradient_elements * (shape.a.dim + shape.g.dim),
+            )
+            for shape in self.setup.model.shapes
+        )
+
+    def _factor_exchanges(self, everyone: Ranks) -> list[Exchange]:
+        sizes = [0] * self.world_size
+        to_all = 0
+        for job in self.jobs:
+            if len({*job.factor_workers[:2], *job.inverse_workers[:2]}) < 2:
+                continue  # one rank's own
+            if len(job.inverse_workers) == 1:
+                sizes[job.inverse_workers[0]] += self._factor_bytes(job)
+            else:
+                to_all += self._factor_bytes(job)
+        steps = self.setup.factor_update_steps
+        found = []
+        if any(sizes):
+            found.append(Exchange(Phase.FACTOR_COMM, "reduce_parts", everyone, tuple(sizes), steps))
+        if to_all:
+            found.append(Exchange(Phase.FACTOR_COMM, "all_reduce", everyone, (to_all,), steps))
+        return found
+
+    def _inverse_exchanges(self, placement: Placement, everyone: Ranks) -> list[Exchange]:
+        config, steps = self.setup.config, self.setup.inverse_update_steps
+        found = []
+        apart = any(layer.a_inverse_workers != layer.g_inverse_workers for layer in placement.layers.values())
+        if config is not None and config.solver == "inverse_pi" and apart:
+            means = 2 * self.setup.item_bytes * len(self.layers)
+            found.append(Exchange(Phase.INVERSE_COMM, "all_reduce", everyone, (means,), steps))
+        if placement.grad_workers == 1:
+            return found
+        by_column: dict[int, dict[int, int]] = {}
+        for job in self.jobs:
+            if len(job.inverse_workers) == 1:
+                owner = job.inverse_workers[0]
+                sizes = by_column.setdefault(owner % placement.columns, {})
+                sizes[owner] = sizes.get(owner, 0) + self._data_bytes(job)
+        for column, sizes in sorted(by_column.items()):
+            group = placement.column(column)
+            parts = tuple(sizes.get(rank, 0) for rank in group)
+            found.append(Exchange(Phase.INVERSE_COMM, "gather_parts", group, parts, steps))
+        return found
+
+    def _gradient_exchanges(self, placement: Placement) -> list[Exchange]:
+        if placement.columns == 1:
+            return []
+        sizes = [0] * placement.columns
+        for shape in self.setup.model.shapes:
+            column = placement.layers[shape.name].gradient_workers[0]
+            sizes[column] += self.setup.item_bytes * shape.gradient_elements
+        return [Exchange(Phase.PRECONDITION_COMM, "gather_parts", placement.row(0), tuple(sizes), 1)]
+
+    def _factor_bytes(self, job: FactorJob) -> int:
+        """A factor, and the number of examples behind it."""
+        whole = self.setup.packing == "square"
+        return self.setup.item_bytes * (1 + (job.shape.elements if whole else job.shape.packed_elements))
+
+    def _data_bytes(self, job: FactorJob) -> int:
+        config = self.setup.config
+        assert config is not None  # noqa: S101  there are no jobs without
+        item = ITEM_BYTES[config.inverse_dtype] if config.inverse_dtype else self.setup.item_bytes
+        return item * data_elements(config.solver, job.shape)
+
+    def _spread(self, loads: Iterable[tuple[Ranks, int]]) -> list[int]:
+        """Add every load to each of its ranks; loads of the same ranks are added up first."""
+        by_group: Counter[Ranks] = Counter()
+        for ranks, load in loads:
+            by_group[ranks] += load
+        total = [0] * self.world_size
+        for ranks, load in by_group.items():
+            for rank in ranks:
+                total[rank] += load
+        return total
+
+
+def imbalance(loads: Sequence[float]) -> float:
+    """The largest load over the mean; 1 where there is none."""
+    mean = sum(loads) / len(loads)
+    return max(loads) / mean if mean else 1.0

@@ -1,0 +1,124 @@
+"""Promise: calls, bytes and state of every strategy are predicted exactly, executed or emulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+
+from analysis.cost_model.models import Layer, Model, read_model
+from analysis.cost_model.work import Setup, Work
+from harness.emulate import Emulation, Twin, count, emulate
+from kfac_core import KFACConfig
+from kfac_core.collectives import connect
+from kfac_core.collectives.single import SingleCommunicator
+from kfac_core.footprint import state_bytes
+from kfac_core.strategies import STRATEGIES, place
+from tests.kfac_core.worlds import World
+
+SMALL = Model(
+    "small",
+    (
+        Layer("stem", 3, 8, (3, 3), 1, (1, 1), (6, 6)),
+        Layer("row", 8, 12, (1, 3), 1, (0, 1), (6, 6)),
+        Layer("half", 12, 6, (3, 3), 2, (1, 1), (6, 6), bias=True),
+        Layer("tokens", 7, 9, size=(1, 5), bias=True, kind="linear"),
+        Layer("head", 24, 5, bias=True, kind="linear"),
+        Layer("bare", 5, 17, kind="linear"),
+    ),
+    other_parameters=11,
+)
+
+
+def configs(world_size: int) -> Iterator[KFACConfig]:
+    """Every strategy, hybrid_opt on three grids or more; every solver; other dtypes."""
+    for strategy in STRATEGIES:
+        grids = [m for m in range(1, world_size + 1) if world_size % m == 0]
+        if len(grids) > 4:
+            grids = [grids[0], grids[len(grids) // 2], grids[-1]]
+        for workers in grids if strategy == "hybrid_opt" else [None]:
+            fraction = workers / world_size if workers else None
+            yield KFACConfig(strategy=strategy, grad_worker_fraction=fraction)
+    yield KFACConfig(strategy="mpd_kfac", solver="inverse")
+    yield KFACConfig(strategy="comm_opt", solver="inverse_pi")
+    yield KFACConfig(strategy="comm_opt", solver="inverse_pi", split_factors="never")
+    yield KFACConfig(strategy="comm_opt", inverse_dtype="bfloat16", factor_dtype="float64")
+    yield KFACConfig(strategy="dp_kfac", assignment="balanced", solver="inverse_pi")
+
+
+def check(seen: Emulation, work: Work) -> None:
+    rank = seen.rank
+    for step, update in ((seen.update, True), (seen.plain, False)):
+        counted = {phase: (calls, step.sent_bytes[phase]) for phase, calls in step.calls.items()}
+        assert counted == work.traffic(rank, update=update)
+    assert seen.state_bytes == {kind: work.state_bytes[kind][rank] for kind in seen.state_bytes}
+
+
+def run_every_size(rank: int, world_size: int, folder: str) -> list[tuple[int, KFACConfig, Emulation]]:
+    """Steps in worlds of the first 1, 2, ... ranks, one after another; those outside sit out."""
+    seen: list[tuple[int, KFACConfig, Emulation]] = []
+    dist.destroy_process_group()
+    for size in range(rank + 1, world_size + 1):
+        store = dist.FileStore(f"{folder}/{size}", size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+        communicator = connect()
+        for config in configs(size):
+            twin = Twin(SMALL.layers, SMALL.other_parameters, batch_size=2)
+            seen.append((size, config, count(twin, config, communicator)))
+        dist.destroy_process_group()
+    return seen
+
+
+def test_executed_worlds_of_one_to_eight_send_and_keep_what_was_predicted(tmp_path):
+    world = World(8)
+    checked = 0
+    try:
+        for rank, seen in enumerate(world.run(run_every_size, str(tmp_path))):
+            for size, config, emulation in seen:
+                assert (emulation.rank, emulation.world_size) == (rank, size)
+                check(emulation, Work(Setup(SMALL, config, size, 2)))
+                checked += 1
+    finally:
+        world.close()
+    assert checked == sum(size * len(list(configs(size))) for size in range(1, 9))
+
+
+@pytest.mark.parametrize(("world_size", "ranks"), [(12, (5,)), (1024, (17,)), (4096, (4095,))])
+def test_emulated_worlds_of_up_to_4096_send_and_keep_what_was_predicted(world_size, ranks):
+    for strategy in STRATEGIES:
+        fraction = 0.25 if strategy == "hybrid_opt" else None
+        config = KFACConfig(strategy=strategy, grad_worker_fraction=fraction, solver="inverse_pi")
+        work = Work(Setup(SMALL, config, world_size, 1))
+        for seen in emulate(SMALL.layers, SMALL.other_parameters, config, world_size, ranks):
+            check(seen, work)
+
+
+def test_emulation_counts_what_execution_counts():
+    """With world size 1 both run; the emulated tensors hold no numbers."""
+    config = KFACConfig(strategy="comm_opt")
+    twin = Twin(SMALL.layers, SMALL.other_parameters, batch_size=2)
+    executed = count(twin, config, SingleCommunicator())
+    [emulated] = emulate(SMALL.layers, SMALL.other_parameters, config, 1, [0], batch_size=2)
+    assert emulated == executed
+    assert executed.update.flops["inverse_compute"] > 0
+
+
+def test_a_paper_model_at_4096_ranks():
+    model = read_model("resnet50")
+    config = KFACConfig(strategy="dp_kfac", solver="inverse")
+    work = Work(Setup(model, config, 4096, 1))
+    for seen in emulate(model.layers, model.other_parameters, config, 4096, [17, 4095]):
+        check(seen, work)
+        flops = {"precondition": work.precondition_flops[seen.rank]}
+        assert {phase: seen.plain.flops.get(phase, 0) for phase in flops} == flops
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_all_ranks_at_once_is_the_footprint_of_each(strategy):
+    config = KFACConfig(strategy=strategy, grad_worker_fraction=0.25 if strategy == "hybrid_opt" else None)
+    work = Work(Setup(read_model("resnet20"), config, 24, 1))
+    placement = place(config, read_model("resnet20").shapes, 24)
+    for rank in range(24):
+        one = state_bytes(placement, read_model("resnet20").shapes, config, rank)
+        assert one == {kind: by_rank[rank] for kind, by_rank in work.state_bytes.items()}
