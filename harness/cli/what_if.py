@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from harness.errors import UserError
 from kfac_core.config import KFACConfig, nearest
 from kfac_core.strategies import check_world_size
@@ -39,6 +37,8 @@ def settings(pairs: Sequence[str]) -> dict[str, Any]:
     Raises:
         UserError: no such field, or no pair.
     """
+    import yaml  # noqa: PLC0415  see model_named
+
     fields = tuple(KFACConfig.__dataclass_fields__)
     values: dict[str, Any] = {}
     for pair in pairs:
