@@ -29,7 +29,6 @@ from harness.records import EvalRecord, PhaseRecord, Record
 from harness.workloads.workload import Share, Workload, build_workload
 from harness.world import World
 from kfac_core import KFAC, Phase
-from kfac_core.collectives import connect
 from kfac_core.optimizers import NLCG
 from kfac_core.timer import PhaseTimer, WindowTotals
 
@@ -68,7 +67,7 @@ class Trainer:
     ) -> None:
         torch.manual_seed(cell.seed)
         self.cell, self._world, self._pulse, self._write = cell, world, pulse, write
-        self._communicator = connect()
+        self._communicator = world.communicator
         self._timer = PhaseTimer(world.device, observer=pulse.beat, traffic=self._communicator.traffic)
         _, local_batch_size = cell.training.batch_sizes(world.world_size)
         self._share = Share(world.rank, world.world_size, local_batch_size, cell.seed, world.device)

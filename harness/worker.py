@@ -15,7 +15,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from harness.checkpoint.checkpoints import Checkpoints, Plan
 from harness.checkpoint.requests import PREEMPTED_EXIT_CODE, SignalRequests
@@ -24,7 +23,7 @@ from harness.pulse import Pulse
 from harness.records import FailureRecord, RecordWriter
 from harness.store import Attempt
 from harness.train import Result, Trainer
-from harness.world import host_names, join_world
+from harness.world import host_names, join_world, leave_world
 
 
 def run_rank(attempt: Attempt, rank: int, world_size: int, local_rank: int, threads: int) -> int:
@@ -83,8 +82,7 @@ def _train(
         attempt.write("environment.json", read_environment(world.device, world.backend, hosts).to_json())
     checkpoints = Checkpoints(attempt, world, records.write, Plan.read(attempt), asked)
     result = Trainer(cell, world, pulse, records.write, checkpoints).run()
-    if world.world_size > 1:
-        dist.barrier()  # rank 0 says "done" only when everyone is
+    leave_world(world)  # rank 0 says "done" only when everyone is
     return result
 
 

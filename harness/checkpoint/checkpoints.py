@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-import torch.distributed as dist
-
 from harness.checkpoint.agreement import Agreement, EveryMinutes, own_connection
 from harness.checkpoint.parts import DamagedError, Sum, read_part, sum_of, write_part
 from harness.checkpoint.requests import Request
@@ -18,7 +16,6 @@ from harness.exchange import everyones
 from harness.records import CheckpointRecord, Record, SegmentRecord
 from harness.store import Attempt
 from harness.world import World
-from kfac_core.collectives import connect
 
 FORMAT_VERSION = 1
 _SHARED = "shared.pt"
@@ -86,10 +83,10 @@ class Checkpoints:
         self.segment = 0
         self._attempt, self._world, self._write, self._plan = attempt, world, write, plan
         self._shelf = Shelf(attempt)
-        self._communicator = connect()
+        self._communicator = world.communicator
         minutes = plan.every_minutes if world.rank == 0 else None
         self._every = EveryMinutes(minutes) if minutes is not None else None
-        store = None if world.world_size == 1 else own_connection(dist.distributed_c10d._get_default_store())
+        store = own_connection(world.store) if world.store is not None else None
         self._agreement = Agreement(world.rank, world.world_size, store, lambda: asked() or self._interval())
         self._began_at = -1
 

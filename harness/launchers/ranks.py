@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
@@ -19,6 +20,7 @@ import psutil
 from harness.checkpoint.requests import PREEMPTED_EXIT_CODE
 from harness.launchers import tether
 from harness.launchers.launch import Begun, Launch
+from harness.launchers.pmi import ProcessManager
 from harness.store import Attempt
 
 GRACE_SECONDS = 0.5  # ranks that die this soon after the first may be the cause just as well
@@ -92,6 +94,7 @@ class Ranks:
     _running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     _groups: list[int] = field(default_factory=list)
     _deaths: list[Death] = field(default_factory=list)
+    _held: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Self:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -99,6 +102,7 @@ class Ranks:
 
     def __exit__(self, *_: object) -> None:
         self._end_all()
+        self._held.close()
 
     def start(self, launch: Launch, begun: Begun, world_size: int) -> None:
         """Start every rank, pinned to its leases.
@@ -107,13 +111,17 @@ class Ranks:
             OSError: a process could not be made.
         """
         environment = rank_environment(os.environ, launch, begun.gpus)
+        manager = None
+        if launch.site.backend == "mpi" and world_size > 1:
+            manager = self._held.enter_context(ProcessManager(world_size))
         for rank in range(world_size):
+            place, inherited = manager.of_rank(rank) if manager is not None else ({}, ())
             command = rank_command(self.attempt, launch, begun, rank, world_size)
             with self.attempt.log(rank).open("ab") as log:
                 process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                    env=environment, start_new_session=True,
+                    env=environment | place, pass_fds=inherited, start_new_session=True,
                 )  # fmt: skip
             self._running[rank] = process
             self._groups.append(process.pid)

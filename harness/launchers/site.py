@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from harness.cell import Spec
 
@@ -20,6 +20,8 @@ class Site(Spec):
         gpus_per_rank: GPUs leased to each rank, 0 or 1.
         oversubscribe: whether a cell that needs more CPUs than the site has may run with all of them,
             alone and marked as oversubscribed; otherwise it is refused.
+        backend: what carries the ranks' traffic; auto is nccl for ranks with a GPU and gloo for others. With
+            mpi the local launcher makes the ranks one MPI world itself, for MPICH and its relatives.
         timeout_minutes: an attempt that runs longer is ended with TIMEOUT.
         grace_seconds: what ranks get to save a checkpoint in when they are asked to stop, and how long before
             the time limit they are asked; at most half of it.
@@ -35,8 +37,17 @@ class Site(Spec):
     cpus_per_rank: int = Field(default=1, ge=1)
     gpus_per_rank: Literal[0, 1] = 0
     oversubscribe: bool = False
+    backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
     timeout_minutes: float = Field(default=60.0, gt=0)
     grace_seconds: float = Field(default=60.0, gt=0)
     checkpoint_every_epochs: int | None = Field(default=None, ge=1)
     checkpoint_every_minutes: float | None = Field(default=None, gt=0)
     environment: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _backend_reaches_the_device(self) -> Self:
+        if self.backend == "nccl" and not self.gpus_per_rank:
+            raise ValueError("backend=nccl moves GPU memory; set gpus_per_rank: 1, or use gloo or mpi")
+        if self.backend == "gloo" and self.gpus_per_rank:
+            raise ValueError("backend=gloo moves CPU memory; set gpus_per_rank: 0, or use nccl")
+        return self

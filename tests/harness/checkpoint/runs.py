@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from harness.cell import Cell
 from harness.checkpoint.checkpoints import Checkpoints, Plan
@@ -74,7 +75,8 @@ def train(
     stop_before: int | None = None, sabotage: Callable[[Trainer], None] | None = None,
 ) -> Run:  # fmt: skip
     """Train on this rank, from a checkpoint if there is one; stop before the step given, if one is."""
-    world = World(rank, world_size, rank, torch.device("cpu"), "gloo")
+    store = dist.distributed_c10d._get_default_store() if world_size > 1 else None
+    world = World(rank, world_size, rank, torch.device("cpu"), "gloo", store=store)
     records: list[Record] = []
     with RecordWriter(attempt.records(rank)) as writer:
 

@@ -1,0 +1,160 @@
+"""Promise: ranks that are one MPI world train as over Gloo; ranks that are not are found out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.cell import Cell
+from harness.errors import SiteError
+from harness.launchers import LAUNCHERS
+from harness.launchers.profiles import read_site
+from harness.store import Attempt, sweep_folder
+from tests.kfac_core.mpi_worlds import MPIEXEC
+
+
+@pytest.fixture
+def real_attempt(tmp_path, site):
+    """An attempt at digits, whose ranks are the real worker."""
+
+    def make(world_size: int, backend: str, epochs: int = 2) -> Attempt:
+        cell = Cell.model_validate({
+            "sweep": "study", "method": "kfac", "world_size": world_size, "workload": "digits",
+            "target": {"metric": "accuracy", "at_least": 0.9999}, "optimizer": {"lr": 0.1},
+            "training": {"global_batch_size": 256, "epochs": epochs},
+            "kfac": {"strategy": "mem_opt", "factor_update_steps": 1, "inverse_update_steps": 5},
+        })  # fmt: skip
+        attempt = sweep_folder("study", tmp_path / backend).stage(cell).new_attempt()
+        LAUNCHERS["local"].plan(cell, site.model_copy(update={"backend": backend})).write(attempt)
+        return attempt
+
+    return make
+
+
+def run(*command, env=None):
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
+
+
+def shared_memory():
+    return {path.name for path in Path("/dev/shm").glob("mpich_shm_*")}  # noqa: S108
+
+
+def evaluations(attempt):
+    records = [json.loads(line) for line in attempt.records(0).read_text().splitlines()]
+    return [
+        (record["step"], record["value"], record["train_loss"])
+        for record in records
+        if record["kind"] == "evaluation"
+    ]
+
+
+def sent_bytes(attempt, rank):
+    records = [json.loads(line) for line in attempt.records(rank).read_text().splitlines()]
+    return [record["sent_bytes"] for record in records if record["kind"] == "phases"]
+
+
+def test_two_ranks_train_over_mpi_as_they_do_over_gloo(real_attempt, start_gang):
+    over = {backend: real_attempt(2, backend) for backend in ("mpi", "gloo")}
+    for backend, attempt in over.items():
+        assert start_gang(attempt).outcome().state == "COMPLETED", attempt.log(0).read_text()
+        environment = attempt.read("environment.json")
+        assert environment["backend"] == backend
+        assert len(environment["hosts"]) == 2
+    assert not (over["mpi"].path / "rendezvous.json").exists()  # MPI carried the address
+    for got, want in zip(evaluations(over["mpi"]), evaluations(over["gloo"]), strict=True):
+        assert got == pytest.approx(want, rel=1e-5)
+    assert len(evaluations(over["mpi"])) == 2
+    for rank in (0, 1):
+        assert sent_bytes(over["mpi"], rank) == sent_bytes(over["gloo"], rank) != []
+
+
+def test_a_rank_killed_in_an_mpi_world_is_named_and_takes_the_others_along(
+    real_attempt, start_gang, wait_for, is_gone
+):
+    attempt = real_attempt(4, "mpi", epochs=100_000)
+    before = shared_memory()
+    gang = start_gang(attempt)
+    wait_for(lambda: all((beat := attempt.last_beat(r)) and beat.step > 2 for r in range(4)), seconds=60)
+    ranks = gang.rank_pids()
+    [victim] = [pid for pid in ranks if "--rank\0001\0" in open(f"/proc/{pid}/cmdline").read()]  # noqa: PTH123, SIM115
+    os.kill(victim, signal.SIGKILL)
+    outcome = gang.outcome()
+    assert outcome.state == "FAILED"
+    assert outcome.cause.startswith("rank 1 was killed by SIGKILL at step ")
+    assert all(is_gone(pid) for pid in ranks)
+    assert shared_memory() <= before
+
+
+CLAIM = """
+import logging, os, sys
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+from harness.mpi import find_mpi
+claimed_rank, claimed_size = int(sys.argv[1] or os.environ["PMI_RANK"]), int(sys.argv[2])
+world, reason = find_mpi(claimed_rank, claimed_size, wanted=False)
+inherited = sorted(name for name in os.environ if "PMI" in name)
+print("found" if world else "not found:", reason, inherited, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "said"),
+    [
+        ("", 2, {"found  []"}),
+        ("", 4, {f"MPI says rank {r} of 2, the launcher says rank {r} of 4" for r in (0, 1)}),
+        ("0", 2, {"found  []", "MPI says rank 1 of 2, the launcher says rank 0 of 2"}),
+    ],
+    ids=["the-same", "another-size", "another-rank"],
+)
+def test_mpi_is_believed_only_where_it_agrees_with_the_launcher(rank, size, said):
+    done = run(str(MPIEXEC), "-n", "2", sys.executable, "-c", CLAIM, rank, str(size))
+    assert done.returncode == 0
+    for sentence in said:
+        assert sentence in done.stdout
+    if "MPI says" in "".join(said):
+        assert "the rendezvous goes through the run folder instead" in done.stdout
+
+
+def test_a_plain_rank_starts_no_mpi():
+    program = (
+        "import sys; from harness.mpi import find_mpi; print(find_mpi(0, 2, wanted=False));"
+        "sys.exit('mpi4py.MPI' in sys.modules)"
+    )
+    plain = {name: value for name, value in os.environ.items() if "PMI" not in name}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=plain, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "no process manager" in done.stdout
+
+
+def test_asking_for_mpi_without_an_mpi_launch_fails_with_what_to_do(real_attempt):
+    attempt = real_attempt(2, "mpi")
+    rank = [sys.executable, "-m", "harness.worker", str(attempt.path), "--rank", "0", "--world-size", "2"]
+    done = subprocess.run(
+        [*rank, "--local-rank", "0", "--threads", "1"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "backend=mpi, but MPI says rank 0 of 1, the launcher says rank 0 of 2" in done.stderr
+    assert "or use backend: gloo" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        ("backend: nccl", "backend=nccl moves GPU memory; set gpus_per_rank: 1"),
+        ("backend: gloo\ngpus_per_rank: 1", "backend=gloo moves CPU memory; set gpus_per_rank: 0"),
+        ("backend: ncll", "backend='ncll' is not one of auto, nccl, gloo, mpi; did you mean nccl?"),
+    ],
+)
+def test_a_backend_that_cannot_reach_the_device_is_refused_when_the_site_is_read(tmp_path, lines, sentence):
+    path = tmp_path / "here.yaml"
+    path.write_text(f"launcher: local\n{lines}\n")
+    with pytest.raises(SiteError) as refused:
+        read_site(str(path))
+    assert sentence in str(refused.value)
