@@ -1,0 +1,104 @@
+"""Promise: ranks that run at any pace of their own stop before the same step, and none has gone past it."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from datetime import timedelta
+from itertools import count
+
+import pytest
+import torch.distributed as dist
+
+from harness.checkpoint import agreement
+from harness.checkpoint.agreement import Agreement, EveryMinutes, own_connection
+from harness.checkpoint.requests import Request
+
+STOP = Request("SIGUSR1", stops=True)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(agreement, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(agreement, "_ANSWER_TIMEOUT", timedelta(seconds=1))
+
+
+@pytest.fixture
+def store():
+    return dist.TCPStore(
+        "localhost", 0, 1, is_master=True, timeout=timedelta(seconds=5), wait_for_workers=False
+    )
+
+
+class Rank(threading.Thread):
+    """Steps at a pace of its own, as a GPU's host does, until told to stop; notes where it saved."""
+
+    def __init__(self, rank, world_size, store, asked, pause_seconds, rounds=1):
+        super().__init__(daemon=True)
+        self.agreement = Agreement(rank, world_size, store and own_connection(store), asked)
+        self.pause_seconds, self.rounds = pause_seconds, rounds
+        self.saved, self.step = [], 0
+
+    def run(self):
+        self.agreement.start()
+        for self.step in count():
+            if self.agreement.at(self.step) is not None:
+                self.saved.append(self.step)
+                self.agreement.done()
+                if len(self.saved) == self.rounds:
+                    return
+            time.sleep(self.pause_seconds * random.random())  # noqa: S311  a pace, no secret
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_all_ranks_save_before_the_same_steps_whoever_was_asked(store, world_size):
+    begins, rounds = time.monotonic(), 4
+
+    def asked_for(rank):
+        # somebody else is asked in each round, and in the third all at once
+        return lambda: STOP if any(
+            time.monotonic() > begins + 0.1 * number and (number == 3 or rank == number % world_size)
+            for number in range(1, 5)
+        ) else None  # fmt: skip
+
+    paces = [0.0005 * 1.7**rank for rank in range(world_size)]  # they drift apart by hundreds of steps
+    ranks = [Rank(r, world_size, store, asked_for(r), paces[r], rounds) for r in range(world_size)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(60)
+    assert len(ranks[0].saved) == rounds
+    assert all(rank.saved == ranks[0].saved for rank in ranks)
+
+
+def test_nobody_asked_nobody_waits(store):
+    rank = Rank(0, 2, store, lambda: None, 0.0)
+    rank.start()
+    time.sleep(0.2)
+    assert rank.step > 1000
+    assert rank.saved == []
+
+
+def test_a_rank_whose_peer_is_gone_goes_on_after_a_while(store):
+    rank = Rank(0, 2, store, lambda: STOP, 0.001)
+    rank.start()
+    time.sleep(0.5)
+    held = rank.step
+    time.sleep(0.2)
+    assert rank.step == held  # it keeps its promise while the peer may still answer
+    time.sleep(1.5)
+    assert rank.step > held
+    assert rank.saved == []
+
+
+def test_minutes_are_counted_from_the_last_checkpoint(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(agreement.time, "monotonic", lambda: now[0])
+    every = EveryMinutes(2)
+    now[0] = 119.0
+    assert every() is None
+    now[0] = 121.0
+    assert every() == Request("interval", stops=False)
+    every.reset()
+    assert every() is None
