@@ -6,25 +6,33 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from kfac_core.grams import Gram, dense
 from kfac_core.layers import KroneckerLayer
 
 _NO_BACKWARD = -1  # what torch calls the backward pass while there is none
 
 
-@dataclass
-class _Pass:
-    """Sums over the calls of one layer in one backward pass; calls of a shared module are positions."""
+@dataclass(frozen=True)
+class _Call:
+    """Sums over the calls of a layer in one backward pass; calls of a shared module are positions."""
 
     task: int
-    a_gram: Tensor
-    g_gram: Tensor
+    a_gram: Gram
+    g_gram: Gram
     examples: int
     positions: int
+
+
+class Share(NamedTuple):
+    """`scale * gram`: what a rank adds to a factor, to be divided by the examples of all ranks."""
+
+    gram: Gram
+    scale: float
 
 
 class Statistics:
@@ -37,41 +45,50 @@ class Statistics:
     def __init__(self, loss_reduction: str) -> None:
         self.examples = 0
         self._reduction = loss_reduction
-        self._a_sum: Tensor | None = None  # sum over passes of (sum of a aT) / S^2
-        self._g_sum: Tensor | None = None  # sum over passes of S (sum of g gT)
-        self._open: _Pass | None = None
+        self._a_share: Share | None = None  # sum over passes of (sum of a aT) / S^2
+        self._g_share: Share | None = None  # sum over passes of S (sum of g gT)
+        self._open: _Call | None = None
 
-    def add(self, call: _Pass) -> None:
-        """Add one call; its `a_gram` is left as it is, for a graph that is run through again."""
-        if self._open is not None and self._open.task == call.task:
-            self._open.a_gram = self._open.a_gram + call.a_gram
-            self._open.g_gram += call.g_gram
-            self._open.positions += call.positions
+    def add(self, call: _Call) -> None:
+        """Add one call; its grams are left as they are, for a graph that is run through again."""
+        before = self._open
+        if before is not None and before.task == call.task:
+            call = _Call(
+                call.task,
+                dense(before.a_gram) + dense(call.a_gram),
+                dense(before.g_gram) + dense(call.g_gram),
+                before.examples,
+                before.positions + call.positions,
+            )
         else:
             self._close()
-            self._open = call
+        self._open = call
 
-    def contributions(self) -> tuple[Tensor, Tensor] | None:
-        """What this rank adds to (A, G), to be divided by the examples of all ranks; None without any.
+    def shares(self) -> tuple[Share, Share] | None:
+        """What this rank adds to (A, G); None without any.
 
         Under a mean loss an example's own gradient is B times its share of the mean's, and G takes B^2.
         """
         self._close()
-        if self._a_sum is None or self._g_sum is None:
+        if self._a_share is None or self._g_share is None:
             return None
         scale = float(self.examples) ** 2 if self._reduction == "mean" else 1.0
-        return self._a_sum, self._g_sum * scale
+        return self._a_share, Share(self._g_share.gram, self._g_share.scale * scale)
 
     def _close(self) -> None:
         """Scale the open pass by its positions, which are known only when it is over."""
         if self._open is None:
             return
-        a_sum = self._open.a_gram / self._open.positions**2
-        g_sum = self._open.g_gram.mul_(self._open.positions)
-        self._a_sum = a_sum if self._a_sum is None else self._a_sum.add_(a_sum)
-        self._g_sum = g_sum if self._g_sum is None else self._g_sum.add_(g_sum)
-        self.examples += self._open.examples
-        self._open = None
+        call, self._open = self._open, None
+        self._a_share = _sum(self._a_share, Share(call.a_gram, 1.0 / call.positions**2))
+        self._g_share = _sum(self._g_share, Share(call.g_gram, float(call.positions)))
+        self.examples += call.examples
+
+
+def _sum(before: Share | None, new: Share) -> Share:
+    if before is None:
+        return new
+    return Share(dense(before.gram) * before.scale + dense(new.gram) * new.scale, 1.0)
 
 
 class Capture:
@@ -142,7 +159,7 @@ class Capture:
         self,
         index: int,
         task: int,
-        a_gram: Callable[[], Tensor],
+        a_gram: Callable[[], Gram],
         positions: tuple[int, int],
         gradient: Tensor,
     ) -> None:
@@ -153,17 +170,17 @@ class Capture:
             g_gram = self._layers[index].output_gram(g if self._scale == 1.0 else g / self._scale)
         if task == _NO_BACKWARD:  # else a checkpoint's own backward pass is part of the one that began it
             task = torch._C._current_graph_task_id()
-        self.statistics[index].add(_Pass(task, a_gram(), g_gram.to(self._dtype), *positions))
+        self.statistics[index].add(_Call(task, a_gram(), g_gram, *positions))
 
-    def _input_gram(self, index: int, inputs: Tensor) -> Tensor:
+    def _input_gram(self, index: int, inputs: Tensor) -> Gram:
         with self._measured(), torch.no_grad(), full_precision(inputs):
-            return self._layers[index].input_gram(self._cast(inputs)).to(self._dtype)
+            return self._layers[index].input_gram(self._cast(inputs))
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
 
 
-def _given(gram: Tensor) -> Tensor:
+def _given(gram: Gram) -> Gram:
     return gram
 
 

@@ -11,7 +11,9 @@ from kfac_core.capture import Statistics
 from kfac_core.collectives import Communicator
 from kfac_core.collectives.packing import pack, unpack
 from kfac_core.config import KFACConfig
+from kfac_core.grams import Gram, dense, fold, is_finite
 from kfac_core.placement import FactorJob, FactorShape, LayerShape, Placement
+from kfac_core.scratch import scratch
 
 Key = tuple[int, str]
 """A factor: position of its layer, and `a` or `g`."""
@@ -42,6 +44,7 @@ class Factors:
         self._communicator = communicator
         self._config = config
         self._like = like
+        self._on_host = like.device.type == "cpu"
         self.jobs = placement.factor_jobs(shapes)
         self.own = [job for job in self.jobs if communicator.rank in job.inverse_workers]
         travelling = [job for job in self.jobs if len({*job.factor_workers, *job.inverse_workers}) > 1]
@@ -85,14 +88,19 @@ class Factors:
         for job in self.own:
             part = self._received.get((job.layer, job.kind))
             if part is not None:
-                mean = self._like.new_empty(job.shape.blocks, job.shape.dim, job.shape.dim)
+                mean = scratch(self._like, job.shape.blocks, job.shape.dim, job.shape.dim)
                 unpack(part[:-1].view(job.shape.blocks, -1), mean)
-                self._average(job, mean / part[-1].clamp_min(1), part[-1] > 0)
+                if self._on_host:
+                    if part[-1] > 0:
+                        self._average(job, mean, 1.0 / float(part[-1]))
+                else:
+                    self._average_masked(job, mean / part[-1].clamp_min(1), part[-1] > 0)
                 continue
             seen = statistics[job.layer]
-            contributions = seen.contributions()
-            if contributions is not None:
-                self._average(job, contributions[job.kind == "g"] / seen.examples, None)
+            shares = seen.shares()
+            if shares is not None:
+                total, scale = shares[job.kind == "g"]
+                self._average(job, total, scale / seen.examples)
         self._received = {}
 
     def empty(self, shape: FactorShape | None) -> Tensor:
@@ -107,7 +115,25 @@ class Factors:
             running.copy_(saved[key])
             self.updates[key].fill_(updates[key])
 
-    def _average(self, job: FactorJob, mean: Tensor, present: Tensor | None) -> None:
+    def _average(self, job: FactorJob, total: Gram, scale: float) -> None:
+        """Fold `scale * total` into a running mean."""
+        if not self._on_host:
+            self._average_masked(job, dense(total) * scale, None)
+            return
+        key = job.layer, job.kind
+        running, updates = self.running[key], self.updates[key]
+        first = self._config.factor_start == "first" and not updates
+        decay = 0.0 if first else self._config.factor_decay
+        if running.dtype != self._like.dtype:
+            self._average_masked(job, dense(total) * scale, None)
+        elif is_finite(total):
+            fold(total, (1.0 - decay) * scale, running, decay)
+            updates += 1
+        else:
+            self.refused[key] += 1
+
+    def _average_masked(self, job: FactorJob, mean: Tensor, present: Tensor | None) -> None:
+        """The same without waiting for the device to say whether the mean is finite."""
         key = job.layer, job.kind
         running, updates = self.running[key], self.updates[key]
         new_weight = 1.0 - self._config.factor_decay
@@ -115,7 +141,7 @@ class Factors:
         if self._config.factor_start == "first":
             weight = torch.where(updates == 0, torch.ones_like(weight), weight)
         renewed = torch.lerp(running.to(mean.dtype), mean, weight).to(running.dtype)
-        finite = renewed.isfinite().all()  # as it would be stored: float16 overflows at 65504
+        finite = is_finite(renewed)  # as it would be stored: float16 overflows at 65504
         usable = finite if present is None else finite & present
         running.copy_(torch.where(usable, renewed, running))
         updates += usable
@@ -125,9 +151,11 @@ class Factors:
         sizes = [travelling_elements(job) for job in jobs]
         buffer = self._like.new_zeros(sum(sizes))
         for job, part in zip(jobs, buffer.split(sizes), strict=True):
-            contributions = statistics[job.layer].contributions()
-            if contributions is not None:
-                pack(contributions[job.kind == "g"], part[:-1].view(job.shape.blocks, -1))
+            shares = statistics[job.layer].shares()
+            if shares is not None:
+                total, scale = shares[job.kind == "g"]
+                pack(dense(total), part[:-1].view(job.shape.blocks, -1))
+                part[:-1] *= scale
                 part[-1] = statistics[job.layer].examples
         return buffer
 

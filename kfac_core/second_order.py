@@ -148,6 +148,6 @@ class SecondOrder:
                 if dtype == torch.float64:
                     raise
                 continue
-            if solved.isfinite().all():  # some GPU drivers return NaN where LAPACK raises
+            if solved.sum().isfinite():  # some GPU drivers return NaN where LAPACK raises
                 return solved
         raise LinAlgError("the result is not finite")

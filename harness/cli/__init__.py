@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli import emulate, operate, plan, report
+from harness.cli import bench, emulate, operate, plan, report
 from harness.errors import UserError
 from kfac_core.errors import ConfigError, PlacementError
 
@@ -28,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _verbs in (plan, operate, report, emulate):
+for _verbs in (plan, operate, report, bench, emulate):
     _verbs.register(app)
 
 

@@ -1,11 +1,11 @@
 """Convolutions in one and two dimensions with any stride, padding, dilation and number of groups."""
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kfac_core.layers.layer import KroneckerLayer, with_bias
-from kfac_core.layers.patches import output_size, patch_gram
+from kfac_core.grams import Gram, dense, gram, keeps_rows, with_bias
+from kfac_core.layers.layer import KroneckerLayer
+from kfac_core.layers.patches import Geometry, patch_gram, patch_rows, patch_sums, pixel_gram
 from kfac_core.placement import FactorShape, LayerShape
 
 
@@ -33,23 +33,23 @@ class ConvLayer(KroneckerLayer):
         images = self._batched(outputs)
         return images.shape[0], images[0, 0].numel()
 
-    def input_gram(self, inputs: Tensor) -> Tensor:
-        """One row for the patch under each output pixel, without building the rows where that can be."""
-        conv = self.module
-        images = self._batched(inputs)
-        kernel, stride, dilation = (_pair(v) for v in (conv.kernel_size, conv.stride, conv.dilation))
-        padded = self._pad(images)
-        total, sums = patch_gram(padded, kernel, stride, dilation, conv.groups)
-        if not self.has_bias:
-            return total
-        height, width = output_size(padded, kernel, stride, dilation)
-        return with_bias(total, sums, images.shape[0] * height * width)
+    def input_gram(self, inputs: Tensor) -> Gram:
+        """One row for the patch under each output pixel, without building the rows where there are many."""
+        images, geometry = self._windows(self._batched(inputs))
+        height, width = geometry.output_size(images)
+        count = images.shape[0] * height * width
+        if keeps_rows(count, self.shape.a.dim):
+            return gram(patch_rows(images, geometry), with_ones=self.has_bias)
+        if geometry.kernel == (1, 1):
+            strided = geometry.pad(images)[:, :, :: geometry.stride[0], :: geometry.stride[1]]
+            total = dense(pixel_gram(strided, geometry.groups))
+        else:
+            total = patch_gram(images, geometry)
+        return with_bias(total, patch_sums(images, geometry), count) if self.has_bias else total
 
-    def output_gram(self, gradients: Tensor) -> Tensor:
-        """Pixels of all images as columns, `[groups, outputs, B * S]`."""
-        images = self._batched(gradients).flatten(2)
-        columns = images.unflatten(1, (self.module.groups, -1)).permute(1, 2, 0, 3).flatten(2)
-        return torch.matmul(columns, columns.mT)
+    def output_gram(self, gradients: Tensor) -> Gram:
+        """One row for each pixel of each image."""
+        return pixel_gram(self._batched(gradients), self.module.groups)
 
     def _batched(self, images: Tensor) -> Tensor:
         """`[B, channels, height, width]`; a signal is an image of height 1."""
@@ -58,22 +58,29 @@ class ConvLayer(KroneckerLayer):
             images = images.unsqueeze(0)
         return images.unsqueeze(2) if dimensions == 1 else images
 
-    def _pad(self, images: Tensor) -> Tensor:
-        """Pad as the convolution would, so that patches of every padding mode are plain windows."""
+    def _windows(self, images: Tensor) -> tuple[Tensor, Geometry]:
+        """The images, padded unless with zeros, and how the windows lie on them."""
         conv = self.module
+        kernel, stride, dilation = (_pair(v) for v in (conv.kernel_size, conv.stride, conv.dilation))
         if conv.padding == "valid":
-            return images
-        if conv.padding == "same":  # torch puts the odd pixel at the end
+            sides = [(0, 0) for _ in conv.kernel_size]
+        elif conv.padding == "same":  # torch puts the odd pixel at the end
             totals = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
             sides = [(total // 2, total - total // 2) for total in totals]
         else:
             sides = [(int(amount), int(amount)) for amount in conv.padding]
         amounts = [amount for side in reversed(sides) for amount in side]
-        if conv.padding_mode == "zeros":
-            return functional.pad(images, amounts)
-        if len(conv.kernel_size) == 1:  # these modes pad exactly the dimensions that they are given
-            return functional.pad(images.squeeze(2), amounts, mode=conv.padding_mode).unsqueeze(2)
-        return functional.pad(images, amounts, mode=conv.padding_mode)
+        if conv.padding_mode != "zeros":
+            images = _padded(images, amounts, conv.padding_mode)
+            amounts = []
+        left, right, top, bottom = [*amounts, 0, 0, 0, 0][:4]
+        return images, Geometry(kernel, stride, dilation, conv.groups, (left, right, top, bottom))
+
+
+def _padded(images: Tensor, amounts: list[int], mode: str) -> Tensor:
+    if len(amounts) == 2:  # these modes pad exactly the dimensions that they are given
+        return functional.pad(images.squeeze(2), amounts, mode=mode).unsqueeze(2)
+    return functional.pad(images, amounts, mode=mode)
 
 
 def _pair(values: tuple[int, ...]) -> tuple[int, int]:

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from kfac_core.layers.layer import KroneckerLayer, gram
+from kfac_core.grams import Gram, gram
+from kfac_core.layers.layer import KroneckerLayer
 from kfac_core.placement import FactorShape, LayerShape
 
 
@@ -36,13 +37,13 @@ class EmbeddingLayer(KroneckerLayer):
         examples = inputs.shape[0] if inputs.ndim else 1
         return examples, inputs.numel() // max(examples, 1)
 
-    def input_gram(self, inputs: Tensor) -> Tensor:
+    def input_gram(self, inputs: Tensor) -> Gram:
         """How often each token occurs."""
         counts = torch.bincount(inputs.flatten(), minlength=self.module.num_embeddings)
         if self.module.padding_idx is not None:
             counts[self.module.padding_idx] = 0
         return counts.to(torch.promote_types(self.weight.dtype, torch.float32)).view(-1, 1, 1)
 
-    def output_gram(self, gradients: Tensor) -> Tensor:
+    def output_gram(self, gradients: Tensor) -> Gram:
         """One row for each token of each example."""
-        return gram(gradients.reshape(1, -1, self.module.embedding_dim), with_ones=False)
+        return gram(gradients.reshape(1, -1, self.module.embedding_dim))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-import torch
 from torch import Tensor, nn
 
 from kfac_core.config import KFACConfig
+from kfac_core.grams import Gram
 from kfac_core.placement import LayerShape
 
 
@@ -53,11 +53,11 @@ class KroneckerLayer(ABC):
         """Examples B and positions S of one call."""
 
     @abstractmethod
-    def input_gram(self, inputs: Tensor) -> Tensor:
+    def input_gram(self, inputs: Tensor) -> Gram:
         """Sum of a aT over all rows, `[a.blocks, a.dim, a.dim]`, from the module's input."""
 
     @abstractmethod
-    def output_gram(self, gradients: Tensor) -> Tensor:
+    def output_gram(self, gradients: Tensor) -> Gram:
         """Sum of g gT over all rows, `[g.blocks, g.dim, g.dim]`, from the gradient of the output."""
 
     @property
@@ -93,28 +93,3 @@ class KroneckerLayer(ABC):
 
     def _views(self, matrix: Tensor) -> list[Tensor]:
         return [matrix[..., :-1], matrix[..., -1]] if self.has_bias else [matrix]
-
-
-def gram(rows: Tensor, *, with_ones: bool) -> Tensor:
-    """Sum of outer products of `rows` [blocks, rows, n]; with a one appended to each row on request.
-
-    Returns:
-        `[blocks, n, n]`, or `[blocks, n + 1, n + 1]` without ever building the longer rows.
-    """
-    if not with_ones:
-        return torch.matmul(rows.mT, rows)
-    return with_bias(torch.matmul(rows.mT, rows), rows.sum(1), rows.shape[1])
-
-
-def with_bias(total: Tensor, sums: Tensor, count: int) -> Tensor:
-    """The gram of rows with a one appended, from that without, the sums of the rows and their number.
-
-    `total` is `[blocks, n, n]`, `sums` `[blocks, n]`, the result `[blocks, n + 1, n + 1]`.
-    """
-    blocks, n = sums.shape
-    extended = total.new_empty(blocks, n + 1, n + 1)
-    extended[:, :n, :n] = total
-    extended[:, n, :n] = sums
-    extended[:, :n, n] = sums
-    extended[:, n, n] = count
-    return extended

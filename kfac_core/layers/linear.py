@@ -2,7 +2,8 @@
 
 from torch import Tensor, nn
 
-from kfac_core.layers.layer import KroneckerLayer, gram
+from kfac_core.grams import Gram, gram
+from kfac_core.layers.layer import KroneckerLayer
 from kfac_core.placement import FactorShape, LayerShape
 
 
@@ -31,17 +32,17 @@ class LinearLayer(KroneckerLayer):
             return examples, 1
         return examples, outputs.numel() // (self.module.out_features * max(examples, 1))
 
-    def input_gram(self, inputs: Tensor) -> Tensor:
+    def input_gram(self, inputs: Tensor) -> Gram:
         """One row for each position of each example, or for their mean."""
         if self._reduces(inputs):
             inputs = inputs.flatten(1, -2).mean(1)
         return gram(inputs.reshape(1, -1, self.module.in_features), with_ones=self.has_bias)
 
-    def output_gram(self, gradients: Tensor) -> Tensor:
+    def output_gram(self, gradients: Tensor) -> Gram:
         """One row for each position of each example, or for their sum."""
         if self._reduces(gradients):
             gradients = gradients.flatten(1, -2).sum(1)
-        return gram(gradients.reshape(1, -1, self.module.out_features), with_ones=False)
+        return gram(gradients.reshape(1, -1, self.module.out_features))
 
     def _reduces(self, tensor: Tensor) -> bool:
         return self.config.sequence == "reduce" and tensor.ndim > 2

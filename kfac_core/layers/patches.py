@@ -6,56 +6,92 @@ tested against.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+from kfac_core.grams import Gram, gram
+from kfac_core.layers.displacement import Margins, by_displacement
+
+_MANY_PIXELS = 64  # in an image, from which on a product an image beats gathering the pixels of all
 
 
-def patch_gram(
-    images: Tensor,
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    dilation: tuple[int, int],
-    groups: int,
-) -> tuple[Tensor, Tensor]:
-    """Sum over all windows of (patch patchT), and of the patches.
+@dataclass(frozen=True)
+class Geometry:
+    """How a convolution's windows lie on its input; pairs are (vertical, horizontal).
 
-    `images` are padded already, `[B, groups * channels, height, width]`. The results are `[groups, n, n]` and
-    `[groups, n]` with n = channels * kernel height * kernel width, the channel slowest as in a
-    convolution's weight.
+    Attributes:
+        margins: zeros around the images; other padding is part of the images already.
     """
-    channels = images.shape[1] // groups
-    if kernel == (1, 1):
-        pixels = images[:, :, :: stride[0], :: stride[1]]
-        columns = pixels.flatten(2).unflatten(1, (groups, channels)).permute(1, 2, 0, 3).flatten(2)
-        return torch.matmul(columns, columns.mT), columns.sum(-1)
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    margins: Margins = (0, 0, 0, 0)
+
+    def pad(self, images: Tensor) -> Tensor:
+        """`images` with their margins."""
+        return functional.pad(images, self.margins) if any(self.margins) else images
+
+    def output_size(self, images: Tensor) -> tuple[int, int]:
+        """Height and width of the convolution's output."""
+        left, right, top, bottom = self.margins
+        sizes = images.shape[2] + top + bottom, images.shape[3] + left + right
+        height, width = (
+            (size - (taps - 1) * step - 1) // hop + 1
+            for size, taps, hop, step in zip(sizes, self.kernel, self.stride, self.dilation, strict=True)
+        )
+        return height, width
+
+
+def patch_gram(images: Tensor, geometry: Geometry) -> Tensor:
+    """Sum over all windows of (patch patchT).
+
+    `images` are `[B, groups * channels, height, width]`. The result is `[groups, n, n]` with n = channels *
+    kernel height * kernel width, the channel slowest as in a convolution's weight.
+    """
+    kernel, groups = geometry.kernel, geometry.groups
+    dense = geometry.stride == geometry.dilation == (1, 1) and groups == 1
+    if dense and all(size >= taps for size, taps in zip(images.shape[2:], kernel, strict=True)):
+        return by_displacement(images, kernel, geometry.margins).unsqueeze(0)
     if kernel[0] > 1:
-        return by_row_shift(images, kernel, stride, dilation, groups)
-    return by_columns(images, kernel, stride, dilation, groups)
+        return by_row_shift(images, geometry)
+    return by_columns(images, geometry)
 
 
-def output_size(
-    images: Tensor, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int]
-) -> tuple[int, int]:
-    """Height and width of a convolution's output over `images`, padded already."""
-    height, width = (
-        (size - (taps - 1) * step - 1) // hop + 1
-        for size, taps, hop, step in zip(images.shape[2:], kernel, stride, dilation, strict=True)
+def pixel_gram(images: Tensor, groups: int) -> Gram:
+    """Sum over all pixels of (channels channelsT), `[groups, n, n]` from `[B, groups * n, height, width]`."""
+    pixels = images.flatten(2)
+    if groups == 1 and pixels.shape[2] >= _MANY_PIXELS:
+        size = pixels.shape[1]
+        return torch.addbmm(pixels.new_empty(size, size), pixels, pixels.mT, beta=0).unsqueeze(0)
+    return gram(pixels.unflatten(1, (groups, -1)).permute(1, 0, 3, 2).flatten(1, 2))
+
+
+def patch_rows(images: Tensor, geometry: Geometry) -> Tensor:
+    """Im2col: every patch a row, `[groups, rows, n]`."""
+    patches: Tensor = functional.unfold(
+        geometry.pad(images), geometry.kernel, dilation=geometry.dilation, stride=geometry.stride
     )
-    return height, width
+    by_group: Tensor = patches.unflatten(1, (geometry.groups, -1)).permute(1, 0, 3, 2)
+    return by_group.flatten(1, 2)
 
 
-def by_columns(
-    images: Tensor, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int], groups: int
-) -> tuple[Tensor, Tensor]:
-    """Im2col: every patch a column, one product."""
-    patches = torch.nn.functional.unfold(images, kernel, dilation=dilation, stride=stride)
-    columns = patches.unflatten(1, (groups, -1)).permute(1, 2, 0, 3).flatten(2)
-    return torch.matmul(columns, columns.mT), columns.sum(-1)
+def patch_sums(images: Tensor, geometry: Geometry) -> Tensor:
+    """Sum of all patches, `[groups, n]`."""
+    return patch_rows(images.sum(0, keepdim=True), geometry).sum(1)
 
 
-def by_row_shift(
-    images: Tensor, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int], groups: int
-) -> tuple[Tensor, Tensor]:
+def by_columns(images: Tensor, geometry: Geometry) -> Tensor:
+    """One product of all patches."""
+    rows = patch_rows(images, geometry)
+    return torch.matmul(rows.mT, rows)
+
+
+def by_row_shift(images: Tensor, geometry: Geometry) -> Tensor:
     """Only horizontal neighbours are copied, k times instead of k * k, and edge rows make up for the rest.
 
     Let z[h] be the input row h with the kernel's k horizontal taps side by side. The block of taps (dy, dy')
@@ -63,9 +99,10 @@ def by_row_shift(
     dy' - dy. Blocks of one delta whose rows meet share all but their edge rows, so the first costs one
     product and the others a correction by a few rows: at stride 1 three products, not nine, for k = 3.
     """
+    kernel, stride, dilation, groups = geometry.kernel, geometry.stride, geometry.dilation, geometry.groups
     taps = kernel[0]
-    height, width = output_size(images, kernel, stride, dilation)
-    z = _rows(images, kernel, stride, dilation, groups, width)
+    height, width = geometry.output_size(images)
+    z = _rows(geometry.pad(images), geometry, width)
     pixels = images.shape[0] * width  # of one row
     size = z[0].shape[1]
 
@@ -95,33 +132,24 @@ def by_row_shift(
             newest[first % stride[0]] = (first, block)
             total[:, tap, :, tap + difference] = block
             total[:, tap + difference, :, tap] = block.mT
-    sums = [window(row, height).sum(-1) for row in range(0, taps * dilation[0], dilation[0])]
-    channels = images.shape[1] // groups
-    return _channel_first(total, kernel, channels), _channel_first_vector(
-        torch.stack(sums, 1), kernel, channels
-    )
+    return _channel_first(total, kernel, images.shape[1] // groups)
 
 
-def _rows(
-    images: Tensor,
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    dilation: tuple[int, int],
-    groups: int,
-    width: int,
-) -> list[Tensor]:
+def _rows(images: Tensor, geometry: Geometry, width: int) -> list[Tensor]:
     """Rows with horizontal taps side by side, sorted by their phase, the row's number modulo the stride.
 
     Each phase is `[groups, taps * channels, rows * B * width]`: a window of its rows is a view that a matrix
     product takes as it is, and the copy that makes it moves whole rows of pixels.
     """
-    step, hop = dilation[1], stride[1]
-    pixels = images.unflatten(1, (groups, -1)).permute(1, 2, 3, 0, 4)  # [groups, channel, row, B, column]
+    step, hop = geometry.dilation[1], geometry.stride[1]
+    pixels = images.unflatten(1, (geometry.groups, -1)).permute(
+        1, 2, 3, 0, 4
+    )  # [groups, channel, row, B, column]
     span = (width - 1) * hop + 1
-    taps = [pixels[..., tap * step : tap * step + span : hop] for tap in range(kernel[1])]
+    taps = [pixels[..., tap * step : tap * step + span : hop] for tap in range(geometry.kernel[1])]
     return [
-        torch.stack([tap[:, :, phase :: stride[0]] for tap in taps], dim=1).flatten(3).flatten(1, 2)
-        for phase in range(stride[0])
+        torch.stack([tap[:, :, phase :: geometry.stride[0]] for tap in taps], dim=1).flatten(3).flatten(1, 2)
+        for phase in range(geometry.stride[0])
     ]
 
 
@@ -131,7 +159,3 @@ def _channel_first(total: Tensor, kernel: tuple[int, int], channels: int) -> Ten
     split = total.view(-1, taps_y, taps_x, channels, taps_y, taps_x, channels)
     n = taps_y * taps_x * channels
     return split.permute(0, 3, 1, 2, 6, 4, 5).reshape(-1, n, n)
-
-
-def _channel_first_vector(sums: Tensor, kernel: tuple[int, int], channels: int) -> Tensor:
-    return sums.view(-1, *kernel, channels).permute(0, 3, 1, 2).flatten(1)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from kfac_core.placement import FactorShape, LayerShape
+from kfac_core.scratch import scratch
 
 
 class InverseSolver:
@@ -21,11 +22,13 @@ class InverseSolver:
 
     def solve(self, factor: Tensor, damping: Tensor | float) -> Tensor:
         """Cholesky inverse of a damped copy: the running factor must not collect damping."""
-        damped = factor.clone()
+        damped = scratch(factor, *factor.shape).copy_(factor)
         damped.diagonal(dim1=-2, dim2=-1).add_(damping)
         if factor.shape[-1] == 1:
             return damped.reciprocal().flatten()
-        return torch.cholesky_inverse(torch.linalg.cholesky(damped)).flatten()
+        columns = damped.mT  # LAPACK's order: it works where the matrix lies, and copies it nowhere
+        torch.linalg.cholesky(columns, out=columns)
+        return torch.cholesky_inverse(columns).mT.flatten()
 
     def precondition(
         self, gradient: Tensor, a_data: Tensor, g_data: Tensor, shape: LayerShape, damping: float

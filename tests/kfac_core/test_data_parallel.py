@@ -170,9 +170,7 @@ def statistics_heard(rank: int, world_size: int) -> list[str]:
     kfac = KFAC(model, KFACConfig(strategy="dp_kfac", factor_update_steps=1), lr=LR)
     x, y = data("mlp", 0)
     functional.cross_entropy(model(x), y).backward()
-    return [
-        s.name for s, sums in zip(kfac.shapes, kfac._capture.statistics, strict=True) if sums.contributions()
-    ]
+    return [s.name for s, sums in zip(kfac.shapes, kfac._capture.statistics, strict=True) if sums.shares()]
 
 
 def test_dp_kfac_builds_factors_on_their_owner_alone(world):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kfac_core import KFAC, ConfigError, KFACConfig
+from kfac_core.grams import Rows
 from tests.kfac_core.dense import solve
 from tests.kfac_core.runs import LR, assert_same, build, data, train
 
@@ -147,7 +148,8 @@ def measured(
     train(model, kfac, "mlp", range(2), rank, world_size)
     kfac._capture.clear()
     model(torch.randn(3, 4).double()).square().mean().backward()
-    sums = [part for s in kfac._capture.statistics for part in s.contributions() or ()]
+    grams = [share.gram for s in kfac._capture.statistics for share in s.shares() or ()]
+    sums = [gram.rows if isinstance(gram, Rows) else gram for gram in grams]
     held = {
         "factors": list(kfac._factors.running.values()),
         "second_order": [kfac._second_order._buffer],

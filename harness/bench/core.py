@@ -1,0 +1,126 @@
+"""`kronscale bench core`: starts the ranks, and turns their figures into one table (no torch here)."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.errors import UserError
+
+KINDS = ("full", "factor", "plain")
+INTERVALS = ((1, 1), (10, 10), (10, 100))
+"""Pairs of factor and inverse interval that a table reports."""
+
+
+@dataclass(frozen=True)
+class CoreBench:
+    """What is measured; see `harness.bench.rank.Options`."""
+
+    model: str
+    batch: int
+    ranks: int
+    threads: int
+    kfac: dict[str, Any]
+    repeats: int = 7
+    warmup: int = 1
+
+    def run(self) -> dict[str, Any]:
+        """Measure on ranks of this machine.
+
+        Returns:
+            `bench`: these settings; `sgd`: median and quartiles in seconds; `ratios`: of an iteration to
+            SGD's by interval; `plain_ratio`; `phases`: see `_phase`; `memory` by rank; `rates`; `calls`;
+            `ranks`: everything measured.
+
+        Raises:
+            UserError: a rank failed, with the end of what it said.
+        """
+        with tempfile.TemporaryDirectory(prefix="kronscale-bench-") as name:
+            folder = Path(name)
+            options = {**asdict(self), "store": str(folder / "store")}
+            (folder / "options.json").write_text(json.dumps(options))
+            self._start_ranks(folder)
+            files = (folder / f"rank-{rank}.json" for rank in range(self.ranks))
+            return {"bench": asdict(self), **summary([json.loads(file.read_text()) for file in files])}
+
+    def _start_ranks(self, folder: Path) -> None:
+        command = [sys.executable, "-m", "harness.bench.rank", str(folder / "options.json"), "--rank"]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads)}
+        logs = [folder / f"rank-{rank}.log" for rank in range(self.ranks)]
+        ranks = []
+        for rank, log in enumerate(logs):
+            with log.open("w") as out:
+                arguments = [*command, str(rank)]
+                ranks.append(subprocess.Popen(arguments, env=environment, stdout=out, stderr=out))
+        try:
+            for rank, process in enumerate(ranks):
+                if process.wait():
+                    tail = " | ".join(logs[rank].read_text().splitlines()[-3:])
+                    raise UserError(f"rank {rank} of the benchmark ended with {process.returncode}: {tail}")
+        finally:
+            for process in ranks:
+                process.kill()
+
+
+def summary(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over repetitions of the slowest rank of each; see `CoreBench.run`."""
+    sgd = statistics.median(slowest(rank["sgd"] for rank in ranks))
+    totals = {kind: _median(ranks, kind, "total") for kind in KINDS}
+    phases = sorted(
+        {phase for rank in ranks for kind in KINDS for step in rank["kinds"][kind] for phase in step}
+    )
+    return {
+        "sgd": _spread(slowest(rank["sgd"] for rank in ranks)),
+        "ratios": {f"{f}/{e}": amortised(totals, f, e) / sgd for f, e in INTERVALS},
+        "plain_ratio": totals["plain"] / sgd,
+        "phases": {phase: _phase(ranks, phase, sgd) for phase in phases},
+        "memory": [rank["memory"] for rank in ranks],
+        "calls": ranks[0]["calls"],
+        "rates": ranks[0]["rates"],
+        "ranks": ranks,
+    }
+
+
+def amortised(seconds: Mapping[str, float], factor_steps: int, inverse_steps: int) -> float:
+    """Mean seconds of a step over one inverse period, from those of each kind of step."""
+    factor_only = inverse_steps // factor_steps - 1
+    plain = inverse_steps - 1 - factor_only
+    return (seconds["full"] + factor_only * seconds["factor"] + plain * seconds["plain"]) / inverse_steps
+
+
+def slowest(ranks: Iterable[list[float]]) -> list[float]:
+    """By repetition, the largest of all ranks' times."""
+    return [max(times) for times in zip(*ranks, strict=True)]
+
+
+def _phase(ranks: list[dict[str, Any]], phase: str, sgd: float) -> dict[str, Any]:
+    """Spread over repetitions in a full step, share of SGD's time by kind of step, and the floor."""
+    times = _times(ranks, "full", phase)
+    floor = max((rank["floors"].get(phase, 0.0) for rank in ranks), default=0.0)
+    return {
+        "seconds": _spread(times),
+        "of_sgd": {kind: _median(ranks, kind, phase) / sgd for kind in KINDS},
+        "floor_seconds": floor or None,
+        "fraction_of_floor": floor / statistics.median(times) if floor and any(times) else None,
+    }
+
+
+def _median(ranks: list[dict[str, Any]], kind: str, phase: str) -> float:
+    return statistics.median(_times(ranks, kind, phase))
+
+
+def _times(ranks: list[dict[str, Any]], kind: str, phase: str) -> list[float]:
+    return slowest([step.get(phase, 0.0) for step in rank["kinds"][kind]] for rank in ranks)
+
+
+def _spread(times: list[float]) -> dict[str, float]:
+    quartiles = statistics.quantiles(times, n=4) if len(times) > 1 else [times[0]] * 3
+    return {"median": statistics.median(times), "low": quartiles[0], "high": quartiles[2], "n": len(times)}

@@ -1,0 +1,58 @@
+"""What this machine can do, measured where the benchmark runs: products, copies, the link between ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+_REPEATS = 5
+_PRODUCTS = ((1024, 1024, 1024), (128, 65536, 128), (64, 65536, 64), (2048, 2048, 2048))
+_COPIED_ELEMENTS = 1 << 24
+_REDUCED_ELEMENTS = 1 << 22
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The best of several repetitions on one rank, all ranks measuring at the same time.
+
+    Attributes:
+        flops: of a float32 matrix product, 1/s; the best of square and of tall and narrow shapes.
+        copy_bytes: read and written by a copy of 64 MB, bytes/s.
+        link_bytes: of a 16 MB buffer over the time of its all-reduce, bytes/s; None in a world of one.
+    """
+
+    flops: float
+    copy_bytes: float
+    link_bytes: float | None
+
+
+def measure_rates() -> Rates:
+    """Measure; every rank calls it."""
+    flops = 0.0
+    for rows, inner, columns in _PRODUCTS:
+        left, right = torch.randn(inner, rows), torch.randn(inner, columns)
+        out = torch.empty(rows, columns)
+        seconds = _least_seconds(lambda: torch.mm(left.mT, right, out=out))  # noqa: B023  called right here
+        flops = max(flops, 2.0 * rows * inner * columns / seconds)
+    source = torch.ones(_COPIED_ELEMENTS)
+    target = torch.empty_like(source)
+    copy_bytes = 8.0 * _COPIED_ELEMENTS / _least_seconds(lambda: target.copy_(source))
+    link_bytes = None
+    if dist.is_initialized():
+        buffer = torch.zeros(_REDUCED_ELEMENTS)
+        link_bytes = 4.0 * _REDUCED_ELEMENTS / _least_seconds(lambda: dist.all_reduce(buffer))
+    return Rates(flops, copy_bytes, link_bytes)
+
+
+def _least_seconds(work: Callable[[], object]) -> float:
+    work()
+    times = []
+    for _ in range(_REPEATS):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return min(times)

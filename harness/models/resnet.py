@@ -1,0 +1,115 @@
+"""Residual networks: the CIFAR family (He et al. 2016, section 4.2) and the bottleneck ones for ImageNet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut without parameters (option A: subsample, pad channels)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self._stride, self._missing = stride, outputs - inputs
+
+    def forward(self, images: Tensor) -> Tensor:
+        """`[B, inputs, H, W]` to `[B, outputs, H / stride, W / stride]`."""
+        residual = functional.relu(self.bn1(self.conv1(images)))
+        residual = self.bn2(self.conv2(residual))
+        if self._missing or self._stride > 1:
+            before = self._missing // 2
+            channels = (before, self._missing - before)
+            images = functional.pad(images[:, :, :: self._stride, :: self._stride], (0, 0, 0, 0, *channels))
+        return functional.relu(residual + images)
+
+
+class CifarResNet(nn.Module):
+    """Three stages of 16, 32 and 64 channels, `6 * blocks + 2` layers deep, for images of 32 x 32."""
+
+    def __init__(self, blocks: int, classes: int = 10) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(16)
+        stages: list[nn.Module] = []
+        inputs = 16
+        for outputs, stride in ((16, 1), (32, 2), (64, 2)):
+            for index in range(blocks):
+                stages.append(BasicBlock(inputs, outputs, stride if index == 0 else 1))
+                inputs = outputs
+        self.blocks = nn.Sequential(*stages)
+        self.fc = nn.Linear(64, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Class scores of `[B, 3, H, W]`."""
+        features = self.blocks(functional.relu(self.bn1(self.conv1(images))))
+        scores: Tensor = self.fc(features.mean((2, 3)))
+        return scores
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions; the stride sits on the 3x3, as in torchvision."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = 4 * width
+        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """`[B, inputs, H, W]` to `[B, 4 * width, H / stride, W / stride]`."""
+        residual = functional.relu(self.bn1(self.conv1(images)))
+        residual = functional.relu(self.bn2(self.conv2(residual)))
+        residual = self.bn3(self.conv3(residual))
+        return functional.relu(residual + self.shortcut(images))
+
+
+class ImageNetResNet(nn.Module):
+    """Four stages of bottlenecks, `3 * sum(blocks) + 2` layers deep."""
+
+    def __init__(self, blocks: Sequence[int], classes: int = 1000) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.pool = nn.MaxPool2d(3, 2, 1)
+        stages: list[nn.Module] = []
+        inputs = 64
+        for stage, count in enumerate(blocks):
+            width = 64 << stage
+            for index in range(count):
+                stages.append(Bottleneck(inputs, width, 2 if index == 0 and stage else 1))
+                inputs = 4 * width
+        self.blocks = nn.Sequential(*stages)
+        self.fc = nn.Linear(inputs, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Class scores of `[B, 3, H, W]`."""
+        features = self.blocks(self.pool(functional.relu(self.bn1(self.conv1(images)))))
+        scores: Tensor = self.fc(torch.flatten(features.mean((2, 3)), 1))
+        return scores
+
+
+def resnet32() -> CifarResNet:
+    """The network of SC20's CIFAR-10 runs: 0.46 M parameters."""
+    return CifarResNet(5)
+
+
+def resnet50() -> ImageNetResNet:
+    """25.6 M parameters, the same layers as torchvision's."""
+    return ImageNetResNet((3, 4, 6, 3))

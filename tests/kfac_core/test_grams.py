@@ -1,0 +1,48 @@
+"""Promise: a gram kept as rows is the gram; folding it into a mean is the textbook update, block by block."""
+
+import pytest
+import torch
+
+from kfac_core.grams import Rows, dense, fold, gram, is_finite
+
+
+def rows_of(count, n, blocks=1):
+    return torch.randn(blocks, count, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+
+
+@pytest.mark.parametrize("with_ones", [False, True])
+@pytest.mark.parametrize(
+    ("count", "n", "kept"), [(3, 12, True), (4, 12, False), (1, 5, True), (50, 7, False)]
+)
+def test_few_rows_are_kept_and_many_are_multiplied(count, n, kept, with_ones):
+    rows = rows_of(count, n, blocks=2)
+    found = gram(rows, with_ones=with_ones)
+    assert isinstance(found, Rows) == kept
+    longer = torch.cat([rows, torch.ones(2, count, 1)], -1) if with_ones else rows
+    plain = torch.einsum("bri,brj->bij", longer, longer)
+    torch.testing.assert_close(dense(found), plain)
+
+
+def test_kept_rows_do_not_change_with_the_callers_memory():
+    rows = rows_of(2, 20)
+    found, before = gram(rows), dense(gram(rows))
+    rows.zero_()
+    assert torch.equal(dense(found), before)
+
+
+@pytest.mark.parametrize(("count", "n", "blocks"), [(2, 9, 3), (40, 9, 3), (3, 700, 1), (800, 700, 1)])
+def test_folding_is_decay_times_old_plus_scale_times_new(count, n, blocks):
+    rows = rows_of(count, n, blocks)
+    mean = torch.randn(blocks, n, n, dtype=torch.float64)
+    expected = 0.9 * mean + 0.3 * (rows.mT @ rows)
+    fold(gram(rows), 0.3, mean, 0.9)
+    torch.testing.assert_close(mean, expected)
+
+
+@pytest.mark.parametrize("count", [2, 60])  # as rows, and multiplied
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e30])
+def test_one_bad_number_anywhere_is_found(count, bad):
+    rows = rows_of(count, 30).float()
+    assert is_finite(gram(rows))
+    rows[0, 1, 17] = bad  # 1e30 squared is no float32
+    assert not is_finite(gram(rows))
