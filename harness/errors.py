@@ -13,6 +13,14 @@ class SiteError(UserError):
     """A site profile that cannot be read, or cannot run what is asked of it."""
 
 
+class SchedulerError(UserError):
+    """A cluster's scheduler that does not answer."""
+
+
+class BudgetError(UserError):
+    """What is asked for could cost more than allowed; the command line exits with 4."""
+
+
 class StoreError(UserError):
     """A run folder that is missing, unreadable or of another schema."""
 

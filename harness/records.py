@@ -233,6 +233,7 @@ class Outcome:
         value: last value of the target's metric.
         ranks: every rank's exit, the first cause first.
         checkpoint_step: the step that a retry would go on from; None if it would start anew.
+        failed_nodes: hosts that failed under it, as its scheduler calls them.
     """
 
     state: State
@@ -245,6 +246,7 @@ class Outcome:
     value: float | None = None
     ranks: tuple[RankExit, ...] = ()
     checkpoint_step: int | None = None
+    failed_nodes: tuple[str, ...] = ()
     schema: int = field(default=SCHEMA_VERSION)
 
     def to_json(self) -> str:
@@ -256,4 +258,5 @@ class Outcome:
         """Read what `to_json` wrote."""
         raw: dict[str, Any] = json.loads(text)
         raw["ranks"] = tuple(RankExit(**rank) for rank in raw["ranks"])
+        raw["failed_nodes"] = tuple(raw.get("failed_nodes", ()))
         return cls(**raw)

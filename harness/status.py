@@ -1,4 +1,7 @@
-"""What state every cell is in, told from its files alone; how far it has come, and why it failed."""
+"""What state every cell is in, how far it has come, and why it failed.
+
+Told from its files; its launcher is asked only about attempts without an outcome, all at once.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from typing import Any
 from harness.cell import Cell
 from harness.checkpoint.shelf import resumable
 from harness.launchers import LAUNCHERS
+from harness.launchers.fates import Fate
 from harness.launchers.launch import Begun
-from harness.records import FINAL_STATES, EvalRecord, Outcome, State
+from harness.records import FINAL_STATES, EvalRecord, Outcome, RankExit, State
 from harness.store import Attempt, SweepFolder
 from harness.tail import last_record
 
@@ -96,8 +100,8 @@ def read_statuses(folder: SweepFolder, cells: Iterable[Cell] | None = None) -> l
     """
     wanted = [stored.cell() for stored in folder.cell_folders()] if cells is None else cells
     seen = [_read(folder, cell) for cell in wanted]
-    lost = _lost(status for status in seen if status.state == "RUNNING")
-    return [_as_lost(status) if status.attempt in lost else status for status in seen]
+    fates = _fates(status.attempt for status in seen if status.state in IN_FLIGHT and status.attempt)
+    return [_corrected(status, fates.get(status.attempt)) if status.attempt else status for status in seen]
 
 
 def count_states(statuses: Iterable[CellStatus]) -> dict[State, int]:
@@ -174,24 +178,49 @@ def _resumed(attempt: Attempt) -> str:
     return "; ".join([f"resumed at step {segment['first_step']}", *segment["notes"]])
 
 
-def _lost(running: Iterable[CellStatus]) -> set[Attempt]:
+def _fates(in_flight: Iterable[Attempt]) -> dict[Attempt, Fate]:
     by_launcher: dict[str, list[Attempt]] = defaultdict(list)
-    for status in running:
-        assert status.attempt is not None  # noqa: S101  # see _read
-        by_launcher[_launcher(status.attempt)].append(status.attempt)
-    lost: set[Attempt] = set()
+    for attempt in in_flight:
+        by_launcher[_launcher(attempt)].append(attempt)
+    fates: dict[Attempt, Fate] = {}
     for name, attempts in by_launcher.items():
-        gone = LAUNCHERS[name].lost(attempts)
-        lost |= {attempt for attempt in gone if attempt.outcome() is None}  # it may have ended meanwhile
-    return lost
+        fates |= LAUNCHERS[name].fates(attempts)
+    return fates
 
 
-def _as_lost(status: CellStatus) -> CellStatus:
-    where = (
-        f" at step {status.step} in {status.phase}" if status.step is not None else " before its first step"
-    )
-    cause = f"its launcher's process is gone and left no outcome; last seen{where}"
-    return replace(status, state="LOST", cause=cause)
+def _corrected(status: CellStatus, fate: Fate | None) -> CellStatus:
+    attempt = status.attempt
+    if fate is None or attempt is None:
+        return status
+    if fate.state is None or fate.state in IN_FLIGHT:
+        return replace(status, state=fate.state or status.state, cause=fate.cause)
+    if outcome := attempt.outcome():  # it ended while its launcher was asked
+        return _ended(status.cell, attempt, outcome)
+    cause = f"{fate.cause}; last seen {_place(status)}" if status.state == "RUNNING" else fate.cause
+    if not fate.sure:
+        return replace(status, state=fate.state, cause=cause)
+    return _ended(status.cell, attempt, _settled(status, attempt, fate.state, cause))
+
+
+def _settled(status: CellStatus, attempt: Attempt, state: State, cause: str) -> Outcome:
+    """Write the outcome that nobody else is left to write, while the scheduler remembers the cause."""
+    ranks: tuple[RankExit, ...] = ()
+    if status.rank is not None:
+        ranks = (RankExit(status.rank, None, step=status.step, phase=status.phase),)
+    now = time.time()
+    outcome = Outcome(
+        state, cause, None, "error", status.started_at or now, now,
+        ranks=ranks, checkpoint_step=status.checkpoint_step,
+    )  # fmt: skip
+    try:
+        written = attempt.write_outcome(outcome)
+    except OSError:  # someone else's runs, or a full disk: shown all the same
+        return outcome
+    return outcome if written else attempt.outcome() or outcome
+
+
+def _place(status: CellStatus) -> str:
+    return f"at step {status.step} in {status.phase}" if status.step is not None else "before its first step"
 
 
 def _launcher(attempt: Attempt) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +11,16 @@ from pathlib import Path
 from harness.cell import Cell
 from harness.checkpoint.shelf import Shelf
 from harness.launchers import LAUNCHERS
+from harness.launchers.hours import Hours
 from harness.launchers.launch import WORKER_COMMAND, Launch
 from harness.launchers.site import Site
+from harness.launchers.verdict import without_ranks
 from harness.locks import exclusive
-from harness.records import Outcome
 from harness.status import IN_FLIGHT, RETRYABLE, CellStatus, is_stalled, read_statuses
-from harness.store import DEFAULT_ROOT, Attempt, SweepFolder, sweep_folder
+from harness.store import DEFAULT_ROOT, Attempt, CellFolder, SweepFolder, sweep_folder
 
 _CANCEL_POLL_SECONDS = 0.05
+_LONGEST_POLL_SECONDS = 2.0  # every look may ask a cluster's scheduler
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,27 @@ class Submission:
     failed_before: tuple[Cell, ...]
 
 
+@dataclass(frozen=True)
+class Preview:
+    """What a submission would be.
+
+    Attributes:
+        new: the cells that would get an attempt, in the order of their start.
+        text: what their launcher would hand over.
+        hours: what they could cost at most.
+    """
+
+    new: tuple[Cell, ...]
+    text: str
+    hours: Hours
+
+
 def submit(
-    cells: Sequence[Cell], site: Site, root: Path = DEFAULT_ROOT, command: Sequence[str] = WORKER_COMMAND
+    cells: Sequence[Cell],
+    site: Site,
+    root: Path = DEFAULT_ROOT,
+    command: Sequence[str] = WORKER_COMMAND,
+    budget: float | None = None,
 ) -> Submission:
     """Give every cell of one sweep that was never tried an attempt; restart a queue that was killed.
 
@@ -47,15 +69,20 @@ def submit(
         site: where they run.
         root: folder of all sweeps.
         command: starts one rank.
+        budget: hours that the new cells may cost at most, GPU-hours where the site gives GPUs, else
+            core-hours; None for any.
 
     Raises:
         SiteError: the site can never run one of the new cells; nothing was submitted then.
+        BudgetError: they could cost more; nothing was submitted then.
+        SchedulerError: a cluster did not answer; submitting again finishes what was begun.
     """
     folder = _folder(cells, root)
     with exclusive(folder.path / "submit.lock"):
+        _finish_interrupted(folder)
         statuses = read_statuses(folder, _each_once(cells))
         new = [status.cell for status in statuses if status.state == "STAGED"]
-        _start(new, site, folder, command)
+        _start(new, site, folder, command, budget)
         if not new and is_stalled(folder, statuses):
             LAUNCHERS[site.launcher].resume(folder)
     return Submission(
@@ -66,11 +93,28 @@ def submit(
     )
 
 
+def preview(cells: Sequence[Cell], site: Site, root: Path = DEFAULT_ROOT) -> Preview:
+    """What `submit` would hand over now; changes nothing.
+
+    Raises:
+        SiteError: the site can never run one of the new cells.
+    """
+    folder = sweep_folder(cells[0].sweep, root)
+    launcher = LAUNCHERS[site.launcher]
+    statuses = read_statuses(folder, _each_once(cells))
+    new = in_blocks(_cells(statuses, lambda status: status.state == "STAGED"))
+    for cell in new:
+        launcher.check(cell, site)
+    text = launcher.preview(folder, new, site) if new else ""
+    return Preview(tuple(new), text, launcher.hours(new, site) if new else Hours())
+
+
 def retry(
     cells: Sequence[Cell],
     site: Site,
     root: Path = DEFAULT_ROOT,
     command: Sequence[str] = WORKER_COMMAND,
+    budget: float | None = None,
     *,
     fresh: bool = False,
 ) -> list[Cell]:
@@ -82,13 +126,14 @@ def retry(
         The cells that got one.
 
     Raises:
-        SiteError: the site can never run one of them; nothing was submitted then.
+        UserError: as `submit`.
     """
     folder = _folder(cells, root)
     with exclusive(folder.path / "submit.lock"):
+        _finish_interrupted(folder)
         statuses = read_statuses(folder, _each_once(cells))
         again = [status.cell for status in statuses if status.state in RETRYABLE]
-        _start(again, site, folder, command, resume=not fresh)
+        _start(again, site, folder, command, budget, resume=not fresh)
     return again
 
 
@@ -100,12 +145,13 @@ def cancel(cells: Sequence[Cell], root: Path = DEFAULT_ROOT, *, checkpoint: bool
     """
     folder = _folder(cells, root)
     caught = [status for status in read_statuses(folder, cells) if status.state in IN_FLIGHT]
-    for status in caught:
-        if status.attempt is not None:
-            _cancel(status.attempt, checkpoint=checkpoint)
+    attempts = [status.attempt for status in caught if status.attempt is not None]
+    _cancel(attempts, checkpoint=checkpoint)
     left = [status.cell for status in caught]
+    pause = _CANCEL_POLL_SECONDS
     while left:
-        time.sleep(_CANCEL_POLL_SECONDS)
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_POLL_SECONDS)
         left = [status.cell for status in read_statuses(folder, left) if status.state in IN_FLIGHT]
     return [status.cell for status in caught]
 
@@ -132,13 +178,26 @@ def _folder(cells: Sequence[Cell], root: Path) -> SweepFolder:
     return folder
 
 
+def _finish_interrupted(folder: SweepFolder) -> None:
+    for launcher in LAUNCHERS.values():
+        if launcher.interrupted(folder):
+            launcher.resume(folder)
+
+
 def _start(
-    cells: Sequence[Cell], site: Site, folder: SweepFolder, command: Sequence[str], *, resume: bool = False
+    cells: Sequence[Cell],
+    site: Site,
+    folder: SweepFolder,
+    command: Sequence[str],
+    budget: float | None,
+    *,
+    resume: bool = False,
 ) -> None:
     launcher = LAUNCHERS[site.launcher]
     for cell in cells:
         launcher.check(cell, site)
     if cells:
+        launcher.hours(cells, site).refuse_beyond(budget)
         launcher.launch(folder, (_new(cell, site, folder, command, resume) for cell in in_blocks(cells)))
 
 
@@ -149,16 +208,28 @@ def _new(
     saved = [one.number for one in cell_folder.attempts() if Shelf(one).newest_first()] if resume else []
     launch = LAUNCHERS[site.launcher].plan(cell, site, command)
     continues = saved[-1] if saved else None
-    return cell_folder.new_attempt(), launch.model_copy(update={"continues": continues})
+    return _attempt_at(cell_folder), launch.model_copy(update={"continues": continues})
 
 
-def _cancel(attempt: Attempt, *, checkpoint: bool) -> None:
-    launch = attempt.read("launch.json")
-    if launch is not None:
-        LAUNCHERS[launch["launcher"]].cancel(attempt, checkpoint=checkpoint)
-    if not (attempt.path / "begun.json").exists():
-        now = time.time()
-        attempt.write_outcome(Outcome("CANCELLED", "cancelled before it started", None, "error", now, now))
+def _attempt_at(cell_folder: CellFolder) -> Attempt:
+    """A new attempt, or the one whose submission ended before anything was launched."""
+    latest = cell_folder.latest()
+    if latest is not None and not (latest.path / "launch.json").exists() and latest.outcome() is None:
+        return latest
+    return cell_folder.new_attempt()
+
+
+def _cancel(attempts: Sequence[Attempt], *, checkpoint: bool) -> None:
+    by_launcher: dict[str, list[Attempt]] = defaultdict(list)
+    for attempt in attempts:
+        launch = attempt.read("launch.json")
+        if launch is not None:
+            by_launcher[launch["launcher"]].append(attempt)
+    for name, found in by_launcher.items():
+        LAUNCHERS[name].cancel(found, checkpoint=checkpoint)
+    for attempt in attempts:
+        if not (attempt.path / "begun.json").exists():
+            attempt.write_outcome(without_ranks("CANCELLED", "cancelled before it started"))
 
 
 def _cells(statuses: Iterable[CellStatus], chosen: Callable[[CellStatus], bool]) -> tuple[Cell, ...]:

@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 
 from harness.cli import bench, emulate, operate, plan, report
-from harness.errors import UserError
+from harness.errors import BudgetError, UserError
 from kfac_core.errors import ConfigError, PlacementError
 
 USAGE = 2
+OVER_BUDGET = 4
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 # Newer typer carries its own click, which exports no parent of its usage errors; both spell it this way.
@@ -36,10 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; a user's mistake is one line on stderr, a traceback is a bug.
 
     Returns:
-        Exit code: 0 ok, 1 runs failed, 2 usage or config, 130 interrupted.
+        Exit code: 0 ok, 1 runs failed, 2 usage or config, 4 over budget, 130 interrupted.
     """
     try:
         code = app(arguments, prog_name="kronscale", standalone_mode=False)
+    except BudgetError as error:
+        _refuse(str(error))
+        return OVER_BUDGET
     except (UserError, ConfigError, PlacementError) as error:
         return _refuse(str(error))
     except _UsageError as error:

@@ -28,6 +28,9 @@ _Where = Annotated[
 _Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override: training.epochs=5.")
 ]
+_Budget = Annotated[
+    float | None, typer.Option(metavar="HOURS", min=0, help="Refuse what could cost more GPU- or core-hours.")
+]
 _Json = Annotated[bool, typer.Option("--json", help="For programs.")]
 _RUNS = Path("results/runs")
 _INTERRUPTED = 130  # 128 + SIGINT, as shells count
@@ -45,10 +48,15 @@ def register(app: typer.Typer) -> None:
 
 def submit(
     file: _File, site: _Site = "local", runs: _Runs = _RUNS, where: _Where = None, set_: _Set = None,
-    as_json: _Json = False,
+    as_json: _Json = False, budget: _Budget = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be handed over.")] = False,
 ) -> None:  # fmt: skip
     """Start every cell that was never tried, in the background; safe to repeat."""
-    done = _submit(_cells(None, file, set_, where, runs), site, runs)
+    cells = _cells(None, file, set_, where, runs)
+    if dry_run:
+        _say_preview(cells, site, runs, budget)
+        return
+    done = _submit(cells, site, runs, budget)
     if as_json:
         groups = ("new", "already_done", "in_flight", "failed_before")
         typer.echo(json.dumps({name: [cell.id for cell in getattr(done, name)] for name in groups}, indent=1))
@@ -57,11 +65,12 @@ def submit(
 
 
 def run(
-    file: _File, site: _Site = "local", runs: _Runs = _RUNS, where: _Where = None, set_: _Set = None
-) -> None:
+    file: _File, site: _Site = "local", runs: _Runs = _RUNS, where: _Where = None, set_: _Set = None,
+    budget: _Budget = None,
+) -> None:  # fmt: skip
     """Submit, and watch until everything has ended; Ctrl-C stops only the watching."""
     cells = _cells(None, file, set_, where, runs)
-    _say_submission(_submit(cells, site, runs))
+    _say_submission(_submit(cells, site, runs, budget))
     _follow(cells, runs)
 
 
@@ -119,7 +128,7 @@ def cancel(
 
 def retry(
     sweep: _Sweep = None, file: _FileOrNone = None, site: _Site = "local", runs: _Runs = _RUNS,
-    where: _Where = None, set_: _Set = None,
+    where: _Where = None, set_: _Set = None, budget: _Budget = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="From the start, whatever was saved.")] = False,
 ) -> None:  # fmt: skip
     """Give cells that failed, timed out, were preempted, lost or cancelled another attempt.
@@ -129,7 +138,8 @@ def retry(
     from harness.launchers.profiles import read_site  # noqa: PLC0415  # see status
     from harness.submit import retry as retry_cells  # noqa: PLC0415
 
-    again = retry_cells(_cells(sweep, file, set_, where, runs), read_site(site), runs, fresh=fresh)
+    cells = _cells(sweep, file, set_, where, runs)
+    again = retry_cells(cells, read_site(site), runs, fresh=fresh, budget=budget)
     typer.echo(f"{_count(again)} submitted again" if again else "nothing to retry: no cell failed")
 
 
@@ -148,11 +158,22 @@ def _look(cells: Sequence[Cell], runs: Path) -> list[CellStatus]:
     return read_statuses(sweep_folder(cells[0].sweep, runs), cells) if cells else []
 
 
-def _submit(cells: Sequence[Cell], site: str, runs: Path) -> Submission:
+def _say_preview(cells: Sequence[Cell], site: str, runs: Path, budget: float | None) -> None:
+    from harness.launchers.profiles import read_site  # noqa: PLC0415  # see status
+    from harness.submit import preview  # noqa: PLC0415
+
+    seen = preview(cells, read_site(site), runs)
+    if seen.text:
+        typer.echo(seen.text)
+    typer.echo(f"{_count(seen.new)} would be submitted, {seen.hours}", err=True)
+    seen.hours.refuse_beyond(budget)
+
+
+def _submit(cells: Sequence[Cell], site: str, runs: Path, budget: float | None) -> Submission:
     from harness.launchers.profiles import read_site  # noqa: PLC0415  # see status
     from harness.submit import submit as submit_cells  # noqa: PLC0415
 
-    return submit_cells(cells, read_site(site), runs)
+    return submit_cells(cells, read_site(site), runs, budget=budget)
 
 
 def _say_submission(done: Submission) -> None:

@@ -38,7 +38,7 @@ def print_statuses(statuses: Sequence[CellStatus], runs: Path) -> None:
     if len(telling) > _MOST_ROWS:
         screen.print(f"... and {len(telling) - _MOST_ROWS} more; --where narrows, --json lists all")
     if is_stalled(sweep_folder(name, runs), statuses):
-        screen.print("the queue of the pending cells was killed; kronscale submit starts it again")
+        screen.print("nobody works on the pending cells any more; kronscale submit sees to it")
 
 
 def print_log(folder: CellFolder, rank: int | None, *, follow: bool) -> None:

@@ -6,9 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from harness.cell import Cell
+from harness.launchers.fates import Fate
+from harness.launchers.hours import Hours
 from harness.launchers.launch import WORKER_COMMAND, Launch
 from harness.launchers.local import LocalLauncher
 from harness.launchers.site import Site
+from harness.launchers.slurm.launcher import SlurmLauncher
 from harness.store import Attempt, SweepFolder
 
 
@@ -25,8 +28,17 @@ class Launcher(Protocol):
     def plan(self, cell: Cell, site: Site, command: Sequence[str] = WORKER_COMMAND) -> Launch:
         """How an attempt at `cell` will be launched; changes nothing."""
 
+    def hours(self, cells: Sequence[Cell], site: Site) -> Hours:
+        """The most that the cells can cost on the site."""
+
+    def preview(self, folder: SweepFolder, cells: Sequence[Cell], site: Site) -> str:
+        """What `launch` would hand over, word for word; changes nothing."""
+
     def launch(self, folder: SweepFolder, launches: Iterable[tuple[Attempt, Launch]]) -> None:
         """Make attempts pending and see to it that they start; called under the sweep's submit lock."""
+
+    def interrupted(self, folder: SweepFolder) -> bool:
+        """Whether a `launch` was cut off in a way that its attempts' files do not show."""
 
     def resume(self, folder: SweepFolder) -> None:
         """See to it that pending attempts start; called under the sweep's submit lock."""
@@ -34,14 +46,14 @@ class Launcher(Protocol):
     def works_on(self, folder: SweepFolder) -> bool:
         """Whether pending attempts will start without `resume`."""
 
-    def lost(self, running: Sequence[Attempt]) -> set[Attempt]:
-        """Those that began, have no outcome, and will never get one."""
+    def fates(self, attempts: Sequence[Attempt]) -> Mapping[Attempt, Fate]:
+        """Of attempts without an outcome those of which more is known than their files say."""
 
-    def cancel(self, attempt: Attempt, *, checkpoint: bool = False) -> None:
-        """Ask for the end of a pending or running attempt; may return before it has ended.
+    def cancel(self, attempts: Sequence[Attempt], *, checkpoint: bool = False) -> None:
+        """Ask for the end of pending or running attempts; may return before they have ended.
 
-        With `checkpoint` its ranks save one first, if they run.
+        With `checkpoint` the ranks of those that run save one first.
         """
 
 
-LAUNCHERS: Mapping[str, Launcher] = {"local": LocalLauncher()}
+LAUNCHERS: Mapping[str, Launcher] = {"local": LocalLauncher(), "slurm": SlurmLauncher()}

@@ -12,10 +12,11 @@ from harness.launchers.launch import Begun, Launch, cancel_requested
 from harness.launchers.leases import leased
 from harness.launchers.oom import oom_kills
 from harness.launchers.presence import Presence
-from harness.launchers.ranks import Ending, Ranks, Stop
-from harness.launchers.verdict import judge
+from harness.launchers.ranks import Ending, Ranks
+from harness.launchers.stopping import Stop, stop_wish
+from harness.launchers.verdict import judge, without_ranks
 from harness.locks import take
-from harness.records import Outcome, State
+from harness.records import Outcome
 from harness.store import Attempt
 
 
@@ -66,7 +67,7 @@ class _Gang:
             outcome = self._run_with_leases()
         except _Interrupted:
             preempted = self._signals == {signal.SIGUSR1}
-            outcome = _outcome_without_ranks(
+            outcome = without_ranks(
                 "PREEMPTED" if preempted else "CANCELLED",
                 "preempted before it started" if preempted else "cancelled before it started",
             )
@@ -85,7 +86,7 @@ class _Gang:
             if self.attempt.outcome() is not None:  # cancelled by another process while this one waited
                 return None
             if held is None or self._cancelled():
-                return _outcome_without_ranks("CANCELLED", "cancelled before it started")
+                return without_ranks("CANCELLED", "cancelled before it started")
             begun = Begun(time.time(), held[0], held[1])
             begun.write(self.attempt)
             return self._run_ranks(begun)
@@ -98,7 +99,7 @@ class _Gang:
                 ranks.start(self.launch, begun, self.world_size)
                 ending = ranks.watch(self._stop, self.launch.site.grace_seconds)
         except OSError as error:
-            return _outcome_without_ranks("FAILED", f"the ranks could not be run: {error}", begun.started_at)
+            return without_ranks("FAILED", f"the ranks could not be run: {error}", begun.started_at)
         return self._judge(ending, begun, kills_before)
 
     def _judge(self, ending: Ending, begun: Begun, kills_before: int | None) -> Outcome:
@@ -121,28 +122,13 @@ class _Gang:
 
     def _stop(self) -> Stop | None:
         """Whether the ranks have to end; a wish without a checkpoint outweighs one with."""
-        wish = cancel_requested(self.attempt)
-        left = self._limit_ends - time.monotonic()
-        if wish == "now" or (wish is None and self._signals - {signal.SIGUSR1}):
+        if self._signals - {signal.SIGUSR1} and cancel_requested(self.attempt) is None:
             return Stop("cancel", save=False)
-        if left < 0:
-            return Stop("timeout", save=False)
-        if wish == "checkpoint":
-            return Stop("cancel", save=True)
-        if self._signals:
-            return Stop("preempt", save=True)
-        site = self.launch.site
-        if left < min(site.grace_seconds, site.timeout_minutes * 30):
-            return Stop("timeout", save=True)
-        return None
+        left = self._limit_ends - time.monotonic()
+        return stop_wish(self.attempt, self.launch.site, left, preempted=bool(self._signals))
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals.add(number)
         if self._waiting:  # a wait in line cannot be polled; once ranks run, the watch asks `_cancelled`
             self._waiting = False
             raise _Interrupted
-
-
-def _outcome_without_ranks(state: State, cause: str, started_at: float | None = None) -> Outcome:
-    now = time.time()
-    return Outcome(state, cause, None, "error", started_at if started_at is not None else now, now)

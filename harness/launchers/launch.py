@@ -32,6 +32,8 @@ class Launch(Spec):
         submitted_at: Unix time, seconds; attempts are started in this order.
         job_id: the job's name in the launcher underneath, once known.
         continues: number of the attempt whose checkpoints it goes on from; None starts anew.
+        claim: under Slurm, the name of the claim that the attempt is in.
+        claim_job: which job of the claim's array it is in, counted from 0.
     """
 
     launcher: str
@@ -46,6 +48,8 @@ class Launch(Spec):
     submitted_at: float
     job_id: str | None = None
     continues: int | None = None
+    claim: str | None = None
+    claim_job: int | None = None
 
     @classmethod
     def read(cls, attempt: Attempt) -> Self | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from collections.abc import Iterable, Sequence
 
 from harness.cell import Cell
 from harness.errors import SiteError
+from harness.launchers.fates import Fate
+from harness.launchers.hours import Hours
 from harness.launchers.launch import WORKER_COMMAND, Begun, Launch, gang_presence, request_cancel
 from harness.launchers.presence import Presence
 from harness.launchers.site import Site
@@ -57,11 +60,25 @@ class LocalLauncher:
             submitted_at=time.time(),
         )
 
+    def hours(self, cells: Sequence[Cell], site: Site) -> Hours:
+        """The most that the cells can cost: their ranks' CPUs and GPUs until the time limit."""
+        ranks = sum(cell.world_size for cell in cells) * site.timeout_minutes / 60
+        return Hours(gpu_hours=ranks * site.gpus_per_rank, core_hours=ranks * site.cpus_per_rank)
+
+    def preview(self, folder: SweepFolder, cells: Sequence[Cell], site: Site) -> str:
+        """The command that would start each rank, its tether and its rank left out; changes nothing."""
+        planned = ((self.plan(cell, site), folder.cell_folder(cell).path) for cell in cells)
+        return "\n".join(shlex.join([*launch.command, str(path)]) for launch, path in planned)
+
     def launch(self, folder: SweepFolder, launches: Iterable[tuple[Attempt, Launch]]) -> None:
         """Make attempts pending and see to it that a queue works on them; under the sweep's submit lock."""
         for attempt, launch in launches:
             launch.write(attempt)
         self.resume(folder)
+
+    def interrupted(self, folder: SweepFolder) -> bool:
+        """Never: a pending attempt is one whose `launch.json` was written."""
+        return False
 
     def resume(self, folder: SweepFolder) -> None:
         """Start the sweep's queue if none is alive; under the sweep's submit lock."""
@@ -78,19 +95,22 @@ class LocalLauncher:
         raw = Attempt(folder.path).read("queue.json")
         return raw is not None and Presence.read(raw).alive()
 
-    def lost(self, running: Sequence[Attempt]) -> set[Attempt]:
+    def fates(self, attempts: Sequence[Attempt]) -> dict[Attempt, Fate]:
         """Those of the attempts that began and will never get an outcome: their gang is gone."""
-        gangs = ((attempt, gang_presence(attempt)) for attempt in running)
-        return {attempt for attempt, gang in gangs if gang is None or not gang.alive()}
+        begun = [attempt for attempt in attempts if (attempt.path / "begun.json").exists()]
+        gangs = ((attempt, gang_presence(attempt)) for attempt in begun)
+        lost = Fate("LOST", "its launcher's process is gone and left no outcome")
+        return {attempt: lost for attempt, gang in gangs if gang is None or not gang.alive()}
 
-    def cancel(self, attempt: Attempt, *, checkpoint: bool = False) -> None:
-        """Ask for the end of an attempt, pending or running; returns before it has ended."""
-        request_cancel(attempt, checkpoint=checkpoint)
-        if checkpoint and Begun.read(attempt) is not None:
-            return  # the gang looks at the file; a signal would end the ranks before they have saved
-        gang = gang_presence(attempt)
-        if gang is not None:
-            gang.terminate()  # sooner than the file is looked at, and the only way out of a wait in line
+    def cancel(self, attempts: Sequence[Attempt], *, checkpoint: bool = False) -> None:
+        """Ask for the end of attempts, pending or running; returns before they have ended."""
+        for attempt in attempts:
+            request_cancel(attempt, checkpoint=checkpoint)
+            if checkpoint and Begun.read(attempt) is not None:
+                continue  # the gang looks at the file; a signal would end the ranks before they have saved
+            gang = gang_presence(attempt)
+            if gang is not None:
+                gang.terminate()  # sooner than the file is looked at, and the only way out of a wait in line
 
 
 def site_cpus(site: Site) -> tuple[int, ...]:

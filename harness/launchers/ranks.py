@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 import psutil
 
@@ -21,6 +21,7 @@ from harness.checkpoint.requests import PREEMPTED_EXIT_CODE
 from harness.launchers import tether
 from harness.launchers.launch import Begun, Launch
 from harness.launchers.pmi import ProcessManager
+from harness.launchers.stopping import Reason, Stop
 from harness.store import Attempt
 
 GRACE_SECONDS = 0.5  # ranks that die this soon after the first may be the cause just as well
@@ -61,21 +62,6 @@ class Death:
     rank: int
     exit_code: int
     own: bool
-
-
-Reason = Literal["ranks", "timeout", "cancel", "preempt"]
-
-
-@dataclass(frozen=True)
-class Stop:
-    """A wish that the ranks end.
-
-    Attributes:
-        save: whether they may save a checkpoint first.
-    """
-
-    reason: Reason
-    save: bool
 
 
 @dataclass(frozen=True)
@@ -232,8 +218,13 @@ def rank_environment(inherited: Mapping[str, str], launch: Launch, gpus: Sequenc
         for name, value in inherited.items()
         if name not in _SCRUBBED and not name.startswith(_SCRUBBED_PREFIXES)
     }
-    environment |= dict.fromkeys(_THREAD_VARIABLES, str(launch.cpus_per_rank))
     environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+    return environment | own_variables(launch)
+
+
+def own_variables(launch: Launch) -> dict[str, str]:
+    """What every launcher sets for its ranks: threads, whole logs, and what the site says."""
+    environment = dict.fromkeys(_THREAD_VARIABLES, str(launch.cpus_per_rank))
     environment["PYTHONUNBUFFERED"] = "1"  # the last words of a killed rank reach its log
     return environment | launch.site.environment
 

@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from harness.cell import Spec
+from harness.launchers.slurm.profile import SlurmProfile
 
 
 class Site(Spec):
@@ -28,10 +29,11 @@ class Site(Spec):
         checkpoint_every_epochs: save at the start of every so many epochs; None for never.
         checkpoint_every_minutes: save after every so many minutes; None for never.
         environment: extra variables for the ranks.
+        slurm: for launcher slurm, facts of the cluster.
     """
 
     name: str
-    launcher: Literal["local"] = "local"
+    launcher: Literal["local", "slurm"] = "local"
     cpus: int | None = Field(default=None, ge=1)
     gpus: int | None = Field(default=None, ge=0)
     cpus_per_rank: int = Field(default=1, ge=1)
@@ -43,6 +45,7 @@ class Site(Spec):
     checkpoint_every_epochs: int | None = Field(default=None, ge=1)
     checkpoint_every_minutes: float | None = Field(default=None, gt=0)
     environment: dict[str, str] = {}
+    slurm: SlurmProfile | None = None
 
     @model_validator(mode="after")
     def _backend_reaches_the_device(self) -> Self:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from math import isnan
 from typing import Any
@@ -13,7 +14,8 @@ from harness.cell import Target
 from harness.checkpoint.requests import PREEMPTED_EXIT_CODE
 from harness.checkpoint.shelf import resumable
 from harness.launchers.oom import is_memory_error
-from harness.launchers.ranks import Death, Ending, Reason
+from harness.launchers.ranks import Death, Ending
+from harness.launchers.stopping import Reason
 from harness.records import CheckpointRecord, EvalRecord, FailureRecord, Outcome, RankExit, State
 from harness.store import Attempt
 from harness.tail import last_lines, last_record, newest_records
@@ -64,6 +66,12 @@ def judge(attempt: Attempt, ending: Ending, started_at: float, ended_at: float, 
         ranks=exits,
         checkpoint_step=None if completed else checkpoint,
     )
+
+
+def without_ranks(state: State, cause: str, started_at: float | None = None) -> Outcome:
+    """The outcome of an attempt whose ranks never ran, or are not to be judged by."""
+    now = time.time()
+    return Outcome(state, cause, None, "error", started_at if started_at is not None else now, now)
 
 
 def read_exit(attempt: Attempt, death: Death) -> RankExit:

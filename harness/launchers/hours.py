@@ -1,0 +1,39 @@
+"""What runs may cost at most, and the budget that stops them before they start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from harness.errors import BudgetError
+
+
+@dataclass(frozen=True)
+class Hours:
+    """An upper bound: time limits times what is held, also where runs end sooner."""
+
+    gpu_hours: float = 0.0
+    core_hours: float = 0.0
+
+    def __add__(self, other: Self) -> Hours:
+        return Hours(self.gpu_hours + other.gpu_hours, self.core_hours + other.core_hours)
+
+    def __mul__(self, times: int) -> Hours:
+        return Hours(self.gpu_hours * times, self.core_hours * times)
+
+    def __str__(self) -> str:
+        gpus = f"{self.gpu_hours:.4g} GPU-hours, " if self.gpu_hours else ""
+        return f"at most {gpus}{self.core_hours:.4g} core-hours"
+
+    def refuse_beyond(self, budget: float | None) -> None:
+        """Stop what is over `budget`, in GPU-hours where GPUs are held, else in core-hours.
+
+        Raises:
+            BudgetError: it could cost more.
+        """
+        counted, unit = (self.gpu_hours, "GPU-hours") if self.gpu_hours else (self.core_hours, "core-hours")
+        if budget is not None and counted > budget:
+            raise BudgetError(
+                f"this could cost {counted:.4g} {unit}, the budget is {budget:.4g}: submit less with "
+                f"--where, lower the site's timeout_minutes, or raise --budget; nothing was submitted"
+            )

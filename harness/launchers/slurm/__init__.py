@@ -1,0 +1,1 @@
+"""Jobs, arrays and steps of a cluster's Slurm."""

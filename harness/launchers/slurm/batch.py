@@ -1,0 +1,117 @@
+"""A job's supervisor, on its first node: `python -m harness.launchers.slurm.batch CLAIM`.
+
+Runs the attempts of this job of the array, lanes side by side, and gives each an outcome. Where Slurm ends
+the job under it, it writes none: only Slurm knows why, and whether it starts the job again; `status` asks.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from harness.launchers.launch import Begun, Launch, cancel_requested
+from harness.launchers.slurm.ballast import disk_is_full, drop_ballast, lay_ballast
+from harness.launchers.slurm.claim import Claim
+from harness.launchers.slurm.scheduler import requeue
+from harness.launchers.slurm.shape import slurm
+from harness.launchers.slurm.step import StepEnd, run_step
+from harness.launchers.slurm.turn import take_turn
+from harness.launchers.verdict import judge, without_ranks
+from harness.records import Outcome
+from harness.store import Attempt
+from harness.tail import last_lines
+
+
+class Supervisor:
+    """The attempts of one job."""
+
+    def __init__(self, claim: Claim, job: int) -> None:
+        self._claim = claim
+        self._job = job
+        self._leaving = threading.Event()
+        self._lost_nodes: tuple[str, ...] = ()
+        self._failure: OSError | None = None
+
+    def run(self) -> int:
+        """Run all lanes; returns the exit code: an error number if an outcome could not be written."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        lanes = [
+            threading.Thread(target=self._run_lane, args=(lane,)) for lane in self._claim.lanes(self._job)
+        ]
+        for lane in lanes:
+            lane.start()
+        for lane in lanes:
+            lane.join()
+        return (self._failure.errno or 1) if self._failure is not None else 0
+
+    def _run_lane(self, lane: list[Attempt]) -> None:
+        for claimed in lane:
+            try:
+                attempt = None if self._leaving.is_set() else take_turn(claimed, self._claim)
+                outcome = self._run(attempt) if attempt is not None else None
+                if attempt is not None and outcome is not None:
+                    attempt.write_outcome(outcome)
+                    sys.stderr.write(f"{attempt.path}: {outcome.state} {outcome.cause}\n")
+            except OSError as error:  # of a disk so full that the exit code is all that gets out
+                self._failure = error
+                sys.stderr.write(f"{claimed.path}: {error}\n")
+
+    def _run(self, attempt: Attempt) -> Outcome | None:
+        launch = Launch.read(attempt)
+        assert launch is not None  # noqa: S101  # take_turn takes no other
+        if cancel_requested(attempt):
+            return without_ranks("CANCELLED", "cancelled before it started")
+        if self._lost_nodes:
+            return without_ranks("NODE_FAIL", f"its job lost {_nodes(self._lost_nodes)} before its turn")
+        began = time.time()
+        Begun(began, (), ()).write(attempt)
+        try:
+            lay_ballast(attempt)
+            end = run_step(attempt, launch, self._claim.shape, self._leaving.is_set)
+        except OSError as error:
+            return without_ranks("FAILED", f"the ranks could not be run: {error}", began)
+        finally:
+            drop_ballast(attempt)
+        if self._leaving.is_set() and cancel_requested(attempt) is None:
+            return None
+        outcome = self._judge(attempt, end, began)
+        if (
+            outcome.state == "PREEMPTED"
+            and slurm(launch.site).requeue
+            and requeue(os.environ["SLURM_JOB_ID"])
+        ):
+            return None  # in its next life the job goes on from the checkpoint
+        return outcome
+
+    def _judge(self, attempt: Attempt, end: StepEnd, began: float) -> Outcome:
+        outcome = judge(attempt, end.ending, began, time.time(), end.out_of_memory)
+        if outcome.state != "FAILED" or end.ending.reason != "ranks":
+            return outcome
+        if end.lost_nodes:
+            self._lost_nodes = (*self._lost_nodes, *end.lost_nodes)
+            cause = f"{_nodes(end.lost_nodes)} failed with all ranks there; {outcome.cause}"
+            return replace(outcome, state="NODE_FAIL", cause=cause, failed_nodes=end.lost_nodes)
+        if not end.started:
+            said = [line for line in last_lines(attempt.path / "logs" / "srun.log") if line.strip()]
+            cause = f"srun started no rank and ended with {end.exit_code}: {said[-1].strip() if said else ''}"
+            return replace(outcome, cause=cause, ranks=())
+        if disk_is_full(attempt):
+            return replace(outcome, cause=f"{outcome.cause}; no space is left on the disk of {attempt.path}")
+        return outcome
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._leaving.set()
+
+
+def _nodes(names: tuple[str, ...]) -> str:
+    return f"node {names[0]}" if len(names) == 1 else f"nodes {', '.join(names)}"
+
+
+if __name__ == "__main__":
+    sys.exit(Supervisor(Claim.read(Path(sys.argv[1])), int(os.environ["SLURM_ARRAY_TASK_ID"])).run())

@@ -1,0 +1,69 @@
+"""What became of attempts, from Slurm's view, where their own files do not say."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping, Sequence
+
+from harness.launchers.fates import Fate
+from harness.launchers.slurm.scheduler import Job, NoAnswerError, accounted, jobs_of
+from harness.store import Attempt
+
+
+def scheduler_ids(attempts: Sequence[Attempt]) -> dict[Attempt, str]:
+    """Slurm's names of the attempts' jobs, such as `123_4`; attempts without one are left out."""
+    launches = {attempt: attempt.read("launch.json") or {} for attempt in attempts}
+    arrays: dict[str, str | None] = {}
+    found = {}
+    for attempt, launch in launches.items():
+        claim = str(launch.get("claim"))
+        if claim not in arrays:
+            folder = Attempt(attempt.path.parent.parent / "jobs" / claim)
+            arrays[claim] = (folder.read("submitted.json") or {}).get("job_id")
+        if arrays[claim] is not None:
+            found[attempt] = f"{arrays[claim]}_{launch['claim_job']}"
+    return found
+
+
+def fates(attempts: Sequence[Attempt]) -> dict[Attempt, Fate]:
+    """Fates of attempts without an outcome: one call for all, a second if some were over long ago."""
+    ids = scheduler_ids(attempts)
+    unheard = "sbatch was not heard; kronscale submit finishes the submission"
+    found = {attempt: Fate("PENDING", unheard) for attempt in attempts if attempt not in ids}
+    if not ids:
+        return found
+    users = {str((attempt.read("launch.json") or {})["user"]) for attempt in ids}
+    try:
+        jobs: Mapping[str, Job] = jobs_of(users)
+    except NoAnswerError as error:
+        return found | {attempt: Fate(None, f"Slurm does not answer: {error}") for attempt in ids}
+    gone = sorted({name for name in ids.values() if name not in jobs})
+    jobs = {**accounted(gone), **jobs}
+    for attempt, name in ids.items():
+        fate = _fate(name, jobs.get(name), begun=(attempt.path / "begun.json").exists())
+        if fate is not None:
+            found[attempt] = fate
+    return found
+
+
+def _fate(name: str, job: Job | None, *, begun: bool) -> Fate | None:
+    if job is None:
+        return Fate("LOST", f"Slurm does not know its job {name} any more, and it left no outcome", sure=True)
+    if job.state == "RUNNING":
+        return None
+    if job.state == "PENDING":
+        why = f"job {name} waits{f': {job.reason}' if job.reason else ''}"
+        return Fate("PENDING", f"Slurm took its nodes back; {why}" if begun else why)
+    nodes = f" on {job.nodes}" if job.nodes else ""
+    because = f", {job.reason}" if job.reason else ""
+    when = "" if begun else " before its turn"
+    cause = f"job {name}{nodes} ended {job.word}{because}{when}{_said(job)}"
+    return Fate("LOST" if job.state == "COMPLETED" else job.state, cause, sure=True)
+
+
+def _said(job: Job) -> str:
+    """The supervisor's exit code is an error number where it could write nothing else."""
+    if job.state == "FAILED" and job.exit_code in errno.errorcode:
+        return f": it could not write its outcome, {os.strerror(job.exit_code)}"
+    return ""

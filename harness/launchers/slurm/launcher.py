@@ -1,0 +1,176 @@
+"""The Slurm launcher: attempts become steps of jobs, and jobs of equal shape one array."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import add
+
+from harness.cell import Cell
+from harness.errors import SchedulerError, SiteError
+from harness.launchers.fates import Fate
+from harness.launchers.hours import Hours
+from harness.launchers.launch import WORKER_COMMAND, Launch, request_cancel
+from harness.launchers.site import Site
+from harness.launchers.slurm.claim import Claim, unsettled
+from harness.launchers.slurm.fate import fates, scheduler_ids
+from harness.launchers.slurm.sbatch import batch_text, submit_claim
+from harness.launchers.slurm.scheduler import NoAnswerError, end_pending, find_array
+from harness.launchers.slurm.shape import lay_out, nodes_of, slurm
+from harness.store import Attempt, SweepFolder
+
+
+class SlurmLauncher:
+    """Hands cells to a cluster's Slurm.
+
+    What is to run is written down, as a claim, before sbatch is called, and what sbatch said after it. A
+    submission that is interrupted between the two is found again by its jobs' name.
+    """
+
+    def check(self, cell: Cell, site: Site) -> None:
+        """Refuse a cell that the site can never run.
+
+        Raises:
+            SiteError: its ranks do not spread evenly over nodes of the site.
+        """
+        most = slurm(site).ranks_per_node
+        if most > 1 and cell.world_size > most and nodes_of(cell.world_size, most) == cell.world_size:
+            raise SiteError(
+                f"{cell.id}: {cell.world_size} ranks do not spread evenly over nodes with up to {most} each; "
+                f"use another world size, or set slurm.ranks_per_node: 1 on site {site.name}"
+            )
+
+    def plan(self, cell: Cell, site: Site, command: Sequence[str] = WORKER_COMMAND) -> Launch:
+        """How an attempt at `cell` will be launched, but for its job, which `launch` decides."""
+        return Launch(
+            launcher="slurm",
+            site=site,
+            command=tuple(command),
+            cpus_per_rank=site.cpus_per_rank,
+            host=socket.gethostname(),
+            user=getpass.getuser(),
+            submitted_at=time.time(),
+        )
+
+    def hours(self, cells: Sequence[Cell], site: Site) -> Hours:
+        """The most that the cells can cost."""
+        jobs = lay_out(((cell, cell) for cell in cells), site)
+        return reduce(add, (shape.hours(site) * len(found) for shape, found in jobs.items()), Hours())
+
+    def preview(self, folder: SweepFolder, cells: Sequence[Cell], site: Site) -> str:
+        """The texts that sbatch would get; changes nothing."""
+        attempts = {Attempt(folder.cell_folder(cell).path / "attempt-1"): cell for cell in cells}
+        launches = {attempt: self.plan(cell, site) for attempt, cell in attempts.items()}
+        claims = _claims(folder, list(attempts.items()), launches, site)
+        return "\n".join(batch_text(claim) for claim in claims)
+
+    def launch(self, folder: SweepFolder, launches: Iterable[tuple[Attempt, Launch]]) -> None:
+        """Claim the attempts, make them pending, and call sbatch once an array.
+
+        Raises:
+            SiteError: sbatch refused; what it refused is as if never launched.
+            SchedulerError: Slurm did not answer; what it did not hear of waits for `resume`.
+        """
+        planned = dict(launches)
+        site = next(iter(planned.values())).site
+        items = [(attempt, attempt.cell_folder.cell()) for attempt in planned]
+        claims = list(_claims(folder, items, planned, site))
+        for claim in claims:
+            claim.write()
+        for claim in claims:
+            _make_pending(claim)
+        _hand_over(claims)
+
+    def interrupted(self, folder: SweepFolder) -> bool:
+        """Whether there are claims of which nobody knows whether sbatch heard of them."""
+        return bool(unsettled(folder))
+
+    def resume(self, folder: SweepFolder) -> None:
+        """Finish submissions that were interrupted: find their jobs, or hand them over now.
+
+        Raises:
+            SiteError: as `launch`.
+            SchedulerError: as `launch`.
+        """
+        unheard = []
+        for claim in unsettled(folder):
+            try:
+                job_id = find_array(claim.job_name, claim.launch.user)
+            except NoAnswerError as error:
+                raise _no_answer(error) from None
+            if job_id is not None:
+                claim.settle(job_id=job_id)
+            else:
+                _make_pending(claim)
+                unheard.append(claim)
+        _hand_over(unheard)
+
+    def works_on(self, folder: SweepFolder) -> bool:
+        """Whether pending attempts will start without `resume`."""
+        return not unsettled(folder)
+
+    def fates(self, attempts: Sequence[Attempt]) -> Mapping[Attempt, Fate]:
+        """What Slurm says of attempts without an outcome, in at most two calls."""
+        return fates(attempts)
+
+    def cancel(self, attempts: Sequence[Attempt], *, checkpoint: bool = False) -> None:
+        """Ask for the end of attempts; jobs that wait are taken out of the queue, in one call.
+
+        A running job may have other attempts in it: its supervisor sees the request, and ends the one.
+
+        Raises:
+            SchedulerError: Slurm did not answer; running attempts end all the same.
+        """
+        for attempt in attempts:
+            request_cancel(attempt, checkpoint=checkpoint)
+        waiting = [attempt for attempt in attempts if not (attempt.path / "taken.json").exists()]
+        try:
+            end_pending(sorted(set(scheduler_ids(waiting).values())))
+        except NoAnswerError as error:
+            raise _no_answer(error) from None
+
+
+def _claims(
+    folder: SweepFolder, items: Sequence[tuple[Attempt, Cell]], launches: Mapping[Attempt, Launch], site: Site
+) -> Iterator[Claim]:
+    most = slurm(site).array_size
+    for shape, jobs in lay_out(items, site).items():
+        for start in range(0, len(jobs), most):
+            yield Claim.plan(folder, shape, launches, jobs[start : start + most])
+
+
+def _make_pending(claim: Claim) -> None:
+    for number, attempt in claim.attempts():
+        if not (attempt.path / "launch.json").exists():
+            claim.launch_of(number, attempt).write(attempt)
+
+
+def _hand_over(claims: Sequence[Claim]) -> None:
+    for number, claim in enumerate(claims):
+        try:
+            claim.settle(job_id=submit_claim(claim))
+        except SiteError as error:
+            for refused in claims[number:]:
+                _withdraw(refused, str(error))
+            heard = sum(len(list(claim.attempts())) for claim in claims[:number])
+            raise SiteError(
+                f"{error}; {heard} cells were submitted before" if heard else str(error)
+            ) from None
+        except NoAnswerError as error:
+            raise _no_answer(error) from None
+
+
+def _withdraw(claim: Claim, why: str) -> None:
+    """Undo what made the attempts pending: they were never launched."""
+    for _, attempt in claim.attempts():
+        (attempt.path / "launch.json").unlink(missing_ok=True)
+    claim.settle(refused=why)
+
+
+def _no_answer(error: NoAnswerError) -> SchedulerError:
+    return SchedulerError(
+        f"Slurm did not answer ({error}); nothing is lost: kronscale submit finishes what was begun"
+    )

@@ -1,0 +1,82 @@
+"""What a Slurm site's profile says beyond where and how long: the `slurm:` section."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from harness.cell import Spec
+
+_OURS = (
+    "array",
+    "comment",
+    "job-name",
+    "nodes",
+    "ntasks-per-node",
+    "output",
+    "error",
+    "open-mode",
+    "requeue",
+)
+
+
+class SlurmProfile(Spec):
+    """Facts about one cluster, and how cells are laid into its jobs.
+
+    Attributes:
+        ranks_per_node: most ranks of a cell on a node; a wider cell takes several nodes, all equally full.
+        partition: and `account`, `qos`, `constraint`, `wckey`: sbatch's options of these names.
+        exclude_nodes: nodes that no job may get.
+        memory_gb_per_node: of a full node; a cell that leaves ranks free asks for its share. None asks for
+            nothing, and the cluster's default holds.
+        exclusive: whether jobs get whole nodes; hours are then counted for whole nodes.
+        cpus_per_node: and `gpus_per_node`: what a whole node has; only for counting hours.
+        mpi: srun's `--mpi`: `pmi2` for MPICH, `pmix` for Open MPI, `none`.
+        sbatch: more options by name without dashes; a value of null gives the bare option.
+        srun: more words for srun, such as `--cpu-bind=cores`.
+        setup: lines of bash before the ranks start, such as `module load ...`; run as they stand.
+        at_once: most jobs of an array that run at the same time.
+        array_size: most jobs in an array; the cluster's MaxArraySize minus one.
+        cells_per_job: cells that run side by side in one job.
+        pair_arms: whether all arms of a block, the cells of one world size and seed, run in one job one
+            after another, so that comparisons between them are within one allocation.
+        requeue: whether Slurm may start a job again after a node failed or a preemption.
+        signal_seconds: ranks get SIGUSR2 this long before the job's time limit or preemption; None for never.
+    """
+
+    ranks_per_node: int = Field(ge=1)
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    wckey: str | None = None
+    exclude_nodes: tuple[str, ...] = ()
+    memory_gb_per_node: float | None = Field(default=None, gt=0)
+    exclusive: bool = False
+    cpus_per_node: int | None = Field(default=None, ge=1)
+    gpus_per_node: int | None = Field(default=None, ge=0)
+    mpi: str = Field(default="none", pattern=r"^[a-z0-9_]+$")
+    sbatch: dict[str, str | int | None] = {}
+    srun: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    at_once: int = Field(default=50, ge=1)
+    array_size: int = Field(default=1000, ge=1)
+    cells_per_job: int = Field(default=1, ge=1)
+    pair_arms: bool = False
+    requeue: bool = True
+    signal_seconds: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _options_are_single_lines(self) -> Self:
+        named = {name: getattr(self, name) for name in ("partition", "account", "qos", "constraint", "wckey")}
+        options = named | {f"sbatch.{name}": value for name, value in self.sbatch.items()}
+        for name, value in (*options.items(), *(("exclude_nodes", node) for node in self.exclude_nodes)):
+            if any(sign in str(value) for sign in "\n\r\0'"):
+                raise ValueError(
+                    f"{name}={value!r} has a line break or a quote, which #SBATCH lines cannot hold"
+                )
+        for name in self.sbatch:
+            if not name.replace("-", "").isalnum() or name in _OURS:
+                raise ValueError(f"sbatch={name!r} is no option to add; not allowed: {', '.join(_OURS)}")
+        return self

@@ -1,0 +1,119 @@
+"""From a claim to the text that sbatch gets, through submitit, and to the job's number.
+
+No path and no word of a profile stands in the text unquoted, but for the profile's own `setup` lines.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from harness.errors import SiteError
+from harness.launchers.slurm.scheduler import NoAnswerError
+from harness.launchers.slurm.shape import slurm
+
+if TYPE_CHECKING:
+    from harness.launchers.slurm.claim import Claim
+    from harness.launchers.slurm.executor import ClaimExecutor
+
+# What sbatch says when it may or may not have been heard; anything else that it says is a refusal.
+_NO_ANSWER = re.compile(
+    r"unable to contact|timed out|connection|transmitted|slurm controller|communication|temporarily|"
+    r"authentication|munge|no respon",
+    re.IGNORECASE,
+)
+# Of an allocation or an mpirun that the user submits from; a leaked SLURM_CPU_BIND slows every rank down.
+_SCRUBBED = re.compile(
+    r"(SLURM|SBATCH|SRUN|SUBMITIT|TORCHELASTIC|OMPI|HYDRA|PMI|PMIX|MPI_LOCAL)[A-Z]*(_|\Z)|"
+    r"(MASTER_(ADDR|PORT)|RANK|(LOCAL_|GROUP_|LOCAL_WORLD_|WORLD_)(RANK|SIZE)|CUDA_VISIBLE_DEVICES)\Z"
+)
+_KEPT = ("SLURM_CONF",)  # which cluster, not which allocation
+
+
+def batch_text(claim: Claim) -> str:
+    """What sbatch will get."""
+    return _executor(claim).text(_command(claim))
+
+
+def submit_claim(claim: Claim) -> str:
+    """Call sbatch; returns the job's number.
+
+    Raises:
+        SiteError: sbatch refused; nothing was submitted.
+        NoAnswerError: Slurm did not answer; the job may be there or not.
+    """
+    script = claim.path / "sbatch.sh"
+    script.write_text(batch_text(claim))
+    executor = _executor(claim)
+    environment = {name: value for name, value in os.environ.items() if not scrubbed(name)}
+    try:
+        done = subprocess.run(
+            executor.command(script), env=environment, capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        raise NoAnswerError(str(error)) from None
+    if done.returncode == 0:
+        return executor.job_id(done.stdout)
+    said = " ".join(done.stderr.split())
+    if _NO_ANSWER.search(said) or not said:
+        raise NoAnswerError(said or f"sbatch ended with {done.returncode}")
+    raise SiteError(f"site {claim.site.name}: sbatch refused: {said}")
+
+
+def scrubbed(name: str) -> bool:
+    """Whether a variable of the submitting shell must not reach a job."""
+    return _SCRUBBED.match(name) is not None and name not in _KEPT
+
+
+def _executor(claim: Claim) -> ClaimExecutor:
+    from harness.launchers.slurm.executor import ClaimExecutor  # noqa: PLC0415  # see there
+
+    executor = ClaimExecutor(claim.path)
+    executor.parameters.update(_parameters(claim))
+    return executor
+
+
+def _parameters(claim: Claim) -> dict[str, Any]:
+    site, shape = claim.site, claim.shape
+    profile = slurm(site)
+    ranks = shape.ranks_per_node * shape.lanes
+    more: dict[str, Any] = {"output": "/dev/null", "requeue" if profile.requeue else "no-requeue": True}
+    more |= {name: True if value is None else value for name, value in profile.sbatch.items()}
+    memory = shape.memory_mb(site, shape.lanes)
+    return {
+        "job_name": claim.job_name,
+        "partition": profile.partition,
+        "account": profile.account,
+        "qos": profile.qos,
+        "constraint": profile.constraint,
+        "wckey": profile.wckey,
+        "exclude": ",".join(profile.exclude_nodes) or None,
+        "nodes": shape.nodes,
+        "ntasks_per_node": ranks,
+        "cpus_per_task": site.cpus_per_rank,
+        "gpus_per_node": ranks * site.gpus_per_rank or None,
+        "mem": f"{memory}M" if memory is not None else None,
+        "exclusive": profile.exclusive or None,
+        "time": shape.minutes(site),
+        "map_count": len(claim.jobs),
+        "array_parallelism": profile.at_once,
+        "signal_delay_s": profile.signal_seconds or 0,
+        "stderr_to_stdout": True,
+        "use_srun": False,
+        "setup": [_log_line(claim), *profile.setup],
+        "additional_parameters": more,
+    }
+
+
+def _log_line(claim: Claim) -> str:
+    folder = shlex.quote(str(claim.path))
+    return f'exec >>{folder}/job-$(printf %05d "$SLURM_ARRAY_TASK_ID").log 2>&1'
+
+
+def _command(claim: Claim) -> str:
+    words = [sys.executable, "-u", "-m", "harness.launchers.slurm.batch", str(claim.path)]
+    return f"exec {shlex.join(words)}"

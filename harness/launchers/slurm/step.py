@@ -1,0 +1,182 @@
+"""One attempt as one step of a job: `srun` with a task a rank, watched until it has an outcome."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.checkpoint.requests import PREEMPTED_EXIT_CODE
+from harness.launchers.launch import Launch
+from harness.launchers.ranks import TERM_SECONDS, Death, Ending, own_variables
+from harness.launchers.site import Site
+from harness.launchers.slurm import rank as rank_program
+from harness.launchers.slurm.scheduler import kill_step
+from harness.launchers.slurm.shape import Shape, slurm
+from harness.launchers.stopping import Reason, stop_wish
+from harness.store import Attempt
+
+_WATCH_SECONDS = 0.2
+_ASK_AGAIN_SECONDS = 1.0  # a rank that is still starting does not hear the first time
+_WAIT_SECONDS = 60  # srun's --wait: how long the others may go on after the first task has ended well
+
+
+@dataclass(frozen=True)
+class StepEnd:
+    """How a step ended.
+
+    Attributes:
+        ending: for the verdict.
+        lost_nodes: nodes of which no rank left word.
+        out_of_memory: whether Slurm says that it killed for memory.
+        started: whether any rank was.
+        exit_code: srun's.
+    """
+
+    ending: Ending
+    lost_nodes: tuple[str, ...]
+    out_of_memory: bool
+    started: bool
+    exit_code: int
+
+
+def run_step(attempt: Attempt, launch: Launch, shape: Shape, leave: Callable[[], bool]) -> StepEnd:
+    """Run the attempt's ranks in this job; returns when none is left.
+
+    Args:
+        attempt: begun already.
+        launch: how.
+        shape: of the job.
+        leave: asked a few times a second; true when the job itself is ending.
+
+    Raises:
+        OSError: srun could not be started.
+    """
+    log = attempt.path / "logs" / "srun.log"
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            srun_command(attempt, launch, shape),
+            env=_environment(launch), start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+        )  # fmt: skip
+    reason = _watch(process, attempt, launch.site, leave)
+    _end(process, attempt)
+    return StepEnd(
+        ending=Ending(reason, tuple(_deaths(attempt, shape))),
+        lost_nodes=_lost_nodes(attempt, shape),
+        out_of_memory="oom" in log.read_text(errors="replace").lower(),
+        started=bool(_starts(attempt)),
+        exit_code=process.returncode,
+    )
+
+
+def _watch(
+    process: subprocess.Popen[bytes], attempt: Attempt, site: Site, leave: Callable[[], bool]
+) -> Reason:
+    """Wait until srun has ended or has to; ranks that may save are asked to, again and again."""
+    deadline = time.monotonic() + site.timeout_minutes * 60
+    reason: Reason = "ranks"
+    save_ends, asked = float("inf"), float("-inf")
+    while process.poll() is None and not leave():
+        now = time.monotonic()
+        wish = stop_wish(attempt, site, deadline - now, preempted=False)
+        if wish is not None:
+            reason = wish.reason
+            save_ends = min(save_ends, now + site.grace_seconds)
+            if not wish.save or now > save_ends:
+                break
+            if now - asked > _ASK_AGAIN_SECONDS:
+                process.send_signal(signal.SIGUSR1)  # srun passes it on
+                asked = now
+        _wait(process, _WATCH_SECONDS)
+    return reason
+
+
+def srun_command(attempt: Attempt, launch: Launch, shape: Shape) -> list[str]:
+    """The step's command line; a list, which no shell reads."""
+    site = launch.site
+    profile = slurm(site)
+    words = [
+        "srun", f"--nodes={shape.nodes}", f"--ntasks={shape.world_size}",
+        f"--ntasks-per-node={shape.ranks_per_node}", "--distribution=block",
+        f"--cpus-per-task={site.cpus_per_rank}",  # not inherited from the job since Slurm 22.05
+        "--kill-on-bad-exit=1", f"--wait={_WAIT_SECONDS}", f"--mpi={profile.mpi}", "--input=none",
+    ]  # fmt: skip
+    if shape.lanes > 1:  # else every step waits for the one before
+        words.append("--exact")
+        memory = shape.memory_mb(site, 1)
+        words.append(f"--mem={memory}M" if memory is not None else "--mem=0")
+    if site.gpus_per_rank:
+        words.append(f"--gpus-per-node={shape.ranks_per_node}")  # all of a node's are visible to its ranks
+    start = [sys.executable, "-I", "-S", str(Path(rank_program.__file__))]
+    return [*words, *profile.srun, *start, str(attempt.path), str(launch.cpus_per_rank), *launch.command]
+
+
+def _environment(launch: Launch) -> dict[str, str]:
+    """The job's, which Slurm and the profile's setup lines made, with the rank's threads."""
+    environment = {name: value for name, value in os.environ.items() if name != "SLURM_ARRAY_TASK_ID"}
+    return environment | own_variables(launch)
+
+
+def _end(process: subprocess.Popen[bytes], attempt: Attempt) -> None:
+    """End what still runs: first asked, then by force, through Slurm, as srun alone would leave its tasks."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        _wait(process, TERM_SECONDS)
+    if process.poll() is None:
+        steps = {line["step"] for line in _starts(attempt).values()}
+        for step in steps:
+            kill_step(step)
+        _wait(process, TERM_SECONDS)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return
+
+
+def _deaths(attempt: Attempt, shape: Shape) -> list[Death]:
+    """All ranks' ends in order of time; a rank without a word was killed along with its parent."""
+    ends = {rank: _lines(attempt, rank)[-1] for rank in _starts(attempt)}
+    said = sorted((end["at"], rank) for rank, end in ends.items() if "exit_code" in end)
+    deaths = [Death(rank, ends[rank]["exit_code"], ends[rank]["own"]) for _, rank in said]
+    silent = [rank for rank in range(shape.world_size) if "exit_code" not in ends.get(rank, {})]
+    alone = all(death.exit_code in (0, PREEMPTED_EXIT_CODE) or not death.own for death in deaths)
+    return deaths + [Death(rank, -signal.SIGKILL, alone) for rank in silent]
+
+
+def _lost_nodes(attempt: Attempt, shape: Shape) -> tuple[str, ...]:
+    """Nodes, other than this one, all of whose ranks started and left no word of their end."""
+    silent: dict[str, int] = {}
+    for rank, start in _starts(attempt).items():
+        if "exit_code" not in _lines(attempt, rank)[-1]:
+            silent[start["node"]] = silent.get(start["node"], 0) + 1
+    here = os.environ.get("SLURMD_NODENAME")
+    return tuple(sorted(n for n, count in silent.items() if count == shape.ranks_per_node and n != here))
+
+
+def _starts(attempt: Attempt) -> Mapping[int, dict[str, Any]]:
+    found = {}
+    for path in sorted(attempt.path.glob("rank-*.end")):
+        rank = int(path.stem.removeprefix("rank-"))
+        lines = _lines(attempt, rank)
+        if lines:
+            found[rank] = lines[0]
+    return found
+
+
+def _lines(attempt: Attempt, rank: int) -> list[dict[str, Any]]:
+    text = (attempt.path / f"rank-{rank:05}.end").read_text()
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

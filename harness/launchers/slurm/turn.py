@@ -1,0 +1,89 @@
+"""Which attempt a job may run: at most one job ever runs an attempt, whatever happened to its submission.
+
+The submit lock keeps two submitters apart, and a claim is settled before it is submitted twice. Where a file
+system's locks fail, or sbatch was heard twice, what decides is here: a file that only one job can make.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+
+from harness.checkpoint.shelf import Shelf, resumable
+from harness.launchers.launch import Launch
+from harness.launchers.slurm.claim import Claim
+from harness.launchers.verdict import without_ranks
+from harness.store import Attempt, write_once
+
+
+def take_turn(claimed: Attempt, claim: Claim) -> Attempt | None:
+    """The attempt that this job is to run in place of `claimed`, now taken by it; None if there is none.
+
+    A job that Slurm starts again gives what it had begun an outcome and goes on in a new attempt.
+    """
+    if (claim.submitted or {}).get("refused"):
+        return None
+    chain = [attempt for attempt in claimed.cell_folder.attempts() if _is_ours(attempt, claimed, claim)]
+    if not chain or chain[-1].outcome() is not None:
+        return None
+    last = chain[-1]
+    holder = last.read("taken.json")
+    if holder is None:
+        other = _other_in_flight(last, claim)
+        if other is not None:
+            last.write_outcome(
+                without_ranks("CANCELLED", f"attempt {other.number} of this cell was there before")
+            )
+            return None
+        return last if _take(last) else None
+    if holder["job"] != _this_job() or holder["restart"] >= _restarts():
+        return None
+    return _go_on(last)
+
+
+def _go_on(interrupted: Attempt) -> Attempt | None:
+    launch = Launch.read(interrupted)
+    if launch is None:
+        return None
+    attempt = interrupted.cell_folder.new_attempt()
+    continues = interrupted.number if Shelf(interrupted).newest_first() else launch.continues
+    launch.model_copy(update={"continues": continues}).write(attempt)
+    began = (interrupted.read("begun.json") or {}).get("started_at")
+    cause = f"Slurm took its nodes back and started its job again; attempt {attempt.number} goes on"
+    step = next((saved.step for _, saved in resumable(interrupted)), None)
+    interrupted.write_outcome(replace(without_ranks("PREEMPTED", cause, began), checkpoint_step=step))
+    return attempt if _take(attempt) else None
+
+
+def _take(attempt: Attempt) -> bool:
+    word = {"job": _this_job(), "restart": _restarts(), "node": os.environ.get("SLURMD_NODENAME", "")}
+    return write_once(attempt.path / "taken.json", json.dumps({**word, "at": time.time()}) + "\n")
+
+
+def _is_ours(attempt: Attempt, claimed: Attempt, claim: Claim) -> bool:
+    launch = attempt.read("launch.json")
+    return attempt.number >= claimed.number and launch is not None and launch.get("claim") == claim.path.name
+
+
+def _other_in_flight(mine: Attempt, claim: Claim) -> Attempt | None:
+    """An attempt at the same cell by another claim that came first and is running or has completed."""
+    for attempt in mine.cell_folder.attempts():
+        launch = attempt.read("launch.json")
+        if launch is None or launch.get("claim") == claim.path.name:
+            continue
+        outcome = attempt.outcome()
+        if outcome is None and (attempt.path / "taken.json").exists():
+            return attempt
+        if outcome is not None and outcome.state == "COMPLETED":
+            return attempt
+    return None
+
+
+def _this_job() -> str:
+    return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+
+
+def _restarts() -> int:
+    return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
