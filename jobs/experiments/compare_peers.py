@@ -33,6 +33,7 @@ from torch.nn import functional
 
 import kfac_core.solvers.eigen
 from kfac_core import KFAC, KFACConfig
+from kfac_core.grams import dense
 from kfac_core.layers import KroneckerLayer
 
 STEPS, GLOBAL_BATCH, LR, MOMENTUM, KL_CLIP = 20, 32, 0.05, 0.9, 0.001
@@ -278,8 +279,8 @@ def _divide_factors(layer: KroneckerLayer, divisors: Callable[[int], tuple[float
         found["S"] = positions(inputs[0], output)[1]
 
     layer.module.register_forward_hook(look, prepend=True)  # before the hook that asks for the grams
-    layer.input_gram = lambda x: input_gram(x) / divisors(found["S"])[0]  # type: ignore[method-assign]
-    layer.output_gram = lambda g: output_gram(g) / divisors(found["S"])[1]  # type: ignore[method-assign]
+    layer.input_gram = lambda x: dense(input_gram(x)) / divisors(found["S"])[0]  # type: ignore[method-assign]
+    layer.output_gram = lambda g: dense(output_gram(g)) / divisors(found["S"])[1]  # type: ignore[method-assign]
 
 
 def _make_lzhangbv(checkout: str) -> Callable[..., Any]:
