@@ -26,6 +26,7 @@ class _Call:
     g_gram: Gram
     examples: int
     positions: int
+    batch: int
 
 
 class Share(NamedTuple):
@@ -39,11 +40,11 @@ class Statistics:
     """One layer's sums over the backward passes since they were last cleared.
 
     Attributes:
-        examples: examples B behind them on this rank.
+        examples: examples behind them on this rank; fewer than the batch where only part of it counts.
     """
 
     def __init__(self, loss_reduction: str) -> None:
-        self.examples = 0
+        self.examples = self._batch = 0
         self._reduction = loss_reduction
         self._a_share: Share | None = None  # sum over passes of (sum of a aT) / S^2
         self._g_share: Share | None = None  # sum over passes of S (sum of g gT)
@@ -59,6 +60,7 @@ class Statistics:
                 dense(before.g_gram) + dense(call.g_gram),
                 before.examples,
                 before.positions + call.positions,
+                before.batch,
             )
         else:
             self._close()
@@ -72,7 +74,7 @@ class Statistics:
         self._close()
         if self._a_share is None or self._g_share is None:
             return None
-        scale = float(self.examples) ** 2 if self._reduction == "mean" else 1.0
+        scale = float(self._batch) ** 2 if self._reduction == "mean" else 1.0
         return self._a_share, Share(self._g_share.gram, self._g_share.scale * scale)
 
     def _close(self) -> None:
@@ -83,6 +85,7 @@ class Statistics:
         self._a_share = _sum(self._a_share, Share(call.a_gram, 1.0 / call.positions**2))
         self._g_share = _sum(self._g_share, Share(call.g_gram, float(call.positions)))
         self.examples += call.examples
+        self._batch += call.batch
 
 
 def _sum(before: Share | None, new: Share) -> Share:
@@ -145,6 +148,10 @@ class Capture:
         if not output.numel():
             return  # an expert without tokens: no examples
         inputs: Tensor = (args[0] if args else kwargs["input"]).detach()
+        batch, positions = self._layers[index].positions(inputs, output)
+        examples = self._examples(batch)
+        if examples < batch:
+            inputs = inputs[:examples]
         task = torch._C._current_graph_task_id()
         if task == _NO_BACKWARD:
             a_gram = partial(_given, self._input_gram(index, inputs))
@@ -152,25 +159,30 @@ class Capture:
             # A checkpoint recomputes the call. Only a reentrant one, whose first pass ran without gradients,
             # sends a gradient through what it recomputed, so the work waits until one arrives.
             a_gram = partial(self._input_gram, index, inputs)
-        positions = self._layers[index].positions(inputs, output)
-        output.register_hook(partial(self._on_gradient, index, task, a_gram, positions))
+        output.register_hook(partial(self._on_gradient, index, task, a_gram, (examples, positions, batch)))
 
     def _on_gradient(
         self,
         index: int,
         task: int,
         a_gram: Callable[[], Gram],
-        positions: tuple[int, int],
+        counts: tuple[int, int, int],
         gradient: Tensor,
     ) -> None:
         if self._scale is None:
             self._scale = self._loss_scale()
         with self._measured(), torch.no_grad(), full_precision(gradient):
-            g = self._cast(gradient.detach())
+            examples, _, batch = counts
+            g = self._cast(gradient.detach()[:examples] if examples < batch else gradient.detach())
             g_gram = self._layers[index].output_gram(g if self._scale == 1.0 else g / self._scale)
         if task == _NO_BACKWARD:  # else a checkpoint's own backward pass is part of the one that began it
             task = torch._C._current_graph_task_id()
-        self.statistics[index].add(_Call(task, a_gram(), g_gram, *positions))
+        self.statistics[index].add(_Call(task, a_gram(), g_gram, *counts))
+
+    def _examples(self, batch: int) -> int:
+        """How many of a batch's examples make the statistics."""
+        fraction = self._layers[0].config.factor_batch_fraction
+        return batch if fraction == 1.0 else max(1, round(batch * fraction))
 
     def _input_gram(self, index: int, inputs: Tensor) -> Gram:
         with self._measured(), torch.no_grad(), full_precision(inputs):

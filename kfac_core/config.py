@@ -29,6 +29,8 @@ class KFACConfig:
             `round_robin` is layer i to rank i mod world_size (SC20, DP-KFAC); None is the
             strategy's own published choice.
         solver: `eigen` (inverse-free), `inverse`, or `inverse_pi` (DP-KFAC's damping split).
+        eigen_start: `cold` decomposes anew each time; `warm` takes one step of orthogonal iteration from the
+            last basis, an approximation (for `eigen` only).
         split_factors: for `comm_opt`, whether A and G of a layer may go to different ranks: `always`,
             `never`, or `when_ranks_exceed_layers`, the rule of the released SC20 code; None is `always`.
         damping: Tikhonov damping of the Kronecker product, > 0; a number, `Milestones`, or a callable of
@@ -36,6 +38,8 @@ class KFACConfig:
         factor_decay: weight of the OLD running factor in the running mean, in [0, 1). The DP-KFAC
             release uses the same name for the weight of the new one: pass 1 minus theirs.
         kl_clip: bound on the step's predicted KL divergence, > 0 (kappa in the papers), or None.
+        factor_batch_fraction: share of the local batch, in (0, 1], whose examples make the factors'
+            statistics; the first ones, at least one.
         factor_start: the running factor before the first update: `identity` (the released codes), or `first`,
             which takes the first statistics as they are.
         factor_update_steps: steps between two updates of the factors (F); may be scheduled like the damping.
@@ -58,9 +62,11 @@ class KFACConfig:
     assignment: Literal["balanced", "round_robin"] | None = None
     split_factors: Literal["always", "never", "when_ranks_exceed_layers"] | None = None
     solver: str = "eigen"
+    eigen_start: Literal["cold", "warm"] = "cold"
     damping: Hyperparameter = 0.001
     factor_decay: float = 0.95
     kl_clip: float | None = 0.001
+    factor_batch_fraction: float = 1.0
     factor_start: Literal["identity", "first"] = "identity"
     factor_update_steps: Interval = 10
     inverse_update_steps: Interval = 100
@@ -88,6 +94,7 @@ class KFACConfig:
             )
         if isinstance(self.damping, int | float):
             _in_range("damping", self.damping, 0, math.inf, open_left=True, open_right=True)
+        _in_range("factor_batch_fraction", self.factor_batch_fraction, 0, 1, open_left=True)
         _in_range("factor_decay", self.factor_decay, 0, 1, open_right=True)
         if self.kl_clip is not None:
             _in_range("kl_clip", self.kl_clip, 0, math.inf, open_left=True, open_right=True)
@@ -109,6 +116,11 @@ class KFACConfig:
                     f"split_factors={self.split_factors} has no meaning for strategy={self.strategy}; "
                     "leave it out, or use strategy=comm_opt"
                 )
+        _one_of("eigen_start", self.eigen_start, ("cold", "warm"))
+        if self.eigen_start == "warm" and self.solver != "eigen":
+            raise ConfigError(
+                f"eigen_start=warm has no meaning for solver={self.solver}; leave it out, or use solver=eigen"
+            )
         _one_of("factor_start", self.factor_start, ("identity", "first"))
         _one_of("sequence", self.sequence, ("expand", "reduce"))
         _one_of("loss_reduction", self.loss_reduction, ("mean", "sum"))

@@ -63,6 +63,7 @@ class SecondOrder:
     ) -> None:
         self._shapes, self._communicator, self._like = shapes, communicator, like
         self._solver = SOLVERS[config.solver]
+        self._warm = config.eigen_start == "warm"
         rank = communicator.rank
         self._column = placement.column(rank % placement.columns)
         jobs = [job for job in placement.factor_jobs(shapes) if rank in job.gradient_workers]
@@ -109,7 +110,8 @@ class SecondOrder:
             own, other = self._means[job.layer] if job.kind == "a" else self._means[job.layer].flip(0)
             split = self._solver.factor_damping(damping, own, other)
             try:
-                self.data[key].copy_(self._solve(factors[key], split))
+                last = self.data[key] if self._warm and key in self.solved else None
+                self.data[key].copy_(self._solve(factors[key], split, last))
                 self.solved.add(key)
             except LinAlgError as error:
                 self.report(job.layer, job.kind, step, f"no decomposition, also in float64: {error}")
@@ -139,11 +141,11 @@ class SecondOrder:
         self.failures.append(failure)
         warnings.warn(str(failure), RuntimeWarning, stacklevel=2)
 
-    def _solve(self, factor: Tensor, damping: Tensor | float) -> Tensor:
+    def _solve(self, factor: Tensor, damping: Tensor | float, last: Tensor | None) -> Tensor:
         """Solve in the working precision, then once more in float64."""
         for dtype in dict.fromkeys((self._like.dtype, torch.float64)):
             try:
-                solved = self._solver.solve(factor.to(dtype), damping).to(self._buffer.dtype)
+                solved = self._solver.solve(factor.to(dtype), damping, last).to(self._buffer.dtype)
             except LinAlgError:
                 if dtype == torch.float64:
                     raise

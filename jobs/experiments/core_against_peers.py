@@ -8,8 +8,8 @@ iteration with all work, one that renews factors only, and one that only precond
 Figures are medians over repetitions of the slowest rank, over plain SGD's of the same run. The peers are
 plain checkouts, timed by wrapping their own methods; nothing of theirs is installed or copied.
 
-`memory` rows are from processes of their own: growth of the largest resident set over two iterations that renew
-factors, after two of plain training.
+`memory` rows are from processes of their own: growth of the largest resident set over two full iterations
+after two of plain training.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ def make_lzhangbv(training: Training, variant: str, checkout: Path) -> Step:
         clock.wrap(owner, "scale", "_update_grad_in_place")
     for name in ("ComputeA", "ComputeG"):
         compute = getattr(computing, name)()
-        setattr(computing, name, lambda timed=clock.timed("factor", compute): timed)
+        setattr(computing, name, partial(_given, clock.timed("factor", compute)))
     theirs = kind(
         training.model, lr=LR, damping=DAMPING, fac_update_freq=FACTOR_STEPS, kfac_update_freq=INVERSE_STEPS,
         kl_clip=KL_CLIP, factor_decay=0.05,
@@ -193,6 +194,10 @@ def make_lzhangbv(training: Training, variant: str, checkout: Path) -> Step:
         first[0] = False
 
     return stepper(training, theirs, prepare, clock)
+
+
+def _given(value: Any) -> Any:
+    return value
 
 
 MAKERS = {"ours": make_ours, "gpauloski": make_gpauloski, "lzhangbv": make_lzhangbv}
@@ -264,7 +269,7 @@ def compare(rank: int, ranks: int, model: str, arms: list[tuple[str, str]], chec
 def grow(
     rank: int, ranks: int, model: str, arm: tuple[str, str], checkouts: dict[str, Path], folder: str
 ) -> None:
-    """Growth of the largest resident set, MiB, under two iterations that renew the factors."""
+    """Growth of the largest resident set, MiB, over two full iterations: all that K-FAC keeps and needs."""
     enter(rank, ranks, folder)
     spec = MODELS[model]
     training = Training(spec, spec.batch, rank, ranks)
@@ -272,11 +277,8 @@ def grow(
         plain_seconds(training)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     step = MAKERS[arm[0]](training, arm[1], checkouts.get(arm[0], Path()))
-    if arm[0] == "lzhangbv":  # its first step makes its buffers and cannot do without an inverse
-        step("full")
     for _ in range(2):
-        training.meet()
-        step("factor")
+        step("full")
     if rank == 0:
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
         torch.save(grown, f"{folder}/figures")

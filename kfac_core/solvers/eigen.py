@@ -21,12 +21,21 @@ class EigenSolver:
         """None: the product is damped when the gradient is preconditioned."""
         return 0.0
 
-    def solve(self, factor: Tensor, damping: Tensor | float) -> Tensor:
-        """Eigenvectors, then eigenvalues."""
+    def solve(self, factor: Tensor, damping: Tensor | float, last: Tensor | None = None) -> Tensor:
+        """Eigenvectors, then eigenvalues; with `last` one step of orthogonal iteration from its vectors.
+
+        A running mean turns slowly, so its last basis is nearly one of eigenvectors: multiplied by the factor
+        and orthonormalised it is nearer, and the Rayleigh quotients are the best values for it. Source: Vyas
+        et al. 2024, "SOAP", arXiv:2409.11321, section 4.2.
+        """
         if factor.shape[-1] == 1:
             values, vectors = factor.flatten(), torch.ones_like(factor)
-        else:
+        elif last is None:
             values, vectors = torch.linalg.eigh(factor)
+        else:
+            before = last[: factor.numel()].to(factor.dtype).view_as(factor)
+            vectors, _ = torch.linalg.qr(factor @ before)
+            values = (vectors * (factor @ vectors)).sum(-2)
         values = values.masked_fill(values < SMALLEST_EIGENVALUE, 0.0)
         return torch.cat([vectors.flatten(), values.flatten()])
 

@@ -20,7 +20,7 @@ class InverseSolver:
         """The damping itself on both factors; the product then carries cross terms."""
         return damping
 
-    def solve(self, factor: Tensor, damping: Tensor | float) -> Tensor:
+    def solve(self, factor: Tensor, damping: Tensor | float, last: Tensor | None = None) -> Tensor:
         """Cholesky inverse of a damped copy: the running factor must not collect damping."""
         damped = scratch(factor, *factor.shape).copy_(factor)
         damped.diagonal(dim1=-2, dim2=-1).add_(damping)

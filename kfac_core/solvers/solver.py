@@ -27,8 +27,10 @@ class Solver(Protocol):
         """Damping to add to a factor whose mean diagonal is `own_mean`, beside one of `other_mean`."""
         ...
 
-    def solve(self, factor: Tensor, damping: Tensor | float) -> Tensor:
+    def solve(self, factor: Tensor, damping: Tensor | float, last: Tensor | None = None) -> Tensor:
         """Flat second-order data of `factor` [blocks, n, n], which is left alone.
+
+        `last` is that of an earlier state of the factor, to start from.
 
         Raises:
             LinAlgError: the factor cannot be decomposed in its precision.
