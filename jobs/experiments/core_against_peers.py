@@ -48,21 +48,26 @@ OURS = {
     "precondition_comm": "precondition_comm", "scale": "scale",
 }  # fmt: skip
 FIELDS = ("model", "ranks", "implementation", "variant", "quantity", "value", "low", "high", "repeats")
-CONFIGURATIONS: Mapping[str, list[tuple[int, list[tuple[str, str]]]]] = {
-    "resnet32": [
-        (1, [("ours", "comm_opt eigen"), ("gpauloski", "comm eigen"), ("lzhangbv", "eigen")]),
-        (1, [("ours", "comm_opt inverse"), ("gpauloski", "comm inverse"), ("lzhangbv", "inverse")]),
-        (2, [("ours", "comm_opt eigen"), ("gpauloski", "comm eigen"), ("lzhangbv", "eigen")]),
-        (2, [("ours", "mem_opt eigen"), ("gpauloski", "mem eigen")]),
-        (2, [("ours", "dp_kfac eigen"), ("lzhangbv", "eigen_dp")]),
-    ],
-    "resnet50": [
-        (1, [("ours", "comm_opt inverse"), ("gpauloski", "comm inverse"), ("lzhangbv", "inverse")]),
-        (2, [("ours", "mem_opt inverse"), ("gpauloski", "mem inverse")]),
-        (2, [("ours", "dp_kfac inverse"), ("lzhangbv", "inverse_dp")]),
-    ],
-    "resnet50-eigen": [(1, [("ours", "comm_opt eigen"), ("gpauloski", "comm eigen")])],
-}
+Arms = list[tuple[str, str]]
+CONFIGURATIONS: Mapping[str, tuple[str, int, Arms]] = {
+    "eigen": (
+        "resnet32", 1, [("ours", "comm_opt eigen"), ("gpauloski", "comm eigen"), ("lzhangbv", "eigen")],
+    ),
+    "inverse": (
+        "resnet32", 1,
+        [("ours", "comm_opt inverse"), ("gpauloski", "comm inverse"), ("lzhangbv", "inverse")],
+    ),
+    "comm": ("resnet32", 2, [("ours", "comm_opt eigen"), ("gpauloski", "comm eigen"), ("lzhangbv", "eigen")]),
+    "mem": ("resnet32", 2, [("ours", "mem_opt eigen"), ("gpauloski", "mem eigen")]),
+    "dp": ("resnet32", 2, [("ours", "dp_kfac eigen"), ("lzhangbv", "eigen_dp")]),
+    "large-inverse": (
+        "resnet50", 1,
+        [("ours", "comm_opt inverse"), ("gpauloski", "comm inverse"), ("lzhangbv", "inverse")],
+    ),
+    "large-dp": ("resnet50", 2, [("ours", "dp_kfac inverse"), ("lzhangbv", "inverse_dp")]),
+    "large-mem": ("resnet50", 2, [("ours", "mem_opt inverse"), ("gpauloski", "mem inverse")]),
+    "large-eigen": ("resnet50", 1, [("ours", "comm_opt eigen"), ("gpauloski", "comm eigen")]),
+}  # fmt: skip
 Step = Callable[[str], dict[str, float]]
 Row = dict[str, Any]
 
@@ -339,35 +344,36 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
     checkouts = {name: getattr(given, name) for name in ("gpauloski", "lzhangbv") if getattr(given, name)}
-    kept = []
-    if given.out.exists():
-        with given.out.open() as file:
-            kept = [row for row in csv.DictReader(file) if row["group"] not in given.only]
-    rows: list[Row] = []
     for group in given.only:
-        model = group.split("-")[0]
+        model, ranks, wanted = CONFIGURATIONS[group]
+        arms = [arm for arm in wanted if arm[0] == "ours" or arm[0] in checkouts]
         repeats = given.repeats if model == "resnet32" else max(2, given.repeats // 2)
-        for ranks, wanted in CONFIGURATIONS[group]:
-            arms = [arm for arm in wanted if arm[0] == "ours" or arm[0] in checkouts]
-            gathered = spawned(compare, ranks, model, arms, checkouts, repeats)
-            new = rows_of(model, ranks, arms, gathered, repeats)
-            if ranks == 1:
-                for arm in arms:
-                    grown = spawned(grow, ranks, model, arm, checkouts)
-                    new.append({
-                        "model": model, "ranks": ranks, "implementation": arm[0], "variant": arm[1],
-                        "quantity": "memory, MiB", "value": grown, "repeats": 1,
-                    })  # fmt: skip
-            rows += [{"group": group, **row} for row in new]
-            for row in new:
-                print(*(row.get(field, "") for field in FIELDS[:6]), flush=True)
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    with given.out.open("w", newline="") as file:
+        rows = rows_of(model, ranks, arms, spawned(compare, ranks, model, arms, checkouts, repeats), repeats)
+        for name, variant in arms if ranks == 1 else ():
+            rows.append({
+                "model": model, "ranks": ranks, "implementation": name, "variant": variant, "repeats": 1,
+                "quantity": "memory, MiB", "value": spawned(grow, ranks, model, (name, variant), checkouts),
+            })  # fmt: skip
+        for row in rows:
+            print(*(row.get(field, "") for field in FIELDS[:6]), flush=True)
+        replace(given.out, group, rows)
+
+
+def replace(table: Path, group: str, rows: list[Row]) -> None:
+    """Put one configuration's rows into the table, in the place of those from an earlier run."""
+    kept: list[Row] = []
+    if table.exists():
+        with table.open() as file:
+            kept = [row for row in csv.DictReader(file) if row["group"] != group]
+    table.parent.mkdir(parents=True, exist_ok=True)
+    order = list(CONFIGURATIONS)
+    with table.open("w", newline="") as file:
         writer = csv.DictWriter(file, ("group", *FIELDS), lineterminator="\n")
         writer.writeheader()
-        for row in (*kept, *rows):
-            shown = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()}
-            writer.writerow(shown)
+        for row in sorted(
+            (*kept, *({"group": group, **row} for row in rows)), key=lambda r: order.index(r["group"])
+        ):
+            writer.writerow({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()})
 
 
 if __name__ == "__main__":
