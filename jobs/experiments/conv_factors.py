@@ -3,9 +3,9 @@
     python jobs/experiments/conv_factors.py results/peers/conv_factors.csv \
         --gpauloski <checkout of gpauloski/kfac-pytorch> --lzhangbv <checkout of lzhangbv/kfac_pytorch>
 
-One thread, one process, the same input; repetitions alternate between the implementations. Figures are medians
-with quartiles in milliseconds of one call; the row `all layers` weighs each kind of layer by how often the
-network has it. `error` is the largest relative error, element by element, against im2col in float64.
+One thread, one process, the same input; repetitions alternate between the implementations. Figures are
+medians with quartiles in milliseconds of one call; the row `all layers` weighs each kind of layer by how
+often the network has it. `error` is the largest relative error, element by element, against im2col in float64.
 """
 
 from __future__ import annotations
