@@ -5,7 +5,7 @@
 
 One thread, one process, the same input; repetitions alternate between the implementations. Figures are
 medians with quartiles in milliseconds of one call; the row `all layers` weighs each kind of layer by how
-often the network has it. `error` is the largest relative error, element by element, against im2col in float64.
+often the network has it. `error` is the largest relative error of an element against im2col in float64.
 """
 
 from __future__ import annotations
