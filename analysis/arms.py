@@ -7,32 +7,57 @@ ordinary sweep shows its methods' names, and a grid over damping shows `comm_opt
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from harness.cell import Cell
 
-SETTING_FIELDS = ("workload", "target", "training")
-ARM_FIELDS = ("optimizer", "kfac")
+Fields = Mapping[str, Any]
+"""A cell by dotted paths: `kfac.damping`, `training.global_batch_size`."""
+
+SETTING_SECTIONS = ("workload", "target", "training")
+ARM_SECTIONS = ("optimizer", "kfac")
 
 
-def name_arms(cells: Sequence[Cell]) -> list[tuple[str, str]]:
-    """(arm, setting) of every cell; the setting is empty where the study has only one."""
-    settings = [_flat(cell.model_dump(mode="json", include=set(SETTING_FIELDS))) for cell in cells]
-    differing = _varying(settings)
+def fields_of(cell: Cell) -> dict[str, Any]:
+    """What decides a cell's numbers, flat; sections that it lacks are left out."""
+    return _flat(cell.model_dump(mode="json", exclude={"sweep"}))
+
+
+def name_arms(rows: Sequence[Fields], without: Collection[str] = ()) -> list[tuple[str, str]]:
+    """(arm, setting) of every cell; the setting is empty where the study has only one.
+
+    Args:
+        rows: `fields_of` every cell.
+        without: fields that a figure puts on an axis. Cells that differ in these only belong together, and in
+            what walks along with them too, such as a rate that grows with the batch.
+    """
+    axis = [tuple(str(row.get(field)) for field in without) for row in rows]
+    settings = [_sections(row, SETTING_SECTIONS, without) for row in rows]
+    differing = _varying(settings, axis)
     setting_names = [_spell(setting, differing) for setting in settings]
 
-    own = [_flat(cell.model_dump(mode="json", include=set(ARM_FIELDS))) for cell in cells]
-    by_method: dict[str, list[dict[str, Any]]] = {}
-    for cell, fields in zip(cells, own, strict=True):
-        by_method.setdefault(cell.method, []).append(fields)
-    varying = {method: _varying(fields) for method, fields in by_method.items()}
-
+    own = [_sections(row, ARM_SECTIONS, without) for row in rows]
+    by_method: dict[str, list[int]] = {}
+    for place, row in enumerate(rows):
+        by_method.setdefault(row["method"], []).append(place)
+    varying = {
+        method: _varying([own[place] for place in places], [axis[place] for place in places])
+        for method, places in by_method.items()
+    }
     named = []
-    for cell, fields, setting in zip(cells, own, setting_names, strict=True):
-        arm = " ".join(filter(None, (cell.method, _spell(fields, varying[cell.method]), setting)))
+    for row, fields, setting in zip(rows, own, setting_names, strict=True):
+        arm = " ".join(filter(None, (row["method"], _spell(fields, varying[row["method"]]), setting)))
         named.append((arm, setting))
     return named
+
+
+def _sections(row: Fields, sections: Sequence[str], without: Collection[str]) -> dict[str, Any]:
+    return {
+        path: value
+        for path, value in row.items()
+        if path.partition(".")[0] in sections and path not in without
+    }
 
 
 def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -41,17 +66,30 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         path = f"{prefix}{key}"
         if isinstance(value, Mapping):
             flat.update(_flat(value, f"{path}."))
-        else:
-            flat[path] = tuple(value) if isinstance(value, list) else value
+        elif value is not None:
+            flat[path] = _frozen(value)
     return flat
 
 
-def _varying(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+
+
+def _varying(rows: Sequence[Fields], axis: Sequence[tuple[str, ...]]) -> list[str]:
+    """Keys with several values, leaving out those whose value the axis decides."""
     keys = dict.fromkeys(key for row in rows for key in row)
-    return [key for key in keys if len({row.get(key) for row in rows}) > 1]
+    several = [key for key in keys if len({row.get(key) for row in rows}) > 1]
+    return [key for key in several if not any(axis) or _spread_within(rows, axis, key)]
 
 
-def _spell(fields: Mapping[str, Any], keys: Sequence[str]) -> str:
+def _spread_within(rows: Sequence[Fields], axis: Sequence[tuple[str, ...]], key: str) -> bool:
+    values: dict[tuple[str, ...], set[Any]] = {}
+    for row, place in zip(rows, axis, strict=True):
+        values.setdefault(place, set()).add(row.get(key))
+    return any(len(found) > 1 for found in values.values())
+
+
+def _spell(fields: Fields, keys: Sequence[str]) -> str:
     words = []
     for key in keys:
         value = fields.get(key)

@@ -1,54 +1,37 @@
-"""Time to accuracy, speed-up and scaling, from single runs to intervals."""
+"""Time to accuracy and scaling, from single runs to intervals."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Any, Literal, cast
+from collections.abc import Iterator
+from typing import Any, cast
 
-import numpy as np
 import pandas as pd
 
-from analysis.statistics import Interval, level, ratio
+from analysis.comparisons import compared, points
+from analysis.rules import CLOCKS, Scoring
+from analysis.statistics import Interval, level
 from analysis.steps import run_speeds
-from analysis.tables import Study
-
-Rule = Callable[[np.ndarray], int | None]
-"""From "this evaluation was at or beyond the target", in time order, to the evaluation that counts."""
-
-Clock = Literal["train", "wall"]
-"""`train` leaves evaluation out (AlgoPerf's complaint #858); `wall` counts it (MLPerf)."""
+from analysis.study import Study
 
 BASE = "the base itself"
 """Why a base's speed-up over itself has no interval."""
 
-IDENTITY = ["run", "arm", "setting", "method", "world_size", "seed", "state", "oversubscribed"]
+IDENTITY = ["run", "arm", "setting", "method", "world_size", "seed", "state", "oversubscribed", "block"]
+
+FINAL_COLUMNS = [
+    *IDENTITY, "global_batch_size", "workload", "metric", "value", "best_value", "train_seconds", "epochs",
+    "fixed_length",
+]  # fmt: skip
 
 
-def first_crossing(reached: np.ndarray) -> int | None:
-    """The first evaluation at or beyond the target."""
-    return int(reached.argmax()) if reached.any() else None
-
-
-def sustained(k: int) -> Rule:
-    """The first of `k` evaluations in a row at or beyond the target.
-
-    Only runs with `stop_at_target: false` go on long enough to be scored by this.
-    """
-
-    def rule(reached: np.ndarray) -> int | None:
-        starts = range(len(reached) - k + 1)
-        return next((start for start in starts if reached[start : start + k].all()), None)
-
-    return rule
-
-
-def time_to_accuracy(study: Study, rule: Rule = first_crossing, clock: Clock = "train") -> pd.DataFrame:
-    """When every run that has trained reached its target.
+def time_to_accuracy(study: Study) -> pd.DataFrame:
+    """When every run that has trained reached its target, by `study.scoring`.
 
     Columns beside the run's identity: `reached`; `seconds` and `epochs` at the crossing or, for a run that
     missed, at its last evaluation (right-censored, never dropped); `seconds_per_epoch`, their quotient; and
-    `scored_seconds`: `seconds`, with a miss as infinity, for medians.
+    `scored_seconds` and `scored_epochs`: the same with a miss as infinity, for medians. A run that stopped
+    at its first crossing is left out where the rule asks for more evaluations in a row than it lived to see.
     """
     histories = {str(run): rows for run, rows in study.evaluations.groupby("run", observed=True)}
     rows: list[dict[str, Any]] = []
@@ -56,57 +39,49 @@ def time_to_accuracy(study: Study, rule: Rule = first_crossing, clock: Clock = "
     for cell in cells:
         history = histories.get(cell.run)
         if history is not None:
-            rows.append({"run": cell.run} | _score(history, cell, rule, clock))
-        elif cell.train_seconds > 0 and clock == "train":
+            one = _score(history, cell, study.scoring)
+            rows.extend([] if one is None else [{"run": cell.run} | one])
+        elif cell.train_seconds > 0 and study.scoring.clock == "train":
             rows.append(
                 {"run": cell.run, "reached": False, "seconds": cell.train_seconds, "epochs": math.nan}
             )
     scored = pd.DataFrame(rows, columns=["run", "reached", "seconds", "epochs"])
     scored = scored.astype({"run": "str", "reached": "bool", "seconds": "float64", "epochs": "float64"})
     scored["seconds_per_epoch"] = scored["seconds"] / scored["epochs"]
-    scored["scored_seconds"] = scored["seconds"].where(scored["reached"], math.inf)
+    for name in ("seconds", "epochs"):
+        scored[f"scored_{name}"] = scored[name].where(scored["reached"], math.inf)
     return in_order(study, study.cells[IDENTITY].merge(scored, on="run"))
 
 
-def _score(history: pd.DataFrame, cell: Any, rule: Rule, clock: Clock) -> dict[str, Any]:
+def _score(history: pd.DataFrame, cell: Any, scoring: Scoring) -> dict[str, Any] | None:
     history = history[history["metric"] == cell.target_metric].sort_values("step")
     if history.empty:
         return {"reached": False, "seconds": math.nan, "epochs": math.nan}
     values = history["value"].to_numpy()
     higher = cell.target_direction == "higher"
-    crossing = rule(values >= cell.target_value if higher else values <= cell.target_value)
-    evaluation = history.iloc[-1 if crossing is None else crossing]
+    crossing = scoring.rule(values >= cell.target_value if higher else values <= cell.target_value)
+    if crossing is None and scoring.rule.k > 1 and cell.stop_reason == "target":
+        return None
+    evaluation = history.iloc[[-1 if crossing is None else crossing]]
     return {
         "reached": crossing is not None,
-        "seconds": evaluation[f"{clock}_seconds"],
-        "epochs": evaluation["epoch"],
+        "seconds": CLOCKS[scoring.clock].seconds(evaluation).item(),
+        "epochs": evaluation["epoch"].item(),
     }
 
 
-def baselines(study: Study) -> dict[str, str]:
-    """For every arm the first-order arm of the same setting that it is measured against, if there is one."""
-    cells = study.cells
-    first_order = cells[cells["strategy"].isna()].sort_values(["method", "arm"])
-    of_setting = first_order.drop_duplicates("setting").set_index("setting")["arm"]
-    arms = cells.drop_duplicates("arm").set_index("arm")["setting"].map(of_setting)
-    return {str(arm): str(baseline) for arm, baseline in arms.dropna().items()}
-
-
-def speedups_over_baseline(study: Study, scored: pd.DataFrame) -> dict[tuple[str, int], Interval]:
-    """Time-to-accuracy of the baseline over that of the arm, by arm and world size.
-
-    Args:
-        study: where the baselines come from.
-        scored: rows of `time_to_accuracy`.
-    """
-    seconds = {(arm, size): runs["scored_seconds"].tolist() for arm, size, runs in points(scored)}
-    baseline = baselines(study)
-    found = {}
-    for (arm, world_size), values in seconds.items():
-        against = baseline.get(arm)
-        if against is not None and against != arm and (against, world_size) in seconds:
-            found[arm, world_size] = ratio(seconds[against, world_size], values)
-    return found
+def aggregated(study: Study) -> pd.DataFrame:
+    """One row per arm and world size, or method where the rule pools arms: `seconds` by `study.scoring`."""
+    scored = time_to_accuracy(study)
+    by = "method" if study.scoring.pools_arms else "arm"
+    rows = []
+    for key, runs in scored.groupby([by, "setting", "world_size"], sort=False):
+        name, setting, size = cast("tuple[str, str, int]", key)
+        seconds = study.scoring.aggregate(runs)
+        rows.append(
+            {by: name, "setting": setting, "world_size": int(size), "runs": len(runs), "seconds": seconds}
+        )
+    return pd.DataFrame(rows, columns=[by, "setting", "world_size", "runs", "seconds"])
 
 
 def scaling(study: Study) -> pd.DataFrame:
@@ -127,7 +102,7 @@ def scaling_levels(study: Study) -> pd.DataFrame:
         base_size = int(runs["world_size"].min())
         base = runs[runs["world_size"] == base_size]
         for _, size, group in points(runs):
-            speedup = ratio(group["samples_per_second"].tolist(), base["samples_per_second"].tolist())
+            speedup = compared(group, base, "samples_per_second")
             if size == base_size:
                 speedup = Interval(1.0, None, None, len(group), BASE)
             rows.append(
@@ -137,20 +112,13 @@ def scaling_levels(study: Study) -> pd.DataFrame:
                     "scaling": group["scaling"].iloc[0],
                     "seconds_per_step": level(group["seconds_per_step"].tolist()),
                     "speedup": speedup,
-                    "efficiency": _scaled(speedup, base_size / size),
+                    "efficiency": speedup.scaled(base_size / size),
                     "base_world_size": base_size,
                     "base_seconds_per_step": level(base["seconds_per_step"].tolist()).estimate,
                     "oversubscribed": bool(group["oversubscribed"].any()),
                 }
             )
     return pd.DataFrame(rows)
-
-
-def points(frame: pd.DataFrame) -> Iterator[tuple[str, int, pd.DataFrame]]:
-    """The runs of every arm and world size, in the frame's order of arms."""
-    for key, runs in frame.groupby(["arm", "world_size"], sort=False):
-        arm, world_size = cast("tuple[str, int]", key)
-        yield arm, int(world_size), runs
 
 
 def in_order(study: Study, frame: pd.DataFrame) -> pd.DataFrame:
@@ -160,6 +128,11 @@ def in_order(study: Study, frame: pd.DataFrame) -> pd.DataFrame:
     return frame.loc[keys.sort_values(["arm", "p", "s"]).index].reset_index(drop=True)
 
 
+def kfac_cells(study: Study) -> pd.Series:
+    """Which rows of `study.cells` run K-FAC."""
+    return study.cells["strategy"].notna()
+
+
 def arm_order(study: Study) -> list[str]:
     """Arms in the order in which every table and figure shows them."""
     cells = study.cells
@@ -167,7 +140,25 @@ def arm_order(study: Study) -> list[str]:
     return list(keys.sort_values(["setting", "kfac", "arm"])["arm"].drop_duplicates())
 
 
-def _scaled(interval: Interval, factor: float) -> Interval:
-    low = None if interval.low is None else interval.low * factor
-    high = None if interval.high is None else interval.high * factor
-    return Interval(interval.estimate * factor, low, high, interval.n, interval.method)
+def finals(study: Study) -> pd.DataFrame:
+    """One row per run that was evaluated: the target's metric at its last evaluation, and the clocks there.
+
+    Columns beside the run's identity: `value`, `best_value`, `train_seconds`, `epochs`, `fixed_length`:
+    whether the run went on after its target, so that its last value says more than that it got there.
+    """
+    cells = study.cells
+    rows = study.evaluations.astype({"run": "str"}).merge(
+        cells[["run", "target_metric", "target_direction"]], on="run"
+    )
+    rows = rows[rows["metric"] == rows["target_metric"]].sort_values(["run", "step"])
+    if rows.empty:
+        return pd.DataFrame(columns=FINAL_COLUMNS).astype({"fixed_length": "bool"})
+    last = rows.drop_duplicates("run", keep="last").set_index("run")
+    frame = last[["metric", "value", "train_seconds"]].assign(epochs=last["epoch"])
+    sign = last["target_direction"].map({"higher": 1.0, "lower": -1.0})
+    signed = rows["value"] * rows["run"].map(sign)
+    frame["best_value"] = signed.groupby(rows["run"]).max() * sign
+    fixed = study.value_of("training.stop_at_target").eq(False)
+    frame["fixed_length"] = frame.index.map(dict(zip(cells["run"], fixed, strict=True)))
+    merged = cells[[*IDENTITY, "global_batch_size", "workload"]].merge(frame.reset_index(), on="run")
+    return in_order(study, merged[FINAL_COLUMNS])

@@ -1,35 +1,63 @@
-"""A study as one HTML page that opens offline, with its figures beside it as PDF, PNG and CSV."""
+"""A study as one HTML page that opens offline, with Markdown, LaTeX, and its figures as PDF, PNG and CSV."""
 
 from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from analysis.figures import FIGURES, NothingToDraw
 from analysis.figures.files import save
-from analysis.metrics import in_order, time_to_accuracy
-from analysis.segments import resumed_note
-from analysis.steps import CLOSURE_LIMIT, closure
-from analysis.summary import summary_table
-from analysis.tables import Study, load
+from analysis.findings import cautions, findings
+from analysis.markup import to_latex, to_markdown
+from analysis.report_tables import environments, instrument, records, runs_table, targets
+from analysis.study import Study
+from analysis.summary import costs_table, rules_table, summary_table
+from analysis.tables import load
 
-__all__ = ["summary_table", "write_report"]
+__all__ = ["Panel", "summary_table", "write_report"]
+
+LARGEST_CSV = 1_500_000
+"""Bytes of plotted numbers that the page carries itself; more is named and lies beside it."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A figure to draw, of the whole study or of a part of it.
+
+    Attributes:
+        figure: a key of `FIGURES`.
+        title: heading; the figure's own by default.
+        study: what to draw; the report's whole study by default.
+        name: of its files; `figure` by default.
+    """
+
+    figure: str
+    title: str = ""
+    study: Study | None = None
+    name: str = ""
 
 
 def write_report(
-    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], out_dir: str | os.PathLike[str]
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Study,
+    out_dir: str | os.PathLike[str],
+    panels: Iterable[Panel] | None = None,
+    commands: Mapping[str, str] | None = None,
+    title: str = "",
 ) -> Path:
-    """Write `figures/` and `report.html` into `out_dir`; the page needs no other file.
+    """Write `figures/`, `report.html`, `report.md` and `tables.tex` into `out_dir`; the page stands alone.
 
     Args:
-        paths: sweep folders, or names of sweeps under `results/runs`.
+        paths: sweep folders, names of sweeps under `results/runs`, or a study.
         out_dir: made if it is not there; files of an earlier report are replaced.
+        panels: figures in order; all that the drawer has by default.
+        commands: command that runs a sweep, by the sweep's name.
+        title: heading; the sweeps' names by default.
 
     Returns:
         The path of `report.html`.
@@ -37,100 +65,93 @@ def write_report(
     Raises:
         StoreError: a sweep folder is missing or unreadable.
     """
-    study = load(paths)
+    study = paths if isinstance(paths, Study) else load(paths)
     out = Path(out_dir)
     out.mkdir(parents=True, exist_ok=True)
+    chosen = [Panel(name) for name in FIGURES] if panels is None else list(panels)
+    figures = [_figure(study, panel, out / "figures") for panel in chosen]
+    content = _content(study, figures) | {"title": title or ", ".join(study.sweeps) or "Empty study"}
+    (out / "report.md").write_text(_markdown(content), encoding="utf-8")
+    (out / "tables.tex").write_text(_latex(content), encoding="utf-8")
     # Cell ids and causes come from users' files and exceptions: everything is escaped.
     environment = Environment(
         loader=PackageLoader("analysis"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    page = environment.get_template("report.html.j2").render(
-        sweeps=study.sweeps,
-        states=study.cells["state"].value_counts().to_dict(),
-        targets=_targets(study),
-        resumed=resumed_note(study.cells),
-        summary=_rows(summary_table(study)),
-        figures=[_figure(study, name, out / "figures") for name in FIGURES],
-        instrument=_instrument(study),
-        environments=_environments(study),
-        runs=_runs(study),
-    )
     path = out / "report.html"
+    page = environment.get_template("report.html.j2").render(
+        **content | {name: records(content[name]) for name in ("summary", "rules", "costs")},
+        instrument=instrument(study),
+        environments=environments(study),
+        runs=runs_table(study, commands or {}),
+    )
     path.write_text(page, encoding="utf-8")
     return path
 
 
-def _figure(study: Study, name: str, folder: Path) -> dict[str, str]:
-    kind = FIGURES[name]
+def _content(study: Study, figures: Sequence[dict[str, str]]) -> dict[str, Any]:
+    """What all three forms of the report say; tables as frames of text."""
+    return {
+        "states": study.cells["state"].value_counts().sort_index().to_dict(),
+        "targets": targets(study),
+        "scoring": study.scoring.about,
+        "findings": findings(study),
+        "cautions": cautions(study),
+        "summary": summary_table(study),
+        "rules": rules_table(study),
+        "costs": costs_table(study),
+        "figures": [figure for figure in figures if figure["png"]],
+        "undrawn": [figure for figure in figures if not figure["png"]],
+    }
+
+
+def _figure(study: Study, panel: Panel, folder: Path) -> dict[str, str]:
+    kind = FIGURES[panel.figure]
+    name = panel.name or panel.figure
+    shown = {"name": name, "title": panel.title or kind.title, "png": "", "csv": ""}
     try:
-        drawing = kind.draw(study)
+        drawing = kind.draw(panel.study or study)
     except NothingToDraw as reason:
-        return {"name": name, "title": kind.title, "caption": f"Nothing to draw: {reason}.", "png": ""}
-    png = next(path for path in save(drawing, folder, name) if path.suffix == ".png")
-    image = base64.b64encode(png.read_bytes()).decode()
-    return {"name": name, "title": kind.title, "caption": drawing.caption, "png": image}
+        return shown | {"caption": str(reason)}
+    files = {path.suffix: path.read_bytes() for path in save(drawing, folder, name)}
+    csv = files[".csv"] if len(files[".csv"]) <= LARGEST_CSV else b""
+    return shown | {
+        "caption": drawing.caption,
+        "png": base64.b64encode(files[".png"]).decode(),
+        "csv": base64.b64encode(csv).decode(),
+    }
 
 
-def _targets(study: Study) -> list[str]:
-    sign = {"higher": "≥", "lower": "≤"}
-    fields = ["workload", "target_metric", "target_direction", "target_value"]
-    distinct = study.cells[fields].drop_duplicates().itertuples(index=False)
-    return [f"{workload}: {metric} {sign[way]} {value:g}" for workload, metric, way, value in distinct]
-
-
-def _instrument(study: Study) -> list[dict[str, Any]]:
-    """Per arm and world size: windows, how many close, the worst residual and the share of `other`."""
-    windows = closure(study).merge(study.cells[["run", "arm", "world_size", "seed"]], on="run")
-    rows = []
-    for (arm, size), group in in_order(study, windows).groupby(["arm", "world_size"], sort=False):
-        other = group["other_seconds"].clip(lower=0).sum() / group["wall_seconds"].sum()
-        rows.append(
-            {
-                "arm": arm,
-                "world_size": size,
-                "windows": len(group),
-                "open": int((~group["closes"]).sum()),
-                "worst": f"{group['residual_share'].max():.2%}",
-                "other": f"{other:.1%}",
-                "limit": f"{CLOSURE_LIMIT:.0%}",
-            }
-        )
-    return rows
-
-
-def _environments(study: Study) -> list[dict[str, Any]]:
-    """Every distinct value of every key, with the number of runs that had it."""
-    table = study.environments.groupby(["key", "value"], sort=True)["run"].nunique().reset_index(name="runs")
-    return _rows(table)
-
-
-def _runs(study: Study) -> list[dict[str, Any]]:
-    """One row per cell, with what it takes to look at its files and to run it again."""
-    scored = time_to_accuracy(study)[["run", "reached", "seconds", "epochs"]]
-    runs = in_order(study, study.cells.merge(scored, on="run", how="left"))
-    runs["rerun"] = [
-        f'kronscale run -f <sweep file of {sweep}> --where "id={cell}"'
-        for sweep, cell in zip(runs["sweep"], runs["cell"], strict=True)
+def _markdown(content: Mapping[str, Any]) -> str:
+    parts = [
+        f"# {content['title']}",
+        "",
+        *(f"- {line}" for line in content["findings"] + content["cautions"]),
+        "",
     ]
-    runs["seconds"] = ["–" if pd.isna(value) else f"{value:.4g}" for value in runs["seconds"]]
-    runs["epochs"] = ["–" if pd.isna(value) else f"{value:g}" for value in runs["epochs"]]
-    runs["reached"] = ["–" if pd.isna(value) else "yes" if value else "no" for value in runs["reached"]]
-    columns = [
-        "arm",
-        "world_size",
-        "seed",
-        "cell",
-        "state",
-        "cause",
-        "reached",
-        "seconds",
-        "epochs",
-        "segments",
-        "path",
-        "rerun",
-    ]
-    return _rows(runs[columns])
+    for heading, name in TABLES.items():
+        parts += [f"## {heading}", "", to_markdown(content[name])]
+    for figure in content["figures"]:
+        image = f"![{figure['title']}](figures/{figure['name']}.png)"
+        parts += [f"## {figure['title']}", "", image, "", figure["caption"], ""]
+    if content["undrawn"]:
+        parts += [
+            "## Not drawn",
+            "",
+            *(f"- {one['title']}: {one['caption']}" for one in content["undrawn"]),
+            "",
+        ]
+    return "\n".join(parts)
 
 
-def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
+def _latex(content: Mapping[str, Any]) -> str:
+    about = f"{content['title']}: {content['scoring']}"
+    return "\n".join(
+        to_latex(content[name], f"{heading}, {about}.", name) for heading, name in TABLES.items()
+    )
+
+
+TABLES = {
+    "Time to accuracy": "summary",
+    "The same runs under other rules (seconds)": "rules",
+    "What a step costs": "costs",
+}

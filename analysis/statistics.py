@@ -1,29 +1,49 @@
 """Intervals for a level and for a ratio. The run is the unit: steps of one run are not independent.
 
-Which method applies is decided by the number of runs alone; each was chosen because it keeps its nominal
-coverage at that number (`tests/analysis/test_statistics.py` simulates it), where a bootstrap over three
-runs covers 74 % and pooled steps cover 15 %.
+The number of runs alone decides which method applies; each was chosen because it keeps its nominal coverage
+at that number (`tests/analysis/test_coverage.py` simulates it), where a bootstrap over three runs covers 74
+% and pooled steps cover 15 %.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
 
-CONFIDENCE = 0.95
+from analysis.limits import (
+    TAIL,
+    Array,
+    mann_whitney,
+    mann_whitney_limits,
+    median_limits,
+    signed_rank,
+    signed_rank_limits,
+    t_limits,
+    walsh,
+    welch_limits,
+)  # fmt: skip
 
 ORDER_STATISTIC_RUNS = 6
 """Fewest runs whose range covers the median with 95 %: 1 - 2 / 2**6 = 96.9 %."""
 
-RANK_RUNS = 4
-"""Fewest runs per arm for a two-sided Mann-Whitney test at 5 %: 2 / C(8, 4) = 2.9 %."""
+PAIRED_RUNS = 6
+"""Fewest pairs for a two-sided signed-rank test at 5 %: 2 / 2**6 = 3.1 %."""
+
+NO_SCATTER = 1e-12
+"""Logs that differ by less are the same number, and a t test of them would divide rounding by rounding."""
 
 T_RUNS = 3
 """Below this a t interval is so wide that it says nothing; the points are shown instead."""
+
+MEDIAN = "order-statistic interval of the median"
+T_ON_LOGS = "t interval on logs, assuming log-normal runs"
+WELCH = "Welch t interval on logs"
+MANN_WHITNEY = "Hodges-Lehmann on logs, exact Mann-Whitney limits"
+SIGNED_RANK = "Hodges-Lehmann on logs of paired runs, exact signed-rank limits"
 
 
 @dataclass(frozen=True)
@@ -31,11 +51,12 @@ class Interval:
     """An estimate with its 95 % confidence limits.
 
     Attributes:
-        estimate: the estimate; infinite where the median run missed its target; NaN without runs.
+        estimate: the estimate; infinite where the typical run missed its target; NaN without runs.
         low: lower limit, or None where no interval is justified.
-        high: upper limit, or None.
-        n: runs behind it; of a ratio, those of the smaller arm.
+        high: upper limit, or None; infinite where misses leave it open.
+        n: runs behind it; of a ratio, those of the smaller arm, or the pairs.
         method: the method, or the reason for having no interval, for captions.
+        p_value: of a ratio, two-sided, for the claim that it is 1; None without an interval.
     """
 
     estimate: float
@@ -43,6 +64,17 @@ class Interval:
     high: float | None
     n: int
     method: str
+    p_value: float | None = None
+
+    def scaled(self, factor: float) -> Interval:
+        """In another unit: everything times `factor` > 0."""
+        low = None if self.low is None else self.low * factor
+        high = None if self.high is None else self.high * factor
+        return replace(self, estimate=self.estimate * factor, low=low, high=high)
+
+    def excludes(self, value: float) -> bool:
+        """Whether the whole interval lies on one side of `value`."""
+        return self.low is not None and self.high is not None and not self.low <= value <= self.high
 
 
 def level(values: Sequence[float]) -> Interval:
@@ -50,98 +82,127 @@ def level(values: Sequence[float]) -> Interval:
 
     A run that missed its target enters as infinity: it counts as slower than every run that arrived.
     """
-    ordered = np.sort(np.asarray(values, dtype=float))
-    n = len(ordered)
-    estimate = _median(ordered)
+    runs = np.asarray(values, dtype=float)
+    n, estimate = len(runs), median(runs)
     if n < T_RUNS:
         return Interval(estimate, None, None, n, f"n={n}: no interval, every run shown")
     if n >= ORDER_STATISTIC_RUNS:
-        # x[k-1] .. x[n-k] misses the median when fewer than k of n runs fall on one side of it.
-        k = int(stats.binom.ppf((1 - CONFIDENCE) / 2, n, 0.5))
-        low, high = float(ordered[k - 1]), float(ordered[n - k])
-        return Interval(estimate, low, high, n, "order-statistic interval of the median")
-    if not np.isfinite(ordered).all():
+        return Interval(estimate, *_floats(median_limits(runs)), n, MEDIAN)
+    if not np.isfinite(runs).all():
         return Interval(estimate, None, None, n, "some runs missed, and a miss has no logarithm")
-    logs = np.log(ordered)
-    half = _t_quantile(n - 1) * logs.std(ddof=1) / math.sqrt(n)
-    low, high = np.exp(logs.mean() - half), np.exp(logs.mean() + half)
-    return Interval(estimate, float(low), float(high), n, "t interval on logs, assuming log-normal runs")
+    if (runs <= 0).any():
+        return Interval(estimate, None, None, n, "a value of 0 has no logarithm")
+    return Interval(estimate, *_exponentials(t_limits(np.log(runs))), n, T_ON_LOGS)
 
 
 def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:
     """How many times `numerator`'s typical run is `denominator`'s; both positive, one value per run.
 
-    Speed-up of an arm over a baseline is `ratio(baseline_seconds, arm_seconds)`.
+    Speed-up of an arm over a baseline is `ratio(baseline_seconds, arm_seconds)`. Misses are infinite; exact
+    limits stand with them, because ranks need no more than "later than all that arrived".
     """
     top, bottom = np.asarray(numerator, dtype=float), np.asarray(denominator, dtype=float)
     n = min(len(top), len(bottom))
-    if n == 0:
-        return Interval(math.nan, None, None, 0, "no runs on one side")
+    refused = _too_little(top, bottom, n)
+    if refused is not None:
+        return refused
+    top, bottom = np.log(top), np.log(bottom)
+    if 1 / math.comb(len(top) + len(bottom), n) <= TAIL:
+        with np.errstate(invalid="ignore"):  # a miss over a miss is not known; the limits allow for it
+            differences = np.subtract.outer(top, bottom).ravel()
+            limits = _exponentials(mann_whitney_limits(top, bottom))
+        p_value = _rank_p(differences, mann_whitney(len(top), len(bottom)))
+        return _with_misses(differences, limits, n, MANN_WHITNEY, p_value)
     if not (np.isfinite(top).all() and np.isfinite(bottom).all()):
-        estimate = _ratio_of_medians(top, bottom)
-        return Interval(estimate, None, None, n, "ratio of medians, no interval: some runs missed")
-    if n < T_RUNS:
-        return Interval(
-            _ratio_of_medians(top, bottom), None, None, n, f"ratio of medians, n={n}: no interval"
-        )
-    if n < RANK_RUNS:
-        return _welch(np.log(top), np.log(bottom))
-    return _hodges_lehmann(np.log(top), np.log(bottom))
+        return _medians(top, bottom, n, "ratio of medians, no interval: some runs missed")
+    limits = _exponentials(welch_limits(top, bottom))
+    alike = np.ptp(top) + np.ptp(bottom) < NO_SCATTER
+    p_value = (
+        float(top[0] == bottom[0]) if alike else float(stats.ttest_ind(top, bottom, equal_var=False).pvalue)
+    )
+    return Interval(math.exp(top.mean() - bottom.mean()), *limits, n, WELCH, p_value)
 
 
-def _welch(top: np.ndarray, bottom: np.ndarray) -> Interval:
-    difference = float(top.mean() - bottom.mean())
-    parts = [arm.var(ddof=1) / len(arm) for arm in (top, bottom)]
-    variance = float(sum(parts))
-    if variance == 0:
-        half = 0.0
-    else:
-        freedom = variance**2 / sum(
-            part**2 / (len(arm) - 1) for part, arm in zip(parts, (top, bottom), strict=True)
-        )
-        half = _t_quantile(freedom) * math.sqrt(variance)
-    low, high = math.exp(difference - half), math.exp(difference + half)
-    return Interval(math.exp(difference), low, high, min(len(top), len(bottom)), "Welch t interval on logs")
+def paired_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:
+    """As `ratio`, of runs in pairs: place i of both comes from the same block, whose luck cancels.
 
-
-def _hodges_lehmann(top: np.ndarray, bottom: np.ndarray) -> Interval:
-    differences = np.sort(np.subtract.outer(top, bottom).ravel())
-    k = _mann_whitney_limit(len(top), len(bottom))
-    low, high = math.exp(differences[k - 1]), math.exp(differences[-k])
-    estimate = math.exp(float(np.median(differences)))
-    method = "Hodges-Lehmann on logs, exact Mann-Whitney limits"
-    return Interval(estimate, low, high, min(len(top), len(bottom)), method)
-
-
-def _mann_whitney_limit(m: int, n: int) -> int:
-    """The largest k with P(U < k) <= 2.5 % under equal arms (Hollander, Wolfe & Chicken, section 4.3).
-
-    Arrangements by U are the coefficients of the Gaussian binomial [m+n choose m], built one factor
-    (1 - q**(n+i)) / (1 - q**i) at a time.
+    Raises:
+        ValueError: the sides differ in length, or there are fewer pairs than give exact limits.
     """
-    counts = np.zeros(m * n + 1)
-    counts[0] = 1
-    for i in range(1, m + 1):
-        for u in range(m * n, n + i - 1, -1):
-            counts[u] -= counts[u - n - i]
-        for u in range(i, m * n + 1):
-            counts[u] += counts[u - i]
-    cumulative = np.cumsum(counts) / math.comb(m + n, m)
-    return max(1, int(np.searchsorted(cumulative, (1 - CONFIDENCE) / 2, side="right")))
+    top, bottom = np.asarray(numerator, dtype=float), np.asarray(denominator, dtype=float)
+    n = len(top)
+    if n != len(bottom):
+        raise ValueError(f"pairs need as many runs on both sides, got {n} and {len(bottom)}")
+    if n < PAIRED_RUNS:
+        raise ValueError(f"{n} pairs have no exact limits; use {PAIRED_RUNS} or more, or `ratio`")
+    refused = _too_little(top, bottom, n)
+    if refused is not None:
+        return refused
+    with np.errstate(invalid="ignore"):  # a pair of misses says nothing; see _rank_limits
+        differences = np.log(top) - np.log(bottom)
+        averages = walsh(differences)
+        limits = _exponentials(signed_rank_limits(differences))
+    return _with_misses(averages, limits, n, SIGNED_RANK, _rank_p(averages, signed_rank(n)))
 
 
-def _median(ordered: np.ndarray) -> float:
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values (1979): of all claims made at 5 %, none is false with 95 %."""
+    order = np.argsort(p_values, kind="stable")
+    adjusted = [0.0] * len(p_values)
+    worst = 0.0
+    for place, index in enumerate(order):
+        worst = max(worst, min(1.0, (len(p_values) - place) * float(p_values[index])))
+        adjusted[index] = worst
+    return adjusted
+
+
+def median(values: Sequence[float] | Array) -> float:
+    """The middle value; infinite where half of the runs or more missed; NaN without runs."""
+    ordered = np.sort(np.asarray(values, dtype=float))
     if len(ordered) == 0:
         return math.nan
-    upper = ordered[len(ordered) // 2]
-    lower = ordered[(len(ordered) - 1) // 2]
+    upper, lower = ordered[len(ordered) // 2], ordered[(len(ordered) - 1) // 2]
     return float(upper if math.isinf(upper) else (lower + upper) / 2)
 
 
-def _ratio_of_medians(top: np.ndarray, bottom: np.ndarray) -> float:
-    above, below = _median(np.sort(top)), _median(np.sort(bottom))
-    return math.nan if math.isinf(above) or math.isinf(below) else above / below
+def _too_little(top: Array, bottom: Array, n: int) -> Interval | None:
+    if n == 0:
+        return Interval(math.nan, None, None, 0, "no runs on one side")
+    if (top <= 0).any() or (bottom <= 0).any():
+        return Interval(math.nan, None, None, n, "a value of 0 has no logarithm")
+    if n < T_RUNS:
+        return _medians(np.log(top), np.log(bottom), n, f"ratio of medians, n={n}: no interval")
+    return None
 
 
-def _t_quantile(freedom: float) -> float:
-    return float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom))
+def _medians(top: Array, bottom: Array, n: int, why: str) -> Interval:
+    above, below = median(np.exp(top)), median(np.exp(bottom))
+    known = math.isfinite(above) and math.isfinite(below)
+    return Interval(above / below if known else math.nan, None, None, n, why)
+
+
+def _with_misses(
+    differences: Array, limits: tuple[float, float], n: int, method: str, p_value: float
+) -> Interval:
+    """Centre and limits, where the centre is known."""
+    least = median(np.where(np.isnan(differences), -np.inf, differences))
+    most = median(np.where(np.isnan(differences), np.inf, differences))
+    if not (math.isfinite(least) and math.isfinite(most)):
+        return Interval(math.nan, None, None, n, "no ratio: the typical run of one side missed")
+    return Interval(math.exp((least + most) / 2), *limits, n, method, p_value)
+
+
+def _rank_p(differences: Array, cumulative: tuple[float, ...]) -> float:
+    """Exact two-sided p; ties and unknown differences count for equality."""
+    undecided = int((~((differences > 0) | (differences < 0))).sum())
+    rarer = min(int((differences > 0).sum()), int((differences < 0).sum())) + undecided
+    return min(1.0, 2 * cumulative[min(rarer, len(cumulative) - 1)])
+
+
+def _floats(limits: tuple[Array, Array]) -> tuple[float, float]:
+    return float(limits[0]), float(limits[1])
+
+
+def _exponentials(limits: tuple[Array, Array]) -> tuple[float, float]:
+    low, high = _floats(limits)
+    return math.exp(low), math.exp(high)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.record_files import OTHER
-from analysis.tables import Study
+from analysis.study import Study
 
 WINDOW = ["run", "rank", "first_step"]
 
@@ -42,17 +42,42 @@ def run_speeds(study: Study) -> pd.DataFrame:
 
 def phase_costs(study: Study) -> pd.DataFrame:
     """One row per run and phase, on the run's slowest rank: seconds, calls and bytes sent, each per step."""
-    phases = counting_windows(study)
+    ranks = rank_phase_costs(study)
     slowest = run_speeds(study).set_index("run")["slowest_rank"]
-    phases = phases[phases["rank"] == phases["run"].astype("str").map(slowest)]
-    by_phase = phases.groupby(["run", "phase"], observed=True)
+    own = ranks[ranks["rank"] == ranks["run"].map(slowest)]
+    return own.drop(columns="rank").reset_index(drop=True)
+
+
+def rank_phase_costs(study: Study) -> pd.DataFrame:
+    """One row per run, rank and phase: seconds, calls and bytes sent, each per step."""
+    phases = counting_windows(study)
+    ranks = ["run", "rank"]
+    by_phase = phases.groupby([*ranks, "phase"], observed=True)
     sums = by_phase[["seconds", "calls", "sent_bytes"]].sum().reset_index()
-    sums["run"] = sums["run"].astype("str")
-    steps = phases.drop_duplicates(WINDOW).groupby("run", observed=True)["steps"].sum()
-    divisor = sums["run"].map(steps).astype("float64")
+    steps = phases.drop_duplicates(WINDOW).groupby(ranks, observed=True)["steps"].sum()
+    divisor = sums.merge(steps.rename("divisor").reset_index(), on=ranks, how="left")["divisor"]
     for name in ("seconds", "calls", "sent_bytes"):
         sums[f"{name}_per_step"] = sums.pop(name) / divisor
+    sums["run"] = sums["run"].astype("str")
     return sums.rename(columns={"sent_bytes_per_step": "bytes_per_step"})
+
+
+def waits(study: Study) -> pd.DataFrame:
+    """One row per run and communication phase: `transfer` and `wait` seconds per step, by window.
+
+    In each window the rank that spends least in a phase waits least: its seconds are an upper bound of what
+    moving takes, and what the others spend beyond it, on average, is a lower bound of waiting for late ranks.
+    """
+    phases = counting_windows(study)
+    phases = phases[phases["phase"].astype("str").str.endswith("_comm")]
+    by_window = phases.groupby(["run", "phase", "first_step"], observed=True)
+    windows = by_window["seconds"].agg(["min", "mean"]).reset_index()
+    windows["steps"] = by_window["steps"].max().to_numpy()
+    sums = windows.groupby(["run", "phase"], observed=True)[["min", "mean", "steps"]].sum().reset_index()
+    sums["transfer_seconds_per_step"] = sums["min"] / sums["steps"]
+    sums["wait_seconds_per_step"] = (sums["mean"] - sums["min"]) / sums["steps"]
+    kept = ["run", "phase", "transfer_seconds_per_step", "wait_seconds_per_step"]
+    return sums[kept].astype({"run": "str", "phase": "str"})
 
 
 def memory_peaks(study: Study) -> pd.DataFrame:
@@ -88,3 +113,28 @@ def counting_windows(study: Study) -> pd.DataFrame:
     counts = whole & (phases["first_step"] > 0)
     run_has_some = counts.groupby(phases["run"], observed=True).transform("any")
     return phases[counts | ~run_has_some]
+
+
+def kfac_bytes(study: Study) -> pd.DataFrame:
+    """One row per K-FAC run: `kfac_bytes`, its state on the rank that holds most."""
+    peaks = memory_peaks(study)
+    state = peaks[peaks["kind"].str.startswith("kfac_")]
+    largest = state.groupby(["run", "rank"])["bytes"].sum().groupby("run").max()
+    return largest.rename("kfac_bytes").reset_index().astype({"run": "str", "kfac_bytes": "float64"})
+
+
+PEAKS = ("device_allocated_peak", "rss_peak")
+"""What a rank needs at most: the allocator's peak on a GPU where it was recorded, else the process's."""
+
+
+def peak_bytes(study: Study) -> pd.DataFrame:
+    """One row per run: `peak_bytes` of the rank that needs most, and its `kind`."""
+    peaks = memory_peaks(study)
+    peaks = peaks[peaks["kind"].isin(PEAKS)]
+    peaks = peaks.assign(order=peaks["kind"].map({kind: place for place, kind in enumerate(PEAKS)}))
+    largest = (
+        peaks.groupby(["run", "order", "kind"])["bytes"].max().reset_index().sort_values(["run", "order"])
+    )
+    return largest.drop_duplicates("run").rename(columns={"bytes": "peak_bytes"})[
+        ["run", "kind", "peak_bytes"]
+    ]

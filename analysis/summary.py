@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pandas as pd
 
-from analysis.metrics import baselines, points, speedups_over_baseline, time_to_accuracy
+from analysis.comparisons import Comparison, baselines, comparisons, points
+from analysis.metrics import IDENTITY, aggregated, in_order, time_to_accuracy
+from analysis.rules import SCORINGS
 from analysis.statistics import Interval, level
-from analysis.tables import Study
+from analysis.steps import kfac_bytes, peak_bytes, phase_costs, run_speeds
+from analysis.study import Study
 
 COLUMNS = [
-    "arm",
-    "world_size",
-    "runs",
-    "reached",
-    "median_seconds",
-    "speedup",
-    "epochs",
-    "seconds_per_epoch",
-    "method",
-]
+    "arm", "world_size", "runs", "reached", "median_seconds", "speedup", "fewer_epochs", "cheaper_epochs",
+    "verdict", "holm_p", "epochs", "seconds_per_epoch", "method",
+]  # fmt: skip
 
 
 def summary_table(study: Study) -> pd.DataFrame:
@@ -28,15 +25,15 @@ def summary_table(study: Study) -> pd.DataFrame:
 
     Columns: `arm`, `world_size` (`*`: more ranks than CPUs), `runs`, `reached`, `median_seconds` to the
     target, `speedup` over the first-order arm at the same world size, with its interval where one is
-    justified, `epochs` to the target and `seconds_per_epoch` (medians), `method` of the interval.
+    justified, and its two factors `fewer_epochs` and `cheaper_epochs`; `verdict` and `holm_p` (see
+    `Comparison`); `epochs` to the target and `seconds_per_epoch` (medians), `method` of the speed-up's
+    interval.
     """
     scored = time_to_accuracy(study)
-    speedups = speedups_over_baseline(study, scored)
+    against = comparisons(study, scored)
     base = baselines(study)
     rows = []
     for arm, size, runs in points(scored):
-        epochs = level(runs["epochs"].where(runs["reached"], math.inf).tolist()).estimate
-        speedup = speedups.get((arm, size))
         rows.append(
             {
                 "arm": arm,
@@ -44,20 +41,34 @@ def summary_table(study: Study) -> pd.DataFrame:
                 "runs": len(runs),
                 "reached": int(runs["reached"].sum()),
                 "median_seconds": spell(level(runs["scored_seconds"].tolist())),
-                "speedup": _base_or_missing(arm, base) if speedup is None else spell(speedup, "×"),
-                "epochs": _number(epochs),
+                "epochs": _number(level(runs["scored_epochs"].tolist()).estimate),
                 "seconds_per_epoch": _number(level(runs["seconds_per_epoch"].dropna().tolist()).estimate),
-                "method": "" if speedup is None else speedup.method,
+                **_compared(against.get((arm, size)), "base" if base.get(arm) == arm else "–"),
             }
         )
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _compared(one: Comparison | None, otherwise: str) -> dict[str, str]:
+    if one is None:
+        lacking = dict.fromkeys(("fewer_epochs", "cheaper_epochs", "verdict", "holm_p"), otherwise)
+        return {"speedup": otherwise, **lacking, "method": ""}
+    return {
+        "speedup": spell(one.speedup, "×"),
+        "fewer_epochs": spell(one.fewer_epochs, "×"),
+        "cheaper_epochs": spell(one.cheaper_epochs, "×"),
+        "verdict": one.verdict,
+        "holm_p": "–" if one.holm_p is None else f"{one.holm_p:.2g}",
+        "method": one.speedup.method,
+    }
 
 
 def spell(interval: Interval, unit: str = "") -> str:
     """`12.3 [10.1, 15.0]`, the unit after the estimate, or the estimate alone where there is no interval."""
     if interval.low is None or interval.high is None:
         return _number(interval.estimate) + unit
-    return f"{_number(interval.estimate)}{unit} [{_number(interval.low)}, {_number(interval.high)}]"
+    high = "∞)" if math.isinf(interval.high) else f"{_number(interval.high)}]"
+    return f"{_number(interval.estimate)}{unit} [{_number(interval.low)}, {high}"
 
 
 def _number(value: float) -> str:
@@ -66,5 +77,68 @@ def _number(value: float) -> str:
     return "not reached" if math.isinf(value) else f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
-def _base_or_missing(arm: str, base: dict[str, str]) -> str:
-    return "base" if base.get(arm) == arm else "–"
+def rules_table(study: Study) -> pd.DataFrame:
+    """The same runs under every rule: seconds to the target per arm and world size, a column per rule."""
+    tables = []
+    for name, scoring in SCORINGS.items():
+        scored = aggregated(replace(study, scoring=scoring))
+        if scoring.pools_arms:
+            scored["arm"] = [
+                _pooled(study, method, setting)
+                for method, setting in zip(scored["method"], scored["setting"], strict=True)
+            ]
+        tables.append(scored.assign(rule=name)[["arm", "world_size", "rule", "seconds"]])
+    table = pd.concat(tables, ignore_index=True)
+    if table.empty:
+        return pd.DataFrame(columns=["arm", "world_size", *SCORINGS])
+    table["place"] = table["arm"].map({arm: n for n, arm in enumerate(dict.fromkeys(table["arm"]))})
+    wide = table.pivot_table(
+        index=["place", "arm", "world_size"], columns="rule", values="seconds", dropna=False, observed=True
+    )
+    wide = wide.reindex(columns=list(SCORINGS)).dropna(how="all").reset_index().drop(columns="place")
+    for name in SCORINGS:
+        wide[name] = [_number(value) for value in wide[name]]
+    return wide
+
+
+def _pooled(study: Study, method: str, setting: str) -> str:
+    """The only arm of a method in a setting, or what its arms are called together."""
+    cells = study.cells
+    arms = cells[(cells["method"] == method) & (cells["setting"] == setting)]["arm"].unique()
+    return str(arms[0]) if len(arms) == 1 else f"{method} {setting} (best of {len(arms)} arms per seed)"
+
+
+def costs_table(study: Study) -> pd.DataFrame:
+    """What a step computes, sends and keeps, per arm and world size: medians, as text ready to print."""
+    names = ["step_ms", *STAGES, "sent_kb", "kfac_mb", "peak_mb"]
+    costs = phase_costs(study)
+    if costs.empty:
+        return pd.DataFrame(columns=["arm", "world_size", "runs", *names])
+    runs = study.cells[IDENTITY].merge(run_speeds(study), on="run")
+    for stage in STAGES:
+        of_stage = costs[costs["phase"].isin(STAGES[stage])]
+        runs[stage] = runs["run"].map(of_stage.groupby("run")["seconds_per_step"].sum()).fillna(0) * 1e3
+    sent = costs.groupby("run")["bytes_per_step"].sum()
+    runs["sent_kb"] = runs["run"].map(sent) / 1e3
+    runs = runs.merge(kfac_bytes(study), on="run", how="left").merge(peak_bytes(study), on="run", how="left")
+    runs["step_ms"] = runs["seconds_per_step"] * 1e3
+    runs["kfac_mb"], runs["peak_mb"] = runs["kfac_bytes"].fillna(0) / 1e6, runs["peak_bytes"] / 1e6
+    rows = []
+    for arm, size, group in points(in_order(study, runs)):
+        star = "*" if group["oversubscribed"].any() else ""
+        medians = {name: _number(float(group[name].median())) for name in names}
+        rows.append({"arm": arm, "world_size": f"{size}{star}", "runs": len(group), **medians})
+    return pd.DataFrame(rows, columns=["arm", "world_size", "runs", *names])
+
+
+STAGES = {
+    "model_ms": ("forward", "backward"),
+    "gradient_comm_ms": ("gradient_comm",),
+    "factor_ms": ("factor_compute",),
+    "factor_comm_ms": ("factor_comm",),
+    "inverse_ms": ("inverse_compute",),
+    "inverse_comm_ms": ("inverse_comm",),
+    "precondition_ms": ("precondition", "scale"),
+    "precondition_comm_ms": ("precondition_comm",),
+}
+"""Columns of `costs_table`: milliseconds per step on the slowest rank, amortised."""

@@ -7,50 +7,26 @@ number can be followed back to its files.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from analysis.arms import name_arms
+from analysis.arms import fields_of, name_arms
 from analysis.cache import cached
 from analysis.record_files import read_records
+from analysis.rules import SCORINGS
 from analysis.segments import segment_columns
+from analysis.study import LONG_FRAMES, Study
 from harness.cell import Cell
 from harness.errors import StoreError
 from harness.records import SCHEMA_VERSION
 from harness.store import DEFAULT_ROOT, Attempt, CellFolder, SweepFolder
 
+__all__ = ["Study", "load"]
+
 PathLike = str | os.PathLike[str]
-
-
-@dataclass(frozen=True)
-class Study:
-    """One sweep or several, as frames that join on `run`.
-
-    Attributes:
-        cells: one row per cell, with the attempt that counts: its latest COMPLETED one, else its latest.
-            `state` is the outcome's, or RUNNING (records, no outcome), PENDING (no records yet) or STAGED
-            (no attempt). `arm` and `setting` are explained in `analysis.arms`.
-        phases: one row per rank, window and phase: `seconds` (exclusive), `calls`, `sent_bytes`, and the
-            window's `wall_seconds`, `steps`, `samples`, `first_step`. What no phase claims is `other`.
-        memory: one row per rank, window and kind: `bytes` at the end of the window.
-        evaluations: one row per evaluation; seconds are since the start of training.
-        environments: one row per run and key of its environment.json, as text.
-    """
-
-    cells: pd.DataFrame
-    phases: pd.DataFrame
-    memory: pd.DataFrame
-    evaluations: pd.DataFrame
-    environments: pd.DataFrame
-
-    @property
-    def sweeps(self) -> list[str]:
-        """The sweeps' names."""
-        return list(dict.fromkeys(self.cells["sweep"]))
 
 
 def load(paths: PathLike | Sequence[PathLike], root: PathLike = DEFAULT_ROOT) -> Study:
@@ -68,13 +44,16 @@ def load(paths: PathLike | Sequence[PathLike], root: PathLike = DEFAULT_ROOT) ->
         name: pd.concat([part[name] for part in parts], ignore_index=True)
         if len(parts) > 1
         else parts[0][name]
-        for name in (field.name for field in fields(Study))
+        for name in ("cells", *LONG_FRAMES)
     }
-    cells = [Cell.model_validate_json(text) for text in frames["cells"].pop("cell_json")]
-    named = name_arms(cells)
+    rows = [fields_of(Cell.model_validate_json(text)) for text in frames["cells"].pop("cell_json")]
+    named = name_arms(rows)
     frames["cells"].insert(3, "arm", [arm for arm, _ in named])
     frames["cells"].insert(4, "setting", [setting for _, setting in named])
-    return Study(**frames)
+    columns = dict.fromkeys(path for row in rows for path in row)
+    table = {path: pd.Series([row.get(path) for row in rows], dtype="object") for path in columns}
+    described = pd.DataFrame({"run": frames["cells"]["run"], **table})
+    return Study(fields=described, scoring=SCORINGS["first"], **frames)
 
 
 def _sweep_path(path: PathLike, root: Path) -> Path:
@@ -88,6 +67,7 @@ def _read(sweep_path: Path) -> dict[str, pd.DataFrame]:
     rows: list[dict[str, Any]] = []
     files: list[tuple[str, Path]] = []
     environments: list[dict[str, str]] = []
+    layers: list[dict[str, Any]] = []
     for cell_folder in SweepFolder(sweep_path).cell_folders():
         attempt = _attempt_that_counts(cell_folder)
         row = _cell_row(cell_folder, attempt)
@@ -99,6 +79,8 @@ def _read(sweep_path: Path) -> dict[str, pd.DataFrame]:
             environments.extend(
                 {"run": row["run"], "key": k, "value": str(v)} for k, v in environment.items()
             )
+            described = (attempt.read("layers.json") or {}).get("layers", [])
+            layers.extend({"run": row["run"], **layer} for layer in described)
     records = read_records(files)
     cells = pd.DataFrame(rows, columns=list(CELL_COLUMNS)).set_index("run")
     cells.update(segment_columns(records.segments))
@@ -108,6 +90,7 @@ def _read(sweep_path: Path) -> dict[str, pd.DataFrame]:
         "memory": records.memory,
         "evaluations": records.evaluations,
         "environments": pd.DataFrame(environments, columns=["run", "key", "value"], dtype="str"),
+        "layers": pd.DataFrame(layers, columns=list(LAYER_COLUMNS)),
     }
 
 
@@ -128,6 +111,10 @@ def _outcome(attempt: Attempt) -> dict[str, Any]:
     return outcome
 
 
+LAYER_COLUMNS = (
+    "run", "name", "a_dim", "a_blocks", "g_dim", "g_blocks",
+    "factor_workers", "a_inverse_workers", "g_inverse_workers", "gradient_workers",
+)  # fmt: skip
 CELL_COLUMNS = {
     "run": "str", "sweep": "str", "cell": "str", "method": "str", "world_size": "int64", "seed": "int64",
     "optimizer": "str", "strategy": "str", "solver": "str", "factor_update_steps": "Int64",
@@ -136,9 +123,8 @@ CELL_COLUMNS = {
     "target_metric": "str", "target_value": "float64", "target_direction": "str",
     "state": "str", "cause": "str", "stop_reason": "str", "reached_target": "boolean",
     "train_seconds": "float64", "value": "float64", "started_at": "float64", "ended_at": "float64",
-    "oversubscribed": "bool", "site": "str", "attempt": "Int64", "attempts": "int64", "path": "str",
-    "segments": "int64", "away_seconds": "float64", "bitwise": "bool",
-    "cell_json": "str",
+    "oversubscribed": "bool", "site": "str", "block": "str", "attempt": "Int64", "attempts": "int64",
+    "segments": "int64", "away_seconds": "float64", "bitwise": "bool", "path": "str", "cell_json": "str",
 }  # fmt: skip
 """Columns of `Study.cells` and their types; `cell_json` is dropped once the arms have their names."""
 
@@ -172,16 +158,37 @@ def _attempt_fields(folder: CellFolder, attempt: Attempt | None) -> dict[str, An
     sweep = folder.path.parent.name
     if attempt is None:
         path, run = folder.path, f"{sweep}/{folder.id}"
-        return {"run": run, "state": "STAGED", "oversubscribed": False, "site": "", "path": str(path)}
+        return {
+            "run": run,
+            "state": "STAGED",
+            "oversubscribed": False,
+            "site": "",
+            "block": "",
+            "path": str(path),
+        }
     launch = attempt.read("launch.json") or {}
     outcome = _outcome(attempt) or {"state": "RUNNING" if _has_records(attempt) else "PENDING"}
     return {
         "run": f"{sweep}/{folder.id}/{attempt.path.name}",
         "oversubscribed": bool(launch.get("oversubscribed", False)),
         "site": str(launch.get("site") or ""),
+        "block": _block(launch, folder),
         "attempt": attempt.number,
         "path": str(attempt.path),
     } | {name: outcome[name] for name in OUTCOME_COLUMNS if name in outcome}
+
+
+def _block(launch: Mapping[str, Any], folder: CellFolder) -> str:
+    """What runs that share their luck have in common: the allocation, or one host's randomised block.
+
+    A local queue starts cells seed after seed (`harness.submit.in_blocks`), so runs of a seed ran next to
+    each other.
+    """
+    if launch.get("allocation"):
+        return str(launch["allocation"])
+    if launch.get("launcher") != "local":
+        return ""
+    return f"{folder.path.parent.name}@{launch.get('host', '')} seed {folder.cell().seed}"
 
 
 def _has_records(attempt: Attempt) -> bool:

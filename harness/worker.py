@@ -19,6 +19,7 @@ import torch
 from harness.checkpoint.checkpoints import Checkpoints, Plan
 from harness.checkpoint.requests import PREEMPTED_EXIT_CODE, SignalRequests
 from harness.environment import read_environment
+from harness.layers import describe
 from harness.pulse import Pulse
 from harness.records import FailureRecord, RecordWriter
 from harness.store import Attempt
@@ -81,7 +82,10 @@ def _train(
     if world.rank == 0:
         attempt.write("environment.json", read_environment(world.device, world.backend, hosts).to_json())
     checkpoints = Checkpoints(attempt, world, records.write, Plan.read(attempt), asked)
-    result = Trainer(cell, world, pulse, records.write, checkpoints).run()
+    trainer = Trainer(cell, world, pulse, records.write, checkpoints)
+    if world.rank == 0 and trainer.kfac is not None:
+        attempt.write("layers.json", describe(trainer.kfac.shapes, trainer.kfac.placement))
+    result = trainer.run()
     leave_world(world)  # rank 0 says "done" only when everyone is
     return result
 

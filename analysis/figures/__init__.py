@@ -7,7 +7,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from analysis.figures import learning_curves, memory, phase_breakdown, scaling, time_to_accuracy
+from analysis.figures import (
+    accuracy_by_world_size,
+    claims,
+    damping_interval,
+    eigen_imbalance,
+    factor_sizes,
+    fraction,
+    learning_curves,
+    loss_curves,
+    memory,
+    memory_budget,
+    nlcg_by_batch,
+    pareto,
+    performance_profiles,
+    phase_breakdown,
+    placement_grid,
+    published_breakdown,
+    scaling,
+    solver_by_batch,
+    stage_profile,
+    time_to_accuracy,
+    update_intervals,
+    wait_transfer,
+)
 from analysis.figures.drawing import Draw, Drawing, NothingToDraw
 
 __all__ = ["FIGURES", "Drawing", "FigureKind", "NothingToDraw"]
@@ -24,10 +47,27 @@ class FigureKind:
 FIGURES: Mapping[str, FigureKind] = MappingProxyType(
     {
         "time_to_accuracy": FigureKind("Time to accuracy", time_to_accuracy.draw),
+        "claims": FigureKind("Time saved, beside the papers' claims", claims.draw),
         "learning_curves": FigureKind("Learning curves", learning_curves.draw),
+        "loss_curves": FigureKind("Training loss", loss_curves.draw),
+        "performance_profiles": FigureKind("Performance profiles", performance_profiles.draw),
+        "accuracy_by_world_size": FigureKind("Accuracy by world size", accuracy_by_world_size.draw),
+        "solver_by_batch": FigureKind("Inverse against eigen by batch size", solver_by_batch.draw),
+        "nlcg_by_batch": FigureKind("NLCG by batch size", nlcg_by_batch.draw),
+        "update_intervals": FigureKind("Update intervals", update_intervals.draw),
+        "damping_interval": FigureKind("Damping and inverse interval", damping_interval.draw),
         "scaling": FigureKind("Scaling", scaling.draw),
         "phase_breakdown": FigureKind("Where a step's time goes", phase_breakdown.draw),
+        "published_breakdown": FigureKind("Breakdown beside SPD-KFAC's", published_breakdown.draw),
+        "stage_profile": FigureKind("Stage profile", stage_profile.draw),
+        "wait_transfer": FigureKind("Waiting and moving", wait_transfer.draw),
+        "eigen_imbalance": FigureKind("Imbalance of inverse workers", eigen_imbalance.draw),
+        "fraction": FigureKind("Gradient worker fraction", fraction.draw),
         "memory": FigureKind("Memory", memory.draw),
+        "memory_budget": FigureKind("Fixed memory budget", memory_budget.draw),
+        "pareto": FigureKind("Time against memory", pareto.draw),
+        "factor_sizes": FigureKind("Factor sizes", factor_sizes.draw),
+        "placement_grid": FigureKind("Placement", placement_grid.draw),
     }
 )
 """Figures in the order of the report."""

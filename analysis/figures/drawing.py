@@ -7,7 +7,7 @@ each, so that a figure survives a black-and-white printer.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -15,10 +15,11 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from analysis.metrics import BASE, arm_order
 from analysis.statistics import Interval
-from analysis.tables import Study
+from analysis.study import Study
 
 ONE_COLUMN, TWO_COLUMNS = 3.5, 7.16
 """Widths in inches of one and two columns of the IEEE's journals."""
@@ -71,10 +72,24 @@ class ArmStyle:
 
 def arm_styles(study: Study) -> dict[str, ArmStyle]:
     """A look for every arm, in the order in which they are shown."""
+    return styles(arm_order(study))
+
+
+def styles(names: Iterable[str]) -> dict[str, ArmStyle]:
+    """A look for every name, in this order."""
     return {
-        arm: ArmStyle(_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)], _LINES[i % len(_LINES)])
-        for i, arm in enumerate(arm_order(study))
+        name: ArmStyle(_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)], _LINES[i % len(_LINES)])
+        for i, name in enumerate(dict.fromkeys(names))
     }
+
+
+def handles(looks: Mapping[str, ArmStyle], lines: bool = False) -> list[Line2D]:
+    """Entries of a legend, a marker each, with the line's style where lines are drawn."""
+    return [
+        Line2D([], [], color=look.colour, marker=look.marker, markersize=4,
+               linestyle=look.line if lines else "none", label=name)
+        for name, look in looks.items()
+    ]  # fmt: skip
 
 
 def panels(
@@ -119,9 +134,9 @@ def whisker(axis: Axes, x: float, interval: Interval, colour: str) -> None:
         axis.plot([x, x], [interval.low, interval.high], color=colour, linewidth=0.7, alpha=0.8)
 
 
-def counts(frame: pd.DataFrame) -> str:
+def counts(frame: pd.DataFrame, by: Sequence[str] = ("arm", "world_size")) -> str:
     """`n = 3 runs per point`, or the range where points differ."""
-    n = frame.groupby(["arm", "world_size"])["run"].nunique()
+    n = frame.groupby(list(by))["run"].nunique()
     low, high = int(n.min()), int(n.max())
     runs = "run" if high == 1 else "runs"
     return f"n = {low} {runs} per point" if low == high else f"n = {low} to {high} {runs} per point"
@@ -138,17 +153,31 @@ def whiskers(intervals: Iterable[Interval]) -> str:
     return given + (f" None where: {'; '.join(sorted(lacking))}." if lacking else "")
 
 
-def remarks(study: Study, frame: pd.DataFrame) -> str:
-    """What a reader must know about the runs behind a figure: gaps, and ranks that shared a CPU."""
+def remarks(study: Study, frame: pd.DataFrame, among: pd.Series | None = None) -> str:
+    """What a reader must know about the runs behind a figure: gaps, and ranks that shared a CPU.
+
+    Args:
+        study: all cells.
+        frame: what is drawn.
+        among: which rows of `study.cells` the figure is about; all by default.
+    """
     notes = []
     if study.cells["strategy"].notna().all():
         notes.append("This study has no first-order arm, such as SGD, to compare with.")
-    undrawn = len(study.cells) - frame["run"].nunique()
-    if undrawn:
-        notes.append(f"{undrawn} of {len(study.cells)} cells have no data here.")
+    cells = study.cells if among is None else study.cells[among]
+    undrawn = cells[~cells["run"].isin(frame["run"])]
+    if len(undrawn):
+        states = undrawn["state"].value_counts().sort_index()
+        listed = ", ".join(f"{count} {state}" for state, count in states.items())
+        notes.append(f"{len(undrawn)} of {len(cells)} cells have no data here ({listed}).")
     if frame["oversubscribed"].any():
         notes.append("* More ranks than CPUs: times include ranks waiting for each other's turn.")
     return " ".join(notes)
+
+
+def number(value: float) -> str:
+    """Four figures at most, without an exponent where it can be helped: 0.003, 128, 16384."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def sentence(*parts: str) -> str:

@@ -22,7 +22,7 @@ from analysis.figures.drawing import (
     sentence,
 )  # fmt: skip
 from analysis.metrics import IDENTITY, arm_order
-from analysis.tables import Study
+from analysis.study import Study
 
 AXES = {"epoch": "epochs", "train_seconds": "training time (s)"}
 
@@ -59,10 +59,9 @@ def _lines(
     for arm in arms:
         for _, run in numbers[numbers["arm"] == arm].groupby("run", sort=True):
             style = styles[arm]
-            axis.plot(
-                run[column], run["value"], color=style.colour, linestyle=style.line, marker=style.marker,
-                linewidth=0.8, markersize=2.5, alpha=0.8,
-            )  # fmt: skip
+            axis.plot(run[column], run["value"], style.line, color=style.colour, linewidth=0.8, alpha=0.8)
+            last = run.tail(1)
+            axis.plot(last[column], last["value"], style.marker, color=style.colour, markersize=3.5)
     for target in numbers["target_value"].unique():
         axis.axhline(target, color=GREY, linestyle=":", linewidth=1)
 
@@ -73,7 +72,7 @@ def _caption(study: Study, numbers: pd.DataFrame) -> str:
     same_size = replace(study, cells=study.cells[study.cells["world_size"] == size])
     return sentence(
         f"Held-out {' / '.join(sorted(numbers['metric'].unique()))} on {ranks}, the largest world size",
-        f"evaluated; every run a line ({counts(numbers)}).",
+        f"evaluated; every run a line, a marker where it ended ({counts(numbers)}).",
         "Training time excludes evaluation. Dotted: the target.",
         remarks(same_size, numbers),
     )

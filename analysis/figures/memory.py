@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from analysis.comparisons import points
 from analysis.figures.drawing import (
     TWO_COLUMNS,
     ArmStyle,
@@ -23,9 +24,9 @@ from analysis.figures.drawing import (
     sentence,
     world_size_axis,
 )  # fmt: skip
-from analysis.metrics import IDENTITY, in_order, points
+from analysis.metrics import IDENTITY, in_order
 from analysis.steps import memory_peaks
-from analysis.tables import Study
+from analysis.study import Study
 
 PEAK = "rss_peak"
 HATCHES = {

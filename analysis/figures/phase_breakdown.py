@@ -21,7 +21,7 @@ from analysis.figures.drawing import (
 from analysis.metrics import IDENTITY, arm_order, in_order, scaling
 from analysis.record_files import PHASE_ORDER
 from analysis.steps import phase_costs
-from analysis.tables import Study
+from analysis.study import Study
 
 LOOKS = {
     "data": ("#BBBBBB", "...."), "forward": ("#DDDDDD", ""), "backward": ("#999999", ""),

@@ -27,7 +27,7 @@ from analysis.figures.drawing import (
     world_size_axis,
 )  # fmt: skip
 from analysis.metrics import scaling, scaling_levels
-from analysis.tables import Study
+from analysis.study import Study
 
 PANELS = {
     "seconds_per_step": "time per step (ms)",

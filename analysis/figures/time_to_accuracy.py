@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from analysis.comparisons import points
 from analysis.figures.drawing import (
     GREY,
     TWO_COLUMNS,
@@ -26,9 +27,9 @@ from analysis.figures.drawing import (
     whiskers,
     world_size_axis,
 )  # fmt: skip
-from analysis.metrics import points, time_to_accuracy
+from analysis.metrics import time_to_accuracy
 from analysis.statistics import Interval, level
-from analysis.tables import Study
+from analysis.study import Study
 
 PANELS = {
     "seconds": "time to target (s)",
@@ -119,7 +120,7 @@ def _caption(study: Study, numbers: pd.DataFrame, intervals: list[Interval]) -> 
     )
     missed = int((~numbers["reached"]).sum())
     return sentence(
-        f"Time to {goal}: first evaluation at the target, evaluation time not counted.",
+        f"Time to {goal}: {study.scoring.about}.",
         f"Every run is a dot ({counts(numbers)}); the bar is the median, with a miss counted as slowest.",
         whiskers(intervals),
         f"{missed} of {len(numbers)} runs missed and are shown where they stopped." if missed else "",

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
+SHOWN = ["arm", "world_size", "runs", "reached", "median_seconds", "epochs", "speedup", "verdict"]
+"""Columns of the summary that fit a terminal; the report has them all."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the verb to `app`."""
@@ -41,7 +44,7 @@ def report(
     screen = console()
     study = load(folder)
     summary = summary_table(study)
-    screen.print(_table(summary.drop(columns="method")))
+    screen.print(_table(summary[SHOWN]))
     for note in filter(None, [*_notes(summary), resumed_note(study.cells)]):
         screen.print(note, style="dim", markup=False, highlight=False)
     screen.print(f"report: {page}", soft_wrap=True, markup=False, highlight=False)

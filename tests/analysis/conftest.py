@@ -6,19 +6,29 @@ exercise every table and figure, measure nothing, and live in temporary folders 
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from analysis.tables import Study, load
 from harness.cell import Cell
+from harness.layers import describe
 from harness.records import EvalRecord, Outcome, PhaseRecord, RecordWriter
 from harness.store import Attempt, SweepFolder
+from kfac_core.placement import FactorShape, LayerShape
+from kfac_core.strategies import place
 
+FIRST_ORDER = ("sgd", "nlcg")
+STRATEGY_OF = {"half": "hybrid_opt"}
+SHAPES = [
+    LayerShape(name, FactorShape(a), FactorShape(g)) for name, a, g in (("conv", 145, 32), ("fc", 129, 10))
+]
 STEPS_PER_EPOCH = 20
 WINDOW = 10
 
@@ -35,24 +45,35 @@ class Plan:
     misses: tuple[tuple[str, int, int], ...] = (("sgd", 4, 2),)
     state: str = "COMPLETED"
     with_records: bool = True
+    fails: tuple[tuple[str, int, int], ...] = ()
+    diverges: tuple[tuple[str, int, int], ...] = ()
+    fixed_length: bool = False
+    patches: tuple[dict[str, Any], ...] = ({},)
 
 
-def make_cell(method: str, world_size: int, seed: int, plan: Plan) -> Cell:
+def make_cell(method: str, world_size: int, seed: int, plan: Plan, patch: Mapping[str, Any]) -> Cell:
     batch = {"global_batch_size": 64} if plan.scaling == "strong" else {"local_batch_size": 64}
-    kfac = {"strategy": method, "factor_update_steps": 5, "inverse_update_steps": WINDOW, "damping": 0.003}
-    return Cell.model_validate(
-        {
-            "sweep": "synthetic",
-            "method": method,
-            "workload": "digits",
-            "target": {"metric": "accuracy", "at_least": 0.95},
-            "training": batch | {"epochs": plan.epochs, "window_steps": WINDOW},
-            "optimizer": {"lr": 0.1},
-            "kfac": None if method == "sgd" else kfac,
-            "world_size": world_size,
-            "seed": seed,
-        }
-    )
+    strategy = STRATEGY_OF.get(method, method)
+    kfac = {"strategy": strategy, "factor_update_steps": 5, "inverse_update_steps": WINDOW, "damping": 0.003}
+    if method == "half":
+        kfac["grad_worker_fraction"] = 0.5
+    content = {
+        "sweep": "synthetic",
+        "method": method,
+        "workload": {"name": "digits"},
+        "target": {"metric": "accuracy", "at_least": 0.95},
+        "training": batch
+        | {"epochs": plan.epochs, "window_steps": WINDOW, "stop_at_target": not plan.fixed_length},
+        "optimizer": {"lr": 0.1, "name": "nlcg" if method == "nlcg" else "sgd"},
+        "kfac": None if method in FIRST_ORDER else kfac,
+        "world_size": world_size,
+        "seed": seed,
+    }
+    for path, value in patch.items():
+        section, _, field = path.partition(".")
+        if content[section] is not None:
+            content[section] = content[section] | {field: value}
+    return Cell.model_validate(content)
 
 
 def phase_seconds(method: str, world_size: int, rank: int, noise: float, plan: Plan) -> dict[str, float]:
@@ -65,7 +86,7 @@ def phase_seconds(method: str, world_size: int, rank: int, noise: float, plan: P
         "gradient_comm": wire,
         "update": 0.2,
     }
-    if method != "sgd":
+    if method not in FIRST_ORDER:
         local = method == "dp_kfac"
         step |= {
             "factor_compute": 0.6 * share * (1 / world_size if local else 1),
@@ -83,7 +104,7 @@ def window_record(cell: Cell, rank: int, first: int, noise: float, plan: Plan) -
     method, world_size = cell.method, cell.world_size
     seconds = phase_seconds(method, world_size, rank, noise, plan)
     moving = {name: 40_000 * WINDOW for name, value in seconds.items() if name.endswith("_comm") and value}
-    state = {} if method == "sgd" else {
+    state = {} if method in FIRST_ORDER else {
         "kfac_factors": 3_000_000 if method == "comm_opt" else 3_000_000 // world_size,
         "kfac_second_order": 4_000_000 if method == "comm_opt" else 4_000_000 // world_size,
         "kfac_buffers": 500_000,
@@ -104,14 +125,19 @@ def window_record(cell: Cell, rank: int, first: int, noise: float, plan: Plan) -
 
 def write_run(attempt: Attempt, cell: Cell, plan: Plan) -> None:
     """One run: windows of every rank, an evaluation an epoch, and an outcome last."""
-    random = Random(f"{cell.method}-{cell.world_size}-{cell.seed}")  # noqa: S311  no secret, a made-up run
+    random = Random(f"{cell.method}-{cell.world_size}-{cell.seed}{patch_noise(cell)}")  # noqa: S311  no secret, a made-up run
     attempt.write(
         "launch.json", {"launcher": "local", "site": "laptop", "oversubscribed": cell.world_size > 2}
     )
     attempt.write(
         "environment.json", {"commit": "synthetic", "python": "3.11.7", "host": "nowhere", "cpus": 2}
     )
-    missed = (cell.method, cell.world_size, cell.seed) in plan.misses
+    if cell.kfac is not None and plan.with_records:
+        attempt.write("layers.json", describe(SHAPES, place(cell.kfac, SHAPES, cell.world_size)))
+    point = (cell.method, cell.world_size, cell.seed)
+    if point in plan.fails:
+        plan = replace(plan, state="FAILED", with_records=False)
+    missed = point in (*plan.misses, *plan.diverges)
     epochs_needed = (9 if cell.method == "sgd" else 5) + random.random()
     clock, evaluations = 0.0, []
     if plan.with_records:
@@ -125,7 +151,9 @@ def write_run(attempt: Attempt, cell: Cell, plan: Plan) -> None:
                         evaluations.append((first + WINDOW, clock))
         with RecordWriter(attempt.records(0)) as writer:
             for step, seconds in evaluations:
-                writer.write(evaluation(cell, step, seconds, epochs_needed, missed))
+                record = evaluation(cell, step, seconds, epochs_needed, missed)
+                lost = point in plan.diverges and step > STEPS_PER_EPOCH
+                writer.write(replace(record, value=math.nan, train_loss=math.nan) if lost else record)
     completed = plan.state == "COMPLETED"
     attempt.write_outcome(
         Outcome(
@@ -139,6 +167,12 @@ def write_run(attempt: Attempt, cell: Cell, plan: Plan) -> None:
             value=0.96,
         )
     )
+
+
+def patch_noise(cell: Cell) -> str:
+    """Runs of patched cells differ; those of the ordinary study stay what they were."""
+    ordinary = cell.kfac is None or (cell.kfac.damping, cell.kfac.inverse_update_steps) == (0.003, WINDOW)
+    return "" if ordinary else cell.content_hash
 
 
 def evaluation(cell: Cell, step: int, seconds: float, epochs_needed: float, missed: bool) -> EvalRecord:
@@ -178,7 +212,8 @@ def cells_of(plan: Plan) -> Iterable[Cell]:
     for method in plan.methods:
         for world_size in plan.world_sizes:
             for seed in plan.seeds:
-                yield make_cell(method, world_size, seed, plan)
+                made = (make_cell(method, world_size, seed, plan, patch) for patch in plan.patches)
+                yield from {cell.id: cell for cell in made}.values()  # sgd has no kfac field to differ in
 
 
 @pytest.fixture(scope="session")
@@ -192,6 +227,40 @@ def study(ordinary_folder) -> Study:
     return load(ordinary_folder)
 
 
+BATCHES = {"training.global_batch_size": 64}, {"training.global_batch_size": 128}
+FITTING = {
+    "solver_by_batch": Plan(
+        methods=("sgd", "comm_opt"), world_sizes=(4,), fixed_length=True, misses=(), epochs=4,
+        patches=tuple(b | {"kfac.solver": solver} for b in BATCHES for solver in ("eigen", "inverse")),
+    ),
+    "nlcg_by_batch": Plan(
+        methods=("sgd", "nlcg"), world_sizes=(4,), fixed_length=True, misses=(), epochs=4, patches=BATCHES
+    ),
+    "memory_budget": Plan(methods=("sgd", "comm_opt"), world_sizes=(4,), fixed_length=True, patches=BATCHES),
+    "accuracy_by_world_size": Plan(methods=("sgd", "comm_opt"), fixed_length=True, epochs=4, misses=()),
+    "update_intervals": Plan(
+        methods=("sgd", "comm_opt"), world_sizes=(4,), fixed_length=True, epochs=4, misses=(),
+        patches=({}, {"kfac.inverse_update_steps": 20}),
+    ),
+    "damping_interval": Plan(
+        methods=("sgd", "comm_opt"), world_sizes=(4,), misses=(),
+        patches=tuple({"kfac.damping": d, "kfac.inverse_update_steps": e} for d in (0.003, 0.03)
+                      for e in (10, 20)),
+    ),
+    "fraction": Plan(methods=("comm_opt", "mem_opt", "half"), world_sizes=(4,), misses=()),
+    "performance_profiles": Plan(
+        world_sizes=(4,), patches=({}, {"workload.options": {"width": 32}}), misses=()
+    ),
+}  # fmt: skip
+"""For every figure that the ordinary study cannot fill, one that can."""
+
+
+@pytest.fixture(scope="session")
+def fitting(write_study, study) -> Callable[[str], Study]:
+    """The study that fills a figure."""
+    return functools.cache(lambda name: load(write_study(FITTING[name])) if name in FITTING else study)
+
+
 @pytest.fixture(scope="session")
 def odd_studies(write_study) -> dict[str, Study]:
     """Studies that lack something."""
@@ -202,6 +271,8 @@ def odd_studies(write_study) -> dict[str, Study]:
         "one world size": replace(small, world_sizes=(2,)),
         "nobody reaches the target": replace(small, epochs=1),
         "weak scaling": replace(small, scaling="weak"),
+        "two runs and one that failed": replace(small, seeds=(0, 1), fails=(("comm_opt", 1, 1),)),
+        "NaN losses": replace(small, diverges=(("comm_opt", 4, 0),)),
         "no cells": replace(small, methods=()),
     }
     return {name: load(_made(write_study(plan))) for name, plan in plans.items()}

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
 from html.parser import HTMLParser
 
+import pandas as pd
 import pytest
 
-from analysis.figures import FIGURES
+from analysis.comparisons import comparisons
+from analysis.figures import FIGURES, NothingToDraw
+from analysis.findings import cautions, findings
+from analysis.markup import to_latex, to_markdown
+from analysis.metrics import time_to_accuracy
 from analysis.report import summary_table, write_report
+from analysis.summary import rules_table
 from analysis.tables import load
 
 
@@ -45,28 +52,100 @@ def test_the_summary_names_every_point_with_its_speed_up(study):
     assert re.fullmatch(r"[\d.]+×", table.loc[("dp_kfac", "4*"), "speedup"])
 
 
+def test_what_came_out_is_said_first_and_only_where_it_is_decided(study, page):
+    said = findings(study)
+    expected = [one for one in comparisons(study, time_to_accuracy(study)).values() if not one.crowded]
+    decided = [one for one in expected if one.verdict != "undecided"]
+    assert decided
+    assert len(said) == len(decided) + (len(decided) < len(expected))
+    for one in decided:
+        sentence = (
+            rf"{one.arm} is {one.verdict} than sgd on {one.world_size} ranks?: [\d.]+× \[.*after Holm\)"
+        )
+        assert any(re.match(sentence, line) for line in said)
+    assert not any(
+        re.search(r"is (faster|slower) than sgd on 4", line) for line in said
+    )  # more ranks than CPUs
+    assert page.index('id="findings"') < page.index('id="summary"') < page.index('id="time_to_accuracy"')
+    warned = " ".join(cautions(study))
+    assert "1 of 27 runs missed" in warned
+    assert "*" in warned
+
+
+def test_what_a_study_lacks_is_said_first(odd_studies):
+    assert "no first-order arm" in findings(odd_studies["no SGD arm"])[0]
+    assert findings(odd_studies["no cells"]) == ["No run has trained yet."]
+    assert "2 FAILED" not in " ".join(cautions(odd_studies["two runs and one that failed"]))
+    assert "1 FAILED" in " ".join(cautions(odd_studies["two runs and one that failed"]))
+    assert "some seeds are missing" in " ".join(cautions(odd_studies["two runs and one that failed"]))
+
+
+def test_the_same_runs_are_scored_by_every_rule(study):
+    table = rules_table(study).set_index(["arm", "world_size"])
+    assert table.loc[("comm_opt", 1), "first"] == table.loc[("comm_opt", 1), "algoperf"]
+    assert float(table.loc[("comm_opt", 1), "wall"]) > float(table.loc[("comm_opt", 1), "first"])
+    assert len(table) == 9
+
+
+def test_the_page_comes_as_markdown_and_latex_too(out):
+    text, tex = (out / "report.md").read_text(), (out / "tables.tex").read_text()
+    assert all(f"](figures/{name.name})" in text for name in (out / "figures").glob("*.png"))
+    assert tex.count("\\begin{tabular}") == 3
+    assert "comm\\_opt" in tex
+    assert not re.search(r"(?<!\\)[%_#](?!\})", tex.replace("tab:", ""))
+
+
+def test_a_table_survives_characters_that_its_language_means_otherwise():
+    table = pd.DataFrame({"a|b": ["50 % & x_1 {y} \\ 2×"]})
+    assert "a\\|b" in to_markdown(table)
+    assert r"50 \% \& x\_1 \{y\} \textbackslash{} 2$\times$" in to_latex(table, "c", "l")
+
+
 def test_a_study_where_most_runs_miss_says_so(odd_studies):
     table = summary_table(odd_studies["nobody reaches the target"])
     assert set(table["median_seconds"]) == {"not reached"}
     assert summary_table(odd_studies["no cells"]).empty
 
 
-def test_the_page_holds_its_figures_and_asks_for_nothing_else(out, page):
+def drawable(study) -> list[str]:
+    names = []
+    for name, kind in FIGURES.items():
+        try:
+            kind.draw(study)
+        except NothingToDraw:
+            continue
+        names.append(name)
+    return names
+
+
+def test_the_page_holds_its_figures_and_asks_for_nothing_else(study, out, page):
     links = _Links()
     links.feed(page)
-    assert len(links.sources) == len(FIGURES)
+    names = drawable(study)
+    assert len(links.sources) == len(names) > 10
     assert all(source.startswith("data:image/png;base64,") for source in links.sources)
     assert "http" not in re.sub(r"base64,[^\"]*", "", page)
     assert {path.name for path in (out / "figures").iterdir()} == {
-        f"{name}.{kind}" for name in FIGURES for kind in ("pdf", "png", "csv")
+        f"{name}.{kind}" for name in names for kind in ("pdf", "png", "csv")
     }
+    for name in set(FIGURES) - set(names):
+        assert f"<li>{FIGURES[name].title}: no " in page
+
+
+def test_the_numbers_of_a_figure_can_be_taken_from_the_page_alone(out, page):
+    links = _Links()
+    links.feed(page)
+    kept = [link for link in links.links if link.startswith("data:text/csv;base64,")]
+    files = {path.read_bytes() for path in (out / "figures").glob("*.csv")}
+    assert {base64.b64decode(link.partition(",")[2]) for link in kept} == files
 
 
 def test_every_link_of_the_page_leads_somewhere(page):
     links = _Links()
     links.feed(page)
     assert len(links.ids) == len(set(links.ids))
-    assert {link.removeprefix("#") for link in links.links} <= set(links.ids)
+    inside = [link for link in links.links if not link.startswith("data:")]
+    assert {link.removeprefix("#") for link in inside} <= set(links.ids)
     assert sum(link.startswith("#runs-") for link in links.links) == 9
 
 
@@ -91,5 +170,6 @@ def test_text_from_users_is_escaped(ordinary_folder, tmp_path, monkeypatch):
 def test_a_report_of_nothing_is_still_a_page(tmp_path):
     (tmp_path / "runs" / "empty").mkdir(parents=True)
     page = write_report(tmp_path / "runs" / "empty", tmp_path / "out").read_text()
-    assert page.count("Nothing to draw: no ") == len(FIGURES)
+    assert page.count(": no ") == len(FIGURES)
+    assert "No run has trained yet." in page
     assert load(tmp_path / "runs" / "empty").cells.empty

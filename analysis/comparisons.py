@@ -1,0 +1,131 @@
+"""Arms against each other: which is the baseline, which runs are pairs, and what may be claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import cast
+
+import pandas as pd
+
+from analysis.statistics import PAIRED_RUNS, Interval, holm, paired_ratio, ratio
+from analysis.study import Study
+
+SIGNIFICANT = 0.05
+"""Adjusted p below which a difference is claimed."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One arm on one world size against the first-order arm of its setting there.
+
+    Attributes:
+        speedup: seconds to the target, baseline's over the arm's.
+        fewer_epochs: its first factor, epochs to the target.
+        cheaper_epochs: its second factor, seconds per epoch.
+        crowded: whether runs had more ranks than CPUs, so that their seconds say nothing about methods.
+        holm_p: p of `speedup`, adjusted for all comparisons of the study; None without an interval, or if
+            crowded.
+    """
+
+    arm: str
+    baseline: str
+    world_size: int
+    speedup: Interval
+    fewer_epochs: Interval
+    cheaper_epochs: Interval
+    crowded: bool = False
+    holm_p: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        """`faster` or `slower` where interval and adjusted p agree that the arms differ, else `undecided`."""
+        if self.crowded:
+            return "not judged"
+        if self.holm_p is None or self.holm_p >= SIGNIFICANT or not self.speedup.excludes(1):
+            return "undecided"
+        return "faster" if self.speedup.estimate > 1 else "slower"
+
+
+def baselines(study: Study) -> dict[str, str]:
+    """For every arm the first-order arm of the same setting that it is measured against, if there is one.
+
+    Where a setting has several, plain SGD comes first, then the order of their names.
+    """
+    cells = study.cells
+    first_order = cells[cells["strategy"].isna()]
+    first_order = first_order.assign(other=first_order["optimizer"] != "sgd")
+    of_setting = (
+        first_order.sort_values(["other", "method", "arm"])
+        .drop_duplicates("setting")
+        .set_index("setting")["arm"]
+    )
+    arms = cells.drop_duplicates("arm").set_index("arm")["setting"].map(of_setting)
+    return {str(arm): str(baseline) for arm, baseline in arms.dropna().items()}
+
+
+def comparisons(study: Study, scored: pd.DataFrame) -> dict[tuple[str, int], Comparison]:
+    """Every arm against its baseline, by arm and world size; Holm over all of them.
+
+    Args:
+        study: where the baselines come from.
+        scored: rows of `analysis.metrics.time_to_accuracy`.
+    """
+    runs = {(arm, size): group for arm, size, group in points(scored)}
+    baseline = baselines(study)
+    family = [
+        (arm, baseline[arm], size)
+        for arm, size in runs
+        if arm in baseline and baseline[arm] != arm and (baseline[arm], size) in runs
+    ]
+    crowded = {size for (_, size), group in runs.items() if group["oversubscribed"].any()}
+    judged = sum(size not in crowded for _, _, size in family)
+    found = {
+        (arm, size): _compare(arm, against, size, runs[arm, size], runs[against, size], judged)
+        for arm, against, size in family
+    }
+    tested = [key for key, one in found.items() if one.speedup.p_value is not None and not one.crowded]
+    adjusted = holm([float(found[key].speedup.p_value or 0) for key in tested])
+    return found | {key: replace(found[key], holm_p=p) for key, p in zip(tested, adjusted, strict=True)}
+
+
+def compared(top: pd.DataFrame, bottom: pd.DataFrame, column: str, family: int = 1) -> Interval:
+    """`column` of `top` over that of `bottom`, in pairs where the runs of both come from the same blocks.
+
+    Pairs are used where there are enough for exact limits, and for an exact test that can still reach 5 %
+    after Holm's correction for a `family` of comparisons; with fewer, unpaired ranks say more, and what the
+    blocks have in common only makes their limits wider than they need be.
+    """
+    pairs = _pairs(top, bottom)
+    if pairs is not None and len(pairs) >= PAIRED_RUNS and family * 2 / 2 ** len(pairs) < SIGNIFICANT:
+        return paired_ratio(pairs[f"{column}_x"].tolist(), pairs[f"{column}_y"].tolist())
+    return ratio(top[column].tolist(), bottom[column].tolist())
+
+
+def points(frame: pd.DataFrame) -> Iterator[tuple[str, int, pd.DataFrame]]:
+    """The runs of every arm and world size, in the frame's order of arms."""
+    for key, runs in frame.groupby(["arm", "world_size"], sort=False):
+        arm, world_size = cast("tuple[str, int]", key)
+        yield arm, int(world_size), runs
+
+
+def _compare(
+    arm: str, against: str, size: int, runs: pd.DataFrame, base: pd.DataFrame, family: int
+) -> Comparison:
+    timed = [frame.dropna(subset="seconds_per_epoch") for frame in (base, runs)]
+    return Comparison(
+        arm, against, size,
+        speedup=compared(base, runs, "scored_seconds", family),
+        fewer_epochs=compared(base, runs, "scored_epochs", family),
+        cheaper_epochs=compared(timed[0], timed[1], "seconds_per_epoch", family),
+        crowded=bool(runs["oversubscribed"].any() or base["oversubscribed"].any()),
+    )  # fmt: skip
+
+
+def _pairs(top: pd.DataFrame, bottom: pd.DataFrame) -> pd.DataFrame | None:
+    blocks = [list(runs["block"]) for runs in (top, bottom)]
+    if any("" in names or len(set(names)) < len(names) for names in blocks):
+        return None
+    if not (set(blocks[0]) <= set(blocks[1]) or set(blocks[1]) <= set(blocks[0])):
+        return None
+    return top.merge(bottom, on="block")

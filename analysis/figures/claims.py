@@ -1,0 +1,90 @@
+"""Time saved over SGD: own runs beside what the papers' abstracts claim."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from analysis.comparisons import comparisons
+from analysis.figures.drawing import (
+    GREY,
+    TWO_COLUMNS,
+    Drawing,
+    NothingToDraw,
+    arm_styles,
+    counts,
+    handles,
+    legend_below,
+    panels,
+    remarks,
+    sentence,
+    whiskers,
+)
+from analysis.metrics import time_to_accuracy
+from analysis.published import provenance, published
+from analysis.study import Study
+
+UNIT = "percent less time"
+
+
+def draw(study: Study) -> Drawing:
+    """A row per arm and world size, then a row per published range of the same unit."""
+    scored = time_to_accuracy(study)
+    found = comparisons(study, scored)
+    if not found:
+        raise NothingToDraw("no arm with a first-order arm to be compared with")
+    table = published("headline")
+    table = table[table["unit"] == UNIT] if not table.empty else table
+    looks = {arm: look for arm, look in arm_styles(study).items() if any(arm == key[0] for key in found)}
+    figure, (axis,) = panels(TWO_COLUMNS, 0.19 * len(found) + 0.26 * len(table) + 1.4, columns=1)
+    labels: list[str] = []
+    rows = []
+    for (arm, size), one in found.items():
+        y, look = -len(labels), looks[arm]
+        saved = _saved(one.speedup.estimate)
+        low, high = (
+            None if limit is None else _saved(limit) for limit in (one.speedup.low, one.speedup.high)
+        )
+        if math.isfinite(saved):
+            axis.plot(saved, y, look.marker, color=look.colour, markersize=4.5)
+        else:
+            axis.text(0, y, "  not reached by the typical run", fontsize=6, va="center", color=look.colour)
+        if low is not None and high is not None:
+            axis.plot([max(low, -400), high], [y, y], color=look.colour, linewidth=0.9)
+        star = "*" if scored[scored["world_size"] == size]["oversubscribed"].any() else ""
+        labels.append(f"{arm}, {size}{star} rank" + ("s" if size > 1 else ""))
+        rows.append((arm, size, one.baseline, saved, low, high, one.speedup.method, one.holm_p, one.verdict))
+    claims: Iterator[Any] = table.itertuples(index=False)
+    for row in claims:
+        y = -len(labels)
+        axis.plot([row.low, row.high], [y, y], color=GREY, linewidth=3, alpha=0.6, solid_capstyle="butt")
+        axis.plot([row.low, row.high], [y, y], "|", color=GREY, markersize=6)
+        labels.append("\n".join(textwrap.wrap(f"{row.paper}: {row.claim}", 52)))
+    axis.axvline(0, color=GREY, linewidth=0.7)
+    axis.set_yticks([-place for place in range(len(labels))], labels, fontsize=6)
+    axis.set_ylim(-len(labels) + 0.4, 0.6)
+    axis.set_xlabel("time to target saved over the first-order arm (%)")
+    axis.grid(True, axis="x", color="#dddddd", linewidth=0.5)
+    legend_below(figure, handles(looks), columns=min(len(looks), 4))
+    columns = ["arm", "world_size", "baseline", "percent_saved", "low", "high", "method", "holm_p", "verdict"]
+    numbers = scored.merge(pd.DataFrame(rows, columns=columns), on=["arm", "world_size"])
+    caption = sentence(
+        "Time to the target saved over the first-order arm on the same number of ranks",
+        f"({study.scoring.about}): 1 - 1/speed-up ({counts(numbers)}).",
+        whiskers(one.speedup for one in found.values()),
+        f"Grey bars: the ranges that the papers state for their own models and machines, {provenance(table)};"
+        " they are not targets of this study."
+        if len(table)
+        else "",
+        remarks(study, scored),
+    )
+    return Drawing(figure, numbers, caption)
+
+
+def _saved(speedup: float) -> float:
+    """1.25 times as fast is 20 % less time."""
+    return 100 * (1 - 1 / speedup) if speedup > 0 else -math.inf

@@ -1,0 +1,103 @@
+"""How sensitive a method is to damping and to the inverse interval: a heat map (DP-KFAC)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch, Rectangle
+
+from analysis.figures.drawing import (
+    GREY,
+    ONE_COLUMN,
+    TWO_COLUMNS,
+    Drawing,
+    NothingToDraw,
+    counts,
+    legend_below,
+    number,
+    panels,
+    remarks,
+    sentence,
+)
+from analysis.metrics import finals, in_order, kfac_cells, time_to_accuracy
+from analysis.statistics import median
+from analysis.study import Study
+
+FIELDS = ("kfac.damping", "kfac.inverse_update_steps", "kfac.factor_update_steps")
+
+
+def draw(study: Study) -> Drawing:
+    """A panel per method; median epochs to the target, or the last accuracy of runs of fixed length."""
+    runs, label = _values(study)
+    names = dict(zip(study.cells["run"], study.series(*FIELDS), strict=True))
+    runs = runs.assign(series=runs["run"].map(names))
+    runs = runs.merge(study.cells[["run", "damping", "inverse_update_steps"]], on="run")
+    runs = runs.dropna(subset=["damping", "inverse_update_steps"])
+    runs = runs[runs["world_size"] == runs["world_size"].max()] if len(runs) else runs
+    shape = runs.groupby("series")[["damping", "inverse_update_steps"]].transform("nunique").min(axis=1)
+    runs = runs[shape > 1]
+    if runs.empty:
+        raise NothingToDraw("no arm with a second damping and a second inverse interval")
+    runs = in_order(study, runs.reset_index(drop=True))
+    series = list(dict.fromkeys(runs["series"]))
+    width = ONE_COLUMN if len(series) == 1 else TWO_COLUMNS
+    columns = min(len(series), 3)
+    rows = -(-len(series) // columns)
+    figure, axes = panels(width, 2.5 * rows + 0.3, columns, rows)
+    finite = runs["shown"][np.isfinite(runs["shown"])]
+    scale = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+    for name, axis in zip(series, axes, strict=False):
+        _map(axis, runs[runs["series"] == name], scale)
+        axis.set_title(name, fontsize=8)
+    for axis in axes[len(series) :]:
+        axis.set_axis_off()
+    entry = Patch(facecolor="white", edgecolor=GREY, hatch="////", label="median run missed or no run")
+    legend_below(figure, [entry], columns=1)
+    size = int(runs["world_size"].max())
+    caption = sentence(
+        f"{label} by damping and steps between inverse updates, on {size} rank(s): the median over runs,",
+        "printed in",
+        f"each field ({counts(runs, ('series', 'damping', 'inverse_update_steps'))}); darker is less. No",
+        "whiskers.",
+        remarks(study, runs, kfac_cells(study) & (study.cells["world_size"] == size)),
+    )
+    return Drawing(figure, runs, caption)
+
+
+def _values(study: Study) -> tuple[pd.DataFrame, str]:
+    last = finals(study)
+    last = last[last["fixed_length"]]
+    if len(last):
+        metric = str(last["metric"].iloc[0])
+        return last.assign(shown=last["value"]), f"{metric.capitalize()} at the end"
+    scored = time_to_accuracy(study)
+    return scored.assign(shown=scored["scored_epochs"]), "Epochs to the target"
+
+
+def _map(axis: Axes, runs: pd.DataFrame, scale: tuple[float, float]) -> None:
+    dampings = sorted(runs["damping"].unique())
+    intervals = sorted(runs["inverse_update_steps"].unique())
+    fields = runs.groupby(["damping", "inverse_update_steps"])["shown"].apply(lambda v: median(v.tolist()))
+    grid = np.array([[fields.get((d, e), math.nan) for e in intervals] for d in dampings], dtype=float)
+    low, high = scale
+    axis.imshow(np.where(np.isfinite(grid), grid, np.nan), cmap="cividis", vmin=low, vmax=high,
+                aspect="auto", origin="lower")  # fmt: skip
+    for (row, column), value in np.ndenumerate(grid):
+        known = math.isfinite(value)
+        if not known:
+            axis.add_patch(_hatched(row, column))
+        light = known and (value - low) > 0.55 * (high - low)
+        axis.text(column, row, number(value) if known else "–", ha="center", va="center", fontsize=7,
+                  color="black" if light or not known else "white")  # fmt: skip
+    axis.set_xticks(range(len(intervals)), [number(float(e)) for e in intervals])
+    axis.set_yticks(range(len(dampings)), [number(float(d)) for d in dampings])
+    axis.set_xlabel("steps between inverse updates")
+    axis.set_ylabel("damping")
+    axis.grid(False)
+
+
+def _hatched(row: int, column: int) -> Patch:
+    return Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor="white", edgecolor=GREY, hatch="////", lw=0)

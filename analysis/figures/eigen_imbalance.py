@@ -1,0 +1,130 @@
+"""How evenly inverting is spread: the slowest and the fastest worker as the world grows (SC20)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
+
+from analysis.comparisons import points
+from analysis.figures.drawing import (
+    GREY,
+    TWO_COLUMNS,
+    Drawing,
+    NothingToDraw,
+    arm_styles,
+    counts,
+    dodge,
+    handles,
+    legend_below,
+    panels,
+    remarks,
+    sentence,
+    world_size_axis,
+)
+from analysis.metrics import IDENTITY, in_order, kfac_cells
+from analysis.placements import inverse_loads
+from analysis.published import provenance, published
+from analysis.statistics import median
+from analysis.steps import rank_phase_costs
+from analysis.study import Study
+
+PHASE = "inverse_compute"
+
+
+def draw(study: Study) -> Drawing:
+    """Left: speed-ups of own workers over one rank. Right: bounds derived from the papers' networks."""
+    numbers = worker_speedups(study)
+    table = published("eigen_speedup")
+    looks = {arm: look for arm, look in arm_styles(study).items() if arm in set(numbers["arm"])}
+    figure, axes = panels(TWO_COLUMNS, 2.9, columns=1 if table.empty else 2)
+    shifts = dodge(list(looks))
+    for arm, size, group in points(numbers):
+        x, look = math.log2(size) + shifts[arm], looks[arm]
+        for kind, fill in (("slowest", look.colour), ("fastest", "white")):
+            dots = group[group["worker"] == kind]["speedup"]
+            axes[0].plot([x] * len(dots), dots, look.marker, color=look.colour, markerfacecolor=fill,
+                         markersize=3.5, alpha=0.8)  # fmt: skip
+        predicted = group["predicted_speedup"].dropna()
+        if len(predicted):
+            axes[0].plot([x - 0.07, x + 0.07], [predicted.min()] * 2, ":", color=look.colour, linewidth=1.4)
+    sizes = sorted(numbers["world_size"].unique())
+    axes[0].plot([math.log2(size) for size in sizes], sizes, ":", color=GREY, linewidth=1)
+    world_size_axis(axes[0], numbers)
+    axes[0].set_ylabel("speed-up over one rank (log2)")
+    axes[0].set_yscale("log", base=2)
+    axes[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    if not table.empty:
+        _derived(axes[1], table)
+    legend_below(figure, [*handles(looks), *_keys()], columns=3)
+    return Drawing(figure, numbers, _caption(study, numbers, table))
+
+
+def worker_speedups(study: Study) -> pd.DataFrame:
+    """Two rows per run on several ranks: the `slowest` and `fastest` worker that has a factor to invert.
+
+    `speedup` is the median of the same arm on one rank over that worker's seconds per step;
+    `predicted_speedup` is what n^3 of the factors it was given makes of that, for the slowest.
+    """
+    costs = rank_phase_costs(study)
+    costs = costs[costs["phase"] == PHASE]
+    loads = inverse_loads(study)
+    frame = study.cells[IDENTITY].merge(costs, on="run").merge(loads, on=["run", "rank"], how="left")
+    frame = frame[(frame["seconds_per_step"] > 0) & (frame["load"].isna() | (frame["load"] > 0))]
+    base = (
+        frame[frame["world_size"] == 1].groupby("arm")["seconds_per_step"].apply(lambda s: median(s.tolist()))
+    )
+    frame = frame[frame["arm"].isin(base.index) & (frame["world_size"] > 1)]
+    if frame.empty:
+        raise NothingToDraw("no K-FAC arm on one rank and on several")
+    frame["speedup"] = frame["arm"].map(base) / frame["seconds_per_step"]
+    ends = frame.groupby("run")["speedup"].agg(["idxmin", "idxmax"])
+    slowest = frame.loc[ends["idxmin"]].assign(worker="slowest")
+    fastest = frame.loc[ends["idxmax"]].assign(worker="fastest")
+    heaviest = frame.groupby("run")["load"].max()
+    slowest["predicted_speedup"] = slowest["total_load"] / slowest["run"].map(heaviest)
+    return in_order(study, pd.concat([slowest, fastest], ignore_index=True))
+
+
+def _derived(axis: Any, table: pd.DataFrame) -> None:
+    for place, (model, rows) in enumerate(table.groupby("model", sort=False)):
+        x = [math.log2(size) for size in rows["world_size"]]
+        style = ("o", "s", "^", "D")[place % 4]
+        axis.plot(
+            x, rows["greedy_cubic_per_factor"], style, color=GREY, markerfacecolor="white", markersize=4
+        )
+        axis.annotate(str(model), (x[-1], rows["greedy_cubic_per_factor"].iloc[-1]), xytext=(4, 3),
+                      textcoords="offset points", fontsize=6, color=GREY)  # fmt: skip
+    sizes = sorted(table["world_size"].unique())
+    axis.set_xticks([math.log2(size) for size in sizes], [str(size) for size in sizes])
+    axis.set_xlim(math.log2(sizes[0]) - 0.4, math.log2(sizes[-1]) + 1.6)
+    axis.set_ylim(0, float(table["greedy_cubic_per_factor"].max()) * 1.2)
+    axis.set_xlabel("GPUs (log2)")
+    axis.set_ylabel("largest possible speed-up")
+    axis.set_title("derived: papers' networks", fontsize=8)
+
+
+def _keys() -> list[Line2D]:
+    look: dict[str, Any] = {"color": GREY, "marker": "o", "linestyle": "none", "markersize": 4}
+    return [
+        Line2D([], [], label="slowest worker", **look),
+        Line2D([], [], markerfacecolor="white", label="fastest worker", **look),
+        Line2D([], [], color=GREY, linestyle=":", label="predicted (short bar), ideal (line)"),
+    ]
+
+
+def _caption(study: Study, numbers: pd.DataFrame, table: pd.DataFrame) -> str:
+    return sentence(
+        "Speed-up of computing second-order data over the same arm on one rank, of the rank that takes",
+        "longest",
+        "(filled) and of the one that takes least (hollow), among those that have a factor to invert;",
+        "seconds per step,",
+        f"amortised. Every run is a dot ({counts(numbers)}). Short dotted bars are predictions, not",
+        "measurements: the",
+        "placement's n³ on its heaviest rank. No whiskers.",
+        f"Right: the same bound for the papers' networks ({provenance(table)})." if not table.empty else "",
+        remarks(study, numbers, kfac_cells(study) & (study.cells["world_size"] > 1)),
+    )

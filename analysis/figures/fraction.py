@@ -1,0 +1,66 @@
+"""Step time and memory against the share of ranks that precondition a layer (KAISA)."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis.figures.drawing import (
+    TWO_COLUMNS,
+    Drawing,
+    NothingToDraw,
+    counts,
+    handles,
+    legend_below,
+    panels,
+    remarks,
+    sentence,
+    styles,
+    whiskers,
+)
+from analysis.figures.response import Quantity, draw_response, summaries
+from analysis.metrics import IDENTITY, in_order
+from analysis.steps import kfac_bytes, run_speeds
+from analysis.study import Study
+
+QUANTITIES = (
+    Quantity("seconds_per_step", "time per step (ms)", 1e3),
+    Quantity("kfac_bytes", "K-FAC memory, largest rank (MB)", 1e-6),
+)
+
+
+def draw(study: Study) -> Drawing:
+    """COMM-OPT is fraction 1 and MEM-OPT one rank's share, so all three strategies lie on one axis."""
+    cells = study.cells
+    family = cells["strategy"].isin(["comm_opt", "mem_opt", "hybrid_opt"]) & (cells["world_size"] > 1)
+    fraction = cells["grad_worker_fraction"].astype("float64")
+    fraction = fraction.mask(cells["strategy"] == "comm_opt", 1.0)
+    fraction = fraction.mask(cells["strategy"] == "mem_opt", 1 / cells["world_size"])
+    runs = cells[IDENTITY].assign(fraction=fraction)[family]
+    runs = runs.merge(run_speeds(study), on="run").merge(kfac_bytes(study), on="run", how="left")
+    runs = in_order(study, runs.dropna(subset="fraction"))
+    several = runs.groupby("world_size")["fraction"].transform("nunique") > 1
+    runs = runs[several].reset_index(drop=True)
+    if runs.empty:
+        raise NothingToDraw("no second gradient worker fraction on the same number of ranks")
+    settings = runs["setting"].nunique() > 1
+    size = runs["world_size"].astype("str") + " ranks"
+    runs["series"] = size + (" " + runs["setting"] if settings else "")
+    looks = styles(runs.sort_values("world_size")["series"])
+    figure, axes = panels(TWO_COLUMNS, 2.6, columns=2)
+    found = []
+    for axis, quantity in zip(axes, QUANTITIES, strict=True):
+        found += draw_response(axis, runs, "fraction", quantity, looks)
+        axis.set_xlabel("gradient worker fraction")
+        axis.set_ylim(bottom=0)
+    legend_below(figure, handles(looks, lines=True), columns=min(len(looks), 4))
+    methods = ", ".join(dict.fromkeys(runs["arm"]))
+    caption = sentence(
+        "Time per step (slowest rank, amortised over inverse periods) and K-FAC's state on the rank that",
+        "holds most,",
+        f"against the share of ranks that precondition a layer, for {methods}.",
+        f"Every run is a dot ({counts(runs, ('series', 'fraction'))}). 1 MB = 1e6 bytes.",
+        whiskers(found),
+        remarks(study, runs, family),
+    )
+    numbers: pd.DataFrame = summaries(runs, "fraction", QUANTITIES)
+    return Drawing(figure, numbers, caption)

@@ -1,0 +1,59 @@
+"""Training loss against steps and time (NLCG's loss curves, TPDS22's language model)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from analysis.figures.drawing import (
+    TWO_COLUMNS,
+    Drawing,
+    NothingToDraw,
+    arm_styles,
+    counts,
+    handles,
+    legend_below,
+    panels,
+    remarks,
+    sentence,
+)
+from analysis.metrics import IDENTITY, in_order
+from analysis.study import Study
+
+AXES = {"step": "steps", "train_seconds": "training time (s)"}
+
+
+def draw(study: Study) -> Drawing:
+    """Every run a line, at the largest world size evaluated; a loss that is no number ends its line."""
+    columns = ["run", *AXES, "train_loss"]
+    numbers = study.cells[IDENTITY].merge(study.evaluations.astype({"run": "str"})[columns], on="run")
+    if not np.isfinite(numbers["train_loss"]).any():
+        raise NothingToDraw("no run has recorded a training loss")
+    numbers = numbers[numbers["world_size"] == numbers["world_size"].max()]
+    numbers = in_order(study, numbers.sort_values(["run", "step"]))
+    looks = {arm: look for arm, look in arm_styles(study).items() if arm in set(numbers["arm"])}
+    figure, axes = panels(TWO_COLUMNS, 2.6, columns=2, sharey=True)
+    for axis, (column, label) in zip(axes, AXES.items(), strict=True):
+        for arm, look in looks.items():
+            for _, run in numbers[numbers["arm"] == arm].groupby("run", sort=True):
+                axis.plot(
+                    run[column], run["train_loss"], look.line, color=look.colour, linewidth=0.8, alpha=0.8
+                )
+                last = run[np.isfinite(run["train_loss"])].tail(1)
+                axis.plot(last[column], last["train_loss"], look.marker, color=look.colour, markersize=3)
+        axis.set_xlabel(label)
+        axis.set_xlim(left=0)
+    if (numbers["train_loss"].dropna() > 0).all():
+        axes[0].set_yscale("log")
+    axes[0].set_ylabel("training loss")
+    legend_below(figure, handles(looks, lines=True), columns=min(len(looks), 4))
+    bad = int(numbers[~np.isfinite(numbers["train_loss"])]["run"].nunique())
+    size = int(numbers["world_size"].max())
+    same_size = study.only(study.cells["world_size"] == size)
+    caption = sentence(
+        f"Training loss, the mean since the last evaluation over all ranks, on {size} rank(s); every run a",
+        "line",
+        f"({counts(numbers)}), a marker where it ended. Training time excludes evaluation. No whiskers.",
+        f"{bad} run(s) met a loss that is no number; their lines end before it." if bad else "",
+        remarks(same_size, numbers),
+    )
+    return Drawing(figure, numbers, caption)

@@ -1,0 +1,78 @@
+"""How often a method is within a factor of the best, over the study's workloads (Dolan & Moré, AlgoPerf)."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from analysis.figures.drawing import (
+    ONE_COLUMN,
+    Drawing,
+    NothingToDraw,
+    handles,
+    legend_below,
+    panels,
+    remarks,
+    sentence,
+    styles,
+)
+from analysis.metrics import time_to_accuracy
+from analysis.profiles import LARGEST_RATIO, performance_ratios, profile, profile_score
+from analysis.statistics import median
+from analysis.study import Study
+
+
+def draw(study: Study) -> Drawing:
+    """A step line per method; a workload here is a setting (data, model, batch, target) on one world size."""
+    runs = time_to_accuracy(study)
+    if runs.empty:
+        raise NothingToDraw("no run has trained up to its first evaluation")
+    runs["workload"] = runs["setting"] + " on " + runs["world_size"].astype("str")
+    tried = runs.groupby("workload")["method"].nunique()
+    runs = runs[runs["workload"].isin(tried[tried > 1].index)]
+    if runs["workload"].nunique() < 2:
+        raise NothingToDraw("no second workload that several methods ran")
+    grouped = runs.groupby(["workload", "method"])["scored_seconds"]
+    seconds = grouped.apply(lambda values: median(values.tolist())).unstack()
+    ratios = performance_ratios(seconds)
+    if ratios.empty:
+        raise NothingToDraw("no workload that any method solved")
+    order = list(dict.fromkeys(runs["method"]))
+    looks = styles(order)
+    figure, (axis,) = panels(ONE_COLUMN, 2.9, columns=1)
+    scores = {name: profile_score(ratios[name]) for name in order}
+    for turn, name in enumerate(order):
+        steps, shares = profile(ratios[name])
+        x, y = [*steps, LARGEST_RATIO], [*shares * 100, shares[-1] * 100]
+        axis.plot(x, [value + turn * 0.6 for value in y], looks[name].line, drawstyle="steps-post",
+                  color=looks[name].colour, linewidth=1.1)  # fmt: skip
+        axis.plot(
+            steps, shares * 100 + turn * 0.6, looks[name].marker, color=looks[name].colour, markersize=3
+        )
+    axis.set_xlim(1 - 0.05, LARGEST_RATIO)
+    axis.set_ylim(0, 105)
+    axis.set_xlabel("time over the best method's")
+    axis.set_ylabel("workloads within that factor (%)")
+    legend_below(figure, handles(looks, lines=True), columns=min(len(looks), 3))
+    tall = ratios.reset_index().melt("workload", value_name="ratio")
+    numbers = runs.merge(tall, on=["workload", "method"])
+    numbers["score"] = numbers["method"].map(scores)
+    n = runs.groupby(["workload", "method"])["run"].nunique()
+    caption = sentence(
+        f"Performance profiles over {len(ratios)} workloads (settings and world sizes of several methods;"
+        f" n = {n.min()}"
+        + (f" to {n.max()}" if n.max() > n.min() else "")
+        + " runs each, medians, misses infinite;",
+        f"{study.scoring.about}). AlgoPerf's score, the area up to {LARGEST_RATIO:g} over its width:",
+        ", ".join(f"{name} {score:.2f}" for name, score in sorted(scores.items(), key=lambda one: -one[1]))
+        + ".",
+        "Lines that coincide are shifted by half a point. No whiskers.",
+        f"{len(seconds) - len(ratios)} workloads that nobody solved are left out."
+        if len(seconds) > len(ratios)
+        else "",
+        remarks(study, runs),
+    )
+    numbers["ratio"] = numbers["ratio"].where(numbers["ratio"] < math.inf, math.inf)
+    frame: pd.DataFrame = numbers
+    return Drawing(figure, frame, caption)

@@ -1,0 +1,72 @@
+"""What stale second-order data costs in accuracy and saves in time: the update-interval study (SC20)."""
+
+from __future__ import annotations
+
+from matplotlib.lines import Line2D
+
+from analysis.comparisons import points
+from analysis.figures.by_batch import fixed_length_runs
+from analysis.figures.drawing import (
+    TWO_COLUMNS,
+    Drawing,
+    NothingToDraw,
+    counts,
+    handles,
+    legend_below,
+    panels,
+    remarks,
+    sentence,
+    styles,
+    whiskers,
+)
+from analysis.figures.response import Quantity, draw_response, summaries
+from analysis.study import Study
+
+INTERVAL_FIELDS = ("kfac.inverse_update_steps", "kfac.factor_update_steps")
+
+
+def draw(study: Study) -> Drawing:
+    """Two panels over the inverse interval E; the first-order arm, which has none, is a level."""
+    runs = fixed_length_runs(study, *INTERVAL_FIELDS)
+    fields = ["inverse_update_steps", "factor_update_steps"]
+    runs = runs.merge(study.cells[["run", *fields]], on="run")
+    runs = runs[runs["world_size"] == runs["world_size"].max()]
+    own, flat = runs[runs["inverse_update_steps"].notna()], runs[runs["inverse_update_steps"].isna()]
+    if own["inverse_update_steps"].nunique() < 2:
+        raise NothingToDraw("no second interval of inverse updates")
+    own = own.astype(dict.fromkeys(fields, "int64")).reset_index(drop=True)
+    looks = styles([*dict.fromkeys(flat["series"]), *dict.fromkeys(own["series"])])
+    kfac = {name: look for name, look in looks.items() if name in set(own["series"])}
+    metric = " / ".join(sorted(own["metric"].unique()))
+    percent = metric == "accuracy"
+    quantities = (
+        Quantity("value", f"{metric} at the end" + (" (%)" if percent else ""), 100.0 if percent else 1.0),
+        Quantity("train_seconds", "training time (s)"),
+    )
+    figure, axes = panels(TWO_COLUMNS, 2.6, columns=2)
+    found = []
+    for axis, quantity in zip(axes, quantities, strict=True):
+        found += draw_response(axis, own, "inverse_update_steps", quantity, kfac)
+        for name, _, group in points(flat.assign(arm=flat["series"])):
+            middle = group[quantity.column].median() * quantity.factor
+            axis.axhline(middle, color=looks[name].colour, linestyle=":", linewidth=1)
+        axis.set_xlabel("steps between inverse updates (E)")
+    axes[1].set_ylim(bottom=0)
+    levels = [
+        Line2D([], [], color=looks[name].colour, linestyle=":", label=f"{name} (median)")
+        for name in dict.fromkeys(flat["series"])
+    ]
+    legend_below(figure, [*handles(kfac, lines=True), *levels], columns=min(len(looks), 4))
+    pairs = own[fields].drop_duplicates().sort_values(fields).itertuples(index=False)
+    caption = sentence(
+        f"{metric.capitalize()} and training time after {own['epochs'].max():g} epochs as second-order",
+        "data is",
+        f"renewed less often, on {int(own['world_size'].max())} rank(s); factors every F steps:",
+        ", ".join(f"E={e} F={f}" for e, f in pairs) + ".",
+        f"Every run is a dot ({counts(own, ('series', 'inverse_update_steps'))}).",
+        whiskers(found),
+        "Training time is the slowest rank's clock."
+        + ("" if len(flat) else " No first-order arm to compare."),
+        remarks(study, runs, study.cells["world_size"] == runs["world_size"].max()),
+    )
+    return Drawing(figure, summaries(own, "inverse_update_steps", quantities), caption)

@@ -1,0 +1,87 @@
+"""How much of communication is moving bytes, and how much is waiting for late ranks."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from analysis.figures.drawing import (
+    TWO_COLUMNS,
+    Drawing,
+    NothingToDraw,
+    counts,
+    legend_below,
+    panels,
+    remarks,
+    sentence,
+)
+from analysis.figures.phase_breakdown import LOOKS
+from analysis.metrics import IDENTITY, arm_order, in_order
+from analysis.steps import waits
+from analysis.study import Study
+
+COLUMNS = 4
+PARTS = ("transfer_seconds_per_step", "wait_seconds_per_step")
+
+
+def draw(study: Study) -> Drawing:
+    """A panel per arm, two bars per world size: moving and waiting, stacked by phase."""
+    several = study.cells[study.cells["world_size"] > 1]
+    numbers = several[IDENTITY].merge(waits(study), on="run")
+    if numbers.empty or not (numbers[list(PARTS)] > 0).any().any():
+        raise NothingToDraw("no run on several ranks has recorded communication")
+    numbers = in_order(study, numbers)
+    arms = [arm for arm in arm_order(study) if arm in set(numbers["arm"])]
+    columns = min(len(arms), COLUMNS)
+    rows = -(-len(arms) // columns)
+    figure, axes = panels(TWO_COLUMNS, 2.1 * rows + 0.9, columns, rows, sharey=True)
+    for arm, axis in zip(arms, axes, strict=False):
+        _bars(axis, numbers[numbers["arm"] == arm])
+        axis.set_title(arm, fontsize=8)
+    for axis in axes[len(arms) :]:
+        axis.set_axis_off()
+    for axis in axes[::columns]:
+        axis.set_ylabel("time per step (ms)")
+    used = numbers.groupby("phase")[list(PARTS)].sum().sum(axis=1)
+    entries = [
+        Patch(
+            facecolor=LOOKS.get(p, ("#FFFFFF", ""))[0],
+            edgecolor="#222222",
+            linewidth=0.4,
+            label=p.replace("_", " "),
+        )
+        for p in LOOKS
+        if used.get(p, 0) > 0
+    ]
+    entries.append(
+        Patch(facecolor="white", edgecolor="#222222", linewidth=0.4, hatch="////", label="waiting")
+    )
+    legend_below(figure, entries, columns=5)
+    caption = sentence(
+        "Communication per step: left bars move bytes, right bars (hatched) wait. In each window of steps",
+        "the rank that",
+        "spends least in a phase gives its transfer, an upper bound; what ranks spend beyond it, on",
+        "average, is waiting, a",
+        f"lower bound. Means over runs ({counts(numbers)}). No whiskers.",
+        remarks(study, numbers, study.cells["world_size"] > 1),
+    )
+    return Drawing(figure, numbers, caption)
+
+
+def _bars(axis: Axes, numbers: pd.DataFrame) -> None:
+    sizes = sorted(numbers["world_size"].unique())
+    crowded = numbers.groupby("world_size")["oversubscribed"].any()
+    means = numbers.groupby(["world_size", "phase"])[list(PARTS)].mean()
+    for place, size in enumerate(sizes):
+        for part, shift, hatch in zip(PARTS, (-0.2, 0.2), ("", "////"), strict=True):
+            bottom = 0.0
+            for phase in LOOKS:
+                height = float(means[part].get((size, phase), 0.0)) * 1e3
+                if height > 0:
+                    axis.bar(place + shift, height, 0.36, bottom, color=LOOKS[phase][0], hatch=hatch,
+                             edgecolor="#222222", linewidth=0.4)  # fmt: skip
+                    bottom += height
+    axis.set_xticks(range(len(sizes)), [f"{size}*" if crowded[size] else str(size) for size in sizes])
+    axis.set_xlim(-0.6, len(sizes) - 0.4)
+    axis.set_xlabel("ranks")

@@ -1,0 +1,90 @@
+"""What a study says, in sentences: who wins, by how much, how surely; and what a reader has to know first."""
+
+from __future__ import annotations
+
+from analysis.comparisons import Comparison, baselines, comparisons
+from analysis.metrics import time_to_accuracy
+from analysis.segments import resumed_note
+from analysis.statistics import Interval
+from analysis.study import Study
+from analysis.summary import spell
+
+
+def findings(study: Study) -> list[str]:
+    """One sentence per comparison that is decided, then one for all that are not."""
+    scored = time_to_accuracy(study)
+    if scored.empty:
+        return ["No run has trained yet."]
+    found = comparisons(study, scored)
+    if not found:
+        return [_why_nothing_is_compared(study)]
+    decided = [one for one in found.values() if one.verdict in ("faster", "slower")]
+    open_ones = [one for one in found.values() if one.verdict == "undecided"]
+    if all(one.crowded for one in found.values()):
+        return ["Nothing is judged: every comparable world size had more ranks than CPUs."]
+    sentences = [_decided(one) for one in sorted(decided, key=lambda one: -one.speedup.estimate)]
+    if open_ones:
+        sentences.append(_undecided(open_ones, bool(decided)))
+    return sentences
+
+
+def cautions(study: Study) -> list[str]:
+    """What weakens the numbers: cells without data, misses, crowded CPUs, a missing baseline or seed."""
+    notes = []
+    resumed = resumed_note(study.cells)
+    if resumed:
+        notes.append(resumed)
+    states = study.cells["state"].value_counts().sort_index()
+    unfinished = ", ".join(f"{n} {state}" for state, n in states.items() if state != "COMPLETED")
+    if unfinished:
+        notes.append(f"Cells that did not complete: {unfinished}.")
+    scored = time_to_accuracy(study)
+    missed = int((~scored["reached"]).sum())
+    if missed:
+        notes.append(
+            f"{missed} of {len(scored)} runs missed their target; they count as slower than all that did not."
+        )
+    if scored["oversubscribed"].any():
+        notes.append(
+            "World sizes marked * had more ranks than CPUs: read their epochs; their seconds are not judged."
+        )
+    if len(study.cells) and study.cells["strategy"].notna().all():
+        notes.append("There is no first-order arm, such as SGD, to compare with.")
+    seeds = scored.groupby(["arm", "world_size"])["run"].nunique()
+    if len(seeds) and seeds.min() != seeds.max():
+        notes.append(f"Points rest on {seeds.min()} to {seeds.max()} runs: some seeds are missing.")
+    return notes
+
+
+def _decided(one: Comparison) -> str:
+    ranks = "1 rank" if one.world_size == 1 else f"{one.world_size} ranks"
+    return (
+        f"{one.arm} is {one.verdict} than {one.baseline} on {ranks}: {spell(one.speedup, '×')} as fast to "
+        f"the target (p = {one.holm_p:.2g} after Holm); {_factors(one)}."
+    )
+
+
+def _factors(one: Comparison) -> str:
+    epochs = _saying(one.fewer_epochs, "fewer", "more")
+    return f"epochs {epochs}, an epoch {_saying(one.cheaper_epochs, 'cheaper', 'dearer')}"
+
+
+def _saying(ratio: Interval, less: str, more: str) -> str:
+    if ratio.estimate >= 1:
+        return f"{ratio.estimate:.2f} times {less}"
+    return f"{1 / ratio.estimate:.2f} times {more}" if ratio.estimate > 0 else "not known"
+
+
+def _undecided(open_ones: list[Comparison], after: bool) -> str:
+    names = "; ".join(
+        f"{one.arm} on {one.world_size} ({spell(one.speedup, '×')})"
+        for one in sorted(open_ones, key=lambda one: (one.world_size, one.arm))
+    )
+    start = "Not decided" if after else "Nothing is decided at 5 % after Holm"
+    return f"{start}: {names}."
+
+
+def _why_nothing_is_compared(study: Study) -> str:
+    if not baselines(study):
+        return "Nothing is compared: the study has no first-order arm."
+    return "Nothing is compared: no arm shares a world size with its first-order arm."

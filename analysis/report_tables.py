@@ -1,0 +1,75 @@
+"""Tables of the report's page that lead from its numbers to runs, instrument and environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from analysis.metrics import in_order, time_to_accuracy
+from analysis.steps import CLOSURE_LIMIT, closure
+from analysis.study import Study
+
+
+def targets(study: Study) -> list[str]:
+    """`digits: accuracy ≥ 0.97`, for every target of the study."""
+    sign = {"higher": "≥", "lower": "≤"}
+    fields = ["workload", "target_metric", "target_direction", "target_value"]
+    distinct = study.cells[fields].drop_duplicates().itertuples(index=False)
+    return [f"{workload}: {metric} {sign[way]} {value:g}" for workload, metric, way, value in distinct]
+
+
+def instrument(study: Study) -> list[dict[str, Any]]:
+    """Per arm and world size: windows, how many close, the worst residual and the share of `other`."""
+    windows = closure(study).merge(study.cells[["run", "arm", "world_size", "seed"]], on="run")
+    rows = []
+    for (arm, size), group in in_order(study, windows).groupby(["arm", "world_size"], sort=False):
+        other = group["other_seconds"].clip(lower=0).sum() / group["wall_seconds"].sum()
+        rows.append(
+            {
+                "arm": arm,
+                "world_size": size,
+                "windows": len(group),
+                "open": int((~group["closes"]).sum()),
+                "worst": f"{group['residual_share'].max():.2%}",
+                "other": f"{other:.1%}",
+                "limit": f"{CLOSURE_LIMIT:.0%}",
+            }
+        )
+    return rows
+
+
+def environments(study: Study) -> list[dict[str, Any]]:
+    """Every distinct value of every key, with the number of runs that had it."""
+    table = study.environments.groupby(["key", "value"], sort=True)["run"].nunique().reset_index(name="runs")
+    return records(table)
+
+
+def runs_table(study: Study, commands: Mapping[str, str]) -> list[dict[str, Any]]:
+    """One row per cell, with what it takes to look at its files and to run it again.
+
+    Args:
+        study: the cells.
+        commands: what runs a whole sweep, by its name; a cell's command adds `--where`.
+    """
+    scored = time_to_accuracy(study)[["run", "reached", "seconds", "epochs"]]
+    runs = in_order(study, study.cells.merge(scored, on="run", how="left"))
+    runs["rerun"] = [
+        f'{commands.get(sweep, f"kronscale run -f <file of sweep {sweep}>")} --where "id={cell}"'
+        for sweep, cell in zip(runs["sweep"], runs["cell"], strict=True)
+    ]
+    runs["seconds"] = ["–" if pd.isna(value) else f"{value:.4g}" for value in runs["seconds"]]
+    runs["epochs"] = ["–" if pd.isna(value) else f"{value:g}" for value in runs["epochs"]]
+    runs["reached"] = ["–" if pd.isna(value) else "yes" if value else "no" for value in runs["reached"]]
+    columns = [
+        "arm", "world_size", "seed", "cell", "state", "cause", "reached", "seconds", "epochs", "segments",
+        "path",
+        "rerun",
+    ]  # fmt: skip
+    return records(runs[columns])
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows as mappings, for the template."""
+    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]

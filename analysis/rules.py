@@ -1,0 +1,131 @@
+"""Rules of time to accuracy, each a switch: which evaluation counts, whose clock, how runs become a score.
+
+Sources: MLPerf Training rules, "Run Results" and "Benchmark Results" (mlcommons/training_policies d73e20f);
+AlgoPerf technical documentation, "External tuning ruleset" and "Scoring" (mlcommons/algorithmic-efficiency
+2c90454).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+import pandas as pd
+
+from analysis.statistics import median
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The first of `k` evaluations in a row at or beyond the target; k = 1 is the first crossing."""
+
+    k: int = 1
+
+    def __call__(self, reached: np.ndarray) -> int | None:
+        """From "this evaluation was at or beyond the target", in time order, to the one that counts."""
+        starts = range(len(reached) - self.k + 1)
+        return next((start for start in starts if reached[start : start + self.k].all()), None)
+
+    @property
+    def about(self) -> str:
+        """For captions."""
+        return (
+            "first evaluation at the target" if self.k == 1 else f"first of {self.k} in a row at the target"
+        )
+
+
+first_crossing = Rule(1)
+
+
+def sustained(k: int) -> Rule:
+    """`k` evaluations in a row; runs that stopped at their first crossing cannot be scored by it."""
+    return Rule(k)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Which seconds of an evaluation count."""
+
+    seconds: Callable[[pd.DataFrame], pd.Series]
+    about: str
+
+
+CLOCKS: Mapping[str, Clock] = MappingProxyType(
+    {
+        "train": Clock(lambda rows: rows["train_seconds"], "evaluation time not counted"),
+        "train+eval": Clock(
+            lambda rows: rows["train_seconds"] + rows["eval_seconds"], "evaluation time counted"
+        ),
+        "wall": Clock(
+            lambda rows: rows["wall_seconds"], "wall time, with evaluations and the writing of records"
+        ),
+    }
+)
+
+
+def median_score(runs: pd.DataFrame) -> float:
+    """The median run; infinite where half of them or more missed."""
+    return median(runs["scored_seconds"].tolist())
+
+
+def mlperf_score(runs: pd.DataFrame) -> float:
+    """Mean without the fastest and the slowest run; one miss is the slowest, two make the result invalid.
+
+    Returns:
+        Seconds; NaN where the result is invalid, or where fewer than three runs leave nothing to average.
+    """
+    ordered = np.sort(runs["scored_seconds"].to_numpy(dtype=float))
+    if len(ordered) < 3 or np.isinf(ordered).sum() > 1:
+        return math.nan
+    return float(ordered[1:-1].mean())
+
+
+def algoperf_score(runs: pd.DataFrame) -> float:
+    """Median over studies of each study's fastest trial; a miss is infinite and takes part in the median.
+
+    A study is a seed, its trials are the arms among `runs`: give it one arm, and it is the median over seeds
+    (self-tuning ruleset); give it all arms of a method, and each seed takes its best (external tuning
+    ruleset).
+    """
+    return median(runs.groupby("seed")["scored_seconds"].min().tolist())
+
+
+Aggregate = Callable[[pd.DataFrame], float]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """A whole rule of time to accuracy.
+
+    Attributes:
+        rule: which evaluation counts.
+        clock: a key of `CLOCKS`.
+        aggregate: from runs, with `seed` and `scored_seconds` (a miss infinite), to seconds.
+        pools_arms: whether `aggregate` takes all arms of a method together, as trials of one tuning.
+    """
+
+    title: str
+    rule: Rule = first_crossing
+    clock: str = "train"
+    aggregate: Aggregate = median_score
+    pools_arms: bool = False
+
+    @property
+    def about(self) -> str:
+        """For captions: `first evaluation at the target, evaluation time not counted`."""
+        return f"{self.rule.about}, {CLOCKS[self.clock].about}"
+
+
+SCORINGS: Mapping[str, Scoring] = MappingProxyType(
+    {
+        "first": Scoring("first crossing, train clock, median"),
+        "sustained": Scoring("3 in a row, train clock, median", rule=sustained(3)),
+        "wall": Scoring("first crossing, wall clock, median", clock="wall"),
+        "mlperf": Scoring("MLPerf", clock="wall", aggregate=mlperf_score),
+        "algoperf": Scoring("AlgoPerf", aggregate=algoperf_score, pools_arms=True),
+    }
+)
+"""The rules by the names that `kronscale report --rule` takes; `first` is the default."""

@@ -1,0 +1,73 @@
+"""A study: frames that join on `run`, and ways to look at a part of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from analysis.arms import name_arms
+from analysis.rules import SCORINGS, Scoring
+
+LONG_FRAMES = ("phases", "memory", "evaluations", "environments", "layers")
+
+
+@dataclass(frozen=True)
+class Study:
+    """One sweep or several, as frames that join on `run`.
+
+    Attributes:
+        cells: one row per cell, with the attempt that counts: its latest COMPLETED one, else its latest.
+            `state` is the outcome's, or RUNNING (records, no outcome), PENDING (no records yet) or STAGED
+            (no attempt). `arm` and `setting` are explained in `analysis.arms`.
+        phases: one row per rank, window and phase: `seconds` (exclusive), `calls`, `sent_bytes`, and the
+            window's `wall_seconds`, `steps`, `samples`, `first_step`. What no phase claims is `other`.
+        memory: one row per rank, window and kind: `bytes` at the end of the window.
+        evaluations: one row per evaluation; seconds are since the start of training.
+        environments: one row per run and key of its environment.json, as text.
+        layers: one row per run and layer that K-FAC preconditions: `a_dim`, `g_dim`, `blocks`, and the ranks
+            of each role as `[start, stop, step]`; empty for runs of before layers.json.
+        fields: one row per cell and one column per dotted path, such as `kfac.damping`; NaN where it has
+            none.
+        scoring: the rule of time to accuracy; `replace(study, scoring=SCORINGS["mlperf"])` scores anew.
+    """
+
+    cells: pd.DataFrame
+    phases: pd.DataFrame
+    memory: pd.DataFrame
+    evaluations: pd.DataFrame
+    environments: pd.DataFrame
+    layers: pd.DataFrame
+    fields: pd.DataFrame
+    scoring: Scoring = SCORINGS["first"]
+
+    @property
+    def sweeps(self) -> list[str]:
+        """The sweeps' names."""
+        return list(dict.fromkeys(self.cells["sweep"]))
+
+    def series(self, *axis: str) -> pd.Series:
+        """The arm of every row of `cells` if `axis`, dotted paths, is what varies within an arm."""
+        rows = [{k: v for k, v in row.items() if v is not None} for row in self._rows()]
+        named = name_arms(rows, without=axis)
+        return pd.Series([arm for arm, _ in named], index=self.cells.index, dtype="str")
+
+    def value_of(self, path: str) -> pd.Series:
+        """A field of every row of `cells`; None where the cell has none."""
+        values = [row.get(path) for row in self._rows()]
+        return pd.Series(values, index=self.cells.index, dtype="object")
+
+    def only(self, keep: pd.Series) -> Study:
+        """The cells for which `keep` is true, with their frames; arms keep the names that they have here."""
+        cells = self.cells[keep].reset_index(drop=True)
+        runs = set(cells["run"])
+        parts = {name: getattr(self, name) for name in (*LONG_FRAMES, "fields")}
+        kept = {name: frame[frame["run"].astype("str").isin(runs)] for name, frame in parts.items()}
+        return replace(
+            self, cells=cells, **{name: frame.reset_index(drop=True) for name, frame in kept.items()}
+        )
+
+    def _rows(self) -> list[dict[str, Any]]:
+        known = {row["run"]: row for row in self.fields.to_dict("records")}
+        return [{str(key): value for key, value in known[run].items()} for run in self.cells["run"]]

@@ -1,0 +1,85 @@
+"""Promise: arms meet the right baseline, in pairs where blocks allow it, and claims survive Holm."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.comparisons import baselines, compared, comparisons
+from analysis.metrics import arm_order, time_to_accuracy
+from analysis.statistics import MANN_WHITNEY, SIGNED_RANK, WELCH
+
+
+def test_arms_are_measured_against_first_order_arms_of_their_setting(study):
+    assert arm_order(study) == ["sgd", "comm_opt", "dp_kfac"]
+    assert baselines(study) == {"sgd": "sgd", "comm_opt": "sgd", "dp_kfac": "sgd"}
+    cells = study.cells.assign(setting=study.cells["arm"])
+    assert baselines(replace(study, cells=cells)) == {"sgd": "sgd"}
+
+
+def test_plain_sgd_is_the_baseline_before_other_first_order_optimizers(fitting):
+    study = fitting("nlcg_by_batch")
+    assert {arm: base.split()[0] for arm, base in baselines(study).items()} == dict.fromkeys(
+        baselines(study), "sgd"
+    )
+
+
+def test_speed_up_over_sgd_has_an_interval_only_where_it_may(study):
+    found = comparisons(study, time_to_accuracy(study))
+    assert set(found) == {(arm, p) for arm in ("comm_opt", "dp_kfac") for p in (1, 2, 4)}
+    assert found["comm_opt", 1].speedup.method == WELCH
+    assert found["comm_opt", 4].speedup.low is None  # one of three SGD runs missed
+    assert "missed" in found["comm_opt", 4].speedup.method
+
+
+def test_the_two_factors_multiply_to_the_speed_up(study):
+    """Exact for geometric means, which Welch's estimates of three runs are."""
+    found = comparisons(study, time_to_accuracy(study))
+    for (_, size), one in found.items():
+        if size < 4:
+            product = one.fewer_epochs.estimate * one.cheaper_epochs.estimate
+            assert product == pytest.approx(one.speedup.estimate)
+
+
+def frame(values, blocks):
+    return pd.DataFrame({"seconds": values, "block": blocks})
+
+
+def test_pairs_are_used_where_their_exact_test_can_still_decide():
+    rng = np.random.default_rng(0)
+    blocks = [f"b{i}" for i in range(6)]
+    top, bottom = (frame(np.exp(rng.normal(0, 0.1, 6)), blocks) for _ in range(2))
+    assert compared(top, bottom, "seconds").method == SIGNED_RANK
+    assert compared(top, bottom, "seconds", family=2).method == MANN_WHITNEY  # 2 x 2 / 64 > 5 %
+    assert compared(top, bottom.assign(block=""), "seconds").method == MANN_WHITNEY
+    assert compared(top, bottom.assign(block="one"), "seconds").method == MANN_WHITNEY
+    assert compared(top, bottom.assign(block=[f"x{i}" for i in range(6)]), "seconds").method == MANN_WHITNEY
+    assert compared(top.head(5), bottom.head(5), "seconds").method == MANN_WHITNEY
+
+
+def test_pairs_are_matched_by_block_and_not_by_place():
+    blocks = [f"b{i}" for i in range(6)]
+    luck = np.array([1.0, 9.0, 3.0, 7.0, 2.0, 5.0])
+    top, bottom = frame(2 * luck, blocks), frame(luck[::-1], blocks[::-1])
+    interval = compared(top, bottom, "seconds")
+    assert (interval.low, interval.estimate, interval.high) == pytest.approx((2, 2, 2))
+
+
+def test_a_verdict_needs_both_the_interval_and_the_adjusted_p(study):
+    found = comparisons(study, time_to_accuracy(study))
+    one = found["comm_opt", 1]
+    assert one.speedup.p_value is not None
+    assert one.holm_p is not None
+    assert one.holm_p >= one.speedup.p_value
+    clear = replace(one, speedup=replace(one.speedup, estimate=2.0, low=1.5, high=2.5), holm_p=0.01)
+    assert clear.verdict == "faster"
+    assert replace(clear, holm_p=0.06).verdict == "undecided"
+    assert replace(clear, speedup=replace(clear.speedup, low=0.9)).verdict == "undecided"
+    assert replace(clear, speedup=replace(clear.speedup, low=None)).verdict == "undecided"
+    slow = replace(clear.speedup, estimate=0.5, low=0.4, high=0.6)
+    assert replace(clear, speedup=slow).verdict == "slower"
+    assert math.isclose(slow.scaled(100).high or 0, 60)

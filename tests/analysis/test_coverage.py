@@ -1,0 +1,107 @@
+"""Promise: a 95 % interval holds the truth 93 to 98 times in 100 at 3 to 10 runs, whatever the noise.
+
+Simulated with known truth; the same functions that make the intervals, 20,000 studies at once. Noise of a
+run is on the logarithm of its seconds: log-normal; heavy-tailed (Student's t with 3 degrees of freedom);
+spiky (a run in ten is 1.3 to 2 times slower); two-speed (three runs in ten fell on a machine that is 1.22
+times slower).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from analysis import limits
+from analysis.statistics import ORDER_STATISTIC_RUNS, PAIRED_RUNS, T_RUNS, level, paired_ratio, ratio
+
+STUDIES = 20_000
+SLACK = 0.004  # 2.6 standard errors of 20,000 repetitions at 95 %
+LOWEST, HIGHEST = 0.93 - SLACK, 0.98 + SLACK
+
+
+def spiky(rng, shape):
+    slowed = rng.random(shape) < 0.1
+    return rng.normal(0, 0.05, shape) + slowed * rng.uniform(math.log(1.3), math.log(2), shape)
+
+
+NOISE = {
+    "log-normal": lambda rng, shape: rng.normal(0, 0.1, shape),
+    "heavy-tailed": lambda rng, shape: 0.1 * rng.standard_t(3, shape),
+    "spiky": spiky,
+    "two-speed": lambda rng, shape: rng.normal(0, 0.05, shape) + 0.2 * (rng.random(shape) < 0.3),
+}
+SIZES = range(T_RUNS, 11)
+
+
+def covered(found, truth: float) -> float:
+    low, high = found
+    return float(np.mean((low <= truth) & (truth <= high)))
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_an_interval_of_a_level_covers_the_true_median(noise):
+    rng = np.random.default_rng(1)
+    truth = float(np.median(NOISE[noise](rng, 2_000_000)))
+    for n in SIZES:
+        runs = NOISE[noise](rng, (STUDIES, n))
+        method = limits.median_limits if n >= ORDER_STATISTIC_RUNS else limits.t_limits
+        assert LOWEST <= covered(method(runs), truth) <= HIGHEST, n
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_an_interval_of_a_ratio_covers_the_true_ratio(noise):
+    rng = np.random.default_rng(2)
+    for n in SIZES:
+        slow = math.log(2) + NOISE[noise](rng, (STUDIES, n))
+        fast = NOISE[noise](rng, (STUDIES, n))
+        method = limits.mann_whitney_limits if n > 3 else limits.welch_limits
+        assert LOWEST <= covered(method(slow, fast), math.log(2)) <= HIGHEST, n
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_an_interval_of_paired_runs_covers_the_true_ratio_also_when_blocks_differ_a_lot(noise):
+    rng = np.random.default_rng(3)
+    for n in range(PAIRED_RUNS, 11):
+        block = rng.normal(0, 0.5, (STUDIES, n))
+        slow = math.log(2) + block + NOISE[noise](rng, (STUDIES, n))
+        fast = block + NOISE[noise](rng, (STUDIES, n))
+        assert LOWEST <= covered(limits.signed_rank_limits(slow - fast), math.log(2)) <= HIGHEST, n
+
+
+def test_without_interpolation_the_median_would_be_covered_too_often_at_7_and_8_runs():
+    """Why `median_limits` interpolates: order statistics alone jump over the band."""
+    rng = np.random.default_rng(4)
+    for n, exact in ((7, 1 - 2 / 2**7), (8, 1 - 2 / 2**8)):
+        runs = rng.normal(0, 0.1, (STUDIES, n))
+        found = covered((runs.min(axis=1), runs.max(axis=1)), 0)
+        assert found == pytest.approx(exact, abs=0.003)
+        assert found > HIGHEST
+
+
+def test_two_equally_likely_speeds_far_apart_are_the_known_weakness():
+    """The median then lies where no run ever is. Stated in the README; no method does better at 3 runs."""
+    rng = np.random.default_rng(5)
+    found = {}
+    for n in SIZES:
+        runs = rng.normal(0, 0.05, (STUDIES, n)) + np.where(rng.random((STUDIES, n)) < 0.5, -0.1, 0.1)
+        method = limits.median_limits if n >= ORDER_STATISTIC_RUNS else limits.t_limits
+        found[n] = covered(method(runs), 0)
+    assert 0.87 < found[3] < 0.90 < found[4] < 0.92
+    assert all(0.915 < found[n] < 0.96 for n in SIZES if n > 4)
+
+
+def test_the_simulated_limits_are_those_that_studies_get():
+    rng = np.random.default_rng(6)
+    for n in SIZES:
+        top, bottom = np.exp(rng.normal(1, 0.1, (2, n)))
+        of_level = limits.median_limits(top) if n >= 6 else np.exp(limits.t_limits(np.log(top)))
+        assert (level(top).low, level(top).high) == pytest.approx([float(limit) for limit in of_level])
+        logs = np.log(top), np.log(bottom)
+        unpaired = limits.mann_whitney_limits(*logs) if n > 3 else limits.welch_limits(*logs)
+        assert (ratio(top, bottom).low, ratio(top, bottom).high) == pytest.approx(list(np.exp(unpaired)))
+        if n >= PAIRED_RUNS:
+            paired = np.exp(limits.signed_rank_limits(logs[0] - logs[1]))
+            found = paired_ratio(top, bottom)
+            assert (found.low, found.high) == pytest.approx(list(paired))
