@@ -49,6 +49,7 @@ def write_report(
     panels: Iterable[Panel] | None = None,
     commands: Mapping[str, str] | None = None,
     title: str = "",
+    also: Sequence[Study] = (),
 ) -> Path:
     """Write `figures/`, `report.html`, `report.md` and `tables.tex` into `out_dir`; the page stands alone.
 
@@ -58,6 +59,7 @@ def write_report(
         panels: figures in order; all that the drawer has by default.
         commands: command that runs a sweep, by the sweep's name.
         title: heading; the sweeps' names by default.
+        also: studies that panels show beside the first; their runs and environments are listed too.
 
     Returns:
         The path of `report.html`.
@@ -81,8 +83,8 @@ def write_report(
     page = environment.get_template("report.html.j2").render(
         **content | {name: records(content[name]) for name in ("summary", "rules", "costs")},
         instrument=instrument(study),
-        environments=environments(study),
-        runs=runs_table(study, commands or {}),
+        environments=environments([study, *also]),
+        runs=[row for one in (study, *also) for row in runs_table(one, commands or {})],
     )
     path.write_text(page, encoding="utf-8")
     return path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -40,9 +40,10 @@ def instrument(study: Study) -> list[dict[str, Any]]:
     return rows
 
 
-def environments(study: Study) -> list[dict[str, Any]]:
+def environments(studies: Sequence[Study]) -> list[dict[str, Any]]:
     """Every distinct value of every key, with the number of runs that had it."""
-    table = study.environments.groupby(["key", "value"], sort=True)["run"].nunique().reset_index(name="runs")
+    every = pd.concat([study.environments for study in studies], ignore_index=True)
+    table = every.groupby(["key", "value"], sort=True)["run"].nunique().reset_index(name="runs")
     return records(table)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli import bench, emulate, operate, plan, report
+from harness.cli import bench, compare, emulate, operate, plan, report, reproduce
 from harness.errors import BudgetError, UserError
 from kfac_core.errors import ConfigError, PlacementError
 
@@ -29,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _verbs in (plan, operate, report, bench, emulate):
+for _verbs in (plan, operate, report, compare, reproduce, bench, emulate):
     _verbs.register(app)
 
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; a user's mistake is one line on stderr, a traceback is a bug.
 
     Returns:
-        Exit code: 0 ok, 1 runs failed, 2 usage or config, 4 over budget, 130 interrupted.
+        Exit code: 0 ok, 1 runs failed, 2 usage or config, 3 regression, 4 over budget, 130 interrupted.
     """
     try:
         code = app(arguments, prog_name="kronscale", standalone_mode=False)

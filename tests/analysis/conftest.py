@@ -47,6 +47,7 @@ class Plan:
     with_records: bool = True
     fails: tuple[tuple[str, int, int], ...] = ()
     diverges: tuple[tuple[str, int, int], ...] = ()
+    slower: tuple[tuple[str, float], ...] = ()
     fixed_length: bool = False
     patches: tuple[dict[str, Any], ...] = ({},)
 
@@ -144,7 +145,8 @@ def write_run(attempt: Attempt, cell: Cell, plan: Plan) -> None:
         for rank in range(cell.world_size):
             with RecordWriter(attempt.records(rank)) as writer:
                 for first in range(0, plan.epochs * STEPS_PER_EPOCH, WINDOW):
-                    window = window_record(cell, rank, first, random.lognormvariate(0, 0.05), plan)
+                    noise = random.lognormvariate(0, 0.05) * dict(plan.slower).get(cell.method, 1.0)
+                    window = window_record(cell, rank, first, noise, plan)
                     writer.write(window)
                     clock += window.wall_seconds if rank == 0 else 0.0
                     if rank == 0 and (first + WINDOW) % STEPS_PER_EPOCH == 0:

@@ -1,0 +1,124 @@
+"""What changed between two sets of results for the same cells, and what of it is a regression."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import pandas as pd
+
+from analysis.comparisons import SIGNIFICANT
+from analysis.metrics import time_to_accuracy
+from analysis.statistics import Interval, holm, ratio
+from analysis.steps import kfac_bytes, peak_bytes, run_speeds
+from analysis.study import Study
+
+NOT_COMPARED = {"run", "method", "seed"}
+"""Columns of `Study.fields` in which runs of the same point may differ."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One quantity of one arm on one world size, after over before; all quantities are better when less.
+
+    Attributes:
+        least: the smallest change that matters, as a share.
+        holm_p: p of `ratio`, adjusted for everything that the two sets were compared in.
+    """
+
+    arm: str
+    world_size: int
+    quantity: str
+    ratio: Interval
+    least: float
+    holm_p: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        """`regression` or `improvement` where effect, interval and p agree; `same`, or `undecided`."""
+        if self.ratio.low is None or self.ratio.high is None:
+            return "undecided"
+        if self.holm_p is not None and self.holm_p < SIGNIFICANT and self.ratio.excludes(1):
+            if self.ratio.estimate >= 1 + self.least:
+                return "regression"
+            if self.ratio.estimate <= 1 / (1 + self.least):
+                return "improvement"
+        within = 1 / (1 + self.least) <= self.ratio.low and self.ratio.high <= 1 + self.least
+        return "same" if within else "undecided"
+
+
+def changes(before: Study, after: Study, least: float) -> list[Change]:
+    """Every quantity of every point that both have, in the order of `after`; Holm over all of them."""
+    old, new = _points(before), _points(after)
+    found = []
+    for key, arm in _names(after).items():
+        if key not in old or key not in new:
+            continue
+        size = int(json.loads(key)["world_size"])
+        for quantity in QUANTITIES:
+            pair = [side[key][quantity].dropna().tolist() for side in (new, old)]
+            if all(pair) and not all(value == 0 for side in pair for value in side):
+                found.append(Change(arm, size, quantity, ratio(*pair), least))
+    tested = [place for place, change in enumerate(found) if change.ratio.p_value is not None]
+    for place, p in zip(tested, holm([found[place].ratio.p_value or 0.0 for place in tested]), strict=True):
+        found[place] = replace(found[place], holm_p=p)
+    return found
+
+
+def differing_environments(before: Study, after: Study) -> list[str]:
+    """`cpu: X, then Y` for every key whose values are not the same set: an alternative cause of a change."""
+    values = [
+        study.environments.groupby("key")["value"].agg(lambda column: tuple(sorted(set(column)))).to_dict()
+        for study in (before, after)
+    ]
+    keys = sorted({*values[0], *values[1]})
+    spelt = [{key: " | ".join(side.get(key, ("nothing",))) for key in keys} for side in values]
+    return [f"{key}: {spelt[0][key]}, then {spelt[1][key]}" for key in keys if spelt[0][key] != spelt[1][key]]
+
+
+def _names(study: Study) -> dict[str, str]:
+    return dict(zip(_keys(study), study.cells["arm"], strict=True))
+
+
+def _points(study: Study) -> dict[str, pd.DataFrame]:
+    """Runs by what decides their numbers, seeds apart."""
+    runs = pd.DataFrame({"run": study.cells["run"], "key": _keys(study)})
+    for quantity, measure in QUANTITIES.items():
+        values = measure(study)
+        runs[quantity] = runs["run"].map(values)
+    return {str(key): group for key, group in runs.groupby("key", sort=False)}
+
+
+def _keys(study: Study) -> list[str]:
+    rows = study.fields.drop(columns=[name for name in NOT_COMPARED if name in study.fields]).to_dict(
+        "records"
+    )
+    known = dict(zip(study.fields["run"], rows, strict=True))
+    return [json.dumps(_plain(known[run]), sort_keys=True, default=str) for run in study.cells["run"]]
+
+
+def _plain(row: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(key): value for key, value in row.items() if value is not None}
+
+
+def _seconds(study: Study) -> pd.Series:
+    return time_to_accuracy(study).set_index("run")["scored_seconds"]
+
+
+def _epochs(study: Study) -> pd.Series:
+    return time_to_accuracy(study).set_index("run")["scored_epochs"]
+
+
+QUANTITIES: Mapping[str, Callable[[Study], pd.Series]] = MappingProxyType(
+    {
+        "seconds to target": _seconds,
+        "epochs to target": _epochs,
+        "seconds per step": lambda study: run_speeds(study).set_index("run")["seconds_per_step"],
+        "peak bytes": lambda study: peak_bytes(study).set_index("run")["peak_bytes"].astype("float64"),
+        "K-FAC bytes": lambda study: kfac_bytes(study).set_index("run")["kfac_bytes"],
+    }
+)
+"""Quantities that get worse by growing."""

@@ -1,0 +1,90 @@
+"""`kronscale reproduce`: a paper's sweeps, then its figures and tables in one report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from harness.paper import Paper
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to `app`."""
+    app.command(epilog="Example: kronscale reproduce sc20 --size small")(reproduce)
+
+
+def reproduce(
+    paper: Annotated[str, typer.Argument(help="sc20, tpds22, dp_kfac or nlcg.", show_default=False)],
+    size: Annotated[str, typer.Option(metavar="NAME", help="Which of its sizes.")] = "small",
+    site: Annotated[str, typer.Option(metavar="NAME", help="Site profile: a name, or a path.")] = "local",
+    runs: Annotated[Path, typer.Option(metavar="DIR", help="Where runs are stored.")] = Path("results/runs"),
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Default: papers/<paper>-<size> beside the runs.")
+    ] = None,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Run nothing; draw what is there.")
+    ] = False,
+) -> None:
+    """Run what is missing of a paper's sweeps, and write its figures and tables from own runs."""
+    from harness.paper import read_paper  # noqa: PLC0415  --help does not wait for pydantic
+
+    described, files = read_paper(paper, size)
+    _check_figures(described)
+    codes = [] if report_only else [_run(file, site, runs) for file in files.values()]
+    folder = out or runs.parent / "papers" / f"{paper}-{size}"
+    page = _report(described, files, runs, folder)
+    typer.echo(f"report: {page}")
+    if any(codes):
+        typer.echo("some cells did not complete; the report says which, kronscale retry runs them again")
+        raise typer.Exit(1)
+
+
+def _check_figures(paper: Paper) -> None:
+    """Refuse a figure that does not exist before hours of runs, not after."""
+    from analysis.figures import FIGURES  # noqa: PLC0415  # see reproduce
+    from harness.paper import PaperError  # noqa: PLC0415
+    from harness.refusal import not_allowed  # noqa: PLC0415
+
+    for figure in paper.figures:
+        if figure.figure not in FIGURES:
+            raise PaperError(
+                f"{paper.paper}: figure={figure.figure!r} is no figure{not_allowed(figure.figure, FIGURES)}"
+            )
+
+
+def _run(file: Path, site: str, runs: Path) -> int:
+    from harness.cli.operate import run  # noqa: PLC0415  # see reproduce
+
+    typer.echo(f"{file}:")
+    try:
+        run(file, site, runs)
+    except typer.Exit as ended:
+        if ended.exit_code > 1:  # interrupted: the runs go on, and there is nothing to report yet
+            raise
+        return ended.exit_code
+    return 0
+
+
+def _report(paper: Paper, files: dict[str, Path], runs: Path, folder: Path) -> Path:
+    from analysis.report import Panel, write_report  # noqa: PLC0415  # see reproduce
+    from analysis.tables import load  # noqa: PLC0415
+    from harness.store import sweep_folder  # noqa: PLC0415
+    from harness.sweep import read_sweep  # noqa: PLC0415
+
+    names = {key: read_sweep(file).name for key, file in files.items()}
+    studies = {key: load(sweep_folder(name, runs).path) for key, name in names.items()}
+    panels = [
+        Panel(figure.figure, figure.shows, studies[figure.sweep], f"{place:02}-{figure.figure}")
+        for place, figure in enumerate(paper.figures, start=1)
+    ]
+    return write_report(
+        studies[paper.summary],
+        folder,
+        panels,
+        commands={names[key]: f"kronscale run -f {file}" for key, file in files.items()},
+        title=f"{paper.title}, reproduced in {paper.about}",
+        also=[study for key, study in studies.items() if key != paper.summary],
+    )

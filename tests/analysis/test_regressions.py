@@ -1,0 +1,96 @@
+"""Promise: `compare` calls a thing worse only where effect, interval and p agree, and then ends with 3."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from analysis.regressions import Change, changes, differing_environments
+from analysis.statistics import Interval
+from harness.cli import main
+from tests.analysis.conftest import Plan
+
+SIX = Plan(methods=("sgd", "comm_opt"), world_sizes=(1,), seeds=tuple(range(6)), misses=(), epochs=8)
+
+
+@pytest.fixture(scope="module")
+def sets(write_study):
+    """The same cells twice; in the second, every clock of comm_opt runs a fifth longer."""
+    return write_study(SIX), write_study(replace(SIX, slower=(("comm_opt", 1.2),)))
+
+
+def verdicts(found):
+    return {(change.arm, change.quantity): change.verdict for change in found}
+
+
+def test_what_got_slower_is_a_regression_and_nothing_else_is(sets):
+    from analysis.tables import load
+
+    found = verdicts(changes(load(sets[0]), load(sets[1]), least=0.05))
+    assert {key for key, verdict in found.items() if verdict == "regression"} == {
+        ("comm_opt", "seconds to target"),
+        ("comm_opt", "seconds per step"),
+    }
+    assert found["comm_opt", "epochs to target"] == "same"
+    assert found["comm_opt", "K-FAC bytes"] == "same"
+    assert ("sgd", "K-FAC bytes") not in found
+    back = verdicts(changes(load(sets[1]), load(sets[0]), least=0.05))
+    assert back["comm_opt", "seconds per step"] == "improvement"
+    large = verdicts(changes(load(sets[0]), load(sets[1]), least=0.3))
+    assert "regression" not in large.values()
+
+
+def test_cells_that_only_one_has_are_not_compared(sets, odd_studies):
+    from analysis.tables import load
+
+    assert changes(load(sets[0]), odd_studies["weak scaling"], least=0.05) == []
+    assert changes(load(sets[0]), odd_studies["no cells"], least=0.05) == []
+
+
+@pytest.mark.parametrize(
+    ("estimate", "low", "high", "p", "verdict"),
+    [
+        (1.2, 1.1, 1.3, 0.01, "regression"),
+        (1.2, 0.9, 1.5, 0.01, "undecided"),  # the interval holds 1
+        (1.2, 1.1, 1.3, 0.20, "undecided"),  # not after Holm
+        (1.03, 1.01, 1.05, 0.01, "same"),  # sure, but too small to matter
+        (1.2, None, None, None, "undecided"),  # two runs
+        (0.8, 0.7, 0.9, 0.01, "improvement"),
+        (1.0, 0.98, 1.02, 0.9, "same"),
+    ],
+)
+def test_a_verdict_needs_effect_interval_and_p(estimate, low, high, p, verdict):
+    change = Change("arm", 1, "seconds per step", Interval(estimate, low, high, 6, "", p), 0.05, p)
+    assert change.verdict == verdict
+
+
+def test_the_command_ends_with_3_only_on_a_regression(sets, capsys):
+    assert main(["compare", str(sets[0]), str(sets[1]), "--json"]) == 3
+    said = json.loads(capsys.readouterr().out)
+    assert sum(change["verdict"] == "regression" for change in said) == 2
+    assert main(["compare", str(sets[0]), str(sets[0])]) == 0
+    assert "0 regressions" in capsys.readouterr().out
+    assert main(["compare", str(sets[1]), str(sets[0])]) == 0
+
+
+def test_nothing_in_common_is_a_mistake_of_usage(sets, ordinary_folder, capsys):
+    other = ordinary_folder.parent / "nowhere"
+    assert main(["compare", str(sets[0]), str(other)]) == 2
+    assert "no run folder" in capsys.readouterr().err
+    assert main(["compare", str(sets[0]), str(ordinary_folder)]) == 2
+    assert "nothing to compare" in capsys.readouterr().err
+
+
+def test_environments_that_differ_are_named(sets):
+    from analysis.tables import load
+
+    before = load(sets[0])
+    changed = before.environments.assign(
+        value=before.environments["value"].where(before.environments["key"] != "python", "3.13.0")
+    )
+    assert differing_environments(before, replace(before, environments=changed)) == [
+        "python: 3.11.7, then 3.13.0"
+    ]
+    assert differing_environments(before, before) == []

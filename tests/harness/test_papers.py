@@ -1,0 +1,64 @@
+"""Promise: every paper's list of figures can be run and drawn; a mistake in it is one line before any run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from analysis.figures import FIGURES
+from harness.cli import main
+from harness.paper import FOLDER, PaperError, read_paper
+from harness.sweep import read_sweep
+
+PAPERS = sorted((path.parent.name, path.stem) for path in FOLDER.glob("*/*.yaml"))
+
+
+def test_the_four_papers_are_there():
+    assert {name for name, _ in PAPERS} == {"sc20", "tpds22", "dp_kfac", "nlcg"}
+
+
+@pytest.mark.parametrize(("name", "size"), PAPERS)
+def test_every_figure_exists_and_every_sweep_can_be_planned(name, size):
+    paper, files = read_paper(name, size)
+    assert paper.paper == name
+    assert {figure.figure for figure in paper.figures} <= set(FIGURES)
+    assert {path.stem for path in (FOLDER / name / size).glob("*.yaml")} == set(files)
+    sweeps = [read_sweep(path) for path in files.values()]
+    assert len({sweep.name for sweep in sweeps}) == len(sweeps)
+    assert all(sweep.name.startswith(f"{name}-{size}-") for sweep in sweeps)
+    assert sum(len(sweep.cells) for sweep in sweeps) < 300
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"figures": [{"shows": "x", "figure": "scaling", "sweep": "nowhere"}]}, "nowhere.yaml is not there"),
+        ({"pictures": []}, "pictures is no key of a paper; allowed: paper, title"),
+        ({"figures": [{"shows": "x", "figure": "scaling"}]}, "sweep"),
+    ],
+)
+def test_a_mistake_names_file_and_field(tmp_path, change, said):
+    folder = tmp_path / "some"
+    (folder / "small").mkdir(parents=True)
+    (folder / "small" / "time.yaml").write_text("sweep: x\n")
+    content = {"paper": "some", "title": "t", "about": "a", "summary": "time", "figures": []}
+    (folder / "small.yaml").write_text(yaml.safe_dump(content | change))
+    with pytest.raises(PaperError, match=r"small\.yaml") as refused:
+        read_paper("some", "small", tmp_path)
+    assert said in str(refused.value)
+
+
+def test_an_unknown_paper_or_size_names_those_that_are_there(capsys):
+    assert main(["reproduce", "sc21"]) == 2
+    said = capsys.readouterr().err
+    assert "sc20 --size small" in said
+    assert "did you mean sc20" in said
+    assert main(["reproduce", "sc20", "--size", "huge"]) == 2
+
+
+def test_without_runs_there_is_nothing_to_draw_and_it_says_so(tmp_path, capsys):
+    assert main(["reproduce", "sc20", "--report-only", "--runs", str(tmp_path)]) == 2
+    assert "no run folder" in capsys.readouterr().err
+    assert not list(Path(tmp_path).iterdir())
