@@ -70,8 +70,8 @@ def changes(before: Study, after: Study, least: float) -> list[Change]:
 
 def differing_environments(before: Study, after: Study) -> list[str]:
     """`cpu: X, then Y` for every key whose values are not the same set: an alternative cause of a change."""
-    values = [
-        study.environments.groupby("key")["value"].agg(lambda column: tuple(sorted(set(column)))).to_dict()
+    values: list[dict[str, tuple[str, ...]]] = [
+        {str(key): tuple(sorted(set(rows["value"]))) for key, rows in study.environments.groupby("key")}
         for study in (before, after)
     ]
     keys = sorted({*values[0], *values[1]})

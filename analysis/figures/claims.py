@@ -40,7 +40,7 @@ def draw(study: Study) -> Drawing:
     table = published("headline")
     table = table[table["unit"] == UNIT] if not table.empty else table
     looks = {arm: look for arm, look in arm_styles(study).items() if any(arm == key[0] for key in found)}
-    figure, (axis,) = panels(TWO_COLUMNS, 0.19 * len(found) + 0.26 * len(table) + 1.4, columns=1)
+    figure, (axis,) = panels(TWO_COLUMNS, 0.19 * len(found) + 0.3 * len(table) + 1.4, columns=1)
     labels: list[str] = []
     rows = []
     for (arm, size), one in found.items():
@@ -63,7 +63,7 @@ def draw(study: Study) -> Drawing:
         y = -len(labels)
         axis.plot([row.low, row.high], [y, y], color=GREY, linewidth=3, alpha=0.6, solid_capstyle="butt")
         axis.plot([row.low, row.high], [y, y], "|", color=GREY, markersize=6)
-        labels.append("\n".join(textwrap.wrap(f"{row.paper}: {row.claim}", 52)))
+        labels.append("\n".join(textwrap.wrap(f"{row.paper}: {row.claim}", 60)))
     axis.axvline(0, color=GREY, linewidth=0.7)
     axis.set_yticks([-place for place in range(len(labels))], labels, fontsize=6)
     axis.set_ylim(-len(labels) + 0.4, 0.6)

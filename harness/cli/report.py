@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,18 +32,26 @@ def report(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The report's folder. Default: report/ in the sweep's.")
     ] = None,
+    rule: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Time to accuracy by: first, sustained, wall, mlperf, algoperf."),
+    ] = "first",
 ) -> None:
     """Write report.html with figures and tables from stored runs, and print the summary."""
     folder = _folder(sweep, file, runs)
     # Loaded after the question is known to make sense: pandas and matplotlib take a second
     from analysis.report import summary_table, write_report  # noqa: PLC0415
+    from analysis.rules import SCORINGS  # noqa: PLC0415
     from analysis.segments import resumed_note  # noqa: PLC0415
     from analysis.tables import load  # noqa: PLC0415
     from harness.cli.screen import console  # noqa: PLC0415
+    from harness.refusal import not_allowed  # noqa: PLC0415
 
-    page = write_report(folder, out or folder / "report")
+    if rule not in SCORINGS:
+        raise UserError(f"--rule={rule!r} is no rule{not_allowed(rule, SCORINGS)}")
+    study = replace(load(folder), scoring=SCORINGS[rule])
+    page = write_report(study, out or folder / "report")
     screen = console()
-    study = load(folder)
     summary = summary_table(study)
     screen.print(_table(summary[SHOWN]))
     for note in filter(None, [*_notes(summary), resumed_note(study.cells)]):

@@ -1,0 +1,74 @@
+"""Promise: in a real browser the page sorts, fits a phone, prints, and asks for nothing outside of itself.
+
+Needs Debian's `chromium`; skipped where it is not installed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from analysis.report import write_report
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="chromium is not installed (apt-get install chromium)"
+)
+
+PROBE = """<script>
+addEventListener("load", () => {
+  const table = document.querySelector("#summary table"), head = table.querySelectorAll("th button")[0];
+  const column = () => [...table.tBodies[0].rows].map(row => row.cells[0].innerText);
+  head.click(); const up = column(); head.click(); const down = column();
+  const root = document.documentElement, outside = one => !one.name.startsWith("data:");
+  const asked = performance.getEntriesByType("resource").filter(outside).map(one => one.name);
+  const seen = {up, down, asked, wide: root.scrollWidth, screen: root.clientWidth};
+  document.body.innerHTML = "PROBE" + JSON.stringify(seen);
+});
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def page(ordinary_folder, tmp_path_factory) -> Path:
+    return write_report(ordinary_folder, tmp_path_factory.mktemp("browser"))
+
+
+def chromium(page: Path, *words: str) -> str:
+    done = subprocess.run(
+        [CHROMIUM or "", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000",
+         f"--user-data-dir={page.parent / 'profile'}", *words, page.as_uri()],
+        capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    return done.stdout
+
+
+def probed(page: Path, width: int) -> dict:
+    copy = page.with_name(f"probe{width}.html")
+    copy.write_text(page.read_text() + PROBE)
+    dom = chromium(copy, f"--window-size={width},900", "--dump-dom")
+    found = re.search(r"PROBE(\{.*\})", dom)
+    assert found, dom[-500:]
+    return json.loads(found[1])
+
+
+@pytest.mark.parametrize("width", [1280, 500])  # the narrowest window that this browser opens
+def test_the_page_fits_its_window_sorts_and_stays_alone(page, width):
+    seen = probed(page, width)
+    assert seen["wide"] <= seen["screen"]
+    assert seen["up"] == sorted(seen["up"])
+    assert seen["down"] == sorted(seen["up"], reverse=True)
+    assert len(set(seen["up"])) == 3
+    assert seen["asked"] == []
+
+
+def test_the_page_prints(page):
+    target = page.with_name("print.pdf")
+    chromium(page, f"--print-to-pdf={target}", "--no-pdf-header-footer")
+    content = target.read_bytes()
+    assert content.startswith(b"%PDF")
+    assert len(re.findall(rb"/Type\s*/Page\b", content)) >= 5
