@@ -8,6 +8,7 @@ real code asks for: calls and bytes of every collective, FLOPs of every phase, b
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -109,7 +110,10 @@ def emulate(
     """Count a step with updates and one without, on each of `ranks` in turn."""
     for rank in ranks:
         with _fake_world(world_size, rank), FakeTensorMode(), _Answers():  # type: ignore[no-untyped-call]  # torch's own
-            yield count(Twin(layers, other_parameters, batch_size), config, connect())
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of numbers that are none: refused updates, for one
+                seen = count(Twin(layers, other_parameters, batch_size), config, connect())
+            yield seen
 
 
 def count(model: nn.Module, config: KFACConfig, communicator: Communicator) -> Emulation:
@@ -156,13 +160,13 @@ def _module(table: LayerTable) -> nn.Module:
 
 
 class _Answers(TorchDispatchMode):
-    """Answers what a tensor without values cannot: every condition holds, every count is zero."""
+    """Answers what a tensor without values cannot: every condition holds, every number is one."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
-            return True if args[0].dtype == torch.bool else 0
+            return True if args[0].dtype == torch.bool else 1
         return func(*args, **(kwargs or {}))
 
 

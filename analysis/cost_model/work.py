@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar
 
 from analysis.cost_model.models import Layer, Model
 from kfac_core.config import KFACConfig
@@ -20,6 +20,8 @@ from kfac_core.phases import Phase
 from kfac_core.placement import FactorJob, FactorShape, Placement, Ranks
 from kfac_core.schedule import interval_at
 from kfac_core.strategies import place
+
+Load = TypeVar("Load", int, float)
 
 Operation = Literal["all_reduce", "reduce_parts", "gather_parts"]
 
@@ -33,7 +35,10 @@ class Setup:
     Attributes:
         config: K-FAC's, or None for the optimizer alone.
         item_bytes: of the working precision.
-        packing: whether a factor travels as one `triangle`, which is what runs, or as a whole `square`.
+        packing, inverse_packing: whether a factor, and an explicit inverse, travel as one `triangle` or as a
+            whole `square`; the defaults are what runs.
+        fusion: whether all that one rank owns travels in one message, which is what runs, or `layer` by layer
+            as in the SPD-KFAC release.
         overlap: whether gradients and factors travel while the backward pass and the factors are computed.
     """
 
@@ -43,6 +48,8 @@ class Setup:
     local_batch_size: int
     item_bytes: int = 4
     packing: Literal["triangle", "square"] = "triangle"
+    inverse_packing: Literal["triangle", "square"] = "square"
+    fusion: Literal["owner", "layer"] = "owner"
     overlap: bool = False
 
     @cached_property
@@ -64,6 +71,7 @@ class Exchange:
         group: the ranks that take part; other groups may do the same at the same time.
         sizes: bytes of each member's part, in the order of `group`; of an all-reduce the one buffer.
         steps: steps from one to the next.
+        messages: collectives issued where that is not one for each part.
     """
 
     phase: Phase
@@ -71,6 +79,7 @@ class Exchange:
     group: Ranks
     sizes: tuple[int, ...]
     steps: int
+    messages: int | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -79,8 +88,8 @@ class Exchange:
 
     @property
     def parts(self) -> int:
-        """Parts that are not empty: collectives issued."""
-        return sum(size > 0 for size in self.sizes)
+        """Collectives issued: one for each part that is not empty."""
+        return self.messages if self.messages is not None else sum(size > 0 for size in self.sizes)
 
     def handed_over(self, rank: int) -> tuple[int, int]:
         """Calls and bytes that are booked on `rank`, a member."""
@@ -114,7 +123,7 @@ class Work:
             return []
         gradients = self.setup.item_bytes * self.setup.model.parameters
         everyone = tuple(range(self.world_size))
-        found = [Exchange(Phase.GRADIENT_COMM, "all_reduce", everyone, (gradients,), 1)]
+        found = [Exchange(Phase.GRADIENT_COMM, "all_reduce", everyone, (gradients,), 1, self._layerwise)]
         if self.placement is not None:
             found += [*self._factor_exchanges(everyone), *self._inverse_exchanges(self.placement, everyone)]
             found += self._gradient_exchanges(self.placement)
@@ -143,21 +152,25 @@ class Work:
         if config is None:
             return {}
         factor_item = ITEM_BYTES[config.factor_dtype] if config.factor_dtype else item
+        second_item = ITEM_BYTES[config.inverse_dtype] if config.inverse_dtype else item
         gradients = 2 * item * sum(shape.gradient_elements for shape in self.setup.model.shapes)
         return {
-            "factors": self._spread(
+            "factors": self.spread(
                 (job.inverse_workers, factor_item * job.shape.elements) for job in self.jobs
             ),
-            "second_order": self._spread((job.gradient_workers, self._data_bytes(job)) for job in self.jobs),
+            "second_order": self.spread(
+                (job.gradient_workers, second_item * data_elements(config.solver, job.shape))
+                for job in self.jobs
+            ),
             "gradients": [gradients] * self.world_size,
-            "statistics": self._spread((job.factor_workers, item * job.shape.elements) for job in self.jobs),
+            "statistics": self.spread((job.factor_workers, item * job.shape.elements) for job in self.jobs),
         }
 
     @cached_property
     def factor_flops(self) -> list[int]:
         """By rank: grams of inputs and output gradients over the local batch, once a factor step."""
         rows = [layer.positions * self.setup.local_batch_size for layer in self.layers]
-        return self._spread(
+        return self.spread(
             (job.factor_workers, 2 * rows[job.layer] * job.shape.elements) for job in self.jobs
         )
 
@@ -180,7 +193,7 @@ class Work:
         if self.placement is None or self.setup.config is None:
             return [0] * self.world_size
         products = 2 if self.setup.config.solver == "eigen" else 1  # into the eigenbasis and back
-        return self._spread(
+        return self.spread(
             (
                 self.placement.layers[shape.name].gradient_workers,
                 2 * products * shape.gradient_elements * (shape.a.dim + shape.g.dim),
@@ -198,12 +211,12 @@ class Work:
                 sizes[job.inverse_workers[0]] += self._factor_bytes(job)
             else:
                 to_all += self._factor_bytes(job)
-        steps = self.setup.factor_update_steps
+        phase, steps = Phase.FACTOR_COMM, self.setup.factor_update_steps
         found = []
         if any(sizes):
-            found.append(Exchange(Phase.FACTOR_COMM, "reduce_parts", everyone, tuple(sizes), steps))
+            found.append(Exchange(phase, "reduce_parts", everyone, tuple(sizes), steps, self._layerwise))
         if to_all:
-            found.append(Exchange(Phase.FACTOR_COMM, "all_reduce", everyone, (to_all,), steps))
+            found.append(Exchange(phase, "all_reduce", everyone, (to_all,), steps, self._layerwise))
         return found
 
     def _inverse_exchanges(self, placement: Placement, everyone: Ranks) -> list[Exchange]:
@@ -224,7 +237,7 @@ class Work:
         for column, sizes in sorted(by_column.items()):
             group = placement.column(column)
             parts = tuple(sizes.get(rank, 0) for rank in group)
-            found.append(Exchange(Phase.INVERSE_COMM, "gather_parts", group, parts, steps))
+            found.append(Exchange(Phase.INVERSE_COMM, "gather_parts", group, parts, steps, self._layerwise))
         return found
 
     def _gradient_exchanges(self, placement: Placement) -> list[Exchange]:
@@ -236,6 +249,10 @@ class Work:
             sizes[column] += self.setup.item_bytes * shape.gradient_elements
         return [Exchange(Phase.PRECONDITION_COMM, "gather_parts", placement.row(0), tuple(sizes), 1)]
 
+    @property
+    def _layerwise(self) -> int | None:
+        return len(self.layers) if self.setup.fusion == "layer" else None
+
     def _factor_bytes(self, job: FactorJob) -> int:
         """A factor, and the number of examples behind it."""
         whole = self.setup.packing == "square"
@@ -245,14 +262,16 @@ class Work:
         config = self.setup.config
         assert config is not None  # noqa: S101  there are no jobs without
         item = ITEM_BYTES[config.inverse_dtype] if config.inverse_dtype else self.setup.item_bytes
+        if self.setup.inverse_packing == "triangle" and config.solver != "eigen":
+            return item * job.shape.packed_elements
         return item * data_elements(config.solver, job.shape)
 
-    def _spread(self, loads: Iterable[tuple[Ranks, int]]) -> list[int]:
-        """Add every load to each of its ranks; loads of the same ranks are added up first."""
-        by_group: Counter[Ranks] = Counter()
+    def spread(self, loads: Iterable[tuple[Ranks, Load]]) -> list[Load]:
+        """By rank, the sum of the loads that name it; loads of the same ranks are added up first."""
+        by_group: dict[Ranks, Load] = {}
         for ranks, load in loads:
-            by_group[ranks] += load
-        total = [0] * self.world_size
+            by_group[ranks] = by_group.get(ranks, 0) + load
+        total: list[Load] = [0] * self.world_size
         for ranks, load in by_group.items():
             for rank in ranks:
                 total[rank] += load

@@ -8,7 +8,17 @@ from typing import Annotated
 
 import typer
 
-from harness.cli import bench, compare, emulate, operate, plan, report, reproduce
+from harness.cli import (
+    bench,
+    calibrate,
+    compare,
+    emulate,
+    operate,
+    plan,
+    predict,
+    report,
+    reproduce,
+)
 from harness.errors import BudgetError, UserError
 from kfac_core.errors import ConfigError, PlacementError
 
@@ -29,7 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _verbs in (plan, operate, report, compare, reproduce, bench, emulate):
+for _verbs in (plan, operate, report, compare, reproduce, predict, emulate, calibrate, bench):
     _verbs.register(app)
 
 

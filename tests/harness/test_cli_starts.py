@@ -34,6 +34,9 @@ def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         ["cancel", "--help"],
         ["retry", "--help"],
         ["emulate", "--help"],
+        ["predict", "--help"],
+        ["calibrate", "--help"],
+        ["predict", "--model", "resnet152", "--world-size", "4096", "--recommend", "--memory-gib", "16"],
     ],
 )
 def test_help_plan_and_status_start_without_the_heavy_libraries(arguments):

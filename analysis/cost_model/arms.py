@@ -1,0 +1,190 @@
+"""Arms over world sizes: who is fastest where, who overtakes whom, who fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
+
+from analysis.cost_model.calibration import Calibration
+from analysis.cost_model.models import Model
+from analysis.cost_model.prediction import Prediction, predict
+from analysis.cost_model.work import Setup
+from kfac_core.config import STRATEGIES, KFACConfig
+from kfac_core.errors import PlacementError
+from kfac_core.strategies import check_world_size
+
+SGD = "sgd"
+ARMS = (SGD, *STRATEGIES)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of every arm.
+
+    Attributes:
+        config: K-FAC's settings; the strategy is each arm's own.
+        grad_worker_fraction: hybrid_opt's; where it cannot divide a world, the nearest that can.
+        memory_bytes: budget of a rank, or None.
+        epochs_ratio: epochs that K-FAC needs over those of SGD, or None.
+    """
+
+    model: Model
+    config: KFACConfig
+    local_batch_size: int
+    calibration: Calibration
+    grad_worker_fraction: float = 0.5
+    overlap: bool = False
+    memory_bytes: int | None = None
+    epochs_ratio: float | None = None
+
+    def setup(self, arm: str, world_size: int) -> Setup:
+        """The arm at this world size."""
+        config = None
+        if arm != SGD:
+            fraction = self._fraction(world_size) if arm == "hybrid_opt" else None
+            config = replace(self.config, strategy=arm, grad_worker_fraction=fraction)
+        return Setup(self.model, config, world_size, self.local_batch_size, overlap=self.overlap)
+
+    def fits(self, prediction: Prediction) -> bool:
+        """Whether the fullest rank stays inside the budget."""
+        return self.memory_bytes is None or prediction.peak_bytes <= self.memory_bytes
+
+    def to_accuracy(self, arm: str, prediction: Prediction) -> float:
+        """Seconds of a step times the epochs needed, in steps of SGD; without a ratio, seconds of a step."""
+        factor = 1.0 if arm == SGD or self.epochs_ratio is None else self.epochs_ratio
+        return factor * prediction.total.central
+
+    def _fraction(self, world_size: int) -> float:
+        workers = min(
+            (m for m in range(1, world_size + 1) if world_size % m == 0),
+            key=lambda m: abs(m / world_size - self.grad_worker_fraction),
+        )
+        return workers / world_size
+
+
+Table = dict[int, dict[str, Prediction]]
+"""By world size and arm."""
+
+
+def ask(question: Question, world_sizes: Sequence[int], arms: Sequence[str] = ARMS) -> Table:
+    """Predict every arm at every world size."""
+    return {
+        size: {arm: predict(question.setup(arm, size), question.calibration) for arm in arms}
+        for size in world_sizes
+    }
+
+
+def crossovers(question: Question, table: Table) -> Iterator[tuple[int, int, str]]:
+    """(from, to, sentence) wherever one of two arms becomes the faster one between two world sizes."""
+    what = "to the target" if question.epochs_ratio is not None else "a step"
+    for (before, first), (after, second) in pairwise(sorted(table.items())):
+        for one, other in combinations(first, 2):
+            gaps = [
+                question.to_accuracy(one, arms[one]) - question.to_accuracy(other, arms[other])
+                for arms in (first, second)
+            ]
+            if gaps[0] * gaps[1] < 0:
+                winner, loser = (one, other) if gaps[1] < 0 else (other, one)
+                yield before, after, f"{winner} is faster {what} than {loser} from {after} ranks on"
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The best arm, and why, a sentence each."""
+
+    setup: Setup
+    prediction: Prediction
+    reasons: tuple[str, ...]
+
+
+def recommend(
+    question: Question, world_size: int, *, overhead: float = 0.1, choose_intervals: bool = True
+) -> Recommendation | None:
+    """The K-FAC strategy, fraction and intervals of the fastest step that fits; None if none fits.
+
+    Intervals: the shortest E of the usual ones, F = E / 10, at which updates cost at most `overhead` of the
+    rest of the step: the theory of what staleness costs in epochs is missing, so no more of it is taken.
+    """
+    found: list[tuple[float, Setup, Prediction]] = []
+    too_big: list[str] = []
+    for config in _candidates(question.config, world_size):
+        base = replace(question.setup(SGD, world_size), config=config)
+        setup = _with_intervals(base, question.calibration, overhead) if choose_intervals else base
+        prediction = predict(setup, question.calibration)
+        if question.fits(prediction):
+            found.append((prediction.total.central, setup, prediction))
+        else:
+            too_big.append(described(config))
+    if not found:
+        return None
+    found.sort(key=lambda candidate: candidate[0])
+    _, setup, best = found[0]
+    return Recommendation(setup, best, tuple(_reasons(question, found, too_big, world_size)))
+
+
+def described(config: KFACConfig | None) -> str:
+    """A strategy with its fraction."""
+    if config is None:
+        return SGD
+    fraction = config.grad_worker_fraction
+    return config.strategy if fraction is None else f"{config.strategy} at fraction {fraction:g}"
+
+
+def _candidates(config: KFACConfig, world_size: int) -> Iterator[KFACConfig]:
+    for strategy in STRATEGIES:
+        fractions = [2.0**-k for k in range(1, 12)] if strategy == "hybrid_opt" else [None]
+        for fraction in fractions:
+            try:
+                candidate = replace(config, strategy=strategy, grad_worker_fraction=fraction)
+                check_world_size(candidate, world_size)
+            except PlacementError:
+                continue
+            yield candidate
+
+
+_USUAL_INTERVALS = (10, 20, 50, 100, 200, 500, 1000, 2000)  # of the papers' runs
+
+
+def _with_intervals(setup: Setup, calibration: Calibration, overhead: float) -> Setup:
+    """Seconds of events do not depend on the intervals, so one prediction decides."""
+    assert setup.config is not None  # noqa: S101  candidates have one
+    prediction = predict(setup, calibration)
+    event = {phase.value: seconds.central for phase, seconds in prediction.event_seconds.items()}
+    updates: Callable[[int], float] = lambda e: sum(  # noqa: E731
+        event.get(f"{kind}_{part}", 0.0) / (max(1, e // 10) if kind == "factor" else e)
+        for kind in ("factor", "inverse")
+        for part in ("compute", "comm")
+    )
+    rest = sum(seconds for phase, seconds in event.items() if not phase.startswith(("factor", "inverse")))
+    chosen = next((e for e in _USUAL_INTERVALS if updates(e) <= overhead * rest), _USUAL_INTERVALS[-1])
+    config = replace(setup.config, factor_update_steps=max(1, chosen // 10), inverse_update_steps=chosen)
+    return replace(setup, config=config)
+
+
+def _reasons(
+    question: Question,
+    found: list[tuple[float, Setup, Prediction]],
+    too_big: list[str],
+    world_size: int,
+) -> Iterator[str]:
+    seconds, setup, best = found[0]
+    low, high = best.total.low, best.total.high
+    yield f"{seconds:.3g} s a step ({low:.3g} to {high:.3g}), most of it {best.largest_phase}"
+    if len(found) > 1:
+        other, second, rival = found[1]
+        sure = "for certain" if rival.total.low > high else "not for certain: the intervals overlap"
+        yield f"next is {described(second.config)}, {other / seconds - 1:.1%} slower, {sure}"
+    F, E = setup.factor_update_steps, setup.inverse_update_steps
+    yield f"F = {F}, E = {E}: the shortest usual intervals at which updates cost at most a tenth of the rest"
+    if too_big:
+        listed = ", ".join(too_big[:4]) + (" and others" if len(too_big) > 4 else "")
+        yield f"does not fit in {(question.memory_bytes or 0) / 2**30:g} GiB: {listed}"
+    sgd = predict(question.setup(SGD, world_size), question.calibration)
+    if question.epochs_ratio is not None:
+        ratio = question.to_accuracy("", best) / sgd.total.central
+        verdict = "K-FAC wins" if ratio < 1 else "SGD wins"
+        yield f"at {question.epochs_ratio:g} of SGD's epochs it takes {ratio:.2f} of SGD's time: {verdict}"
+    else:
+        even = sgd.total.central / seconds
+        yield f"it pays off if K-FAC needs less than {even:.2f} of SGD's epochs"

@@ -1,0 +1,204 @@
+"""What a machine takes for the parts of a step: a versioned JSON file, written by `kronscale calibrate`."""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from analysis.cost_model.errors import CostModelError
+from analysis.cost_model.laws import ALGORITHMS, ROUNDS, Growth, wire_bytes
+from analysis.cost_model.work import Exchange, Operation
+from kfac_core.config import nearest
+
+SCHEMA = 1
+FOLDER = Path("results/calibrations")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds by size: measured points, or a formula with two constants.
+
+    Attributes:
+        points: (size, seconds), ascending; a straight line between them in logarithms, whose last segment
+            goes on beyond the end; below the first point time does not fall further.
+        formula: `power` is constant + coefficient * size ** power; `exponential` is constant *
+            exp(coefficient * size).
+        relative_error: root mean square of the fit's relative residuals.
+    """
+
+    points: tuple[tuple[float, float], ...] = ()
+    formula: str = "points"
+    constant: float = 0.0
+    coefficient: float = 0.0
+    power: float = 1.0
+    relative_error: float = 0.0
+
+    def at(self, size: float) -> float:
+        """Seconds at `size`."""
+        if size <= 0:
+            return 0.0
+        if self.formula == "power":
+            return self.constant + self.coefficient * float(size**self.power)
+        if self.formula == "exponential":
+            return self.constant * math.exp(self.coefficient * size)
+        if size <= self.points[0][0] or len(self.points) == 1:
+            return self.points[0][1]
+        position, logs = math.log(size), self._logs
+        upper = min(max(bisect_left(logs, (position,)), 1), len(logs) - 1)
+        (x0, y0), (x1, y1) = logs[upper - 1], logs[upper]
+        return float(math.exp(y0 + (y1 - y0) * (position - x0) / (x1 - x0)))
+
+    @cached_property
+    def _logs(self) -> list[tuple[float, float]]:
+        return [(math.log(size), math.log(seconds)) for size, seconds in self.points]
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Curve:
+        """A curve as the file has it."""
+        points = tuple((float(size), float(seconds)) for size, seconds in values.get("points", ()))
+        return cls(**{**values, "points": points})
+
+
+@dataclass(frozen=True)
+class Link:
+    """One operation over one kind of wire, as measured in worlds of up to `world_size` ranks.
+
+    Attributes:
+        latency_seconds: of one part, at `world_size`.
+        seconds_per_byte: of the buffer, at `world_size`; what a byte on the wire costs follows.
+        relative_error: root mean square of the fit's relative residuals.
+    """
+
+    operation: Operation
+    world_size: int
+    latency_seconds: float
+    seconds_per_byte: float
+    relative_error: float = 0.0
+
+    def seconds(self, exchange: Exchange, algorithm: str, growth: Growth = "central") -> float:
+        """How long the exchange takes."""
+        if exchange.parts == 0 or len(exchange.group) == 1:
+            return 0.0
+        rounds = ROUNDS[growth](len(exchange.group)) / ROUNDS[growth](self.world_size)
+        even = Exchange(
+            exchange.phase, self.operation, tuple(range(self.world_size)), (1,) * self.world_size, 1
+        )
+        if self.operation == "all_reduce":
+            even = Exchange(exchange.phase, self.operation, even.group, (1,), 1)
+        per_wire_byte = self.seconds_per_byte * even.total_bytes / wire_bytes(algorithm, even)
+        sent = wire_bytes(algorithm, exchange)
+        return exchange.parts * self.latency_seconds * rounds + sent * per_wire_byte
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A machine.
+
+    Attributes:
+        source: who measured it, and how.
+        largest_world_size: beyond it every prediction is an extrapolation, and says so.
+        algorithm: what carries the exchanges: a name in `ALGORITHMS`.
+        links: by `between` (nodes) or `inside` (a node), then by operation.
+        ranks_per_node: ranks that share the inside links; None where all links are alike.
+        gemm, factor: seconds by FLOPs of one product, of one gram.
+        training: seconds by FLOPs of one forward and backward pass.
+        inverse: by solver, seconds by dimension of a factor.
+        bytes_per_second: at which elementwise work reads and writes memory.
+        models: measured facts of single models: `local_batch_size`, `forward_backward_seconds`,
+            `factor_seconds`; they stand in for the curves.
+        memory_bytes: of a rank's device.
+    """
+
+    name: str
+    source: str
+    largest_world_size: int
+    algorithm: str
+    links: Mapping[str, Mapping[str, Link]]
+    gemm: Curve
+    factor: Curve
+    training: Curve
+    inverse: Mapping[str, Curve]
+    bytes_per_second: float
+    memory_bytes: int | None = None
+    ranks_per_node: int | None = None
+    models: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: MappingProxyType({}))
+    environment: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    def link(self, exchange: Exchange) -> Link:
+        """The link that an exchange goes over: inside a node if all its ranks are neighbours in one."""
+        group, node = exchange.group, self.ranks_per_node
+        near = node is not None and "inside" in self.links and group[0] // node == group[-1] // node
+        links = self.links["inside" if near else "between"]
+        operation = exchange.operation
+        if operation not in links:
+            raise CostModelError(
+                f"calibration {self.name} has no {operation}; it has {', '.join(sorted(links))}"
+            )
+        return links[operation]
+
+    def decomposition(self, solver: str) -> Curve:
+        """Seconds by dimension to turn a factor into second-order data.
+
+        Raises:
+            CostModelError: it was not measured.
+        """
+        kind = "eigen" if solver == "eigen" else "inverse"  # pi changes the damping, not the work
+        if kind not in self.inverse:
+            has = ", ".join(sorted(self.inverse))
+            raise CostModelError(
+                f"calibration {self.name} has no {kind} times, only {has}; use solver={has} or another one"
+            )
+        return self.inverse[kind]
+
+
+def read_calibration(name: str, folder: Path = FOLDER) -> Calibration:
+    """A calibration by its name in `results/calibrations`, or by path.
+
+    Raises:
+        CostModelError: there is none, or it is no calibration of a version that this code reads.
+    """
+    path = Path(name) if name.endswith(".json") else folder / f"{name}.json"
+    try:
+        return parse_calibration(json.loads(path.read_text()), str(path))
+    except FileNotFoundError:
+        there = tuple(sorted(found.stem for found in folder.glob("*.json")))
+        listed = ", ".join(there) or "none"
+        raise CostModelError(
+            f"no calibration {path}; {folder} has {listed}{nearest(name, there)}; "
+            "kronscale calibrate makes one"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise CostModelError(f"{path}: no JSON: {error}") from None
+
+
+def parse_calibration(values: Mapping[str, Any], where: str) -> Calibration:
+    """A calibration from what its file says.
+
+    Raises:
+        CostModelError: a key is missing or unknown, or the version is another.
+    """
+    if values.get("schema") != SCHEMA:
+        raise CostModelError(
+            f"{where}: calibration of schema {values.get('schema')}; this code reads {SCHEMA}"
+        )
+    if values.get("algorithm") not in ALGORITHMS:
+        raise CostModelError(f"{where}: algorithm={values.get('algorithm')!r} is not one of {ALGORITHMS}")
+    try:
+        parts: dict[str, Any] = {name: value for name, value in values.items() if name != "schema"}
+        for name in ("gemm", "factor", "training"):
+            parts[name] = Curve.read(parts[name])
+        parts["inverse"] = {solver: Curve.read(curve) for solver, curve in parts["inverse"].items()}
+        parts["links"] = {
+            tier: {operation: Link(operation, **link) for operation, link in links.items()}
+            for tier, links in parts["links"].items()
+        }
+        return Calibration(**parts)
+    except (KeyError, TypeError) as error:
+        raise CostModelError(f"{where}: not a calibration: {error}") from None

@@ -1,0 +1,239 @@
+"""Seconds, bytes and memory of one arm at one world size: exact work times a machine's measured speed."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from analysis.cost_model.calibration import Calibration
+from analysis.cost_model.laws import Growth
+from analysis.cost_model.work import Exchange, Setup, Work, imbalance
+from kfac_core.cost import CUBIC, CostModel
+from kfac_core.phases import COMM_PHASES, Phase
+
+_SIGMAS = 2.0  # of the calibration's residuals: about 95 % where they are normal
+_BACKWARD = 2 / 3  # of a forward and backward pass: two products where the forward pass has one
+_HIDEABLE = {Phase.GRADIENT_COMM: Phase.BACKWARD, Phase.FACTOR_COMM: Phase.FACTOR_COMPUTE}
+_COPIES = 3  # of the parameters: weights, gradients and momentum
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """A prediction with its interval."""
+
+    low: float
+    central: float
+    high: float
+
+    def __add__(self, other: Seconds) -> Seconds:
+        """Bounds add up: the worst of each, together."""
+        return Seconds(self.low + other.low, self.central + other.central, self.high + other.high)
+
+    def __truediv__(self, number: float) -> Seconds:
+        """All three."""
+        return Seconds(self.low / number, self.central / number, self.high / number)
+
+
+ZERO = Seconds(0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One arm at one world size.
+
+    Attributes:
+        event_seconds: by phase, whenever it happens; communication that compute hides is left out.
+        step_seconds: by phase, amortised over its interval: what a step costs on average.
+        memory_bytes: by kind, on the rank that keeps the most; `activations` is an estimate.
+        sent_bytes: by phase, on the rank that hands over the most, whenever it happens.
+        inverse_imbalance, precondition_imbalance: the slowest rank's load over the mean.
+        extrapolated: the world is larger than any that the calibration measured.
+    """
+
+    setup: Setup
+    calibration: Calibration
+    event_seconds: Mapping[Phase, Seconds]
+    step_seconds: Mapping[Phase, Seconds]
+    memory_bytes: Mapping[str, int]
+    sent_bytes: Mapping[Phase, int]
+    inverse_imbalance: float
+    precondition_imbalance: float
+
+    @property
+    def total(self) -> Seconds:
+        """Seconds of a step, amortised."""
+        total = ZERO
+        for seconds in self.step_seconds.values():
+            total = total + seconds
+        return total
+
+    @property
+    def peak_bytes(self) -> int:
+        """Memory of the fullest rank."""
+        return sum(self.memory_bytes.values())
+
+    @property
+    def extrapolated(self) -> bool:
+        """Whether nobody has measured a world of this size."""
+        return self.setup.world_size > self.calibration.largest_world_size
+
+    @property
+    def largest_phase(self) -> Phase:
+        """The phase that a step spends most in."""
+        return max(self.step_seconds, key=lambda phase: self.step_seconds[phase].central)
+
+
+def predict(setup: Setup, calibration: Calibration, cost: CostModel = CUBIC) -> Prediction:
+    """Predict one arm; `cost` is the trainer's own default, so that what is predicted is what would run.
+
+    Raises:
+        CostModelError: the calibration lacks the solver or an operation.
+    """
+    work = Work(setup, cost)
+    event = {**_compute(work, calibration), **_communication(work, calibration)}
+    if setup.overlap:
+        for comm, beside in _HIDEABLE.items():
+            if comm in event and beside in event:
+                event[comm] = _exposed(event[comm], event[beside])
+    steps = {
+        Phase.FACTOR_COMPUTE: setup.factor_update_steps, Phase.FACTOR_COMM: setup.factor_update_steps,
+        Phase.INVERSE_COMPUTE: setup.inverse_update_steps, Phase.INVERSE_COMM: setup.inverse_update_steps,
+    }  # fmt: skip
+    ordered = {phase: event[phase] for phase in Phase if phase in event}
+    return Prediction(
+        setup,
+        calibration,
+        ordered,
+        {phase: seconds / steps.get(phase, 1) for phase, seconds in ordered.items()},
+        _memory(work),
+        _sent(work),
+        imbalance([sum(count * s.blocks * s.dim**3 for s, count in own.items()) for own in work.inverses]),
+        imbalance(work.precondition_flops),
+    )
+
+
+def _compute(work: Work, calibration: Calibration) -> dict[Phase, Seconds]:
+    setup, model = work.setup, work.setup.model
+    facts = calibration.models.get(model.name, {})
+    share = setup.local_batch_size / facts["local_batch_size"] if facts else 1.0
+    if "forward_backward_seconds" in facts:
+        training = _within(share * facts["forward_backward_seconds"], 0.0)
+    else:
+        flops = 3 * setup.local_batch_size * model.forward_flops
+        training = _within(calibration.training.at(flops), calibration.training.relative_error)
+    rate = calibration.bytes_per_second
+    update = _within(5 * setup.item_bytes * model.parameters / rate, 0.0)  # momentum SGD: 3 reads, 2 writes
+    found = {
+        Phase.FORWARD: training / (1 / (1 - _BACKWARD)),
+        Phase.BACKWARD: training / (1 / _BACKWARD),
+        Phase.UPDATE: update,
+    }
+    if setup.config is None or work.placement is None:
+        return found
+    gradients = setup.item_bytes * sum(shape.gradient_elements for shape in model.shapes)
+    curve = calibration.decomposition(setup.config.solver)
+    solve = max(
+        math.fsum(count * shape.blocks * curve.at(shape.dim) for shape, count in own.items())
+        for own in work.inverses
+    )
+    return {
+        **found,
+        Phase.FACTOR_COMPUTE: _factors(work, calibration, share),
+        Phase.INVERSE_COMPUTE: _within(solve, curve.relative_error),
+        Phase.PRECONDITION: _products(work, calibration) + _within(2 * gradients / rate, 0.0),
+        Phase.SCALE: _within(7 * gradients / rate, 0.0),  # a dot, a scaling, writing back
+    }
+
+
+def _factors(work: Work, calibration: Calibration, share: float) -> Seconds:
+    """Grams on the slowest rank, and folding what arrived into the running means."""
+    setup, curve = work.setup, calibration.factor
+    rows = [layer.positions * setup.local_batch_size for layer in work.layers]
+    by_job = [(job.factor_workers, curve.at(2 * rows[job.layer] * job.shape.elements)) for job in work.jobs]
+    slowest = max(work.spread(by_job))
+    known = calibration.models.get(setup.model.name, {}).get("factor_seconds")
+    if known is not None:  # measured with all layers on one rank; here this share of them
+        everything = math.fsum(seconds for _, seconds in by_job)
+        return _within(share * known * slowest / everything, 0.0)
+    running = 6 * max(work.state_bytes["factors"]) / calibration.bytes_per_second
+    return _within(slowest, curve.relative_error) + _within(running, 0.0)
+
+
+def _products(work: Work, calibration: Calibration) -> Seconds:
+    setup, placement, curve = work.setup, work.placement, calibration.gemm
+    assert setup.config is not None  # noqa: S101  only asked with K-FAC
+    assert placement is not None  # noqa: S101  likewise
+    times = 2 if setup.config.solver == "eigen" else 1
+    slowest = max(
+        work.spread(
+            (
+                placement.layers[shape.name].gradient_workers,
+                times * sum(curve.at(2 * shape.gradient_elements * n) for n in (shape.a.dim, shape.g.dim)),
+            )
+            for shape in setup.model.shapes
+        )
+    )
+    return _within(slowest, curve.relative_error)
+
+
+def _communication(work: Work, calibration: Calibration) -> dict[Phase, Seconds]:
+    """Exchanges of one phase follow each other, but those of different columns run at the same time."""
+    by_phase: dict[Phase, dict[str, Seconds]] = defaultdict(dict)
+    for exchange in work.exchanges:
+        seconds = _exchange(exchange, calibration)
+        before = by_phase[exchange.phase].get(exchange.operation, ZERO)
+        by_phase[exchange.phase][exchange.operation] = max(before, seconds, key=lambda s: s.central)
+    return {
+        phase: sum(operations.values(), start=ZERO) for phase, operations in by_phase.items()
+    }  # fmt: skip
+
+
+def _exchange(exchange: Exchange, calibration: Calibration) -> Seconds:
+    link = calibration.link(exchange)
+    growths: tuple[Growth, ...] = ("low", "central", "high")
+    each = [link.seconds(exchange, calibration.algorithm, growth) for growth in growths]
+    spread = math.exp(_SIGMAS * link.relative_error)
+    return Seconds(min(each) / spread, each[1], max(each) * spread)
+
+
+def _exposed(comm: Seconds, compute: Seconds) -> Seconds:
+    """What is left of communication that starts with the compute it runs beside."""
+    return Seconds(
+        max(0.0, comm.low - compute.high),
+        max(0.0, comm.central - compute.central),
+        max(0.0, comm.high - compute.low),
+    )
+
+
+def _within(seconds: float, relative_error: float) -> Seconds:
+    spread = math.exp(_SIGMAS * relative_error)
+    return Seconds(seconds / spread, seconds, seconds * spread)
+
+
+def _memory(work: Work) -> dict[str, int]:
+    setup, item = work.setup, work.setup.item_bytes
+    memory = {
+        "model": _COPIES * item * setup.model.parameters,
+        # Every layer's output and what the function behind it keeps; measured networks lie near it.
+        "activations": 2 * item * setup.local_batch_size * setup.model.activations,
+    }
+    if setup.config is None:
+        return memory
+    by_rank = [sum(kinds) for kinds in zip(*work.state_bytes.values(), strict=True)]
+    fullest = max(range(work.world_size), key=by_rank.__getitem__)
+    memory |= {f"kfac_{kind}": counts[fullest] for kind, counts in work.state_bytes.items()}
+    memory["kfac_exchange"] = max(
+        (e.total_bytes for e in work.exchanges if e.phase == Phase.FACTOR_COMM), default=0
+    )
+    return memory
+
+
+def _sent(work: Work) -> dict[Phase, int]:
+    """Bytes of the busiest rank; a part's owner is the one who sends it."""
+    sent: dict[Phase, int] = {}
+    for exchange in work.exchanges:
+        own = max(exchange.sizes) if exchange.operation == "gather_parts" else exchange.total_bytes
+        sent[exchange.phase] = max(sent.get(exchange.phase, 0), own)
+    return {phase: sent[phase] for phase in COMM_PHASES if phase in sent}

@@ -1,0 +1,103 @@
+"""`kronscale calibrate`: measures this machine and stores what predictions need, with its environment."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from harness.errors import UserError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to `app`."""
+    app.command(epilog="Example: kronscale calibrate --name node17 --world-size 2,4")(calibrate)
+
+
+def calibrate(
+    name: Annotated[str, typer.Option(metavar="NAME", help="What the calibration is called.")],
+    world_size: Annotated[str, typer.Option(metavar="LIST", help="Ranks on this host to measure.")] = "2",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where it is stored.")] = Path(
+        "results/calibrations"
+    ),
+    overwrite: Annotated[bool, typer.Option(help="Replace one of this name.")] = False,
+) -> None:
+    """Measure products, factors, decompositions, memory and collectives of this machine.
+
+    Takes a minute or two; nothing else should run. Ranks are processes on this host, on its GPUs where there
+    is one for each.
+    """
+    path = out / f"{name}.json"
+    sizes = sorted({_size(part, world_size) for part in world_size.split(",")})
+    if not re.fullmatch(r"[a-z0-9_-]+", name):
+        raise UserError(f"--name {name}: use lower-case letters, digits, _ and -")
+    if path.exists() and not overwrite:
+        raise UserError(f"{path} exists; choose another --name, or say --overwrite")
+    values = measured(name, sizes)
+    out.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values, indent=1) + "\n")
+    typer.echo(str(path))
+
+
+def measured(name: str, world_sizes: list[int]) -> dict[str, Any]:
+    """This machine as a calibration file holds it."""
+    import torch  # noqa: PLC0415  --help does not wait for it
+
+    from harness.calibrate import measure_links  # noqa: PLC0415
+    from harness.environment import read_environment  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    # Up to what a model of hundreds of megabytes sends; a CPU's links are slow enough at a tenth of it
+    largest = 2**28 if device.type == "cuda" else 2**24
+    rows = measure_links(world_sizes, [2**12, 2**16, 2**20, largest])
+    nccl = torch.cuda.device_count() >= max(world_sizes)
+    environment = read_environment(device, "nccl" if nccl else "gloo", ())
+    return {
+        "schema": 1,
+        "name": name,
+        "source": "kronscale calibrate",
+        "environment": environment.to_json(),
+        "largest_world_size": max(world_sizes),
+        "algorithm": "nccl" if nccl else "gloo",
+        "links": {"between": links(rows, "nccl" if nccl else "gloo")},
+        **compute(device),
+        "memory_bytes": torch.cuda.get_device_properties(device).total_memory if nccl else None,
+    }
+
+
+def compute(device: Any) -> dict[str, Any]:
+    """What one rank of this machine computes, as the calibration's curves."""
+    from harness import calibrate as bench  # noqa: PLC0415  see measured
+
+    return {
+        "gemm": {"points": bench.gemm_points(device)},
+        "factor": {"points": bench.factor_points(device)},
+        "training": {"points": bench.training_points(device)},
+        "inverse": {
+            kind: {"points": bench.decomposition_points(device, kind)} for kind in ("eigen", "inverse")
+        },
+        "bytes_per_second": bench.memory_rate(device),
+    }
+
+
+def links(rows: list[tuple[str, int, int, float]], algorithm: str) -> dict[str, Any]:
+    """Fitted constants of each operation, as the file holds them."""
+    from analysis.cost_model.fitting import Sample, fit_link  # noqa: PLC0415  see measured
+
+    samples = [Sample(operation, ranks, size, seconds) for operation, ranks, size, seconds in rows]  # type: ignore[arg-type]
+    found: dict[str, Any] = {}
+    for operation in dict.fromkeys(sample.operation for sample in samples):
+        fitted = asdict(fit_link([s for s in samples if s.operation == operation], algorithm))
+        found[operation] = {key: value for key, value in fitted.items() if key != "operation"}
+    return found
+
+
+def _size(part: str, whole: str) -> int:
+    if not part.strip().isdigit() or int(part) < 2:
+        raise UserError(f"--world-size {whole}: {part!r} is no whole number >= 2; one rank sends nothing")
+    return int(part)

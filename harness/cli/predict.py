@@ -1,0 +1,225 @@
+"""`kronscale predict`: what every strategy would cost in worlds that nobody has measured yet."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.cli.what_if import MODEL_HELP, SET_HELP
+from harness.errors import UserError
+
+if TYPE_CHECKING:
+    from analysis.cost_model.arms import Question, Recommendation, Table
+
+_SIZES = "1,2,4,8,16,32,64,128,256,512,1024,2048,4096"
+_GIB = 2**30
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to `app`."""
+    app.command(epilog="Example: kronscale predict --model resnet152 --world-size 64,4096 --memory-gib 16")(
+        predict
+    )
+
+
+def predict(
+    model: Annotated[str, typer.Option(metavar="NAME", help=MODEL_HELP)],
+    calibration: Annotated[
+        str, typer.Option(metavar="NAME", help="Of results/calibrations, or a path.")
+    ] = "spd_kfac_64",
+    world_size: Annotated[str, typer.Option(metavar="LIST", help="Ranks: 64,4096.")] = _SIZES,
+    local_batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Examples on a rank.")] = 32,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help=SET_HELP)] = None,
+    overlap: Annotated[bool, typer.Option(help="Hide communication behind what can hide it.")] = False,
+    memory_gib: Annotated[
+        float | None, typer.Option(metavar="GIB", min=0, help="Memory of a rank; default: the device's.")
+    ] = None,
+    epochs_ratio: Annotated[
+        float | None, typer.Option(metavar="R", min=0, help="K-FAC's epochs to the target over SGD's.")
+    ] = None,
+    recommend: Annotated[bool, typer.Option(help="The best strategy, fraction, intervals.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw the figure there.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> int:
+    """Predict seconds and memory of SGD and every strategy.
+
+    Exit code 1 if a recommendation was asked for and nothing fits.
+    """
+    from analysis.cost_model.arms import Question, ask  # noqa: PLC0415  --help does not wait for it
+    from analysis.cost_model.arms import recommend as best  # noqa: PLC0415
+    from analysis.cost_model.calibration import read_calibration  # noqa: PLC0415
+    from analysis.cost_model.errors import CostModelError  # noqa: PLC0415
+    from harness.cli.what_if import configured, model_named, settings  # noqa: PLC0415
+
+    try:
+        machine = read_calibration(calibration)
+        values = settings(set_ or ())
+        fraction = float(values.pop("grad_worker_fraction", 0.5))
+        if "solver" not in values:
+            values["solver"] = "eigen" if "eigen" in machine.inverse else "inverse"
+        budget = machine.memory_bytes if memory_gib is None else round(memory_gib * _GIB)
+        question = Question(
+            model_named(model), configured("comm_opt", 1, values), local_batch_size, machine, fraction,
+            overlap, budget, epochs_ratio,
+        )  # fmt: skip
+        sizes = _sizes(world_size)
+        table = ask(question, sizes)
+        chosen = None
+        if recommend:
+            fixed = {"factor_update_steps", "inverse_update_steps"} & values.keys()
+            chosen = best(question, sizes[-1], choose_intervals=not fixed)
+    except CostModelError as error:
+        raise UserError(str(error)) from None
+    if as_json:
+        typer.echo(json.dumps({**_json(question, table), "recommended": _recommended(chosen)}, indent=1))
+    else:
+        _print(question, table)
+        if recommend:
+            _print_recommendation(chosen, sizes[-1], question)
+    if out is not None:
+        _draw(question, table, out)
+    return 1 if recommend and chosen is None else 0
+
+
+def _sizes(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    wrong = [part for part in parts if not part.isdigit() or int(part) < 1]
+    if wrong:
+        raise UserError(f"--world-size {text}: {wrong[0]!r} is no whole number >= 1; say 64,4096")
+    return sorted({int(part) for part in parts})
+
+
+def _measured(question: Question) -> str:
+    machine = question.calibration
+    return (
+        f"calibration {machine.name}: {machine.source}; largest measured world {machine.largest_world_size} "
+        "ranks, everything beyond it (*) is extrapolated"
+    )
+
+
+def _rows(question: Question, table: Table) -> list[dict[str, Any]]:
+    """One row for every arm and world size; what the figure and its CSV show."""
+    from analysis.cost_model.arms import crossovers  # noqa: PLC0415
+
+    overtaken: dict[int, list[str]] = {}
+    for _, after, sentence in crossovers(question, table):
+        overtaken.setdefault(after, []).append(sentence)
+    return [
+        {
+            "arm": arm,
+            "world_size": size,
+            "seconds": prediction.total.central,
+            "low": prediction.total.low,
+            "high": prediction.total.high,
+            "to_accuracy_over_sgd": _over_sgd(question, arms, arm),
+            "peak_bytes": prediction.peak_bytes,
+            "fits": question.fits(prediction),
+            "extrapolated": prediction.extrapolated,
+            "inverse_imbalance": prediction.inverse_imbalance,
+            "largest_phase": prediction.largest_phase.value,
+            "phase_seconds": {p.value: s.central for p, s in prediction.step_seconds.items()},
+            "sent_bytes": {p.value: sent for p, sent in prediction.sent_bytes.items()},
+            "crossover": "; ".join(overtaken.get(size, ())),
+        }
+        for size, arms in table.items()
+        for arm, prediction in arms.items()
+    ]
+
+
+def _over_sgd(question: Question, arms: Any, arm: str) -> float | None:
+    """Time to the target over SGD's; None where the ratio of epochs is not known."""
+    if question.epochs_ratio is None:
+        return None
+    return float(question.to_accuracy(arm, arms[arm]) / question.to_accuracy("sgd", arms["sgd"]))
+
+
+def _json(question: Question, table: Table) -> dict[str, Any]:
+    return {
+        "model": question.model.name,
+        "calibration": question.calibration.name,
+        "largest_measured_world_size": question.calibration.largest_world_size,
+        "local_batch_size": question.local_batch_size,
+        "arms": _rows(question, table),
+    }
+
+
+def _recommended(chosen: Recommendation | None) -> dict[str, Any] | None:
+    if chosen is None or chosen.setup.config is None:
+        return None
+    config = chosen.setup.config
+    return {
+        "strategy": config.strategy,
+        "grad_worker_fraction": config.grad_worker_fraction,
+        "factor_update_steps": config.factor_update_steps,
+        "inverse_update_steps": config.inverse_update_steps,
+        "reasons": list(chosen.reasons),
+    }
+
+
+def _print(question: Question, table: Table) -> None:
+    from rich.table import Table as Grid  # noqa: PLC0415  see predict
+
+    from analysis.cost_model.arms import crossovers  # noqa: PLC0415
+    from harness.cli.screen import console  # noqa: PLC0415
+
+    screen = console()
+    config = question.config
+    screen.print(
+        f"{question.model.name}, {question.local_batch_size} examples a rank, {config.solver}, "
+        f"F = {config.factor_update_steps}, E = {config.inverse_update_steps}",
+        markup=False,
+    )
+    for size in table if len(table) <= 2 else [max(table)]:
+        grid = Grid(box=None, title=f"{size} ranks{_star(question, size)}", title_justify="left")
+        for name in ("arm", "ms a step", "low", "high", "most of it", "peak GiB", "imbalance", "over sgd"):
+            grid.add_column(name, justify="left" if name in ("arm", "most of it") else "right")
+        for row in _rows(question, {size: table[size]}):
+            ratio = row["to_accuracy_over_sgd"]
+            grid.add_row(
+                row["arm"], *(f"{1e3 * row[name]:.1f}" for name in ("seconds", "low", "high")),
+                row["largest_phase"],
+                f"{row['peak_bytes'] / _GIB:.2f}{'' if row['fits'] else ' does not fit'}",
+                f"{row['inverse_imbalance']:.1f}", "" if ratio is None else f"{ratio:.2f}",
+            )  # fmt: skip
+        screen.print(grid)
+    if len(table) > 2:
+        grid = Grid(box=None, title="ms a step", title_justify="left")
+        for name in ("arm", *(f"{size}{_star(question, size)}" for size in table)):
+            grid.add_column(name, justify="left" if name == "arm" else "right")
+        for arm in next(iter(table.values())):
+            grid.add_row(arm, *(f"{1e3 * table[size][arm].total.central:.0f}" for size in table))
+        screen.print(grid)
+    for _, _, sentence in crossovers(question, table):
+        screen.print(f"crossover: {sentence}", markup=False, soft_wrap=True)
+    screen.print(_measured(question), markup=False, soft_wrap=True)
+
+
+def _star(question: Question, world_size: int) -> str:
+    return "*" if world_size > question.calibration.largest_world_size else ""
+
+
+def _print_recommendation(chosen: Recommendation | None, world_size: int, question: Question) -> None:
+    from analysis.cost_model.arms import described  # noqa: PLC0415  see predict
+
+    if chosen is None:
+        gib = (question.memory_bytes or 0) / _GIB
+        typer.echo(f"recommended at {world_size} ranks: nothing fits in {gib:g} GiB")
+        return
+    typer.echo(f"recommended at {world_size} ranks: {described(chosen.setup.config)}")
+    for reason in chosen.reasons:
+        typer.echo(f"  {reason}")
+
+
+def _draw(question: Question, table: Table, out: Path) -> None:
+    import pandas as pd  # noqa: PLC0415  a second, and only for figures
+
+    from analysis.figures import files  # noqa: PLC0415
+    from analysis.figures.prediction import scaling  # noqa: PLC0415
+
+    rows = pd.DataFrame(_rows(question, table))
+    drawing = scaling(rows, f"{question.model.name}. {_measured(question)}.")
+    for path in files.save(drawing, out, f"predicted_{question.model.name}"):
+        typer.echo(str(path))
