@@ -123,6 +123,62 @@ class SegmentRecord:
 
 
 @dataclass(frozen=True)
+class TraceRecord:
+    """The sampled steps of a window, phase by phase; only of those that the site's `traced_steps` names.
+
+    Attributes:
+        rank: the writer.
+        segment: of the run.
+        host: whose clock `started_at` was read on.
+        spans: (step, phase, start in seconds since `started_at`, seconds), in order of time.
+        started_at: Unix time of the first span, seconds.
+    """
+
+    KIND: ClassVar[str] = "trace"
+    rank: int
+    segment: int
+    host: str
+    started_at: float
+    spans: tuple[tuple[int, str, float, float], ...]
+
+
+@dataclass(frozen=True)
+class DeviceRecord:
+    """What the driver says of a rank's GPU over a window; without a driver once a segment, with the reason.
+
+    Attributes:
+        rank: the writer.
+        segment: of the run.
+        first_step: first step of the window.
+        steps: steps in it.
+        reason: why the rest is null; empty where it is not.
+        energy_joules: spent by the whole GPU since the last record.
+        power_watts: now.
+        sm_clock_mhz: now, as all that follows.
+        memory_clock_mhz: of the memory.
+        temperature_celsius: of the chip.
+        throttle_reasons: names of what holds its clocks down.
+        device_used_bytes: of all processes, contexts and libraries included.
+        foreign_processes: process numbers of others that compute on it.
+    """
+
+    KIND: ClassVar[str] = "device"
+    rank: int
+    segment: int
+    first_step: int
+    steps: int
+    reason: str
+    energy_joules: float | None = None
+    power_watts: float | None = None
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    temperature_celsius: int | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    device_used_bytes: int | None = None
+    foreign_processes: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
 class CheckpointRecord:
     """A checkpoint, or one that could not be saved; written by rank 0.
 
@@ -159,7 +215,9 @@ class FailureRecord:
     traceback: str
 
 
-Record = PhaseRecord | EvalRecord | SegmentRecord | CheckpointRecord | FailureRecord
+Record = (
+    PhaseRecord | EvalRecord | SegmentRecord | CheckpointRecord | TraceRecord | DeviceRecord | FailureRecord
+)
 
 
 def to_line(record: Record) -> str:

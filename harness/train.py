@@ -22,10 +22,12 @@ from harness.checkpoint.requests import Request
 from harness.checkpoint.training import restore, state_of
 from harness.clocks import Clocks
 from harness.exchange import everyones
+from harness.gauges.device import DeviceGauge
 from harness.gauges.memory import read_memory
 from harness.optimizers import build_optimizer, learning_rate
 from harness.pulse import Pulse
 from harness.records import EvalRecord, PhaseRecord, Record
+from harness.tracing import trace_record
 from harness.workloads.workload import Share, Workload, build_workload
 from harness.world import World
 from kfac_core import KFAC, Phase
@@ -55,6 +57,7 @@ class Trainer:
 
     Args:
         checkpoints: where to go on from and to save to; None trains from start to end.
+        traced: steps whose phases are recorded one by one.
     """
 
     def __init__(
@@ -64,11 +67,13 @@ class Trainer:
         pulse: Pulse,
         write: Callable[[Record], None],
         checkpoints: Checkpoints | None = None,
+        traced: range = range(0),
     ) -> None:
         torch.manual_seed(cell.seed)
         self.cell, self._world, self._pulse, self._write = cell, world, pulse, write
         self._communicator = world.communicator
         self._timer = PhaseTimer(world.device, observer=pulse.beat, traffic=self._communicator.traffic)
+        self._traced, self._device = traced, DeviceGauge(world.device)
         _, local_batch_size = cell.training.batch_sizes(world.world_size)
         self._share = Share(world.rank, world.world_size, local_batch_size, cell.seed, world.device)
         self._workload: Workload = build_workload(cell, self._share)
@@ -132,6 +137,7 @@ class Trainer:
             if request is not None and self._save(request):
                 return False
             self._pulse.step = self._step
+            self._timer.sampled_step = self._step if self._step in self._traced else None
             self._set_rate(epoch + index / steps_per_epoch)
             with self._timer.phase(Phase.DATA):
                 batch = next(batches)
@@ -149,6 +155,7 @@ class Trainer:
         assert self._checkpoints is not None  # noqa: S101  it made the request
         self._timer.stop()
         self._carried += self._timer.drain()
+        self._write_if_any(trace_record(self._timer, self._world.rank, self._segment))
         self._pulse.beat("checkpoint")
         with self._clocks.checkpoint():
             self._checkpoints.save(self._step, request, *state_of(self))
@@ -248,7 +255,14 @@ class Trainer:
                 segment=self._segment,
             )
         )
+        rank, segment = self._world.rank, self._segment
+        self._write_if_any(trace_record(self._timer, rank, segment))
+        self._write_if_any(self._device.read(rank, segment, self._window_start, steps))
         self._window_start = self._step
+
+    def _write_if_any(self, record: Record | None) -> None:
+        if record is not None:
+            self._write(record)
 
     @property
     def _train_seconds(self) -> float:

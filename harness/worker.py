@@ -82,12 +82,18 @@ def _train(
     if world.rank == 0:
         attempt.write("environment.json", read_environment(world.device, world.backend, hosts).to_json())
     checkpoints = Checkpoints(attempt, world, records.write, Plan.read(attempt), asked)
-    trainer = Trainer(cell, world, pulse, records.write, checkpoints)
+    trainer = Trainer(cell, world, pulse, records.write, checkpoints, _traced(attempt))
     if world.rank == 0 and trainer.kfac is not None:
         attempt.write("layers.json", describe(trainer.kfac.shapes, trainer.kfac.placement))
     result = trainer.run()
     leave_world(world)  # rank 0 says "done" only when everyone is
     return result
+
+
+def _traced(attempt: Attempt) -> range:
+    site = (attempt.read("launch.json") or {}).get("site") or {}
+    first, end = site.get("traced_steps") or (0, 0)
+    return range(first, end)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,22 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class Span:
+    """A stretch of one phase in a sampled step.
+
+    Attributes:
+        step: as `PhaseTimer.sampled_step` said.
+        started: on the host's `time.perf_counter`, seconds; on a GPU its own clock, laid against that one
+            where the timer was started.
+    """
+
+    step: int
+    phase: str
+    started: float
+    seconds: float
+
+
+@dataclass(frozen=True)
 class WindowTotals:
     """What `drain` returns.
 
@@ -67,6 +83,9 @@ class PhaseTimer:
         device: where the work runs; events are used for CUDA.
         observer: told the phase that is open after every change; the harness writes its pulse there.
         traffic: counters of the collectives; what they gain inside a phase is booked on it.
+
+    Attributes:
+        sampled_step: set to a number, every stretch of every phase is also kept as a `Span` of that step.
     """
 
     def __init__(
@@ -81,6 +100,7 @@ class PhaseTimer:
         self._observer = observer
         self.traffic = traffic if traffic is not None else Traffic()
         self._booked = Traffic(self.traffic.calls, self.traffic.sent_bytes)
+        self.sampled_step: int | None = None
         self._open = [OTHER]
         self._running = False
         self._started = self._drained_at = 0.0
@@ -90,14 +110,14 @@ class PhaseTimer:
 
     def start(self) -> None:
         """Let the clock run; what comes before is nobody's time."""
-        self._clock.mark(None)
+        self._clock.mark(None, self.sampled_step)
         self._booked = Traffic(self.traffic.calls, self.traffic.sent_bytes)
         self._started = time.perf_counter()
         self._running = True
 
     def stop(self) -> None:
         """Halt the clock, for an evaluation, a checkpoint or the end of a window; waits for a GPU."""
-        self._clock.finish(self._open[-1])
+        self._clock.finish(self._open[-1], self.sampled_step)
         self._wall_seconds += time.perf_counter() - self._started
         self._running = False
 
@@ -118,6 +138,11 @@ class PhaseTimer:
         """Host seconds between all starts and stops so far; read it while the clock stands still."""
         return self._wall_seconds
 
+    def drain_spans(self) -> list[Span]:
+        """What was kept of sampled steps since the last call, in order, while the clock stands still."""
+        spans, self._clock.spans = self._clock.spans, []
+        return spans
+
     def drain(self) -> WindowTotals:
         """Totals since the last drain, while the clock stands still."""
         if self._running:
@@ -129,7 +154,7 @@ class PhaseTimer:
         return totals
 
     def _enter(self, phase: Phase) -> None:
-        self._clock.mark(self._open[-1])
+        self._clock.mark(self._open[-1], self.sampled_step)
         self._book_traffic(self._open[-1])
         if phase not in COMM_PHASES:
             self._calls[phase.value] = self._calls.get(phase.value, 0) + 1
@@ -138,7 +163,7 @@ class PhaseTimer:
             self._observer(phase.value)
 
     def _leave(self, phase: Phase) -> None:
-        self._clock.mark(self._open.pop())
+        self._clock.mark(self._open.pop(), self.sampled_step)
         self._book_traffic(phase.value)
         if self._observer is not None:
             self._observer(self._open[-1])
@@ -164,15 +189,18 @@ class _HostClock:
     def __init__(self) -> None:
         self._last = 0.0
         self._seconds: dict[str, float] = {}
+        self.spans: list[Span] = []
 
-    def mark(self, phase: str | None) -> None:
+    def mark(self, phase: str | None, step: int | None) -> None:
         now = time.perf_counter()
         if phase is not None:
             self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._last
+            if step is not None:
+                self.spans.append(Span(step, phase, self._last, now - self._last))
         self._last = now
 
-    def finish(self, phase: str) -> None:
-        self.mark(phase)
+    def finish(self, phase: str, step: int | None) -> None:
+        self.mark(phase, step)
 
     def drain(self) -> dict[str, float]:
         seconds, self._seconds = self._seconds, {}
@@ -183,24 +211,32 @@ class _CudaClock:
     """Records an event at every mark; reads them all when the clock stops. Events are reused."""
 
     def __init__(self) -> None:
-        self._marks: list[tuple[torch.cuda.Event, str | None]] = []
+        self._marks: list[tuple[torch.cuda.Event, str | None, int | None]] = []
         self._free: list[torch.cuda.Event] = []
         self._seconds: dict[str, float] = {}
+        self._started = 0.0
+        self.spans: list[Span] = []
 
-    def mark(self, phase: str | None) -> None:
+    def mark(self, phase: str | None, step: int | None) -> None:
+        if not self._marks:
+            self._started = time.perf_counter()
         event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
         event.record()
-        self._marks.append((event, phase))
+        self._marks.append((event, phase, step))
 
-    def finish(self, phase: str) -> None:
+    def finish(self, phase: str, step: int | None) -> None:
         """Wait for the device and read all events: host and device agree on when the clock stopped."""
-        self.mark(phase)
+        self.mark(phase, step)
         self._marks[-1][0].synchronize()
-        for (before, _), (after, booked) in pairwise(self._marks):
+        now = self._started
+        for (before, _, _), (after, booked, sampled) in pairwise(self._marks):
+            elapsed = before.elapsed_time(after) / 1e3
             if booked is not None:
-                elapsed = before.elapsed_time(after) / 1e3
                 self._seconds[booked] = self._seconds.get(booked, 0.0) + elapsed
-        self._free += [event for event, _ in self._marks]
+                if sampled is not None:
+                    self.spans.append(Span(sampled, booked, now, elapsed))
+            now += elapsed
+        self._free += [event for event, _, _ in self._marks]
         self._marks = []
 
     def drain(self) -> dict[str, float]:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from harness.checkpoint.agreement import Agreement, EveryMinutes, own_connection
-from harness.checkpoint.parts import DamagedError, Sum, read_part, sum_of, write_part
+from harness.checkpoint.loading import Loaded, load_newest
 from harness.checkpoint.requests import Request
-from harness.checkpoint.shelf import Saved, Shelf, past_segments, resumable
+from harness.checkpoint.saving import save_parts
+from harness.checkpoint.shelf import Shelf, past_segments
 from harness.exchange import everyones
 from harness.records import CheckpointRecord, Record, SegmentRecord
 from harness.store import Attempt
 from harness.world import World
-
-FORMAT_VERSION = 1
-_SHARED = "shared.pt"
-_MOST_OFFERS = 16  # checkpoints that a resumed run looks at before it starts anew: those of eight attempts
 
 
 @dataclass(frozen=True)
@@ -39,25 +35,6 @@ class Plan:
         """As the attempt's site says."""
         site = (attempt.read("launch.json") or {}).get("site") or {}
         return cls(site.get("checkpoint_every_epochs"), site.get("checkpoint_every_minutes"))
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """What to go on from.
-
-    Attributes:
-        shared: what was the same on every rank.
-        parts: what each rank had to itself; this rank's alone if the world size is the same, else all.
-        same_world: whether the world size is the one that was saved.
-    """
-
-    step: int
-    shared: Any
-    parts: list[Any]
-    same_world: bool
-    saved_at: float
-    attempt: int
-    notes: list[str] = field(default_factory=list)
 
 
 class Checkpoints:
@@ -83,7 +60,6 @@ class Checkpoints:
         self.segment = 0
         self._attempt, self._world, self._write, self._plan = attempt, world, write, plan
         self._shelf = Shelf(attempt)
-        self._communicator = world.communicator
         minutes = plan.every_minutes if world.rank == 0 else None
         self._every = EveryMinutes(minutes) if minutes is not None else None
         store = own_connection(world.store) if world.store is not None else None
@@ -95,22 +71,9 @@ class Checkpoints:
 
         Writes this rank's segment record, and begins to listen for requests.
         """
-        notes: list[str] = []
-        loaded = None
-        for saved in self._offers():
-            try:
-                loaded = self._read(saved)
-                reason = ""
-            except DamagedError as error:
-                loaded, reason = None, f": {error}"
-            bad = [rank for rank, (ok,) in enumerate(self._everyones(loaded is not None)) if not ok]
-            if not bad:
-                break
-            ranks = ", ".join(map(str, bad))
-            notes.append(f"checkpoint {_place(saved)} is damaged for ranks {ranks} and passed over{reason}")
-            loaded = None
+        loaded, notes = load_newest(self._attempt, self._world)
         own_count = past_segments(self._attempt) if self._world.rank == 0 else 0
-        self.segment = int(self._everyones(own_count)[0][0])
+        self.segment = int(everyones(self._world.communicator, self._world.device, [own_count])[0][0])
         record = self._segment_record(loaded, notes)
         self._write(record)
         if self._world.rank == 0:
@@ -137,7 +100,8 @@ class Checkpoints:
             Why it could not be saved, or an empty text.
         """
         began = time.perf_counter()
-        error, written_bytes = self._save(step, request, shared, own)
+        about = {"segment": self.segment, "reason": request.reason}
+        error, written_bytes = save_parts(self._shelf, self._world, step, about, shared, own)
         if self._world.rank == 0:
             seconds = time.perf_counter() - began
             self._write(
@@ -158,87 +122,6 @@ class Checkpoints:
         if completed and self._world.rank == 0:
             self._shelf.clear()
 
-    def _save(self, step: int, request: Request, shared: Any, own: Any) -> tuple[str, int]:
-        # Parameters are the same on every rank, if the collectives gave all ranks the same bits. That is
-        # checked, and where it does not hold every rank saves its own.
-        failed = _errno(lambda: self._shelf.begin(step)) if self._world.rank == 0 else 0
-        rows = self._everyones(failed, sum_of(shared).crc32)
-        same = len({crc32 for _, crc32 in rows}) == 1
-        if not any(errno for errno, _ in rows):
-            sums, errno = self._write_parts(step, shared, own, same)
-            rows = self._everyones(errno, *(value for one in sums for value in (one.size_bytes, one.crc32)))
-            if not any(row[0] for row in rows):
-                manifest = self._manifest(step, request, rows, same)
-                failed = _errno(lambda: self._shelf.publish(step, manifest)) if self._world.rank == 0 else 0
-                rows = [
-                    [errno, *row[1:]] for (errno,), row in zip(self._everyones(failed), rows, strict=True)
-                ]
-        error = "; ".join(
-            f"rank {rank}: {os.strerror(int(row[0]))}" for rank, row in enumerate(rows) if row[0]
-        )
-        if error and self._world.rank == 0:
-            self._shelf.abandon(step)
-        return error, 0 if error else int(sum(sum(row[1::2]) for row in rows))
-
-    def _write_parts(self, step: int, shared: Any, own: Any, same: bool) -> tuple[list[Sum], int]:
-        """Sums of the shared part (empty unless this rank wrote it) and of the own one; an errno."""
-        rank = self._world.rank
-        sums = [Sum(0, 0), Sum(0, 0)]
-        try:
-            sums[1] = write_part(
-                self._shelf.part(step, _own(rank)), own if same else {**own, "shared": shared}
-            )
-            if same and rank == 0:
-                sums[0] = write_part(self._shelf.part(step, _SHARED), shared)
-        except OSError as error:
-            return sums, error.errno or -1
-        return sums, 0
-
-    def _manifest(self, step: int, request: Request, rows: list[list[float]], same: bool) -> dict[str, Any]:
-        parts = {_own(rank): row[3:5] for rank, row in enumerate(rows)}
-        if same:
-            parts[_SHARED] = rows[0][1:3]
-        return {
-            "version": FORMAT_VERSION,
-            "step": step,
-            "cell": self._attempt.cell_folder.id,
-            "world_size": self._world.world_size,
-            "segment": self.segment,
-            "reason": request.reason,
-            "saved_at": time.time(),
-            "parts": {name: asdict(Sum(int(size), int(crc32))) for name, (size, crc32) in parts.items()},
-        }
-
-    def _offers(self) -> list[Saved]:
-        own: list[float] = []
-        if self._world.rank == 0:
-            own = [n for attempt, saved in resumable(self._attempt) for n in (attempt.number, saved.step)]
-        own = [*own, *[-1.0] * (2 * _MOST_OFFERS)][: 2 * _MOST_OFFERS]
-        offered = self._everyones(*own)[0]
-        pairs = zip(offered[::2], offered[1::2], strict=True)
-        folder = self._attempt.path.parent
-        return [
-            Saved(folder / f"attempt-{int(number)}" / "checkpoints" / f"step-{int(step):08}")
-            for number, step in pairs
-            if number > 0
-        ]
-
-    def _read(self, saved: Saved) -> Loaded:
-        try:
-            manifest = saved.manifest()
-            sums = {name: Sum(**part) for name, part in manifest["parts"].items()}
-            same_world = manifest["world_size"] == self._world.world_size
-            ranks = [self._world.rank] if same_world else range(manifest["world_size"])
-            version = manifest["version"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DamagedError(f"manifest.json: {type(error).__name__} {error}") from error
-        if version != FORMAT_VERSION:
-            raise DamagedError(f"it is of version {version}, this one reads {FORMAT_VERSION}")
-        parts = [read_part(saved.path / _own(rank), sums[_own(rank)]) for rank in ranks]
-        shared = read_part(saved.path / _SHARED, sums[_SHARED]) if _SHARED in sums else parts[0]["shared"]
-        attempt = Attempt(saved.path.parent.parent).number
-        return Loaded(saved.step, shared, parts, same_world, manifest["saved_at"], attempt)
-
     def _segment_record(self, loaded: Loaded | None, notes: list[str]) -> SegmentRecord:
         now = time.time()
         return SegmentRecord(
@@ -254,23 +137,3 @@ class Checkpoints:
 
     def _interval(self) -> Request | None:
         return self._every() if self._every is not None else None
-
-    def _everyones(self, *own: float) -> list[list[float]]:
-        return everyones(self._communicator, self._world.device, own)
-
-
-def _own(rank: int) -> str:
-    return f"rank-{rank:05}.pt"
-
-
-def _place(saved: Saved) -> str:
-    return f"of step {saved.step} in {saved.path.parent.parent.name}"
-
-
-def _errno(action: Callable[[], object]) -> int:
-    """Zero, or what the system said when it refused."""
-    try:
-        action()
-    except OSError as error:
-        return error.errno or -1
-    return 0

@@ -11,6 +11,14 @@ from typing import IO, Any, cast
 
 import torch
 
+SHARED = "shared.pt"
+"""Written by rank 0: what is the same on every rank."""
+
+
+def own_part(rank: int) -> str:
+    """Name of what only this rank has."""
+    return f"rank-{rank:05}.pt"
+
 
 class DamagedError(Exception):
     """A part is not what its manifest says, or cannot be read."""

@@ -20,6 +20,8 @@ from harness.store import Attempt
 
 KEPT = 2  # the newest, and the one to fall back on when it turns out damaged
 
+FORMAT_VERSION = 1
+
 _MANIFEST = "manifest.json"
 
 
@@ -61,6 +63,10 @@ class Shelf:
         found = [Saved(path.parent) for path in self.folder.glob(f"step-*/{_MANIFEST}")]
         return sorted(found, key=lambda saved: -saved.step)
 
+    def saved(self, step: int) -> Saved:
+        """The checkpoint of `step`, there or not."""
+        return Saved(self.folder / f"step-{step:08}")
+
     def begin(self, step: int) -> Path:
         """An empty folder to write the parts into, in place of any that was left half-written."""
         self.folder.mkdir(exist_ok=True)
@@ -82,7 +88,7 @@ class Shelf:
             file.flush()
             os.fsync(file.fileno())
         sync_folder(unfinished)
-        saved = Saved(self.folder / f"step-{step:08}")
+        saved = self.saved(step)
         if saved.path.exists():  # passed over as damaged, and the run has come this far again
             shutil.rmtree(saved.path)
         unfinished.rename(saved.path)
@@ -108,7 +114,7 @@ class Shelf:
 
 
 def resumable(attempt: Attempt) -> list[tuple[Attempt, Saved]]:
-    """Complete checkpoints that a start of `attempt` may go on from, the best first."""
+    """Complete checkpoints that a start of `attempt` may go on from, the best first, and whose they are."""
     return [(one, saved) for one in attempt.lineage() for saved in Shelf(one).newest_first()]
 
 

@@ -13,7 +13,7 @@ from kfac_core.state import merge_shards
 from kfac_core.timer import WindowTotals
 
 if TYPE_CHECKING:
-    from harness.checkpoint.checkpoints import Loaded
+    from harness.checkpoint.loading import Loaded
     from harness.train import Trainer
 
 

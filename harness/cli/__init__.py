@@ -13,6 +13,7 @@ from harness.cli import (
     calibrate,
     compare,
     emulate,
+    export,
     operate,
     plan,
     predict,
@@ -39,7 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _verbs in (plan, operate, report, compare, reproduce, predict, emulate, calibrate, bench):
+for _verbs in (plan, operate, report, compare, reproduce, predict, emulate, calibrate, export, bench):
     _verbs.register(app)
 
 

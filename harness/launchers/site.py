@@ -28,6 +28,8 @@ class Site(Spec):
             the time limit they are asked; at most half of it.
         checkpoint_every_epochs: save at the start of every so many epochs; None for never.
         checkpoint_every_minutes: save after every so many minutes; None for never.
+        traced_steps: `[first, end]`: of these steps every phase is recorded with its beginning, for
+            `kronscale trace`; an inverse period shows all that a step can hold.
         environment: extra variables for the ranks.
         slurm: for launcher slurm, facts of the cluster.
     """
@@ -44,6 +46,7 @@ class Site(Spec):
     grace_seconds: float = Field(default=60.0, gt=0)
     checkpoint_every_epochs: int | None = Field(default=None, ge=1)
     checkpoint_every_minutes: float | None = Field(default=None, gt=0)
+    traced_steps: tuple[int, int] | None = None
     environment: dict[str, str] = {}
     slurm: SlurmProfile | None = None
 

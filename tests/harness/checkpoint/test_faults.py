@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.checkpoint import checkpoints, parts, shelf
+from harness.checkpoint import parts, saving, shelf
 from harness.checkpoint.checkpoints import Plan
 from harness.checkpoint.shelf import Shelf
 from harness.records import CheckpointRecord, SegmentRecord
@@ -126,8 +126,8 @@ def test_a_checkpoint_that_would_run_code_is_refused_as_damaged(tmp_path):
 
 KILL_POINTS = {
     "before it begins": (shelf.Shelf, "begin", "before"),
-    "before the first part": (checkpoints, "write_part", "before"),
-    "after a part": (checkpoints, "write_part", "after"),
+    "before the first part": (saving, "write_part", "before"),
+    "after a part": (saving, "write_part", "after"),
     "before the manifest": (shelf.Shelf, "publish", "before"),
     "after the manifest, before the rename": (Path, "rename", "before"),
     "after the rename, before old ones go": (Path, "rename", "after"),
@@ -175,14 +175,14 @@ def die_while_others_save(rank, folder, attempt, spec):
     store = dist.FileStore(f"{folder}/store", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     if rank == 1:
-        real = checkpoints.write_part
+        real = saving.write_part
 
         def deadly(path, content):
             if "step-00000010" in str(path):
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(path, content)
 
-        checkpoints.write_part = deadly
+        saving.write_part = deadly
     try:
         train(rank, 2, spec, attempt, EVERY_EPOCH)
     finally:

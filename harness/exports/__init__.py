@@ -1,0 +1,15 @@
+"""Drawer of exports: runs in the words of other people's tools. A new one is one file and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from harness.exports.chrome import chrome_trace
+from harness.exports.mllog import mllog
+from harness.exports.openmetrics import openmetrics
+from harness.store import Attempt
+
+Export = Callable[[Sequence[Attempt]], str]
+"""From attempts, one a cell, to the text of a file; raises UserError where there is nothing to say."""
+
+EXPORTS: Mapping[str, Export] = {"trace": chrome_trace, "mllog": mllog, "openmetrics": openmetrics}

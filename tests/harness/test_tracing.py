@@ -1,0 +1,83 @@
+"""Promise: traced steps show every phase of every rank, in order, and add up to what the window says."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.gauges.device import DeviceGauge
+from harness.pulse import Pulse
+from harness.records import DeviceRecord, PhaseRecord, TraceRecord
+from harness.train import Trainer
+from harness.world import World
+from kfac_core.phases import KFAC_PHASES, Phase
+from kfac_core.timer import PhaseTimer
+from tests.harness.checkpoint.runs import cell
+
+
+def traced(rank, world_size, spec, folder, steps):
+    records = []
+    world = World(rank, world_size, rank, torch.device("cpu"), "gloo")
+    Trainer(spec, world, Pulse(Path(folder) / f"pulse-{rank}"), records.append, None, steps).run()
+    return records
+
+
+def test_the_spans_of_a_window_are_its_phases(world, tmp_path):
+    spec = cell("comm_opt", 2)
+    for records in world(2).run(traced, spec, str(tmp_path), range(10, 15)):
+        (trace,) = (record for record in records if isinstance(record, TraceRecord))
+        window = next(r for r in records if isinstance(r, PhaseRecord) and r.first_step == 10)
+        assert {step for step, *_ in trace.spans} == set(range(10, 15))
+        sums: dict[str, float] = {}
+        for _, phase, _, seconds in trace.spans:
+            sums[phase] = sums.get(phase, 0.0) + seconds
+        for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.GRADIENT_COMM, Phase.UPDATE, *KFAC_PHASES):
+            assert sums[phase] == pytest.approx(window.seconds[phase], rel=1e-9), phase
+        starts = [start for _, _, start, _ in trace.spans]
+        ends = [start + seconds for _, _, start, seconds in trace.spans]
+        assert all(end == pytest.approx(start) for end, start in zip(ends[:-1], starts[1:], strict=True))
+        assert abs(time.time() - trace.started_at) < 600
+
+
+def test_a_sleep_is_where_it_was():
+    timer = PhaseTimer()
+    timer.start()
+    timer.sampled_step = 3
+    with timer.phase(Phase.FORWARD):
+        time.sleep(0.05)
+    timer.sampled_step = None
+    with timer.phase(Phase.BACKWARD):
+        pass
+    timer.stop()
+    spans = timer.drain_spans()
+    assert [(span.step, span.phase) for span in spans] == [(3, "other"), (3, "forward")]
+    assert spans[1].seconds >= 0.05
+    assert timer.drain_spans() == []
+
+
+def test_without_a_gpu_the_device_record_is_null_with_a_reason_and_comes_once(world, tmp_path):
+    (records,) = world(1).run(traced, cell("sgd", 1), str(tmp_path), range(0))
+    (record,) = (record for record in records if isinstance(record, DeviceRecord))
+    assert record.reason == "the rank computes on cpu"
+    assert record.energy_joules is None
+    assert record.throttle_reasons is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_spends_energy_and_says_how_hot_it_is():
+    device = torch.device("cuda", 0)
+    gauge = DeviceGauge(device)
+    matrix = torch.randn(4096, 4096, device=device)
+    for _ in range(200):
+        matrix = (matrix @ matrix).tanh()
+    torch.cuda.synchronize()
+    time.sleep(0.2)
+    record = gauge.read(0, 0, 0, 1)
+    assert record is not None
+    assert record.energy_joules is None or record.energy_joules > 0
+    assert 0 < (record.temperature_celsius or 1) < 120
+    assert (record.device_used_bytes or 0) > matrix.numel() * 4
