@@ -1,0 +1,92 @@
+"""Promise: what a real Slurm interrupts goes on bit for bit, and the wait between is on no clock."""
+
+import json
+
+import pytest
+
+from analysis.tables import load
+from harness.cell import Cell
+from harness.launchers.site import Site
+from harness.launchers.slurm.profile import SlurmProfile
+from harness.status import read_statuses
+from harness.store import sweep_folder
+from harness.submit import cancel, retry, submit
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture
+def cell():
+    """Some seconds of K-FAC on two nodes of two ranks, which no target ends."""
+    return Cell.model_validate({
+        "sweep": "study", "method": "mem_opt", "world_size": 4, "workload": "digits",
+        "target": {"metric": "accuracy", "at_least": 1.0}, "optimizer": {"lr": 0.1},
+        "training": {"global_batch_size": 256, "epochs": 40, "evaluate_every_epochs": 5},
+        "kfac": {"strategy": "mem_opt", "damping": 0.01, "factor_update_steps": 2, "inverse_update_steps": 5},
+    })  # fmt: skip
+
+
+def site(**more):
+    profile = SlurmProfile(ranks_per_node=2, requeue=True)
+    return Site(name="test", launcher="slurm", timeout_minutes=10, slurm=profile, **more)
+
+
+def digest_of(root, cell):
+    return sweep_folder("study", root).cell_folder(cell).latest().read("result.json")["parameters_sha256"]
+
+
+def look(root):
+    return read_statuses(sweep_folder("study", root))[0]
+
+
+def past(root, number, step):
+    seen = look(root)
+    return seen.attempt is not None and seen.attempt.number >= number and (seen.step or 0) >= step
+
+
+def test_a_requeued_and_a_cancelled_run_end_with_the_bits_of_an_uninterrupted_one(on_slurm, tmp_path, cell):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    submit([cell], site(), whole)
+    wait_for(lambda: look(whole).state == "COMPLETED", seconds=200)
+
+    submit([cell], site(checkpoint_every_epochs=1), cut)
+    wait_for(lambda: past(cut, 1, 20), seconds=100)
+    job = on_slurm.ask("squeue", "--noheader", "--format=%A").split()[0]
+    on_slurm.ask("scontrol", "requeue", job)  # SIGTERM to the ranks, SIGKILL after KillWait
+    wait_for(lambda: past(cut, 2, 1), seconds=200)
+    first, second = sweep_folder("study", cut).cell_folder(cell).attempts()
+    assert first.outcome().state == "PREEMPTED"
+    resumed_at = second.read("segment.json")["first_step"]
+    assert resumed_at == first.outcome().checkpoint_step >= 5
+
+    wait_for(lambda: past(cut, 2, resumed_at + 5), seconds=100)
+    cancel([cell], cut, checkpoint=True)
+    cancelled = look(cut)
+    assert (cancelled.state, cancelled.checkpoint_step) == (
+        "CANCELLED",
+        cancelled.attempt.outcome().checkpoint_step,
+    )
+    assert f"with a checkpoint at step {cancelled.checkpoint_step}" in cancelled.cause
+    retry([cell], site(), cut)
+    wait_for(lambda: look(cut).state == "COMPLETED", seconds=200)
+
+    assert digest_of(cut, cell) == digest_of(whole, cell)
+    study, want = load(cut / "study"), load(whole / "study")
+    (row,) = study.cells.itertuples()
+    assert (row.attempt, row.segments, row.bitwise) == (3, 3, True)
+    said = ["step", "epoch", "samples", "value", "train_loss", "learning_rate"]
+    assert study.evaluations[said].to_dict("list") == want.evaluations[said].to_dict("list")
+    windows = ["rank", "first_step", "steps", "samples"]
+
+    def order(frame):
+        return frame.drop_duplicates(["rank", "first_step"])[windows].sort_values(windows).to_dict("list")
+
+    assert order(study.phases) == order(want.phases)
+
+    # time to accuracy leaves out what lay between the segments, though the calendar has it
+    attempts = sweep_folder("study", cut).cell_folder(cell).attempts()
+    span = attempts[-1].outcome().ended_at - attempts[0].read("segment.json")["started_at"]
+    gaps = [json.loads((one.path / "segment.json").read_text())["away_seconds"] for one in attempts[1:]]
+    assert row.away_seconds == pytest.approx(sum(gaps))
+    assert study.evaluations["wall_seconds"].max() < span - sum(gaps) + 1
