@@ -21,15 +21,21 @@ if TYPE_CHECKING:
 
 PEER_TIMEOUT_SECONDS = 300.0  # torch.distributed waits as long for a lost peer in the harness
 
+# MPICH sums into scratch memory as large as what it is handed. Beyond some MB the C library returns that to
+# the system after every call, and the page faults cost as much as the sum: in pieces 100 MB take half the
+# time.
+_PIECE_BYTES = 4 << 20
+
 _WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}  # MPI has no sum for them
 
 
 class MPICommunicator:
     """An MPI communicator of its own, with subgroups made on first use.
 
-    Tensors are handed to MPI where they lie: no copy is made of what is moved, and every exchange is one
-    collective, however many parts it has. Moves are exact in every dtype. Sums of float64, float32 and
-    integers are MPI's own; bfloat16 and float16 are summed in float32 and rounded once.
+    Tensors are handed to MPI where they lie: no copy is made of what is moved. Every exchange is one
+    collective, however many parts it has, but for large sums, which are made piece by piece. Moves are exact
+    in every dtype. Sums of float64, float32 and integers are MPI's own; bfloat16 and float16 are summed in
+    float32 and rounded once.
 
     Each collective is started without blocking and tested until it is complete, giving way to other
     processes meanwhile: MPI's own wait has no end when a peer is lost, and spins on the core that a late
@@ -64,23 +70,29 @@ class MPICommunicator:
 
     def all_reduce(self, buffer: Tensor) -> None:
         """Sum `buffer` over the world, in place."""
-        summed, request = self.start_all_reduce(buffer)
-        self._finish(request, "all_reduce", buffer)
-        if summed is not buffer:
-            buffer.copy_(summed)
-
-    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> None:
-        """One reduce-scatter; this rank's part of the sum is written into its part of `buffer`."""
         self._count(buffer)
         wide = self._widened(buffer)
-        own = wide.new_empty(sizes[self.rank])  # MPI leaves it at the start of a buffer reduced in place
-        _ready(wide)
-        datatype = self._sum_type(wide)
-        request = self._all.Ireduce_scatter(
-            [self._raw(wide), datatype], [self._raw(own), datatype], list(sizes), op=self._mpi.SUM
-        )
-        self._finish(request, "reduce_parts", buffer)
-        buffer.split(list(sizes))[self.rank].copy_(own)
+        for piece in _pieces(wide):
+            self._finish([self._start_sum(piece)], "all_reduce", buffer)
+        if wide is not buffer:
+            buffer.copy_(wide)
+
+    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> None:
+        """One reduce-scatter; large parts piece by piece, a reduce-scatter an owner, all owners at once."""
+        self._count(buffer)
+        wide = self._widened(buffer)
+        parts = wide.split(list(sizes))
+        longest = _PIECE_BYTES // wide.element_size()
+        if max(sizes) <= longest:
+            self._reduce_scatter([(wide, list(sizes))], parts[self.rank], buffer)
+        else:
+            rounds = [part.split(longest) for part in parts]
+            for turn in range(max(map(len, rounds))):
+                pieces = [one[turn] if turn < len(one) else wide[:0] for one in rounds]
+                sums = [(piece, _only(owner, piece, sizes)) for owner, piece in enumerate(pieces)]
+                self._reduce_scatter(sums, pieces[self.rank], buffer)
+        if wide is not buffer:
+            buffer.split(list(sizes))[self.rank].copy_(parts[self.rank])
 
     def gather_parts(self, buffer: Tensor, sizes: Sequence[int], group: Ranks) -> None:
         """One all-gather of uneven parts, in place."""
@@ -91,7 +103,7 @@ class MPICommunicator:
         starts = [0, *accumulate(sizes)][:-1]
         message = [self._raw(buffer), (list(sizes), starts), self._moved[buffer.element_size()]]
         request = self._group(group).Iallgatherv(self._mpi.IN_PLACE, message)
-        self._finish(request, "gather_parts", buffer)
+        self._finish([request], "gather_parts", buffer)
 
     def broadcast(self, buffer: Tensor, source: int) -> None:
         """One broadcast over the world."""
@@ -99,23 +111,21 @@ class MPICommunicator:
             self._count(buffer)
         _ready(buffer)
         message = [self._raw(buffer), self._moved[buffer.element_size()]]
-        self._finish(self._all.Ibcast(message, source), "broadcast", buffer)
+        self._finish([self._all.Ibcast(message, source)], "broadcast", buffer)
 
-    def start_all_reduce(self, buffer: Tensor) -> tuple[Tensor, MPI.Request]:
+    def start_all_reduce(self, buffer: Tensor) -> tuple[Tensor, list[MPI.Request]]:
         """Begin to sum `buffer` over the world.
 
         Returns:
             Where the sum will be, `buffer` itself but for dtypes that are summed in float32, not to be
-            touched before `finish_all` has waited for the request beside it.
+            touched before `finish_all` has waited for the requests beside it.
 
         Raises:
             ConfigError: MPI has no sum for its dtype, or cannot reach its device.
         """
         self._count(buffer)
         wide = self._widened(buffer)
-        _ready(wide)
-        message = [self._raw(wide), self._sum_type(wide)]
-        return wide, self._all.Iallreduce(self._mpi.IN_PLACE, message, op=self._mpi.SUM)
+        return wide, [self._start_sum(piece) for piece in _pieces(wide)]
 
     def finish_all(self, requests: Sequence[MPI.Request], what: str) -> None:
         """Wait until all requests are complete.
@@ -132,8 +142,25 @@ class MPICommunicator:
                 )
             os.sched_yield()
 
-    def _finish(self, request: MPI.Request, what: str, buffer: Tensor) -> None:
-        self.finish_all([request], f"{what} of {buffer.numel()} x {buffer.dtype}")
+    def _start_sum(self, buffer: Tensor) -> MPI.Request:
+        _ready(buffer)
+        message = [self._raw(buffer), self._sum_type(buffer)]
+        return self._all.Iallreduce(self._mpi.IN_PLACE, message, op=self._mpi.SUM)
+
+    def _reduce_scatter(self, sums: Sequence[tuple[Tensor, list[int]]], own: Tensor, whole: Tensor) -> None:
+        """Sum each tensor, cut by its counts, over the world; what this rank gets of them goes to `own`."""
+        received = torch.empty_like(own)  # in place, MPI would leave it at the beginning of the tensor
+        _ready(whole)
+        requests = []
+        for tensor, counts in sums:
+            mine = received if counts[self.rank] else received[:0]
+            send, receive = ([self._raw(one), self._sum_type(one)] for one in (tensor, mine))
+            requests.append(self._all.Ireduce_scatter(send, receive, counts, op=self._mpi.SUM))
+        self._finish(requests, "reduce_parts", whole)
+        own.copy_(received)
+
+    def _finish(self, requests: Sequence[MPI.Request], what: str, buffer: Tensor) -> None:
+        self.finish_all(requests, f"{what} of {buffer.numel()} x {buffer.dtype}")
 
     def _group(self, ranks: Ranks) -> MPI.Intracomm:
         if ranks not in self._groups:
@@ -189,6 +216,18 @@ def library_name() -> str:
 
     first = MPI.Get_library_version().replace("\0", "").splitlines()[0]
     return " ".join(first.replace("Version:", "").split("(")[0].split()).rstrip(",")
+
+
+def _pieces(buffer: Tensor) -> Sequence[Tensor]:
+    if buffer.numel() * buffer.element_size() <= 2 * _PIECE_BYTES or not buffer.is_contiguous():
+        return [buffer]
+    pieces: Sequence[Tensor] = buffer.view(-1).split(2 * _PIECE_BYTES // buffer.element_size())
+    return pieces
+
+
+def _only(owner: int, piece: Tensor, sizes: Sequence[int]) -> list[int]:
+    """Counts of a reduce-scatter that hands all of `piece` to its owner."""
+    return [piece.numel() if rank == owner else 0 for rank in range(len(sizes))]
 
 
 def _ready(buffer: Tensor) -> None:

@@ -31,15 +31,15 @@ class MPIGradients:
     def add(self, buffer: Tensor) -> Future[Tensor]:
         """Start to average a bucket, in place."""
         buffer /= self.communicator.world_size  # before the sum, as DDP does: half precision overflows late
-        summed, request = self.communicator.start_all_reduce(buffer)
+        summed, requests = self.communicator.start_all_reduce(buffer)
         future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
         self._started.append((buffer, summed, future))
-        self._requests.append(request)
+        self._requests += requests
         return future
 
     def finish(self) -> None:
         """Wait for all buckets."""
-        self.communicator.finish_all(self._requests, f"average of {len(self._requests)} gradient buckets")
+        self.communicator.finish_all(self._requests, f"average of {len(self._started)} gradient buckets")
         for buffer, summed, future in self._started:
             future.set_result(buffer if summed is buffer else buffer.copy_(summed))
         self._started, self._requests = [], []

@@ -52,6 +52,8 @@ def _main(folder: str) -> None:
     pipe = Client(str(Path(folder) / "socket"))
     pipe.send(world.rank)
     serve(pipe, world.rank, world.size, str(Path(folder) / "store"))
+    MPI.Finalize()
+    os._exit(0)  # Gloo's threads take their time
 
 
 if __name__ == "__main__":

@@ -85,6 +85,27 @@ def test_half_precision_is_rounded_once_and_not_at_every_addition(mpi_world):
         assert torch.equal(results["all_reduce"], want)
 
 
+def sum_large(rank: int, world_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, int]:
+    """Sums that are made in pieces, uneven ones at the end; whole numbers, so that every order is exact."""
+    communicator = MPICommunicator()
+    own = torch.arange(5_000_001).remainder(251).to(dtype) * (rank + 1)
+    summed, parts = own.clone(), own.clone()
+    sizes = [3_000_000, 0, 2_000_001, *[0] * world_size][:world_size]
+    sizes[-1] += len(own) - sum(sizes)
+    communicator.all_reduce(summed)
+    communicator.reduce_parts(parts, sizes)
+    return summed, parts.split(sizes)[rank], sum(sizes[:rank])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_large_sums_are_whole_although_they_are_made_in_pieces(mpi_world, world_size, dtype):
+    want = torch.arange(5_000_001).remainder(251).to(dtype) * (world_size * (world_size + 1) // 2)
+    for summed, own, start in mpi_world(world_size).run(sum_large, dtype):
+        assert torch.equal(summed, want)
+        assert torch.equal(own, want[start : start + len(own)])
+
+
 def run_kfac(rank: int, world_size: int, options: dict[str, Any]) -> tuple[list[dict[str, Tensor]], Any]:
     model, communicator = conv_net(), MPICommunicator()
     kfac = KFAC(model, KFACConfig(**options), lr=LR, communicator=communicator)

@@ -1,0 +1,219 @@
+"""K-FAC's exchanges over MPI and over Gloo, side by side on this machine's CPUs.
+
+    python jobs/experiments/mpi_against_gloo.py results/mpi_against_gloo --ranks 2 4
+
+Each world is started `RUNS` times under the `mpiexec` beside this Python, its ranks joined by MPI and by
+Gloo. In a run every exchange is made over both in turn, in random order; what counts is the slowest rank. A
+run's figure is its median; what is written is the median of the runs with their range. Exchanges have the
+sizes and the parts that the placement gives them, in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from analysis.cost_model.models import read_model
+from kfac_core import KFACConfig
+from kfac_core.collectives import Communicator, connect
+from kfac_core.collectives.mpi import MPICommunicator, library_name
+from kfac_core.footprint import data_elements
+from kfac_core.placement import LayerShape
+from kfac_core.strategies import place
+
+RUNS = 3
+RAW_BYTES = (4, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 16 << 20)
+FLOAT_BYTES = 4
+COLUMNS = (
+    "ranks", "model", "exchange", "bytes", "runs", "pairs_a_run", "gloo_seconds", "gloo_low", "gloo_high",
+    "mpi_seconds", "mpi_low", "mpi_high", "gloo_over_mpi", "ratio_low", "ratio_high",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Something to time.
+
+    Attributes:
+        move: makes it over a communicator, on a buffer of `elements`.
+    """
+
+    model: str
+    name: str
+    elements: int
+    move: Callable[[Communicator, torch.Tensor], None]
+
+    @property
+    def pairs(self) -> int:
+        """Fewer of what takes longer."""
+        return 41 if self.elements < 1 << 16 else 15 if self.elements < 1 << 23 else 5
+
+
+def exchanges(ranks: int) -> Iterator[Exchange]:
+    """Raw collectives by size, then what K-FAC and data parallelism exchange."""
+    everyone = tuple(range(ranks))
+    for size in RAW_BYTES:
+        elements = max(size // FLOAT_BYTES, 1)
+        parts = [elements // ranks] * (ranks - 1)
+        parts.append(elements - sum(parts))
+        yield Exchange("", "all_reduce", elements, lambda over, buffer: over.all_reduce(buffer))
+        yield Exchange("", "reduce_parts", elements, lambda o, b, s=parts: o.reduce_parts(b, s))
+        yield Exchange("", "gather_parts", elements, lambda o, b, s=parts: o.gather_parts(b, s, everyone))
+        yield Exchange("", "broadcast", elements, lambda over, buffer: over.broadcast(buffer, 0))
+    yield from _phases("ResNet-32", read_model("resnet32").shapes, ranks)
+    yield from _phases("ResNet-50", read_model("resnet50").shapes, ranks)
+
+
+def _phases(model: str, shapes: list[LayerShape], ranks: int) -> Iterator[Exchange]:
+    everyone = tuple(range(ranks))
+    jobs = place(KFACConfig(strategy="comm_opt"), shapes, ranks).factor_jobs(shapes)
+    factors, second_order, gradients = [0] * ranks, [0] * ranks, [0] * ranks
+    for job in jobs:
+        factors[job.inverse_workers[0]] += job.shape.packed_elements + 1
+        second_order[job.inverse_workers[0]] += data_elements("eigen", job.shape)
+    alone = place(KFACConfig(strategy="mem_opt"), shapes, ranks)
+    for shape in shapes:
+        gradients[alone.layers[shape.name].gradient_workers[0]] += shape.gradient_elements
+
+    def reduce(over: Communicator, buffer: torch.Tensor) -> None:
+        over.reduce_parts(buffer, factors)
+
+    def share(parts: list[int]) -> Callable[[Communicator, torch.Tensor], None]:
+        return lambda over, buffer: over.gather_parts(buffer, parts, everyone)
+
+    yield Exchange(model, "gradients, averaged", sum(gradients), lambda over, b: over.all_reduce(b))
+    yield Exchange(model, "factors to their owners (comm_opt)", sum(factors), reduce)
+    yield Exchange(model, "second-order data to all (comm_opt)", sum(second_order), share(second_order))
+    yield Exchange(model, "preconditioned gradients (mem_opt)", sum(gradients), share(gradients))
+
+
+def time_world(folder: str) -> None:
+    """One run, on every rank of an MPI world; rank 0 leaves the seconds of each pair."""
+    torch.set_num_threads(1)
+    mpi = MPICommunicator()
+    store = dist.FileStore(f"{folder}/store", mpi.world_size)
+    dist.init_process_group("gloo", store=store, rank=mpi.rank, world_size=mpi.world_size)
+    over: dict[str, Communicator] = {"gloo": connect(), "mpi": mpi}
+    order = random.Random(Path(folder).name)  # noqa: S311  the same on every rank, no secret
+    found = []
+    for exchange in exchanges(mpi.world_size):
+        buffer = torch.ones(exchange.elements)
+        seconds: dict[str, list[float]] = {"gloo": [], "mpi": []}
+        for pair in range(exchange.pairs + 1):
+            for backend in order.sample(sorted(over), 2):
+                mpi.all_reduce(torch.zeros(1))  # start together
+                began = time.perf_counter()
+                exchange.move(over[backend], buffer)
+                took = torch.zeros(mpi.world_size, dtype=torch.float64)
+                took[mpi.rank] = time.perf_counter() - began
+                mpi.all_reduce(took)
+                if pair:  # the first warms up connections and memory
+                    seconds[backend].append(float(took.max()))
+            buffer.fill_(1.0)  # sums of sums would overflow
+        found.append(seconds)
+    if mpi.rank == 0:
+        Path(folder, "seconds.json").write_text(json.dumps({"library": library_name(), "seconds": found}))
+
+
+def main() -> None:
+    """Start the worlds and write the table as CSV and as Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("table", type=Path, help="path of the table without its suffix")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--runs", type=int, default=RUNS)
+    parser.add_argument("--rank-of", metavar="FOLDER", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.rank_of:
+        time_world(given.rank_of)
+        return
+    rows, library = [], ""
+    for ranks in given.ranks:
+        runs = [_run(ranks) for _ in range(given.runs)]
+        library = runs[0]["library"]
+        for index, exchange in enumerate(exchanges(ranks)):
+            rows.append(_row(ranks, exchange, [run["seconds"][index] for run in runs]))
+    _write(given.table, rows, library)
+
+
+def _run(ranks: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, "unused", "--rank-of", folder]
+        mpiexec = Path(sys.executable).with_name("mpiexec")
+        subprocess.run([mpiexec, "-n", str(ranks), *command], check=True)
+        run: dict[str, Any] = json.loads(Path(folder, "seconds.json").read_text())
+    return run
+
+
+def _row(ranks: int, exchange: Exchange, runs: list[dict[str, list[float]]]) -> dict[str, Any]:
+    medians = {backend: [statistics.median(run[backend]) for run in runs] for backend in ("gloo", "mpi")}
+    ratios = [
+        statistics.median(gloo / mpi for gloo, mpi in zip(run["gloo"], run["mpi"], strict=True))
+        for run in runs
+    ]
+    row: dict[str, Any] = {
+        "ranks": ranks, "model": exchange.model, "exchange": exchange.name,
+        "bytes": exchange.elements * FLOAT_BYTES, "runs": len(runs), "pairs_a_run": exchange.pairs,
+    }  # fmt: skip
+    for backend, values in medians.items():
+        row[f"{backend}_seconds"] = f"{statistics.median(values):.3g}"
+        row[f"{backend}_low"], row[f"{backend}_high"] = f"{min(values):.3g}", f"{max(values):.3g}"
+    row["gloo_over_mpi"] = f"{statistics.median(ratios):.3g}"
+    row["ratio_low"], row["ratio_high"] = f"{min(ratios):.3g}", f"{max(ratios):.3g}"
+    return row
+
+
+def _write(table: Path, rows: list[dict[str, Any]], library: str) -> None:
+    with table.with_suffix(".csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    lines = [
+        "# MPI against Gloo on CPU ranks",
+        "",
+        f"`python {' '.join(sys.argv)}` on {_machine()}; torch {torch.__version__},",
+        f"{library}, one host, one thread a rank. Milliseconds of the slowest rank: median of the runs'",
+        "medians, with the range of the runs. The ratio is that of pairs, Gloo's time over MPI's: above 1,",
+        "MPI is faster. Bytes are those of the whole buffer. Gloo's exchanges are those of",
+        "`TorchCommunicator`: a reduction or a broadcast an owner, all in flight at once. More ranks",
+        "than CPUs share them. Written by the program named above.",
+        "",
+    ]
+    heads = ("ranks", "exchange", "bytes", "Gloo ms", "MPI ms", "Gloo / MPI")
+    lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    for row in rows:
+        name = f"{row['model']}: {row['exchange']}" if row["model"] else f"`{row['exchange']}`"
+        cells = [row["ranks"], name, f"{row['bytes']:,}", _spread(row, "gloo"), _spread(row, "mpi")]
+        cells.append(f"{row['gloo_over_mpi']} ({row['ratio_low']} to {row['ratio_high']})")
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    table.with_suffix(".md").write_text("\n".join(lines) + "\n")
+
+
+def _spread(row: dict[str, Any], backend: str) -> str:
+    middle, low, high = (float(row[f"{backend}_{name}"]) * 1e3 for name in ("seconds", "low", "high"))
+    return f"{middle:.3g} ({low:.3g} to {high:.3g})"
+
+
+def _machine() -> str:
+    models = [
+        line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")
+    ]
+    return f"{len(models)} CPUs, {models[0].split(': ', 1)[1] if models else platform.processor()}"
+
+
+if __name__ == "__main__":
+    main()
