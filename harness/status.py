@@ -199,18 +199,18 @@ def _corrected(status: CellStatus, fate: Fate | None) -> CellStatus:
     cause = f"{fate.cause}; last seen {_place(status)}" if status.state == "RUNNING" else fate.cause
     if not fate.sure:
         return replace(status, state=fate.state, cause=cause)
-    return _ended(status.cell, attempt, _settled(status, attempt, fate.state, cause))
+    return _ended(status.cell, attempt, _settled(status, attempt, replace(fate, cause=cause)))
 
 
-def _settled(status: CellStatus, attempt: Attempt, state: State, cause: str) -> Outcome:
+def _settled(status: CellStatus, attempt: Attempt, fate: Fate) -> Outcome:
     """Write the outcome that nobody else is left to write, while the scheduler remembers the cause."""
     ranks: tuple[RankExit, ...] = ()
     if status.rank is not None:
         ranks = (RankExit(status.rank, None, step=status.step, phase=status.phase),)
     now = time.time()
     outcome = Outcome(
-        state, cause, None, "error", status.started_at or now, now,
-        ranks=ranks, checkpoint_step=status.checkpoint_step,
+        fate.state or "LOST", fate.cause, None, "error", status.started_at or now, now,
+        ranks=ranks, checkpoint_step=status.checkpoint_step, failed_nodes=fate.failed_nodes,
     )  # fmt: skip
     try:
         written = attempt.write_outcome(outcome)

@@ -14,9 +14,11 @@ class Fate:
     Attributes:
         state: None if it is as its files say.
         cause: one sentence for people.
+        failed_nodes: hosts that failed under it.
         sure: whether the attempt is over for good and may be given an outcome in its launcher's place.
     """
 
     state: State | None
     cause: str
     sure: bool = False
+    failed_nodes: tuple[str, ...] = ()

@@ -153,6 +153,7 @@ def main(folder: Path, detached: bool) -> None:
     except RuntimeError as error:
         print("error", str(error).replace("\n", " | "), flush=True)
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending already
         keeper.stop_all()
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from harness.launchers.fates import Fate
-from harness.launchers.slurm.scheduler import Job, NoAnswerError, accounted, jobs_of
+from harness.launchers.slurm.scheduler import Job, NoAnswerError, accounted, down_nodes, jobs_of
+from harness.launchers.slurm.step import ranks_nodes
 from harness.store import Attempt
 
 
@@ -27,7 +29,10 @@ def scheduler_ids(attempts: Sequence[Attempt]) -> dict[Attempt, str]:
 
 
 def fates(attempts: Sequence[Attempt]) -> dict[Attempt, Fate]:
-    """Fates of attempts without an outcome: one call for all, a second if some were over long ago."""
+    """Fates of attempts without an outcome: one call for all, one more if some were over long ago.
+
+    And one more if nodes failed under some.
+    """
     ids = scheduler_ids(attempts)
     unheard = "sbatch was not heard; kronscale submit finishes the submission"
     found = {attempt: Fate("PENDING", unheard) for attempt in attempts if attempt not in ids}
@@ -40,8 +45,12 @@ def fates(attempts: Sequence[Attempt]) -> dict[Attempt, Fate]:
         return found | {attempt: Fate(None, f"Slurm does not answer: {error}") for attempt in ids}
     gone = sorted({name for name in ids.values() if name not in jobs})
     jobs = {**accounted(gone), **jobs}
+    failed = any(job.state == "NODE_FAIL" for name, job in jobs.items() if name in set(ids.values()))
+    down = down_nodes() if failed else frozenset()
     for attempt, name in ids.items():
         fate = _fate(name, jobs.get(name), begun=(attempt.path / "begun.json").exists())
+        if fate is not None and fate.state == "NODE_FAIL":
+            fate = _with_nodes(fate, tuple(sorted(down & ranks_nodes(attempt))))
         if fate is not None:
             found[attempt] = fate
     return found
@@ -60,6 +69,12 @@ def _fate(name: str, job: Job | None, *, begun: bool) -> Fate | None:
     when = "" if begun else " before its turn"
     cause = f"job {name}{nodes} ended {job.word}{because}{when}{_said(job)}"
     return Fate("LOST" if job.state == "COMPLETED" else job.state, cause, sure=True)
+
+
+def _with_nodes(fate: Fate, failed: tuple[str, ...]) -> Fate:
+    """Slurm says that a node of the job failed, but not which."""
+    cause = f"{fate.cause}; {', '.join(failed)} is down" if failed else fate.cause
+    return replace(fate, cause=cause, failed_nodes=failed)
 
 
 def _said(job: Job) -> str:

@@ -15,6 +15,7 @@ from harness.launchers.fates import Fate
 from harness.launchers.hours import Hours
 from harness.launchers.launch import WORKER_COMMAND, Launch, request_cancel
 from harness.launchers.site import Site
+from harness.launchers.slurm.bad_nodes import keep_away
 from harness.launchers.slurm.claim import Claim, unsettled
 from harness.launchers.slurm.fate import fates, scheduler_ids
 from harness.launchers.slurm.sbatch import batch_text, submit_claim
@@ -74,7 +75,7 @@ class SlurmLauncher:
             SiteError: sbatch refused; what it refused is as if never launched.
             SchedulerError: Slurm did not answer; what it did not hear of waits for `resume`.
         """
-        planned = dict(launches)
+        planned = keep_away(dict(launches))
         site = next(iter(planned.values())).site
         items = [(attempt, attempt.cell_folder.cell()) for attempt in planned]
         claims = list(_claims(folder, items, planned, site))

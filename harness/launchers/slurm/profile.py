@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -32,6 +32,8 @@ class SlurmProfile(Spec):
             nothing, and the cluster's default holds.
         exclusive: whether jobs get whole nodes; hours are then counted for whole nodes.
         cpus_per_node: and `gpus_per_node`: what a whole node has; only for counting hours.
+        gpus_by: how GPUs are asked for: the option `gpus-per-node`, `gres` (as `gres=gpu:4`), or `none` where
+            whole nodes come with all of theirs.
         mpi: srun's `--mpi`: `pmi2` for MPICH, `pmix` for Open MPI, `none`.
         sbatch: more options by name without dashes; a value of null gives the bare option.
         srun: more words for srun, such as `--cpu-bind=cores`.
@@ -56,6 +58,7 @@ class SlurmProfile(Spec):
     exclusive: bool = False
     cpus_per_node: int | None = Field(default=None, ge=1)
     gpus_per_node: int | None = Field(default=None, ge=0)
+    gpus_by: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
     mpi: str = Field(default="none", pattern=r"^[a-z0-9_]+$")
     sbatch: dict[str, str | int | None] = {}
     srun: tuple[str, ...] = ()
@@ -66,6 +69,12 @@ class SlurmProfile(Spec):
     pair_arms: bool = False
     requeue: bool = True
     signal_seconds: int | None = Field(default=None, ge=1)
+
+    def gpu_option(self, count: int) -> dict[str, str]:
+        """The option, of sbatch or srun, that asks for so many GPUs on each node; empty if none is needed."""
+        if not count or self.gpus_by == "none":
+            return {}
+        return {self.gpus_by: f"gpu:{count}" if self.gpus_by == "gres" else str(count)}
 
     @model_validator(mode="after")
     def _options_are_single_lines(self) -> Self:

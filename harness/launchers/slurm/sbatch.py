@@ -82,6 +82,7 @@ def _parameters(claim: Claim) -> dict[str, Any]:
     profile = slurm(site)
     ranks = shape.ranks_per_node * shape.lanes
     more: dict[str, Any] = {"output": "/dev/null", "requeue" if profile.requeue else "no-requeue": True}
+    more |= profile.gpu_option(ranks * site.gpus_per_rank)
     more |= {name: True if value is None else value for name, value in profile.sbatch.items()}
     memory = shape.memory_mb(site, shape.lanes)
     return {
@@ -95,7 +96,6 @@ def _parameters(claim: Claim) -> dict[str, Any]:
         "nodes": shape.nodes,
         "ntasks_per_node": ranks,
         "cpus_per_task": site.cpus_per_rank,
-        "gpus_per_node": ranks * site.gpus_per_rank or None,
         "mem": f"{memory}M" if memory is not None else None,
         "exclusive": profile.exclusive or None,
         "time": shape.minutes(site),

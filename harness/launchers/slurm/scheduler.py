@@ -87,6 +87,15 @@ def accounted(ids: Sequence[str]) -> dict[str, Job]:
     return found
 
 
+def down_nodes() -> frozenset[str]:
+    """Nodes that are down or do not answer now; empty if the controller does not answer."""
+    words = ["sinfo", "--noheader", "--Node", "--states=down,no_respond,fail", "--format=%N"]
+    try:
+        return frozenset(_ask(words).split())
+    except NoAnswerError:
+        return frozenset()
+
+
 def find_array(job_name: str, user: str) -> str | None:
     """The number of the array with that name, or None if Slurm has never heard of it.
 

@@ -113,10 +113,16 @@ def srun_command(attempt: Attempt, launch: Launch, shape: Shape) -> list[str]:
         words.append("--exact")
         memory = shape.memory_mb(site, 1)
         words.append(f"--mem={memory}M" if memory is not None else "--mem=0")
-    if site.gpus_per_rank:
-        words.append(f"--gpus-per-node={shape.ranks_per_node}")  # all of a node's are visible to its ranks
+    # All of a cell's GPUs on a node are visible to all of its ranks there.
+    options = profile.gpu_option(shape.ranks_per_node * site.gpus_per_rank)
+    words += [f"--{name}={value}" for name, value in options.items()]
     start = [sys.executable, "-I", "-S", str(Path(rank_program.__file__))]
     return [*words, *profile.srun, *start, str(attempt.path), str(launch.cpus_per_rank), *launch.command]
+
+
+def ranks_nodes(attempt: Attempt) -> set[str]:
+    """The nodes on which ranks of the attempt were started."""
+    return {start["node"] for start in _starts(attempt).values()}
 
 
 def _environment(launch: Launch) -> dict[str, str]:

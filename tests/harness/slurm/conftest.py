@@ -1,0 +1,83 @@
+"""Cells that a stand-in runs on the test cluster, and what a test left there cleared away."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cell import Cell
+from harness.launchers.site import Site
+from harness.launchers.slurm.profile import SlurmProfile
+from harness.status import IN_FLIGHT, CellStatus, read_statuses
+from harness.store import Attempt, sweep_folder
+from tests.slurm_cluster.cluster import Cluster
+from tests.waiting import wait_for
+
+STAND_IN = (sys.executable, str(Path(__file__).parents[1] / "launching" / "stand_in.py"))
+
+
+@pytest.fixture
+def on_slurm(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """The cluster, for this process's commands too; afterwards without jobs."""
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    yield cluster
+    cluster.ask("scancel", "--user=root", "--quiet")
+    wait_for(lambda: not cluster.ask("squeue", "--noheader"), seconds=60)
+
+
+@pytest.fixture
+def make_site() -> Callable[..., Site]:
+    def make(timeout_minutes: float = 5.0, **slurm: Any) -> Site:
+        profile = SlurmProfile(**{"ranks_per_node": 2, "requeue": False, **slurm})
+        return Site(name="test", launcher="slurm", timeout_minutes=timeout_minutes, slurm=profile)
+
+    return make
+
+
+@pytest.fixture
+def make_cell() -> Callable[..., Cell]:
+    def make(world_size: int = 4, seed: int = 0, method: str = "sgd", **options: Any) -> Cell:
+        return Cell.model_validate({
+            "sweep": "study", "method": method, "world_size": world_size, "seed": seed,
+            "workload": {"name": "digits", "options": options},
+            "target": {"metric": "accuracy", "at_least": 0.97},
+            "training": {"global_batch_size": 840, "epochs": 30}, "optimizer": {"lr": 0.1},
+        })  # fmt: skip
+
+    return make
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Callable[..., list[CellStatus]]:
+    """Wait until none of the cells is in flight."""
+
+    def wait(cells: list[Cell], root: Path = tmp_path, seconds: float = 90) -> list[CellStatus]:
+        def final() -> list[CellStatus] | None:
+            found = read_statuses(sweep_folder("study", root), cells)
+            return None if any(one.state in (*IN_FLIGHT, "STAGED") for one in found) else found
+
+        return list(wait_for(final, seconds=seconds))
+
+    return wait
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Callable[..., Attempt]:
+    """Wait until all ranks of the cell's newest attempt are past their second step."""
+
+    def wait(cell: Cell, number: int = 1) -> Attempt:
+        def begun() -> Attempt | None:
+            attempt = sweep_folder("study", tmp_path).cell_folder(cell).latest()
+            if attempt is None or attempt.number < number:
+                return None
+            beats = [attempt.last_beat(rank) for rank in range(cell.world_size)]
+            return attempt if all(beat is not None and beat.step > 1 for beat in beats) else None
+
+        found = wait_for(begun, seconds=60)
+        assert isinstance(found, Attempt)
+        return found
+
+    return wait

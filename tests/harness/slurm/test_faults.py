@@ -1,0 +1,312 @@
+"""Promise: whatever a cluster does, each cell ends with the true state and cause, and runs exactly once.
+
+The outcomes stand as a table in docs/faults.md.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+import harness.store
+import harness.submit
+from harness.errors import SchedulerError, SiteError
+from harness.status import read_statuses
+from harness.store import sweep_folder
+from harness.submit import retry, submit
+from tests.harness.slurm.conftest import STAND_IN
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.slurm
+
+FOREVER = 100_000
+
+FILLS_THE_DISK = (
+    sys.executable, "-c",
+    "import os, sys; from pathlib import Path; from harness.pulse import Pulse\n"
+    "a = Path(sys.argv[1]); rank = int(sys.argv[3]); pulse = Pulse(a / f'rank-{rank:05}.pulse')\n"
+    "pulse.step = 7; pulse.beat('update')\n"
+    "with (a / f'rank-{rank:05}.jsonl').open('ab') as file:\n"
+    "    while True: file.write(bytes(4096)); file.flush()\n",
+)  # fmt: skip
+
+
+@pytest.fixture
+def look(tmp_path):
+    def read(*cells, root=tmp_path):
+        return read_statuses(sweep_folder("study", root), cells)
+
+    return read
+
+
+def test_kill_9_of_a_rank_is_named_with_its_step_and_takes_the_others_along(
+    on_slurm, tmp_path, make_cell, make_site, ended
+):
+    cells = [make_cell(act="kill", at_rank=3, steps=FOREVER), make_cell(seed=1)]
+    submit(cells, make_site(), tmp_path, STAND_IN)
+    killed, other = ended(cells)
+    assert killed.state == "FAILED"
+    assert killed.cause == "rank 3 was killed by SIGKILL at step 1 in backward"
+    assert len(killed.attempt.outcome().ranks) == 4
+    assert other.state == "COMPLETED"
+    assert not ranks_of(killed.attempt)
+
+
+def test_a_node_that_loses_power_is_named_and_its_cell_can_be_retried(
+    on_slurm, tmp_path, make_cell, make_site, ended, training
+):
+    cell = make_cell(steps=FOREVER)
+    submit([cell], make_site(), tmp_path, STAND_IN)
+    attempt = training(cell)
+    node = next(one for one in nodes_of(attempt) if one != head_of(attempt))
+    on_slurm.kill(f"slurmd-{node}")
+    try:
+        (lost,) = ended([cell])
+        assert lost.state == "NODE_FAIL"
+        assert node in lost.cause
+        assert lost.attempt.outcome().failed_nodes == (node,)
+        wait_for(lambda: not ranks_of(attempt), seconds=30)
+    finally:
+        on_slurm.start(f"slurmd-{node}")
+        wait_for(lambda: "4 idle" in on_slurm.ask("sinfo", "-h", "-p", "main", "-o", "%D %t"), seconds=60)
+    assert retry([cell], make_site(), tmp_path, STAND_IN) == [cell]
+    assert training(cell, 2).number == 2
+
+
+def test_the_loss_of_the_supervisor_s_node_is_seen_by_status(
+    on_slurm, tmp_path, make_cell, make_site, ended, training
+):
+    cell = make_cell(steps=FOREVER)
+    submit([cell], make_site(), tmp_path, STAND_IN)
+    attempt = training(cell)
+    node = head_of(attempt)
+    on_slurm.kill(f"slurmd-{node}")
+    try:
+        (lost,) = ended([cell])
+        assert lost.state == "NODE_FAIL"
+        assert f"{node} is down" in lost.cause
+        assert "last seen at step" in lost.cause
+        assert attempt.outcome() is not None  # written down while Slurm remembers
+    finally:
+        on_slurm.start(f"slurmd-{node}")
+        wait_for(lambda: "4 idle" in on_slurm.ask("sinfo", "-h", "-p", "main", "-o", "%D %t"), seconds=60)
+
+
+def test_a_requeued_job_goes_on_in_a_new_attempt(
+    on_slurm, tmp_path, make_cell, make_site, ended, training, look
+):
+    cell = make_cell(act="hang", at_step=3, once=True, steps=5)
+    submit([cell], make_site(requeue=True), tmp_path, STAND_IN)
+    training(cell)
+    (job,) = on_slurm.ask("squeue", "-h", "-o", "%A").split()
+    on_slurm.ask("scontrol", "requeue", job)
+    wait_for(lambda: look(cell)[0].state == "PENDING", seconds=30)
+    assert "took its nodes back" in look(cell)[0].cause
+    assert submit([cell], make_site(), tmp_path, STAND_IN).in_flight == (cell,)
+
+    def started() -> bool:
+        with contextlib.suppress(subprocess.CalledProcessError):  # not before it has come to its end
+            on_slurm.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
+        return look(cell)[0].attempt.number == 2
+
+    wait_for(started, seconds=60)
+    (done,) = ended([cell])
+    assert (done.state, done.attempt.number) == ("COMPLETED", 2)
+    first, _second = done.attempt.cell_folder.attempts()
+    assert first.outcome().state == "PREEMPTED"
+    assert "attempt 2 goes on" in first.outcome().cause
+
+
+def test_a_time_limit_that_is_too_short_is_a_timeout(on_slurm, tmp_path, make_cell, make_site, ended):
+    cell = make_cell(steps=FOREVER)
+    submit([cell], make_site(timeout_minutes=0.05), tmp_path, STAND_IN)
+    (one,) = ended([cell])
+    assert one.state == "TIMEOUT"
+    assert "ran longer than the site's timeout_minutes" in one.cause
+    assert one.step > 1
+
+
+def test_scancel_behind_our_back_is_a_cancellation(on_slurm, tmp_path, make_cell, make_site, ended, training):
+    cells = [make_cell(seed=seed, steps=FOREVER) for seed in range(2)]
+    submit(cells, make_site(at_once=1), tmp_path, STAND_IN)
+    training(cells[0])
+    on_slurm.ask("scancel", "--user=root")
+    running, waiting = ended(cells)
+    assert (running.state, waiting.state) == ("CANCELLED", "CANCELLED")
+    assert "ended CANCELLED; last seen at step" in running.cause
+    assert "before its turn" in waiting.cause
+    assert not ranks_of(running.attempt)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [({"partition": "nowhere"}, "invalid partition"), ({"timeout_minutes": 600}, "time limit"),
+     ({"ranks_per_node": 64}, "more processors|not available|Requested node configuration")],
+)  # fmt: skip
+def test_what_sbatch_refuses_is_an_error_and_leaves_nothing_pending(
+    on_slurm, tmp_path, make_cell, make_site, ended, look, wrong, words
+):
+    cell = make_cell(world_size=8)
+    with pytest.raises(SiteError, match=rf"(?i)sbatch refused: .*({words})"):
+        submit([cell], make_site(**wrong), tmp_path, STAND_IN)
+    assert look(cell)[0].state == "STAGED"
+    assert submit([cell], make_site(), tmp_path, STAND_IN).new == (cell,)
+    (one,) = ended([cell])
+    assert (one.state, one.attempt.number) == ("COMPLETED", 1)
+
+
+def test_a_controller_that_is_down_delays_a_submission_and_hides_nothing(
+    on_slurm, tmp_path, make_cell, make_site, ended, training, look
+):
+    running, late = make_cell(steps=FOREVER), make_cell(seed=1)
+    submit([running], make_site(), tmp_path, STAND_IN)
+    training(running)
+    on_slurm.stop("slurmctld")
+    try:
+        (seen,) = look(running)
+        assert seen.state == "RUNNING"
+        assert seen.step > 1
+        assert "Slurm does not answer" in seen.cause
+        with pytest.raises(SchedulerError, match="kronscale submit finishes"):
+            submit([late], make_site(), tmp_path, STAND_IN)
+        assert look(late)[0].state == "PENDING"
+    finally:
+        on_slurm.start("slurmctld")
+        wait_for(lambda: answers(on_slurm), seconds=30)
+    assert submit([late], make_site(), tmp_path, STAND_IN).in_flight == (late,)
+    (done,) = ended([late])
+    assert (done.state, done.attempt.number) == ("COMPLETED", 1)
+    assert look(running)[0].state == "RUNNING"
+
+
+def test_without_accounting_everything_goes_on(on_slurm, tmp_path, make_cell, make_site, ended):
+    on_slurm.stop("slurmdbd")
+    try:
+        cells = [make_cell(), make_cell(seed=1, act="leave", at_rank=2)]
+        submit(cells, make_site(), tmp_path, STAND_IN)
+        good, bad = ended(cells)
+        assert (good.state, bad.state) == ("COMPLETED", "FAILED")
+        assert "rank 2 exited with code 3" in bad.cause
+    finally:
+        on_slurm.start("slurmdbd")
+
+
+def test_a_full_disk_is_the_cause_and_the_outcome_still_fits(on_slurm, tmp_path, make_cell, make_site, ended):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], check=False, capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a small disk needs privileges")
+    try:
+        cell = make_cell(world_size=2)
+        submit([cell], make_site(), disk, FILLS_THE_DISK)
+        (one,) = ended([cell], disk)
+        assert one.state == "FAILED"
+        assert "at step 7 in update" in one.cause
+        assert "no space is left on the disk" in one.cause
+    finally:
+        wait_for(lambda: subprocess.run(["umount", disk], check=False).returncode == 0, seconds=20)
+
+
+@pytest.mark.parametrize("locks_work", [True, False])
+def test_two_submitters_at_once_run_every_cell_once(
+    on_slurm, tmp_path, make_cell, make_site, ended, monkeypatch, locks_work
+):
+    if not locks_work:  # as between the login nodes of a file system without locks
+        monkeypatch.setattr(harness.submit, "exclusive", lambda _path: contextlib.nullcontext())
+    cells = [make_cell(world_size=2, seed=seed) for seed in range(6)]
+    children = [fork(lambda: submit(cells, make_site(), tmp_path, STAND_IN)) for _ in range(2)]
+    for child in children:
+        os.waitpid(child, 0)
+    submit(cells, make_site(), tmp_path, STAND_IN)
+    ended(cells)
+    for cell in cells:
+        assert runs_of(tmp_path, cell) == 1
+
+
+def test_a_login_process_killed_at_any_write_of_submit_loses_and_doubles_nothing(
+    on_slurm, tmp_path, make_cell, make_site, ended
+):
+    cells = [make_cell(world_size=1), make_cell(world_size=2)]  # two shapes, two arrays
+    roots: list[Path] = []
+    while True:
+        root = tmp_path / f"killed-{len(roots)}"
+        status = os.waitpid(fork(lambda: dying_submit(cells, make_site(), root, len(roots))), 0)[1]  # noqa: B023
+        roots.append(root)
+        if status == 0:  # it came to its end before the death that was set for it
+            break
+        submit(cells, make_site(), root, STAND_IN)
+    assert len(roots) > 15
+    for root in roots:
+        assert {one.state for one in ended(cells, root)} == {"COMPLETED"}
+        for cell in cells:
+            assert runs_of(root, cell) == 1
+
+
+def dying_submit(cells, site, root, writes_left):
+    """Submit; die by SIGKILL just before the write that is `writes_left` away, be it a file or sbatch."""
+    left = [writes_left]
+
+    def deadly(real: Callable) -> Callable:
+        def call(*args, **options):
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left[0] -= 1
+            return real(*args, **options)
+
+        return call
+
+    for name in ("mkdir", "write_text", "unlink", "replace"):
+        setattr(Path, name, deadly(getattr(Path, name)))
+    os.link, os.fsync = deadly(os.link), deadly(os.fsync)
+    subprocess.run = deadly(subprocess.run)
+    submit(cells, site, root, STAND_IN)
+
+
+def fork(work: Callable[[], object]) -> int:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return child
+
+
+def runs_of(root: Path, cell) -> int:
+    """How many attempts at the cell ever started a rank 0."""
+    return len(list((root / "study" / cell.id).glob("attempt-*/rank-00000.end")))
+
+
+def nodes_of(attempt) -> set[str]:
+    lines = [json.loads(path.read_text().splitlines()[0]) for path in attempt.path.glob("rank-*.end")]
+    return {line["node"] for line in lines}
+
+
+def head_of(attempt) -> str:
+    return str(attempt.read("taken.json")["node"])
+
+
+def ranks_of(attempt) -> list[psutil.Process]:
+    words = [(process, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    return [process for process, line in words if str(attempt.path) in line and "--rank" in line]
+
+
+def answers(cluster) -> bool:
+    try:
+        return "4" in cluster.ask("sinfo", "-h", "-p", "main", "-t", "idle,mix,alloc", "-o", "%D")
+    except subprocess.CalledProcessError:
+        time.sleep(0.2)
+        return False
