@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> SweepFolder:
 @pytest.fixture
 def requeued(folder) -> Attempt:
     """Saved before step 33; killed after step 60, in the middle of a line; went on in the same attempt."""
-    cell = make_cell("comm_opt", 2, 0, PLAN)
+    cell = make_cell("comm_opt", 2, 0, PLAN, {})
     attempt = folder.stage(cell).new_attempt()
     write_run(attempt, cell, replace(PLAN, with_records=False))
     for rank in range(2):
@@ -99,7 +99,7 @@ def test_a_start_without_a_checkpoint_takes_the_place_of_everything_before(folde
 
 
 def test_a_whole_window_that_ends_where_the_checkpoint_was_made_stays(folder):
-    cell = make_cell("comm_opt", 2, 0, PLAN)
+    cell = make_cell("comm_opt", 2, 0, PLAN, {})
     attempt = folder.stage(cell).new_attempt()
     append(attempt, 0, [segment(0, 0, 0), *windows(cell, 0, 0, 0, 40), segment(0, 1, 40)])
     study = load(folder.path)
@@ -116,7 +116,7 @@ def test_report_and_tables_say_which_runs_were_resumed(folder, requeued, tmp_pat
 
 
 def test_records_of_before_segments_are_read_as_one_piece(folder):
-    cell = make_cell("comm_opt", 2, 0, PLAN)
+    cell = make_cell("comm_opt", 2, 0, PLAN, {})
     attempt = folder.stage(cell).new_attempt()
     append(attempt, 0, windows(cell, 0, 0, 0, 20))
     old = attempt.records(0).read_text().replace('"schema": 2', '"schema": 1').replace(', "segment": 0', "")
