@@ -8,6 +8,7 @@ killed test run ends too. Everything that it starts stays its descendant, daemon
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import getpass
 import os
@@ -26,6 +27,7 @@ from tests.slurm_cluster.config import NAME, NODES, Layout
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _START_SECONDS = 30.0
 _STOP_SECONDS = 5.0
+_BURY_SECONDS = 10.0
 
 
 class Keeper:
@@ -114,6 +116,14 @@ class Keeper:
                 _kill(child)
             psutil.wait_procs(children, timeout=1)
 
+    def bury(self) -> None:
+        """Reap what became this process's child when its parent ended; daemons are waited for by name."""
+        ours = {process.pid for process in self._running.values()}
+        for child in psutil.Process().children():
+            with contextlib.suppress(ChildProcessError, psutil.NoSuchProcess):
+                if child.pid not in ours and child.status() == psutil.STATUS_ZOMBIE:
+                    os.waitpid(child.pid, os.WNOHANG)
+
     def last_words(self) -> str:
         """The ends of all logs, for an error."""
         logs = sorted((self._layout.folder / "log").iterdir())
@@ -147,8 +157,11 @@ def main(folder: Path, detached: bool) -> None:
         keeper.start_all()
         print("ready", flush=True)
         if detached:
-            signal.pause()
+            while True:
+                keeper.bury()
+                time.sleep(_BURY_SECONDS)
         for line in sys.stdin:
+            keeper.bury()
             print(_obey(keeper, *line.split()), flush=True)
     except RuntimeError as error:
         print("error", str(error).replace("\n", " | "), flush=True)
