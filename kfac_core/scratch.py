@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 import threading
 
+import torch
 from torch import Tensor
+from torch.nn import Parameter
 
+_PLAIN = (Tensor, Parameter)
 _kept = threading.local()
 
 
@@ -15,13 +18,14 @@ def scratch(like: Tensor, *shape: int) -> Tensor:
 
     On a CPU one buffer a thread and dtype is kept and grows to the largest request: fresh memory of megabytes
     costs a page fault each 4 KiB, measured at twice the time of the copy that fills it. On a GPU torch's own
-    allocator keeps freed memory.
+    allocator keeps freed memory. Subclasses of Tensor (those of an emulated world, say) are never kept.
     """
-    if like.device.type != "cpu":
+    if like.device.type != "cpu" or type(like) not in _PLAIN:
         return like.new_empty(shape)
     elements = math.prod(shape)
     buffers: dict[str, Tensor] = _kept.__dict__
     held = buffers.get(str(like.dtype))
     if held is None or held.numel() < elements:
-        held = buffers[str(like.dtype)] = like.new_empty(elements)
+        with torch.inference_mode(False):  # else no later training step could write into it
+            held = buffers[str(like.dtype)] = like.new_empty(elements)
     return held[:elements].view(shape)

@@ -85,7 +85,8 @@ class PhaseTimer:
         traffic: counters of the collectives; what they gain inside a phase is booked on it.
 
     Attributes:
-        sampled_step: set to a number, every stretch of every phase is also kept as a `Span` of that step.
+        sampled_step: set to a number, every stretch of every phase is also kept as a `Span` of that step,
+            until it is set anew or the clock stops.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class PhaseTimer:
         """Halt the clock, for an evaluation, a checkpoint or the end of a window; waits for a GPU."""
         self._clock.finish(self._open[-1], self.sampled_step)
         self._wall_seconds += time.perf_counter() - self._started
-        self._running = False
+        self._running, self.sampled_step = False, None
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:

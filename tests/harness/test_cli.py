@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
+from analysis.study import Study
 from harness import cli
 from harness.cell import Cell
 from harness.errors import FilterError
@@ -66,11 +67,14 @@ def test_every_verb_shows_an_example(verb, capsys):
 
 def test_report_prints_the_summary_as_it_is_and_the_pages_path(monkeypatch, tmp_path, capsys):
     summary = pd.DataFrame({
-        "arm": ["sgd"], "world_size": ["4*"], "median_seconds": ["1.5 [bold, 2.0]"], "method": ["Welch t"],
+        "arm": ["sgd"], "world_size": ["4*"], "runs": [3], "reached": ["3/3"], "epochs": ["5"],
+        "median_seconds": ["1.5 [bold, 2.0]"], "speedup": [""], "verdict": [""], "method": ["Welch t"],
     })  # fmt: skip
     stub = SimpleNamespace(summary_table=lambda _: summary, write_report=lambda _, out: out / "report.html")
     monkeypatch.setitem(sys.modules, "analysis.report", stub)
-    monkeypatch.setitem(sys.modules, "analysis.tables", SimpleNamespace(load=lambda folder: folder))
+    frames = ("cells", "phases", "memory", "evaluations", "environments", "layers", "fields")
+    empty = Study(**{name: pd.DataFrame({"segments": []}) for name in frames})
+    monkeypatch.setitem(sys.modules, "analysis.tables", SimpleNamespace(load=lambda folder: empty))
     (tmp_path / "demo").mkdir()
     assert cli.main(["report", "-f", DEMO, "--runs", str(tmp_path)]) == 0
     said = capsys.readouterr().out

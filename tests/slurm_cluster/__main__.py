@@ -30,9 +30,10 @@ def start() -> int:
         sys.stderr.write(f"no {', '.join(missing)}: apt-get install {PACKAGES}\n")
         return 2
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    with subprocess.Popen(
+    # Its errors go to a file: a pipe of the caller's, as in `make slurm | tail`, would stay open with it
+    with (folder / "keeper.err").open("w") as errors, subprocess.Popen(
         [sys.executable, "-m", "tests.slurm_cluster.keeper", str(folder), "--detached"],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
     ) as keeper:  # fmt: skip
         said = keeper.stdout.readline().strip() if keeper.stdout else ""
         if said != "ready":

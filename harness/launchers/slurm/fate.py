@@ -6,11 +6,18 @@ import errno
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from harness.launchers.fates import Fate
 from harness.launchers.slurm.scheduler import Job, NoAnswerError, accounted, down_nodes, jobs_of
 from harness.launchers.slurm.step import ranks_nodes
 from harness.store import Attempt
+
+
+def claim_path(attempt: Attempt) -> Path | None:
+    """The folder of the claim that the attempt is in; None if it was not launched here."""
+    claim = (attempt.read("launch.json") or {}).get("claim")
+    return attempt.path.resolve().parent.parent / "jobs" / claim if claim else None
 
 
 def scheduler_ids(attempts: Sequence[Attempt]) -> dict[Attempt, str]:

@@ -13,13 +13,13 @@ from harness.cell import Cell
 from harness.errors import SchedulerError, SiteError
 from harness.launchers.fates import Fate
 from harness.launchers.hours import Hours
-from harness.launchers.launch import WORKER_COMMAND, Launch, request_cancel
+from harness.launchers.launch import WORKER_COMMAND, Launch, cancel_requested, request_cancel
 from harness.launchers.site import Site
 from harness.launchers.slurm.bad_nodes import keep_away
 from harness.launchers.slurm.claim import Claim, unsettled
-from harness.launchers.slurm.fate import fates, scheduler_ids
+from harness.launchers.slurm.fate import claim_path, fates
 from harness.launchers.slurm.sbatch import batch_text, submit_claim
-from harness.launchers.slurm.scheduler import NoAnswerError, end_pending, find_array
+from harness.launchers.slurm.scheduler import NoAnswerError, end_jobs, find_array
 from harness.launchers.slurm.shape import lay_out, nodes_of, slurm
 from harness.store import Attempt, SweepFolder
 
@@ -127,11 +127,29 @@ class SlurmLauncher:
         """
         for attempt in attempts:
             request_cancel(attempt, checkpoint=checkpoint)
-        waiting = [attempt for attempt in attempts if not (attempt.path / "taken.json").exists()]
         try:
-            end_pending(sorted(set(scheduler_ids(waiting).values())))
+            for array, indexes in _unwanted(attempts):
+                end_jobs(array, indexes)
         except NoAnswerError as error:
             raise _no_answer(error) from None
+
+
+def _unwanted(attempts: Sequence[Attempt]) -> Iterator[tuple[str, list[int]]]:
+    """Jobs of arrays of `attempts` that have not begun and have nothing left but what is cancelled."""
+    for path in dict.fromkeys(filter(None, map(claim_path, attempts))):
+        claim = Claim.read(path)
+        array = (claim.submitted or {}).get("job_id")
+        indexes = [
+            number
+            for number in range(len(claim.jobs))
+            if all(_is_unwanted(attempt) for lane in claim.lanes(number) for attempt in lane)
+        ]
+        if array is not None and indexes:
+            yield array, indexes
+
+
+def _is_unwanted(attempt: Attempt) -> bool:
+    return cancel_requested(attempt) is not None and not (attempt.path / "taken.json").exists()
 
 
 def _claims(

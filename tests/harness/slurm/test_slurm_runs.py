@@ -136,6 +136,27 @@ def test_cancelling_ends_what_runs_and_what_waits(on_slurm, tmp_path, make_cell,
     wait_for(lambda: not on_slurm.ask("squeue", "--noheader"), seconds=30)
 
 
+def test_cancelling_a_part_of_an_array_leaves_the_rest(on_slurm, tmp_path, make_cell, make_site):
+    cells = [make_cell(world_size=1, seed=seed) for seed in range(6)]
+    site = make_site(cells_per_job=2, ranks_per_node=4, sbatch={"begin": "now+1hour"})
+    submit(cells, site, tmp_path, STAND_IN)
+    packed = {  # by their place in the array of three
+        seed: read_statuses(sweep_folder("study", tmp_path), [cell])[0].cause.split()[1]
+        for seed, cell in enumerate(cells)
+    }
+    whole = [seed for seed in range(6) if packed[seed] == packed[0]]
+    half = next(seed for seed in range(6) if packed[seed] != packed[0])
+    cancel([cells[seed] for seed in (*whole, half)], tmp_path)
+    queued = on_slurm.ask("squeue", "--noheader", "--array", "--format=%F_%K").split()
+    assert sorted(queued) == sorted(set(packed.values()) - {packed[0]})
+    found = read_statuses(sweep_folder("study", tmp_path), cells)
+    assert [one.state for one in found] == [
+        "CANCELLED" if seed in (*whole, half) else "PENDING" for seed in range(6)
+    ]
+    cancel(cells, tmp_path)
+    assert on_slurm.ask("squeue", "--noheader") == ""
+
+
 def test_a_thousand_cells_are_submitted_and_looked_at_in_a_handful_of_calls(
     on_slurm, tmp_path, make_cell, make_site, monkeypatch
 ):
