@@ -17,6 +17,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,10 +142,11 @@ class CellFolder:
         while True:
             attempt = Attempt(self.path / f"attempt-{number}")
             try:
-                (attempt.path / "logs").mkdir(parents=True, exist_ok=False)
+                _make_inside(attempt.path)
             except FileExistsError:
                 number += 1
             else:
+                _make_inside(attempt.path / "logs")
                 return attempt
 
 
@@ -154,14 +156,24 @@ class SweepFolder:
 
     path: Path
 
+    def make(self, *, group_readable: bool = False) -> None:
+        """Make the folder, which nobody else may enter, or its group may read; one that is there stays."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            self.path.mkdir(mode=0o700)
+            if group_readable:
+                self.path.chmod(0o2750)  # the group of this folder is also that of all that is made in it
+
     def cell_folder(self, cell: Cell) -> CellFolder:
         """Where `cell` lives, whether it is there yet or not."""
         return CellFolder(self.path / cell.id)
 
     def stage(self, cell: Cell) -> CellFolder:
         """Make the cell's folder and write `cell.json`; does nothing where both are there."""
+        self.make()
         folder = self.cell_folder(cell)
-        folder.path.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            _make_inside(folder.path)
         write_once(folder.path / "cell.json", cell.model_dump_json(indent=1) + "\n")
         return folder
 
@@ -198,8 +210,15 @@ def write_once(path: Path, text: str) -> bool:
     return True
 
 
+def _make_inside(folder: Path) -> None:
+    """Make a folder as open as the one that it lies in, whatever the umask."""
+    folder.mkdir(mode=0o700)
+    folder.chmod(folder.parent.stat().st_mode & 0o2750)
+
+
 def _write_beside(path: Path, text: str) -> Path:
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.fchmod(descriptor, 0o600 | path.parent.stat().st_mode & 0o040)  # as open as its folder
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

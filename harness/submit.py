@@ -78,6 +78,7 @@ def submit(
         SchedulerError: a cluster did not answer; submitting again finishes what was begun.
     """
     folder = _folder(cells, root)
+    folder.make(group_readable=site.group_readable)
     with exclusive(folder.path / "submit.lock"):
         _finish_interrupted(folder)
         statuses = read_statuses(folder, _each_once(cells))
@@ -129,6 +130,7 @@ def retry(
         UserError: as `submit`.
     """
     folder = _folder(cells, root)
+    folder.make(group_readable=site.group_readable)
     with exclusive(folder.path / "submit.lock"):
         _finish_interrupted(folder)
         statuses = read_statuses(folder, _each_once(cells))
@@ -173,9 +175,7 @@ def _folder(cells: Sequence[Cell], root: Path) -> SweepFolder:
     names = {cell.sweep for cell in cells}
     if len(names) != 1:
         raise AssertionError(f"cells of one sweep at a time, got {sorted(names)}")
-    folder = sweep_folder(names.pop(), root)
-    folder.path.mkdir(parents=True, exist_ok=True)
-    return folder
+    return sweep_folder(names.pop(), root)
 
 
 def _finish_interrupted(folder: SweepFolder) -> None:

@@ -61,7 +61,7 @@ class Exchange:
     @property
     def pairs(self) -> int:
         """Fewer of what takes longer."""
-        return 41 if self.elements < 1 << 16 else 15 if self.elements < 1 << 23 else 5
+        return 41 if self.elements < 1 << 16 else 15 if self.elements < 1 << 23 else 3
 
 
 def exchanges(ranks: int) -> Iterator[Exchange]:
@@ -116,12 +116,13 @@ def time_world(folder: str) -> None:
         seconds: dict[str, list[float]] = {"gloo": [], "mpi": []}
         for pair in range(exchange.pairs + 1):
             for backend in order.sample(sorted(over), 2):
-                mpi.all_reduce(torch.zeros(1))  # start together
+                # Each meets before and after by itself: MPI's wait would take the cores of Gloo's threads.
+                over[backend].all_reduce(torch.zeros(1))
                 began = time.perf_counter()
                 exchange.move(over[backend], buffer)
                 took = torch.zeros(mpi.world_size, dtype=torch.float64)
                 took[mpi.rank] = time.perf_counter() - began
-                mpi.all_reduce(took)
+                over[backend].all_reduce(took)
                 if pair:  # the first warms up connections and memory
                     seconds[backend].append(float(took.max()))
             buffer.fill_(1.0)  # sums of sums would overflow
@@ -141,13 +142,21 @@ def main() -> None:
     if given.rank_of:
         time_world(given.rank_of)
         return
-    rows, library = [], ""
+    rows, library = _kept(given.table, given.ranks), ""
     for ranks in given.ranks:
         runs = [_run(ranks) for _ in range(given.runs)]
         library = runs[0]["library"]
         for index, exchange in enumerate(exchanges(ranks)):
             rows.append(_row(ranks, exchange, [run["seconds"][index] for run in runs]))
-    _write(given.table, rows, library)
+    _write(given.table, sorted(rows, key=lambda row: int(row["ranks"])), library)
+
+
+def _kept(table: Path, ranks: list[int]) -> list[dict[str, Any]]:
+    """Rows that the table has of other world sizes."""
+    if not table.with_suffix(".csv").exists():
+        return []
+    with table.with_suffix(".csv").open() as file:
+        return [row for row in csv.DictReader(file) if int(row["ranks"]) not in ranks]
 
 
 def _run(ranks: int) -> dict[str, Any]:
@@ -197,7 +206,7 @@ def _write(table: Path, rows: list[dict[str, Any]], library: str) -> None:
     lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for row in rows:
         name = f"{row['model']}: {row['exchange']}" if row["model"] else f"`{row['exchange']}`"
-        cells = [row["ranks"], name, f"{row['bytes']:,}", _spread(row, "gloo"), _spread(row, "mpi")]
+        cells = [row["ranks"], name, f"{int(row['bytes']):,}", _spread(row, "gloo"), _spread(row, "mpi")]
         cells.append(f"{row['gloo_over_mpi']} ({row['ratio_low']} to {row['ratio_high']})")
         lines.append(f"| {' | '.join(map(str, cells))} |")
     table.with_suffix(".md").write_text("\n".join(lines) + "\n")

@@ -1,0 +1,121 @@
+"""Promise: what a study leaves is its user's alone and holds no secrets, and no name is run as code."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis.report import write_report
+from analysis.tables import load
+from harness.cell import Cell
+from harness.store import sweep_folder
+from harness.submit import cancel
+
+NASTY = 'it\'s "a" $(touch pwned) `touch pwned` ; touch pwned\n<script>alert(1)<script> %j & *'
+SECRET = "hunter2-" + "x" * 20
+SWEEP = """\
+sweep: nasty
+about: "<script>alert(2)</script> $(touch pwned)"
+workload: {name: digits, options: {width: -1}}
+target: {metric: accuracy, at_least: 0.5}
+training: {global_batch_size: 256, epochs: 1}
+optimizer: {lr: 0.1}
+methods: [{name: breaks}, {name: learns, workload: {name: digits, options: {width: 16}}}]
+grid: {world_size: [1]}
+repeats: 1
+"""
+
+
+def kronscale(folder: Path, *words: str, expect: int) -> str:
+    own = {"PYTHONPATH": str(Path.cwd()), "API_TOKEN": SECRET, "XDG_RUNTIME_DIR": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.cli", *words],
+        cwd=folder, env={**os.environ, **own}, capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_nothing_in_a_name_is_run_nothing_secret_is_kept_and_nobody_else_may_look(tmp_path):
+    folder = tmp_path / NASTY
+    folder.mkdir()
+    (folder / f"{NASTY}.yaml").write_text(SWEEP)
+    site = folder / "site.yaml"
+    site.write_text("launcher: local\nenvironment: {NOTE: \"a 'b' $(touch pwned)\\n<b>\"}\n")
+    runs = folder / "runs"
+    places = ["-f", f"{NASTY}.yaml", "--runs", str(runs)]
+    kronscale(folder, "run", *places, "--site", str(site), expect=1)
+    page = Path(folder, "report")
+    kronscale(folder, "report", "nasty", "--runs", str(runs), "--out", str(page), expect=0)
+
+    states = {
+        cell.cell().method: cell.latest().outcome() for cell in sweep_folder("nasty", runs).cell_folders()
+    }
+    assert (states["breaks"].state, states["learns"].state) == ("FAILED", "COMPLETED")
+    assert not [*tmp_path.rglob("pwned*")]
+    assert mode(runs / "nasty") == 0o700
+    written = [path for path in runs.rglob("*") if path.is_file()]
+    assert len(written) > 10
+    assert not [path for path in written if SECRET.encode() in path.read_bytes()]
+    html = (page / "report.html").read_text()
+    assert "<script>alert" not in html
+    assert str(runs).split("\n")[0].split("<")[0] not in html  # quotes are escaped, not as they were
+
+
+@pytest.fixture
+def cell() -> Cell:
+    return Cell.model_validate({
+        "sweep": "study", "method": "sgd", "world_size": 1, "workload": "digits", "optimizer": {"lr": 0.1},
+        "target": {"metric": "accuracy", "at_least": 0.5}, "training": {"global_batch_size": 8, "epochs": 1},
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_a_sweep_is_private_or_readable_by_its_group_whatever_the_umask(tmp_path, cell, umask):
+    before = os.umask(umask)
+    try:
+        for shared, folders, files in ((False, 0o700, 0o600), (True, 0o2750, 0o640)):
+            sweep = sweep_folder("study", tmp_path / str(shared))
+            sweep.make(group_readable=shared)
+            folder = sweep.stage(cell)
+            attempt = folder.new_attempt()
+            attempt.write("launch.json", {})
+            made = (sweep.path, folder.path, attempt.path, attempt.path / "logs")
+            assert [mode(path) for path in made] == [folders] * 4
+            for path in (folder.path / "cell.json", attempt.path / "launch.json"):
+                assert mode(path) == files
+    finally:
+        os.umask(before)
+
+
+def test_a_folder_that_is_there_keeps_its_mode(tmp_path, cell):
+    sweep = sweep_folder("study", tmp_path)
+    sweep.path.mkdir(mode=0o755)
+    sweep.path.chmod(0o755)
+    sweep.make()
+    assert mode(sweep.path) == 0o755
+    assert cancel([cell], tmp_path) == []
+
+
+def test_records_of_others_are_shown_and_not_run(tmp_path, cell):
+    """Causes come from exceptions, so from anyone's data: the report shows them as text."""
+    sweep = sweep_folder("study", tmp_path)
+    attempt = sweep.stage(cell).new_attempt()
+    cause = "<img src=x onerror=alert(1)> \"'</td>"
+    attempt.write("outcome.json", {
+        "schema": 1, "state": "FAILED", "cause": cause, "reached_target": None, "stop_reason": "error",
+        "started_at": 1.0, "ended_at": 2.0,
+    })  # fmt: skip
+    html = write_report(load(sweep.path), tmp_path / "report").read_text()
+    assert "onerror=alert(1)&gt;" in html
+    assert not re.search(r"<img[^>]*onerror", html)
