@@ -52,6 +52,11 @@ class Attempt:
         """The rank's record file."""
         return self.path / f"rank-{rank:05}.jsonl"
 
+    def make_logs(self) -> None:
+        """Make the folder of the ranks' output, where it is not there yet."""
+        with suppress(FileExistsError):
+            _make_inside(self.path / "logs")
+
     def pulse(self, rank: int) -> Path:
         """The rank's pulse file."""
         return self.path / f"rank-{rank:05}.pulse"
@@ -146,7 +151,7 @@ class CellFolder:
             except FileExistsError:
                 number += 1
             else:
-                _make_inside(attempt.path / "logs")
+                attempt.make_logs()
                 return attempt
 
 

@@ -215,6 +215,7 @@ def _attempt_at(cell_folder: CellFolder) -> Attempt:
     """A new attempt, or the one whose submission ended before anything was launched."""
     latest = cell_folder.latest()
     if latest is not None and not (latest.path / "launch.json").exists() and latest.outcome() is None:
+        latest.make_logs()  # the submission may have ended before it did
         return latest
     return cell_folder.new_attempt()
 

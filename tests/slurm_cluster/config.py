@@ -76,7 +76,7 @@ SlurmUser={user}
 SlurmdUser={user}
 SlurmctldPort={self.controller_port}
 AuthType=auth/munge
-AuthInfo=socket={self.munge_socket}
+AuthInfo=socket={self.munge_socket},cred_expire=5
 StateSaveLocation={self.folder}/state
 SlurmdSpoolDir={self.folder}/spool-%n
 SlurmctldPidFile={self.folder}/slurmctld.pid

@@ -234,7 +234,6 @@ def test_two_submitters_at_once_run_every_cell_once(
         assert runs_of(tmp_path, cell) == 1
 
 
-@pytest.mark.skip(reason="failed on an overloaded machine and not looked into yet; run it by hand")
 def test_a_login_process_killed_at_any_write_of_submit_loses_and_doubles_nothing(
     on_slurm, tmp_path, make_cell, make_site, ended
 ):
@@ -249,7 +248,7 @@ def test_a_login_process_killed_at_any_write_of_submit_loses_and_doubles_nothing
         submit(cells, make_site(), root, STAND_IN)
     assert len(roots) > 15
     for root in roots:
-        assert {one.state for one in ended(cells, root)} == {"COMPLETED"}
+        assert {(one.state, one.cause) for one in ended(cells, root)} == {("COMPLETED", "")}
         for cell in cells:
             assert runs_of(root, cell) == 1
 

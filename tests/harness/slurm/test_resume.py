@@ -45,7 +45,6 @@ def past(root, number, step):
     return seen.attempt is not None and seen.attempt.number >= number and (seen.step or 0) >= step
 
 
-@pytest.mark.skip(reason="failed on an overloaded machine and not looked into yet; run it by hand")
 def test_a_requeued_and_a_cancelled_run_end_with_the_bits_of_an_uninterrupted_one(on_slurm, tmp_path, cell):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     submit([cell], site(), whole)
