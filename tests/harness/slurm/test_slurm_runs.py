@@ -38,7 +38,10 @@ def test_two_nodes_of_two_ranks_leave_the_records_that_one_host_leaves(on_slurm,
     file = tmp_path / "study.yaml"
     file.write_text(STUDY)
     (tmp_path / "here.yaml").write_text("oversubscribe: true\n")
-    places = {"slurm": "jobs/sites/slurm-test.yaml", "local": str(tmp_path / "here.yaml")}
+    places = {
+        "slurm": "jobs/sites/slurm-test.yaml", "mpi": "jobs/sites/slurm-test-mpi.yaml",
+        "local": str(tmp_path / "here.yaml"),
+    }  # fmt: skip
     seen = {}
     for name, site in places.items():
         runs = tmp_path / name
@@ -50,17 +53,23 @@ def test_two_nodes_of_two_ranks_leave_the_records_that_one_host_leaves(on_slurm,
             windows = [one["sent_bytes"] for one in lines if one["kind"] == "phases"]
             seen[name, folder.id] = losses, windows, attempt.outcome().state
             assert len(list(attempt.path.glob("rank-*.jsonl"))) == 4
+            backend = attempt.read("environment.json")["backend"]
+            assert backend == ("mpi" if name == "mpi" else "gloo")
     ids = {id for _, id in seen}
     assert len(ids) == 2
     for id in ids:
         assert seen["slurm", id] == seen["local", id]
+        assert seen["mpi", id][1:] == seen["local", id][1:]
+        over_mpi, local = seen["mpi", id][0], seen["local", id][0]  # MPI may add in another order
+        assert [loss for loss, _ in over_mpi] == pytest.approx([loss for loss, _ in local], rel=1e-4)
+        assert [value for _, value in over_mpi] == pytest.approx([value for _, value in local], abs=0.01)
         ends = [json.loads(line) for path in (tmp_path / "slurm/study" / id).glob("attempt-1/rank-*.end")
                 for line in path.read_text().splitlines() if "node" in line]  # fmt: skip
         assert sorted(end["rank"] for end in ends) == [0, 1, 2, 3]
         assert len({end["node"] for end in ends}) == 2
     jobs = lambda: [one["State"] for one in on_slurm.accounting(["JobName", "State"])  # noqa: E731
                     if one["JobName"].startswith("kronscale-study")]  # fmt: skip
-    wait_for(lambda: jobs()[-2:] == ["COMPLETED", "COMPLETED"], seconds=20)
+    wait_for(lambda: jobs()[-4:] == ["COMPLETED"] * 4, seconds=20)
 
 
 def test_arms_of_a_block_run_in_one_job_one_after_another(on_slurm, tmp_path, make_cell, make_site, ended):
