@@ -65,10 +65,11 @@ def main() -> None:
         writer.writerows(found)
     lines = [
         "# K-FAC state of the fullest rank", "",
-        f"`python jobs/experiments/state_by_world.py {table}`. Factors and second-order data (eigen, float32) of the",
-        "rank that holds most, as a share of what one rank alone holds; MiB in brackets. Counted from the placement;",
-        "executed worlds of 1 to 8 ranks hold exactly this (`tests/harness/test_emulate.py`). Where a share stays above",
-        "1/P, one factor is larger than a fair share: ResNet-50 has three of 81 MiB. Written by the program named above.",
+        f"`python jobs/experiments/state_by_world.py {table}`. Factors and second-order data (eigen,",
+        "float32) of the rank that holds most, as a share of what one rank alone holds; MiB in brackets.",
+        "Counted from the placement; executed worlds of 1 to 8 ranks hold exactly this",
+        "(`tests/harness/test_emulate.py`). Where a share stays above 1/P, one factor is larger than a fair",
+        "share: ResNet-50 has three of 81 MiB. Written by the program named above.",
         "", f"| model | strategy | {' | '.join(f'P = {size}' for size in WORLD_SIZES)} |",
         f"|---|---|{'---|' * len(WORLD_SIZES)}",
     ]  # fmt: skip
