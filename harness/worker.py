@@ -7,12 +7,8 @@ others.
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
 import traceback
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 
@@ -21,7 +17,8 @@ from harness.checkpoint.requests import PREEMPTED_EXIT_CODE, SignalRequests
 from harness.environment import read_environment
 from harness.layers import describe
 from harness.pulse import Pulse
-from harness.records import FailureRecord, RecordWriter
+from harness.rank import Place, failure, leave
+from harness.records import RecordWriter
 from harness.store import Attempt
 from harness.train import Result, Trainer
 from harness.world import host_names, join_world, leave_world
@@ -37,16 +34,7 @@ def run_rank(attempt: Attempt, rank: int, world_size: int, local_rank: int, thre
             result = _train(attempt, (rank, world_size, local_rank), pulse, records, asked)
         except Exception as error:
             beat = attempt.last_beat(rank)
-            records.write(
-                FailureRecord(
-                    rank=rank,
-                    step=pulse.step,
-                    phase=beat.phase if beat else "start",
-                    error=type(error).__name__,
-                    message=str(error),
-                    traceback=traceback.format_exc(),
-                )
-            )
+            records.write(failure(rank, pulse.step, beat.phase if beat else "start", error))
             traceback.print_exc()
             return 1
     if result.stop_reason == "preempted":
@@ -58,15 +46,8 @@ def run_rank(attempt: Attempt, rank: int, world_size: int, local_rank: int, thre
 
 def main() -> None:
     """Parse the command line that a launcher writes, run, and leave without waiting for other ranks."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("attempt", type=Path)
-    for option in ("rank", "world-size", "local-rank", "threads"):
-        parser.add_argument(f"--{option}", type=int, required=True)
-    given = parser.parse_args()
-    code = run_rank(Attempt(given.attempt), given.rank, given.world_size, given.local_rank, given.threads)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # a failed rank's process group must not be torn down in order: its peers may be gone
+    place = Place.read(__doc__)
+    leave(run_rank(place.attempt, place.rank, place.world_size, place.local_rank, place.threads))
 
 
 def _train(

@@ -37,6 +37,7 @@ class World:
         backend: `nccl`, `gloo` or `mpi`; torch.distributed is there for the first two only.
         communicator: carries all traffic of the training; no other way is taken.
         store: what all ranks can write small values into; None in a world of one.
+        no_mpi: why MPI carries nothing, not even the rendezvous; empty where it does.
     """
 
     rank: int
@@ -46,6 +47,7 @@ class World:
     backend: str
     communicator: Communicator = field(default_factory=connect)
     store: Store | None = None
+    no_mpi: str = ""
 
     def wait_for_all(self) -> None:
         """Return when every rank has called this."""
@@ -65,7 +67,10 @@ def join_world(attempt: Attempt, rank: int, world_size: int, local_rank: int) ->
     device = _device(local_rank)
     backend = _backend(attempt, device)
     if world_size == 1:
-        return World(rank, world_size, local_rank, device, backend, SingleCommunicator())
+        alone = SingleCommunicator()
+        return World(
+            rank, world_size, local_rank, device, backend, alone, no_mpi="a world of one asks nobody"
+        )
     base, reason = find_mpi(rank, world_size, wanted=backend == "mpi")
     mpi = MPICommunicator(base, PEER_TIMEOUT.total_seconds()) if base is not None else None
     if backend == "mpi" and mpi is None:
@@ -78,7 +83,7 @@ def join_world(attempt: Attempt, rank: int, world_size: int, local_rank: int) ->
     if backend == "mpi" and mpi is not None:
         return World(rank, world_size, local_rank, device, backend, mpi, store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=PEER_TIMEOUT)
-    return World(rank, world_size, local_rank, device, backend, connect(), store)
+    return World(rank, world_size, local_rank, device, backend, connect(), store, reason)
 
 
 def leave_world(world: World) -> None:

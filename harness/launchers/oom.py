@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from harness.cgroups import memory_groups
 
 _MEMORY_ERRORS = ("MemoryError", "OutOfMemoryError", "out of memory", "can't allocate memory")
+_COUNTERS = {1: "memory.oom_control", 2: "memory.events"}
 
 
 def is_memory_error(text: str) -> bool:
@@ -14,26 +15,11 @@ def is_memory_error(text: str) -> bool:
 
 def oom_kills() -> int | None:
     """Processes of this control group that the kernel killed for memory; None where it does not say."""
-    for path in _counters(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")):
+    for version, folder in memory_groups():
+        path = folder / _COUNTERS[version]
         try:
             fields = dict(line.split() for line in path.read_text().splitlines())
             return int(fields["oom_kill"])
         except (OSError, KeyError, ValueError):  # a container may show another hierarchy than it names
             continue
     return None
-
-
-def _counters(membership: Path, mounted: Path) -> list[Path]:
-    """Where versions 2 and 1 of control groups keep the count, the most specific group first."""
-    found = []
-    for line in membership.read_text().splitlines() if membership.exists() else []:
-        _, controllers, group = line.split(":", 2)
-        inside = group.lstrip("/")
-        if controllers == "":
-            found += [mounted / part / "memory.events" for part in (inside, "")]
-        elif "memory" in controllers.split(","):
-            found += [
-                mounted / "memory" / inside / "memory.oom_control",
-                mounted / "memory/memory.oom_control",
-            ]
-    return found
