@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import SiteError
@@ -17,6 +18,7 @@ from harness.launchers.slurm.scheduler import NoAnswerError
 from harness.launchers.slurm.shape import slurm
 
 if TYPE_CHECKING:
+    from harness.launchers.site import Site
     from harness.launchers.slurm.claim import Claim
     from harness.launchers.slurm.executor import ClaimExecutor
 
@@ -49,19 +51,36 @@ def submit_claim(claim: Claim) -> str:
     script = claim.path / "sbatch.sh"
     script.write_text(batch_text(claim))
     executor = _executor(claim)
+    return executor.job_id(_call(executor.command(script), claim.site).stdout)
+
+
+def rehearse(text: str, site: Site) -> str:
+    """Ask sbatch what it would do with a text; submits nothing.
+
+    Returns:
+        Its words: when and where the job would start.
+
+    Raises:
+        SiteError: it would refuse.
+        NoAnswerError: Slurm did not answer.
+    """
+    return " ".join(_call(["sbatch", "--test-only"], site, text).stderr.split())
+
+
+def _call(command: Sequence[str], site: Site, text: str | None = None) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not scrubbed(name)}
     try:
         done = subprocess.run(
-            executor.command(script), env=environment, capture_output=True, text=True, check=False
+            command, env=environment, input=text, capture_output=True, text=True, check=False
         )
     except OSError as error:
         raise NoAnswerError(str(error)) from None
     if done.returncode == 0:
-        return executor.job_id(done.stdout)
+        return done
     said = " ".join(done.stderr.split())
     if _NO_ANSWER.search(said) or not said:
         raise NoAnswerError(said or f"sbatch ended with {done.returncode}")
-    raise SiteError(f"site {claim.site.name}: sbatch refused: {said}")
+    raise SiteError(f"site {site.name}: sbatch refused: {said}")
 
 
 def scrubbed(name: str) -> bool:

@@ -61,7 +61,7 @@ def jobs_of(users: Iterable[str]) -> dict[str, Job]:
         NoAnswerError: the controller did not answer.
     """
     words = ["squeue", "--noheader", "--array", "--states=all", f"--user={','.join(sorted(set(users)))}"]
-    rows = (line.split("|") for line in _ask([*words, f"--Format={_QUEUE_FIELDS}"]).splitlines())
+    rows = (line.split("|") for line in ask([*words, f"--Format={_QUEUE_FIELDS}"]).splitlines())
     found = {}
     for array, index, job, word, nodes, reason, status in rows:
         name = f"{array}_{index}" if index not in _NOTHING else job
@@ -78,7 +78,7 @@ def accounted(ids: Sequence[str]) -> dict[str, Job]:
     for start in range(0, len(arrays), _AT_A_TIME):
         some = f"--jobs={','.join(arrays[start : start + _AT_A_TIME])}"
         try:
-            lines = _ask([*words, some, "--format=JobID,State,NodeList,Reason,ExitCode"]).splitlines()
+            lines = ask([*words, some, "--format=JobID,State,NodeList,Reason,ExitCode"]).splitlines()
         except NoAnswerError:
             return found
         for line in lines:
@@ -91,7 +91,7 @@ def down_nodes() -> frozenset[str]:
     """Nodes that are down or do not answer now; empty if the controller does not answer."""
     words = ["sinfo", "--noheader", "--Node", "--states=down,no_respond,fail", "--format=%N"]
     try:
-        return frozenset(_ask(words).split())
+        return frozenset(ask(words).split())
     except NoAnswerError:
         return frozenset()
 
@@ -103,11 +103,11 @@ def find_array(job_name: str, user: str) -> str | None:
         NoAnswerError: the controller did not answer.
     """
     words = ["squeue", "--noheader", "--states=all", f"--user={user}", f"--name={job_name}"]
-    numbers = _ask([*words, "--format=%F"]).split()
+    numbers = ask([*words, "--format=%F"]).split()
     if not numbers:  # it may have ended before anyone looked
         words = ["sacct", "--allocations", "--noheader", "--parsable2", "--starttime=now-30days"]
         try:
-            lines = _ask([*words, f"--name={job_name}", "--format=JobID"]).split()
+            lines = ask([*words, f"--name={job_name}", "--format=JobID"]).split()
         except NoAnswerError:
             lines = []
         numbers = [line.split("_")[0] for line in lines]
@@ -125,13 +125,22 @@ def end_jobs(array: str, indexes: Sequence[int]) -> None:
     """
     for start in range(0, len(indexes), _AT_A_TIME):
         some = ",".join(map(str, indexes[start : start + _AT_A_TIME]))
-        _ask(["scancel", "--quiet", f"{array}_[{some}]"])
+        ask(["scancel", "--quiet", f"{array}_[{some}]"])
+
+
+def end_named(job_name: str, user: str) -> None:
+    """End all jobs of that name: for a submission of which nobody knows the number.
+
+    Raises:
+        NoAnswerError: the controller did not answer.
+    """
+    ask(["scancel", "--quiet", f"--user={user}", f"--name={job_name}"])
 
 
 def kill_step(step: str) -> None:
     """End all of a step's processes at once, as far as Slurm can be reached."""
     try:
-        _ask(["scancel", "--quiet", "--signal=KILL", step])
+        ask(["scancel", "--quiet", "--signal=KILL", step])
     except NoAnswerError:
         return
 
@@ -139,10 +148,28 @@ def kill_step(step: str) -> None:
 def requeue(job_id: str) -> bool:
     """Have Slurm start the job again, later; whether it will."""
     try:
-        _ask(["scontrol", "requeue", job_id])
+        ask(["scontrol", "requeue", job_id])
     except NoAnswerError:
         return False
     return True
+
+
+def ask(command: Sequence[str]) -> str:
+    """What one of Slurm's commands prints.
+
+    Raises:
+        NoAnswerError: it is not installed here, took too long, or failed; in its own words.
+    """
+    if shutil.which(command[0]) is None:
+        raise NoAnswerError(f"{command[0]} is not installed here")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise NoAnswerError(f"{command[0]} did not answer in {_ANSWER_SECONDS:.0f} s") from None
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines()
+        raise NoAnswerError(said[-1] if said else f"{command[0]} ended with {done.returncode}")
+    return done.stdout
 
 
 def _job(name: str, word: str, nodes: str, reason: str, exit_code: str) -> Job:
@@ -156,16 +183,3 @@ def _job(name: str, word: str, nodes: str, reason: str, exit_code: str) -> Job:
         reason="" if reason in _NOTHING else reason,
         exit_code=int(code) if code.isdigit() else 0,
     )
-
-
-def _ask(command: list[str]) -> str:
-    if shutil.which(command[0]) is None:
-        raise NoAnswerError(f"{command[0]} is not installed here")
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        raise NoAnswerError(f"{command[0]} did not answer in {_ANSWER_SECONDS:.0f} s") from None
-    if done.returncode != 0:
-        said = done.stderr.strip().splitlines()
-        raise NoAnswerError(said[-1] if said else f"{command[0]} ended with {done.returncode}")
-    return done.stdout
