@@ -12,6 +12,7 @@ from harness.cli import (
     bench,
     calibrate,
     compare,
+    doctor,
     emulate,
     export,
     operate,
@@ -40,7 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _verbs in (plan, operate, report, compare, reproduce, predict, emulate, calibrate, export, bench):
+for _verbs in (plan, operate, doctor, report, compare, reproduce, predict, emulate, calibrate, export, bench):
     _verbs.register(app)
 
 

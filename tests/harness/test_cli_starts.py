@@ -33,6 +33,7 @@ def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         ["logs", "--help"],
         ["cancel", "--help"],
         ["retry", "--help"],
+        ["doctor", "--help"],
         ["emulate", "--help"],
         ["predict", "--help"],
         ["calibrate", "--help"],

@@ -1,0 +1,176 @@
+"""One rank of the examination's job: `python -m harness.doctor.probe ATTEMPT --rank R ...`.
+
+It joins the others as a rank that trains would, and reports what it finds. It trains nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import socket
+import sys
+import time
+import traceback
+from dataclasses import asdict, replace
+
+import pynvml
+import torch
+import torch.distributed as dist
+
+from harness.calibrate import timed
+from harness.cgroups import memory_limit_bytes
+from harness.doctor.reports import Exchange, Report
+from harness.environment import read_environment
+from harness.rank import Place, failure, leave
+from harness.records import RecordWriter
+from harness.store import write_atomically
+from harness.train import Result  # and with it all that a rank that trains has to import
+from harness.world import World, join_world, leave_world
+
+PATIENCE_SECONDS = 30.0  # for other ranks' files; no NFS keeps an old view of a folder for longer by default
+
+_SMALL, _LARGE = 1, 1 << 20  # elements of float32: 4 B and 4 MiB
+_ROUNDS = 5  # of reading the clocks: the one that the kernel's scheduler disturbed least counts
+_LOOK_AGAIN_SECONDS = 0.01
+
+
+def probe(place: Place) -> int:
+    """Examine this rank's place; returns the exit code."""
+    torch.set_num_threads(place.threads)
+    attempt, rank = place.attempt, place.rank
+    with RecordWriter(attempt.records(rank)) as records:
+        try:
+            report = read_host(place)
+            report.write(attempt)
+            began = time.perf_counter()
+            world = join_world(attempt, rank, place.world_size, place.local_rank)
+            exchange = read_exchange(place, world, time.perf_counter() - began)
+            replace(report, exchange=exchange).write(attempt)
+            leave_world(world)
+        except Exception as error:
+            records.write(failure(rank, -1, "start", error))
+            traceback.print_exc()
+            return 1
+    if rank == 0:
+        attempt.write("result.json", asdict(Result(True, "target", 0.0, 0.0, 0, "")))
+    return 0
+
+
+def read_host(place: Place) -> Report:
+    """What can be seen without the others."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    own = place.local_rank % gpus if gpus else None
+    nccl, no_nccl = _nccl()
+    return Report(
+        rank=place.rank,
+        local_rank=place.local_rank,
+        host=socket.gethostname(),
+        node=os.environ.get("SLURMD_NODENAME", socket.gethostname()),
+        versions=_versions(),
+        device=torch.cuda.get_device_name(own) if own is not None else "cpu",
+        device_id=str(torch.cuda.get_device_properties(own).uuid) if own is not None else "",
+        gpus=tuple(torch.cuda.get_device_name(number) for number in range(gpus)),
+        driver=_driver(),
+        nccl=nccl,
+        no_nccl=no_nccl,
+        cpus=tuple(sorted(os.sched_getaffinity(0))),
+        threads=torch.get_num_threads(),
+        memory_limit_bytes=memory_limit_bytes(),
+        address_space_bytes=_limit(resource.RLIMIT_AS),
+        locked_memory_bytes=_limit(resource.RLIMIT_MEMLOCK),
+        shared_memory_bytes=shutil.disk_usage("/dev/shm").free,  # noqa: S108  # where NCCL and MPI put theirs
+    )
+
+
+def read_exchange(place: Place, world: World, joined_seconds: float) -> Exchange:
+    """What can only be seen with the others; collective."""
+    return Exchange(
+        backend=world.backend,
+        joined_seconds=joined_seconds,
+        no_mpi=world.no_mpi,
+        mpi=_mpi_library(),
+        wrong_sum=_wrong_sum(world),
+        small_seconds=_all_reduce_seconds(world, _SMALL),
+        large_seconds=_all_reduce_seconds(world, _LARGE),
+        clock_readings=tuple(_after_barrier(world) for _ in range(_ROUNDS)),
+        visible_seconds=_seconds_until_seen(place, world),
+    )
+
+
+def _wrong_sum(world: World) -> str:
+    want = world.world_size * (world.world_size + 1) / 2
+    for elements in (_SMALL, _LARGE):
+        buffer = torch.full((elements,), world.rank + 1.0, device=world.device)
+        world.communicator.all_reduce(buffer)
+        wrong = buffer[buffer != want]
+        if wrong.numel():
+            return f"{wrong[0].item():g} instead of {want:g} in {wrong.numel()} of {elements} elements"
+    return ""
+
+
+def _all_reduce_seconds(world: World, elements: int) -> float:
+    buffer = torch.zeros(elements, device=world.device)
+    return timed(lambda: world.communicator.all_reduce(buffer), world.device)
+
+
+def _after_barrier(world: World) -> float:
+    world.wait_for_all()
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
+    return time.time()
+
+
+def _seconds_until_seen(place: Place, world: World) -> float | None:
+    files = [place.attempt.path / f"seen-{rank:05}" for rank in range(world.world_size)]
+    for file in files:  # from now on this host's cache knows that none is there
+        file.exists()
+    _after_barrier(world)
+    write_atomically(files[world.rank], "")
+    _after_barrier(world)
+    began = time.perf_counter()
+    while not all(file.exists() for file in files):
+        if time.perf_counter() - began > PATIENCE_SECONDS:
+            return None
+        time.sleep(_LOOK_AGAIN_SECONDS)
+    return time.perf_counter() - began
+
+
+def _versions() -> dict[str, str]:
+    seen = read_environment(torch.device("cpu"), "", ())
+    commit = f"{seen.commit[:12]}{' and changes' if seen.dirty else ''}" if seen.commit else "not known"
+    packages = {name: seen.packages[name] for name in ("torch", "kronscale")}
+    return {"python": platform.python_version(), **packages, "commit": commit}
+
+
+def _nccl() -> tuple[str, str]:
+    if not dist.is_nccl_available():
+        return "", "this torch was built without NCCL"
+    if not torch.cuda.is_available():
+        return "", "torch sees no GPU"
+    return ".".join(map(str, torch.cuda.nccl.version())), ""
+
+
+def _driver() -> str | None:
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None
+
+
+def _mpi_library() -> str:
+    started = sys.modules.get("mpi4py.MPI")
+    if started is None:
+        return ""
+    return " ".join(str(started.Get_library_version()).splitlines()[0].strip("\0").split())
+
+
+def _limit(kind: int) -> int | None:
+    soft, _ = resource.getrlimit(kind)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+if __name__ == "__main__":
+    leave(probe(Place.read(__doc__)))

@@ -1,0 +1,97 @@
+"""Whether a folder can hold runs: tried out with the very functions that write them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.doctor.findings import Finding, fault, in_bytes, ok, skipped, warning
+from harness.locks import take
+from harness.store import write_atomically, write_once
+
+_LITTLE_BYTES = 1 << 30  # records of a hundred cells, or one checkpoint of a large model
+_FULL_BYTES = 10 << 20
+_ELSEWHERE = "give --runs a folder on another file system that all nodes share"
+
+
+def examine_storage(folder: Path) -> list[Finding]:
+    """Make `folder` and try everything on it that runs need; leaves only the folder.
+
+    Args:
+        folder: new, two levels below the folder of all runs.
+    """
+    runs = folder.parent.parent
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        found = f"{runs} cannot be written: {error.strerror}"
+        advice = "give --runs a folder that you may write, on a file system that all nodes share"
+        return [
+            fault("runs: write", found, advice),
+            *(skipped(f"runs: {name}", "nothing can be written there") for name in _TRIALS),
+        ]
+    return [ok("runs: write", str(runs)), *(_tried(name, folder) for name in _TRIALS)]
+
+
+def judge_space(free_bytes: int) -> Finding:
+    """Whether runs find room; a quota may leave less than the file system says."""
+    found = f"{in_bytes(free_bytes)} free on its file system"
+    if free_bytes < _FULL_BYTES:
+        return fault("runs: space", found, "free some space, or give --runs a folder on another file system")
+    if free_bytes < _LITTLE_BYTES:
+        return warning("runs: space", found, "free some space before runs that save checkpoints")
+    return ok("runs: space", found)
+
+
+def _tried(name: str, folder: Path) -> Finding:
+    try:
+        return _TRIALS[name](folder)
+    except OSError as error:
+        return fault(f"runs: {name}", f"{error.strerror} ({error.filename or folder})", _ELSEWHERE)
+
+
+def _try_once(folder: Path) -> Finding:
+    """An outcome is written by hard link, so that of two writers the first wins."""
+    path = folder / "once"
+    writes = [write_once(path, text) for text in ("first", "second")]
+    path.unlink()
+    again = write_once(path, "first")
+    kept = path.read_text()
+    path.unlink()
+    if (writes, again, kept) != ([True, False], True, "first"):
+        return fault("runs: link", f"of two writers {writes} wrote, and {kept!r} was kept", _ELSEWHERE)
+    return ok("runs: link", "of two writers the first wins")
+
+
+def _try_rename(folder: Path) -> Finding:
+    path = folder / "renamed"
+    for text in ("old", "new"):
+        write_atomically(path, text)
+    kept = path.read_text()
+    path.unlink()
+    if kept != "new":
+        return fault("runs: rename", f"a file that was replaced still reads {kept!r}", _ELSEWHERE)
+    return ok("runs: rename", "a file is replaced whole")
+
+
+def _try_lock(folder: Path) -> Finding:
+    path = folder / "lock"
+    with_it = take(path)
+    second = take(path)
+    for held in (with_it, second):
+        if held is not None:
+            held.close()
+    path.unlink()
+    if with_it is None or second is not None:
+        found = "two processes can hold one lock; cells still run once, by hard link"
+        return warning("runs: lock", found, "do not run kronscale submit of one sweep in two shells at once")
+    return ok("runs: lock", "one holder at a time")
+
+
+_TRIALS: dict[str, Callable[[Path], Finding]] = {
+    "link": _try_once,
+    "rename": _try_rename,
+    "lock": _try_lock,
+    "space": lambda folder: judge_space(shutil.disk_usage(folder).free),
+}

@@ -1,0 +1,125 @@
+"""Promise: doctor passes a sound cluster, names what is wrong with another, and leaves no job there."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from harness.cli import main
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.slurm
+
+PROFILE = "launcher: slurm\ntimeout_minutes: 20\nslurm:\n  ranks_per_node: 2\n"
+
+
+@pytest.fixture
+def doctor(on_slurm, tmp_path, capsys):
+    """Examine a site; returns the exit code, findings by check, and all that was said."""
+
+    def call(site, *words, runs=None):
+        path = site
+        if "\n" in site:
+            path = str(tmp_path / "here.yaml")
+            (tmp_path / "here.yaml").write_text(site)
+        runs = runs or tmp_path / "runs"
+        capsys.readouterr()
+        code = main(["doctor", "--site", path, "--runs", str(runs), "--json", *words])
+        said = json.loads(capsys.readouterr().out)
+        for one in said["findings"]:
+            assert one["advice"] or one["state"] in ("ok", "skipped")
+        return code, {one["check"]: one for one in said["findings"]}, said
+
+    return call
+
+
+@pytest.mark.parametrize(("site", "backend"), [("slurm-test", "gloo"), ("slurm-test-mpi", "mpi")])
+def test_two_ranks_on_each_of_two_nodes_are_all_well(doctor, on_slurm, tmp_path, site, backend):
+    code, found, said = doctor(f"jobs/sites/{site}.yaml")
+    states = {check: one["state"] for check, one in found.items()}
+    assert code == 0, found
+    # the test cluster binds no rank to CPUs; anything else would be a false alarm
+    assert {check for check, state in states.items() if state == "warning"} <= {"ranks: CPUs"}
+    assert len({one["node"] for one in said["reports"]}) == 2
+    assert [one["exchange"]["backend"] for one in said["reports"]] == [backend] * 4
+    for check in (
+        "slurm: controller",
+        "slurm: accounting",
+        "slurm: sbatch",
+        "ranks: files",
+        "ranks: versions",
+    ):
+        assert states[check] == "ok", found[check]
+    assert states["ranks: MPI"] == ("ok" if backend == "mpi" else "skipped")
+    assert list((tmp_path / "runs").iterdir()) == []
+    assert on_slurm.ask("squeue", "--noheader") == ""
+
+
+def test_a_wrong_partition_a_wrong_mpi_and_too_long_a_limit_are_named_and_nothing_is_started(
+    doctor, on_slurm, tmp_path
+):
+    code, found, _ = doctor(f"{PROFILE}  partition: gpu\n  mpi: openmpi\n")
+    assert code == 1
+    assert found["slurm: partition"]["found"] == "there is no partition gpu; there are main, urgent"
+    assert "set slurm.partition" in found["slurm: partition"]["advice"]
+    assert found["slurm: mpi"]["state"] == "fault"
+    assert "pmi2" in found["slurm: mpi"]["found"]
+    assert "slurm.partition" in found["slurm: sbatch"]["advice"]
+    assert found["ranks: job"]["state"] == "skipped"
+    code, found, _ = doctor(f"{PROFILE}  array_size: 5000\n".replace("20", "200"))
+    assert code == 1
+    assert found["slurm: partition"]["advice"].startswith("set timeout_minutes: 58")
+    assert found["slurm: arrays"]["advice"] == "set slurm.array_size: 1000"
+    assert "timeout_minutes" in found["slurm: sbatch"]["advice"]
+    (tmp_path / "file").write_text("")
+    code, found, _ = doctor(PROFILE, runs=tmp_path / "file/runs")
+    assert (code, found["runs: write"]["state"]) == (1, "fault")
+    assert [one["state"] for check, one in found.items() if check.startswith("slurm")] == ["ok"] * 7
+    assert on_slurm.ask("squeue", "--noheader") == ""
+
+
+def test_a_job_that_does_not_start_is_cancelled_with_slurms_reason(doctor, on_slurm):
+    code, found, said = doctor(f"{PROFILE}  sbatch: {{begin: now+1hour}}\n", "--wait", "1")
+    assert code == 1
+    assert "BeginTime" in found["ranks: job"]["found"]
+    assert said["kept"] is not None
+    assert on_slurm.ask("squeue", "--noheader") == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "found_there", "advice"),
+    [
+        ("srun: [--no-such-option]", "srun started no rank", "slurm.srun"),
+        ("setup: [exit 3]", "before its turn", "slurm.setup"),
+    ],
+)
+def test_a_job_that_starts_no_rank_is_a_fault_with_the_reason(doctor, on_slurm, line, found_there, advice):
+    code, found, _ = doctor(f"{PROFILE}  {line}\n")
+    assert code == 1
+    assert found_there in found["ranks: job"]["found"]
+    assert advice in found["ranks: job"]["advice"]
+    assert on_slurm.ask("squeue", "--noheader") == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopping_the_examination_ends_its_job_and_removes_its_files(on_slurm, tmp_path, number):
+    site = tmp_path / "here.yaml"
+    site.write_text(f"{PROFILE}  sbatch: {{begin: now+1hour}}\n")
+    words = ["-m", "harness.cli", "doctor", "--site", str(site), "--runs", str(tmp_path / "runs")]
+    with subprocess.Popen(
+        [sys.executable, *words],
+        env={**os.environ},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_for(lambda: on_slurm.ask("squeue", "--noheader"), seconds=60)
+        process.send_signal(number)
+        _, complaints = process.communicate(timeout=60)
+    assert process.returncode == 130, complaints
+    assert "Traceback" not in complaints
+    assert on_slurm.ask("squeue", "--noheader") == ""
+    assert list((tmp_path / "runs").iterdir()) == []
