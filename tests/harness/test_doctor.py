@@ -383,7 +383,7 @@ def test_ranks_that_cannot_join_are_a_fault_with_the_launchers_cause_and_keep_th
 
 def test_a_runs_folder_that_cannot_be_written_is_a_fault_found_without_torch(tmp_path):
     (tmp_path / "file").write_text("")
-    done = start("doctor", "--site", "local", "--runs", str(tmp_path / "file/runs"))
+    done = start("doctor", "--site", "local", "--runs", str(tmp_path / "file/runs"), COLUMNS="400")
     assert (done.returncode, done.stderr) == (1, "")
     said = " ".join(done.stdout.split())
     assert "cannot be written: Not a directory" in said
