@@ -27,3 +27,7 @@ class StoreError(UserError):
 
 class FilterError(UserError):
     """A `--where` expression that cannot be read."""
+
+
+class DataError(UserError):
+    """Training data that is missing, damaged, of another kind, or that cannot be brought here."""

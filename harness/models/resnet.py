@@ -32,20 +32,24 @@ class BasicBlock(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """Three stages of 16, 32 and 64 channels, `6 * blocks + 2` layers deep, for images of 32 x 32."""
+    """Three stages of 16, 32 and 64 channels, `6 * blocks + 2` layers deep, for images of 32 x 32.
 
-    def __init__(self, blocks: int, classes: int = 10) -> None:
+    Args:
+        width: channels of the first stage; the paper has 16.
+    """
+
+    def __init__(self, blocks: int, classes: int = 10, width: int = 16) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(16)
+        self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
         stages: list[nn.Module] = []
-        inputs = 16
-        for outputs, stride in ((16, 1), (32, 2), (64, 2)):
+        inputs = width
+        for outputs, stride in ((width, 1), (2 * width, 2), (4 * width, 2)):
             for index in range(blocks):
                 stages.append(BasicBlock(inputs, outputs, stride if index == 0 else 1))
                 inputs = outputs
         self.blocks = nn.Sequential(*stages)
-        self.fc = nn.Linear(64, classes)
+        self.fc = nn.Linear(4 * width, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Class scores of `[B, 3, H, W]`."""
@@ -110,6 +114,25 @@ def resnet32() -> CifarResNet:
     return CifarResNet(5)
 
 
+def cifar_resnet(depth: int, classes: int, width: int = 16) -> CifarResNet:
+    """A network of the CIFAR family by its depth, `6 * blocks + 2`, started as in He et al. 2015."""
+    network = CifarResNet((depth - 2) // 6, classes, width)
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight)
+    return network
+
+
 def resnet50() -> ImageNetResNet:
     """25.6 M parameters, the same layers as torchvision's."""
     return ImageNetResNet((3, 4, 6, 3))
+
+
+def imagenet_resnet(depth: int, classes: int) -> ImageNetResNet:
+    """ResNet-50, 101 or 152, started as torchvision starts its own (kaiming, fan out)."""
+    blocks = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}[depth]
+    network = ImageNetResNet(blocks, classes)
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return network

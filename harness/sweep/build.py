@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -97,7 +98,7 @@ class Builder:
         except ValidationError as error:
             self._refuse_cell(draft, error)
         batch = cell.training.batch_sizes(cell.world_size)[0]
-        examples = WORKLOADS[cell.workload.name].train_examples
+        examples = WORKLOADS[cell.workload.name].examples(cell.workload.options)
         if batch > examples:
             field = "global_batch_size" if cell.training.scaling == "strong" else "local_batch_size"
             value = getattr(cell.training, field)
@@ -142,6 +143,12 @@ class Builder:
         for option, value in given.items():
             place = fields[f"workload.options.{option}"].place
             given[option] = self._option(card, name, option, value, place)
+        try:
+            card.examples(given)
+        except ValueError as error:
+            option, sentence = re.split("(?==)", str(error), maxsplit=1)
+            place = self._place(fields, owner, "workload", f"options.{option}")
+            raise self._document.error(place, sentence) from None
         return {"name": name, "options": {**card.options, **given}}
 
     def _option(self, card: WorkloadCard, workload: str, option: str, value: Any, place: Place) -> Any:
@@ -157,6 +164,10 @@ class Builder:
                 type(default)
             ]
             raise self._document.error(place, f" is {described(value)}, not {kind} (default {default!r})")
+        if value not in card.choices.get(option, (value,)):
+            raise self._document.error(
+                place, f"={value!r} is not known{not_allowed(str(value), card.choices[option])}"
+            )
         return value
 
     def _check_target(self, workload: str, target: Target, fields: Fields, owner: Place) -> None:

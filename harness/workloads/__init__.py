@@ -5,29 +5,12 @@ add one: write `harness/workloads/<name>.py` with a function `build(options, ...
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
 
+from harness.workloads.card import WorkloadCard
+from harness.workloads.vision_cards import CIFAR10, CIFAR100
 
-@dataclass(frozen=True)
-class WorkloadCard:
-    """What planning needs to know of a workload.
-
-    Attributes:
-        module: where `build` is, imported on the ranks only.
-        metrics: metrics that it evaluates, with the direction that improves each.
-        options: its options with their defaults.
-        train_examples: size of its training set.
-        about: one line for `kronscale plan` and the README.
-    """
-
-    module: str
-    metrics: Mapping[str, Literal["higher", "lower"]]
-    options: Mapping[str, bool | int | float | str]
-    train_examples: int
-    about: str
-
+__all__ = ["WORKLOADS", "WorkloadCard"]
 
 WORKLOADS: Mapping[str, WorkloadCard] = MappingProxyType(
     {
@@ -38,5 +21,7 @@ WORKLOADS: Mapping[str, WorkloadCard] = MappingProxyType(
             train_examples=1437,
             about="1,797 real handwritten digits of 8x8 pixels (UCI, inside scikit-learn); a small ConvNet",
         ),
+        "cifar10": CIFAR10,
+        "cifar100": CIFAR100,
     }
 )

@@ -73,6 +73,6 @@ class Workload(Protocol):
 def build_workload(cell: Cell, share: Share) -> Workload:
     """The workload that `cell` names, as the rank of `share` sees it."""
     card = WORKLOADS[cell.workload.name]
-    build = import_module(card.module).build
+    build = getattr(import_module(card.module), card.builder)
     workload: Workload = build({**card.options, **cell.workload.options}, share)
     return workload

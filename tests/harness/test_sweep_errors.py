@@ -96,7 +96,7 @@ MISTAKES = {
     ),
     "an unknown workload": (
         "workload: digits", "workload: digit",
-        ":2: workload='digit' is no workload; allowed: digits; did you mean digits?",
+        ":2: workload='digit' is no workload; allowed: digits, cifar10, cifar100; did you mean digits?",
     ),
     "an unknown option": (
         "workload: digits", "workload: {name: digits, options: {widht: 8}}",
@@ -170,6 +170,24 @@ MISTAKES = {
         "repeats: 1", "repeats: 100000", ":9: grid spells out 400,000 cells; at most 100,000 are allowed",
     ),
     "a key given twice": ("repeats: 1", "sweep: again", ":10: sweep is given twice, first on line 1"),
+    "an unknown word for an option": (
+        "workload: digits", "workload: {name: cifar10, options: {model: resnet31}}",
+        ":2: workload.options.model='resnet31' is not known; allowed: resnet20, resnet32, resnet56, "
+        "resnet110, vgg16; did you mean resnet32?",
+    ),
+    "more images than there are": (
+        "workload: digits", "workload: {name: cifar10, options: {train_examples: 50001}}",
+        ":2: workload.options.train_examples=50001 is not allowed; use 0 for all, or 1 to 50000",
+    ),
+    "data that a workload does not carry": (
+        "workload: digits", "workload: {name: cifar100, options: {data: embedded}}",
+        ":2: workload.options.data='embedded' is a part of CIFAR-10; use files, synthetic or a folder",
+    ),
+    "a batch beyond the part that is asked for": (
+        "workload: digits", "workload: {name: cifar10, options: {data: embedded, train_examples: 100}}",
+        ":4: training.global_batch_size=128 makes a global batch of 128, but cifar10 has 100 training "
+        "examples (method sgd, world_size=2)",
+    ),
     "an infinite value": ("lr: 0.1", "lr: 1e999", ":5: optimizer.lr=inf is not a finite number"),
 }  # fmt: skip
 

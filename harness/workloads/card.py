@@ -1,0 +1,43 @@
+"""A workload's card: what a login node may know of it, without torch and without its data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class WorkloadCard:
+    """What planning needs to know of a workload.
+
+    Attributes:
+        module: where its builder is, imported on the ranks only.
+        metrics: metrics that it evaluates, with the direction that improves each.
+        options: its options with their defaults.
+        train_examples: size of its whole training set.
+        about: one line for `kronscale plan` and the README.
+        builder: name of the function in `module` that builds it.
+        choices: for text options that are one of a few words, those words.
+        counted: size of the training set that given options leave; None if none of them changes it. Raises
+            ValueError for options that no data could serve.
+    """
+
+    module: str
+    metrics: Mapping[str, Literal["higher", "lower"]]
+    options: Mapping[str, bool | int | float | str]
+    train_examples: int
+    about: str
+    builder: str = "build"
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    counted: Callable[[Options], int] | None = None
+
+    def examples(self, options: Options) -> int:
+        """Training examples of an epoch with these options, the card's defaults filled in where missing.
+
+        Raises:
+            ValueError: no data could serve the options; the sentence begins with the option's name.
+        """
+        return self.train_examples if self.counted is None else self.counted({**self.options, **options})

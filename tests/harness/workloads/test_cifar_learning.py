@@ -1,0 +1,61 @@
+"""Promise: real photographs are learned, by SGD and with K-FAC, and the loading is a small part of a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.cell import Cell
+from harness.pulse import Pulse
+from harness.records import EvalRecord, PhaseRecord
+from harness.train import Trainer
+from harness.world import World
+from tests.harness.workloads.batch_files import CPU, options
+
+KFAC = {"damping": 0.03, "factor_update_steps": 2, "inverse_update_steps": 10}
+SCHEDULE = {"momentum": 0.9, "weight_decay": 5e-4, "warmup_epochs": 1, "decay_epochs": [4]}
+
+
+def train(folder: Path, **changes):
+    fields = {
+        "sweep": "test", "method": "m", "world_size": 1,
+        "target": {"metric": "accuracy", "at_least": 0.33},
+        "training": {"global_batch_size": 50, "epochs": 8},
+    }  # fmt: skip
+    cell = Cell.model_validate({**fields, **changes})
+    records = []
+    trainer = Trainer(cell, World(0, 1, 0, CPU, "gloo"), Pulse(folder / "pulse"), records.append)
+    return trainer.run(), records
+
+
+@pytest.fixture
+def two_threads():
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(("lr", "kfac"), [(0.1, None), (0.05, KFAC)], ids=["sgd", "kfac"])
+def test_a_third_is_right_of_ten_classes_after_minutes_at_most(tmp_path, two_threads, lr, kfac):
+    # 2,000 images, a ResNet-20 of half the width; guessing gets 0.1
+    small = options(data="embedded", model="resnet20", width=0.5, augment=False)
+    result, records = train(
+        tmp_path, workload={"name": "cifar10", "options": small}, optimizer={"lr": lr, **SCHEDULE}, kfac=kfac
+    )
+    evaluations = [record for record in records if isinstance(record, EvalRecord)]
+    assert result.reached_target
+    assert evaluations[-1].value >= 0.33
+    assert evaluations[-1].train_loss < evaluations[0].train_loss
+
+
+def test_the_data_phase_is_small_beside_a_step_of_resnet32(tmp_path):
+    asked = options(data="embedded", train_examples=384, test_examples=10)
+    training = {"global_batch_size": 128, "epochs": 2, "window_steps": 1, "stop_at_target": False}
+    _, records = train(
+        tmp_path, workload={"name": "cifar10", "options": asked}, optimizer={"lr": 0.1}, training=training
+    )
+    shares = sorted(r.seconds["data"] / r.wall_seconds for r in records if isinstance(r, PhaseRecord))
+    assert len(shares) == 6
+    assert shares[3] < 0.03  # the median: another process may take the CPU away in one step
