@@ -111,13 +111,13 @@ class SecondOrder:
             split = self._solver.factor_damping(damping, own, other)
             try:
                 last = self.data[key] if self._warm and key in self.solved else None
-                self.data[key].copy_(self._solve(factors[key], split, last))
+                _store(self._solve(factors[key], split, last), self.data[key])
                 self.solved.add(key)
             except LinAlgError as error:
                 self.report(job.layer, job.kind, step, f"no decomposition, also in float64: {error}")
                 if key not in self.solved:  # nothing good yet: as if the factor were the identity
                     identity = torch.eye(job.shape.dim, dtype=self._like.dtype, device=self._like.device)
-                    self.data[key].copy_(self._solver.solve(identity.repeat(job.shape.blocks, 1, 1), split))
+                    _store(self._solver.solve(identity.repeat(job.shape.blocks, 1, 1), split), self.data[key])
 
     def exchange(self) -> None:
         """Fetch what the other members of the column solved."""
@@ -141,15 +141,23 @@ class SecondOrder:
         self.failures.append(failure)
         warnings.warn(str(failure), RuntimeWarning, stacklevel=2)
 
-    def _solve(self, factor: Tensor, damping: Tensor | float, last: Tensor | None) -> Tensor:
+    def _solve(self, factor: Tensor, damping: Tensor | float, last: Tensor | None) -> Sequence[Tensor]:
         """Solve in the working precision, then once more in float64."""
         for dtype in dict.fromkeys((self._like.dtype, torch.float64)):
             try:
-                solved = self._solver.solve(factor.to(dtype), damping, last).to(self._buffer.dtype)
+                parts = self._solver.solve(factor.to(dtype), damping, last)
             except LinAlgError:
                 if dtype == torch.float64:
                     raise
                 continue
-            if solved.sum().isfinite():  # some GPU drivers return NaN where LAPACK raises
-                return solved
+            stored = [part.to(self._buffer.dtype) for part in parts]
+            # Some GPU drivers return NaN where LAPACK raises.
+            if torch.stack([part.sum() for part in stored]).sum().isfinite():
+                return stored
         raise LinAlgError("the result is not finite")
+
+
+def _store(parts: Sequence[Tensor], data: Tensor) -> None:
+    """Write what a solver found into a factor's place, each part straight from where it was made."""
+    for part, place in zip(parts, data.split([part.numel() for part in parts]), strict=True):
+        place.view(part.shape).copy_(part)

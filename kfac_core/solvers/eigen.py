@@ -21,8 +21,10 @@ class EigenSolver:
         """None: the product is damped when the gradient is preconditioned."""
         return 0.0
 
-    def solve(self, factor: Tensor, damping: Tensor | float, last: Tensor | None = None) -> Tensor:
-        """Eigenvectors, then eigenvalues; with `last` one step of orthogonal iteration from its vectors.
+    def solve(
+        self, factor: Tensor, damping: Tensor | float, last: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Eigenvectors as rows, then eigenvalues; with `last` one step of orthogonal iteration from it.
 
         A running mean turns slowly, so its last basis is nearly one of eigenvectors: multiplied by the factor
         and orthonormalised it is nearer, and the Rayleigh quotients are the best values for it. Source: Vyas
@@ -33,11 +35,11 @@ class EigenSolver:
         elif last is None:
             values, vectors = torch.linalg.eigh(factor)
         else:
-            before = last[: factor.numel()].to(factor.dtype).view_as(factor)
+            before = last[: factor.numel()].to(factor.dtype).view_as(factor).mT
             vectors, _ = torch.linalg.qr(factor @ before)
             values = (vectors * (factor @ vectors)).sum(-2)
         values = values.masked_fill(values < SMALLEST_EIGENVALUE, 0.0)
-        return torch.cat([vectors.flatten(), values.flatten()])
+        return vectors.mT, values  # LAPACK's order: columns lie one after another
 
     def precondition(
         self, gradient: Tensor, a_data: Tensor, g_data: Tensor, shape: LayerShape, damping: float
@@ -54,6 +56,6 @@ class EigenSolver:
 
 
 def _views(data: Tensor, shape: FactorShape) -> tuple[Tensor, Tensor]:
-    """Eigenvectors `[blocks, n, n]` and eigenvalues `[blocks, n]`."""
+    """Eigenvectors as columns, `[blocks, n, n]`, and eigenvalues `[blocks, n]`."""
     vectors, values = data[: shape.elements], data[shape.elements :]
-    return vectors.view(shape.blocks, shape.dim, shape.dim), values.view(shape.blocks, shape.dim)
+    return vectors.view(shape.blocks, shape.dim, shape.dim).mT, values.view(shape.blocks, shape.dim)

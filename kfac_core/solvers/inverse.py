@@ -20,15 +20,15 @@ class InverseSolver:
         """The damping itself on both factors; the product then carries cross terms."""
         return damping
 
-    def solve(self, factor: Tensor, damping: Tensor | float, last: Tensor | None = None) -> Tensor:
+    def solve(self, factor: Tensor, damping: Tensor | float, last: Tensor | None = None) -> tuple[Tensor]:
         """Cholesky inverse of a damped copy: the running factor must not collect damping."""
         damped = scratch(factor, *factor.shape).copy_(factor)
         damped.diagonal(dim1=-2, dim2=-1).add_(damping)
         if factor.shape[-1] == 1:
-            return damped.reciprocal().flatten()
+            return (damped.reciprocal(),)
         columns = damped.mT  # LAPACK's order: it works where the matrix lies, and copies it nowhere
         torch.linalg.cholesky(columns, out=columns)
-        return torch.cholesky_inverse(columns).mT.flatten()
+        return (torch.cholesky_inverse(columns).mT,)
 
     def precondition(
         self, gradient: Tensor, a_data: Tensor, g_data: Tensor, shape: LayerShape, damping: float

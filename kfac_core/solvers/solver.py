@@ -13,7 +13,7 @@ LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-
 class Solver(Protocol):
     """Turns factors into second-order data and applies them to a gradient.
 
-    Second-order data of a factor is one flat vector, so that it travels without further packing.
+    Second-order data of a factor lies in one flat vector, so that it travels without further packing.
     """
 
     needs_traces: bool
@@ -27,10 +27,12 @@ class Solver(Protocol):
         """Damping to add to a factor whose mean diagonal is `own_mean`, beside one of `other_mean`."""
         ...
 
-    def solve(self, factor: Tensor, damping: Tensor | float, last: Tensor | None = None) -> Tensor:
-        """Flat second-order data of `factor` [blocks, n, n], which is left alone.
+    def solve(
+        self, factor: Tensor, damping: Tensor | float, last: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Second-order data of `factor` [blocks, n, n], which is left alone: what follows on one another.
 
-        `last` is that of an earlier state of the factor, to start from.
+        `last` is the flat vector of an earlier state of the factor, to start from.
 
         Raises:
             LinAlgError: the factor cannot be decomposed in its precision.

@@ -45,8 +45,8 @@ def test_a_warm_basis_converges_to_the_eigenvectors_of_a_factor_that_stands_stil
     solver, data = SOLVERS["eigen"], torch.cat([torch.eye(12).flatten(), torch.zeros(12)]).double()
     errors = []
     for _ in range(60):
-        data = solver.solve(factor, 0.0, last=data)
-        vectors, found = data[:-12].view(12, 12), data[-12:]
+        data = torch.cat([part.flatten() for part in solver.solve(factor, 0.0, last=data)])
+        vectors, found = data[:-12].view(12, 12).T, data[-12:]
         errors.append(float((vectors * found @ vectors.T - factor).norm() / factor.norm()))
         assert torch.allclose(vectors.T @ vectors, torch.eye(12).double(), atol=1e-12)
     assert errors[0] > 1e-2
