@@ -13,9 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Self
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """1: one segment a run, nothing said of it. 2: `segment` and `checkpoint_seconds`, records of segments and of
-checkpoints. Older lines are read as of segment 0."""
+checkpoints. 3: `wait_seconds` and `instrument_seconds` of a window. Older lines are read as of segment 0, and
+as of windows in which neither was measured."""
 
 State = Literal[
     "STAGED", "PENDING", "RUNNING", "COMPLETED", "FAILED", "TIMEOUT", "PREEMPTED", "OOM", "NODE_FAIL",
@@ -41,6 +42,10 @@ class PhaseRecord:
         sent_bytes: payload bytes that this rank handed to collectives, by comm phase.
         memory_bytes: bytes by kind at the end of the window (`rss`, `rss_peak`, `kfac_factors`, ...).
         segment: of the run, see `SegmentRecord`; the later one writes a cut window whole.
+        wait_seconds: by phase, the part of `seconds` that collectives waited for late ranks; None where the
+            site did not ask for it (`split_wait`).
+        instrument_seconds: what the phase timer itself took: entries of phases times the cost of one,
+            measured when the rank started; part of `seconds`. None where it was not measured.
     """
 
     KIND: ClassVar[str] = "phases"
@@ -54,6 +59,8 @@ class PhaseRecord:
     sent_bytes: Mapping[str, int]
     memory_bytes: Mapping[str, int]
     segment: int = 0
+    wait_seconds: Mapping[str, float] | None = None
+    instrument_seconds: float | None = None
 
 
 @dataclass(frozen=True)

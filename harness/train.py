@@ -32,7 +32,7 @@ from harness.workloads.workload import Share, Workload, build_workload
 from harness.world import World
 from kfac_core import KFAC, Phase
 from kfac_core.optimizers import NLCG
-from kfac_core.timer import PhaseTimer, WindowTotals
+from kfac_core.timer import PhaseTimer, WindowTotals, seconds_per_entry
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,8 @@ class Trainer:
         self.cell, self._world, self._pulse, self._write = cell, world, pulse, write
         self._communicator = world.communicator
         self._timer = PhaseTimer(world.device, observer=pulse.beat, traffic=self._communicator.traffic)
+        self._entry_seconds = seconds_per_entry(world.device, pulse.beat)
+        pulse.beat("start")
         self._traced, self._device = traced, DeviceGauge(world.device)
         _, local_batch_size = cell.training.batch_sizes(world.world_size)
         self._share = Share(world.rank, world.world_size, local_batch_size, cell.seed, world.device)
@@ -241,6 +243,7 @@ class Trainer:
             **{f"kfac_{kind}": count for kind, count in kfac_bytes.items()},
         }
         steps = self._step - self._window_start
+        waited = self._communicator.traffic.wait_seconds
         self._write(
             PhaseRecord(
                 rank=self._world.rank,
@@ -253,6 +256,8 @@ class Trainer:
                 sent_bytes=totals.sent_bytes,
                 memory_bytes=memory,
                 segment=self._segment,
+                wait_seconds=None if waited is None else totals.wait_seconds,
+                instrument_seconds=totals.entries * self._entry_seconds,
             )
         )
         rank, segment = self._world.rank, self._segment

@@ -8,7 +8,9 @@ others.
 from __future__ import annotations
 
 import traceback
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 
@@ -22,6 +24,7 @@ from harness.records import RecordWriter
 from harness.store import Attempt
 from harness.train import Result, Trainer
 from harness.world import host_names, join_world, leave_world
+from kfac_core.collectives import SplitWait
 
 
 def run_rank(attempt: Attempt, rank: int, world_size: int, local_rank: int, threads: int) -> int:
@@ -59,11 +62,14 @@ def _train(
 ) -> Result:
     cell = attempt.cell_folder.cell()
     world = join_world(attempt, *place)
+    site = (attempt.read("launch.json") or {}).get("site") or {}
+    if site.get("split_wait") and world.world_size > 1:
+        world = replace(world, communicator=SplitWait(world.communicator))
     hosts = host_names(world)
     if world.rank == 0:
         attempt.write("environment.json", read_environment(world.device, world.backend, hosts).to_json())
     checkpoints = Checkpoints(attempt, world, records.write, Plan.read(attempt), asked)
-    trainer = Trainer(cell, world, pulse, records.write, checkpoints, _traced(attempt))
+    trainer = Trainer(cell, world, pulse, records.write, checkpoints, _traced(site))
     if world.rank == 0 and trainer.kfac is not None:
         attempt.write("layers.json", describe(trainer.kfac.shapes, trainer.kfac.placement))
     result = trainer.run()
@@ -71,8 +77,7 @@ def _train(
     return result
 
 
-def _traced(attempt: Attempt) -> range:
-    site = (attempt.read("launch.json") or {}).get("site") or {}
+def _traced(site: Mapping[str, Any]) -> range:
     first, end = site.get("traced_steps") or (0, 0)
     return range(first, end)
 

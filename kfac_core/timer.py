@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypeVar
 
@@ -25,10 +25,13 @@ class Traffic:
     Attributes:
         calls: collectives issued.
         sent_bytes: payload bytes, without the copies that an algorithm makes on the way.
+        wait_seconds: spent until the last peer had arrived; None where that is not measured, see
+            `kfac_core.collectives.split_wait`.
     """
 
     calls: int = 0
     sent_bytes: int = 0
+    wait_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -56,12 +59,17 @@ class WindowTotals:
         seconds: exclusive seconds by phase and of `other`; tests check that they add up to the wall.
         calls: times each phase was entered; for the comm phases, collectives issued.
         sent_bytes: payload bytes by phase.
+        wait_seconds: the part of `seconds` that collectives waited for late ranks, by phase, where that is
+            measured.
+        entries: times any phase was entered, which is what the timer itself costs.
     """
 
     wall_seconds: float
     seconds: dict[str, float] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
     sent_bytes: dict[str, int] = field(default_factory=dict)
+    wait_seconds: dict[str, float] = field(default_factory=dict)
+    entries: int = 0
 
     def __add__(self, later: WindowTotals) -> WindowTotals:
         """Both together: a window that was cut, by a checkpoint for one."""
@@ -70,6 +78,8 @@ class WindowTotals:
             _added(self.seconds, later.seconds),
             _added(self.calls, later.calls),
             _added(self.sent_bytes, later.sent_bytes),
+            _added(self.wait_seconds, later.wait_seconds),
+            self.entries + later.entries,
         )
 
 
@@ -100,7 +110,7 @@ class PhaseTimer:
         )
         self._observer = observer
         self.traffic = traffic if traffic is not None else Traffic()
-        self._booked = Traffic(self.traffic.calls, self.traffic.sent_bytes)
+        self._booked = replace(self.traffic)
         self.sampled_step: int | None = None
         self._open = [OTHER]
         self._running = False
@@ -108,11 +118,13 @@ class PhaseTimer:
         self._wall_seconds = 0.0
         self._calls: dict[str, int] = {}
         self._sent_bytes: dict[str, int] = {}
+        self._wait_seconds: dict[str, float] = {}
+        self._entries = 0
 
     def start(self) -> None:
         """Let the clock run; what comes before is nobody's time."""
         self._clock.mark(None, self.sampled_step)
-        self._booked = Traffic(self.traffic.calls, self.traffic.sent_bytes)
+        self._booked = replace(self.traffic)
         self._started = time.perf_counter()
         self._running = True
 
@@ -149,14 +161,22 @@ class PhaseTimer:
         if self._running:
             raise RuntimeError("drain() while the clock runs: call stop() first")
         wall_seconds = self._wall_seconds - self._drained_at
-        totals = WindowTotals(wall_seconds, self._clock.drain(), self._calls, self._sent_bytes)
+        totals = WindowTotals(
+            wall_seconds,
+            self._clock.drain(),
+            self._calls,
+            self._sent_bytes,
+            self._wait_seconds,
+            self._entries,
+        )
         self._drained_at = self._wall_seconds
-        self._calls, self._sent_bytes = {}, {}
+        self._calls, self._sent_bytes, self._wait_seconds, self._entries = {}, {}, {}, 0
         return totals
 
     def _enter(self, phase: Phase) -> None:
         self._clock.mark(self._open[-1], self.sampled_step)
         self._book_traffic(self._open[-1])
+        self._entries += 1
         if phase not in COMM_PHASES:
             self._calls[phase.value] = self._calls.get(phase.value, 0) + 1
         self._open.append(phase.value)
@@ -177,7 +197,30 @@ class PhaseTimer:
                 self._calls[phase] = self._calls.get(phase, 0) + calls
             sent_bytes = self.traffic.sent_bytes - self._booked.sent_bytes
             self._sent_bytes[phase] = self._sent_bytes.get(phase, 0) + sent_bytes
-            self._booked = Traffic(self.traffic.calls, self.traffic.sent_bytes)
+        waited = (self.traffic.wait_seconds or 0.0) - (self._booked.wait_seconds or 0.0)
+        if waited:
+            self._wait_seconds[phase] = self._wait_seconds.get(phase, 0.0) + waited
+        if calls or waited:
+            self._booked = replace(self.traffic)
+
+
+def seconds_per_entry(
+    device: torch.device | str = "cpu", observer: Callable[[str], None] | None = None, entries: int = 500
+) -> float:
+    """What entering and leaving one phase costs here: the least of five rounds, a millisecond each on a CPU.
+
+    The least, because whatever else the machine does can only add to it.
+    """
+    timer = PhaseTimer(device, observer)
+    rounds = []
+    for _ in range(5):
+        timer.start()
+        for _ in range(entries):
+            with timer.phase(Phase.FORWARD):
+                pass
+        timer.stop()
+        rounds.append(timer.drain().wall_seconds / entries)
+    return min(rounds)
 
 
 def _added(first: dict[str, Number], second: dict[str, Number]) -> dict[str, Number]:

@@ -30,6 +30,8 @@ class Site(Spec):
         checkpoint_every_minutes: save after every so many minutes; None for never.
         traced_steps: `[first, end]`: of these steps every phase is recorded with its beginning, for
             `kronscale trace`; an inverse period shows all that a step can hold.
+        split_wait: whether ranks meet before every collective, so that waiting for late ranks is measured
+            apart from moving bytes; a barrier more for each, so steps are slower.
         group_readable: whether the folder's group may read new sweeps' runs, as far as your umask lets it
             (027 does); otherwise nobody but you can.
         environment: extra variables for the ranks; written into the run folder, so no place for secrets.
@@ -49,6 +51,7 @@ class Site(Spec):
     checkpoint_every_epochs: int | None = Field(default=None, ge=1)
     checkpoint_every_minutes: float | None = Field(default=None, gt=0)
     traced_steps: tuple[int, int] | None = None
+    split_wait: bool = False
     group_readable: bool = False
     environment: dict[str, str] = {}
     slurm: SlurmProfile | None = None

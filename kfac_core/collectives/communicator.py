@@ -35,3 +35,7 @@ class Communicator(Protocol):
     def broadcast(self, buffer: Tensor, source: int) -> None:
         """Make `buffer` on every rank what it is on `source`."""
         ...
+
+    def meet(self, group: Ranks) -> None:
+        """Return when every member of `group` has called this; it moves nothing and is not counted."""
+        ...

@@ -113,6 +113,10 @@ class MPICommunicator:
         message = [self._raw(buffer), self._moved[buffer.element_size()]]
         self._finish([self._all.Ibcast(message, source)], "broadcast", buffer)
 
+    def meet(self, group: Ranks) -> None:
+        """A barrier of the group."""
+        self.finish_all([self._group(group).Ibarrier()], "meet")
+
     def start_all_reduce(self, buffer: Tensor) -> tuple[Tensor, list[MPI.Request]]:
         """Begin to sum `buffer` over the world.
 

@@ -28,3 +28,6 @@ class SingleCommunicator:
 
     def broadcast(self, buffer: Tensor, source: int) -> None:
         """Nothing to fetch."""
+
+    def meet(self, group: Ranks) -> None:
+        """Nobody to wait for."""

@@ -62,6 +62,10 @@ class TorchCommunicator:
             self._count(buffer)
         dist.broadcast(buffer, self._global_ranks[source], group=self._all)
 
+    def meet(self, group: Ranks) -> None:
+        """A barrier of the group."""
+        dist.barrier(group=self._group(group))
+
     def _group(self, ranks: Ranks) -> dist.ProcessGroup | None:
         if ranks not in self._groups:
             # Only the members take part, so thousands of ranks can make their rows and columns at once.

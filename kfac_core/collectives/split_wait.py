@@ -1,0 +1,63 @@
+"""Waiting told apart from moving: every collective begins with a timed meeting of its ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kfac_core.collectives.communicator import Communicator
+from kfac_core.placement import Ranks
+
+
+class SplitWait:
+    """A communicator whose ranks meet before every collective; what that takes counts as waiting.
+
+    The time until the last peer has arrived goes to `traffic.wait_seconds`; what a phase takes beyond it is
+    moving bytes. The meeting is a barrier more for each collective, whose own latency is booked as waiting
+    too: it is for measuring, not for runs whose seconds are to be compared with those of others. On a GPU the
+    host waits for the work that is queued before it meets, so nothing overlaps.
+
+    Args:
+        inner: carries the traffic, and counts it as if this were not there.
+    """
+
+    def __init__(self, inner: Communicator) -> None:
+        self._inner = inner
+        self.rank, self.world_size, self.traffic = inner.rank, inner.world_size, inner.traffic
+        self._everyone: Ranks = tuple(range(inner.world_size))
+        self.traffic.wait_seconds = 0.0
+
+    def all_reduce(self, buffer: Tensor) -> None:
+        """Meet, then sum."""
+        self._wait(self._everyone, buffer)
+        self._inner.all_reduce(buffer)
+
+    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> None:
+        """Meet, then sum all parts."""
+        self._wait(self._everyone, buffer)
+        self._inner.reduce_parts(buffer, sizes)
+
+    def gather_parts(self, buffer: Tensor, sizes: Sequence[int], group: Ranks) -> None:
+        """Meet the group, then fetch all parts."""
+        self._wait(group, buffer)
+        self._inner.gather_parts(buffer, sizes, group)
+
+    def broadcast(self, buffer: Tensor, source: int) -> None:
+        """Meet, then fetch."""
+        self._wait(self._everyone, buffer)
+        self._inner.broadcast(buffer, source)
+
+    def meet(self, group: Ranks) -> None:
+        """Waiting and nothing else; whoever asks for it has a clock of their own."""
+        self._inner.meet(group)
+
+    def _wait(self, group: Ranks, buffer: Tensor) -> None:
+        if buffer.is_cuda:
+            torch.cuda.current_stream(buffer.device).synchronize()  # own work is no waiting for others
+        began = time.perf_counter()
+        self._inner.meet(group)
+        waited = time.perf_counter() - began
+        self.traffic.wait_seconds = (self.traffic.wait_seconds or 0.0) + waited
