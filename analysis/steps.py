@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.record_files import OTHER
 from analysis.study import Study
-
-WINDOW = ["run", "rank", "first_step"]
+from analysis.windows import SUMMED
 
 CLOSURE_LIMIT = 0.02
 """Largest share of a window's wall time by which its phases may miss it (practice of this project)."""
@@ -20,8 +18,9 @@ CLOSURE_LIMIT = 0.02
 
 def rank_speeds(study: Study) -> pd.DataFrame:
     """One row per run and rank: `seconds_per_step`, and the `steps`, `samples`, `wall_seconds` behind it."""
-    windows = counting_windows(study).drop_duplicates(WINDOW)
-    sums = windows.groupby(["run", "rank"], observed=True)[["steps", "samples", "wall_seconds"]].sum()
+    windows = study.windows.frame
+    summed = ["steps", "samples", "wall_seconds"]
+    sums = windows[windows["counts"]].groupby(["run", "rank"], observed=True)[summed].sum()
     frame = sums.reset_index()
     frame["run"] = frame["run"].astype("str")
     frame["seconds_per_step"] = frame["wall_seconds"] / frame["steps"]
@@ -49,41 +48,51 @@ def phase_costs(study: Study) -> pd.DataFrame:
 
 
 def rank_phase_costs(study: Study) -> pd.DataFrame:
-    """One row per run, rank and phase: seconds, calls and bytes sent, each per step."""
-    phases = counting_windows(study)
-    ranks = ["run", "rank"]
-    by_phase = phases.groupby([*ranks, "phase"], observed=True)
-    sums = by_phase[["seconds", "calls", "sent_bytes"]].sum().reset_index()
-    steps = phases.drop_duplicates(WINDOW).groupby(ranks, observed=True)["steps"].sum()
-    divisor = sums.merge(steps.rename("divisor").reset_index(), on=ranks, how="left")["divisor"]
-    for name in ("seconds", "calls", "sent_bytes"):
+    """One row per run, rank and phase: seconds, calls, bytes sent and waiting, each per step."""
+    sums = study.windows.sums.astype({"run": "str"})
+    steps = rank_speeds(study)[["run", "rank", "steps"]].rename(columns={"steps": "divisor"})
+    divisor = sums.merge(steps, on=["run", "rank"], how="left")["divisor"]
+    for name in SUMMED:
         sums[f"{name}_per_step"] = sums.pop(name) / divisor
-    sums["run"] = sums["run"].astype("str")
     return sums.rename(columns={"sent_bytes_per_step": "bytes_per_step"})
 
 
 def waits(study: Study) -> pd.DataFrame:
-    """One row per run and communication phase: `transfer` and `wait` seconds per step, by window.
+    """One row per run and communication phase: `transfer` and `wait` seconds per step, mean over ranks.
 
-    In each window the rank that spends least in a phase waits least: its seconds are an upper bound of what
-    moving takes, and what the others spend beyond it, on average, is a lower bound of waiting for late ranks.
+    `measured` says how. Where ranks met before every collective (`split_wait` of the site), waiting is what
+    that took, and transfer the rest. Elsewhere, in each window the rank that spends least in a phase waits
+    least: its seconds are an upper bound of what moving takes, and what the others spend beyond it, on
+    average, is a lower bound of waiting for late ranks.
     """
     phases = counting_windows(study)
     phases = phases[phases["phase"].astype("str").str.endswith("_comm")]
     by_window = phases.groupby(["run", "phase", "first_step"], observed=True)
     windows = by_window["seconds"].agg(["min", "mean"]).reset_index()
     windows["steps"] = by_window["steps"].max().to_numpy()
-    sums = windows.groupby(["run", "phase"], observed=True)[["min", "mean", "steps"]].sum().reset_index()
-    sums["transfer_seconds_per_step"] = sums["min"] / sums["steps"]
-    sums["wait_seconds_per_step"] = (sums["mean"] - sums["min"]) / sums["steps"]
-    kept = ["run", "phase", "transfer_seconds_per_step", "wait_seconds_per_step"]
-    return sums[kept].astype({"run": "str", "phase": "str"})
+    waited = by_window["wait_seconds"].agg(["mean", "count", "size"])
+    windows["wait"] = waited["mean"].where(waited["count"] == waited["size"]).to_numpy()
+    windows["measured"] = windows["wait"].notna()
+    windows["wait"] = windows["wait"].fillna(windows["mean"] - windows["min"])
+    by_run = windows.groupby(["run", "phase"], observed=True)
+    sums = by_run[["mean", "wait", "steps"]].sum().reset_index()
+    sums["measured"] = by_run["measured"].all().to_numpy()
+    sums["transfer_seconds_per_step"] = (sums["mean"] - sums["wait"]) / sums["steps"]
+    sums["wait_seconds_per_step"] = sums["wait"] / sums["steps"]
+    kept = ["run", "phase", "transfer_seconds_per_step", "wait_seconds_per_step", "measured"]
+    return sums[kept].astype({"run": "str", "phase": "str", "measured": "bool"})
+
+
+def waits_measured(study: Study) -> pd.Series:
+    """By run that communicates: whether its waiting was measured rather than bounded; see `waits`."""
+    sums = study.windows.sums
+    moving = sums[sums["phase"].astype("str").str.endswith("_comm") & (sums["calls"] > 0)]
+    return moving["wait_seconds"].notna().groupby(moving["run"].astype("str")).all()
 
 
 def memory_peaks(study: Study) -> pd.DataFrame:
     """One row per run, rank and kind: the largest `bytes` of any window."""
-    peaks = study.memory.groupby(["run", "rank", "kind"], observed=True)["bytes"].max().reset_index()
-    return peaks.astype({"run": "str", "kind": "str"})
+    return study.memory_peaks
 
 
 def closure(study: Study) -> pd.DataFrame:
@@ -92,27 +101,43 @@ def closure(study: Study) -> pd.DataFrame:
     `residual_share` is how far phases and `other` together lie from the wall; where `other` is negative,
     phases claim more than there was, and that counts as residual too. `other_share` is `other` over wall.
     """
-    phases = study.phases
-    windows = phases.groupby(WINDOW, observed=True)
-    frame = windows[["wall_seconds"]].first()
-    frame["claimed_seconds"] = windows["seconds"].sum()
-    other = phases[phases["phase"] == OTHER].groupby(WINDOW, observed=True)["seconds"].sum()
-    frame["other_seconds"] = other.reindex(frame.index).fillna(0.0)
+    frame = study.windows.frame.copy()
     missing = (frame["wall_seconds"] - frame["claimed_seconds"]).abs()
     excess = -frame["other_seconds"].clip(upper=0)
     frame["residual_share"] = (missing + excess) / frame["wall_seconds"]
     frame["other_share"] = frame["other_seconds"].clip(lower=0) / frame["wall_seconds"]
     frame["closes"] = frame["residual_share"] <= CLOSURE_LIMIT
+    return frame
+
+
+def run_closure(study: Study) -> pd.DataFrame:
+    """One row per run: how far its windows close, and what the timers took.
+
+    Columns: `windows`, how many are `open`, the `worst` residual share; the `wall_seconds`, `other_seconds`
+    and `steps` of all ranks' windows; `instrument_seconds` of those in which it was measured, NaN if none,
+    and those windows' `instrument_wall_seconds` and `instrument_steps`.
+    """
+    windows = closure(study)
+    known = windows["instrument_seconds"].notna()
+    windows = windows.assign(
+        open=~windows["closes"],
+        other_seconds=windows["other_seconds"].clip(lower=0),
+        instrument_wall_seconds=windows["wall_seconds"].where(known),
+        instrument_steps=windows["steps"].where(known),
+    )
+    by_run = windows.groupby("run", observed=True)
+    summed = ["open", "wall_seconds", "other_seconds", "steps"]
+    frame = by_run[summed].sum()
+    measured = ["instrument_seconds", "instrument_wall_seconds", "instrument_steps"]
+    frame[measured] = by_run[measured].sum(min_count=1)
+    frame["windows"] = by_run.size()
+    frame["worst"] = by_run["residual_share"].max()
     return frame.reset_index().astype({"run": "str"})
 
 
 def counting_windows(study: Study) -> pd.DataFrame:
     """The rows of `study.phases` that costs are computed from; see the head of this module."""
-    phases = study.phases
-    whole = phases["steps"] == phases.groupby("run", observed=True)["steps"].transform("max")
-    counts = whole & (phases["first_step"] > 0)
-    run_has_some = counts.groupby(phases["run"], observed=True).transform("any")
-    return phases[counts | ~run_has_some]
+    return study.phases[study.windows.counting]
 
 
 def kfac_bytes(study: Study) -> pd.DataFrame:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
 
 from analysis.arms import name_arms
 from analysis.rules import SCORINGS, Scoring
+from analysis.windows import Windows
 
 LONG_FRAMES = ("phases", "memory", "evaluations", "environments", "layers")
 
@@ -23,6 +25,8 @@ class Study:
             (no attempt). `arm` and `setting` are explained in `analysis.arms`.
         phases: one row per rank, window and phase: `seconds` (exclusive), `calls`, `sent_bytes`, and the
             window's `wall_seconds`, `steps`, `samples`, `first_step`. What no phase claims is `other`.
+            `wait_seconds` is the part of `seconds` spent waiting for late ranks, NaN where the site did not
+            ask for it; `instrument_seconds` what the timer took of the window, NaN where not measured.
         memory: one row per rank, window and kind: `bytes` at the end of the window.
         evaluations: one row per evaluation; seconds are since the start of training.
         environments: one row per run and key of its environment.json, as text.
@@ -41,6 +45,17 @@ class Study:
     layers: pd.DataFrame
     fields: pd.DataFrame
     scoring: Scoring = SCORINGS["first"]
+
+    @cached_property
+    def windows(self) -> Windows:
+        """The rows of `phases` folded into windows, once for all tables that ask."""
+        return Windows(self.phases)
+
+    @cached_property
+    def memory_peaks(self) -> pd.DataFrame:
+        """One row per run, rank and kind: the largest `bytes` of any window."""
+        peaks = self.memory.groupby(["run", "rank", "kind"], observed=True)["bytes"].max().reset_index()
+        return peaks.astype({"run": "str", "kind": "str"})
 
     @property
     def sweeps(self) -> list[str]:

@@ -59,14 +59,28 @@ def draw(study: Study) -> Drawing:
     )
     legend_below(figure, entries, columns=5)
     caption = sentence(
-        "Communication per step: left bars move bytes, right bars (hatched) wait. In each window of steps",
-        "the rank that",
-        "spends least in a phase gives its transfer, an upper bound; what ranks spend beyond it, on",
-        "average, is waiting, a",
-        f"lower bound. Means over runs ({counts(numbers)}). No whiskers.",
+        "Communication per step: left bars move bytes, right bars (hatched) wait; mean over ranks.",
+        _how(numbers),
+        f"Means over runs ({counts(numbers)}). No whiskers.",
         remarks(study, numbers, study.cells["world_size"] > 1),
     )
     return Drawing(figure, numbers, caption)
+
+
+def _how(numbers: pd.DataFrame) -> str:
+    """How waiting was told from moving."""
+    measured = "Ranks met before every collective: waiting is what that took."
+    bounds = (
+        "In each window of steps the rank that spends least in a phase gives its transfer, an upper bound; "
+        "what ranks spend beyond it, on average, is waiting, a lower bound. `split_wait` in the site "
+        "measures both."
+    )
+    if numbers["measured"].all():
+        return measured
+    if not numbers["measured"].any():
+        return bounds
+    runs = numbers[numbers["measured"]]["run"].nunique()
+    return f"{runs} of {numbers['run'].nunique()} runs were measured. {measured} The others: {bounds}"
 
 
 def _bars(axis: Axes, numbers: pd.DataFrame) -> None:

@@ -119,7 +119,8 @@ def test_records_of_before_segments_are_read_as_one_piece(folder):
     cell = make_cell("comm_opt", 2, 0, PLAN, {})
     attempt = folder.stage(cell).new_attempt()
     append(attempt, 0, windows(cell, 0, 0, 0, 20))
-    old = attempt.records(0).read_text().replace('"schema": 2', '"schema": 1').replace(', "segment": 0', "")
+    old = attempt.records(0).read_text().replace('"schema": 3', '"schema": 1').replace(', "segment": 0', "")
+    old = old.replace(', "wait_seconds": null, "instrument_seconds": null', "")
     attempt.records(0).write_text(old.replace(', "checkpoint_seconds": 0.0', ""))
     study = load(folder.path)
     assert (len(study.evaluations), set(study.phases["segment"]), study.cells["segments"].tolist()) == (

@@ -1,0 +1,187 @@
+"""Promise: the instrument finds delays where they are, tells waiting from moving, and adds up to the wall."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+
+from analysis.report import write_report
+from analysis.steps import closure, rank_phase_costs, waits
+from analysis.tables import load
+from harness.cli import main
+from harness.pulse import Pulse
+from harness.records import PhaseRecord, to_line
+from harness.train import Trainer
+from harness.world import World
+from kfac_core.collectives import SplitWait, connect
+from kfac_core.phases import COMM_PHASES, KFAC_PHASES
+from tests.harness.checkpoint.runs import cell, new_attempt
+
+DELAY, PERIOD = 0.12, 5  # seconds, several times what the collectives of a window take
+KFAC = {"factor_update_steps": 1, "inverse_update_steps": PERIOD, "damping": 0.01}
+
+
+def late(trainer: Trainer, owner: Any, name: str) -> None:
+    """Make a method sleep in the first step of every window."""
+    prompt: Callable[..., Any] = getattr(owner, name)
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        if trainer._step % PERIOD == 0:
+            time.sleep(DELAY)
+        return prompt(*args, **kwargs)
+
+    object.__setattr__(owner, name, slow)
+
+
+def late_batches(trainer: Trainer) -> None:
+    prompt = trainer._workload.batches
+
+    def slow(epoch: int, first: int = 0) -> Iterator[Any]:
+        for batch in prompt(epoch, first):
+            if trainer._step % PERIOD == 0:
+                time.sleep(DELAY)
+            yield batch
+
+    object.__setattr__(trainer._workload, "batches", slow)
+
+
+SLOW: dict[str, Callable[[Trainer], None]] = {
+    "data": late_batches,
+    "forward": lambda trainer: late(trainer, trainer._workload, "loss"),
+    "backward": lambda trainer: late(trainer, trainer._gradients, "clear"),
+    "factor_compute": lambda trainer: late(trainer, trainer.kfac._factors, "absorb"),
+    "inverse_compute": lambda trainer: late(trainer, trainer.kfac._second_order, "solve"),
+    "precondition": lambda trainer: late(trainer, trainer.kfac._gradients, "read"),
+    "update": lambda trainer: late(trainer, trainer._optimizer, "step"),
+}
+
+
+def windows(
+    rank: int, world_size: int, folder: str, method: str, split: bool, slow_phase: str = ""
+) -> list[PhaseRecord]:
+    """Train digits for four windows; rank 1 is late in a phase if one is named."""
+    communicator = SplitWait(connect()) if split else connect()
+    world = World(rank, world_size, rank, torch.device("cpu"), "gloo", communicator)
+    training = {"global_batch_size": 256, "epochs": 4, "window_steps": PERIOD}
+    own = {"kfac": KFAC} if method != "sgd" else {}
+    records: list[Any] = []
+    pulse = Pulse(Path(folder) / f"pulse-{rank}")
+    trainer = Trainer(cell(method, world_size, training=training, **own), world, pulse, records.append)
+    if rank == 1 and slow_phase:
+        SLOW[slow_phase](trainer)
+    trainer.run()
+    return [record for record in records if isinstance(record, PhaseRecord)]
+
+
+@pytest.mark.parametrize("phase", SLOW)
+def test_a_late_rank_is_late_in_its_phase_and_its_peer_waits(world, tmp_path, phase):
+    prompt, slow = world(2).run(windows, str(tmp_path), "comm_opt", True, phase)
+    assert len(prompt) == len(slow) == 4
+
+    def typical(records: list[PhaseRecord], of: Callable[[PhaseRecord], float]) -> float:
+        return median(of(record) for record in records)  # one busy moment of the machine is no failure
+
+    def waited(record: PhaseRecord) -> float:
+        assert record.wait_seconds is not None
+        return sum(record.wait_seconds.values())
+
+    def moved(record: PhaseRecord) -> float:
+        return sum(record.seconds.get(comm, 0.0) for comm in COMM_PHASES) - waited(record)
+
+    assert typical(slow, lambda record: record.seconds[phase]) >= DELAY
+    assert typical(prompt, lambda record: record.seconds[phase]) < DELAY / 2
+    assert typical(prompt, waited) > 0.8 * DELAY
+    assert typical(slow, waited) < DELAY / 2
+    for records in (prompt, slow):
+        assert 0 <= typical(records, moved) < DELAY / 2
+
+
+def test_waiting_is_part_of_its_phase_and_changes_neither_bytes_nor_calls(world, tmp_path):
+    for plain, split in zip(
+        world(2).run(windows, str(tmp_path), "comm_opt", False),
+        world(2).run(windows, str(tmp_path), "comm_opt", True),
+        strict=True,
+    ):
+        for before, after in zip(plain, split, strict=True):
+            assert before.wait_seconds is None
+            assert after.wait_seconds is not None
+            assert set(after.wait_seconds) == {"gradient_comm", "factor_comm", "inverse_comm"}
+            assert all(0 < after.wait_seconds[p] <= after.seconds[p] for p in after.wait_seconds)
+            assert (after.calls, after.sent_bytes) == (before.calls, before.sent_bytes)
+
+
+@pytest.fixture(scope="module")
+def measured(world, tmp_path_factory):
+    """A real study: sgd and comm_opt at two ranks, with and without a measured wait."""
+    root = tmp_path_factory.mktemp("instrument") / "runs"
+    for method, split in (("sgd", False), ("comm_opt", True)):
+        training = {"global_batch_size": 256, "epochs": 4, "window_steps": PERIOD}
+        own = {"kfac": KFAC} if method != "sgd" else {}
+        attempt = new_attempt(root, cell(method, 2, training=training, **own))
+        for rank, records in enumerate(world(2).run(windows, str(root), method, split)):
+            attempt.records(rank).write_text("".join(map(to_line, records)))
+    return load(root / "test")
+
+
+def test_every_window_of_every_rank_closes(measured):
+    frame = closure(measured)
+    assert len(frame) == 2 * 2 * 4
+    assert frame["residual_share"].max() <= 0.02
+    assert frame["other_seconds"].sum() <= 0.05 * frame["wall_seconds"].sum()
+
+
+def test_tables_take_the_measured_wait_where_there_is_one(measured):
+    arms = measured.cells.set_index("run")["arm"]
+    found = waits(measured)
+    assert dict(zip(found["run"].map(arms), found["measured"], strict=True)) == {
+        "sgd": False,
+        "comm_opt": True,
+    }
+    costs = rank_phase_costs(measured)
+    of_kfac = costs[costs["run"].map(arms).eq("comm_opt") & costs["phase"].isin(found["phase"])]
+    mean = of_kfac.groupby("phase", observed=True)["wait_seconds_per_step"].mean()
+    own = found[found["run"].map(arms).eq("comm_opt")].set_index("phase")["wait_seconds_per_step"]
+    for phase, seconds in own.items():
+        assert seconds == pytest.approx(mean[phase])
+
+
+def test_the_report_says_how_windows_close_what_timers_take_and_whether_waiting_was_measured(
+    measured, tmp_path
+):
+    page = write_report(measured, tmp_path / "report").read_text()
+    for words in ("closure: worst residual", "timers, per step", "measured", "bounds", "Ranks met before"):
+        assert words in page
+    assert "not measured" not in page
+
+
+def test_the_timers_say_what_they_take_of_a_step(measured):
+    frame = measured.windows.frame
+    entries = 5 * (5 + len(KFAC_PHASES))  # at least so many a window of K-FAC's
+    assert (frame["instrument_seconds"] > 0).all()
+    assert frame["instrument_seconds"].max() >= entries * 2e-7  # no machine enters a phase in less
+    assert frame["instrument_seconds"].sum() < 0.05 * frame["wall_seconds"].sum()  # tiny steps; see results/
+
+
+def test_a_site_that_asks_for_it_gets_its_waiting_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "site.yaml").write_text("launcher: local\noversubscribe: true\nsplit_wait: true\n")
+    (tmp_path / "tiny.yaml").write_text(
+        "sweep: tiny\nworkload: digits\ntarget: {metric: accuracy, at_least: 0.999}\n"
+        "training: {global_batch_size: 256, epochs: 2, window_steps: 5}\noptimizer: {lr: 0.1}\n"
+        "methods: [{name: sgd}]\ngrid: {world_size: [1, 2]}\nrepeats: 1\n"
+    )
+    words = ["run", "-f", str(tmp_path / "tiny.yaml"), "--site", str(tmp_path / "site.yaml")]
+    assert main([*words, "--runs", str(tmp_path / "runs")]) == 0
+    phases = load(tmp_path / "runs" / "tiny").phases
+    sizes = phases["run"].astype("str").str.extract(r"-p(\d)-")[0]
+    assert phases.loc[sizes == "1", "wait_seconds"].isna().all()  # nobody to wait for
+    moving = phases[(sizes == "2") & (phases["phase"] == "gradient_comm")]
+    assert len(moving) == 2 * 2
+    assert (moving["wait_seconds"] > 0).all()
+    assert (moving["wait_seconds"] <= moving["seconds"]).all()
