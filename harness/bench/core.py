@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.errors import UserError
+from harness.bench.start import start_ranks
 
 KINDS = ("full", "factor", "plain")
 INTERVALS = ((1, 1), (10, 10), (10, 100))
@@ -47,27 +44,9 @@ class CoreBench:
             folder = Path(name)
             options = {**asdict(self), "store": str(folder / "store")}
             (folder / "options.json").write_text(json.dumps(options))
-            self._start_ranks(folder)
+            start_ranks("harness.bench.rank", folder, self.ranks, self.threads)
             files = (folder / f"rank-{rank}.json" for rank in range(self.ranks))
             return {"bench": asdict(self), **summary([json.loads(file.read_text()) for file in files])}
-
-    def _start_ranks(self, folder: Path) -> None:
-        command = [sys.executable, "-m", "harness.bench.rank", str(folder / "options.json"), "--rank"]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads)}
-        logs = [folder / f"rank-{rank}.log" for rank in range(self.ranks)]
-        ranks = []
-        for rank, log in enumerate(logs):
-            with log.open("w") as out:
-                arguments = [*command, str(rank)]
-                ranks.append(subprocess.Popen(arguments, env=environment, stdout=out, stderr=out))
-        try:
-            for rank, process in enumerate(ranks):
-                if process.wait():
-                    tail = " | ".join(logs[rank].read_text().splitlines()[-3:])
-                    raise UserError(f"rank {rank} of the benchmark ended with {process.returncode}: {tail}")
-        finally:
-            for process in ranks:
-                process.kill()
 
 
 def summary(ranks: list[dict[str, Any]]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,12 +25,14 @@ def register(app: typer.Typer) -> None:
     """Add the verb to `app`."""
     verbs = typer.Typer(help="Measure what the parts cost on this machine.", no_args_is_help=True)
     verbs.command(epilog="Example: kronscale bench core --model resnet32 --ranks 2 --strategy mem_opt")(core)
-    verbs.callback()(_group)
+    verbs.command(epilog="Example: kronscale bench instrument --json results/instrument/overhead.json")(
+        instrument
+    )
+    verbs.command(
+        epilog="Example: kronscale bench ablation -f jobs/sweeps/demo.yaml "
+        "--where 'method=comm_opt and world_size=2 and seed=0'"
+    )(ablation)
     app.add_typer(verbs, name="bench")
-
-
-def _group() -> None:
-    """Keeps `core` a word of its own while it is the only benchmark."""
 
 
 def core(
@@ -67,6 +70,108 @@ def core(
     screen.print(_table(figures))
     for line in _lines(figures):
         screen.print(line, highlight=False)
+    _write(out, figures)
+
+
+def instrument(
+    model: Annotated[str, typer.Option(help="resnet32 (32x32 images) or resnet50 (64x64).")] = "resnet32",
+    batch: Annotated[int | None, typer.Option(help="Examples. Default: 128 or 8.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads.")] = 1,
+    pairs: Annotated[int, typer.Option(min=6, help="Steps with the timer, each beside one without.")] = 40,
+    out: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the summary there.")] = None,
+) -> None:
+    """Time K-FAC steps with the phase timer on and off, in pairs: what the instrument itself costs."""
+    from harness.bench.instrument import measure  # noqa: PLC0415  --help does not wait for it
+    from harness.cli.screen import console  # noqa: PLC0415
+
+    if model not in _MODELS:
+        raise UserError(f"--model {model!r} is not one of {', '.join(_MODELS)}")
+    figures = measure(model, batch or _MODELS[model], pairs, threads)
+    on, off = (median(figures[name]) for name in ("on_seconds", "off_seconds"))
+    paired, computed = figures["overhead"], figures["computed_overhead"]
+    screen = console()
+    screen.print(f"a step: {1e3 * off:.1f} ms without timer, {1e3 * on:.1f} ms with it", highlight=False)
+    limits = f"[{paired['low']:.2%}, {paired['high']:.2%}]"
+    screen.print(f"overhead, median of {pairs} pairs: {paired['median']:.2%} {limits}", highlight=False)
+    entries, cost = figures["entries_per_step"], 1e6 * figures["seconds_per_entry"]
+    screen.print(f"computed: {entries} entries of {cost:.2f} µs, {computed:.3%}", highlight=False)
+    _write(out, figures)
+    if csv is not None:
+        csv.parent.mkdir(parents=True, exist_ok=True)
+        csv.write_text(_overhead_csv(figures))
+
+
+def _overhead_csv(figures: dict[str, Any]) -> str:
+    paired = {f"overhead_{name}": value for name, value in figures["overhead"].items()}
+    row = {name: figures[name] for name in ("model", "batch", "threads", "pairs")}
+    row |= {f"{name}_median": median(figures[name]) for name in ("on_seconds", "off_seconds")} | paired
+    row |= {name: figures[name] for name in ("entries_per_step", "seconds_per_entry", "computed_overhead")}
+    spelt = (f"{value:.6g}" if isinstance(value, float) else str(value) for value in row.values())
+    return ",".join(row) + "\n" + ",".join(spelt) + "\n"
+
+
+def ablation(
+    file: Annotated[Path, typer.Option("--file", "-f", help="The sweep that the cell is of.")],
+    where: Annotated[str | None, typer.Option(help="Chooses one cell with K-FAC.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each rank.")] = 1,
+    rounds: Annotated[int, typer.Option(min=6, help="Pairs of blocks for each phase.")] = 30,
+    out: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table there.")] = None,
+) -> None:
+    """Time a cell's steps without one phase after the other, and hold it against the timer's own seconds."""
+    from harness.bench.ablation import AblationBench  # noqa: PLC0415  --help does not wait for it
+    from harness.cli.choice import chosen_cells  # noqa: PLC0415
+    from harness.cli.screen import console  # noqa: PLC0415
+
+    cells = [cell for cell in chosen_cells(None, file, set_ or (), where, Path()) if cell.kfac is not None]
+    if len(cells) != 1:
+        some = ", ".join(cell.id for cell in cells[:3])
+        raise UserError(
+            f"--where has to choose one cell with K-FAC, and chooses {len(cells)}: {some or 'none'}"
+        )
+    (cell,) = cells
+    figures = AblationBench(cell.model_dump_json(), cell.world_size, threads, rounds).run()
+    console().print(_ablation_table(cell.id, figures["phases"]))
+    _write(out, figures)
+    if csv is not None:
+        csv.parent.mkdir(parents=True, exist_ok=True)
+        csv.write_text(_ablation_csv(cell.id, rounds, figures["phases"]))
+
+
+def _ablation_table(cell: str, phases: dict[str, Any]) -> Table:
+    from rich.table import Table  # noqa: PLC0415
+
+    title = f"{cell}: milliseconds a step, median over rounds and its 95 % limits"
+    table = Table("phase", title=title, title_justify="left")
+    for name in ("timer", "ablation", "of the step", "agree"):
+        table.add_column(name, justify="right")
+    for phase, row in phases.items():
+        spelt = (
+            f"{1e3 * one['median']:.3f} [{1e3 * one['low']:.3f}, {1e3 * one['high']:.3f}]"
+            for one in (row["timer"], row["ablation"])
+        )
+        share = row["timer"]["median"] / row["step_seconds"]
+        table.add_row(phase, *spelt, f"{share:.1%}", "yes" if row["agree"] else "no")
+    return table
+
+
+def _ablation_csv(cell: str, rounds: int, phases: dict[str, Any]) -> str:
+    parts = [f"{way}_{name}_seconds" for way in ("timer", "ablation") for name in ("median", "low", "high")]
+    lines = [",".join(["cell", "phase", "rounds", "step_seconds", *parts, "agree"])]
+    for phase, row in phases.items():
+        values = [row[way][name] for way in ("timer", "ablation") for name in ("median", "low", "high")]
+        spelt = [f"{value:.6g}" for value in (row["step_seconds"], *values)]
+        lines.append(",".join([cell, phase, str(rounds), *spelt, "yes" if row["agree"] else "no"]))
+    return "\n".join(lines) + "\n"
+
+
+def _write(out: Path | None, figures: dict[str, Any]) -> None:
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(figures, indent=1) + "\n")

@@ -1,10 +1,13 @@
 """Promise: `kronscale bench core` times real steps on real ranks; its averages are those of the intervals."""
 
+import csv
 import json
 
 import pytest
 
+from harness.bench.ablation import ABLATED, compare
 from harness.bench.core import amortised, slowest, summary
+from harness.bench.spread import median_limits
 from harness.cli import main
 
 
@@ -61,3 +64,74 @@ def test_two_ranks_are_measured(tmp_path, capfd):
 def test_bad_settings_are_refused_before_a_rank_starts(arguments, message, capfd):
     assert main(["bench", "core", *arguments]) == 2
     assert message in capfd.readouterr().err
+
+
+def test_the_timers_cost_is_measured_in_pairs_and_computed_from_its_entries(tmp_path, capfd):
+    out, table = tmp_path / "overhead.json", tmp_path / "overhead.csv"
+    words = ["bench", "instrument", "--batch", "2", "--pairs", "6", "--json", str(out), "--csv", str(table)]
+    assert main(words) == 0
+    (row,) = csv.DictReader(table.open())
+    assert (row["model"], row["pairs"], float(row["overhead_low"]) <= float(row["overhead_high"])) == (
+        "resnet32",
+        "6",
+        True,
+    )
+    figures = json.loads(out.read_text())
+    assert len(figures["on_seconds"]) == len(figures["off_seconds"]) == 6
+    layers = 32  # of ResNet-32; two grams each, and seven phases of the step itself
+    assert figures["entries_per_step"] >= 2 * layers + 7
+    assert figures["computed_overhead"] == pytest.approx(
+        figures["entries_per_step"] * figures["seconds_per_entry"] / sorted(figures["off_seconds"])[2],
+        rel=0.5,
+    )
+    assert figures["overhead"]["low"] <= figures["overhead"]["median"] <= figures["overhead"]["high"]
+    assert "overhead, median of 6 pairs" in capfd.readouterr().out
+
+
+def test_limits_of_a_median_are_order_statistics_that_cover_it():
+    values = [float(n) for n in range(1, 31)]
+    assert median_limits(values) == (10.0, 21.0)  # tables of the sign test, n = 30
+    assert median_limits(values[:6]) == (1.0, 6.0)
+
+
+def test_compare_takes_the_slowest_rank_of_computing_and_the_fastest_of_communication():
+    def rank(whole: float, part: float, timer: float) -> list[dict[str, float]]:
+        return [{"with_seconds": whole, "without_seconds": part, "timer_seconds": timer, "calls": 1}] * 6
+
+    table = compare([
+        {"inverse_compute": rank(10, 7, 3), "factor_comm": rank(10, 8, 5)},
+        {"inverse_compute": rank(9, 8, 1), "factor_comm": rank(9, 5, 2)},
+    ])  # fmt: skip
+    assert table["inverse_compute"]["timer"]["median"] == 3
+    assert table["inverse_compute"]["ablation"]["median"] == 10 - 8
+    assert not table["inverse_compute"]["agree"]
+    assert table["factor_comm"]["timer"]["median"] == table["factor_comm"]["ablation"]["median"] == 2
+    assert table["factor_comm"]["agree"]
+
+
+def test_ablation_finds_each_phase_of_a_real_cell_at_two_ranks(tmp_path, capfd):
+    table = tmp_path / "ablation.csv"
+    chosen = ["--where", "method=mem_opt and world_size=2 and seed=0"]
+    words = [
+        "bench",
+        "ablation",
+        "-f",
+        "jobs/sweeps/demo.yaml",
+        *chosen,
+        "--rounds",
+        "6",
+        "--csv",
+        str(table),
+    ]
+    assert main(words) == 0, capfd.readouterr().err
+    rows = {row["phase"]: row for row in csv.DictReader(table.open())}
+    none = {"inverse_comm"}  # mem_opt has none
+    assert set(rows) == {phase.value for phase in ABLATED} - none
+    heavy = rows["factor_compute"]  # the largest of them here
+    assert heavy["agree"] == "yes"
+    assert float(heavy["ablation_high_seconds"]) > 0.5 * float(heavy["timer_median_seconds"])
+
+
+def test_ablation_wants_one_cell_with_kfac(capfd):
+    assert main(["bench", "ablation", "-f", "jobs/sweeps/demo.yaml", "--where", "method=sgd"]) == 2
+    assert "chooses 0: none" in capfd.readouterr().err

@@ -1,0 +1,199 @@
+"""One rank of `kronscale bench ablation`: `python -m harness.bench.ablated OPTIONS.json --rank R`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # public, but hidden from checkers
+
+from harness.bench.ablation import ABLATED, Rounds
+from harness.cell import Cell
+from harness.pulse import Pulse
+from harness.train import Trainer
+from harness.world import World
+from kfac_core.collectives import connect
+from kfac_core.phases import COMM_PHASES, Phase
+from kfac_core.timer import WindowTotals
+
+WARMUP_BLOCKS = 3
+BATCHES = 4  # of the first epoch, in turn: enough to differ, and drawn before any clock runs
+
+
+class Subject:
+    """A trainer whose parameters stand still, so that every block does the same work.
+
+    Args:
+        trainer: of the cell; its learning rate is set to zero.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        if trainer.kfac is None:
+            raise ValueError(f"cell {trainer.cell.id} has no K-FAC to leave out")
+        self.trainer, self.kfac = trainer, trainer.kfac
+        self._batches = cycle(islice(trainer._workload.batches(0), BATCHES))
+        self.steps = trainer.cell.window_steps
+        for group in trainer._optimizer.param_groups:
+            group["lr"] = 0.0
+        trainer._model.train()
+
+    def block(self, left_out: Phase | None = None) -> WindowTotals:
+        """One inverse period, with all phases or without one."""
+        timer = self.trainer._timer
+        with ExitStack() as without:
+            if left_out is not None:
+                without.enter_context(self._without(left_out))
+            self.kfac.steps = 0
+            self.trainer._world.wait_for_all()
+            timer.start()
+            for _ in range(self.steps):
+                self.trainer._train_step(next(self._batches))
+            timer.stop()
+        return timer.drain()
+
+    @contextmanager
+    def _without(self, phase: Phase) -> Iterator[None]:
+        """The work of a phase replaced by nothing; what it leaves behind is what the step before left."""
+        kfac = self.kfac
+        with ExitStack() as stack:
+            if phase == Phase.FACTOR_COMPUTE:
+                stack.enter_context(self._kept_grams())
+            if phase == Phase.FACTOR_COMM:
+                stack.enter_context(self._kept_arrivals())
+            for owner, *names in self._parts().get(phase, []):
+                for name in names:
+                    stack.enter_context(patch.object(owner, name, _nothing))
+            if phase == Phase.PRECONDITION:
+                stack.enter_context(patch.object(kfac._gradients, "own", []))
+            yield
+
+    def _parts(self) -> dict[Phase, list[tuple[Any, ...]]]:
+        """What does a phase's work: an object, and names of its methods."""
+        second_order, gradients = self.kfac._second_order, self.kfac._gradients
+        return {
+            Phase.GRADIENT_COMM: [(self.trainer._gradients, "average")],
+            Phase.INVERSE_COMPUTE: [(second_order, "solve")],
+            Phase.INVERSE_COMM: [(second_order, "exchange_means", "exchange")],
+            Phase.PRECONDITION: [(gradients, "read")],
+            Phase.PRECONDITION_COMM: [(gradients, "exchange")],
+            Phase.SCALE: [(gradients, "clip", "write")],
+        }
+
+    @contextmanager
+    def _kept_grams(self) -> Iterator[None]:
+        """Hooks run as ever, but hand out the grams of one step taken before the clock runs."""
+        grams: dict[Any, Any] = {}
+
+        def remembering(key: Any, compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            def remember(tensor: Any) -> Any:
+                grams[key] = compute(tensor)
+                return grams[key]
+
+            return remember
+
+        parts = [(layer, name) for layer in self.kfac._layers for name in ("input_gram", "output_gram")]
+        with ExitStack() as stack:
+            for layer, name in parts:
+                compute = remembering((id(layer), name), getattr(layer, name))
+                stack.enter_context(patch.object(layer, name, compute))
+            self._step_with_updates()
+        with ExitStack() as stack:
+            for layer, name in parts:
+                hand_out = partial(_kept, grams, (id(layer), name))
+                stack.enter_context(patch.object(layer, name, hand_out))
+            stack.enter_context(patch.object(self.kfac._factors, "absorb", _nothing))
+            yield
+
+    @contextmanager
+    def _kept_arrivals(self) -> Iterator[None]:
+        """What arrived of the other ranks' statistics is that of one step taken before the clock runs."""
+        factors = self.kfac._factors
+        exchange: Callable[[Any], None] = factors.exchange
+        received: dict[Any, Any] = {}
+
+        def remember(statistics: Any) -> None:
+            exchange(statistics)
+            received.update(factors._received)
+
+        def hand_out(statistics: Any) -> None:
+            factors._received = dict(received)
+
+        with patch.object(factors, "exchange", remember):
+            self._step_with_updates()
+        with patch.object(factors, "exchange", hand_out):
+            yield
+
+    def _step_with_updates(self) -> None:
+        self.kfac.steps = 0
+        self.trainer._train_step(next(self._batches))
+
+
+def measure(subject: Subject, rounds: int) -> dict[str, Rounds]:
+    """Blocks with and without each phase, in pairs; every second pair is turned round."""
+    several = subject.trainer._world.world_size > 1
+    phases = [phase for phase in ABLATED if several or phase not in COMM_PHASES]
+    for _ in range(WARMUP_BLOCKS):
+        subject.block()
+    for phase in phases:
+        subject.block(phase)
+    table: dict[str, Rounds] = {phase.value: [] for phase in phases}
+    for turn in range(rounds):
+        for phase in phases:
+            if turn % 2:
+                whole, part = subject.block(), subject.block(phase)
+            else:
+                part, whole = subject.block(phase), subject.block()
+            table[phase.value].append(_row(phase, whole, part, subject.steps))
+    return table
+
+
+def _row(phase: Phase, whole: WindowTotals, part: WindowTotals, steps: int) -> dict[str, float]:
+    return {
+        "with_seconds": whole.wall_seconds / steps,
+        "without_seconds": part.wall_seconds / steps,
+        "timer_seconds": whole.seconds.get(phase.value, 0.0) / steps,
+        "calls": whole.calls.get(phase.value, 0) / steps,
+    }
+
+
+def _kept(grams: dict[Any, Any], key: Any, tensor: Any) -> Any:
+    return grams[key]
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """What a phase that is left out does."""
+
+
+def main() -> None:
+    """Measure, and write the figures beside the options."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("options", type=Path)
+    parser.add_argument("--rank", type=int, required=True)
+    given = parser.parse_args()
+    options = json.loads(given.options.read_text())
+    ranks, folder = options["ranks"], given.options.parent
+    torch.set_num_threads(options["threads"])
+    if ranks > 1:
+        store = FileStore(options["store"], ranks)
+        dist.init_process_group("gloo", store=store, rank=given.rank, world_size=ranks)
+    world = World(given.rank, ranks, given.rank, torch.device("cpu"), "gloo", connect())
+    cell = Cell.model_validate_json(options["cell"])
+    trainer = Trainer(cell, world, Pulse(folder / f"rank-{given.rank}.pulse"), lambda record: None)
+    figures = measure(Subject(trainer), options["rounds"])
+    (folder / f"rank-{given.rank}.json").write_text(json.dumps(figures))
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""What the phase timer costs: steps with it and without it, in pairs, in one process."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from harness.bench.spread import median_limits
+from harness.bench.subject import FACTOR_STEPS, MODELS, Training
+from harness.pulse import Pulse
+from kfac_core import KFAC, KFACConfig, Phase
+from kfac_core.timer import PhaseTimer, seconds_per_entry
+
+WARMUP_STEPS = 3
+
+
+class SwitchedTimer(PhaseTimer):
+    """A timer that can be as if it were not there: no clock, no pulse, no generator."""
+
+    on = True
+
+    def phase(self, phase: Phase) -> AbstractContextManager[None]:  # type: ignore[override]  # off is no generator
+        """Book the block on `phase`, or do nothing at all."""
+        return super().phase(phase) if self.on else nullcontext()
+
+
+def measure(model: str, batch: int, pairs: int, threads: int) -> dict[str, Any]:
+    """Time steps that renew factors, the kind with most phases, with and without the timer.
+
+    Pairs follow each other, and every second one is turned round, so that a machine that slows down favours
+    neither. A step has its own start, stop and drain of the timer, which a run has once a window.
+
+    Returns:
+        `on_seconds` and `off_seconds` of every pair; `overhead`: the median of their ratios less one, with
+        95 % limits from order statistics; `entries_per_step`, `seconds_per_entry` and `computed_overhead`,
+        their product over the median step without timer.
+    """
+    torch.set_num_threads(threads)
+    training = Training(MODELS[model], batch, 0, 1)
+    with tempfile.TemporaryDirectory(prefix="kronscale-bench-") as folder:
+        pulse = Pulse(Path(folder) / "pulse")
+        timer = SwitchedTimer(observer=pulse.beat)
+        config = KFACConfig(factor_update_steps=FACTOR_STEPS, inverse_update_steps=10**9)
+        kfac = KFAC(training.model, config, lr=0.1, timer=timer)
+        entries = 0
+        for _ in range(WARMUP_STEPS):
+            _, entries = _step(training, kfac, timer)
+        on: list[float] = []
+        off: list[float] = []
+        for pair in range(pairs):
+            for state in (True, False) if pair % 2 else (False, True):
+                timer.on = state
+                (on if state else off).append(_step(training, kfac, timer)[0])
+        cost = seconds_per_entry(observer=pulse.beat)
+    ratios = [one / other - 1 for one, other in zip(on, off, strict=True)]
+    low, high = median_limits(ratios)
+    settings = {"model": model, "batch": batch, "pairs": pairs, "threads": threads}
+    return settings | {
+        "on_seconds": on,
+        "off_seconds": off,
+        "overhead": {"median": median(ratios), "low": low, "high": high},
+        "entries_per_step": entries,
+        "seconds_per_entry": cost,
+        "computed_overhead": entries * cost / median(off),
+    }
+
+
+def _step(training: Training, kfac: KFAC, timer: SwitchedTimer) -> tuple[float, int]:
+    """Seconds of one step, and how many phases it entered; the first of all solves the factors too."""
+    training.meet()
+    kfac.steps = FACTOR_STEPS if kfac.steps else 0
+    began = time.perf_counter()
+    if timer.on:
+        timer.start()
+    with timer.phase(Phase.FORWARD):
+        loss = training.loss()
+    with timer.phase(Phase.BACKWARD):
+        loss.backward()
+    kfac.step()
+    entries = 0
+    if timer.on:
+        timer.stop()
+        entries = timer.drain().entries
+    return time.perf_counter() - began, entries
