@@ -109,7 +109,7 @@ def emulate(
 ) -> Iterator[Emulation]:
     """Count a step with updates and one without, on each of `ranks` in turn."""
     for rank in ranks:
-        with _fake_world(world_size, rank), FakeTensorMode(), _Answers():  # type: ignore[no-untyped-call]  # torch's own
+        with fake_world(world_size, rank), FakeTensorMode(), _Answers():  # type: ignore[no-untyped-call]  # torch's own
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of numbers that are none: refused updates, for one
                 seen = count(Twin(layers, other_parameters, batch_size), config, connect())
@@ -221,7 +221,8 @@ _DECOMPOSITIONS = {
 
 
 @contextmanager
-def _fake_world(world_size: int, rank: int) -> Iterator[None]:
+def fake_world(world_size: int, rank: int) -> Iterator[None]:
+    """A rank of a world whose other ranks are not there: every collective returns at once."""
     from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415  loads test machinery
 
     if world_size == 1:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from torch.nn import functional
 
+from harness.emulate import fake_world
 from kfac_core import KFAC, KFACConfig, Phase
 from kfac_core.collectives import connect
 from kfac_core.placement import LayerShape, Placement
@@ -78,3 +79,52 @@ def test_counted_bytes_equal_the_closed_form_on_every_rank(world, world_size, st
             assert factors == inverses == 0
         for _, calls in steps:
             assert all(number <= world_size for number in calls.values())
+
+
+def divisors(world_size: int) -> list[int]:
+    return [workers for workers in range(1, world_size + 1) if world_size % workers == 0]
+
+
+EVERY_WORLD = [
+    (world_size, strategy, workers / world_size if strategy == "hybrid_opt" else None)
+    for world_size in range(1, 9)
+    for strategy, _ in STRATEGIES
+    for workers in (divisors(world_size) if strategy == "hybrid_opt" else [1])
+]
+
+
+def count_everywhere(rank: int, world_size: int) -> list[tuple[int, str, float | None, int, Any]]:
+    """Every rank of every world, one after the other: torch's fake group answers, nothing else differs."""
+    counted = []
+    for size, strategy, fraction in EVERY_WORLD:
+        options = {"strategy": strategy, "grad_worker_fraction": fraction}
+        for one in range(size):
+            with fake_world(size, one):
+                counted.append((size, strategy, fraction, one, count(one, size, options)))
+    return counted
+
+
+def test_counted_bytes_equal_the_closed_form_in_every_world_of_one_to_eight(world):
+    """Executed worlds above are the check on this one: what is counted does not depend on what arrives."""
+    (counted,) = world(1).run(count_everywhere)
+    assert len({(size, strategy) for size, strategy, *_ in counted}) == 8 * len(STRATEGIES)
+    for size, strategy, fraction, rank, (placement, shapes, (update, plain)) in counted:
+        where = f"{strategy} {fraction} on rank {rank} of {size}"
+        elements = closed_form(placement, shapes, rank) if size > 1 else (0, 0, 0)
+        names = (Phase.FACTOR_COMM, Phase.INVERSE_COMM, Phase.PRECONDITION_COMM)
+        expected = {name: FLOAT64 * n for name, n in zip(names, elements, strict=True) if n}
+        assert {name: n for name, n in update[0].items() if n} == expected, where
+        gradients = {name: n for name, n in expected.items() if name == Phase.PRECONDITION_COMM}
+        assert {name: n for name, n in plain[0].items() if n} == gradients, where
+
+
+def test_packing_halves_what_factors_send(world):
+    """A square factor has n^2 elements, a triangle n(n+1)/2; one more says how many examples it is of."""
+    for placement, shapes, ((sent, _), _) in world(2).run(count, {"strategy": "comm_opt"}):
+        assert placement.world_size == 2
+        dims = [factor.dim for shape in shapes for factor in (shape.a, shape.g) for _ in range(factor.blocks)]
+        square = FLOAT64 * sum(n * n for n in dims)
+        spared = FLOAT64 * sum(n * (n - 1) // 2 for n in dims)
+        counts = FLOAT64 * 2 * len(shapes)
+        assert sent[Phase.FACTOR_COMM] == square - spared + counts
+        assert spared > 0.4 * square  # half, but for diagonals: these layers are tiny
