@@ -1,0 +1,64 @@
+"""Promise: results/README.md names every column of every record and frame, in the section it belongs to."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from analysis.tables import CELL_COLUMNS, LAYER_COLUMNS, load
+from harness.records import (
+    SCHEMA_VERSION,
+    CheckpointRecord,
+    DeviceRecord,
+    EvalRecord,
+    FailureRecord,
+    Outcome,
+    PhaseRecord,
+    RankExit,
+    SegmentRecord,
+    TraceRecord,
+)  # fmt: skip
+from kfac_core.phases import Phase
+
+TEXT = (Path(__file__).parents[2] / "results" / "README.md").read_text()
+RECORDS = (PhaseRecord, EvalRecord, SegmentRecord, CheckpointRecord, TraceRecord, DeviceRecord, FailureRecord)
+
+
+def named_in(section: str) -> set[str]:
+    """Words in code quotes under a heading, whatever else stands between the quotes."""
+    (body,) = re.findall(rf"^## {re.escape(section)}$(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL)
+    body = re.sub(r"^```.*?^```", "", body, flags=re.MULTILINE | re.DOTALL)
+    return {word for code in re.findall(r"`([^`]+)`", body) for word in re.findall(r"\w+", code)}
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_every_field_of_a_record_is_explained(kind):
+    assert {field.name for field in fields(kind)} | {kind.KIND} <= named_in("Records: `rank-*.jsonl`")
+
+
+def test_every_phase_and_the_schema_in_force_are_named():
+    named = named_in("Records: `rank-*.jsonl`")
+    assert {phase.value for phase in Phase} | {"other"} <= named
+    assert f"`schema` (now {SCHEMA_VERSION};" in TEXT
+
+
+@pytest.mark.parametrize("kind", [Outcome, RankExit])
+def test_every_field_of_an_outcome_is_explained(kind):
+    assert {field.name for field in fields(kind)} <= named_in("The other files")
+
+
+def test_every_column_of_every_frame_is_named(tmp_path):
+    named = named_in("Frames: `analysis.load`") | named_in("Records: `rank-*.jsonl`")
+    (tmp_path / "runs" / "nothing").mkdir(parents=True)
+    study = load(tmp_path / "runs" / "nothing")
+    frames = {
+        name: getattr(study, name) for name in ("cells", "phases", "memory", "evaluations", "environments")
+    }
+    for name, frame in frames.items():
+        assert name in named
+        assert set(frame.columns) <= named, name
+    assert set(CELL_COLUMNS) - {"cell_json"} <= named_in("Frames: `analysis.load`")
+    assert set(LAYER_COLUMNS) - {"run"} <= named_in("The other files")
