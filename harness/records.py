@@ -137,7 +137,8 @@ class TraceRecord:
         rank: the writer.
         segment: of the run.
         host: whose clock `started_at` was read on.
-        spans: (step, phase, start in seconds since `started_at`, seconds), in order of time.
+        spans: (step, phase, start in seconds since `started_at`, seconds, layer), in order of time. The layer
+            is empty where the work is not one layer's; lines of before it was told have no such part.
         started_at: Unix time of the first span, seconds.
     """
 
@@ -146,7 +147,7 @@ class TraceRecord:
     segment: int
     host: str
     started_at: float
-    spans: tuple[tuple[int, str, float, float], ...]
+    spans: tuple[tuple[int, str, float, float, str], ...]
 
 
 @dataclass(frozen=True)

@@ -16,5 +16,5 @@ def trace_record(timer: PhaseTimer, rank: int, segment: int) -> TraceRecord | No
         return None
     first = spans[0].started
     began = time.time() - (time.perf_counter() - first)
-    told = tuple((span.step, span.phase, span.started - first, span.seconds) for span in spans)
+    told = tuple((span.step, span.phase, span.started - first, span.seconds, span.layer) for span in spans)
     return TraceRecord(rank, segment, socket.gethostname(), began, told)

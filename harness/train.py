@@ -58,6 +58,7 @@ class Trainer:
     Args:
         checkpoints: where to go on from and to save to; None trains from start to end.
         traced: steps whose phases are recorded one by one.
+        ranges: whether profilers are shown the phases.
     """
 
     def __init__(
@@ -68,11 +69,14 @@ class Trainer:
         write: Callable[[Record], None],
         checkpoints: Checkpoints | None = None,
         traced: range = range(0),
+        *,
+        ranges: bool = False,
     ) -> None:
         torch.manual_seed(cell.seed)
         self.cell, self._world, self._pulse, self._write = cell, world, pulse, write
         self._communicator = world.communicator
-        self._timer = PhaseTimer(world.device, observer=pulse.beat, traffic=self._communicator.traffic)
+        traffic = self._communicator.traffic
+        self._timer = PhaseTimer(world.device, observer=pulse.beat, traffic=traffic, ranges=ranges)
         self._entry_seconds = seconds_per_entry(world.device, pulse.beat)
         pulse.beat("start")
         self._traced, self._device = traced, DeviceGauge(world.device)

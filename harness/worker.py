@@ -69,7 +69,15 @@ def _train(
     if world.rank == 0:
         attempt.write("environment.json", read_environment(world.device, world.backend, hosts).to_json())
     checkpoints = Checkpoints(attempt, world, records.write, Plan.read(attempt), asked)
-    trainer = Trainer(cell, world, pulse, records.write, checkpoints, _traced(site))
+    trainer = Trainer(
+        cell,
+        world,
+        pulse,
+        records.write,
+        checkpoints,
+        _traced(site),
+        ranges=bool(site.get("profiler_ranges")),
+    )
     if world.rank == 0 and trainer.kfac is not None:
         attempt.write("layers.json", describe(trainer.kfac.shapes, trainer.kfac.placement))
     result = trainer.run()

@@ -105,7 +105,7 @@ class Capture:
         heard: positions of those whose factors see this rank's batch; the others get no hook.
         dtype: dtype of the sums, at least float32.
         listening: asked in every forward pass; False costs one call a layer.
-        measured: a context that each computation of a gram runs in.
+        measured: a context that each computation of a gram runs in, by the layer's position.
         loss_scale: factor by which the loss, and so every gradient, is larger than it should be; asked once
             between two clearings, as reading it waits for the device.
     """
@@ -116,7 +116,7 @@ class Capture:
         heard: Iterable[int],
         dtype: torch.dtype,
         listening: Callable[[], bool],
-        measured: Callable[[], AbstractContextManager[None]],
+        measured: Callable[[int], AbstractContextManager[None]],
         loss_scale: Callable[[], float],
     ) -> None:
         self._layers = layers
@@ -171,7 +171,7 @@ class Capture:
     ) -> None:
         if self._scale is None:
             self._scale = self._loss_scale()
-        with self._measured(), torch.no_grad(), full_precision(gradient):
+        with self._measured(index), torch.no_grad(), full_precision(gradient):
             examples, _, batch = counts
             g = self._cast(gradient.detach()[:examples] if examples < batch else gradient.detach())
             g_gram = self._layers[index].output_gram(g if self._scale == 1.0 else g / self._scale)
@@ -185,7 +185,7 @@ class Capture:
         return batch if fraction == 1.0 else max(1, round(batch * fraction))
 
     def _input_gram(self, index: int, inputs: Tensor) -> Gram:
-        with self._measured(), torch.no_grad(), full_precision(inputs):
+        with self._measured(index), torch.no_grad(), full_precision(inputs):
             return self._layers[index].input_gram(self._cast(inputs))
 
     def _cast(self, tensor: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -193,9 +194,14 @@ class KFAC:
             [index for index, layer in enumerate(placed) if rank in layer.factor_workers],
             dtype,
             listening=lambda: self._due("factor_update_steps"),
-            measured=lambda: self._timer.phase(Phase.FACTOR_COMPUTE),
+            measured=self._computes_factors,
             loss_scale=lambda: self._scaler.get_scale() if self._scaler is not None else 1.0,
         )
+
+    @contextmanager
+    def _computes_factors(self, layer: int) -> Iterator[None]:
+        with self._timer.phase(Phase.FACTOR_COMPUTE), self._timer.layer(self.shapes[layer].name):
+            yield
 
     def _check_schedules(self) -> None:
         """A schedule that cannot be read is refused now, not by a hook in the first forward pass."""
@@ -216,7 +222,7 @@ class KFAC:
         with self._timer.phase(Phase.INVERSE_COMM):
             second_order.exchange_means(factors)
         with self._timer.phase(Phase.INVERSE_COMPUTE):
-            second_order.solve(factors, self.damping, self.steps)
+            second_order.solve(factors, self.damping, self.steps, self._timer.layer)
             for (layer, kind), refused in self._factors.refused.items():
                 if refused:  # the solver has waited for the device already
                     second_order.report(layer, kind, self.steps, f"{int(refused)} updates were not finite")
@@ -231,12 +237,13 @@ class KFAC:
             damping = self.damping
             for index in gradients.own:
                 raw, a_data, g_data = gradients.raw[index], data[index, "a"], data[index, "g"]
-                dtype = torch.promote_types(a_data.dtype, raw.dtype)
-                gradients.preconditioned[index].copy_(
-                    self._solver.precondition(
-                        raw.to(dtype), a_data.to(dtype), g_data.to(dtype), self.shapes[index], damping
+                dtype, shape = torch.promote_types(a_data.dtype, raw.dtype), self.shapes[index]
+                with self._timer.layer(shape.name):
+                    gradients.preconditioned[index].copy_(
+                        self._solver.precondition(
+                            raw.to(dtype), a_data.to(dtype), g_data.to(dtype), shape, damping
+                        )
                     )
-                )
         with self._timer.phase(Phase.PRECONDITION_COMM):
             gradients.exchange()
         with self._timer.phase(Phase.SCALE):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from kfac_core.collectives import Communicator
 from kfac_core.config import KFACConfig
 from kfac_core.factors import Key
-from kfac_core.placement import LayerShape, Placement
+from kfac_core.placement import FactorJob, LayerShape, Placement
 from kfac_core.solvers import SOLVERS
 from kfac_core.solvers.solver import LinAlgError
 
@@ -103,21 +104,20 @@ class SecondOrder:
         if self._means_travel:
             self._communicator.all_reduce(self._means)
 
-    def solve(self, factors: Mapping[Key, Tensor], damping: float, step: int) -> None:
-        """Invert or decompose the factors that this rank keeps; what fails is reported and left as it was."""
+    def solve(
+        self,
+        factors: Mapping[Key, Tensor],
+        damping: float,
+        step: int,
+        measured: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
+        """Invert or decompose the factors that this rank keeps; what fails is reported and left as it was.
+
+        `measured` gives a context for the work on a layer, by its name.
+        """
         for job in self.own:
-            key = job.layer, job.kind
-            own, other = self._means[job.layer] if job.kind == "a" else self._means[job.layer].flip(0)
-            split = self._solver.factor_damping(damping, own, other)
-            try:
-                last = self.data[key] if self._warm and key in self.solved else None
-                _store(self._solve(factors[key], split, last), self.data[key])
-                self.solved.add(key)
-            except LinAlgError as error:
-                self.report(job.layer, job.kind, step, f"no decomposition, also in float64: {error}")
-                if key not in self.solved:  # nothing good yet: as if the factor were the identity
-                    identity = torch.eye(job.shape.dim, dtype=self._like.dtype, device=self._like.device)
-                    _store(self._solver.solve(identity.repeat(job.shape.blocks, 1, 1), split), self.data[key])
+            with measured(self._shapes[job.layer].name):
+                self._renew(job, factors[job.layer, job.kind], damping, step)
 
     def exchange(self) -> None:
         """Fetch what the other members of the column solved."""
@@ -140,6 +140,20 @@ class SecondOrder:
         failure = Failure(self._shapes[layer].name, kind, step, self._communicator.rank, reason)
         self.failures.append(failure)
         warnings.warn(str(failure), RuntimeWarning, stacklevel=2)
+
+    def _renew(self, job: FactorJob, factor: Tensor, damping: float, step: int) -> None:
+        key = job.layer, job.kind
+        own, other = self._means[job.layer] if job.kind == "a" else self._means[job.layer].flip(0)
+        split = self._solver.factor_damping(damping, own, other)
+        try:
+            last = self.data[key] if self._warm and key in self.solved else None
+            _store(self._solve(factor, split, last), self.data[key])
+            self.solved.add(key)
+        except LinAlgError as error:
+            self.report(job.layer, job.kind, step, f"no decomposition, also in float64: {error}")
+            if key not in self.solved:  # nothing good yet: as if the factor were the identity
+                identity = torch.eye(job.shape.dim, dtype=self._like.dtype, device=self._like.device)
+                _store(self._solver.solve(identity.repeat(job.shape.blocks, 1, 1), split), self.data[key])
 
     def _solve(self, factor: Tensor, damping: Tensor | float, last: Tensor | None) -> Sequence[Tensor]:
         """Solve in the working precision, then once more in float64."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypeVar
@@ -14,6 +14,8 @@ import torch
 from kfac_core.phases import COMM_PHASES, Phase
 
 OTHER = "other"
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
 
 Number = TypeVar("Number", int, float)
 
@@ -42,12 +44,14 @@ class Span:
         step: as `PhaseTimer.sampled_step` said.
         started: on the host's `time.perf_counter`, seconds; on a GPU its own clock, laid against that one
             where the timer was started.
+        layer: whose work it was, where K-FAC works layer by layer; else empty.
     """
 
     step: int
     phase: str
     started: float
     seconds: float
+    layer: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,10 +97,11 @@ class PhaseTimer:
         device: where the work runs; events are used for CUDA.
         observer: told the phase that is open after every change; the harness writes its pulse there.
         traffic: counters of the collectives; what they gain inside a phase is booked on it.
+        ranges: show every phase to profilers: a `record_function` of torch's, and on a GPU an NVTX range.
 
     Attributes:
-        sampled_step: set to a number, every stretch of every phase is also kept as a `Span` of that step,
-            until it is set anew or the clock stops.
+        sampled_step: set to a number, every stretch of every phase, and of every layer in it, is also kept
+            as a `Span` of that step, until it is set anew or the clock stops.
     """
 
     def __init__(
@@ -104,15 +109,20 @@ class PhaseTimer:
         device: torch.device | str = "cpu",
         observer: Callable[[str], None] | None = None,
         traffic: Traffic | None = None,
+        *,
+        ranges: bool = False,
     ) -> None:
-        self._clock: _HostClock | _CudaClock = (
-            _CudaClock() if torch.device(device).type == "cuda" else _HostClock()
-        )
+        on_gpu = torch.device(device).type == "cuda"
+        self._clock: _HostClock | _CudaClock = _CudaClock() if on_gpu else _HostClock()
+        self._range: Callable[[str], AbstractContextManager[None]] | None = None
+        if ranges:
+            self._range = _nvtx_range if on_gpu else _profiler_range
         self._observer = observer
         self.traffic = traffic if traffic is not None else Traffic()
         self._booked = replace(self.traffic)
         self.sampled_step: int | None = None
         self._open = [OTHER]
+        self._layer = ""
         self._running = False
         self._started = self._drained_at = 0.0
         self._wall_seconds = 0.0
@@ -123,14 +133,14 @@ class PhaseTimer:
 
     def start(self) -> None:
         """Let the clock run; what comes before is nobody's time."""
-        self._clock.mark(None, self.sampled_step)
+        self._clock.mark(None, self.sampled_step, self._layer)
         self._booked = replace(self.traffic)
         self._started = time.perf_counter()
         self._running = True
 
     def stop(self) -> None:
         """Halt the clock, for an evaluation, a checkpoint or the end of a window; waits for a GPU."""
-        self._clock.finish(self._open[-1], self.sampled_step)
+        self._clock.finish(self._open[-1], self.sampled_step, self._layer)
         self._wall_seconds += time.perf_counter() - self._started
         self._running, self.sampled_step = False, None
 
@@ -142,9 +152,19 @@ class PhaseTimer:
             return
         self._enter(phase)
         try:
-            yield
+            if self._range is None:
+                yield
+            else:
+                with self._range(f"kronscale.{phase.value}"):
+                    yield
         finally:
             self._leave(phase)
+
+    def layer(self, name: str) -> AbstractContextManager[None]:
+        """In sampled steps, tell the spans of the block apart as that layer's; else nothing, at no cost."""
+        if self.sampled_step is None or not self._running:
+            return _NOTHING
+        return self._within(name)
 
     @property
     def elapsed_seconds(self) -> float:
@@ -173,8 +193,18 @@ class PhaseTimer:
         self._calls, self._sent_bytes, self._wait_seconds, self._entries = {}, {}, {}, 0
         return totals
 
+    @contextmanager
+    def _within(self, name: str) -> Iterator[None]:
+        self._clock.mark(self._open[-1], self.sampled_step, self._layer)
+        before, self._layer = self._layer, name
+        try:
+            yield
+        finally:
+            self._clock.mark(self._open[-1], self.sampled_step, name)
+            self._layer = before
+
     def _enter(self, phase: Phase) -> None:
-        self._clock.mark(self._open[-1], self.sampled_step)
+        self._clock.mark(self._open[-1], self.sampled_step, self._layer)
         self._book_traffic(self._open[-1])
         self._entries += 1
         if phase not in COMM_PHASES:
@@ -184,7 +214,7 @@ class PhaseTimer:
             self._observer(phase.value)
 
     def _leave(self, phase: Phase) -> None:
-        self._clock.mark(self._open.pop(), self.sampled_step)
+        self._clock.mark(self._open.pop(), self.sampled_step, self._layer)
         self._book_traffic(phase.value)
         if self._observer is not None:
             self._observer(self._open[-1])
@@ -223,6 +253,18 @@ def seconds_per_entry(
     return min(rounds)
 
 
+@contextmanager
+def _profiler_range(name: str) -> Iterator[None]:
+    with torch.profiler.record_function(name):
+        yield
+
+
+@contextmanager
+def _nvtx_range(name: str) -> Iterator[None]:
+    with torch.profiler.record_function(name), torch.cuda.nvtx.range(name):
+        yield
+
+
 def _added(first: dict[str, Number], second: dict[str, Number]) -> dict[str, Number]:
     return {key: first.get(key, 0) + second.get(key, 0) for key in (first | second)}
 
@@ -235,16 +277,16 @@ class _HostClock:
         self._seconds: dict[str, float] = {}
         self.spans: list[Span] = []
 
-    def mark(self, phase: str | None, step: int | None) -> None:
+    def mark(self, phase: str | None, step: int | None, layer: str) -> None:
         now = time.perf_counter()
         if phase is not None:
             self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._last
             if step is not None:
-                self.spans.append(Span(step, phase, self._last, now - self._last))
+                self.spans.append(Span(step, phase, self._last, now - self._last, layer))
         self._last = now
 
-    def finish(self, phase: str, step: int | None) -> None:
-        self.mark(phase, step)
+    def finish(self, phase: str, step: int | None, layer: str) -> None:
+        self.mark(phase, step, layer)
 
     def drain(self) -> dict[str, float]:
         seconds, self._seconds = self._seconds, {}
@@ -255,32 +297,32 @@ class _CudaClock:
     """Records an event at every mark; reads them all when the clock stops. Events are reused."""
 
     def __init__(self) -> None:
-        self._marks: list[tuple[torch.cuda.Event, str | None, int | None]] = []
+        self._marks: list[tuple[torch.cuda.Event, str | None, int | None, str]] = []
         self._free: list[torch.cuda.Event] = []
         self._seconds: dict[str, float] = {}
         self._started = 0.0
         self.spans: list[Span] = []
 
-    def mark(self, phase: str | None, step: int | None) -> None:
+    def mark(self, phase: str | None, step: int | None, layer: str) -> None:
         if not self._marks:
             self._started = time.perf_counter()
         event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
         event.record()
-        self._marks.append((event, phase, step))
+        self._marks.append((event, phase, step, layer))
 
-    def finish(self, phase: str, step: int | None) -> None:
+    def finish(self, phase: str, step: int | None, layer: str) -> None:
         """Wait for the device and read all events: host and device agree on when the clock stopped."""
-        self.mark(phase, step)
+        self.mark(phase, step, layer)
         self._marks[-1][0].synchronize()
         now = self._started
-        for (before, _, _), (after, booked, sampled) in pairwise(self._marks):
+        for (before, *_), (after, booked, sampled, of_layer) in pairwise(self._marks):
             elapsed = before.elapsed_time(after) / 1e3
             if booked is not None:
                 self._seconds[booked] = self._seconds.get(booked, 0.0) + elapsed
                 if sampled is not None:
-                    self.spans.append(Span(sampled, booked, now, elapsed))
+                    self.spans.append(Span(sampled, booked, now, elapsed, of_layer))
             now += elapsed
-        self._free += [event for event, _, _ in self._marks]
+        self._free += [event for event, *_ in self._marks]
         self._marks = []
 
     def drain(self) -> dict[str, float]:

@@ -35,7 +35,7 @@ def trace(
 
 
 def export(
-    form: Annotated[str, typer.Argument(help="mllog, openmetrics, or trace.", show_default=False)],
+    form: Annotated[str, typer.Argument(help="mllog, openmetrics, layers, or trace.", show_default=False)],
     sweep: _Sweep = None, file: _File = None, where: _Where = None, runs: _Runs = _RUNS, out: _Out = None,
 ) -> None:  # fmt: skip
     """Write runs in another tool's format."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from harness.exports.chrome import chrome_trace
+from harness.exports.layer_costs import layer_costs
 from harness.exports.mllog import mllog
 from harness.exports.openmetrics import openmetrics
 from harness.store import Attempt
@@ -12,4 +13,6 @@ from harness.store import Attempt
 Export = Callable[[Sequence[Attempt]], str]
 """From attempts, one a cell, to the text of a file; raises UserError where there is nothing to say."""
 
-EXPORTS: Mapping[str, Export] = {"trace": chrome_trace, "mllog": mllog, "openmetrics": openmetrics}
+EXPORTS: Mapping[str, Export] = {
+    "trace": chrome_trace, "layers": layer_costs, "mllog": mllog, "openmetrics": openmetrics,
+}  # fmt: skip

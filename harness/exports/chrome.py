@@ -44,11 +44,12 @@ def _events(attempt: Attempt, rank: int, process: int) -> list[dict[str, Any]]:
     events = []
     for record in standing_records(attempt, rank):
         if record["kind"] == "trace":
-            for step, phase, start, seconds in record["spans"]:
+            for step, phase, start, seconds, *layer in record["spans"]:
                 at = record["started_at"] + start
+                said = {"step": step, "host": record["host"], "layer": "".join(layer)}
                 events.append({
                     "name": phase, "cat": "phase", "ph": "X", "ts": at * 1e6, "dur": seconds * 1e6,
-                    "pid": process, "tid": 0, "args": {"step": step, "host": record["host"]},
+                    "pid": process, "tid": 0, "args": said,
                 })  # fmt: skip
     return events
 

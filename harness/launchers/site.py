@@ -30,6 +30,8 @@ class Site(Spec):
         checkpoint_every_minutes: save after every so many minutes; None for never.
         traced_steps: `[first, end]`: of these steps every phase is recorded with its beginning, for
             `kronscale trace`; an inverse period shows all that a step can hold.
+        profiler_ranges: whether phases are shown to profilers as `kronscale.<phase>`: torch's, and on a GPU
+            NVTX's for Nsight Systems, which `setup` and `srun` can put in front of the ranks.
         split_wait: whether ranks meet before every collective, so that waiting for late ranks is measured
             apart from moving bytes; a barrier more for each, so steps are slower.
         group_readable: whether the folder's group may read new sweeps' runs, as far as your umask lets it
@@ -51,6 +53,7 @@ class Site(Spec):
     checkpoint_every_epochs: int | None = Field(default=None, ge=1)
     checkpoint_every_minutes: float | None = Field(default=None, gt=0)
     traced_steps: tuple[int, int] | None = None
+    profiler_ranges: bool = False
     split_wait: bool = False
     group_readable: bool = False
     environment: dict[str, str] = {}

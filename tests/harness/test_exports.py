@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -63,7 +64,11 @@ def attempt(tmp_path: Path) -> Attempt:
     """Two ranks; saved before step 10, killed after 15, resumed; done at 20."""
     made = sweep_folder("study", tmp_path).stage(CELL).new_attempt()
     for rank in range(2):
-        spans = ((6, "forward", 0.0, 0.125), (6, "backward", 0.125, 0.25), (7, "forward", 0.5, 0.125))
+        spans = (
+            (6, "forward", 0.0, 0.125, ""), (6, "backward", 0.125, 0.25, ""), (7, "forward", 0.5, 0.125, ""),
+            (7, "precondition", 0.625, 0.25, "conv"), (8, "precondition", 0.875, 0.5, "conv"),
+            (8, "precondition", 1.375, 0.5, "fc"),
+        )  # fmt: skip
         with RecordWriter(made.records(rank)) as writer:
             records = [
                 SegmentRecord(rank, 0, 0, None, BEGAN, 0.0, bitwise=True),
@@ -84,16 +89,29 @@ def attempt(tmp_path: Path) -> Attempt:
 def test_chromes_reader_finds_every_stretch_of_every_rank_on_one_timeline(attempt):
     events = [TraceEvent.from_dict(raw) for raw in json.loads(EXPORTS["trace"]([attempt]))["traceEvents"]]
     complete = [event for event in events if event.event_type == TraceEventType.COMPLETE]
-    spans = (("forward", 6), ("backward", 6), ("forward", 7))
+    spans = [("forward", 6), ("backward", 6), ("forward", 7)]
+    spans += [("precondition", 7), ("precondition", 8), ("precondition", 8)]
     assert [(event.process_id, event.name, event.args["step"]) for event in complete] == [
         (rank, *span) for rank in range(2) for span in spans
     ]
+    assert [event.args["layer"] for event in complete[3:6]] == ["conv", "conv", "fc"]
     starts = [event.timestamp_us for event in complete]
     assert starts[0] == BEGAN * 1e6
-    assert starts[3] - starts[0] == 1e6
+    assert starts[6] - starts[0] == 1e6
     assert [event.duration_us for event in complete[:3]] == [125_000, 250_000, 125_000]
     names = [event.args["name"] for event in events if event.name == "process_name"]
     assert names == [f"{CELL.id} rank 0", f"{CELL.id} rank 1"]
+
+
+def test_the_cost_of_every_layer_is_a_row_over_the_steps_that_have_it(attempt):
+    rows = list(csv.DictReader(EXPORTS["layers"]([attempt]).splitlines()))
+    said = [(row["rank"], row["phase"], row["layer"], row["steps"], row["seconds_a_step"]) for row in rows]
+    assert said == [
+        (rank, "precondition", *rest)
+        for rank in "01"
+        for rest in (("conv", "2", "0.375"), ("fc", "1", "0.5"))
+    ]
+    assert {row["cell"] for row in rows} == {CELL.id}
 
 
 def test_mlperfs_own_parser_reads_the_run_without_the_time_in_the_queue(attempt, tmp_path):

@@ -32,14 +32,40 @@ def test_the_spans_of_a_window_are_its_phases(world, tmp_path):
         window = next(r for r in records if isinstance(r, PhaseRecord) and r.first_step == 10)
         assert {step for step, *_ in trace.spans} == set(range(10, 15))
         sums: dict[str, float] = {}
-        for _, phase, _, seconds in trace.spans:
+        for _, phase, _, seconds, _ in trace.spans:
             sums[phase] = sums.get(phase, 0.0) + seconds
         for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.GRADIENT_COMM, Phase.UPDATE, *KFAC_PHASES):
             assert sums[phase] == pytest.approx(window.seconds[phase], rel=1e-9), phase
-        starts = [start for _, _, start, _ in trace.spans]
-        ends = [start + seconds for _, _, start, seconds in trace.spans]
+        starts = [start for _, _, start, _, _ in trace.spans]
+        ends = [start + seconds for _, _, start, seconds, _ in trace.spans]
         assert ends[:-1] == pytest.approx(starts[1:], abs=1e-9)  # no gap, to the clock's rounding
         assert abs(time.time() - trace.started_at) < 600
+
+
+def test_the_layers_of_a_phase_are_told_apart_in_traced_steps_and_add_up_to_it(tmp_path):
+    records = traced(0, 1, cell("comm_opt", 1), str(tmp_path), range(10, 15))
+    (trace,) = (record for record in records if isinstance(record, TraceRecord))
+    names = {"0", "2", "6", "8"}  # modules of the digits net
+    for phase in (Phase.FACTOR_COMPUTE, Phase.INVERSE_COMPUTE, Phase.PRECONDITION):
+        by_layer = {}
+        for _, of_phase, _, seconds, layer in trace.spans:
+            if of_phase == phase:
+                by_layer[layer] = by_layer.get(layer, 0.0) + seconds
+        assert set(by_layer) - {""} == names, phase
+        assert by_layer.get("", 0.0) < 0.6 * sum(by_layer.values()), phase
+    assert {layer for _, phase, _, _, layer in trace.spans if phase in ("forward", "update")} == {""}
+
+
+def test_profilers_are_shown_the_phases_where_they_are_asked_for():
+    for ranges in (True, False):
+        timer = PhaseTimer(ranges=ranges)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            timer.start()
+            with timer.phase(Phase.FORWARD), timer.phase(Phase.FACTOR_COMPUTE):
+                torch.ones(3).sum()
+            timer.stop()
+        seen = {event.name for event in profile.events()}
+        assert ({"kronscale.forward", "kronscale.factor_compute"} <= seen) is ranges
 
 
 def test_a_sleep_is_where_it_was():
