@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from harness.workloads.card import WorkloadCard
-from harness.workloads.vision_cards import CIFAR10, CIFAR100
+from harness.workloads.vision_cards import CIFAR10, CIFAR100, IMAGENET
 
 __all__ = ["WORKLOADS", "WorkloadCard"]
 
@@ -23,5 +23,6 @@ WORKLOADS: Mapping[str, WorkloadCard] = MappingProxyType(
         ),
         "cifar10": CIFAR10,
         "cifar100": CIFAR100,
+        "imagenet": IMAGENET,
     }
 )

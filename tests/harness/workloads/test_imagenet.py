@@ -1,0 +1,244 @@
+"""Promise: photographs are shown as torchvision would, each once an epoch, in any world, by any workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from harness.cell import Cell
+from harness.models import cifar_resnet, imagenet_resnet
+from harness.pulse import Pulse
+from harness.train import Trainer
+from harness.workloads.imagenet import DEVIATION, MEAN, build
+from harness.workloads.photos import list_photos, middle_view, random_box, read_photo, training_view
+from harness.world import World
+from kfac_core import KFAC, KFACConfig
+from tests.harness.workloads.batch_files import CPU, options, share, torchvision_or_skip
+from tests.harness.workloads.photo_folders import CLASSES, SIDE, TEST_EACH, TRAIN_EACH, imagenet, write_photos
+
+COUNT = CLASSES * TRAIN_EACH
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return write_photos(tmp_path_factory.mktemp("imagenet"))
+
+
+def draws_of(number):
+    return Random(str(number))  # noqa: S311  no secret
+
+
+def epoch(root, world_size=1, number=0, first=0, **changes):
+    """Global batches of an epoch, put together from all ranks."""
+    ranks = [
+        list(imagenet(root, rank, world_size, **changes).batches(number, first)) for rank in range(world_size)
+    ]
+    return [
+        (torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))
+        for parts in zip(*ranks, strict=True)
+    ]
+
+
+def equal(some, others):
+    return len(some) == len(others) and all(
+        torch.equal(x, also_x) and torch.equal(y, also_y)
+        for (x, y), (also_x, also_y) in zip(some, others, strict=True)
+    )
+
+
+def test_files_and_classes_are_those_of_the_folder(root):
+    photos = list_photos(root / "train", CLASSES, "")
+    names = sorted(path.name for path in (root / "train").iterdir())
+    assert sorted(photos.paths) == sorted(str(path) for path in (root / "train").rglob("*.JPEG"))
+    assert [names[label] for label in photos.labels] == [Path(path).parent.name for path in photos.paths]
+
+
+def test_test_images_are_the_middle_of_each_image(root):
+    """By definition: the shorter side is 8/7 of the view, the view lies in the middle."""
+    seen = [pair for batch in imagenet(root)._test_batches() for pair in zip(*batch, strict=True)]
+    paths = sorted((root / "val").rglob("*.JPEG"))
+    assert len(seen) == len(paths) == CLASSES * TEST_EACH
+    for (x, y), path in zip(seen, paths, strict=True):
+        image = Image.open(path).convert("RGB")
+        short = round(SIDE / 0.875)
+        scale = short / min(image.size)
+        image = image.resize([max(short, int(side * scale + 1e-9)) for side in image.size], Image.BILINEAR)
+        left, top = (round((side - SIDE) / 2) for side in image.size)
+        view = np.asarray(image, dtype=np.float64)[top : top + SIDE, left : left + SIDE] / 255
+        wanted = (view - MEAN) / DEVIATION
+        assert np.allclose(x.permute(1, 2, 0).numpy(), wanted, atol=1e-5)
+        assert path.parent.name.endswith(str(int(y)))
+
+
+def test_torchvision_shows_the_same(root):
+    vision = torchvision_or_skip()
+    functional, transforms = vision.transforms.functional, vision.transforms
+    theirs = vision.datasets.ImageFolder(str(root / "train"))
+    ours = list_photos(root / "train", CLASSES, "")
+    assert list(zip(ours.paths, ours.labels, strict=True)) == theirs.samples
+    middle = transforms.Compose([transforms.Resize(37), transforms.CenterCrop(32)])
+    for index, (image, _) in enumerate(theirs):
+        assert np.array_equal(middle_view(read_photo(ours.paths[index]), 32), np.asarray(middle(image)))
+        left, top, width, height = random_box(image.width, image.height, draws_of(index))
+        cropped = functional.resized_crop(image, top, left, height, width, [SIDE, SIDE])
+        draws = draws_of(index)
+        view = training_view(image, SIDE, draws)
+        repeated = draws_of(index)
+        random_box(image.width, image.height, repeated)
+        if repeated.random() < 0.5:
+            cropped = functional.hflip(cropped)
+        assert np.array_equal(view, np.asarray(cropped))
+
+
+def test_crops_are_distributed_as_torchvisions(root):
+    boxes = np.array([random_box(400, 300, draws) for draws in map(draws_of, range(4000))], dtype=float)
+    left, top, width, height = boxes.T
+    area, aspect = width * height / (400 * 300), width / height
+    assert ((left >= 0) & (top >= 0) & (left + width <= 400) & (top + height <= 300)).all()
+    assert 0.075 < area.min() < 0.09
+    assert ((aspect > 0.74) & (aspect < 1.35)).all()
+    vision = torchvision_or_skip()
+    torch.manual_seed(0)
+    crop = vision.transforms.RandomResizedCrop
+    theirs = np.array(
+        [crop.get_params(torch.empty(3, 300, 400), crop(1).scale, crop(1).ratio) for _ in range(4000)],
+        dtype=float,
+    )
+    for mine, other in zip((top, left, height, width), theirs.T, strict=True):
+        # means of 4,000 draws each, within four deviations of their difference
+        assert abs(mine.mean() - other.mean()) < 4 * mine.std() * (2 / 4000) ** 0.5
+
+
+def test_an_image_too_long_for_a_crop_gives_its_middle():
+    assert random_box(1000, 10, draws_of(0)) == ((1000 - 13) // 2, 0, 13, 10)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_every_photograph_comes_once_an_epoch_and_in_the_same_global_batches(root, world_size):
+    together = epoch(root, world_size)
+    assert equal(together, epoch(root))
+    plain = epoch(root, world_size, augment=False)
+    assert len({image.numpy().tobytes() for x, _ in plain for image in x}) == COUNT
+    labels = torch.cat([y for _, y in plain])
+    assert torch.bincount(labels).tolist() == [TRAIN_EACH] * CLASSES
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_workers_change_neither_order_nor_views(root, workers):
+    assert equal(epoch(root, workers=workers), epoch(root))
+
+
+def test_a_resumed_epoch_goes_on_where_it_was_left(root):
+    whole = epoch(root, 2, 3, batch=6)
+    assert equal(epoch(root, 2, 3, first=2, batch=6), whole[2:])
+    assert epoch(root, 2, 3, first=len(whole), batch=6) == []
+
+
+def test_the_global_generator_is_left_alone(root):
+    before = torch.get_rng_state()
+    epoch(root, workers=1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_epochs_differ_and_repeat_themselves(root):
+    assert equal(epoch(root, number=1), epoch(root, number=1))
+    assert not equal(epoch(root, number=1), epoch(root, number=2))
+
+
+def test_ranks_share_the_test_images_and_batches_lie_as_asked(root):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * SIDE * SIDE, CLASSES)).eval()
+    with torch.no_grad():
+        parts = [imagenet(root, rank, 2).evaluate(model) for rank in range(2)]
+        sums, count = imagenet(root).evaluate(model)
+    assert sum(part[1] for part in parts) == count == CLASSES * TEST_EACH
+    assert sum(part[0]["loss"] for part in parts) == pytest.approx(sums["loss"], rel=1e-5)
+    for channels_last in (True, False):
+        x, _ = next(imagenet(root, channels_last=channels_last).batches(0))
+        assert x.is_contiguous(memory_format=torch.channels_last) == channels_last
+
+
+def test_a_limited_set_takes_as_many_of_every_class(root):
+    workload = imagenet(root, train_examples=12, test_examples=3)
+    assert np.bincount(workload._train.labels).tolist() == [4] * 3
+    assert np.bincount(workload._test.labels).tolist() == [1] * 3
+
+
+def test_synthetic_batches_need_no_files_and_train(tmp_path):
+    asked = options("imagenet", data="synthetic", image_size=64, classes=7, train_examples=20)
+    workload = build(asked, share(batch=4))
+    torch.manual_seed(0)
+    model = workload.model()
+    batches = list(workload.batches(0, first_step=2))
+    assert (len(batches), workload.steps_per_epoch, batches[0][0].shape) == (3, 5, (4, 3, 64, 64))
+    loss = workload.loss(model, batches[0])
+    loss.backward()
+    assert abs(float(loss.detach()) - np.log(7)) < 1.5  # nothing is learned yet
+    with torch.no_grad():
+        assert workload.evaluate(model.eval())[1] == 4
+
+
+def test_a_run_ends_without_a_warning(tmp_path, recwarn):
+    asked = options("imagenet", data="synthetic", image_size=64, classes=7, train_examples=8)
+    cell = Cell.model_validate(
+        {
+            "sweep": "test", "method": "m", "world_size": 1,
+            "workload": {"name": "imagenet", "options": asked},
+            "target": {"metric": "accuracy", "at_least": 2.0}, "optimizer": {"lr": 0.01},
+            "training": {"global_batch_size": 4, "epochs": 1},
+        }
+    )  # fmt: skip
+    trainer = Trainer(cell, World(0, 1, 0, CPU, "gloo"), Pulse(tmp_path / "pulse"), lambda _: None)
+    assert trainer.run().steps == 2
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+def test_kfac_computes_the_same_with_channels_last():
+    gradients = []
+    for form in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        model = cifar_resnet(20, 10, 8).double()
+        kfac = KFAC(model, KFACConfig(factor_update_steps=1, inverse_update_steps=1), lr=0.1)
+        x = torch.randn(8, 3, 32, 32, dtype=torch.float64).contiguous(memory_format=form)
+        torch.nn.functional.cross_entropy(model(x), torch.arange(8)).backward()
+        kfac.step()
+        gradients.append(torch.cat([p.grad.reshape(-1) for p in model.parameters()]))
+    assert torch.allclose(*gradients, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("depth", "parameters"),
+    [(50, 25_557_032), (101, 44_549_160), (152, 60_192_808)],  # torchvision's documentation
+)
+def test_resnets_have_the_parameters_of_torchvisions(depth, parameters):
+    ours = imagenet_resnet(depth, 1000)
+    assert sum(p.numel() for p in ours.parameters()) == parameters
+
+
+@pytest.mark.parametrize("depth", [50, 101, 152])
+def test_resnets_compute_what_torchvisions_compute(depth):
+    vision, ours = torchvision_or_skip(), imagenet_resnet(depth, 1000)
+    theirs = getattr(vision.models, f"resnet{depth}")()
+    # within a block torchvision registers the shortcut last, as here; so both list the same tensors
+    ours.load_state_dict(dict(zip(ours.state_dict(), theirs.state_dict().values(), strict=True)))
+    x = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.allclose(ours.eval()(x), theirs.eval()(x), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "side"), [("densenet201", 20_013_928, 64), ("inception_v3", 23_834_568, 299)]
+)  # torchvision's documentation: 20,013,928 and, with the auxiliary classifier's 3.3 million, 27,161,264
+def test_other_networks_come_from_torchvision(name, parameters, side):
+    torchvision_or_skip()
+    asked = options("imagenet", data="synthetic", model=name, image_size=0 if side == 299 else side)
+    workload = build(asked, share(batch=2))
+    model = workload.model()
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    x, y = next(workload.batches(0))
+    assert x.shape == (2, 3, side, side)
+    workload.loss(model, (x, y)).backward()
