@@ -1,0 +1,69 @@
+"""Promise: every sweep of a paper can be planned on a login node and is what its folder says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.sweep import read_sweep
+from tests.harness.test_cli_starts import RUNNER
+
+FOLDER = Path("jobs/papers")
+SWEEPS = sorted(FOLDER.glob("*/*/*.yaml"))
+
+
+def test_all_are_planned_without_torch():
+    loop = RUNNER.replace(
+        "sys.exit(main())", "sys.exit(max(main(['plan', '-f', file]) for file in sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", loop, *map(str, SWEEPS)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("path", [path for path in SWEEPS if path.parent.name == "full"], ids=str)
+def test_a_full_sweep_has_the_papers_data_its_source_and_a_small_sibling(path):
+    text, cells = path.read_text(), read_sweep(path).cells
+    assert text.startswith("# ")
+    assert {cell.workload.name for cell in cells} <= {"cifar10", "cifar100", "imagenet"}
+    assert {cell.workload.options["data"] for cell in cells} == {"files"}
+    assert (path.parent.parent / "small.yaml").is_file()
+
+
+@pytest.mark.parametrize("path", [path for path in SWEEPS if path.parent.name == "embedded"], ids=str)
+def test_an_embedded_sweep_needs_no_download_and_two_ranks_at_most(path):
+    cells = read_sweep(path).cells
+    assert {cell.workload.options["data"] for cell in cells} == {"embedded"}
+    assert max(cell.world_size for cell in cells) <= 2
+    assert len(cells) <= 20
+
+
+def test_sc20_has_the_released_hyperparameters():
+    """The rows of the release that the papers' table of hyperparameters is about."""
+    cells = {
+        (cell.method, cell.world_size): cell for cell in read_sweep(FOLDER / "sc20/full/time.yaml").cells
+    }
+    sgd, kfac = cells["sgd", 64], cells["kfac-opt", 16]
+    assert (sgd.training.epochs, sgd.optimizer.decay_epochs) == (90, (30, 60, 80))
+    assert (kfac.training.epochs, kfac.optimizer.decay_epochs) == (55, (25, 35, 40, 45, 50))
+    assert (kfac.kfac.factor_update_steps, kfac.kfac.inverse_update_steps) == (200, 2000)
+    assert (kfac.kfac.damping.initial, kfac.kfac.damping.factor, kfac.kfac.damping.at) == (
+        0.001,
+        0.5,
+        (40, 80),
+    )
+    for cell in (sgd, kfac):
+        assert (cell.optimizer.lr, cell.optimizer.lr_scaling, cell.training.local_batch_size) == (
+            0.0125,
+            "linear",
+            32,
+        )
+        assert (cell.optimizer.weight_decay, cell.workload.options["label_smoothing"]) == (5e-5, 0.1)
