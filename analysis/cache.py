@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-LAYOUT_VERSION = 5
+LAYOUT_VERSION = 6
 """Raise when a column of a kept frame changes, so that frames of the old layout are read again."""
 
 STAMP_LENGTH = 16

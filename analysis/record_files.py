@@ -36,6 +36,14 @@ EVALUATION_COLUMNS = (
     "metric", "value", "direction", "train_loss", "learning_rate", "checkpoint_seconds", "segment",
 )  # fmt: skip
 
+DEVICE_COLUMNS = {
+    "run": "str", "rank": "int64", "segment": "int64", "first_step": "int64", "steps": "int64",
+    "reason": "str", "energy_joules": "float64", "power_watts": "float64", "sm_clock_mhz": "float64",
+    "memory_clock_mhz": "float64", "temperature_celsius": "float64", "device_used_bytes": "float64",
+    "throttle_reasons": "str", "foreign_processes": "str",
+}  # fmt: skip
+"""Lists are joined by spaces."""
+
 _SEGMENT = b'"kind": "segment"'
 _HEAD = re.compile(rb'\s*\{\s*"schema":\s*(\d+),\s*"kind":\s*"(\w+)"')
 _WINDOW_HEAD = f'{{"schema": {SCHEMA_VERSION}, "kind": "phases"'.encode()
@@ -62,6 +70,7 @@ class RecordFrames(NamedTuple):
     memory: pd.DataFrame
     evaluations: pd.DataFrame
     segments: pd.DataFrame
+    devices: pd.DataFrame
 
 
 def read_records(files: Sequence[tuple[str, Path]]) -> RecordFrames:
@@ -73,7 +82,7 @@ def read_records(files: Sequence[tuple[str, Path]]) -> RecordFrames:
     Raises:
         StoreError: a line is of a newer schema, or is damaged anywhere but at the end of its file.
     """
-    windows, evaluations, segments = WindowLines(), _Lines(), _Lines()
+    windows, evaluations, segments, devices = WindowLines(), _Lines(), _Lines(), _Lines()
     for run, path in files:
         content = path.read_bytes()
         start, count = _bulk(content)
@@ -86,13 +95,17 @@ def read_records(files: Sequence[tuple[str, Path]]) -> RecordFrames:
                 evaluations.add(line, run, path)
             elif kind == "segment":
                 segments.add(line, run, path)
+            elif kind == "device":
+                devices.add(line, run, path)
         windows.add(b"\n".join(own), len(own), run, path)
         windows.add(content[start:], count, run, path)
     of_segments = _segment_frame(segments)
     phases, memory = _window_frames(windows, of_segments)
     evaluated = _evaluation_frame(evaluations)
     evaluated = evaluated[standing(evaluated, evaluated["step"], of_segments)].reset_index(drop=True)
-    return RecordFrames(phases, memory, evaluated, of_segments)
+    seen = _device_frame(devices)
+    seen = seen[standing(seen, seen["first_step"] + seen["steps"], of_segments)].reset_index(drop=True)
+    return RecordFrames(phases, memory, evaluated, of_segments, seen)
 
 
 def _bulk(content: bytes) -> tuple[int, int]:
@@ -199,6 +212,14 @@ def _evaluation_frame(lines: _Lines) -> pd.DataFrame:
 def _segment_frame(lines: _Lines) -> pd.DataFrame:
     rows = [read_line(*where) for where in zip(lines.text, lines.file, strict=True)]
     return pd.DataFrame(rows, columns=list(COLUMNS)).assign(run=lines.run).astype(COLUMNS)
+
+
+def _device_frame(lines: _Lines) -> pd.DataFrame:
+    rows = [read_line(*where) for where in zip(lines.text, lines.file, strict=True)]
+    for row in rows:
+        for name in ("throttle_reasons", "foreign_processes"):
+            row[name] = " ".join(map(str, row.get(name) or ()))
+    return pd.DataFrame(rows, columns=list(DEVICE_COLUMNS)).assign(run=lines.run).astype(DEVICE_COLUMNS)
 
 
 def _in_order(names: Sequence[str]) -> list[str]:

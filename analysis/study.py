@@ -12,7 +12,7 @@ from analysis.arms import name_arms
 from analysis.rules import SCORINGS, Scoring
 from analysis.windows import Windows
 
-LONG_FRAMES = ("phases", "memory", "evaluations", "environments", "layers")
+LONG_FRAMES = ("phases", "memory", "evaluations", "environments", "layers", "devices")
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Study:
         environments: one row per run and key of its environment.json, as text.
         layers: one row per run and layer that K-FAC preconditions: `a_dim`, `g_dim`, `blocks`, and the ranks
             of each role as `[start, stop, step]`; empty for runs of before layers.json.
+        devices: one row per rank and window, what the GPU's driver said of it, as in `DeviceRecord`; without
+            a driver one row a segment with the `reason`.
         fields: one row per cell and one column per dotted path, such as `kfac.damping`; NaN where it has
             none.
         scoring: the rule of time to accuracy; `replace(study, scoring=SCORINGS["mlperf"])` scores anew.
@@ -43,6 +45,7 @@ class Study:
     evaluations: pd.DataFrame
     environments: pd.DataFrame
     layers: pd.DataFrame
+    devices: pd.DataFrame
     fields: pd.DataFrame
     scoring: Scoring = SCORINGS["first"]
 

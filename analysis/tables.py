@@ -91,6 +91,7 @@ def _read(sweep_path: Path) -> dict[str, pd.DataFrame]:
         "evaluations": records.evaluations,
         "environments": pd.DataFrame(environments, columns=["run", "key", "value"], dtype="str"),
         "layers": pd.DataFrame(layers, columns=list(LAYER_COLUMNS)),
+        "devices": records.devices,
     }
 
 

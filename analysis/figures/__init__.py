@@ -12,6 +12,7 @@ from analysis.figures import (
     claims,
     damping_interval,
     eigen_imbalance,
+    energy_to_accuracy,
     factor_sizes,
     fraction,
     learning_curves,
@@ -47,6 +48,7 @@ class FigureKind:
 FIGURES: Mapping[str, FigureKind] = MappingProxyType(
     {
         "time_to_accuracy": FigureKind("Time to accuracy", time_to_accuracy.draw),
+        "energy_to_accuracy": FigureKind("Energy to accuracy", energy_to_accuracy.draw),
         "claims": FigureKind("Time saved, beside the papers' claims", claims.draw),
         "learning_curves": FigureKind("Learning curves", learning_curves.draw),
         "loss_curves": FigureKind("Training loss", loss_curves.draw),

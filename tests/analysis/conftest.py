@@ -19,7 +19,7 @@ import pytest
 from analysis.tables import Study, load
 from harness.cell import Cell
 from harness.layers import describe
-from harness.records import EvalRecord, Outcome, PhaseRecord, RecordWriter
+from harness.records import DeviceRecord, EvalRecord, Outcome, PhaseRecord, RecordWriter
 from harness.store import Attempt, SweepFolder
 from kfac_core.placement import FactorShape, LayerShape
 from kfac_core.strategies import place
@@ -49,6 +49,7 @@ class Plan:
     diverges: tuple[tuple[str, int, int], ...] = ()
     slower: tuple[tuple[str, float], ...] = ()
     fixed_length: bool = False
+    gpus: bool = False
     patches: tuple[dict[str, Any], ...] = ({},)
 
 
@@ -148,6 +149,9 @@ def write_run(attempt: Attempt, cell: Cell, plan: Plan) -> None:
                     noise = random.lognormvariate(0, 0.05) * dict(plan.slower).get(cell.method, 1.0)
                     window = window_record(cell, rank, first, noise, plan)
                     writer.write(window)
+                    if plan.gpus:
+                        joules = 300.0 * window.wall_seconds
+                        writer.write(DeviceRecord(rank, 0, first, WINDOW, "", energy_joules=joules))
                     clock += window.wall_seconds if rank == 0 else 0.0
                     if rank == 0 and (first + WINDOW) % STEPS_PER_EPOCH == 0:
                         evaluations.append((first + WINDOW, clock))
@@ -249,6 +253,7 @@ FITTING = {
         patches=tuple({"kfac.damping": d, "kfac.inverse_update_steps": e} for d in (0.003, 0.03)
                       for e in (10, 20)),
     ),
+    "energy_to_accuracy": Plan(gpus=True),
     "fraction": Plan(methods=("comm_opt", "mem_opt", "half"), world_sizes=(4,), misses=()),
     "performance_profiles": Plan(
         world_sizes=(4,), patches=({}, {"workload.options": {"width": 32}}), misses=()

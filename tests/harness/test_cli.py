@@ -72,7 +72,7 @@ def test_report_prints_the_summary_as_it_is_and_the_pages_path(monkeypatch, tmp_
     })  # fmt: skip
     stub = SimpleNamespace(summary_table=lambda _: summary, write_report=lambda _, out: out / "report.html")
     monkeypatch.setitem(sys.modules, "analysis.report", stub)
-    frames = ("cells", "phases", "memory", "evaluations", "environments", "layers", "fields")
+    frames = ("cells", "phases", "memory", "evaluations", "environments", "layers", "devices", "fields")
     empty = Study(**{name: pd.DataFrame({"segments": []}) for name in frames})
     monkeypatch.setitem(sys.modules, "analysis.tables", SimpleNamespace(load=lambda folder: empty))
     (tmp_path / "demo").mkdir()
