@@ -56,7 +56,12 @@ class Workload(Spec):
 
 
 class Training(Spec):
-    """The length and the batch of a run."""
+    """The length and the batch of a run.
+
+    Attributes:
+        kfac_start_epoch: epochs, also fractions of one, that the optimizer works alone before K-FAC joins it;
+            KAISA's BERT has K-FAC in its second phase only. K-FAC's own schedules count from there.
+    """
 
     global_batch_size: int | None = Field(default=None, ge=1)
     local_batch_size: int | None = Field(default=None, ge=1)
@@ -64,6 +69,7 @@ class Training(Spec):
     evaluate_every_epochs: int = Field(default=1, ge=1)
     stop_at_target: bool = True
     window_steps: int | None = Field(default=None, ge=1)
+    kfac_start_epoch: float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
     def _one_batch(self) -> Self:
@@ -136,6 +142,10 @@ class Cell(Spec):
         batch = self.training.global_batch_size
         if batch is not None and batch % self.world_size:
             raise ValueError(f"global_batch_size={batch} is not a multiple of world_size={self.world_size}")
+        start = self.training.kfac_start_epoch
+        if start and (self.kfac is None or self.optimizer.name == "nlcg"):
+            alone = "without a kfac section" if self.kfac is None else "for NLCG, which steps K-FAC itself"
+            raise ValueError(f"kfac_start_epoch={start} has no meaning {alone}; leave it out")
         if self.kfac is not None:
             check_world_size(self.kfac, self.world_size)
             if self.optimizer.name == "nlcg" and self.kfac.kl_clip is not None:
@@ -146,6 +156,8 @@ class Cell(Spec):
     def content_hash(self) -> str:
         """Hash of the scientific fields, defaults included: equal exactly for cells that compute the same."""
         science = self.model_dump(mode="json", exclude={"sweep", "method"})
+        if not self.training.kfac_start_epoch:  # younger than many stored runs, which keep their ids
+            del science["training"]["kfac_start_epoch"]
         text = json.dumps(science, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 

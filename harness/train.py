@@ -88,6 +88,7 @@ class Trainer:
         self._gradients = GradientAverage(self._model, self._communicator)
         self._rate = 0.0
         self.kfac = self._build_kfac()
+        self._kfac_first_step = round(cell.training.kfac_start_epoch * self._workload.steps_per_epoch)
         self._optimizer = build_optimizer(
             cell.optimizer, self._model.parameters(), self.kfac, self._communicator
         )
@@ -101,6 +102,9 @@ class Trainer:
         loaded = checkpoints.load() if checkpoints is not None else None
         if loaded is not None:
             restore(self, loaded)
+        self._kfac_waits = self.kfac is not None and self._step < self._kfac_first_step
+        if self.kfac is not None and self._kfac_waits:
+            self.kfac.remove()  # until then its hooks would cost time and count statistics
 
     def run(self) -> Result:
         """Train until the target, the last epoch, or a loss that is no number any more."""
@@ -172,6 +176,8 @@ class Trainer:
     def _train_step(self, batch: object) -> None:
         """One update; only here and in `KFAC.step` are phases named."""
         timer = self._timer
+        if self._kfac_waits and self._step == self._kfac_first_step:
+            self.kfac, self._kfac_waits = self._build_kfac(), False
         with timer.phase(Phase.FORWARD):
             loss = self._workload.loss(self._model, batch)
         with timer.phase(Phase.BACKWARD):
@@ -179,7 +185,7 @@ class Trainer:
             loss.backward()
         with timer.phase(Phase.GRADIENT_COMM):
             self._gradients.average()
-        if self.kfac is not None and not isinstance(self._optimizer, NLCG):
+        if self.kfac is not None and not self._kfac_waits and not isinstance(self._optimizer, NLCG):
             self.kfac.step()
         with timer.phase(Phase.UPDATE):
             if isinstance(self._optimizer, NLCG):

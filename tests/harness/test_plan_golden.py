@@ -27,6 +27,14 @@ def test_a_kfac_cell_keeps_its_id():
     assert cell.id == "comm_opt-p4-s3-6b3dfd2a0e"
 
 
+def test_a_late_start_of_kfac_makes_another_cell_and_none_leaves_the_id():
+    kfac = {**COMMON, "method": "comm_opt", "seed": 3, "kfac": {"damping": 0.003}}
+    late = Cell.model_validate({**kfac, "training": {**COMMON["training"], "kfac_start_epoch": 2}})
+    none = Cell.model_validate({**kfac, "training": {**COMMON["training"], "kfac_start_epoch": 0}})
+    assert late.id == "comm_opt-p4-s3-c67640670a"
+    assert none.id == "comm_opt-p4-s3-6b3dfd2a0e"
+
+
 def test_names_for_people_are_no_science():
     cell = Cell.model_validate({**COMMON, "method": "other", "sweep": "elsewhere"})
     assert cell.content_hash == "f0f82140a1"

@@ -91,6 +91,29 @@ def test_ranks_together_learn_what_one_rank_learns(world, tmp_path):
     assert values[4] == pytest.approx(values[1], rel=1e-3)
 
 
+def test_kfac_joins_at_its_epoch_and_before_it_nothing_differs_from_the_optimizer_alone(tmp_path):
+    training = {"global_batch_size": 128, "epochs": 4, "stop_at_target": False, "window_steps": 11}
+    late = {**training, "kfac_start_epoch": 2}
+    _, alone = train_on_rank(0, 1, cell(training=training), str(tmp_path))
+    _, records = train_on_rank(0, 1, cell(training=late, kfac=KFAC), str(tmp_path))
+    values, wanted = ([r.train_loss for r in part if isinstance(r, EvalRecord)] for part in (records, alone))
+    assert values[:2] == wanted[:2]
+    assert values[2] != wanted[2]
+    windows = [record for record in records if isinstance(record, PhaseRecord)]  # one an epoch
+    assert [set(KFAC_PHASES) & set(window.seconds) for window in windows[:2]] == [set(), set()]
+    # F = 1, E = 5: counted from K-FAC's start, not from the run's
+    assert [window.calls["inverse_compute"] for window in windows[2:]] == [3, 2]
+    assert all(set(KFAC_PHASES) <= set(window.seconds) for window in windows[2:])
+
+
+@pytest.mark.parametrize("kfac", [None, {**KFAC, "kl_clip": None}])
+def test_a_late_start_of_what_is_not_there_is_refused(kfac):
+    training = {"global_batch_size": 128, "epochs": 4, "kfac_start_epoch": 2}
+    name = "nlcg" if kfac else "sgd"
+    with pytest.raises(ValueError, match=r"kfac_start_epoch=2\.0 has no meaning"):
+        cell(training=training, kfac=kfac, optimizer={"lr": 0.1, "name": name})
+
+
 def test_a_loss_that_is_no_number_ends_the_run_as_diverged(tmp_path):
     result, _ = train_on_rank(0, 1, cell(optimizer={"lr": 1e6}), str(tmp_path))
     assert result.stop_reason == "diverged"

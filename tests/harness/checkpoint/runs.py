@@ -25,6 +25,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "sgd": {},
     "comm_opt": {"kfac": KFAC},
     "mem_opt": {"kfac": {**KFAC, "strategy": "mem_opt"}},
+    # from the step after the first stop of the tests on: stopped while K-FAC waits, and after it began
+    "late": {
+        "kfac": KFAC,
+        "training": {"global_batch_size": 256, "epochs": 4, "window_steps": 5, "kfac_start_epoch": 2.8},
+    },
     "nlcg": {"optimizer": {"lr": 0.2, "name": "nlcg"}},
     "nlcg-kfac": {"optimizer": {"lr": 0.1, "name": "nlcg"}, "kfac": {**KFAC, "kl_clip": None}},
 }
