@@ -28,6 +28,7 @@ from harness.optimizers import build_optimizer, learning_rate
 from harness.pulse import Pulse
 from harness.records import EvalRecord, PhaseRecord, Record
 from harness.tracing import trace_record
+from harness.workloads import WORKLOADS
 from harness.workloads.workload import Share, Workload, build_workload
 from harness.world import World
 from kfac_core import KFAC, Phase
@@ -212,7 +213,8 @@ class Trainer:
         totals = torch.tensor(own, dtype=torch.float64, device=self._world.device)
         self._communicator.all_reduce(totals)
         *metrics, examples, loss, loss_steps = totals.tolist()
-        value = dict(zip(names, metrics, strict=True))[self.cell.target.metric] / examples
+        means = {name: metric / examples for name, metric in zip(names, metrics, strict=True)}
+        value = WORKLOADS[self.cell.workload.name].value(self.cell.target.metric, means)
         self._loss_sum.zero_()
         self._loss_steps = 0
         train_seconds = self._slowest(self._train_seconds)

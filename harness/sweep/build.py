@@ -99,7 +99,7 @@ class Builder:
             self._refuse_cell(draft, error)
         batch = cell.training.batch_sizes(cell.world_size)[0]
         examples = WORKLOADS[cell.workload.name].examples(cell.workload.options)
-        if batch > examples:
+        if examples and batch > examples:
             field = "global_batch_size" if cell.training.scaling == "strong" else "local_batch_size"
             value = getattr(cell.training, field)
             place = self._place(draft.fields, draft.owner, "training", field)

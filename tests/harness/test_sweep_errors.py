@@ -30,7 +30,7 @@ MISTAKES = {
     "an unknown key in a section": (
         "epochs: 30", "epoch: 30",
         ":4: training.epoch is no field of training; allowed: global_batch_size, local_batch_size, epochs, "
-        "evaluate_every_epochs, stop_at_target, window_steps; did you mean epochs?",
+        "evaluate_every_epochs, stop_at_target, window_steps, kfac_start_epoch; did you mean epochs?",
     ),
     "an unknown key of a method": (
         "{name: sgd}", "{name: sgd, optimiser: {lr: 1}}",
@@ -96,7 +96,7 @@ MISTAKES = {
     ),
     "an unknown workload": (
         "workload: digits", "workload: digit",
-        ":2: workload='digit' is no workload; allowed: digits, cifar10, cifar100, imagenet; "
+        ":2: workload='digit' is no workload; allowed: digits, cifar10, cifar100, imagenet, bert, gpt; "
         "did you mean digits?",
     ),
     "an unknown option": (

@@ -1,4 +1,4 @@
-"""Small disks that can be filled."""
+"""Small disks that can be filled, and a folder of the test run for token ids."""
 
 from __future__ import annotations
 
@@ -24,3 +24,13 @@ def small_disk(tmp_path):
     yield mount
     for folder in mounted:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture(scope="session")
+def token_cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("tokens")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(token_cache, monkeypatch):
+    monkeypatch.setenv("KRONSCALE_CACHE", str(token_cache))

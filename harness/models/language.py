@@ -1,0 +1,96 @@
+"""BERT and GPT-2 of any size, from transformers, with every projection a plain `nn.Linear`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def bert(options: Mapping[str, Any]) -> nn.Module:
+    """Devlin et al. 2019, with the head for masked words; the feed-forward layers are 4 times as wide.
+
+    Args:
+        options: `layers`, `hidden`, `heads`, `vocabulary`, `sequence_length`, `dropout`, `tied`.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+    """
+    library = _transformers("bert")
+    config = library.BertConfig(
+        vocab_size=options["vocabulary"],
+        hidden_size=options["hidden"],
+        num_hidden_layers=options["layers"],
+        num_attention_heads=options["heads"],
+        intermediate_size=4 * options["hidden"],
+        max_position_embeddings=options["sequence_length"],
+        hidden_dropout_prob=options["dropout"],
+        attention_probs_dropout_prob=options["dropout"],
+        pad_token_id=None,  # no sequence is padded: no row of the embedding stays without a gradient
+        tie_word_embeddings=options["tied"],
+    )
+    model: nn.Module = library.BertForMaskedLM(config)
+    head: Any = model.get_submodule("cls.predictions")
+    if head.bias is not head.decoder.bias:
+        del head.bias  # left over where nothing is tied: it would never get a gradient
+    return model
+
+
+def gpt2(options: Mapping[str, Any]) -> nn.Module:
+    """Radford et al. 2019, with its language-model head.
+
+    Args:
+        options: `layers`, `hidden`, `heads`, `vocabulary`, `sequence_length`, `dropout`, `tied`.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+    """
+    library = _transformers("gpt")
+    config = library.GPT2Config(
+        vocab_size=options["vocabulary"],
+        n_embd=options["hidden"],
+        n_layer=options["layers"],
+        n_head=options["heads"],
+        n_positions=options["sequence_length"],
+        resid_pdrop=options["dropout"],
+        embd_pdrop=options["dropout"],
+        attn_pdrop=options["dropout"],
+        bos_token_id=None,
+        eos_token_id=None,
+        tie_word_embeddings=options["tied"],
+    )
+    model: nn.Module = library.GPT2LMHeadModel(config)
+    return with_linear_projections(model)
+
+
+def with_linear_projections(model: nn.Module) -> nn.Module:
+    """Replace transformers' `Conv1D`, a linear layer with its weight stored as `[in, out]`, by `nn.Linear`.
+
+    The same function of the same numbers; K-FAC knows `nn.Linear` and leaves other modules alone.
+    """
+    from transformers.pytorch_utils import Conv1D  # noqa: PLC0415  an optional extra
+
+    found = [(name, module) for name, module in model.named_modules() if isinstance(module, Conv1D)]
+    for name, module in found:
+        inputs, outputs = module.weight.shape
+        linear = nn.Linear(inputs, outputs, device=module.weight.device, dtype=module.weight.dtype)
+        with torch.no_grad():
+            linear.weight.copy_(module.weight.T)
+            linear.bias.copy_(module.bias)
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, linear)
+    return model
+
+
+def _transformers(workload: str) -> ModuleType:
+    try:
+        import transformers  # noqa: PLC0415  an optional extra, and seconds to import
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            f"workload {workload} needs the extra language: pip install 'kronscale[language]'"
+        ) from None
+    library: ModuleType = transformers
+    return library

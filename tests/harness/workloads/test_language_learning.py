@@ -1,0 +1,77 @@
+"""Promise: real text is learned, by LAMB and with K-FAC, and on two ranks what one rank learns."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.cell import Cell
+from harness.pulse import Pulse
+from harness.records import EvalRecord, Record
+from harness.train import Trainer
+from harness.world import World
+
+SIZE = {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 512, "sequence_length": 64, "dropout": 0.0}
+KFAC = {"damping": 0.003, "factor_update_steps": 5, "inverse_update_steps": 25}
+LAMB = {"name": "lamb", "lr": 0.02, "warmup_epochs": 0.5}
+SGD = {"lr": 0.3, "warmup_epochs": 0.5}
+SKIP = {"bert": ("bert.embeddings", "cls"), "gpt": ("transformer.wte", "transformer.wpe", "lm_head")}
+
+
+def train(rank: int, world_size: int, name: str, changes: dict, folder: str, cache: str) -> list[EvalRecord]:
+    os.environ["KRONSCALE_CACHE"] = cache  # the world may have started before this test's cache was named
+    fields = {
+        "sweep": "test", "method": "m", "world_size": world_size,
+        "workload": {"name": name, "options": {**SIZE, "data": "embedded"}},
+        "target": {"metric": "loss", "at_most": 0.1},
+        "training": {"global_batch_size": 64, "epochs": 2},
+    }  # fmt: skip
+    records: list[Record] = []
+    world = World(rank, world_size, rank, torch.device("cpu"), "gloo")
+    pulse = Pulse(Path(folder) / f"pulse-{rank}-{world_size}")
+    Trainer(Cell.model_validate({**fields, **changes}), world, pulse, records.append).run()
+    return [record for record in records if isinstance(record, EvalRecord)]
+
+
+# What the frequencies of the tokens alone give is 5.26.
+@pytest.mark.parametrize(
+    ("name", "optimizer", "kfac", "after_one", "after_two"),
+    [
+        ("gpt", LAMB, False, 5.1, 4.5),
+        ("gpt", SGD, True, 4.8, 4.2),
+        ("bert", LAMB, False, 5.25, 5.08),
+        ("bert", LAMB, True, 5.25, 5.08),
+    ],
+)
+def test_two_epochs_bring_the_loss_down(
+    world, tmp_path, token_cache, name, optimizer, kfac, after_one, after_two
+):
+    changes = {"optimizer": optimizer, "kfac": {**KFAC, "skip": SKIP[name]} if kfac else None}
+    values = {}
+    for world_size in (1, 2):
+        ranks = world(world_size).run(train, name, changes, str(tmp_path), str(token_cache))
+        values[world_size] = [record.value for record in ranks[0]]
+        one, two = values[world_size]
+        assert one < after_one
+        assert two < after_two
+        assert ranks[0][1].train_loss < ranks[0][0].train_loss
+    # float32 sums in another order, over 160 steps of a nonlinear iteration
+    assert values[2] == pytest.approx(values[1], rel=0.02)
+
+
+def test_two_ranks_take_the_steps_of_one(world, tmp_path, token_cache):
+    """Eight steps, K-FAC's gradients in all of them: rounding has no time to grow."""
+    changes = {
+        "optimizer": {"lr": 0.1},
+        "kfac": {**KFAC, "factor_update_steps": 1, "inverse_update_steps": 2, "skip": SKIP["gpt"]},
+        "workload": {"name": "gpt", "options": {**SIZE, "data": "embedded", "train_examples": 512}},
+        "training": {"global_batch_size": 64, "epochs": 1},
+    }
+    (alone,), (both, _) = (
+        world(size).run(train, "gpt", changes, str(tmp_path), str(token_cache)) for size in (1, 2)
+    )
+    assert both[0].train_loss == pytest.approx(alone[0].train_loss, rel=1e-5)
+    assert both[0].value == pytest.approx(alone[0].value, rel=1e-4)
