@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-BLOCKED = ("torch", "pandas", "matplotlib", "mpi4py", "submitit", "pynvml")
+BLOCKED = ("torch", "transformers", "tokenizers", "pandas", "matplotlib", "mpi4py", "submitit", "pynvml")
 RUNNER = (
     f"import sys; sys.modules.update(dict.fromkeys({BLOCKED!r}))\n"
     "from harness.cli import main\nsys.exit(main())"
@@ -26,6 +26,9 @@ def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         ["--help"],
         ["plan", "--help"],
         ["plan", "-f", "jobs/sweeps/demo.yaml", "--site", "local", "--where", "world_size>=2"],
+        ["plan", "-f", "jobs/sweeps/gpt.yaml"],
+        ["plan", "-f", "jobs/papers/tpds22/embedded/bert.yaml"],
+        ["plan", "-f", "jobs/papers/tpds22/bert/phase2.yaml"],
         ["report", "--help"],
         ["status", "-f", "jobs/sweeps/demo.yaml"],
         ["submit", "--help"],
