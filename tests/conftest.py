@@ -1,6 +1,7 @@
 """Worlds of real ranks and a real Slurm, shared by the whole session and started for the first who asks."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -11,6 +12,11 @@ from hypothesis import settings
 from tests.kfac_core.mpi_worlds import MPIWorld
 from tests.kfac_core.worlds import World
 from tests.slurm_cluster.cluster import PACKAGES, Cluster, missing_programs
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as in a shell's background; so it would be in children
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)  # as in ranks; tiny tensors gain nothing from threads that wait for each other
 
