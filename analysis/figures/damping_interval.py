@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pandas as pd
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
@@ -55,7 +56,8 @@ def draw(study: Study) -> Drawing:
     for axis in axes[len(series) :]:
         axis.set_axis_off()
     entry = Patch(facecolor="white", edgecolor=GREY, hatch="////", label="median run missed or no run")
-    legend_below(figure, [entry], columns=1)
+    shown = Patch(facecolor=colormaps["cividis"](0.2), label=f"{label[0].lower()}{label[1:]}, median")
+    legend_below(figure, [shown, entry], columns=1)
     size = int(runs["world_size"].max())
     caption = sentence(
         f"{label} by damping and steps between inverse updates, on {size} rank(s): the median over runs,",
