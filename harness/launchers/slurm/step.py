@@ -25,6 +25,10 @@ from harness.store import Attempt
 
 _WATCH_SECONDS = 0.2
 _ASK_AGAIN_SECONDS = 1.0  # a rank that is still starting does not hear the first time
+# Slurm 22.05's pmi2 takes two requests of MPICH's that reach it together, as on a busy node, for a broken
+# one. It says so and answers no more: all ranks then hang in MPI's initialization.
+_PMI_BROKE = b"mpi/pmi2: invalid client request"
+_MOST_STARTS = 3
 _WAIT_SECONDS = 60  # srun's --wait: how long the others may go on after the first task has ended well
 
 
@@ -60,14 +64,27 @@ def run_step(attempt: Attempt, launch: Launch, shape: Shape, leave: Callable[[],
         OSError: srun could not be started.
     """
     log = attempt.path / "logs" / "srun.log"
-    with log.open("ab") as file:
-        process = subprocess.Popen(
-            srun_command(attempt, launch, shape),
-            env=_environment(launch), start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-        )  # fmt: skip
-    reason = _watch(process, attempt, launch.site, leave)
-    _end(process, attempt)
+    for left in reversed(range(_MOST_STARTS)):
+        before = log.stat().st_size if log.exists() else 0
+
+        def broke(begin: int = before) -> bool:
+            return _PMI_BROKE in log.read_bytes()[begin:] and not _any_trains(attempt, shape)
+
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                srun_command(attempt, launch, shape),
+                env=_environment(launch), start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+            )  # fmt: skip
+        reason = _watch(process, attempt, launch.site, lambda broke=broke: leave() or broke())  # type: ignore[misc]
+        again = left > 0 and reason == "ranks" and not leave() and broke()
+        _end(process, attempt)
+        if not again:
+            break
+        for ended in attempt.path.glob("rank-*.end"):  # of ranks that never got to training
+            ended.unlink()
+        with log.open("ab") as file:
+            file.write(b"kronscale: Slurm's PMI lost a message of MPI's; the ranks are started again\n")
     return StepEnd(
         ending=Ending(reason, tuple(_deaths(attempt, shape))),
         lost_nodes=_lost_nodes(attempt, shape),
@@ -97,6 +114,11 @@ def _watch(
                 asked = now
         _wait(process, _WATCH_SECONDS)
     return reason
+
+
+def _any_trains(attempt: Attempt, shape: Shape) -> bool:
+    beats = [attempt.last_beat(rank) for rank in range(shape.world_size)]
+    return any(beat is not None and beat.phase != "start" for beat in beats)
 
 
 def srun_command(attempt: Attempt, launch: Launch, shape: Shape) -> list[str]:

@@ -218,6 +218,30 @@ def test_a_full_disk_is_the_cause_and_the_outcome_still_fits(on_slurm, tmp_path,
         wait_for(lambda: subprocess.run(["umount", disk], check=False).returncode == 0, seconds=20)
 
 
+LOSES_MPI_ONCE = """
+import os, pathlib, sys, time
+log = pathlib.Path(sys.argv[2], "logs", "srun.log")
+first = log.with_name("first-" + sys.argv[sys.argv.index("--rank") + 1])
+if not first.exists():
+    first.touch()
+    with log.open("a") as file:
+        file.write("slurmstepd-n1: error: mpi/pmi2: invalid client request\\n")
+    time.sleep(600)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def test_ranks_that_hang_because_pmi2_lost_a_message_of_theirs_are_started_again(
+    on_slurm, tmp_path, make_cell, make_site, ended
+):
+    cell = make_cell(world_size=2)
+    submit([cell], make_site(), tmp_path, (sys.executable, "-c", LOSES_MPI_ONCE, *STAND_IN[1:]))
+    (one,) = ended([cell])
+    assert (one.state, one.cause) == ("COMPLETED", "")
+    said = (one.attempt.path / "logs" / "srun.log").read_text()
+    assert 1 <= said.count("the ranks are started again") <= 2
+
+
 @pytest.mark.parametrize("locks_work", [True, False])
 def test_two_submitters_at_once_run_every_cell_once(
     on_slurm, tmp_path, make_cell, make_site, ended, monkeypatch, locks_work
