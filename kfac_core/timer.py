@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import TypeVar
 
 import torch
 
+from kfac_core.clocks import CudaClock, HostClock, Span
 from kfac_core.phases import COMM_PHASES, Phase
 
 OTHER = "other"
@@ -34,24 +34,6 @@ class Traffic:
     calls: int = 0
     sent_bytes: int = 0
     wait_seconds: float | None = None
-
-
-@dataclass(frozen=True)
-class Span:
-    """A stretch of one phase in a sampled step.
-
-    Attributes:
-        step: as `PhaseTimer.sampled_step` said.
-        started: on the host's `time.perf_counter`, seconds; on a GPU its own clock, laid against that one
-            where the timer was started.
-        layer: whose work it was, where K-FAC works layer by layer; else empty.
-    """
-
-    step: int
-    phase: str
-    started: float
-    seconds: float
-    layer: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,7 +95,7 @@ class PhaseTimer:
         ranges: bool = False,
     ) -> None:
         on_gpu = torch.device(device).type == "cuda"
-        self._clock: _HostClock | _CudaClock = _CudaClock() if on_gpu else _HostClock()
+        self._clock: HostClock | CudaClock = CudaClock() if on_gpu else HostClock()
         self._range: Callable[[str], AbstractContextManager[None]] | None = None
         if ranges:
             self._range = _nvtx_range if on_gpu else _profiler_range
@@ -267,64 +249,3 @@ def _nvtx_range(name: str) -> Iterator[None]:
 
 def _added(first: dict[str, Number], second: dict[str, Number]) -> dict[str, Number]:
     return {key: first.get(key, 0) + second.get(key, 0) for key in (first | second)}
-
-
-class _HostClock:
-    """Adds the time since the last mark to the phase that was open."""
-
-    def __init__(self) -> None:
-        self._last = 0.0
-        self._seconds: dict[str, float] = {}
-        self.spans: list[Span] = []
-
-    def mark(self, phase: str | None, step: int | None, layer: str) -> None:
-        now = time.perf_counter()
-        if phase is not None:
-            self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._last
-            if step is not None:
-                self.spans.append(Span(step, phase, self._last, now - self._last, layer))
-        self._last = now
-
-    def finish(self, phase: str, step: int | None, layer: str) -> None:
-        self.mark(phase, step, layer)
-
-    def drain(self) -> dict[str, float]:
-        seconds, self._seconds = self._seconds, {}
-        return seconds
-
-
-class _CudaClock:
-    """Records an event at every mark; reads them all when the clock stops. Events are reused."""
-
-    def __init__(self) -> None:
-        self._marks: list[tuple[torch.cuda.Event, str | None, int | None, str]] = []
-        self._free: list[torch.cuda.Event] = []
-        self._seconds: dict[str, float] = {}
-        self._started = 0.0
-        self.spans: list[Span] = []
-
-    def mark(self, phase: str | None, step: int | None, layer: str) -> None:
-        if not self._marks:
-            self._started = time.perf_counter()
-        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
-        event.record()
-        self._marks.append((event, phase, step, layer))
-
-    def finish(self, phase: str, step: int | None, layer: str) -> None:
-        """Wait for the device and read all events: host and device agree on when the clock stopped."""
-        self.mark(phase, step, layer)
-        self._marks[-1][0].synchronize()
-        now = self._started
-        for (before, *_), (after, booked, sampled, of_layer) in pairwise(self._marks):
-            elapsed = before.elapsed_time(after) / 1e3
-            if booked is not None:
-                self._seconds[booked] = self._seconds.get(booked, 0.0) + elapsed
-                if sampled is not None:
-                    self.spans.append(Span(sampled, booked, now, elapsed, of_layer))
-            now += elapsed
-        self._free += [event for event, *_ in self._marks]
-        self._marks = []
-
-    def drain(self) -> dict[str, float]:
-        seconds, self._seconds = self._seconds, {}
-        return seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
@@ -11,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis.figures.drawing import GREY, STYLE, TWO_COLUMNS, Drawing, legend_below, panels
+from analysis.figures.phase_breakdown import EDGE, LOOKS
 
 _COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
@@ -25,7 +27,6 @@ def breakdown(rows: pd.DataFrame, caption: str) -> Drawing:
     """
     algorithms = list(dict.fromkeys(rows["algorithm"]))
     phases = list(dict.fromkeys(rows["phase"]))
-    colours = {phase: _COLOURS[1 + i % (len(_COLOURS) - 1)] for i, phase in enumerate(phases)}
     figure, axes = panels(TWO_COLUMNS, 2.8, columns=len(algorithms), sharey=True)
     for axis, algorithm in zip(axes, algorithms, strict=True):
         own = rows[rows["algorithm"] == algorithm]
@@ -34,20 +35,31 @@ def breakdown(rows: pd.DataFrame, caption: str) -> Drawing:
             for shift, column in ((-0.2, "published_ms"), (0.2, "predicted_ms")):
                 bottom = 0.0
                 for row in own[own["model"] == model].to_dict("records"):
-                    hollow = column == "predicted_ms"
-                    axis.bar(
-                        place + shift, row[column], 0.36, bottom, edgecolor=colours[row["phase"]],
-                        color="none" if hollow else colours[row["phase"]], linewidth=1,
-                    )  # fmt: skip
+                    colour, hatch = _look(row["phase"])
+                    look: dict[str, Any]
+                    if column == "predicted_ms":
+                        look = {"facecolor": "none", "edgecolor": colour, "hatch": hatch, "linewidth": 1.0}
+                    else:
+                        look = {"facecolor": colour, "hatch": hatch, **EDGE}
+                    axis.bar(place + shift, row[column], 0.36, bottom, **look)
                     bottom += row[column]
         axis.set_xticks(range(len(models)))
         axis.set_xticklabels(models)
-        axis.set_title(algorithm)
+        axis.set_title(algorithm, fontsize=8)
     axes[0].set_ylabel("time per step (ms)")
-    handles = [Patch(color=colours[phase], label=phase.replace("_", " ")) for phase in phases]
+    handles = [_patch(phase) for phase in phases]
     hollow_patch = Patch(facecolor="none", edgecolor=GREY, label="predicted: hollow, right")
     legend_below(figure, [*handles, hollow_patch], columns=4)
     return Drawing(figure, rows, caption)
+
+
+def _look(phase: str) -> tuple[str, str]:
+    return LOOKS["backward"] if phase == "forward_backward" else LOOKS[phase]
+
+
+def _patch(phase: str) -> Patch:
+    colour, hatch = _look(phase)
+    return Patch(facecolor=colour, hatch=hatch, label=phase.replace("_", " "), **EDGE)
 
 
 def scaling(rows: pd.DataFrame, caption: str) -> Drawing:

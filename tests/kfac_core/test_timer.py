@@ -13,7 +13,8 @@ from kfac_core.timer import PhaseTimer, Traffic
 def spin(monkeypatch):
     """Lets a clock of our own run on; a busy machine cannot touch it."""
     now = [100.0]
-    monkeypatch.setattr("kfac_core.timer.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    for module in ("timer", "clocks"):
+        monkeypatch.setattr(f"kfac_core.{module}.time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def spend(seconds: float) -> None:
         now[0] += seconds

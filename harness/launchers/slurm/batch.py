@@ -93,6 +93,9 @@ class Supervisor:
         outcome = judge(attempt, end.ending, began, time.time(), end.out_of_memory)
         if outcome.state != "FAILED" or end.ending.reason != "ranks":
             return outcome
+        if end.hung:  # its ranks were killed without a word, and no node is to blame
+            cause = f"the ranks hung at each of {end.hung} starts: mpi/pmi2 lost a message of MPI's"
+            return replace(outcome, cause=cause)
         if end.lost_nodes:
             self._lost_nodes = (*self._lost_nodes, *end.lost_nodes)
             cause = f"{_nodes(end.lost_nodes)} failed with all ranks there; {outcome.cause}"

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class StepEnd:
         out_of_memory: whether Slurm says that it killed for memory.
         started: whether any rank was.
         exit_code: srun's.
+        hung: starts after which the ranks hung before training, if the last was one; else 0.
     """
 
     ending: Ending
@@ -49,6 +51,7 @@ class StepEnd:
     out_of_memory: bool
     started: bool
     exit_code: int
+    hung: int
 
 
 def run_step(attempt: Attempt, launch: Launch, shape: Shape, leave: Callable[[], bool]) -> StepEnd:
@@ -64,44 +67,42 @@ def run_step(attempt: Attempt, launch: Launch, shape: Shape, leave: Callable[[],
         OSError: srun could not be started.
     """
     log = attempt.path / "logs" / "srun.log"
-    for left in reversed(range(_MOST_STARTS)):
-        before = log.stat().st_size if log.exists() else 0
-
-        def broke(begin: int = before) -> bool:
-            return _PMI_BROKE in log.read_bytes()[begin:] and not _any_trains(attempt, shape)
-
-        with log.open("ab") as file:
-            process = subprocess.Popen(
-                srun_command(attempt, launch, shape),
-                env=_environment(launch), start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-            )  # fmt: skip
-        reason = _watch(process, attempt, launch.site, lambda broke=broke: leave() or broke())  # type: ignore[misc]
-        again = left > 0 and reason == "ranks" and not leave() and broke()
+    for start in range(1, _MOST_STARTS + 1):
+        heard = log.stat().st_size if log.exists() else 0
+        process = _start(attempt, launch, shape)
+        reason = _watch(process, attempt, launch.site, leave, partial(_hangs, attempt, shape, heard))
         _end(process, attempt)
-        if not again:
+        if reason is not None or start == _MOST_STARTS:
             break
-        for ended in attempt.path.glob("rank-*.end"):  # of ranks that never got to training
-            ended.unlink()
-        with log.open("ab") as file:
-            file.write(b"kronscale: Slurm's PMI lost a message of MPI's; the ranks are started again\n")
+        _forget_ranks(attempt)
     return StepEnd(
-        ending=Ending(reason, tuple(_deaths(attempt, shape))),
+        ending=Ending(reason or "ranks", tuple(_deaths(attempt, shape))),
         lost_nodes=_lost_nodes(attempt, shape),
         out_of_memory="oom" in log.read_text(errors="replace").lower(),
         started=bool(_starts(attempt)),
         exit_code=process.returncode,
+        hung=start if reason is None else 0,
     )
 
 
 def _watch(
-    process: subprocess.Popen[bytes], attempt: Attempt, site: Site, leave: Callable[[], bool]
-) -> Reason:
-    """Wait until srun has ended or has to; ranks that may save are asked to, again and again."""
+    process: subprocess.Popen[bytes],
+    attempt: Attempt,
+    site: Site,
+    leave: Callable[[], bool],
+    hangs: Callable[[], bool],
+) -> Reason | None:
+    """Wait until srun has ended or has to; ranks that may save are asked to, again and again.
+
+    Returns:
+        Why it has to end; None if its ranks hang at their start.
+    """
     deadline = time.monotonic() + site.timeout_minutes * 60
     reason: Reason = "ranks"
     save_ends, asked = float("inf"), float("-inf")
     while process.poll() is None and not leave():
+        if hangs():
+            return None
         now = time.monotonic()
         wish = stop_wish(attempt, site, deadline - now, preempted=False)
         if wish is not None:
@@ -116,9 +117,29 @@ def _watch(
     return reason
 
 
-def _any_trains(attempt: Attempt, shape: Shape) -> bool:
+def _start(attempt: Attempt, launch: Launch, shape: Shape) -> subprocess.Popen[bytes]:
+    with (attempt.path / "logs" / "srun.log").open("ab") as file:
+        return subprocess.Popen(
+            srun_command(attempt, launch, shape),
+            env=_environment(launch), start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+        )  # fmt: skip
+
+
+def _hangs(attempt: Attempt, shape: Shape, heard: int) -> bool:
+    """Whether PMI broke since `heard` bytes of srun's log, before any rank was in training."""
+    if _PMI_BROKE not in (attempt.path / "logs" / "srun.log").read_bytes()[heard:]:
+        return False
     beats = [attempt.last_beat(rank) for rank in range(shape.world_size)]
-    return any(beat is not None and beat.phase != "start" for beat in beats)
+    return all(beat is None or beat.phase == "start" for beat in beats)
+
+
+def _forget_ranks(attempt: Attempt) -> None:
+    """Make room for ranks that are started again."""
+    for ended in attempt.path.glob("rank-*.end"):
+        ended.unlink()
+    with (attempt.path / "logs" / "srun.log").open("ab") as file:
+        file.write(b"kronscale: Slurm's PMI lost a message of MPI's; the ranks are started again\n")
 
 
 def srun_command(attempt: Attempt, launch: Launch, shape: Shape) -> list[str]:

@@ -81,3 +81,13 @@ def training(tmp_path: Path) -> Callable[..., Attempt]:
         return found
 
     return wait
+
+
+@pytest.fixture
+def look(tmp_path: Path) -> Callable[..., list[CellStatus]]:
+    """What `kronscale status` would say of cells now."""
+
+    def read(*cells: Cell, root: Path = tmp_path) -> list[CellStatus]:
+        return read_statuses(sweep_folder("study", root), cells)
+
+    return read
