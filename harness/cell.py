@@ -55,12 +55,16 @@ class Workload(Spec):
     options: dict[str, bool | int | float | str] = {}
 
 
+Precision = Literal["float32", "tf32", "bfloat16"]
+
+
 class Training(Spec):
-    """The length and the batch of a run.
+    """The length and the batch of a run, and its numbers.
 
     Attributes:
         kfac_start_epoch: epochs, also fractions of one, that the optimizer works alone before K-FAC joins it;
             KAISA's BERT has K-FAC in its second phase only. K-FAC's own schedules count from there.
+        precision: of the model's products, see `harness.precision`; K-FAC's statistics are float32 in each.
     """
 
     global_batch_size: int | None = Field(default=None, ge=1)
@@ -70,6 +74,7 @@ class Training(Spec):
     stop_at_target: bool = True
     window_steps: int | None = Field(default=None, ge=1)
     kfac_start_epoch: float = Field(default=0.0, ge=0)
+    precision: Precision = "float32"
 
     @model_validator(mode="after")
     def _one_batch(self) -> Self:
@@ -156,8 +161,9 @@ class Cell(Spec):
     def content_hash(self) -> str:
         """Hash of the scientific fields, defaults included: equal exactly for cells that compute the same."""
         science = self.model_dump(mode="json", exclude={"sweep", "method"})
-        if not self.training.kfac_start_epoch:  # younger than many stored runs, which keep their ids
-            del science["training"]["kfac_start_epoch"]
+        for name in ("kfac_start_epoch", "precision"):  # younger than many stored runs, which keep their ids
+            if science["training"][name] == Training.model_fields[name].default:
+                del science["training"][name]
         text = json.dumps(science, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 

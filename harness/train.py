@@ -25,6 +25,7 @@ from harness.exchange import everyones
 from harness.gauges.device import DeviceGauge
 from harness.gauges.memory import read_memory
 from harness.optimizers import build_optimizer, learning_rate
+from harness.precision import Arithmetic
 from harness.pulse import Pulse
 from harness.records import EvalRecord, PhaseRecord, Record
 from harness.tracing import trace_record
@@ -81,6 +82,7 @@ class Trainer:
         self._entry_seconds = seconds_per_entry(world.device, pulse.beat)
         pulse.beat("start")
         self._traced, self._device = traced, DeviceGauge(world.device)
+        self._arithmetic = Arithmetic(cell.training.precision, world.device)
         _, local_batch_size = cell.training.batch_sizes(world.world_size)
         self._share = Share(world.rank, world.world_size, local_batch_size, cell.seed, world.device)
         self._workload: Workload = build_workload(cell, self._share)
@@ -179,7 +181,7 @@ class Trainer:
         timer = self._timer
         if self._kfac_waits and self._step == self._kfac_first_step:
             self.kfac, self._kfac_waits = self._build_kfac(), False
-        with timer.phase(Phase.FORWARD):
+        with timer.phase(Phase.FORWARD), self._arithmetic.of_the_model():
             loss = self._workload.loss(self._model, batch)
         with timer.phase(Phase.BACKWARD):
             self._gradients.clear()
@@ -207,7 +209,8 @@ class Trainer:
         began = time.perf_counter()
         self._pulse.beat("evaluation")
         self._model.eval()
-        sums, count = self._workload.evaluate(self._model)
+        with self._arithmetic.of_the_model():
+            sums, count = self._workload.evaluate(self._model)
         names = sorted(sums)
         own = [*(sums[name] for name in names), count, float(self._loss_sum), self._loss_steps]
         totals = torch.tensor(own, dtype=torch.float64, device=self._world.device)

@@ -25,6 +25,15 @@ settings.register_profile("kronscale", deadline=None)  # a busy machine is no fa
 settings.load_profile("kronscale")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need a GPU are skipped where there is none."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
 @pytest.fixture(scope="session")
 def world() -> Iterator[Callable[[int], World]]:
     """`world(4)` is a world of four processes, started on first use."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -46,19 +47,26 @@ class Subject:
             group["lr"] = 0.0
         trainer._model.train()
 
-    def block(self, left_out: Phase | None = None) -> WindowTotals:
-        """One inverse period, with all phases or without one."""
-        timer = self.trainer._timer
+    def block(self, left_out: Phase | None = None, *, timed: bool = True) -> WindowTotals:
+        """One inverse period, with all phases or without one; untimed, by one clock around it alone."""
+        timer, device = self.trainer._timer, self.trainer._world.device
+        self._step_with_updates()  # every block finds memory and caches as a whole step leaves them
         with ExitStack() as without:
             if left_out is not None:
                 without.enter_context(self._without(left_out))
             self.kfac.steps = 0
             self.trainer._world.wait_for_all()
-            timer.start()
+            began = time.perf_counter()
+            if timed:
+                timer.start()
             for _ in range(self.steps):
                 self.trainer._train_step(next(self._batches))
-            timer.stop()
-        return timer.drain()
+            if timed:
+                timer.stop()
+            elif device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds = time.perf_counter() - began
+        return timer.drain() if timed else WindowTotals(seconds)
 
     @contextmanager
     def _without(self, phase: Phase) -> Iterator[None]:
@@ -138,7 +146,7 @@ class Subject:
 
 
 def measure(subject: Subject, rounds: int) -> dict[str, Rounds]:
-    """Blocks with and without each phase, in pairs; every second pair is turned round."""
+    """Rounds of each phase in turn; every second one is turned round."""
     several = subject.trainer._world.world_size > 1
     phases = [phase for phase in ABLATED if several or phase not in COMM_PHASES]
     for _ in range(WARMUP_BLOCKS):
@@ -148,20 +156,26 @@ def measure(subject: Subject, rounds: int) -> dict[str, Rounds]:
     table: dict[str, Rounds] = {phase.value: [] for phase in phases}
     for turn in range(rounds):
         for phase in phases:
-            if turn % 2:
-                whole, part = subject.block(), subject.block(phase)
-            else:
-                part, whole = subject.block(phase), subject.block()
-            table[phase.value].append(_row(phase, whole, part, subject.steps))
+            table[phase.value].append(_round(subject, phase, turned=bool(turn % 2)))
     return table
 
 
-def _row(phase: Phase, whole: WindowTotals, part: WindowTotals, steps: int) -> dict[str, float]:
+def _round(subject: Subject, phase: Phase, *, turned: bool) -> dict[str, float]:
+    """Four blocks next to each other: with and without the phase, with the timer and without."""
+    kinds = [(left_out, timed) for timed in (True, False) for left_out in (None, phase)]
+    totals = {
+        (left_out, timed): subject.block(left_out, timed=timed)
+        for left_out, timed in (reversed(kinds) if turned else kinds)
+    }
+    whole, part = totals[None, True], totals[phase, True]
+    booked = whole.seconds.get(phase.value, 0.0) - part.seconds.get(phase.value, 0.0)
     return {
-        "with_seconds": whole.wall_seconds / steps,
-        "without_seconds": part.wall_seconds / steps,
-        "timer_seconds": whole.seconds.get(phase.value, 0.0) / steps,
-        "calls": whole.calls.get(phase.value, 0) / steps,
+        "with_seconds": totals[None, False].wall_seconds / subject.steps,
+        "without_seconds": totals[phase, False].wall_seconds / subject.steps,
+        "timed_with_seconds": whole.wall_seconds / subject.steps,
+        "timed_without_seconds": part.wall_seconds / subject.steps,
+        "timer_seconds": booked / subject.steps,
+        "calls": whole.calls.get(phase.value, 0) / subject.steps,
     }
 
 

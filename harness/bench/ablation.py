@@ -1,13 +1,15 @@
 """`kronscale bench ablation`: a phase's time as a difference, beside what the timer says (no torch here).
 
-Zhang et al. 2022 (DP-KFAC) break a step down so: run without a part, and subtract. That knows nothing of
-timers, so where both agree, neither is far off.
+Zhang et al. 2022 (DP-KFAC) break a step down so: run without a part, and subtract. That needs no timer, so
+where both agree, neither is far off. They are not the same number: without a phase the others can run faster
+too, for it no longer takes their caches from them. The timer sees that as well, as less time elsewhere.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -32,7 +34,7 @@ class AblationBench:
 
     Attributes:
         cell: the cell, as JSON; its strategy, intervals, model and batch are those of the study.
-        rounds: pairs of blocks for each phase; a block is one inverse period.
+        rounds: for each phase; one is four inverse periods, with and without phase and timer.
     """
 
     cell: str
@@ -59,11 +61,18 @@ class AblationBench:
 def compare(ranks: list[dict[str, Rounds]]) -> dict[str, dict[str, Any]]:
     """By phase: seconds a step by timer and by ablation, each with 95 % limits of the median over rounds.
 
-    A round has `with_seconds` and `without_seconds` of a block's step, and of the phase in it `timer_seconds`
-    and `calls`; a communication phase in which no rank calls a collective is left out. A step takes as long
-    as its slowest rank. Of a computing phase the timer's value is the slowest rank's, for that is what the
-    others wait for, and of a communication phase the fastest rank's, for waiting does not go away with the
-    phase: it moves to the next one.
+    A round has, of a block's step, `with_seconds` and `without_seconds` by a clock around blocks without
+    timer, `timed_with_seconds` and `timed_without_seconds` of blocks with it, and `timer_seconds`: what the
+    timer books on the phase, less what it still books there without the phase's work. A communication phase
+    in which no rank calls a collective is left out. A step takes as long as its slowest rank. Of a computing
+    phase the timer's value is the slowest rank's, for that is what the others wait for, and of a
+    communication phase the fastest rank's, for waiting does not go away with the phase: it moves to the next
+    one.
+
+    Returns:
+        By phase `timer`, `elsewhere` (what all other phases, as timed, lose with this one), `both` (their
+        sum), `ablation`, each with median, low and high; `step_seconds`; `alone`: whether the limits of timer
+        and ablation meet; `agree`: whether those of both and ablation do.
     """
     table = {}
     for phase in ranks[0]:
@@ -72,19 +81,27 @@ def compare(ranks: list[dict[str, Rounds]]) -> dict[str, dict[str, Any]]:
             continue
         pick = min if phase in COMM_PHASES else max
         timer = [pick(rank["timer_seconds"] for rank in one) for one in rounds]
-        ablation = [
-            max(rank["with_seconds"] for rank in one) - max(rank["without_seconds"] for rank in one)
-            for one in rounds
-        ]
+        both = [_gain(one, "timed_with_seconds", "timed_without_seconds") for one in rounds]
+        elsewhere = [gain - own for gain, own in zip(both, timer, strict=True)]
+        ablation = _spread([_gain(one, "with_seconds", "without_seconds") for one in rounds])
         step = median(max(rank["with_seconds"] for rank in one) for one in rounds)
-        by_timer, by_ablation = _spread(timer), _spread(ablation)
+        spreads = {"timer": _spread(timer), "elsewhere": _spread(elsewhere), "both": _spread(both)}
         table[phase] = {
-            "timer": by_timer,
-            "ablation": by_ablation,
+            **spreads,
+            "ablation": ablation,
             "step_seconds": step,
-            "agree": by_timer["low"] <= by_ablation["high"] and by_ablation["low"] <= by_timer["high"],
+            "alone": _meet(spreads["timer"], ablation),
+            "agree": _meet(spreads["both"], ablation),
         }
     return table
+
+
+def _gain(ranks: Sequence[dict[str, float]], whole: str, part: str) -> float:
+    return max(rank[whole] for rank in ranks) - max(rank[part] for rank in ranks)
+
+
+def _meet(one: dict[str, float], other: dict[str, float]) -> bool:
+    return one["low"] <= other["high"] and other["low"] <= one["high"]
 
 
 def _spread(values: list[float]) -> dict[str, float]:

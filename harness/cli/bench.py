@@ -118,7 +118,7 @@ def ablation(
     where: Annotated[str | None, typer.Option(help="Chooses one cell with K-FAC.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each rank.")] = 1,
-    rounds: Annotated[int, typer.Option(min=6, help="Pairs of blocks for each phase.")] = 30,
+    rounds: Annotated[int, typer.Option(min=6, help="For each phase: four inverse periods a round.")] = 30,
     out: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")
     ] = None,
@@ -149,25 +149,28 @@ def _ablation_table(cell: str, phases: dict[str, Any]) -> Table:
 
     title = f"{cell}: milliseconds a step, median over rounds and its 95 % limits"
     table = Table("phase", title=title, title_justify="left")
-    for name in ("timer", "ablation", "of the step", "agree"):
+    for name in ("timer", "elsewhere", "ablation", "of the step", "agree"):
         table.add_column(name, justify="right")
     for phase, row in phases.items():
         spelt = (
             f"{1e3 * one['median']:.3f} [{1e3 * one['low']:.3f}, {1e3 * one['high']:.3f}]"
-            for one in (row["timer"], row["ablation"])
+            for one in (row["timer"], row["elsewhere"], row["ablation"])
         )
         share = row["timer"]["median"] / row["step_seconds"]
-        table.add_row(phase, *spelt, f"{share:.1%}", "yes" if row["agree"] else "no")
+        agree = "alone" if row["alone"] else "with elsewhere" if row["agree"] else "no"
+        table.add_row(phase, *spelt, f"{share:.1%}", agree)
     return table
 
 
 def _ablation_csv(cell: str, rounds: int, phases: dict[str, Any]) -> str:
-    parts = [f"{way}_{name}_seconds" for way in ("timer", "ablation") for name in ("median", "low", "high")]
-    lines = [",".join(["cell", "phase", "rounds", "step_seconds", *parts, "agree"])]
+    ways, limits = ("timer", "elsewhere", "both", "ablation"), ("median", "low", "high")
+    parts = [f"{way}_{name}_seconds" for way in ways for name in limits]
+    lines = [",".join(["cell", "phase", "rounds", "step_seconds", *parts, "alone", "agree"])]
     for phase, row in phases.items():
-        values = [row[way][name] for way in ("timer", "ablation") for name in ("median", "low", "high")]
+        values = [row[way][name] for way in ways for name in limits]
         spelt = [f"{value:.6g}" for value in (row["step_seconds"], *values)]
-        lines.append(",".join([cell, phase, str(rounds), *spelt, "yes" if row["agree"] else "no"]))
+        verdicts = ["yes" if row[name] else "no" for name in ("alone", "agree")]
+        lines.append(",".join([cell, phase, str(rounds), *spelt, *verdicts]))
     return "\n".join(lines) + "\n"
 
 

@@ -87,7 +87,9 @@ class Cifar:
         return {"accuracy": correct, "loss": loss}, len(labels)
 
     def _normalised(self, pixels: Tensor) -> Tensor:
-        return torch.addcmul(self._shift, pixels.float(), self._scale)
+        images = torch.addcmul(self._shift, pixels.float(), self._scale)
+        # A CPU's convolutions are faster on channels that lie together; a GPU's, in float32, are not.
+        return images.contiguous(memory_format=torch.channels_last) if images.is_cpu else images
 
 
 def build_cifar10(options: Mapping[str, Any], share: Share) -> Cifar:

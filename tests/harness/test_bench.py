@@ -96,17 +96,29 @@ def test_limits_of_a_median_are_order_statistics_that_cover_it():
 
 def test_compare_takes_the_slowest_rank_of_computing_and_the_fastest_of_communication():
     def rank(whole: float, part: float, timer: float) -> list[dict[str, float]]:
-        return [{"with_seconds": whole, "without_seconds": part, "timer_seconds": timer, "calls": 1}] * 6
+        wall = {"with_seconds": whole, "without_seconds": part}
+        timed = {f"timed_{name}": seconds for name, seconds in wall.items()}
+        return [{**wall, **timed, "timer_seconds": timer, "calls": 1}] * 6
 
     table = compare([
-        {"inverse_compute": rank(10, 7, 3), "factor_comm": rank(10, 8, 5)},
-        {"inverse_compute": rank(9, 8, 1), "factor_comm": rank(9, 5, 2)},
+        {"inverse_compute": rank(10, 6, 3), "factor_comm": rank(10, 8, 5)},
+        {"inverse_compute": rank(9, 5, 1), "factor_comm": rank(9, 5, 2)},
     ])  # fmt: skip
-    assert table["inverse_compute"]["timer"]["median"] == 3
-    assert table["inverse_compute"]["ablation"]["median"] == 10 - 8
-    assert not table["inverse_compute"]["agree"]
-    assert table["factor_comm"]["timer"]["median"] == table["factor_comm"]["ablation"]["median"] == 2
-    assert table["factor_comm"]["agree"]
+    inverse, comm = table["inverse_compute"], table["factor_comm"]
+    assert inverse["timer"]["median"] == 3
+    assert inverse["ablation"]["median"] == 10 - 6
+    assert inverse["elsewhere"]["median"] == 1
+    assert inverse["agree"]
+    assert not inverse["alone"]
+    assert comm["timer"]["median"] == comm["ablation"]["median"] == 2
+    assert comm["alone"]
+
+
+def test_timer_and_ablation_disagree_where_blocks_without_timer_say_otherwise():
+    row = {"timed_with_seconds": 10, "timed_without_seconds": 7, "timer_seconds": 3, "calls": 1}
+    table = compare([{"scale": [{**row, "with_seconds": 10, "without_seconds": 9}] * 6}])
+    assert not table["scale"]["alone"]
+    assert not table["scale"]["agree"]
 
 
 def test_ablation_finds_each_phase_of_a_real_cell_at_two_ranks(tmp_path, capfd):

@@ -35,6 +35,15 @@ def test_a_late_start_of_kfac_makes_another_cell_and_none_leaves_the_id():
     assert none.id == "comm_opt-p4-s3-6b3dfd2a0e"
 
 
+def test_a_precision_makes_another_cell_and_the_default_leaves_the_id():
+    def sgd(**training: str) -> str:
+        whole = {**COMMON, "method": "sgd", "training": {**COMMON["training"], **training}}
+        return Cell.model_validate(whole).id
+
+    assert sgd(precision="bfloat16") == "sgd-p4-s0-d3e7a8ece0"
+    assert sgd(precision="float32") == "sgd-p4-s0-f0f82140a1"
+
+
 def test_names_for_people_are_no_science():
     cell = Cell.model_validate({**COMMON, "method": "other", "sweep": "elsewhere"})
     assert cell.content_hash == "f0f82140a1"
