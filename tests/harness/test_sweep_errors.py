@@ -30,7 +30,8 @@ MISTAKES = {
     "an unknown key in a section": (
         "epochs: 30", "epoch: 30",
         ":4: training.epoch is no field of training; allowed: global_batch_size, local_batch_size, epochs, "
-        "evaluate_every_epochs, stop_at_target, window_steps, kfac_start_epoch, precision; did you mean epochs?",
+        "evaluate_every_epochs, stop_at_target, window_steps, kfac_start_epoch, precision; "
+        "did you mean epochs?",
     ),
     "an unknown key of a method": (
         "{name: sgd}", "{name: sgd, optimiser: {lr: 1}}",
