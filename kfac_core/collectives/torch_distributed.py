@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor
 
+from kfac_core.collectives import direct
 from kfac_core.placement import Ranks
 from kfac_core.timer import Traffic
 
@@ -17,18 +18,22 @@ class TorchCommunicator:
     Ranks are those inside the group; only here are they turned into torch.distributed's global ones.
     Parts are reduced or broadcast one flat buffer per owner, all in flight at once: the number of
     collectives depends on the world and never on the number of layers, and uneven parts need no padding.
+    Over Gloo parts go straight from rank to rank, see `kfac_core.collectives.direct`.
 
     Args:
         process_group: the ranks that work together, this one among them; None is the whole world.
     """
 
     def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
-        self._all = process_group if process_group is not None else dist.group.WORLD
+        whole = process_group if process_group is not None else dist.group.WORLD
+        assert whole is not None  # noqa: S101  torch.distributed is initialised
+        self._all = whole
+        self._gloo = "gloo" in dist.get_backend(whole)
         self._global_ranks = dist.get_process_group_ranks(self._all)
         self.rank = dist.get_rank(self._all)
         self.world_size = len(self._global_ranks)
         self.traffic = Traffic()
-        self._groups: dict[Ranks, dist.ProcessGroup | None] = {tuple(range(self.world_size)): self._all}
+        self._groups: dict[Ranks, dist.ProcessGroup] = {tuple(range(self.world_size)): self._all}
 
     def all_reduce(self, buffer: Tensor) -> None:
         """Sum `buffer` over the world, in place."""
@@ -37,23 +42,33 @@ class TorchCommunicator:
 
     def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> None:
         """One reduction a part, to its owner."""
-        works = []
-        for owner, part in enumerate(buffer.split(list(sizes))):
+        parts = buffer.split(list(sizes))
+        for part in parts:
             if part.numel():
                 self._count(part)
+        if self._is_direct(buffer):
+            direct.reduce_parts(parts, self.rank, self._global_ranks, self._all)
+            return
+        works = []
+        for owner, part in enumerate(parts):
+            if part.numel():
                 works.append(dist.reduce(part, self._global_ranks[owner], group=self._all, async_op=True))
         _wait(works)
 
     def gather_parts(self, buffer: Tensor, sizes: Sequence[int], group: Ranks) -> None:
         """One broadcast a part, from its owner."""
-        process_group = self._group(group)
-        works = []
-        for owner, part in zip(group, buffer.split(list(sizes)), strict=True):
-            if part.numel():
-                if owner == self.rank:
-                    self._count(part)
-                source = self._global_ranks[owner]
-                works.append(dist.broadcast(part, source, group=process_group, async_op=True))
+        process_group, parts = self._group(group), buffer.split(list(sizes))
+        place, members = group.index(self.rank), [self._global_ranks[rank] for rank in group]
+        if parts[place].numel():
+            self._count(parts[place])
+        if self._is_direct(buffer):
+            direct.gather_parts(parts, place, members, process_group)
+            return
+        works = [
+            dist.broadcast(part, source, group=process_group, async_op=True)
+            for part, source in zip(parts, members, strict=True)
+            if part.numel()
+        ]
         _wait(works)
 
     def broadcast(self, buffer: Tensor, source: int) -> None:
@@ -66,11 +81,16 @@ class TorchCommunicator:
         """A barrier of the group."""
         dist.barrier(group=self._group(group))
 
-    def _group(self, ranks: Ranks) -> dist.ProcessGroup | None:
+    def _is_direct(self, buffer: Tensor) -> bool:
+        return buffer.is_cpu and self._gloo
+
+    def _group(self, ranks: Ranks) -> dist.ProcessGroup:
         if ranks not in self._groups:
             # Only the members take part, so thousands of ranks can make their rows and columns at once.
             members = [self._global_ranks[rank] for rank in ranks]
-            self._groups[ranks] = dist.new_group(members, use_local_synchronization=True)
+            made = dist.new_group(members, use_local_synchronization=True)
+            assert made is not None  # noqa: S101  this rank is a member
+            self._groups[ranks] = made
         return self._groups[ranks]
 
     def _count(self, buffer: Tensor) -> None:
