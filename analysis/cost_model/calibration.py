@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from analysis.cost_model.errors import CostModelError
-from analysis.cost_model.laws import ALGORITHMS, ROUNDS, Growth, wire_bytes
+from analysis.cost_model.laws import ALGORITHMS, Growth, rounds, wire_bytes
 from analysis.cost_model.work import Exchange, Operation
 from kfac_core.config import nearest
 
@@ -86,7 +86,10 @@ class Link:
         """How long the exchange takes."""
         if exchange.parts == 0 or len(exchange.group) == 1:
             return 0.0
-        rounds = ROUNDS[growth](len(exchange.group)) / ROUNDS[growth](self.world_size)
+        here, there = (
+            rounds(algorithm, self.operation, ranks, growth)
+            for ranks in (len(exchange.group), self.world_size)
+        )
         even = Exchange(
             exchange.phase, self.operation, tuple(range(self.world_size)), (1,) * self.world_size, 1
         )
@@ -94,7 +97,7 @@ class Link:
             even = Exchange(exchange.phase, self.operation, even.group, (1,), 1)
         per_wire_byte = self.seconds_per_byte * even.total_bytes / wire_bytes(algorithm, even)
         sent = wire_bytes(algorithm, exchange)
-        return exchange.parts * self.latency_seconds * rounds + sent * per_wire_byte
+        return exchange.parts * self.latency_seconds * here / there + sent * per_wire_byte
 
 
 @dataclass(frozen=True)

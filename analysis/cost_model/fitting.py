@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from analysis.cost_model.calibration import Link
 from analysis.cost_model.errors import CostModelError
-from analysis.cost_model.laws import ROUNDS, wire_bytes
+from analysis.cost_model.laws import rounds, wire_bytes
 from analysis.cost_model.work import Exchange, Operation
 from kfac_core.phases import Phase
 
@@ -44,19 +44,19 @@ def fit_link(samples: Sequence[Sample], algorithm: str) -> Link:
     """
     if len({(sample.total_bytes, sample.world_size) for sample in samples}) < 2:
         raise CostModelError(f"{len(samples)} samples cannot fix latency and bandwidth; measure two sizes")
-    largest = max(sample.world_size for sample in samples)
-    reference = Sample(samples[0].operation, largest, 2**20, 1.0).exchange
+    largest, operation = max(sample.world_size for sample in samples), samples[0].operation
+    reference = Sample(operation, largest, 2**20, 1.0).exchange
     per_byte = wire_bytes(algorithm, reference) / reference.total_bytes
     rows = []
     for sample in samples:
         exchange = sample.exchange
-        rounds = ROUNDS["central"](sample.world_size) / ROUNDS["central"](largest)
+        here, there = (rounds(algorithm, operation, ranks) for ranks in (sample.world_size, largest))
         sent = wire_bytes(algorithm, exchange) / per_byte
-        rows.append((exchange.parts * rounds / sample.seconds, sent / sample.seconds))
+        rows.append((exchange.parts * here / there / sample.seconds, sent / sample.seconds))
     latency, slope = _non_negative(rows)
     residuals = [latency * x + slope * y - 1 for x, y in rows]
     error = math.sqrt(sum(r * r for r in residuals) / len(residuals))
-    return Link(samples[0].operation, largest, latency, slope, error)
+    return Link(operation, largest, latency, slope, error)
 
 
 def _non_negative(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -4,7 +4,7 @@
     python jobs/experiments/shaped_links.py predict results/prediction
 
 `measure` gives every rank a network namespace of its own on a bridge, with a token bucket of `RATE_MBIT` on
-its link, and runs real K-FAC steps of a perceptron over Gloo in worlds of 1, 2 and 4, besides the operations
+its link, one in each direction, and runs real K-FAC steps of a perceptron over Gloo in worlds of 1, 2 and 4, besides the operations
 of the communicator on 2 ranks. The perceptron is small and wide, so that a step sends megabytes and computes
 for milliseconds: two cores carry four ranks without being the limit (the table says what share compute has).
 It writes `shaped_links_steps.csv` and `shaped_links_operations.csv`.
@@ -39,7 +39,7 @@ from kfac_core.collectives import connect
 from kfac_core.timer import PhaseTimer
 
 WORLDS, HELD_OUT = (1, 2, 4), 4
-RATE_MBIT, BURST, DELAY = 100, "32kb", "1000ms"
+RATE_MBIT, BURST, DELAY = 50, "32kb", "1000ms"
 BATCH, WINDOW, WINDOWS, MODEL = 16, 4, 3, "perceptron"
 SIZES = (2**18, 2**20, 2**22)
 BRIDGE, NETWORK = "ksbr", "10.213.7"
@@ -96,7 +96,8 @@ def measure(folder: Path) -> None:
 
 @contextmanager
 def namespaces(count: int) -> Iterator[list[str]]:
-    """`count` namespaces on one bridge, each link shaped on its way out; taken down whatever happens."""
+    """`count` namespaces on one bridge, each link shaped both ways; taken down whatever happens."""
+    bucket = ["root", "tbf", "rate", f"{RATE_MBIT}mbit", "burst", BURST, "latency", DELAY]
     names = [f"ks{os.getpid()}r{index}" for index in range(count)]
     try:
         _ip("link", "add", BRIDGE, "type", "bridge")
@@ -110,9 +111,9 @@ def namespaces(count: int) -> Iterator[list[str]]:
                 [*inside, "addr", "add", f"{NETWORK}.{index + 1}/24", "dev", "eth0"],
                 [*inside, "link", "set", "eth0", "up"],
                 [*inside, "link", "set", "lo", "up"],
-                ["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate",
-                 f"{RATE_MBIT}mbit", "burst", BURST, "latency", DELAY],
-            ):  # fmt: skip
+                ["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "eth0", *bucket],
+                ["tc", "qdisc", "add", "dev", f"ksv{index}", *bucket],
+            ):
                 subprocess.run(command, check=True)
         yield names
     finally:

@@ -145,12 +145,15 @@ def test_a_ring_all_reduce_is_bound_by_twice_its_buffer():
     assert wire_bytes("gloo", exchange) == 2 * 7 / 8 * 1000
 
 
-def test_one_owner_of_all_sends_it_once_for_every_level_of_the_tree():
-    group = tuple(range(8))
-    lone = Exchange(Phase.PRECONDITION_COMM, "gather_parts", group, (800, *[0] * 7), 1)
-    even = Exchange(Phase.PRECONDITION_COMM, "gather_parts", group, (100,) * 8, 1)
-    assert wire_bytes("gloo", lone) == 3 * 800
-    assert wire_bytes("gloo", even) == 7 / 8 * 800
+@pytest.mark.parametrize("operation", ["gather_parts", "reduce_parts"])
+def test_parts_sent_straight_are_bound_by_the_busiest_owner_or_by_all_others_parts(operation):
+    def bound(*sizes: int) -> float:
+        return wire_bytes("gloo", Exchange(Phase.INVERSE_COMM, operation, tuple(range(8)), sizes, 1))
+
+    assert bound(800, *[0] * 7) == 7 * 800
+    assert bound(*[100] * 8) == 7 / 8 * 800
+    assert bound(150, 150, 150, 150, 150, 50, 0, 0) == 7 * 150
+    assert wire_bytes("gloo", Exchange(Phase.INVERSE_COMM, operation, (0, 1), (10, 30), 1)) == 30
 
 
 def test_a_link_gives_back_what_it_was_measured_with():

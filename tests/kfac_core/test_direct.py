@@ -1,4 +1,4 @@
-"""Promise: parts sent straight over Gloo arrive as by its own collectives, however uneven and however often."""
+"""Promise: parts sent straight over Gloo arrive as by its own collectives, however uneven, however often."""
 
 from __future__ import annotations
 
