@@ -61,7 +61,8 @@ def changes(before: Study, after: Study, least: float) -> list[Change]:
         for quantity in QUANTITIES:
             pair = [side[key][quantity].dropna().tolist() for side in (new, old)]
             if all(pair) and not all(value == 0 for side in pair for value in side):
-                found.append(Change(arm, size, quantity, ratio(*pair), least))
+                interval = ratio(*pair, counted=quantity in COUNTED)
+                found.append(Change(arm, size, quantity, interval, least))
     tested = [place for place, change in enumerate(found) if change.ratio.p_value is not None]
     for place, p in zip(tested, holm([found[place].ratio.p_value or 0.0 for place in tested]), strict=True):
         found[place] = replace(found[place], holm_p=p)
@@ -122,3 +123,6 @@ QUANTITIES: Mapping[str, Callable[[Study], pd.Series]] = MappingProxyType(
     }
 )
 """Quantities that get worse by growing."""
+
+COUNTED = {"K-FAC bytes"}
+"""Those of them that are exact."""

@@ -95,11 +95,15 @@ def level(values: Sequence[float]) -> Interval:
     return Interval(estimate, *_exponentials(t_limits(np.log(runs))), n, T_ON_LOGS)
 
 
-def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:
+def ratio(
+    numerator: Sequence[float], denominator: Sequence[float], *, counted: bool = False
+) -> Interval:
     """How many times `numerator`'s typical run is `denominator`'s; both positive, one value per run.
 
     Speed-up of an arm over a baseline is `ratio(baseline_seconds, arm_seconds)`. Misses are infinite; exact
-    limits stand with them, because ranks need no more than "later than all that arrived".
+    limits stand with them, because ranks need no more than "later than all that arrived". Runs that agree
+    to the last digit, as whole epochs do, prove no more than their ranks do, unless they are `counted`:
+    bytes, say, of which there is no other outcome.
     """
     top, bottom = np.asarray(numerator, dtype=float), np.asarray(denominator, dtype=float)
     n = min(len(top), len(bottom))
@@ -116,10 +120,11 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:
     if not (np.isfinite(top).all() and np.isfinite(bottom).all()):
         return _medians(top, bottom, n, "ratio of medians, no interval: some runs missed")
     limits = _exponentials(welch_limits(top, bottom))
-    alike = np.ptp(top) + np.ptp(bottom) < NO_SCATTER
-    p_value = (
-        float(top[0] == bottom[0]) if alike else float(stats.ttest_ind(top, bottom, equal_var=False).pvalue)
-    )
+    if np.ptp(top) + np.ptp(bottom) < NO_SCATTER:  # whole epochs, say: no scatter is seen, and some may be
+        ranks = 0.0 if counted else 2 / math.comb(len(top) + len(bottom), n)
+        p_value = 1.0 if top[0] == bottom[0] else ranks
+    else:
+        p_value = float(stats.ttest_ind(top, bottom, equal_var=False).pvalue)
     return Interval(math.exp(top.mean() - bottom.mean()), *limits, n, WELCH, p_value)
 
 

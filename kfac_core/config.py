@@ -92,6 +92,8 @@ class KFACConfig:
                 f"grad_worker_fraction={self.grad_worker_fraction} has no meaning for "
                 f"strategy={self.strategy}; leave it out, or use strategy=hybrid_opt"
             )
+        if isinstance(self.damping, str | bool | None):
+            raise ConfigError(f"damping={self.damping!r} is no number, schedule or function of the step")
         if isinstance(self.damping, int | float):
             _in_range("damping", self.damping, 0, math.inf, open_left=True, open_right=True)
         _in_range("factor_batch_fraction", self.factor_batch_fraction, 0, 1, open_left=True)
@@ -100,6 +102,8 @@ class KFACConfig:
             _in_range("kl_clip", self.kl_clip, 0, math.inf, open_left=True, open_right=True)
         self._check_choices()
         self._check_intervals()
+        if isinstance(self.skip, str):
+            raise ConfigError(f"skip={self.skip!r} is one text; write a tuple of patterns: ({self.skip!r},)")
         for pattern in self.skip:
             try:
                 re.compile(pattern)
@@ -158,6 +162,8 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
 def _in_range(
     name: str, value: float, low: float, high: float, *, open_left: bool = False, open_right: bool = False
 ) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name}={value!r} is no number")
     above = value > low if open_left else value >= low
     below = value < high if open_right else value <= high
     if not (above and below):  # written so that NaN is refused too

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -88,7 +89,10 @@ class KFAC:
         self._scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
         self._timer = timer if timer is not None else PhaseTimer()
         bare, ddp_group = _unwrap(model)
+        if bare is not model:
+            _forget_compiled(model)
         self._communicator = communicator if communicator is not None else connect(process_group or ddp_group)
+        self._timer.count(self._communicator.traffic)
         self._parameters = list(bare.parameters())
         self._layers = find_layers(bare, self.config)
         if not self._layers:
@@ -107,6 +111,7 @@ class KFAC:
         self._gradients = Gradients(self._layers, self.placement, self._communicator, like)
         self._capture = self._listen(like.dtype)
         self._must_solve = False
+        self._unheard = {(job.layer, job.kind) for job in self._second_order.own}
         self._check_schedules()
 
     @torch.no_grad()
@@ -227,9 +232,24 @@ class KFAC:
                 if refused:  # the solver has waited for the device already
                     second_order.report(layer, kind, self.steps, f"{int(refused)} updates were not finite")
                     refused.zero_()
+            self._name_unheard()
         with self._timer.phase(Phase.INVERSE_COMM):
             second_order.exchange()
         self._must_solve = False
+
+    def _name_unheard(self) -> None:
+        """Say once of which factors no rank has had statistics by now: their layers run as if without K-FAC."""
+        updates = self._factors.updates
+        unheard = {key for key in self._unheard if int(updates[key]) == 0}
+        if unheard and not self.failures:
+            names = sorted({self.shapes[layer].name for layer, _ in unheard})
+            warnings.warn(
+                f"K-FAC: no statistics of {', '.join(names[:4])}{' and others' if names[4:] else ''} by step "
+                f"{self.steps}: a layer that took no part in training passes, or whose weight is used without "
+                "calling it, keeps its plain gradient's direction",
+                RuntimeWarning, stacklevel=3,
+            )  # fmt: skip
+        self._unheard = set()
 
     def _precondition(self) -> None:
         gradients, data = self._gradients, self._second_order.data
@@ -250,6 +270,12 @@ class KFAC:
             if self.config.kl_clip is not None:
                 gradients.clip(self._lr(), self.config.kl_clip)
             gradients.write()
+
+
+def _forget_compiled(model: nn.Module) -> None:
+    """What torch.compile has compiled before K-FAC's hooks were there would run without them."""
+    if any(hasattr(module, "_orig_mod") for module in model.modules()):
+        torch._dynamo.reset()
 
 
 def _unwrap(model: nn.Module) -> tuple[nn.Module, dist.ProcessGroup | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -90,6 +90,12 @@ class SecondOrder:
         self._means_travel = self._solver.needs_traces and any(
             layer.a_inverse_workers != layer.g_inverse_workers for layer in placement.layers.values()
         )
+        # Of a factor that several ranks keep one speaks, or the sum would count it several times.
+        self._spoken = {
+            (job.layer, job.kind)
+            for job in placement.factor_jobs(shapes)
+            if not self._means_travel or job.inverse_workers[0] == rank
+        }
         self.failures: list[Failure] = []
 
     def exchange_means(self, factors: Mapping[Key, Tensor]) -> None:
@@ -98,6 +104,8 @@ class SecondOrder:
             return
         self._means.zero_()
         for (layer, kind), factor in factors.items():
+            if (layer, kind) not in self._spoken:
+                continue
             mean = factor.diagonal(dim1=-2, dim2=-1).to(self._means.dtype).mean()
             # A broken factor counts as the identity, so that it does not take its partner's damping along.
             self._means[layer, int(kind == "g")] = mean.nan_to_num(1.0, 1.0, 1.0)
@@ -129,11 +137,11 @@ class SecondOrder:
         """Room for so many elements of second-order data."""
         return self._buffer.new_empty(elements)
 
-    def restore(self, saved: Mapping[Key, Tensor]) -> None:
-        """Take over saved data of the factors that this rank applies."""
+    def restore(self, saved: Mapping[Key, Tensor], solved: Container[Key]) -> None:
+        """Take over saved data of the factors that this rank applies, and which of it a solver had made."""
         for key, data in self.data.items():
             data.copy_(saved[key])
-        self.solved = {(job.layer, job.kind) for job in self.own}
+        self.solved = {(job.layer, job.kind) for job in self.own if (job.layer, job.kind) in solved}
 
     def report(self, layer: int, kind: str, step: int, reason: str) -> None:
         """Remember a failure and warn of it."""
@@ -166,7 +174,8 @@ class SecondOrder:
                 continue
             stored = [part.to(self._buffer.dtype) for part in parts]
             # Some GPU drivers return NaN where LAPACK raises.
-            if torch.stack([part.sum() for part in stored]).sum().isfinite():
+            wide = torch.promote_types(self._buffer.dtype, torch.float32)  # a float16 sum ends at 65,504
+            if torch.stack([part.sum(dtype=wide) for part in stored]).sum().isfinite():
                 return stored
         raise LinAlgError("the result is not finite")
 

@@ -15,7 +15,8 @@ from kfac_core.placement import FactorJob
 if TYPE_CHECKING:
     from kfac_core.preconditioner import KFAC
 
-STATE_VERSION = 1
+STATE_VERSION = 2
+_READABLE = (1, STATE_VERSION)  # 1 did not say of a gathered state what was solved, or was to be
 
 
 def gather_state(kfac: KFAC) -> dict[str, Any]:
@@ -26,21 +27,26 @@ def gather_state(kfac: KFAC) -> dict[str, Any]:
     factors: dict[str, Tensor] = {}
     second_order: dict[str, Tensor] = {}
     updates: dict[str, int] = {}
+    solved: list[str] = []
     for name, job in _named_jobs(kfac):
         key = job.layer, job.kind
         factors[name] = _fetch(kfac, job, kfac._factors.running.get(key), kfac._factors.empty(job.shape))
         elements = data_elements(kfac.config.solver, job.shape)
         like = kfac._second_order.empty(elements)
         second_order[name] = _fetch(kfac, job, kfac._second_order.data.get(key), like)
-        count = kfac._factors.updates.get(key)
-        updates[name] = int(_fetch(kfac, job, count, kfac._factors.empty(None)))
+        count, room = kfac._factors.updates.get(key), kfac._factors.empty(None)
+        updates[name] = int(_fetch(kfac, job, count, room))
+        if int(_fetch(kfac, job, room.fill_(key in kfac._second_order.solved), room)):
+            solved.append(name)
     return {
         "version": STATE_VERSION,
         "steps": kfac.steps,
         "skipped_steps": kfac.skipped_steps,
         "solver": kfac.config.solver,
+        "must_solve": kfac._must_solve,
         "factors": factors,
         "second_order": second_order,
+        "solved": solved,
         "updates": updates,
     }
 
@@ -61,9 +67,11 @@ def restore_state(kfac: KFAC, state: Mapping[str, Any]) -> None:
     kfac.steps, kfac.skipped_steps = int(state["steps"]), int(state["skipped_steps"])
     factors: dict[Key, Tensor] = {names[name]: value for name, value in state["factors"].items()}
     kfac._factors.restore(factors, {names[name]: count for name, count in state["updates"].items()})
-    kfac._must_solve = state["solver"] != kfac.config.solver and kfac.steps > 0
-    if state["solver"] == kfac.config.solver:
-        kfac._second_order.restore({names[name]: value for name, value in state["second_order"].items()})
+    another = state["solver"] != kfac.config.solver
+    kfac._must_solve = (another or bool(state.get("must_solve", False))) and kfac.steps > 0
+    if not another:
+        data = {names[name]: value for name, value in state["second_order"].items()}
+        kfac._second_order.restore(data, {names[name] for name in state.get("solved", names)})
     kfac._capture.clear()
 
 
@@ -130,6 +138,8 @@ def merge_shards(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for shard in reversed(shards):  # where several ranks keep a factor, the first one's counts
             merged.update(shard[kind])
         whole[kind] = merged
+    whole["must_solve"] = any(shard["must_solve"] for shard in shards)
+    whole["solved"] = sorted({name for shard in shards for name in shard["solved"]})
     return whole
 
 
@@ -143,8 +153,9 @@ def _saved(tensor: Tensor) -> Tensor:
 
 
 def _check_version(state: Mapping[str, Any]) -> None:
-    if state.get("version") != STATE_VERSION:
-        raise ConfigError(f"K-FAC state of version {state.get('version')}; this one reads {STATE_VERSION}")
+    version = state.get("version")
+    if version not in _READABLE:
+        raise ConfigError(f"K-FAC state of version {version}; this one reads 1 and {STATE_VERSION}")
 
 
 def _check_shapes(kfac: KFAC, factors: Mapping[str, Tensor]) -> None:

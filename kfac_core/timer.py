@@ -113,6 +113,11 @@ class PhaseTimer:
         self._wait_seconds: dict[str, float] = {}
         self._entries = 0
 
+    def count(self, traffic: Traffic) -> None:
+        """Book what these counters gain from now on, in place of those so far."""
+        if traffic is not self.traffic:
+            self.traffic, self._booked = traffic, replace(traffic)
+
     def start(self) -> None:
         """Let the clock run; what comes before is nobody's time."""
         self._clock.mark(None, self.sampled_step, self._layer)

@@ -108,7 +108,7 @@ def recommend(
     """
     found: list[tuple[float, Setup, Prediction]] = []
     too_big: list[str] = []
-    for config in _candidates(question.config, world_size):
+    for config in candidates(question.config, world_size):
         base = replace(question.setup(SGD, world_size), config=config)
         setup = _with_intervals(base, question.calibration, overhead) if choose_intervals else base
         prediction = predict(setup, question.calibration)
@@ -120,7 +120,8 @@ def recommend(
         return None
     found.sort(key=lambda candidate: candidate[0])
     _, setup, best = found[0]
-    return Recommendation(setup, best, tuple(_reasons(question, found, too_big, world_size)))
+    intervals = _why_intervals(setup, best, overhead if choose_intervals else None)
+    return Recommendation(setup, best, tuple(_reasons(question, found, too_big, world_size, intervals)))
 
 
 def described(config: KFACConfig | None) -> str:
@@ -131,9 +132,11 @@ def described(config: KFACConfig | None) -> str:
     return config.strategy if fraction is None else f"{config.strategy} at fraction {fraction:g}"
 
 
-def _candidates(config: KFACConfig, world_size: int) -> Iterator[KFACConfig]:
+def candidates(config: KFACConfig, world_size: int) -> Iterator[KFACConfig]:
+    """`config` with each strategy that the world allows, hybrid_opt with each number of gradient workers."""
     for strategy in STRATEGIES:
-        fractions = [2.0**-k for k in range(1, 12)] if strategy == "hybrid_opt" else [None]
+        workers = (m for m in range(2, world_size) if world_size % m == 0)  # gradient workers of a layer
+        fractions = [m / world_size for m in workers] if strategy == "hybrid_opt" else [None]
         for fraction in fractions:
             try:
                 candidate = replace(config, strategy=strategy, grad_worker_fraction=fraction)
@@ -162,11 +165,24 @@ def _with_intervals(setup: Setup, calibration: Calibration, overhead: float) -> 
     return replace(setup, config=config)
 
 
+def _why_intervals(setup: Setup, prediction: Prediction, overhead: float | None) -> str:
+    intervals = f"F = {setup.factor_update_steps}, E = {setup.inverse_update_steps}"
+    if overhead is None:
+        return f"{intervals}: as given"
+    step = {phase.value: seconds.central for phase, seconds in prediction.step_seconds.items()}
+    updates = sum(seconds for phase, seconds in step.items() if phase.startswith(("factor", "inverse")))
+    share = updates / (sum(step.values()) - updates)
+    if share <= overhead * (1 + 1e-9):
+        return f"{intervals}: the shortest usual ones with updates at most {overhead:.0%} of the rest"
+    return f"{intervals}: the longest usual ones, and updates still cost {share:.0%} of the rest"
+
+
 def _reasons(
     question: Question,
     found: list[tuple[float, Setup, Prediction]],
     too_big: list[str],
     world_size: int,
+    intervals: str,
 ) -> Iterator[str]:
     seconds, setup, best = found[0]
     low, high = best.total.low, best.total.high
@@ -175,8 +191,7 @@ def _reasons(
         other, second, rival = found[1]
         sure = "for certain" if rival.total.low > high else "not for certain: the intervals overlap"
         yield f"next is {described(second.config)}, {other / seconds - 1:.1%} slower, {sure}"
-    F, E = setup.factor_update_steps, setup.inverse_update_steps
-    yield f"F = {F}, E = {E}: the shortest usual intervals at which updates cost at most a tenth of the rest"
+    yield intervals
     if too_big:
         listed = ", ".join(too_big[:4]) + (" and others" if len(too_big) > 4 else "")
         yield f"does not fit in {(question.memory_bytes or 0) / 2**30:g} GiB: {listed}"

@@ -5,8 +5,9 @@
 
 `measure` gives every rank a network namespace of its own on a bridge, with a token bucket of `RATE_MBIT` in
 each direction of its link, and runs real K-FAC steps of a perceptron over Gloo in worlds of 1, 2 and 4,
-besides the operations of the communicator on 2 ranks. The perceptron is small and wide, so that a step sends megabytes and computes
-for milliseconds: two cores carry four ranks without being the limit (the table says what share compute has).
+besides the operations of the communicator on 2 ranks. The perceptron is small and wide, so that a step sends
+megabytes and computes for milliseconds: two cores carry four ranks without being the limit (the table says
+what share compute has).
 It writes `shaped_links_steps.csv` and `shaped_links_operations.csv`.
 
 `predict` sees of them what was measured on 1 and 2 ranks, calibrates from it, predicts 4 ranks and compares.

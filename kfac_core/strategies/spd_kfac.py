@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from kfac_core.config import KFACConfig
-from kfac_core.cost import SPD_KFAC_RELEASE, CostModel
+from kfac_core.cost import SPD_KFAC_64, CostModel
+from kfac_core.footprint import data_elements
 from kfac_core.placement import LayerShape, Placement, balance
 from kfac_core.strategies.everywhere import everywhere
 
@@ -12,15 +13,17 @@ def spd_kfac(layers: Sequence[LayerShape], world_size: int, config: KFACConfig, 
     """Load-balancing placement: a factor is inverted by all where that costs less than sharing its inverse.
 
     The others go, longest first, to the least-loaded rank (section IV-C, algorithm 1). Without a measured
-    cost of sharing, both costs are those of the published release.
+    cost of sharing, both costs are those of the paper's machine.
     """
     if cost.exchange is None:
-        cost = SPD_KFAC_RELEASE
-    assert cost.exchange is not None  # noqa: S101  the release has one
+        cost = SPD_KFAC_64
+    assert cost.exchange is not None  # noqa: S101  that one has it
     factors = [factor for layer in layers for factor in (layer.a, layer.g)]
     costs = [cost.inverse(factor) for factor in factors]
-    # An inverse is symmetric and travels as a triangle there.
-    alone = [seconds <= cost.exchange(f.packed_elements) for seconds, f in zip(costs, factors, strict=True)]
+    alone = [
+        seconds <= cost.exchange(data_elements(config.solver, factor))
+        for seconds, factor in zip(costs, factors, strict=True)
+    ]
     shared = [index for index, by_all in enumerate(alone) if not by_all]
     workers = [tuple(range(world_size))] * len(factors)
     for index, worker in zip(shared, balance([costs[index] for index in shared], world_size), strict=True):

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.cost_model.arms import ARMS, Question, ask, crossovers, recommend
+from analysis.cost_model.arms import ARMS, Question, ask, candidates, crossovers, recommend
 from analysis.cost_model.calibration import Curve, Link, parse_calibration, read_calibration
 from analysis.cost_model.errors import CostModelError
 from analysis.cost_model.laws import wire_bytes
@@ -228,3 +228,24 @@ def test_work_at_any_fusion_has_the_same_bytes():
     owned = Work(Setup(RESNET, config("comm_opt"), 8, 1))
     assert [e.total_bytes for e in layerwise.exchanges] == [e.total_bytes for e in owned.exchanges]
     assert {e.parts for e in layerwise.exchanges} == {len(RESNET.layers)}
+
+
+def test_the_recommendation_says_whose_intervals_it_has():
+    def why(overhead: float, *, choose: bool) -> str:
+        question = Question(RESNET, config("comm_opt"), 32, MACHINE)
+        found = recommend(question, 64, overhead=overhead, choose_intervals=choose)
+        assert found is not None
+        (reason,) = [one for one in found.reasons if one.startswith("F = ")]
+        return reason
+
+    assert why(0.1, choose=False).endswith(": as given")
+    assert "at most 30% of the rest" in why(0.3, choose=True)
+    assert "the longest usual ones, and updates still cost" in why(1e-9, choose=True)
+
+
+@pytest.mark.parametrize("world_size", [9, 48])
+def test_every_fraction_of_a_world_is_a_candidate(world_size):
+    question = Question(RESNET, config("comm_opt"), 32, MACHINE)
+    hybrids = [c for c in candidates(question.config, world_size) if c.strategy == "hybrid_opt"]
+    divisors = [m for m in range(2, world_size) if world_size % m == 0]
+    assert [round(c.grad_worker_fraction * world_size) for c in hybrids] == divisors

@@ -154,3 +154,9 @@ def test_equal_runs_give_an_interval_of_no_width():
     assert level([2.0] * 4).low == pytest.approx(2.0)
     assert ratio([2.0] * 3, [1.0] * 3).high == pytest.approx(2.0)
     assert ratio([2.0] * 4, [1.0] * 4).low == pytest.approx(2.0)
+
+
+def test_three_runs_that_agree_to_the_last_digit_prove_no_more_than_their_ranks():
+    assert ratio([5, 5, 5], [6, 6, 6]).p_value == 2 / 20
+    assert ratio([5, 5, 5], [5, 5, 5]).p_value == 1
+    assert ratio([5, 5, 5], [6, 6, 6], counted=True).p_value == 0

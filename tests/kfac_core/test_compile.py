@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kfac_core import KFAC, KFACConfig
-from tests.kfac_core.runs import LR, assert_same, build, train
+from tests.kfac_core.runs import LR, assert_same, build, data, train
 
 OPTIONS = {"damping": 0.01, "factor_update_steps": 2, "inverse_update_steps": 4}
 
@@ -27,3 +27,22 @@ def test_compiled_models_take_the_same_steps(backend, handed):
     for key, factor in want_kfac._factors.running.items():
         torch.testing.assert_close(kfac._factors.running[key], factor)
         assert kfac._factors.updates[key] == want_kfac._factors.updates[key] == 6
+
+
+def test_what_was_compiled_before_kfac_came_is_compiled_again_with_its_hooks():
+    torch._dynamo.reset()
+    model = torch.compile(build("mlp"), backend="eager")
+    x, y = data("mlp", 0)
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    kfac = KFAC(model, KFACConfig(**OPTIONS), lr=LR)
+    train(model, kfac, "mlp", range(4))
+    assert [int(count) for count in kfac._factors.updates.values()] == [2] * 6
+
+
+def test_a_layer_that_is_never_heard_of_is_named_once(recwarn):
+    model = build("mlp")
+    kfac = KFAC(model, KFACConfig(**OPTIONS), lr=LR)
+    kfac._capture.remove()  # as when the pass goes around the modules
+    train(model, kfac, "mlp", range(9))
+    (warned,) = [str(one.message) for one in recwarn if "no statistics of" in str(one.message)]
+    assert "no statistics of 0, 2, 4 by step 0" in warned

@@ -26,6 +26,11 @@ from kfac_core import ConfigError, KFACConfig
         ({"sequence": "sum"}, "sequence='sum' is not one of expand, reduce"),
         ({"loss_reduction": "none"}, "loss_reduction='none'"),
         ({"factor_start": "zero"}, "factor_start='zero'"),
+        ({"skip": "fc"}, r"skip='fc' is one text; write a tuple of patterns: \('fc',\)"),
+        ({"damping": "0.1"}, "damping='0.1' is no number"),
+        ({"damping": None}, "damping=None is no number"),
+        ({"kl_clip": "1"}, "kl_clip='1' is no number"),
+        ({"factor_decay": True}, "factor_decay=True is no number"),
         ({"skip": ("[",)}, r"skip pattern '\['"),
     ],
 )

@@ -153,3 +153,15 @@ def test_factors_and_second_order_data_have_the_dtypes_asked_for():
     assert {data.dtype for data in kfac._second_order.data.values()} == {torch.bfloat16}
     got = torch.cat([p.grad.flatten() for p in model.parameters()])
     assert 0 < (got - want).norm() < 0.05 * want.norm()
+
+
+@pytest.mark.parametrize("solver", ["eigen", "inverse"])
+def test_second_order_data_that_fits_float16_is_no_failure_though_its_sum_would_not(solver):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(300, 10)
+    options = {"solver": solver, "inverse_dtype": "float16", "damping": 1e-3, "factor_start": "first"}
+    kfac = KFAC(model, KFACConfig(**options), lr=0.1)
+    model(20 * torch.randn(8, 300)).square().mean().backward()
+    kfac.step()
+    assert sum(data.float().abs().sum() for data in kfac._second_order.data.values()) > 65_504
+    assert kfac.failures == []

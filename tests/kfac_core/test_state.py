@@ -119,7 +119,7 @@ def test_another_solver_solves_the_saved_factors_at_once():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s.update(version=2), "state of version 2; this one reads 1"),
+        (lambda s: s.update(version=3), "state of version 3; this one reads 1 and 2"),
         (lambda s: s["factors"].pop("0.a"), r"of other layers: 0\.a do not match"),
         (
             lambda s: s["factors"].update({"0.a": torch.eye(3)[None]}),
@@ -182,3 +182,38 @@ def test_mem_opt_shards_its_state(world, world_size):
     shards = [sizes for _, sizes in world(world_size).run(measured, {"strategy": "mem_opt"})]
     for kind in ("factors", "second_order"):
         assert sum(sizes[kind] for sizes in shards) == alone[kind]
+
+
+def test_a_state_that_waits_for_its_solver_says_so_wherever_it_goes():
+    eigen, kfac = start({"solver": "eigen"})
+    train(eigen, kfac, "mlp", range(6))
+    first = save(eigen, kfac)
+    _, between = start({"solver": "inverse"}, first)
+    third, last = start({"solver": "inverse"})
+    last.load_state_dict(between.state_dict())
+    want_model, want = start({"solver": "inverse"}, first)
+    third.load_state_dict(want_model.state_dict())
+    (got,), (expected,) = (train(*pair, "mlp", range(6, 7)) for pair in ((third, last), (want_model, want)))
+    assert_same(got, expected, 0)
+    assert all(gradient.abs().max() > 0 for gradient in got.values())
+
+
+def test_a_warm_basis_that_was_never_solved_is_not_gone_on_from():
+    options = {"eigen_start": "warm", "inverse_update_steps": 4}
+    whole_model, whole = start(options)
+    saved = save(whole_model, whole)
+    model, kfac = start(options, saved)
+    (got,), (want,) = (train(*pair, "mlp", range(1)) for pair in ((model, kfac), (whole_model, whole)))
+    assert_same(got, want, 0)
+
+
+def test_a_state_of_the_version_before_is_read():
+    model, kfac = start({})
+    train(model, kfac, "mlp", range(5))
+    state = kfac.state_dict()
+    older = {key: value for key, value in state.items() if key not in ("must_solve", "solved")}
+    other_model, other = start({})
+    other_model.load_state_dict(model.state_dict())
+    other.load_state_dict({**older, "version": 1})
+    (got,), (want,) = (train(*pair, "mlp", range(5, 6)) for pair in ((other_model, other), (model, kfac)))
+    assert_same(got, want, 0)

@@ -4,11 +4,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kfac_core import KFACConfig, PlacementError
-from kfac_core.cost import CUBIC
+from kfac_core import KFAC, KFACConfig, PlacementError
+from kfac_core.cost import CUBIC, SPD_KFAC_64, CostModel, measured
 from kfac_core.placement import FactorShape, LayerShape, balance
 from kfac_core.strategies import STRATEGIES, place
 from kfac_core.strategies.hybrid_opt import grad_workers
@@ -148,3 +149,47 @@ def test_placing_needs_no_torch():
         "import kfac_core.strategies, kfac_core.config, kfac_core.placement, kfac_core.phases"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def preconditioned(rank: int, world_size: int, solver: str, strategy: str) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(12, 3), torch.nn.Tanh(), torch.nn.Linear(3, 9)).double()
+    # small factors are inverted everywhere, larger ones by one rank: both in one layer
+    cost = CostModel(inverse=lambda factor: factor.dim, exchange=lambda _: 5.0)
+    config = KFACConfig(strategy=strategy, solver=solver, factor_update_steps=1, inverse_update_steps=1)
+    kfac = KFAC(model, config, lr=0.1, cost=cost)
+    if strategy == "spd_kfac":
+        widths = {len(job.inverse_workers) for job in kfac.placement.factor_jobs(kfac.shapes)}
+        assert widths == {1, world_size}
+    x = torch.randn(8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    model(x[rank :: world_size]).square().mean().backward()
+    for parameter in model.parameters():
+        torch.distributed.all_reduce(parameter.grad)
+        parameter.grad /= world_size
+    kfac.step()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("solver", ["eigen", "inverse", "inverse_pi"])
+def test_factors_inverted_here_by_all_and_there_by_one_change_no_gradient(world, solver, world_size):
+    ranks = world(world_size)
+    pairs = [ranks.run(preconditioned, solver, strategy) for strategy in ("spd_kfac", "comm_opt")]
+    for mixed, single in zip(*pairs, strict=True):
+        for got, want in zip(mixed, single, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-14)
+
+
+def test_spd_kfac_inverts_small_factors_everywhere_and_large_ones_once():
+    small, large = FactorShape(64), FactorShape(4608)
+    layers = [LayerShape("small", small, small), LayerShape("large", large, large)]
+    placement = place(KFACConfig(strategy="spd_kfac", solver="inverse"), layers, 8)
+    assert placement.layers["small"].a_inverse_workers == tuple(range(8))
+    assert len(placement.layers["large"].a_inverse_workers) == 1
+
+
+def test_an_embeddings_thousands_of_numbers_are_no_thousands_of_inverses():
+    words = FactorShape(1, blocks=50_257)
+    assert SPD_KFAC_64.inverse(words) < SPD_KFAC_64.inverse(FactorShape(512))
+    cost = measured({16: 1e-4, 512: 1e-2})
+    assert cost.inverse(words) <= cost.inverse(FactorShape(16))

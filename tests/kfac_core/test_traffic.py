@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch.nn import functional
 
 from harness.emulate import fake_world
@@ -128,3 +129,18 @@ def test_packing_halves_what_factors_send(world):
         counts = FLOAT64 * 2 * len(shapes)
         assert sent[Phase.FACTOR_COMM] == square - spared + counts
         assert spared > 0.4 * square  # half, but for diagonals: these layers are tiny
+
+
+def booked(rank: int, world_size: int) -> tuple[int, int]:
+    timer, model = PhaseTimer(), torch.nn.Linear(4, 3)
+    kfac = KFAC(model, KFACConfig(factor_update_steps=1, inverse_update_steps=1), lr=0.1, timer=timer)
+    timer.start()
+    model(torch.ones(2, 4)).sum().backward()
+    kfac.step()
+    timer.stop()
+    return sum(timer.drain().sent_bytes.values()), kfac._communicator.traffic.sent_bytes
+
+
+def test_a_timer_of_ones_own_books_the_traffic_too(world):
+    for on_the_timer, counted in world(2).run(booked):
+        assert on_the_timer == counted > 0
