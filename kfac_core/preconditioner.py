@@ -238,15 +238,15 @@ class KFAC:
         self._must_solve = False
 
     def _name_unheard(self) -> None:
-        """Say once of which factors no rank has had statistics by now: their layers run as if without K-FAC."""
+        """Say once which layers no rank has had statistics of: they train as if without K-FAC."""
         updates = self._factors.updates
         unheard = {key for key in self._unheard if int(updates[key]) == 0}
         if unheard and not self.failures:
             names = sorted({self.shapes[layer].name for layer, _ in unheard})
             warnings.warn(
                 f"K-FAC: no statistics of {', '.join(names[:4])}{' and others' if names[4:] else ''} by step "
-                f"{self.steps}: a layer that took no part in training passes, or whose weight is used without "
-                "calling it, keeps its plain gradient's direction",
+                f"{self.steps}: a layer without part in training passes, or whose weight is used without a "
+                "call of it, keeps its plain gradient's direction",
                 RuntimeWarning, stacklevel=3,
             )  # fmt: skip
         self._unheard = set()

@@ -184,7 +184,7 @@ def _reasons(
     world_size: int,
     intervals: str,
 ) -> Iterator[str]:
-    seconds, setup, best = found[0]
+    seconds, _, best = found[0]
     low, high = best.total.low, best.total.high
     yield f"{seconds:.3g} s a step ({low:.3g} to {high:.3g}), most of it {best.largest_phase}"
     if len(found) > 1:
