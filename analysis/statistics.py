@@ -95,9 +95,7 @@ def level(values: Sequence[float]) -> Interval:
     return Interval(estimate, *_exponentials(t_limits(np.log(runs))), n, T_ON_LOGS)
 
 
-def ratio(
-    numerator: Sequence[float], denominator: Sequence[float], *, counted: bool = False
-) -> Interval:
+def ratio(numerator: Sequence[float], denominator: Sequence[float], *, counted: bool = False) -> Interval:
     """How many times `numerator`'s typical run is `denominator`'s; both positive, one value per run.
 
     Speed-up of an arm over a baseline is `ratio(baseline_seconds, arm_seconds)`. Misses are infinite; exact

@@ -162,7 +162,7 @@ def preconditioned(rank: int, world_size: int, solver: str, strategy: str) -> li
         widths = {len(job.inverse_workers) for job in kfac.placement.factor_jobs(kfac.shapes)}
         assert widths == {1, world_size}
     x = torch.randn(8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    model(x[rank :: world_size]).square().mean().backward()
+    model(x[rank::world_size]).square().mean().backward()
     for parameter in model.parameters():
         torch.distributed.all_reduce(parameter.grad)
         parameter.grad /= world_size
