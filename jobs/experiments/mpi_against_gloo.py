@@ -198,7 +198,7 @@ def _write(table: Path, rows: list[dict[str, Any]], library: str) -> None:
         f"{library}, one host, one thread a rank. Milliseconds of the slowest rank: median of the runs'",
         "medians, with the range of the runs. The ratio is that of pairs, Gloo's time over MPI's: above 1,",
         "MPI is faster. Bytes are those of the whole buffer. Gloo's exchanges are those of",
-        "`TorchCommunicator`: a reduction or a broadcast an owner, all in flight at once. More ranks",
+        "`TorchCommunicator`: parts straight from rank to rank, all in flight at once. More ranks",
         "than CPUs share them. Written by the program named above.",
         "",
     ]

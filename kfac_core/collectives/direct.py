@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor
 
-from kfac_core.scratch import scratch
+_ROOM = 2**20  # elements that may be on their way to a rank at the same time, 4 MiB of float32
+_LEAST_PIECE = 2**14
 
 
 def gather_parts(parts: Sequence[Tensor], rank: int, peers: Sequence[int], group: dist.ProcessGroup) -> None:
@@ -31,15 +32,32 @@ def gather_parts(parts: Sequence[Tensor], rank: int, peers: Sequence[int], group
 
 
 def reduce_parts(parts: Sequence[Tensor], rank: int, peers: Sequence[int], group: dist.ProcessGroup) -> None:
-    """Sum over all ranks; afterwards each rank's own part holds the sum, added in order of rank."""
-    own = parts[rank]
+    """Sum over all ranks; afterwards each rank's own part holds the sum, added in order of rank.
+
+    Parts travel in pieces, the next ones arriving while these are added: room for a whole part from every
+    peer would be as much memory again as the buffer.
+    """
     others = _others(rank, peers)
-    room = scratch(own, len(others), own.numel())
-    receives = [_receive(room[i], peers[other], group) for i, other in enumerate(others)]
-    sends = [_send(parts[other], peers[other], group) for other in others]
-    for _, i in sorted((other, i) for i, other in enumerate(others)):
-        _finish([receives[i]])
-        own.add_(room[i])
+    length = max(_LEAST_PIECE, _ROOM // (2 * len(others)))
+    own, *rest = [parts[r].split(length) if parts[r].numel() else () for r in (rank, *others)]
+    room = parts[rank].new_empty(2, len(others), min(length, parts[rank].numel()))
+
+    def receive(turn: int) -> list[dist.Work | None]:
+        places = room[turn % 2, :, : own[turn].numel()] if turn < len(own) else ()
+        return [_receive(place, peers[other], group) for place, other in zip(places, others, strict=False)]
+
+    arriving = receive(0)
+    sends = [
+        _send(piece, peers[other], group)
+        for pieces, other in zip(rest, others, strict=True)
+        for piece in pieces
+    ]
+    ascending = sorted(range(len(others)), key=others.__getitem__)
+    for turn, piece in enumerate(own):
+        arrived, arriving = arriving, receive(turn + 1)
+        for place in ascending:
+            _finish([arrived[place]])
+            piece.add_(room[turn % 2, place, : piece.numel()])
     _finish(sends)
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kfac_core.collectives import connect
+from kfac_core.collectives import connect, direct
 
 ROUNDS = 5  # back to back, so that a message taken for one of another round would show
 
@@ -15,10 +15,11 @@ ROUNDS = 5  # back to back, so that a message taken for one of another round wou
 def both_ways(rank: int, world_size: int) -> list[tuple[Tensor, Tensor]]:
     """What this rank holds after each exchange, straight and by Gloo's broadcasts and reductions."""
     communicator, everyone = connect(), tuple(range(world_size))
+    room = direct._ROOM
     found = []
     for turn in range(ROUNDS):
         draw = torch.Generator().manual_seed(turn)
-        sizes = torch.randint(0, 4, (world_size,), generator=draw).mul_(turn * 5000 + 1).tolist()
+        sizes = torch.randint(0, 4, (world_size,), generator=draw).mul_(turn * 9000 + 1).tolist()
         values = torch.rand(sum(sizes), generator=draw.manual_seed(100 * turn + rank), dtype=torch.float64)
         straight, gathered = values.clone(), values.clone()
         communicator.gather_parts(straight, sizes, everyone)
@@ -26,7 +27,9 @@ def both_ways(rank: int, world_size: int) -> list[tuple[Tensor, Tensor]]:
             dist.broadcast(part, owner)
         found.append((straight, gathered))
         straight, reduced = values.clone(), values.clone()
+        direct._ROOM = room if turn % 2 else 2 * direct._LEAST_PIECE  # whole, or in several pieces
         communicator.reduce_parts(straight, sizes)
+        direct._ROOM = room
         for owner, part in enumerate(reduced.split(sizes)):
             dist.reduce(part, owner)
         found.append((straight.split(sizes)[rank], reduced.split(sizes)[rank]))
