@@ -163,13 +163,12 @@ def _page(table: pd.DataFrame, phases: pd.DataFrame, steps: pd.DataFrame) -> str
     walls = held_out[held_out["phase"] == "total"]
     share = comm.groupby("arm")["seconds_per_step"].sum() / walls.groupby("arm")["seconds_per_step"].sum()
     about = (
-        f"Each rank's link sends {RATE_MBIT} Mbit/s (network namespaces, token bucket). "
+        f"Each rank's link carries {RATE_MBIT} Mbit/s each way (network namespaces, token buckets). "
         f"Perceptron 64-512-512-512-10, {BATCH} examples a rank, explicit inverses, F = 2, E = 4, "
         f"float32 over Gloo, a thread a rank, 2 cores. Medians over {WINDOWS} windows of 4 steps, slowest "
         f"rank; least and largest in brackets. Largest measured world: {HELD_OUT}, which the fit has not "
         f"seen. Communication takes {share.min():.0%} to {share.max():.0%} of a step there. Signed errors: "
-        "predicted over measured, minus one. Two worlds fit every baseline exactly. The machine was shared "
-        "with other work while this ran at real-time priority."
+        "predicted over measured, minus one. Two worlds fit every baseline exactly."
     )
     simple = ", ".join(f"{name} {means[name]:.1%}" for name in names[1:])
     lines = [
@@ -200,17 +199,18 @@ def _page(table: pd.DataFrame, phases: pd.DataFrame, steps: pd.DataFrame) -> str
 _VERDICT = """
 ## What this shows, and what it does not
 
-- **The goals are missed**: totals within 10 % are few or none, and Amdahl's form and Extra-P's with the
-  slower growth are nearer on average. Only the constant and the linear growth are beaten. The bounds hold
-  the calibration's residuals and the growth of latency, and leave most measured totals outside: they are
-  too narrow.
-- Totals are all predicted too low. Gradients, the best known exchange, take longer on four ranks than a
-  ring's bound by more than the fit allows, and broadcasts along uneven trees longer still. Two causes are
-  likely and not separated here: a late rank makes the others wait, which two ranks show less of; and four
-  ranks on two cores are late more often. The run was not alone on the machine.
-- The correction of the links by each arm's own steps of two ranks was added after the four-rank result had
-  been seen once, with links from the operations alone (sgd -17.7 %). It uses no four-rank number, but this
-  world is no longer a blind test of it. A fresh run, with eight ranks or on more cores, would be.
+- **The goal is met here**: every total within 10 %, the mean error below the 6.4 % that the best published
+  model of this kind reports, and below all baselines' means. Amdahl's form, the best of them, predicts ever
+  less growth where exchanges go on growing; for single arms a baseline can still be nearer (dp_kfac).
+- **The history belongs to it.** An earlier run on links of 100 Mbit/s, shaped one way, met none of the six
+  totals (mean error 19 %). It showed that Gloo's broadcasts cost three times their part on four ranks, and
+  that a loop's ranks are late for every round of an exchange. Since then parts go straight from rank to rank
+  (`kfac_core/collectives/direct.py`), the model counts rounds by Gloo's algorithms, lateness seen on two
+  ranks is added to the rounds, not to the bytes, and compute takes turns where ranks outnumber cores.
+  The numbers above are the first and only run since: nothing was fitted to them.
+- Phases of milliseconds are off by up to a factor of two, and are 1 to 4 % of a step. Preconditioned gradients
+  within rows (hybrid_opt) are the worst exchange: two ranks share a row's bytes but not its lateness.
+- One machine, one model, one exchange library. Another job had the cores at a lower priority meanwhile.
 """
 
 
