@@ -209,7 +209,8 @@ _VERDICT = """
   ranks is added to the rounds, not to the bytes, and compute takes turns where ranks outnumber cores.
   The numbers above are the first and only run since: nothing was fitted to them.
 - Phases of milliseconds are off by up to a factor of two, and are 1 to 4 % of a step. Preconditioned
-  gradients within rows (hybrid_opt) are the worst exchange: two ranks share a row's bytes but not its lateness.
+  gradients within rows (hybrid_opt) are the worst exchange: two ranks share a row's bytes but not its
+  lateness.
 - One machine, one model, one exchange library. Another job had the cores at a lower priority meanwhile.
 """
 
