@@ -112,6 +112,11 @@ class Claim:
         own = {"claim_job": job, "continues": self.continues.get(_name(attempt))}
         return self.launch.model_copy(update=own)
 
+    def chain(self, attempt: Attempt) -> list[Attempt]:
+        """The attempt and those that its job made of it each time that Slurm started it again, oldest first."""
+        later = [one for one in attempt.cell_folder.attempts() if one.number >= attempt.number]
+        return [one for one in later if (one.read("launch.json") or {}).get("claim") == self.path.name]
+
     def attempts(self) -> Iterator[tuple[int, Attempt]]:
         """All attempts, each with the number of its job."""
         for number in range(len(self.jobs)):

@@ -19,7 +19,7 @@ from harness.launchers.slurm.bad_nodes import keep_away
 from harness.launchers.slurm.claim import Claim, unsettled
 from harness.launchers.slurm.fate import claim_path, fates
 from harness.launchers.slurm.sbatch import batch_text, submit_claim
-from harness.launchers.slurm.scheduler import NoAnswerError, end_jobs, find_array
+from harness.launchers.slurm.scheduler import Job, NoAnswerError, end_jobs, find_array, jobs_of
 from harness.launchers.slurm.shape import lay_out, nodes_of, slurm
 from harness.store import Attempt, SweepFolder
 
@@ -135,21 +135,36 @@ class SlurmLauncher:
 
 
 def _unwanted(attempts: Sequence[Attempt]) -> Iterator[tuple[str, list[int]]]:
-    """Jobs of arrays of `attempts` that have not begun and have nothing left but what is cancelled."""
+    """Jobs of arrays of `attempts` that wait and have nothing left but what is cancelled.
+
+    A job that Slurm took the nodes of waits again, though it has begun: only Slurm knows which those are.
+    """
     for path in dict.fromkeys(filter(None, map(claim_path, attempts))):
         claim = Claim.read(path)
         array = (claim.submitted or {}).get("job_id")
-        indexes = [
-            number
-            for number in range(len(claim.jobs))
-            if all(_is_unwanted(attempt) for lane in claim.lanes(number) for attempt in lane)
-        ]
-        if array is not None and indexes:
+        if array is None:
+            continue
+        ending = [number for number in range(len(claim.jobs)) if _is_unwanted(claim, number)]
+        begun = {number for number in ending if _has_begun(claim, number)}
+        jobs = jobs_of([claim.launch.user]) if begun else {}
+        waiting = {number for number in begun if _waits(jobs.get(f"{array}_{number}"))}
+        indexes = [number for number in ending if number not in begun or number in waiting]
+        if indexes:
             yield array, indexes
 
 
-def _is_unwanted(attempt: Attempt) -> bool:
-    return cancel_requested(attempt) is not None and not (attempt.path / "taken.json").exists()
+def _is_unwanted(claim: Claim, number: int) -> bool:
+    chains = [claim.chain(attempt) for lane in claim.lanes(number) for attempt in lane]
+    left = [chain[-1] for chain in chains if chain and chain[-1].outcome() is None]
+    return bool(left) and all(map(cancel_requested, left))
+
+
+def _has_begun(claim: Claim, number: int) -> bool:
+    return any((attempt.path / "taken.json").exists() for lane in claim.lanes(number) for attempt in lane)
+
+
+def _waits(job: Job | None) -> bool:
+    return job is not None and job.state == "PENDING"
 
 
 def _claims(

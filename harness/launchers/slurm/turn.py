@@ -12,20 +12,22 @@ import time
 from dataclasses import replace
 
 from harness.checkpoint.shelf import Shelf, resumable
-from harness.launchers.launch import Launch
+from harness.launchers.launch import Launch, cancel_requested
 from harness.launchers.slurm.claim import Claim
 from harness.launchers.verdict import without_ranks
+from harness.records import Outcome, State
 from harness.store import Attempt, write_once
 
 
 def take_turn(claimed: Attempt, claim: Claim) -> Attempt | None:
     """The attempt that this job is to run in place of `claimed`, now taken by it; None if there is none.
 
-    A job that Slurm starts again gives what it had begun an outcome and goes on in a new attempt.
+    A job that Slurm starts again gives what it had begun an outcome and goes on in a new attempt, unless that
+    was to end: whoever cancelled it asked the attempt that he saw.
     """
     if (claim.submitted or {}).get("refused"):
         return None
-    chain = [attempt for attempt in claimed.cell_folder.attempts() if _is_ours(attempt, claimed, claim)]
+    chain = claim.chain(claimed)
     if not chain or chain[-1].outcome() is not None:
         return None
     last = chain[-1]
@@ -44,27 +46,30 @@ def take_turn(claimed: Attempt, claim: Claim) -> Attempt | None:
 
 
 def _go_on(interrupted: Attempt) -> Attempt | None:
+    if cancel_requested(interrupted) is not None:
+        cause = "cancelled before its job was started again"
+        interrupted.write_outcome(_interruption(interrupted, "CANCELLED", cause))
+        return None
     launch = Launch.read(interrupted)
     if launch is None:
         return None
     attempt = interrupted.cell_folder.new_attempt()
     continues = interrupted.number if Shelf(interrupted).newest_first() else launch.continues
     launch.model_copy(update={"continues": continues}).write(attempt)
-    began = (interrupted.read("begun.json") or {}).get("started_at")
     cause = f"Slurm took its nodes back and started its job again; attempt {attempt.number} goes on"
-    step = next((saved.step for _, saved in resumable(interrupted)), None)
-    interrupted.write_outcome(replace(without_ranks("PREEMPTED", cause, began), checkpoint_step=step))
+    interrupted.write_outcome(_interruption(interrupted, "PREEMPTED", cause))
     return attempt if _take(attempt) else None
+
+
+def _interruption(attempt: Attempt, state: State, cause: str) -> Outcome:
+    began = (attempt.read("begun.json") or {}).get("started_at")
+    step = next((saved.step for _, saved in resumable(attempt)), None)
+    return replace(without_ranks(state, cause, began), checkpoint_step=step)
 
 
 def _take(attempt: Attempt) -> bool:
     word = {"job": _this_job(), "restart": _restarts(), "node": os.environ.get("SLURMD_NODENAME", "")}
     return write_once(attempt.path / "taken.json", json.dumps({**word, "at": time.time()}) + "\n")
-
-
-def _is_ours(attempt: Attempt, claimed: Attempt, claim: Claim) -> bool:
-    launch = attempt.read("launch.json")
-    return attempt.number >= claimed.number and launch is not None and launch.get("claim") == claim.path.name
 
 
 def _other_in_flight(mine: Attempt, claim: Claim) -> Attempt | None:

@@ -11,7 +11,7 @@ import sys
 import psutil
 import pytest
 
-from harness.submit import retry, submit
+from harness.submit import cancel, retry, submit
 from tests.harness.slurm.conftest import STAND_IN
 from tests.waiting import wait_for
 
@@ -105,6 +105,21 @@ def test_a_requeued_job_goes_on_in_a_new_attempt(
     first, _second = done.attempt.cell_folder.attempts()
     assert first.outcome().state == "PREEMPTED"
     assert "attempt 2 goes on" in first.outcome().cause
+
+
+def test_cancelling_a_requeued_job_takes_it_out_of_the_queue(
+    on_slurm, tmp_path, make_cell, make_site, training, look
+):
+    cell = make_cell(steps=FOREVER)
+    submit([cell], make_site(requeue=True), tmp_path, STAND_IN)
+    training(cell)
+    (job,) = on_slurm.ask("squeue", "-h", "-o", "%A").split()
+    on_slurm.ask("scontrol", "requeue", job)
+    wait_for(lambda: look(cell)[0].state == "PENDING", seconds=30)
+    assert cancel([cell], tmp_path) == [cell]
+    (one,) = look(cell)
+    assert (one.state, one.attempt.number) == ("CANCELLED", 1)
+    wait_for(lambda: not on_slurm.ask("squeue", "--noheader"), seconds=30)
 
 
 def test_a_time_limit_that_is_too_short_is_a_timeout(on_slurm, tmp_path, make_cell, make_site, ended):

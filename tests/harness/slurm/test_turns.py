@@ -1,0 +1,107 @@
+"""Promise: what is to end does not begin again when Slurm starts its job again. No Slurm is asked here."""
+
+import json
+
+import pytest
+
+from harness.launchers.launch import Begun, request_cancel
+from harness.launchers.slurm import launcher
+from harness.launchers.slurm.claim import Claim
+from harness.launchers.slurm.launcher import SlurmLauncher
+from harness.launchers.slurm.scheduler import Job
+from harness.launchers.slurm.shape import lay_out
+from harness.launchers.slurm.turn import take_turn
+from harness.launchers.verdict import without_ranks
+from harness.store import sweep_folder
+
+
+@pytest.fixture
+def claimed(tmp_path, make_cell, make_site):
+    """A claim of one job an attempt, which Slurm knows as 77."""
+
+    def make(count=1):
+        folder = sweep_folder("study", tmp_path)
+        cells = [make_cell(seed=seed) for seed in range(count)]
+        items = [(folder.stage(cell).new_attempt(), cell) for cell in cells]
+        launches = {attempt: SlurmLauncher().plan(cell, make_site()) for attempt, cell in items}
+        ((shape, jobs),) = lay_out(items, make_site()).items()
+        claim = Claim.plan(folder, shape, launches, jobs)
+        claim.write()
+        for number, attempt in claim.attempts():
+            claim.launch_of(number, attempt).write(attempt)
+        claim.settle(job_id="77")
+        return claim, [attempt for attempt, _ in items]
+
+    return make
+
+
+@pytest.fixture
+def as_job(monkeypatch):
+    """Be job `number` of array 77, started for the first time or again."""
+
+    def become(number, restarts):
+        monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "77")
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(number))
+        monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
+
+    return become
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """What scancel was told, while the jobs of `states` are known to Slurm in these states."""
+
+    def watch(**states):
+        told = []
+        jobs = {name: Job(name, state, state, "", "", 0) for name, state in states.items()}
+        monkeypatch.setattr(launcher, "jobs_of", lambda _users: jobs)
+        monkeypatch.setattr(launcher, "end_jobs", lambda array, indexes: told.append((array, indexes)))
+        return told
+
+    return watch
+
+
+def begin(attempt):
+    Begun(5.0, (), ()).write(attempt)
+    return attempt
+
+
+def test_a_job_that_starts_again_ends_what_was_cancelled_meanwhile_with_its_checkpoint(claimed, as_job):
+    claim, (attempt,) = claimed()
+    as_job(0, 0)
+    begin(take_turn(attempt, claim))
+    saved = attempt.path / "checkpoints" / "step-00000120"
+    saved.mkdir(parents=True)
+    (saved / "manifest.json").write_text(json.dumps({}))
+    request_cancel(attempt)
+    as_job(0, 1)
+    assert take_turn(attempt, claim) is None
+    assert [one.number for one in attempt.cell_folder.attempts()] == [1]
+    outcome = attempt.outcome()
+    assert (outcome.state, outcome.checkpoint_step, outcome.started_at) == ("CANCELLED", 120, 5.0)
+
+
+def test_a_job_that_starts_again_a_second_time_heeds_who_cancelled_its_second_attempt(claimed, as_job):
+    claim, (first,) = claimed()
+    as_job(0, 0)
+    begin(take_turn(first, claim))
+    as_job(0, 1)
+    second = begin(take_turn(first, claim))
+    request_cancel(second)
+    as_job(0, 2)
+    assert take_turn(first, claim) is None
+    assert [one.outcome().state for one in first.cell_folder.attempts()] == ["PREEMPTED", "CANCELLED"]
+
+
+def test_cancelling_takes_requeued_jobs_out_of_the_queue_and_leaves_running_ones_to_end(
+    claimed, as_job, ended
+):
+    claim, attempts = claimed(4)
+    for number in (0, 1, 2):
+        as_job(number, 0)
+        begin(take_turn(claim.lanes(number)[0][0], claim))
+    order = [claim.lanes(number)[0][0] for number in range(4)]
+    order[2].write_outcome(without_ranks("COMPLETED", "", 1.0))
+    told = ended(**{"77_0": "PENDING", "77_1": "RUNNING", "77_2": "COMPLETED", "77_3": "PENDING"})
+    SlurmLauncher().cancel(attempts)
+    assert told == [("77", [0, 3])]
