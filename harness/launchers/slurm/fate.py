@@ -52,7 +52,7 @@ def fates(attempts: Sequence[Attempt]) -> dict[Attempt, Fate]:
         return found | {attempt: Fate(None, f"Slurm does not answer: {error}") for attempt in ids}
     gone = sorted({name for name in ids.values() if name not in jobs})
     jobs = {**accounted(gone), **jobs}
-    failed = any(job.state == "NODE_FAIL" for name, job in jobs.items() if name in set(ids.values()))
+    failed = any(name in jobs and jobs[name].state == "NODE_FAIL" for name in ids.values())
     down = down_nodes() if failed else frozenset()
     for attempt, name in ids.items():
         fate = _fate(name, jobs.get(name), begun=(attempt.path / "begun.json").exists())
