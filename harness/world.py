@@ -61,11 +61,12 @@ def join_world(attempt: Attempt, rank: int, world_size: int, local_rank: int) ->
     MPI world, else in the attempt's folder. So no two runs can race for a port.
 
     Raises:
-        SiteError: the site's backend cannot work here.
+        SiteError: the site's backend cannot work here, or the GPU that it promises this rank is not there.
         TimeoutError: rank 0 gave no address in time.
     """
-    device = _device(local_rank)
-    backend = _backend(attempt, device)
+    launch = Launch.read(attempt)
+    device = _device(launch, local_rank)
+    backend = _backend(launch, device)
     if world_size == 1:
         alone = SingleCommunicator()
         return World(
@@ -101,17 +102,23 @@ def host_names(world: World) -> tuple[str, ...]:
     return tuple(_as_text(name) for name in names)
 
 
-def _device(local_rank: int) -> torch.device:
+def _device(launch: Launch | None, local_rank: int) -> torch.device:
     """By local rank, all GPUs of the node being visible: NCCL needs them to be, for peer-to-peer."""
-    if not torch.cuda.is_available():
+    if launch is None or not launch.site.gpus_per_rank:
         return torch.device("cpu")
-    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if local_rank >= visible:  # on a CPU, or on a peer's GPU, it would train as well, and nobody would know
+        raise SiteError(
+            f"site {launch.site.name} has gpus_per_rank: 1, but torch {torch.__version__} on "
+            f"{socket.gethostname()} sees {visible} GPUs and this is local rank {local_rank}; every rank has "
+            f"to see the GPUs of all ranks on its node (kronscale doctor says why not), or set gpus_per_rank: 0"
+        )
+    device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
 
 
-def _backend(attempt: Attempt, device: torch.device) -> str:
-    launch = Launch.read(attempt)
+def _backend(launch: Launch | None, device: torch.device) -> str:
     asked = launch.site.backend if launch is not None else "auto"
     own = "nccl" if device.type == "cuda" else "gloo"
     if asked not in ("auto", "mpi", own):

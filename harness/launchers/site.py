@@ -18,7 +18,8 @@ class Site(Spec):
         cpus: CPU leases on this host; None takes every CPU that this process may use.
         gpus: GPU leases on this host; None takes what the driver shows.
         cpus_per_rank: CPUs leased, pinned and given as threads to each rank.
-        gpus_per_rank: GPUs leased to each rank, 0 or 1.
+        gpus_per_rank: GPUs leased to each rank; with 1 a rank that sees too few refuses to train, with 0
+            ranks compute on CPUs whatever they see.
         oversubscribe: whether a cell that needs more CPUs than the site has may run with all of them,
             alone and marked as oversubscribed; otherwise it is refused.
         backend: what carries the ranks' traffic; auto is nccl for ranks with a GPU and gloo for others. With

@@ -160,7 +160,7 @@ def test_ranks_that_are_as_they_should_be_give_no_warning():
             everyone(device="H100", device_id="x"),
             "GPUs",
             "warning",
-            "rank 0 computes on H100",
+            "rank 0 computes on its CPUs beside H100",
             "gpus_per_rank: 1",
         ),
     ],
