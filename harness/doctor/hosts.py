@@ -18,7 +18,9 @@ def judge_gpus(reports: Sequence[Report], launch: Launch) -> Finding:
     """Whether every rank has a GPU of its own and sees those of its host's other ranks."""
     check, on_gpu = "ranks: GPUs", [one for one in reports if one.device_id]
     if not launch.site.gpus_per_rank and on_gpu:
-        found = f"rank {on_gpu[0].rank} computes on its CPUs beside {on_gpu[0].device}, as the site asks for none"
+        found = (
+            f"rank {on_gpu[0].rank} computes on its CPUs beside {on_gpu[0].device}, as the site asks for none"
+        )
         return warning(check, found, "set gpus_per_rank: 1 to compute on it")
     if not launch.site.gpus_per_rank:
         return skipped(check, "the site gives ranks none")

@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import sys
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
@@ -85,6 +87,17 @@ class Begun:
         """The attempt's beginning, or None while it is pending."""
         raw = attempt.read("begun.json")
         return cls(raw["started_at"], tuple(raw["cpus"]), tuple(raw["gpus"])) if raw is not None else None
+
+
+def user_name() -> str:
+    """Of this process, as the system knows it; the number of a user without an entry, as in some containers.
+
+    No environment variable is believed: Slurm is asked about this user's jobs.
+    """
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
 
 
 def gang_presence(attempt: Attempt) -> Presence | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import shlex
 import socket
@@ -15,7 +14,7 @@ from harness.cell import Cell
 from harness.errors import SiteError
 from harness.launchers.fates import Fate
 from harness.launchers.hours import Hours
-from harness.launchers.launch import WORKER_COMMAND, Begun, Launch, gang_presence, request_cancel
+from harness.launchers.launch import WORKER_COMMAND, Begun, Launch, gang_presence, request_cancel, user_name
 from harness.launchers.presence import Presence
 from harness.launchers.site import Site
 from harness.store import Attempt, SweepFolder
@@ -56,7 +55,7 @@ class LocalLauncher:
             cpus_per_rank=max(1, len(cpus) // cell.world_size) if oversubscribed else site.cpus_per_rank,
             oversubscribed=oversubscribed,
             host=socket.gethostname(),
-            user=getpass.getuser(),
+            user=user_name(),
             submitted_at=time.time(),
         )
 

@@ -14,7 +14,12 @@ from harness.world import join_world
 def launched(tmp_path):
     def make(**site):
         launch = Launch(
-            launcher="slurm", site=Site(name="here", **site), cpus_per_rank=1, host="h", user="u", submitted_at=0
+            launcher="slurm",
+            site=Site(name="here", **site),
+            cpus_per_rank=1,
+            host="h",
+            user="u",
+            submitted_at=0,
         )
         launch.write(Attempt(tmp_path))
         return Attempt(tmp_path)
@@ -37,7 +42,9 @@ def gpus(monkeypatch):
 @pytest.mark.parametrize(("visible", "local_rank"), [(0, 0), (1, 1), (2, 3)])
 def test_a_rank_without_the_gpu_that_its_site_promises_refuses_to_train(launched, gpus, visible, local_rank):
     gpus(visible)
-    with pytest.raises(SiteError, match=rf"site here .*sees {visible} GPUs and this is local rank {local_rank};"):
+    with pytest.raises(
+        SiteError, match=rf"site here .*sees {visible} GPUs and this is local rank {local_rank};"
+    ):
         join_world(launched(gpus_per_rank=1), 0, 1, local_rank)
 
 

@@ -96,7 +96,7 @@ class Claim:
 
     @property
     def submitted(self) -> Mapping[str, Any] | None:
-        """`job_id`, or `refused` with sbatch's words; None while nobody knows."""
+        """`job_id` and `cluster`, or `refused` with sbatch's words; None while nobody knows."""
         return Attempt(self.path).read("submitted.json")
 
     def settle(self, **submitted: str) -> None:
@@ -113,7 +113,7 @@ class Claim:
         return self.launch.model_copy(update=own)
 
     def chain(self, attempt: Attempt) -> list[Attempt]:
-        """The attempt and those that its job made of it each time that Slurm started it again, oldest first."""
+        """The attempt and those that go on in its place when Slurm starts its job again, oldest first."""
         later = [one for one in attempt.cell_folder.attempts() if one.number >= attempt.number]
         return [one for one in later if (one.read("launch.json") or {}).get("claim") == self.path.name]
 

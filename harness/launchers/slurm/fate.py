@@ -5,11 +5,19 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from harness.launchers.fates import Fate
-from harness.launchers.slurm.scheduler import Job, NoAnswerError, accounted, down_nodes, jobs_of
+from harness.launchers.slurm.scheduler import (
+    Job,
+    NoAnswerError,
+    accounted,
+    cluster_name,
+    down_nodes,
+    jobs_of,
+)
 from harness.launchers.slurm.step import ranks_nodes
 from harness.store import Attempt
 
@@ -22,23 +30,14 @@ def claim_path(attempt: Attempt) -> Path | None:
 
 def scheduler_ids(attempts: Sequence[Attempt]) -> dict[Attempt, str]:
     """Slurm's names of the attempts' jobs, such as `123_4`; attempts without one are left out."""
-    launches = {attempt: attempt.read("launch.json") or {} for attempt in attempts}
-    arrays: dict[str, str | None] = {}
-    found = {}
-    for attempt, launch in launches.items():
-        claim = str(launch.get("claim"))
-        if claim not in arrays:
-            folder = Attempt(attempt.path.parent.parent / "jobs" / claim)
-            arrays[claim] = (folder.read("submitted.json") or {}).get("job_id")
-        if arrays[claim] is not None:
-            found[attempt] = f"{arrays[claim]}_{launch['claim_job']}"
-    return found
+    return {attempt: place.job for attempt, place in _places(attempts).items()}
 
 
 def fates(attempts: Sequence[Attempt]) -> dict[Attempt, Fate]:
     """Fates of attempts without an outcome: one call for all, one more if some were over long ago.
 
-    And one more if nodes failed under some.
+    And one more if nodes failed under some, and one before any is called over: whether their own cluster
+    answers. Another one knows none of their jobs, and would have them lost while they run.
     """
     ids = scheduler_ids(attempts)
     unheard = "sbatch was not heard; kronscale submit finishes the submission"
@@ -60,7 +59,53 @@ def fates(attempts: Sequence[Attempt]) -> dict[Attempt, Fate]:
             fate = _with_nodes(fate, tuple(sorted(down & ranks_nodes(attempt))))
         if fate is not None:
             found[attempt] = fate
+    if any(fate.sure for fate in found.values()):
+        return found | _elsewhere(attempts)
     return found
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an attempt's job is.
+
+    Attributes:
+        job: Slurm's name of it.
+        cluster: on which it was submitted; None if that was not noted.
+    """
+
+    job: str
+    cluster: str | None
+
+
+def _places(attempts: Sequence[Attempt]) -> dict[Attempt, _Place]:
+    launches = {attempt: attempt.read("launch.json") or {} for attempt in attempts}
+    submissions: dict[str, Mapping[str, Any]] = {}
+    found = {}
+    for attempt, launch in launches.items():
+        claim = str(launch.get("claim"))
+        if claim not in submissions:
+            folder = Attempt(attempt.path.parent.parent / "jobs" / claim)
+            submissions[claim] = folder.read("submitted.json") or {}
+        array = submissions[claim].get("job_id")
+        if array is not None:
+            found[attempt] = _Place(f"{array}_{launch['claim_job']}", submissions[claim].get("cluster"))
+    return found
+
+
+def _elsewhere(attempts: Sequence[Attempt]) -> dict[Attempt, Fate]:
+    """What to say of attempts on which the cluster that answers here cannot have a word."""
+    noted = {attempt: place for attempt, place in _places(attempts).items() if place.cluster is not None}
+    if not noted:
+        return {}
+    try:
+        here = cluster_name()
+    except NoAnswerError as error:
+        return {attempt: Fate(None, f"Slurm does not answer: {error}") for attempt in noted}
+    return {
+        attempt: Fate(None, f"job {place.job} is on cluster {place.cluster}, and this is {here}: ask there")
+        for attempt, place in noted.items()
+        if place.cluster != here
+    }
 
 
 def _fate(name: str, job: Job | None, *, begun: bool) -> Fate | None:

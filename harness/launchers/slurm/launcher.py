@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,13 +12,20 @@ from harness.cell import Cell
 from harness.errors import SchedulerError, SiteError
 from harness.launchers.fates import Fate
 from harness.launchers.hours import Hours
-from harness.launchers.launch import WORKER_COMMAND, Launch, cancel_requested, request_cancel
+from harness.launchers.launch import WORKER_COMMAND, Launch, cancel_requested, request_cancel, user_name
 from harness.launchers.site import Site
 from harness.launchers.slurm.bad_nodes import keep_away
 from harness.launchers.slurm.claim import Claim, unsettled
 from harness.launchers.slurm.fate import claim_path, fates
 from harness.launchers.slurm.sbatch import batch_text, submit_claim
-from harness.launchers.slurm.scheduler import Job, NoAnswerError, end_jobs, find_array, jobs_of
+from harness.launchers.slurm.scheduler import (
+    Job,
+    NoAnswerError,
+    cluster_name,
+    end_jobs,
+    find_array,
+    jobs_of,
+)
 from harness.launchers.slurm.shape import lay_out, nodes_of, slurm
 from harness.store import Attempt, SweepFolder
 
@@ -52,7 +58,7 @@ class SlurmLauncher:
             command=tuple(command),
             cpus_per_rank=site.cpus_per_rank,
             host=socket.gethostname(),
-            user=getpass.getuser(),
+            user=user_name(),
             submitted_at=time.time(),
         )
 
@@ -103,7 +109,7 @@ class SlurmLauncher:
             except NoAnswerError as error:
                 raise _no_answer(error) from None
             if job_id is not None:
-                claim.settle(job_id=job_id)
+                claim.settle(job_id=job_id, **_cluster())
             else:
                 _make_pending(claim)
                 unheard.append(claim)
@@ -123,18 +129,29 @@ class SlurmLauncher:
         A running job may have other attempts in it: its supervisor sees the request, and ends the one.
 
         Raises:
-            SchedulerError: Slurm did not answer; running attempts end all the same.
+            SchedulerError: Slurm did not answer, or is another cluster's; running attempts end all the same.
         """
         for attempt in attempts:
             request_cancel(attempt, checkpoint=checkpoint)
         try:
-            for array, indexes in _unwanted(attempts):
-                end_jobs(array, indexes)
+            for claim, indexes in _unwanted(attempts):
+                _refuse_elsewhere(claim)
+                end_jobs((claim.submitted or {})["job_id"], indexes)
         except NoAnswerError as error:
             raise _no_answer(error) from None
 
 
-def _unwanted(attempts: Sequence[Attempt]) -> Iterator[tuple[str, list[int]]]:
+def _refuse_elsewhere(claim: Claim) -> None:
+    """Another cluster may have given the same number to something else of this user's."""
+    cluster = (claim.submitted or {}).get("cluster")
+    if cluster is not None and cluster != (here := cluster_name()):
+        raise SchedulerError(
+            f"waiting jobs of {claim.job_name} are on cluster {cluster}, and this is {here}: cancel there; "
+            f"what runs, and what starts, ends all the same"
+        )
+
+
+def _unwanted(attempts: Sequence[Attempt]) -> Iterator[tuple[Claim, list[int]]]:
     """Jobs of arrays of `attempts` that wait and have nothing left but what is cancelled.
 
     A job that Slurm took the nodes of waits again, though it has begun: only Slurm knows which those are.
@@ -150,7 +167,7 @@ def _unwanted(attempts: Sequence[Attempt]) -> Iterator[tuple[str, list[int]]]:
         waiting = {number for number in begun if _waits(jobs.get(f"{array}_{number}"))}
         indexes = [number for number in ending if number not in begun or number in waiting]
         if indexes:
-            yield array, indexes
+            yield claim, indexes
 
 
 def _is_unwanted(claim: Claim, number: int) -> bool:
@@ -183,9 +200,10 @@ def _make_pending(claim: Claim) -> None:
 
 
 def _hand_over(claims: Sequence[Claim]) -> None:
+    cluster = _cluster() if claims else {}
     for number, claim in enumerate(claims):
         try:
-            claim.settle(job_id=submit_claim(claim))
+            claim.settle(job_id=submit_claim(claim), **cluster)
         except SiteError as error:
             for refused in claims[number:]:
                 _withdraw(refused, str(error))
@@ -195,6 +213,14 @@ def _hand_over(claims: Sequence[Claim]) -> None:
             ) from None
         except NoAnswerError as error:
             raise _no_answer(error) from None
+
+
+def _cluster() -> dict[str, str]:
+    """For `submitted.json`: which cluster to ask; empty if it does not say, and then nobody compares."""
+    try:
+        return {"cluster": cluster_name()}
+    except NoAnswerError:
+        return {}
 
 
 def _withdraw(claim: Claim, why: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -68,6 +69,18 @@ def jobs_of(users: Iterable[str]) -> dict[str, Job]:
         code = os.waitstatus_to_exitcode(int(status))
         found[name] = _job(name, word, nodes, reason, str(code))
     return found
+
+
+def cluster_name() -> str:
+    """What the cluster that answers here is called.
+
+    Raises:
+        NoAnswerError: the controller did not answer.
+    """
+    found = re.search(r"^ClusterName\s*=\s*(\S+)", ask(["scontrol", "show", "config"]), re.MULTILINE)
+    if found is None:
+        raise NoAnswerError("scontrol names no cluster")
+    return found[1]
 
 
 def accounted(ids: Sequence[str]) -> dict[str, Job]:

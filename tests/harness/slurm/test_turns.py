@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from harness.errors import SchedulerError
 from harness.launchers.launch import Begun, request_cancel
 from harness.launchers.slurm import launcher
 from harness.launchers.slurm.claim import Claim
@@ -29,7 +30,7 @@ def claimed(tmp_path, make_cell, make_site):
         claim.write()
         for number, attempt in claim.attempts():
             claim.launch_of(number, attempt).write(attempt)
-        claim.settle(job_id="77")
+        claim.settle(job_id="77", cluster="hill")
         return claim, [attempt for attempt, _ in items]
 
     return make
@@ -51,10 +52,11 @@ def as_job(monkeypatch):
 def ended(monkeypatch):
     """What scancel was told, while the jobs of `states` are known to Slurm in these states."""
 
-    def watch(**states):
+    def watch(cluster="hill", **states):
         told = []
         jobs = {name: Job(name, state, state, "", "", 0) for name, state in states.items()}
         monkeypatch.setattr(launcher, "jobs_of", lambda _users: jobs)
+        monkeypatch.setattr(launcher, "cluster_name", lambda: cluster)
         monkeypatch.setattr(launcher, "end_jobs", lambda array, indexes: told.append((array, indexes)))
         return told
 
@@ -105,3 +107,11 @@ def test_cancelling_takes_requeued_jobs_out_of_the_queue_and_leaves_running_ones
     told = ended(**{"77_0": "PENDING", "77_1": "RUNNING", "77_2": "COMPLETED", "77_3": "PENDING"})
     SlurmLauncher().cancel(attempts)
     assert told == [("77", [0, 3])]
+
+
+def test_cancelling_from_another_cluster_touches_none_of_its_jobs(claimed, ended):
+    _, attempts = claimed()
+    told = ended(cluster="dale")
+    with pytest.raises(SchedulerError, match="are on cluster hill, and this is dale: cancel there"):
+        SlurmLauncher().cancel(attempts)
+    assert told == []
