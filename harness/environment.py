@@ -14,13 +14,15 @@ import torch
 
 PACKAGES = ("torch", "numpy", "mpi4py", "pandas", "submitit", "scikit-learn", "kronscale")
 
+_GIT_SECONDS = 20.0
+
 
 @dataclass(frozen=True)
 class Environment:
     """Written once per attempt by rank 0, as `environment.json`.
 
     Attributes:
-        commit: of the checkout that ran, or None outside of one.
+        commit: of the checkout that ran; None outside of one, or where git does not say.
         dirty: whether tracked files differed from that commit.
         cpus: CPUs that rank 0 may run on.
         threads: threads that torch uses in each rank.
@@ -65,18 +67,17 @@ def read_environment(device: torch.device, backend: str, hosts: tuple[str, ...])
 
 
 def _checkout() -> tuple[str | None, bool | None]:
-    here = Path(__file__).parent
     try:
-        commit = _git(here, "rev-parse", "HEAD")
-        return commit, bool(_git(here, "status", "--porcelain", "--untracked-files=no"))
-    except (OSError, subprocess.CalledProcessError):
+        _git("ls-files", "--error-unmatch", "--", Path(__file__).name)  # a venv may lie inside of another's
+        return _git("rev-parse", "HEAD"), bool(_git("status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError):  # a git that is slow is no reason to end a run
         return None, None
 
 
-def _git(folder: Path, *words: str) -> str:
-    return subprocess.run(
-        ["git", "-C", str(folder), *words], check=True, capture_output=True, text=True, timeout=20
-    ).stdout.strip()
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *words]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=_GIT_SECONDS)
+    return done.stdout.strip()
 
 
 def _cpu_model() -> str:
