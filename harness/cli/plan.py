@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,7 +58,7 @@ def plan(
     _print_summary(screen, sweep, seen)
     _print_grid(screen, seen)
     if profile is not None:
-        screen.print(_site_in_words(profile, seen))
+        screen.print(_site_in_words(profile, seen), markup=False)
     _print_cells(seen, every)
 
 
@@ -106,11 +105,20 @@ def _print_cells(seen: Outlook, every: bool) -> None:
 
 
 def _site_in_words(site: Site, seen: Outlook) -> str:
-    cpus = site.cpus if site.cpus is not None else len(os.sched_getaffinity(0))
-    said: list[str] = []
-    for kind, per_rank, have in (("CPU", site.cpus_per_rank, cpus), ("GPU", site.gpus_per_rank, site.gpus)):
-        lacking = [cell for cell in seen.cells if have is not None and cell.world_size * per_rank > have]
-        if lacking:
-            run = "run oversubscribed" if kind == "CPU" and site.oversubscribe else "are refused"
-            said.append(f"{len(lacking)} cells ask for more than its {have} {kind}s and {run}")
+    from harness.errors import SiteError  # noqa: PLC0415  see plan
+    from harness.launchers import LAUNCHERS  # noqa: PLC0415
+
+    launcher = LAUNCHERS[site.launcher]
+    refusals: list[str] = []
+    oversubscribed = 0
+    for cell in seen.cells:
+        try:
+            launcher.check(cell, site)
+            oversubscribed += launcher.plan(cell, site).oversubscribed
+        except SiteError as error:
+            refusals.append(str(error))
+    said = [f"{oversubscribed} cells run oversubscribed"] if oversubscribed else []
+    if refusals:
+        first = "the first: " if len(refusals) > 1 else ""
+        said.append(f"{len(refusals)} of {len(seen.cells)} cells are refused, {first}{refusals[0]}")
     return f"site {site.name}: {'; '.join(said) or 'every cell fits'}"

@@ -67,7 +67,26 @@ def test_a_site_says_what_it_could_not_run(tmp_path, capsys):
     profile = tmp_path / "small.yaml"
     profile.write_text("cpus: 2\n")
     assert main(["plan", "-f", DEMO, "--site", str(profile), "--runs", str(tmp_path)]) == 0
-    assert "site small: 10 cells ask for more than its 2 CPUs and are refused" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert "site small: 10 of 36 cells are refused, the first: " in said
+    assert "needs 4 CPUs, 1 for each of 4 ranks; site small has 2: use fewer ranks" in said
+    profile.write_text("cpus: 2\noversubscribe: true\n")
+    assert main(["plan", "-f", DEMO, "--site", str(profile), "--runs", str(tmp_path)]) == 0
+    assert "site small: 10 cells run oversubscribed" in capsys.readouterr().out
+
+
+def test_a_cluster_is_not_judged_by_the_cpus_of_the_login_node(tmp_path, capsys):
+    sweep, profile = tmp_path / "wide.yaml", tmp_path / "far.yaml"
+    sweep.write_text(
+        "sweep: wide\nworkload: digits\ntarget: {metric: accuracy, at_least: 0.9}\noptimizer: {lr: 0.1}\n"
+        "training: {local_batch_size: 4, epochs: 1}\nmethods: [{name: sgd}]\ngrid: {world_size: [34, 64]}\n"
+    )
+    profile.write_text("launcher: slurm\nslurm: {ranks_per_node: 32}\n")
+    assert main(["plan", "-f", str(sweep), "--site", str(profile), "--runs", str(tmp_path)]) == 0
+    assert "site far: every cell fits" in capsys.readouterr().out
+    sweep.write_text(sweep.read_text().replace("[34, 64]", "[37, 64]"))
+    assert main(["plan", "-f", str(sweep), "--site", str(profile), "--runs", str(tmp_path)]) == 0
+    assert "37 ranks do not spread evenly over nodes" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
