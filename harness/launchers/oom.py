@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import re
+
 from harness.cgroups import memory_groups
 
 _MEMORY_ERRORS = ("MemoryError", "OutOfMemoryError", "out of memory", "can't allocate memory")
+_SLURM_KILLED = re.compile(
+    r"oom[-_ ]?kill|out[-_ ]of[-_ ]memory", re.IGNORECASE
+)  # not: a node called bloom01
 _COUNTERS = {1: "memory.oom_control", 2: "memory.events"}
 
 
 def is_memory_error(text: str) -> bool:
     """Whether an exception's first line says that host or device memory ran out."""
     return any(words in text for words in _MEMORY_ERRORS)
+
+
+def slurm_killed(log: str) -> bool:
+    """Whether srun's output says that a step was killed for memory."""
+    return _SLURM_KILLED.search(log) is not None
 
 
 def oom_kills() -> int | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from harness.checkpoint.requests import PREEMPTED_EXIT_CODE
 from harness.launchers.launch import Launch
+from harness.launchers.oom import slurm_killed
 from harness.launchers.ranks import TERM_SECONDS, Death, Ending, own_variables
 from harness.launchers.site import Site
 from harness.launchers.slurm import rank as rank_program
@@ -78,7 +79,7 @@ def run_step(attempt: Attempt, launch: Launch, shape: Shape, leave: Callable[[],
     return StepEnd(
         ending=Ending(reason or "ranks", tuple(_deaths(attempt, shape))),
         lost_nodes=_lost_nodes(attempt, shape),
-        out_of_memory="oom" in log.read_text(errors="replace").lower(),
+        out_of_memory=slurm_killed(log.read_text(errors="replace")),
         started=bool(_starts(attempt)),
         exit_code=process.returncode,
         hung=start if reason is None else 0,
