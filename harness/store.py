@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -30,6 +31,8 @@ from harness.pulse import Beat, read_pulse
 from harness.records import Outcome
 
 DEFAULT_ROOT = Path("results/runs")
+
+_ATTEMPT = re.compile(r"attempt-[1-9][0-9]*")
 
 
 @dataclass(frozen=True)
@@ -131,8 +134,9 @@ class CellFolder:
             ) from None
 
     def attempts(self) -> list[Attempt]:
-        """All attempts, oldest first."""
-        found = [Attempt(path) for path in self.path.glob("attempt-*") if path.is_dir()]
+        """All attempts, oldest first; what somebody put beside them, such as a copy, is none."""
+        named = (path for path in self.path.glob("attempt-*") if _ATTEMPT.fullmatch(path.name))
+        found = [Attempt(path) for path in named if path.is_dir()]
         return sorted(found, key=lambda attempt: attempt.number)
 
     def latest(self) -> Attempt | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ KEPT = 2  # the newest, and the one to fall back on when it turns out damaged
 FORMAT_VERSION = 1
 
 _MANIFEST = "manifest.json"
+_STEP = re.compile(r"step-[0-9]{8,}")
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Shelf:
     def newest_first(self) -> list[Saved]:
         """Complete checkpoints; whether they are undamaged shows when they are read."""
         found = [Saved(path.parent) for path in self.folder.glob(f"step-*/{_MANIFEST}")]
+        found = [saved for saved in found if _STEP.fullmatch(saved.path.name)]
         return sorted(found, key=lambda saved: -saved.step)
 
     def saved(self, step: int) -> Saved:
