@@ -60,9 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(str(error))
     except _UsageError as error:
         return _refuse(error.format_message())  # type: ignore[attr-defined]  # see _UsageError
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except typer.Abort:
+    except OSError as error:  # a folder that is not there or not ours, a full disk: no bug of the house
+        return _refuse(_of_system(error))
+    except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     return code if isinstance(code, int) else 0
 
@@ -86,6 +86,11 @@ def _options(
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit(USAGE)
+
+
+def _of_system(error: OSError) -> str:
+    paths = [str(path) for path in (error.filename, error.filename2) if path is not None]
+    return ": ".join([" -> ".join(paths), error.strerror or "failed"]) if paths else str(error)
 
 
 def _refuse(message: str) -> int:

@@ -35,6 +35,14 @@ def test_a_mistake_is_one_line(arguments, message, capsys):
     assert said.err.count("\n") == 1
 
 
+def test_what_the_system_refuses_is_one_line_with_path_and_reason(tmp_path, capsys):
+    file = tmp_path / "file"
+    file.touch()
+    for runs, reason in ((file / "runs", "Not a directory"), ("/proc/nope", "No such file or directory")):
+        assert cli.main(["submit", "-f", DEMO, "--where", "world_size=1", "--runs", str(runs)]) == 2
+        assert capsys.readouterr().err == f"error: {runs}: {reason}\n"
+
+
 def test_interruption_is_130(monkeypatch):
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
