@@ -135,7 +135,7 @@ class Trainer:
         train_seconds, digest = self._slowest(self._train_seconds), _digest(self._model)
         result = Result(reached, reason, train_seconds, value, self._step, digest)
         if self._checkpoints is not None:
-            self._checkpoints.close(completed=reason != "preempted")
+            self._checkpoints.close()
         return result
 
     def _train_epoch(self, epoch: int) -> bool:

@@ -16,6 +16,7 @@ import torch
 
 from harness.checkpoint.checkpoints import Checkpoints, Plan
 from harness.checkpoint.requests import PREEMPTED_EXIT_CODE, SignalRequests
+from harness.checkpoint.shelf import clear_shelves
 from harness.environment import read_environment
 from harness.layers import describe
 from harness.pulse import Pulse
@@ -44,6 +45,7 @@ def run_rank(attempt: Attempt, rank: int, world_size: int, local_rank: int, thre
         return PREEMPTED_EXIT_CODE
     if rank == 0:
         attempt.write("result.json", asdict(result))
+        clear_shelves(attempt)  # not before: without a result the run would start anew
     return 0
 
 

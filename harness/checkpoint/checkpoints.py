@@ -116,11 +116,9 @@ class Checkpoints:
         self._agreement.done()
         return error
 
-    def close(self, *, completed: bool) -> None:
-        """Stop listening; a completed run needs its checkpoints no more."""
+    def close(self) -> None:
+        """Stop listening."""
         self._agreement.close()
-        if completed and self._world.rank == 0:
-            self._shelf.clear()
 
     def _segment_record(self, loaded: Loaded | None, notes: list[str]) -> SegmentRecord:
         now = time.time()

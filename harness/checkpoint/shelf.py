@@ -105,7 +105,7 @@ class Shelf:
         shutil.rmtree(self._unfinished(step), ignore_errors=True)
 
     def clear(self) -> None:
-        """Drop all: the run has completed, and nobody will go on from them."""
+        """Drop all."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def part(self, step: int, name: str) -> Path:
@@ -119,6 +119,12 @@ class Shelf:
 def resumable(attempt: Attempt) -> list[tuple[Attempt, Saved]]:
     """Complete checkpoints that a start of `attempt` may go on from, the best first, and whose they are."""
     return [(one, saved) for one in attempt.lineage() for saved in Shelf(one).newest_first()]
+
+
+def clear_shelves(attempt: Attempt) -> None:
+    """Drop all checkpoints of the completed run that `attempt` ends: nobody will go on from them."""
+    for one in attempt.lineage():
+        Shelf(one).clear()
 
 
 def past_segments(attempt: Attempt) -> int:

@@ -6,7 +6,6 @@ from functools import partial
 
 import pytest
 
-from harness.checkpoint.shelf import Shelf
 from harness.records import SegmentRecord
 from tests.harness.checkpoint.runs import METHODS, cell, new_attempt, train
 
@@ -30,4 +29,3 @@ def test_parameters_state_and_records_are_those_of_an_uninterrupted_run(world, t
         assert [(s.segment, s.first_step, s.bitwise) for s in segments if isinstance(s, SegmentRecord)] == [
             (0, 0, True), (1, 13, True), (2, 15, True)
         ]  # fmt: skip
-    assert Shelf(attempt).newest_first() == []  # completed: nobody will need them
