@@ -17,6 +17,7 @@ from harness.launchers import LAUNCHERS
 from harness.launchers.fates import Fate
 from harness.launchers.launch import Begun
 from harness.records import FINAL_STATES, EvalRecord, Outcome, RankExit, State
+from harness.standing import standing_evaluations
 from harness.store import Attempt, SweepFolder
 from harness.tail import last_record
 
@@ -156,7 +157,7 @@ def _running(status: CellStatus) -> CellStatus:
     if not heard:
         return status
     beat, rank = min(heard, key=lambda pair: pair[0].step)
-    newest = last_record(status.attempt.records(0), EvalRecord.KIND)
+    newest = _newest_evaluation(status.attempt)
     return replace(
         status,
         rank=rank,
@@ -168,6 +169,13 @@ def _running(status: CellStatus) -> CellStatus:
         checkpoint_step=next((saved.step for _, saved in resumable(status.attempt)), None),
         cause=_resumed(status.attempt),
     )
+
+
+def _newest_evaluation(attempt: Attempt) -> dict[str, Any] | None:
+    newest = last_record(attempt.records(0), EvalRecord.KIND)
+    if newest is None and len(attempt.lineage()) > 1:  # resumed, and not evaluated since
+        return next(reversed(standing_evaluations(attempt)), None)
+    return newest
 
 
 def _resumed(attempt: Attempt) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.errors import UserError
-from harness.exports.reading import standing_records
+from harness.standing import standing_records
 from harness.store import Attempt
 
 

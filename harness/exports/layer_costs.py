@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from harness.errors import UserError
-from harness.exports.reading import standing_records
+from harness.standing import standing_records
 from harness.store import Attempt
 
 COLUMNS = ("cell", "rank", "phase", "layer", "steps", "seconds", "seconds_a_step")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from harness.errors import UserError
-from harness.exports.reading import standing_records
+from harness.standing import standing_records
 from harness.store import Attempt
 
 Kind = Literal["INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"]

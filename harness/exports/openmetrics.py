@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.exports.reading import standing_records
+from harness.standing import standing_records
 from harness.store import Attempt
 
 Labels = tuple[tuple[str, str], ...]

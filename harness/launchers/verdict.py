@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isnan
 from typing import Any
 
@@ -16,9 +15,10 @@ from harness.checkpoint.shelf import resumable
 from harness.launchers.oom import is_memory_error
 from harness.launchers.ranks import Death, Ending
 from harness.launchers.stopping import Reason
-from harness.records import CheckpointRecord, EvalRecord, FailureRecord, Outcome, RankExit, State
+from harness.records import CheckpointRecord, FailureRecord, Outcome, RankExit, State
+from harness.standing import standing_evaluations
 from harness.store import Attempt
-from harness.tail import last_lines, last_record, newest_records
+from harness.tail import last_lines, last_record
 
 # What a rank says when the mistake was a peer's: TCP, gloo, NCCL and the store, in their own words.
 _LOST_PEER = re.compile(
@@ -160,16 +160,15 @@ def _missed(attempt: Attempt, result: dict[str, Any]) -> str:
     missed = f"target {target.metric} {relation} {target.value:g} not reached"
     if result["stop_reason"] == "diverged":
         return f"{missed}: diverged after {result['steps']} steps"
-    last = last_record(attempt.records(0), EvalRecord.KIND)
-    epochs = f"{last['epoch']:g} epochs" if last is not None else f"{result['steps']} steps"
-    return f"{missed}: best {_best(attempt, target, float(result['value'])):g} after {epochs}"
+    evaluations = standing_evaluations(attempt)  # of a resumed run all, not the last segment's alone
+    epochs = f"{evaluations[-1]['epoch']:g} epochs" if evaluations else f"{result['steps']} steps"
+    return f"{missed}: best {_best(evaluations, target, float(result['value'])):g} after {epochs}"
 
 
-def _best(attempt: Attempt, target: Target, last: float) -> float:
-    records = newest_records(attempt.records(0), EvalRecord.KIND, chunk_bytes=sys.maxsize)
-    values = [value for value in (last, *(float(record["value"]) for record in records)) if not isnan(value)]
+def _best(evaluations: Sequence[Mapping[str, Any]], target: Target, last: float) -> float:
+    values = [last, *(float(record["value"]) for record in evaluations)]
     best = max if target.direction == "higher" else min
-    return best(values, default=last)
+    return best((value for value in values if not isnan(value)), default=last)
 
 
 def _signal_name(exit_code: int) -> str | None:

@@ -6,7 +6,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from harness.records import EvalRecord
 from harness.store import Attempt
+
+
+def standing_evaluations(attempt: Attempt) -> list[dict[str, Any]]:
+    """The run's evaluations, oldest first."""
+    return [record for record in standing_records(attempt, 0) if record["kind"] == EvalRecord.KIND]
 
 
 def standing_records(attempt: Attempt, rank: int) -> list[dict[str, Any]]:
