@@ -27,10 +27,10 @@ def main(attempt: str, threads: str, command: list[str]) -> int:
     signalled: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda number, _frame: signalled.append(number))
-    end = os.open(f"{attempt}/rank-{int(rank):05}.end", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    end = _open(attempt, f"rank-{int(rank):05}.end")
     step = f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
     _write(end, rank=int(rank), node=node, step=step, at=time.time())
-    log = os.open(f"{attempt}/logs/rank-{int(rank):05}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = _open(attempt, f"logs/rank-{int(rank):05}.log")
     words = ["--rank", rank, "--world-size", world_size, "--local-rank", local_rank, "--threads", threads]
     child = os.fork()
     if child == 0:
@@ -38,6 +38,12 @@ def main(attempt: str, threads: str, command: list[str]) -> int:
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     _write(end, exit_code=code, own=signal.SIGTERM not in signalled, at=time.time())
     return code if code >= 0 else 128 - code  # as shells count a death by signal
+
+
+def _open(attempt: str, name: str) -> int:
+    """Open for appending a file that is as open as the attempt's folder, as far as the umask lets it."""
+    mode = 0o600 | os.stat(attempt).st_mode & 0o040  # noqa: PTH116  # pathlib is slow to import
+    return os.open(f"{attempt}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)
 
 
 def _become(command: list[str], log: int) -> None:

@@ -1,0 +1,35 @@
+"""Promise: what starts a rank leaves its end and its log, as open as the folder that they lie in."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from harness.launchers.slurm import rank
+
+
+@pytest.mark.parametrize(("folder_mode", "file_mode"), [(0o2750, 0o640), (0o700, 0o600)])
+def test_the_group_may_read_what_it_may_enter(tmp_path, folder_mode, file_mode):
+    attempt = tmp_path / "attempt-1"
+    (attempt / "logs").mkdir(parents=True)
+    attempt.chmod(folder_mode)
+    place = {
+        "SLURM_PROCID": "3",
+        "SLURM_NTASKS": "4",
+        "SLURM_LOCALID": "1",
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+    }
+    says = [sys.executable, "-c", "print('here')"]
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", rank.__file__, str(attempt), "1", *says],
+        env=os.environ | place, umask=0o027, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    end, log = attempt / "rank-00003.end", attempt / "logs" / "rank-00003.log"
+    assert [stat.S_IMODE(file.stat().st_mode) for file in (end, log)] == [file_mode] * 2
+    assert log.read_text() == "here\n"
+    assert [json.loads(line).get("exit_code") for line in end.read_text().splitlines()] == [None, 0]
