@@ -16,6 +16,7 @@ from harness.status import CellStatus, is_stalled, read_statuses
 from harness.store import Attempt, CellFolder, SweepFolder, sweep_folder
 
 _FOLLOW_SECONDS = 0.2
+_ASK_SECONDS = 30.0  # a cluster's controller answers everyone on it
 _MOST_ROWS = 40  # a screenful; --json has them all
 
 
@@ -63,16 +64,21 @@ def print_log(folder: CellFolder, rank: int | None, *, follow: bool) -> None:
     if not log.exists() and not follow:
         raise UserError(f"{log} does not exist: the attempt is {status.state} {status.cause}")
     read = _print_from(log, 0)
-    while follow and not _over(attempt):
+    over, asked = status.final, time.monotonic()
+    while follow and not over:
         time.sleep(_FOLLOW_SECONDS)
         read = _print_from(log, read)
+        over = attempt.outcome() is not None
+        if not over and time.monotonic() - asked > _ASK_SECONDS:
+            over, asked = _is_lost(attempt), time.monotonic()
     _print_from(log, read)
 
 
-def _over(attempt: Attempt) -> bool:
+def _is_lost(attempt: Attempt) -> bool:
+    """Whether the attempt is over without an outcome: its launcher knows, and may have to ask Slurm."""
     folder = attempt.cell_folder
     (status,) = read_statuses(SweepFolder(folder.path.parent), [folder.cell()])
-    return status.final
+    return status.final or status.attempt != attempt
 
 
 def _print_from(log: Path, offset: int) -> int:

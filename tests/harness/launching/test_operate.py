@@ -5,11 +5,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
-from harness.cli import main
+from harness.cli import main, standing
+from harness.cli.standing import print_log
+from harness.launchers import LAUNCHERS
+from harness.launchers.fates import Fate
+from harness.launchers.verdict import without_ranks
 from harness.store import sweep_folder
 from harness.submit import submit
 
@@ -70,6 +75,30 @@ def test_logs_print_the_rank_and_refuse_what_is_not_there(ended, cli):
     assert "2 cells" in printed
     code, printed = cli("logs", cells[0].id, "--rank", "4")
     assert (code, "ranks 0 to 0" in printed) == (2, True)
+
+
+def test_following_a_log_asks_the_launcher_now_and_then_only(
+    make_cell, make_attempt, tmp_path, capsys, monkeypatch
+):
+    attempt = make_attempt(make_cell())
+    asked = []
+
+    class Watched:
+        def fates(self, attempts):
+            asked.append(len(attempts))
+            return {} if len(asked) < 4 else {attempts[0]: Fate("LOST", "gone")}
+
+    monkeypatch.setitem(LAUNCHERS, "local", Watched())
+    attempt.log(0).write_text("first\n")
+    end = threading.Timer(1.0, lambda: attempt.write_outcome(without_ranks("FAILED", "")))
+    end.start()
+    print_log(attempt.cell_folder, 0, follow=True)
+    assert (capsys.readouterr().out, len(asked)) == ("first\n", 1)
+
+    (attempt.path / "outcome.json").unlink()
+    monkeypatch.setattr(standing, "_ASK_SECONDS", 0.0)
+    print_log(attempt.cell_folder, 0, follow=True)
+    assert len(asked) == 4  # and one that left no outcome is not waited for
 
 
 def test_cancel_and_retry_with_nothing_to_do_say_so(ended, cli):
