@@ -11,6 +11,8 @@ import signal
 import sys
 import threading
 import time
+import traceback
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -36,10 +38,14 @@ class Supervisor:
         self._job = job
         self._leaving = threading.Event()
         self._lost_nodes: tuple[str, ...] = ()
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
 
     def run(self) -> int:
-        """Run all lanes; returns the exit code: an error number if an outcome could not be written."""
+        """Run all lanes.
+
+        Returns:
+            The exit code: an error number if an outcome could not be written, 1 for what must not happen.
+        """
         signal.signal(signal.SIGTERM, self._on_signal)
         lanes = [
             threading.Thread(target=self._run_lane, args=(lane,)) for lane in self._claim.lanes(self._job)
@@ -48,10 +54,13 @@ class Supervisor:
             lane.start()
         for lane in lanes:
             lane.join()
-        return (self._failure.errno or 1) if self._failure is not None else 0
+        if isinstance(self._failure, OSError):
+            return self._failure.errno or 1
+        return 0 if self._failure is None else 1
 
     def _run_lane(self, lane: list[Attempt]) -> None:
         for claimed in lane:
+            attempt = None
             try:
                 attempt = None if self._leaving.is_set() else take_turn(claimed, self._claim)
                 outcome = self._run(attempt) if attempt is not None else None
@@ -61,6 +70,16 @@ class Supervisor:
             except OSError as error:  # of a disk so full that the exit code is all that gets out
                 self._failure = error
                 sys.stderr.write(f"{claimed.path}: {error}\n")
+            except Exception as error:  # else this thread would end without a word, and the job well
+                self._failure = error
+                traceback.print_exc()
+                if attempt is not None:
+                    self._blame_supervisor(attempt, error)
+
+    def _blame_supervisor(self, attempt: Attempt, error: Exception) -> None:
+        with suppress(OSError):
+            cause = f"its supervisor failed: {type(error).__name__}: {error}"
+            attempt.write_outcome(without_ranks("FAILED", cause))
 
     def _run(self, attempt: Attempt) -> Outcome | None:
         launch = Launch.read(attempt)

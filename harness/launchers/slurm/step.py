@@ -71,8 +71,10 @@ def run_step(attempt: Attempt, launch: Launch, shape: Shape, leave: Callable[[],
     for start in range(1, _MOST_STARTS + 1):
         heard = log.stat().st_size if log.exists() else 0
         process = _start(attempt, launch, shape)
-        reason = _watch(process, attempt, launch.site, leave, partial(_hangs, attempt, shape, heard))
-        _end(process, attempt)
+        try:
+            reason = _watch(process, attempt, launch.site, leave, partial(_hangs, attempt, shape, heard))
+        finally:
+            _end(process, attempt)
         if reason is not None or start == _MOST_STARTS:
             break
         _forget_ranks(attempt)

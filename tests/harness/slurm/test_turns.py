@@ -1,4 +1,4 @@
-"""Promise: what is to end does not begin again when Slurm starts its job again. No Slurm is asked here."""
+"""Promise: a job runs what it is to run, once, ends what is to end, and says so. No Slurm is asked here."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 
 from harness.errors import SchedulerError
 from harness.launchers.launch import Begun, request_cancel
-from harness.launchers.slurm import launcher
+from harness.launchers.slurm import batch, launcher
 from harness.launchers.slurm.claim import Claim
 from harness.launchers.slurm.launcher import SlurmLauncher
 from harness.launchers.slurm.scheduler import Job
@@ -115,3 +115,18 @@ def test_cancelling_from_another_cluster_touches_none_of_its_jobs(claimed, ended
     with pytest.raises(SchedulerError, match="are on cluster hill, and this is dale: cancel there"):
         SlurmLauncher().cancel(attempts)
     assert told == []
+
+
+def test_a_supervisor_that_fails_says_so(claimed, as_job, monkeypatch, capsys):
+    claim, attempts = claimed()
+    as_job(0, 0)
+    monkeypatch.setattr(batch.signal, "signal", lambda *_: None)
+
+    def stumble(*_):
+        raise KeyError("node")
+
+    monkeypatch.setattr(batch, "run_step", stumble)
+    assert batch.Supervisor(claim, 0).run() == 1
+    outcome = attempts[0].outcome()
+    assert (outcome.state, outcome.cause) == ("FAILED", "its supervisor failed: KeyError: 'node'")
+    assert "Traceback" in capsys.readouterr().err
