@@ -122,16 +122,22 @@ class CellFolder:
         """The cell as it was submitted.
 
         Raises:
-            StoreError: `cell.json` is missing or of another schema.
+            StoreError: `cell.json` is missing or of another schema, or this version would call it otherwise.
         """
         try:
-            return Cell.model_validate_json((self.path / "cell.json").read_bytes())
+            cell = Cell.model_validate_json((self.path / "cell.json").read_bytes())
         except FileNotFoundError:
             raise StoreError(f"{self.path} holds no cell.json: not a cell's folder") from None
         except ValidationError as error:
             raise StoreError(
                 f"{self.path / 'cell.json'} is no cell of this version: {error.errors()[0]['msg']}"
             ) from None
+        if cell.id != self.id:  # else its runs would pass for runs of a cell that nobody has run
+            raise StoreError(
+                f"{self.path}: this version calls its cell {cell.id}, so another version of Kronscale wrote "
+                f"it; read it with that version, or run it anew with this one"
+            )
+        return cell
 
     def attempts(self) -> list[Attempt]:
         """All attempts, oldest first; what somebody put beside them, such as a copy, is none."""
@@ -187,11 +193,30 @@ class SweepFolder:
         return folder
 
     def cell_folders(self) -> Iterator[CellFolder]:
-        """Every cell's folder, by name."""
+        """The folder of every cell of this version, by name; `foreign` has the others."""
+        return (folder for folder in self._stored() if _refusal(folder) is None)
+
+    def foreign(self) -> list[str]:
+        """Why stored cells are none of this version, in a sentence each; whoever shows the rest says so."""
+        return [refusal for refusal in map(_refusal, self._stored()) if refusal is not None]
+
+    def holds_cells(self) -> bool:
+        """Whether there is any cell, of this version or not."""
+        return any(self._stored())
+
+    def _stored(self) -> Iterator[CellFolder]:
         if self.path.is_dir():
             for path in sorted(self.path.iterdir()):
                 if (path / "cell.json").is_file():
                     yield CellFolder(path)
+
+
+def _refusal(folder: CellFolder) -> str | None:
+    try:
+        folder.cell()
+    except StoreError as error:
+        return str(error)
+    return None
 
 
 def sweep_folder(sweep: str, root: Path = DEFAULT_ROOT) -> SweepFolder:

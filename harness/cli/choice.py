@@ -19,7 +19,8 @@ def chosen_cells(
     Raises:
         UserError: neither or both were given, or there is no such sweep or no matching cell.
     """
-    from harness.where import select  # noqa: PLC0415  # see the verbs
+    from harness.cli.screen import say_foreign  # noqa: PLC0415  # see the verbs
+    from harness.where import select  # noqa: PLC0415
 
     if (sweep is None) == (file is None):
         raise UserError("give either the name of a sweep or its file: demo, or -f jobs/sweeps/demo.yaml")
@@ -29,7 +30,9 @@ def chosen_cells(
         return select(read_sweep(file, overrides).cells, where)
     if overrides:
         raise UserError("--set changes what a sweep file says; give the file with -f")
-    return select([folder.cell() for folder in stored_sweep(sweep or "", runs).cell_folders()], where)
+    stored = stored_sweep(sweep or "", runs)
+    say_foreign(stored)
+    return select([folder.cell() for folder in stored.cell_folders()], where)
 
 
 def stored_sweep(name: str, runs: Path) -> SweepFolder:
@@ -49,7 +52,7 @@ def stored_sweep(name: str, runs: Path) -> SweepFolder:
 def stored_names(runs: Path) -> list[str]:
     """Names of all sweeps with runs."""
     folders = sorted(runs.iterdir()) if runs.is_dir() else []
-    return [path.name for path in folders if any(SweepFolder(path).cell_folders())]
+    return [path.name for path in folders if SweepFolder(path).holds_cells()]
 
 
 def stored_cell(prefix: str, runs: Path) -> CellFolder:

@@ -44,11 +44,13 @@ def report(
     from analysis.rules import SCORINGS  # noqa: PLC0415
     from analysis.segments import resumed_note  # noqa: PLC0415
     from analysis.tables import load  # noqa: PLC0415
-    from harness.cli.screen import console  # noqa: PLC0415
+    from harness.cli.screen import console, say_foreign  # noqa: PLC0415
     from harness.refusal import not_allowed  # noqa: PLC0415
+    from harness.store import SweepFolder  # noqa: PLC0415
 
     if rule not in SCORINGS:
         raise UserError(f"--rule={rule!r} is no rule{not_allowed(rule, SCORINGS)}")
+    say_foreign(SweepFolder(folder))
     study = replace(load(folder), scoring=SCORINGS[rule])
     page = write_report(study, out or folder / "report")
     screen = console()

@@ -110,7 +110,7 @@ def test_without_a_completed_attempt_the_latest_counts(folder):
 def test_cells_not_yet_run_are_rows_with_their_state(folder):
     (attempt_of(folder).path / "outcome.json").unlink()
     staged = attempt_of(folder, "sgd").cell_folder.cell()
-    folder.stage(staged.model_copy(update={"seed": 77}))
+    folder.stage(Cell.model_validate({**staged.model_dump(), "seed": 77}))
     states = load(folder.path).cells.set_index(["method", "seed"])["state"]
     assert states[("comm_opt", 0)] == "RUNNING"
     assert states[("sgd", 77)] == "STAGED"

@@ -1,7 +1,14 @@
 """Promise: the run folder is read for what Kronscale wrote there, and what else lies there does no harm."""
 
+import pytest
+
+from analysis.tables import load
 from harness.checkpoint.shelf import Shelf
-from harness.store import Attempt, CellFolder
+from harness.cli import main
+from harness.errors import StoreError
+from harness.launchers.verdict import without_ranks
+from harness.store import Attempt, CellFolder, sweep_folder
+from tests.harness.checkpoint.runs import cell
 
 
 def test_a_copy_beside_attempts_or_checkpoints_is_neither(tmp_path):
@@ -24,3 +31,21 @@ def test_a_copy_beside_attempts_or_checkpoints_is_neither(tmp_path):
         (saved / "manifest.json").write_text("{}")
     assert [saved.step for saved in Shelf(attempt).newest_first()] == [240, 120]
     assert folder.new_attempt() == Attempt(tmp_path / "attempt-11")
+
+
+def test_a_cell_that_another_version_called_otherwise_is_left_out_and_said_so(tmp_path, capsys):
+    folder = sweep_folder("test", tmp_path)
+    for method in ("sgd", "comm_opt"):
+        folder.stage(cell(method, 1)).new_attempt().write_outcome(without_ranks("COMPLETED", ""))
+    now = folder.cell_folder(cell("sgd", 1))
+    then = CellFolder(folder.path / "sgd-p1-s0-0123456789")
+    now.path.rename(then.path)
+    with pytest.raises(StoreError, match=rf"0123456789: this version calls its cell {now.id}, so another"):
+        then.cell()
+    assert [one.path for one in folder.cell_folders()] == [folder.cell_folder(cell("comm_opt", 1)).path]
+    for verb in ("status", "report"):
+        assert main([verb, "test", "--runs", str(tmp_path)]) == 0
+        said = capsys.readouterr()
+        assert said.err.startswith(f"left out: 1 stored cells; {then.path}: this version calls its cell ")
+        assert verb == "report" or "comm_opt" in said.out
+    assert list(load(folder.path).cells["method"]) == ["comm_opt"]
