@@ -201,7 +201,8 @@ def _corrected(status: CellStatus, fate: Fate | None) -> CellStatus:
     if fate is None or attempt is None:
         return status
     if fate.state is None or fate.state in IN_FLIGHT:
-        return replace(status, state=fate.state or status.state, cause=fate.cause)
+        cause = "; ".join(filter(None, [status.cause, fate.cause]))
+        return replace(status, state=fate.state or status.state, cause=cause)
     if outcome := attempt.outcome():  # it ended while its launcher was asked
         return _ended(status.cell, attempt, outcome)
     cause = f"{fate.cause}; last seen {_place(status)}" if status.state == "RUNNING" else fate.cause

@@ -98,8 +98,7 @@ class LocalLauncher:
         """Those of the attempts that began and will never get an outcome: their gang is gone."""
         begun = [attempt for attempt in attempts if (attempt.path / "begun.json").exists()]
         gangs = ((attempt, gang_presence(attempt)) for attempt in begun)
-        lost = Fate("LOST", "its launcher's process is gone and left no outcome")
-        return {attempt: lost for attempt, gang in gangs if gang is None or not gang.alive()}
+        return {attempt: fate for attempt, gang in gangs if (fate := _fate(gang)) is not None}
 
     def cancel(self, attempts: Sequence[Attempt], *, checkpoint: bool = False) -> None:
         """Ask for the end of attempts, pending or running; returns before they have ended."""
@@ -110,6 +109,14 @@ class LocalLauncher:
             gang = gang_presence(attempt)
             if gang is not None:
                 gang.terminate()  # sooner than the file is looked at, and the only way out of a wait in line
+
+
+def _fate(gang: Presence | None) -> Fate | None:
+    if gang is None or not gang.alive():
+        return Fate("LOST", "its launcher's process is gone and left no outcome")
+    if gang.host != socket.gethostname():
+        return Fate(None, f"its launcher ran on {gang.host}; whether it still does is known only there")
+    return None
 
 
 def site_cpus(site: Site) -> tuple[int, ...]:

@@ -49,6 +49,15 @@ def test_the_step_of_a_running_cell_is_that_of_the_rank_furthest_behind(make_cel
     assert (seen.rank, seen.step, seen.phase) == (1, 7, "forward")
 
 
+def test_a_cell_whose_gang_is_on_another_host_says_where_to_look(make_cell, make_attempt, tmp_path):
+    attempt = make_attempt(make_cell())
+    Begun(time.time(), (0,), ()).write(attempt)
+    attempt.write("gang.json", {"host": "elsewhere", "pid": 1, "created": 0.0})
+    (seen,) = read_statuses(sweep_folder("study", tmp_path))
+    assert seen.state == "RUNNING"
+    assert seen.cause == "its launcher ran on elsewhere; whether it still does is known only there"
+
+
 def test_a_thousand_cells_are_told_within_a_second(make_cell, tmp_path):
     folder = sweep_folder("study", tmp_path)
     for seed in range(1000):
