@@ -6,13 +6,14 @@ import shutil
 
 from harness.store import Attempt
 
-_BYTES = 64 * 1024  # an outcome of 1,000 ranks takes about this much
+_LEAST_BYTES = 64 * 1024
+_BYTES_A_RANK = 256  # an outcome takes some 130 for each rank's exit, and more where it has an error
 _FULL_BYTES = 1024 * 1024
 
 
-def lay_ballast(attempt: Attempt) -> None:
-    """Take up the space."""
-    (attempt.path / ".ballast").write_bytes(bytes(_BYTES))
+def lay_ballast(attempt: Attempt, world_size: int) -> None:
+    """Take up the space that the outcome of so many ranks may need."""
+    (attempt.path / ".ballast").write_bytes(bytes(max(_LEAST_BYTES, _BYTES_A_RANK * world_size)))
 
 
 def drop_ballast(attempt: Attempt) -> None:

@@ -91,7 +91,7 @@ class Supervisor:
         began = time.time()
         Begun(began, (), ()).write(attempt)
         try:
-            lay_ballast(attempt)
+            lay_ballast(attempt, self._claim.shape.world_size)
             end = run_step(attempt, launch, self._claim.shape, self._leaving.is_set)
         except OSError as error:
             return without_ranks("FAILED", f"the ranks could not be run: {error}", began)
