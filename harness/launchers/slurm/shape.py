@@ -59,7 +59,7 @@ class Shape:
         return math.floor(1024 * profile.memory_gb_per_node * share)
 
     def hours(self, site: Site) -> Hours:
-        """The most that one job can cost: all of its time, on all that it holds."""
+        """The most that one life of a job can cost: all of its time, on all that it holds."""
         profile = slurm(site)
         hours = self.minutes(site) / 60
         ranks = self.world_size * self.lanes
@@ -67,7 +67,7 @@ class Shape:
         if profile.exclusive:
             cpus = self.nodes * (profile.cpus_per_node or cpus // self.nodes)
             gpus = self.nodes * (profile.gpus_per_node or gpus // self.nodes)
-        return Hours(gpu_hours=gpus * hours, core_hours=cpus * hours)
+        return Hours(gpu_hours=gpus * hours, core_hours=cpus * hours, requeued=profile.requeue)
 
 
 def slurm(site: Site) -> SlurmProfile:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from harness.errors import SchedulerError
+from harness.errors import BudgetError, SchedulerError
 from harness.launchers.launch import Begun, request_cancel
 from harness.launchers.slurm import batch, launcher
 from harness.launchers.slurm.claim import Claim
@@ -115,6 +115,14 @@ def test_cancelling_from_another_cluster_touches_none_of_its_jobs(claimed, ended
     with pytest.raises(SchedulerError, match="are on cluster hill, and this is dale: cancel there"):
         SlurmLauncher().cancel(attempts)
     assert told == []
+
+
+def test_a_budget_is_said_to_be_of_one_life_where_jobs_may_have_more(make_cell, make_site):
+    once, again = (SlurmLauncher().hours([make_cell()], make_site(requeue=one)) for one in (False, True))
+    assert str(once).endswith(" core-hours")
+    assert str(again) == f"{once} a life, and a job that Slurm starts again has another (slurm.requeue)"
+    with pytest.raises(BudgetError, match=r"core-hours a life, .*, the budget is 0\.1: "):
+        again.refuse_beyond(0.1)
 
 
 def test_a_supervisor_that_fails_says_so(claimed, as_job, monkeypatch, capsys):
