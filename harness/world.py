@@ -110,8 +110,9 @@ def _device(launch: Launch | None, local_rank: int) -> torch.device:
     if local_rank >= visible:  # on a CPU, or on a peer's GPU, it would train as well, and nobody would know
         raise SiteError(
             f"site {launch.site.name} has gpus_per_rank: 1, but torch {torch.__version__} on "
-            f"{socket.gethostname()} sees {visible} GPUs and this is local rank {local_rank}; every rank has "
-            f"to see the GPUs of all ranks on its node (kronscale doctor says why not), or set gpus_per_rank: 0"
+            f"{socket.gethostname()} sees {visible} GPUs and this is local rank {local_rank}; each has to "
+            "see the GPUs of all ranks on its node (kronscale doctor says why one does not), or set "
+            "gpus_per_rank: 0"
         )
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)

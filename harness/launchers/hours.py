@@ -39,7 +39,9 @@ class Hours:
 
     @property
     def _a_life(self) -> str:
-        return " a life, and a job that Slurm starts again has another (slurm.requeue)" if self.requeued else ""
+        return (
+            " a life, and a job that Slurm starts again has another (slurm.requeue)" if self.requeued else ""
+        )
 
     def refuse_beyond(self, budget: float | None) -> None:
         """Stop what is over `budget`, in GPU-hours where GPUs are held, else in core-hours.
@@ -50,6 +52,7 @@ class Hours:
         counted, unit = (self.gpu_hours, "GPU-hours") if self.gpu_hours else (self.core_hours, "core-hours")
         if budget is not None and counted > budget:
             raise BudgetError(
-                f"this could cost {counted:.4g} {unit}{self._a_life}, the budget is {budget:.4g}: submit less with "
-                f"--where, lower the site's timeout_minutes, or raise --budget; nothing was submitted"
+                f"this could cost {counted:.4g} {unit}{self._a_life}, the budget is {budget:.4g}: "
+                f"submit less with --where, lower the site's timeout_minutes, or raise --budget; "
+                "nothing was submitted"
             )
