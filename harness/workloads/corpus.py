@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import lzma
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -20,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from harness.errors import DataError
-from harness.locks import exclusive
+from harness.workloads.cache import cached
 from harness.workloads.folders import data_folder, how_to_point
 from harness.workloads.language_cards import SYNTHETIC_TEST, SYNTHETIC_TRAIN
 from harness.workloads.tokens import (
@@ -34,7 +31,6 @@ from harness.workloads.tokens import (
 )
 from harness.workloads.vision_cards import EMBEDDED, SYNTHETIC
 
-CACHE_VARIABLE = "KRONSCALE_CACHE"
 _FORMAT = "1"  # raise it when what lies in the cache changes
 
 
@@ -90,9 +86,8 @@ def read_corpus(options: Mapping[str, Any], specials: tuple[str, ...], length: i
                 for ids in encode(used, text.lines()):
                     ids.astype(np.uint32).tofile(file)
 
-    folder = _cached(
-        hashlib.sha256("\n".join([_FORMAT, library(), *stamps]).encode()).hexdigest()[:24], prepare
-    )
+    key = hashlib.sha256("\n".join([_FORMAT, library(), *stamps]).encode()).hexdigest()[:24]
+    folder = cached(f"text-{key}", prepare, "token ids")
     where = str(given or folder / "tokenizer.json")
     vocabulary = vocabulary_of(
         tokenizer or read_tokenizer(folder / "tokenizer.json"), specials, where, options["vocabulary"]
@@ -154,37 +149,6 @@ def _file_stamp(path: Path) -> str:
     """Where, how long, when last written: reading all of a large text at each start takes minutes."""
     state = path.stat()
     return f"{path.resolve()} {state.st_size} {state.st_mtime_ns}"
-
-
-def _cached(key: str, prepare: Callable[[Path], None]) -> Path:
-    """The cache's folder `key`, made by `prepare` if it is not there; it appears whole, by rename."""
-    root = _cache_folder()
-    target = root / f"text-{key}"
-    if target.is_dir():
-        return target
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with exclusive(root / f".text-{key}.lock"):
-            if not target.is_dir():  # else another rank was faster
-                scratch = Path(tempfile.mkdtemp(prefix=f".text-{key}-", dir=root))
-                try:
-                    prepare(scratch)
-                    scratch.rename(target)
-                finally:
-                    shutil.rmtree(scratch, ignore_errors=True)
-    except OSError as error:
-        raise DataError(
-            f"{root.absolute()}: token ids cannot be kept there: {error.strerror or error}; name a folder "
-            f"with space in {CACHE_VARIABLE}"
-        ) from None
-    return target
-
-
-def _cache_folder() -> Path:
-    named = os.environ.get(CACHE_VARIABLE)
-    if named:
-        return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kronscale"
 
 
 def _mapped(path: Path) -> np.ndarray[Any, Any]:

@@ -23,9 +23,16 @@ from harness.models import imagenet_resnet
 from harness.workloads import WORKLOADS
 from harness.workloads.folders import data_folder, how_to_point
 from harness.workloads.order import generator_of, local_batches, steps_per_epoch
-from harness.workloads.photos import Photos, list_photos, middle_view, read_photo, training_view
+from harness.workloads.photos import (
+    Photos,
+    list_photos,
+    middle_view,
+    read_photo,
+    training_view,
+    unpack_embedded,
+)
 from harness.workloads.staging import staged
-from harness.workloads.vision_cards import SYNTHETIC
+from harness.workloads.vision_cards import EMBEDDED, SYNTHETIC
 from harness.workloads.workload import Share
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as torchvision's models expect
@@ -92,10 +99,13 @@ class Photographed(ImageNet):
 
     def __init__(self, options: Mapping[str, Any], share: Share) -> None:
         super().__init__(options, share)
-        root = staged(data_folder(options["data"]), ("train", "val"))
+        if options["data"] == EMBEDDED:
+            root, test_split = unpack_embedded(), "test"
+        else:
+            root, test_split = staged(data_folder(options["data"]), ("train", "val")), "val"
         hint = how_to_point(options["data"])
         self._train = _exactly(root, list_photos(root / "train", options["classes"], hint), self._examples)
-        test = list_photos(root / "val", options["classes"], hint)
+        test = list_photos(root / test_split, options["classes"], hint)
         self._test = test.limited(options["test_examples"] or len(test.paths))
 
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:

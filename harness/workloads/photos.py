@@ -8,8 +8,12 @@ that it was made for.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
 import os
+import tarfile
+from importlib.resources import files
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -18,6 +22,7 @@ import numpy as np
 from PIL import Image
 
 from harness.errors import DataError
+from harness.workloads.cache import cached
 from harness.workloads.parts import Labels, even_part
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".ppm", ".bmp", ".pgm", ".tif", ".tiff")
@@ -79,6 +84,18 @@ def list_photos(folder: Path, classes: int, how_to_point: str) -> Photos:
         paths += found
         labels += [label] * len(found)
     return Photos(paths, np.array(labels, np.int64))
+
+
+def unpack_embedded() -> Path:
+    """`train` and `test` of the 2,500 images that the package carries, as files in the cache."""
+    packed = files("harness.workloads").joinpath("embedded", "cifar10.tar.xz").read_bytes()
+
+    def unpack(folder: Path) -> None:
+        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+            archive.extractall(folder, filter="data")
+
+    key = hashlib.sha256(packed).hexdigest()[:10]
+    return cached(f"photos-{key}", unpack, "the embedded images")
 
 
 def read_photo(path: str) -> Image.Image:

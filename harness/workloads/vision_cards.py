@@ -14,6 +14,8 @@ CIFAR_TRAIN, CIFAR_TEST = 50_000, 10_000
 IMAGENET_TRAIN, IMAGENET_TEST = 1_281_167, 50_000
 EMBEDDED_TRAIN, EMBEDDED_TEST = 2_000, 500  # images in harness/workloads/embedded/cifar10.tar.xz
 
+EMBEDDED_CLASSES = 10
+
 EMBEDDED = "embedded"
 SYNTHETIC = "synthetic"
 FILES = "files"
@@ -60,11 +62,17 @@ def cifar100_examples(options: Options) -> int:
 
 def imagenet_examples(options: Options) -> int:
     """ImageNet's training set, or what `train_examples` says of a part or of another folder of images."""
-    if options["data"] == EMBEDDED:
-        raise ValueError("data='embedded' is a part of CIFAR-10; use files, synthetic or a folder")
     for option, least in (("classes", 2), ("image_size", 0), ("workers", 0)):
         if options[option] < least:
             raise ValueError(f"{option}={options[option]} is not allowed; use a value >= {least}")
+    if options["data"] == EMBEDDED:
+        if options["classes"] != EMBEDDED_CLASSES:
+            raise ValueError(
+                f"classes={options['classes']} is not allowed with data='embedded', a part of CIFAR-10 as a "
+                f"folder of photographs; use {EMBEDDED_CLASSES}"
+            )
+        _within("test_examples", options, EMBEDDED_TEST)
+        return _within("train_examples", options, EMBEDDED_TRAIN) or EMBEDDED_TRAIN
     _within("test_examples", options, IMAGENET_TEST)
     if options["classes"] != 1000 and not options["train_examples"]:
         raise ValueError(

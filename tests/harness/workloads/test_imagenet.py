@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from pathlib import Path
 from random import Random
 
@@ -14,6 +15,7 @@ from harness.cell import Cell
 from harness.models import cifar_resnet, imagenet_resnet
 from harness.pulse import Pulse
 from harness.train import Trainer
+from harness.workloads import WORKLOADS
 from harness.workloads.imagenet import DEVIATION, MEAN, build
 from harness.workloads.photos import list_photos, middle_view, random_box, read_photo, training_view
 from harness.world import World
@@ -242,3 +244,29 @@ def test_other_networks_come_from_torchvision(name, parameters, side):
     x, y = next(workload.batches(0))
     assert x.shape == (2, 3, side, side)
     workload.loss(model, (x, y)).backward()
+
+
+def test_the_embedded_images_are_those_of_the_archive_and_are_unpacked_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("KRONSCALE_CACHE", str(tmp_path))
+    asked = options("imagenet", data="embedded", classes=10, image_size=32, augment=False, workers=0)
+    first, again = (build(asked, share(0, 1, 100)) for _ in range(2))
+    with tarfile.open("harness/workloads/embedded/cifar10.tar.xz") as archive:
+        names = sorted(name for name in archive.getnames() if name.startswith("test/"))
+        classes = sorted({name.split("/")[1] for name in names})
+        images = [Image.open(archive.extractfile(name)).convert("RGB") for name in names]
+    shown, labels = (torch.cat(part) for part in zip(*first._test_batches(), strict=True))
+    want = np.stack([middle_view(image, 32) for image in images]).transpose(0, 3, 1, 2) / 255.0
+    moments = (torch.tensor(values, dtype=torch.float64).view(3, 1, 1) for values in (MEAN, DEVIATION))
+    mean, deviation = moments
+    torch.testing.assert_close(shown.double(), (torch.from_numpy(want) - mean) / deviation, atol=1e-5, rtol=0)
+    assert [classes[label] for label in labels] == [name.split("/")[1] for name in names]
+    seen = torch.cat([label for _, label in again.batches(0)])
+    assert torch.equal(seen.bincount(), torch.full((10,), 200))
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [
+        Path(first._train.paths[0]).parents[2].name
+    ]
+
+
+def test_the_embedded_images_have_ten_classes():
+    with pytest.raises(ValueError, match=r"classes=1000 is not allowed with data='embedded'.*use 10"):
+        WORKLOADS["imagenet"].examples(options("imagenet", data="embedded"))
