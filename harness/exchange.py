@@ -1,4 +1,4 @@
-"""A few numbers of every rank, known to all of them: for agreements outside of the training step."""
+"""What every rank has to say, known to all of them: for agreements outside of the training step."""
 
 from __future__ import annotations
 
@@ -16,3 +16,14 @@ def everyones(communicator: Communicator, device: torch.device, own: Sequence[fl
     communicator.all_reduce(table)
     rows: list[list[float]] = table.tolist()
     return rows
+
+
+def everyones_bytes(communicator: Communicator, device: torch.device, own: bytes) -> list[bytes]:
+    """Entry r is what rank r passed, whatever its length."""
+    sizes = [int(size) for (size,) in everyones(communicator, device, [len(own)])]
+    buffer = torch.zeros(sum(sizes), dtype=torch.uint8)
+    if own:  # torch makes no tensor of an empty buffer
+        buffer.split(sizes)[communicator.rank].copy_(torch.frombuffer(bytearray(own), dtype=torch.uint8))
+    buffer = buffer.to(device)
+    communicator.gather_parts(buffer, sizes, tuple(range(communicator.world_size)))
+    return [part.numpy().tobytes() for part in buffer.cpu().split(sizes)]

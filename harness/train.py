@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ from harness.checkpoint.checkpoints import Checkpoints
 from harness.checkpoint.requests import Request
 from harness.checkpoint.training import restore, state_of
 from harness.clocks import Clocks
-from harness.exchange import everyones
+from harness.exchange import everyones, everyones_bytes
 from harness.gauges.device import DeviceGauge
 from harness.gauges.memory import read_memory
 from harness.optimizers import build_optimizer, learning_rate
@@ -30,7 +30,7 @@ from harness.pulse import Pulse
 from harness.records import EvalRecord, PhaseRecord, Record
 from harness.tracing import trace_record
 from harness.workloads import WORKLOADS
-from harness.workloads.workload import Share, Workload, build_workload
+from harness.workloads.workload import Pooled, Share, Workload, build_workload
 from harness.world import World
 from kfac_core import KFAC, Phase
 from kfac_core.optimizers import NLCG
@@ -217,6 +217,8 @@ class Trainer:
         self._communicator.all_reduce(totals)
         *metrics, examples, loss, loss_steps = totals.tolist()
         means = {name: metric / examples for name, metric in zip(names, metrics, strict=True)}
+        if isinstance(self._workload, Pooled):
+            means |= self._pool(self._workload)
         value = WORKLOADS[self.cell.workload.name].value(self.cell.target.metric, means)
         self._loss_sum.zero_()
         self._loss_steps = 0
@@ -225,6 +227,18 @@ class Trainer:
         if self._world.rank == 0:
             self._write(self._evaluation(epoch, value, loss / loss_steps, train_seconds))
         return value, loss / loss_steps
+
+    def _pool(self, workload: Pooled) -> Mapping[str, float]:
+        """Metrics that rank 0 makes of what all ranks found, known to all of them."""
+        findings = everyones_bytes(self._communicator, self._world.device, workload.findings())
+        names = workload.pooled_metrics
+        values = torch.zeros(len(names), dtype=torch.float64)
+        if self._world.rank == 0:
+            scores = workload.score(findings)
+            values = torch.tensor([scores[name] for name in names], dtype=torch.float64)
+        values = values.to(self._world.device)
+        self._communicator.broadcast(values, 0)
+        return dict(zip(names, values.tolist(), strict=True))
 
     def _evaluation(self, epoch: int, value: float, train_loss: float, train_seconds: float) -> EvalRecord:
         return EvalRecord(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from harness.workloads.card import WorkloadCard
+from harness.workloads.detection_card import COCO
 from harness.workloads.language_cards import BERT, GPT
 from harness.workloads.vision_cards import CIFAR10, CIFAR100, IMAGENET
 
@@ -25,6 +26,7 @@ WORKLOADS: Mapping[str, WorkloadCard] = MappingProxyType(
         "cifar10": CIFAR10,
         "cifar100": CIFAR100,
         "imagenet": IMAGENET,
+        "coco": COCO,
         "bert": BERT,
         "gpt": GPT,
     }

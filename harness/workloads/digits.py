@@ -24,13 +24,10 @@ class Digits:
     def __init__(self, options: Mapping[str, Any], share: Share) -> None:
         self._share = share
         self._width = int(options["width"])
-        table = torch.as_tensor(read_table(), dtype=torch.float32)
-        x, y = table[:, :-1].view(-1, 1, 8, 8) / 16.0, table[:, -1].long()
-        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(SPLIT_SEED))
-        x, y = x[order].to(share.device), y[order].to(share.device)
-        held_in = WORKLOADS["digits"].train_examples
-        self._train, self._test = (x[:held_in], y[:held_in]), (x[held_in:], y[held_in:])
-        self.steps_per_epoch = held_in // share.global_batch_size
+        (x, y), (test_x, test_y) = split_digits()
+        self._train = x.to(share.device), y.to(share.device)
+        self._test = test_x.to(share.device), test_y.to(share.device)
+        self.steps_per_epoch = len(y) // share.global_batch_size
 
     def model(self) -> nn.Module:
         """Conv 3x3, conv 3x3 of stride 2, two linear layers."""
@@ -70,6 +67,16 @@ class Digits:
             "accuracy": float(correct),
             "loss": float(functional.cross_entropy(logits, y, reduction="sum")),
         }, len(y)
+
+
+def split_digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Training and held-out digits: brightness `[N, 1, 8, 8]` of 0 to 1, and which digit it is, `[N]`."""
+    table = torch.as_tensor(read_table(), dtype=torch.float32)
+    x, y = table[:, :-1].view(-1, 1, 8, 8) / 16.0, table[:, -1].long()
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(SPLIT_SEED))
+    x, y = x[order], y[order]
+    held_in = WORKLOADS["digits"].train_examples
+    return (x[:held_in], y[:held_in]), (x[held_in:], y[held_in:])
 
 
 def read_table() -> np.ndarray:

@@ -98,8 +98,8 @@ def unpack_embedded() -> Path:
     return cached(f"photos-{key}", unpack, "the embedded images")
 
 
-def read_photo(path: str) -> Image.Image:
-    """The image in red, green and blue.
+def read_photo(path: str, source: str = SOURCE) -> Image.Image:
+    """The image in red, green and blue; `source` is where to get it again.
 
     Raises:
         DataError: it is missing, cut short or no image.
@@ -110,7 +110,7 @@ def read_photo(path: str) -> Image.Image:
     # What Pillow raises for damaged files, by format and place of the damage.
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         said = " ".join(str(error).split())
-        raise DataError(f"{path}: no readable image ({said}); copy it again from {SOURCE}") from None
+        raise DataError(f"{path}: no readable image ({said}); copy it again from {source}") from None
 
 
 def training_view(image: Image.Image, size: int, draws: Random) -> View:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +67,27 @@ class Workload(Protocol):
 
     def evaluate(self, model: nn.Module) -> tuple[Mapping[str, float], int]:
         """Sums of each metric over this rank's share of the held-out examples, and their number."""
+        ...
+
+
+@runtime_checkable
+class Pooled(Protocol):
+    """A workload with metrics that are no means over examples, as mAP, which ranks all detections of a class.
+
+    After `evaluate` its ranks hand over what they found, and rank 0 makes the metrics of it.
+
+    Attributes:
+        pooled_metrics: names of those metrics; `evaluate` sums the others of its card.
+    """
+
+    pooled_metrics: Sequence[str]
+
+    def findings(self) -> bytes:
+        """What the last `evaluate` found on this rank."""
+        ...
+
+    def score(self, findings: Sequence[bytes]) -> Mapping[str, float]:
+        """The metrics, from all ranks' findings."""
         ...
 
 
