@@ -88,7 +88,7 @@ class Coco:
         yield from self._loaded(Views(self._train, self._train_ids, draws), mine)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The sum of the five losses: objectness and boxes of proposals; classes, boxes and masks of objects."""
+        """The sum of five losses: objectness and boxes of proposals; classes, boxes and masks of objects."""
         losses: dict[str, Tensor] = model(*batch)
         return torch.stack(list(losses.values())).sum()
 
@@ -172,7 +172,7 @@ class Synthetic(Coco):
 
 
 class Views(Dataset[Any]):
-    """Bytes `[3, H, W]` and targets of an image by its place among `ids`, or a sentence on why there are none.
+    """Bytes `[3, H, W]` and target of an image by its place among `ids`, or a sentence on why there are none.
 
     Args:
         draws: what images are mirrored by, together with their place; None leaves them as they are.

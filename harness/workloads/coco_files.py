@@ -104,13 +104,13 @@ class Annotations:
         kept = [entry for entry, keeps in zip(entries, whole, strict=True) if keeps]
         masks = np.zeros((len(kept), height, width), np.uint8)
         for mask, entry in zip(masks, kept, strict=True):
-            mask[:] = self._mask(entry)
+            mask[:] = self._mask(entry, mask.shape)
         labels = np.array([self._labels[entry["category_id"]] for entry in kept], np.int64)
         return Objects(boxes[whole], labels, masks)
 
-    def _mask(self, entry: dict[str, Any]) -> Array:
+    def _mask(self, entry: dict[str, Any], shape: tuple[int, ...]) -> Array:
         try:
-            mask: Array = self.coco.annToMask(entry)
+            mask: Array = self.coco.annToMask(entry).reshape(shape)
         # what pycocotools raises for shapes of other kinds and for polygons that are none
         except Exception as error:
             raise DataError(
@@ -167,6 +167,8 @@ _NEEDED = {
     "annotations": ("image_id", "category_id", "bbox", "segmentation"),
 }
 
+_WHOLE = {"id", "width", "height", "image_id", "category_id"}
+
 
 def _check(content: Any, name: str, classes: int) -> None:
     for part, keys in _NEEDED.items():
@@ -177,6 +179,10 @@ def _check(content: Any, name: str, classes: int) -> None:
             missing = [key for key in keys if not isinstance(entry, dict) or key not in entry]
             if missing:
                 raise DataError(f"{name}: {part}[{place}] has no {missing[0]}; {AGAIN}")
+            odd = [key for key in keys if key in _WHOLE and type(entry[key]) is not int]
+            if odd:
+                said = f"{odd[0]}={entry[odd[0]]!r}, no whole number"
+                raise DataError(f"{name}: {part}[{place}] has {said}; {AGAIN}")
     images, categories = (_ids(content[part], name, part) for part in ("images", "categories"))
     if len(categories) != classes:
         raise DataError(
@@ -187,7 +193,8 @@ def _check(content: Any, name: str, classes: int) -> None:
         place = f"{name}: annotations[{number - 1}]"
         for key, there in (("image_id", images), ("category_id", categories)):
             if entry[key] not in there:
-                raise DataError(f"{place} has {key}={entry[key]}, which is no {key[:-3]} of this file; {AGAIN}")
+                named = f"{key}={entry[key]}, which is no {key[:-3]}"
+                raise DataError(f"{place} has {named} of this file; {AGAIN}")
         box = entry["bbox"]
         if not (isinstance(box, list) and len(box) == 4 and all(isinstance(x, int | float) for x in box)):
             raise DataError(f"{place} has bbox={box}, not left, top, width and height; {AGAIN}")

@@ -20,9 +20,10 @@ Detection = dict[str, Any]
 def detections(
     number: int, boxes: Array, labels: Array, scores: Array, masks: Array, categories: Sequence[int]
 ) -> list[Detection]:
-    """What a network found in image `number`, in COCO's format of results.
+    """What a network found in an image, in COCO's format of results.
 
     Args:
+        number: the image's id.
         boxes: `[n, 4]`: left, top, right, bottom in pixels.
         labels: `[n]`, from 1 on.
         scores: `[n]`.

@@ -1,8 +1,8 @@
 """Annotated images that need no download: scenes composed of real handwritten digits, and made-up noise.
 
 A scene is no photograph: two to four of scikit-learn's digits (`harness.workloads.digits`), enlarged and
-coloured, on a plain ground. Training scenes hold training digits alone, so that none of them is met again in a
-test scene. What a scene shows is a matter of its number.
+coloured, on a plain ground. Training scenes hold training digits alone: none of them is met again in a test
+scene. What a scene shows is a matter of its number.
 """
 
 from __future__ import annotations

@@ -1,0 +1,200 @@
+"""Promise: mAP is COCO's, on one rank or several, and nothing of it is printed."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from harness.cell import Cell
+from harness.exchange import everyones_bytes
+from harness.pulse import Pulse
+from harness.records import EvalRecord
+from harness.train import Trainer
+from harness.workloads import coco as module
+from harness.workloads.coco_files import Annotations
+from harness.workloads.coco_scores import METRICS, average_precision, detections, packed, unpacked
+from harness.world import World
+from kfac_core.collectives import connect
+from tests.harness.workloads.batch_files import options
+from tests.harness.workloads.coco_folders import annotation, coco, lengths
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools'
+
+W, H = 60, 50
+
+
+def rectangle(left, top, width, height):
+    mask = np.zeros((H, W), bool)
+    mask[top : top + height, left : left + width] = True
+    return mask
+
+
+def truth(*boxes, crowd=()):
+    """One image a box list; categories 3 and 7."""
+    annotations = [
+        annotation(image, category, list(box), lengths(rectangle(*box)), crowd=int((image, index) in crowd))
+        for image, objects in enumerate(boxes)
+        for index, (category, box) in enumerate(objects)
+    ]
+    images = [{"id": i, "file_name": "x", "width": W, "height": H} for i in range(len(boxes))]
+    content = {"images": images, "annotations": annotations, "categories": [{"id": 3}, {"id": 7}]}
+    return Annotations(content, "truth", 2)
+
+
+def found(image, *objects):
+    """Detections of (category, box, score)."""
+    boxes = np.array([[x, y, x + w, y + h] for _, (x, y, w, h), _ in objects], float).reshape(-1, 4)
+    labels = np.array([[3, 7].index(category) + 1 for category, _, _ in objects])
+    masks = np.array([rectangle(*box) for _, box, _ in objects]).reshape(-1, H, W)
+    return detections(image, boxes, labels, np.array([score for _, _, score in objects]), masks, [3, 7])
+
+
+def score(there, *parts):
+    return average_precision(there.coco, there.ids, [one for part in parts for one in part])
+
+
+A, B = (5, 5, 20, 20), (30, 20, 20, 20)
+
+
+def test_all_found_exactly_is_one(capsys):
+    there = truth([(3, A), (7, B)], [(3, B)])
+    scores = score(there, found(0, (3, A, 0.9), (7, B, 0.8)), found(1, (3, B, 0.7)))
+    assert scores == pytest.approx(dict.fromkeys(METRICS, 1.0))
+    assert capsys.readouterr().out == ""
+
+
+def test_nothing_found_is_zero():
+    assert score(truth([(3, A)])) == dict.fromkeys(METRICS, 0.0)
+
+
+def test_one_missed_of_two_is_half():
+    """COCO reads precision at 101 recalls: it is 1 at those up to a half, 51 of them."""
+    scores = score(truth([(3, A), (3, B)]), found(0, (3, A, 0.9)))
+    assert scores == {name: pytest.approx(51 / 101) for name in METRICS}
+
+
+def test_a_false_alarm_before_the_object_halves_precision():
+    there = truth([(3, A)])
+    before, after = ((3, B, 0.9), (3, A, 0.8)), ((3, B, 0.7), (3, A, 0.8))
+    assert score(there, found(0, *before))["box_map"] == pytest.approx(0.5)
+    assert score(there, found(0, *after))["box_map"] == pytest.approx(1.0)
+
+
+def test_a_shifted_box_counts_at_the_thresholds_below_its_overlap():
+    """20 x 20 moved by 4: 16 x 20 of 24 x 20 are common, 0.667: thresholds 0.50 to 0.65 of ten."""
+    scores = score(truth([(3, A)]), found(0, (3, (9, 5, 20, 20), 0.9)))
+    assert scores == {name: pytest.approx(1.0 if name.endswith("ap50") else 0.4) for name in METRICS}
+
+
+def test_boxes_and_masks_are_judged_apart():
+    there = truth([(3, A)])
+    (one,) = found(0, (3, A, 0.9))
+    (other,) = found(0, (3, B, 0.9))
+    scores = score(there, [{**one, "segmentation": other["segmentation"]}])
+    assert (scores["box_map"], scores["mask_map"]) == (pytest.approx(1.0), 0.0)
+
+
+def test_categories_count_alike_and_another_category_is_a_miss():
+    there = truth([(3, A), (7, B)], [(3, B)])
+    scores = score(there, found(0, (3, A, 0.9), (3, B, 0.1)), found(1, (3, B, 0.9)))
+    assert scores["mask_map"] == pytest.approx(0.5)  # 1 for category 3, 0 for 7
+
+
+def test_what_lies_in_a_crowd_is_neither_right_nor_wrong():
+    there = truth([(3, A), (3, B)], crowd={(0, 1)})
+    inside = (35, 25, 8, 8)
+    assert score(there, found(0, (3, inside, 0.9), (3, A, 0.8)))["box_map"] == pytest.approx(1.0)
+    assert score(truth([(3, A)]), found(0, (3, inside, 0.9), (3, A, 0.8)))["box_map"] == pytest.approx(0.5)
+
+
+def test_the_first_object_of_a_file_counts_though_its_number_is_zero():
+    there = truth([(3, A)])
+    assert [entry["id"] for entry in there.coco.dataset["annotations"]] == [1]
+    assert score(there, found(0, (3, A, 0.9)))["box_map"] == pytest.approx(1.0)
+
+
+def test_numbers_keep_every_digit_on_their_way():
+    some = found(0, (3, A, 1 / 3), (7, B, float(np.float32(0.1))))
+    assert unpacked([packed(some), packed([]), packed(some[:1])]) == [*some, some[0]]
+
+
+class Oracle(nn.Module):
+    """Knows what is in every test scene; leaves some out and moves some, by the scene's own bytes."""
+
+    def __init__(self, images) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 3))
+        self._known = {
+            _key(torch.from_numpy(images.pixels(number).transpose(2, 0, 1).copy()).float() / 255): (
+                images.annotations.objects(number)
+            )
+            for number in images.annotations.ids
+        }
+
+    def forward(self, images, targets=None):
+        if self.training:
+            return {"some": self.weight.sum(), "other": sum(image.mean() for image in images)}
+        return [self._found(_key(image)) for image in images]
+
+    def _found(self, key):
+        objects, luck = self._known[key], np.frombuffer(key, np.uint8) / 255
+        kept = slice(1 if luck[0] < 0.4 else 0, None)
+        boxes = torch.from_numpy(objects.boxes[kept]) + (3.0 if luck[1] < 0.3 else 0.0)
+        masks = torch.from_numpy(objects.masks[kept]).float().unsqueeze(1) * 0.8
+        scores = torch.from_numpy(luck[2 : 2 + len(boxes)].astype(np.float32))
+        return {
+            "boxes": boxes, "labels": torch.from_numpy(objects.labels[kept]), "scores": scores,
+            "masks": masks,
+        }  # fmt: skip
+
+
+def _key(image):
+    return hashlib.sha256(image.numpy().tobytes()).digest()
+
+
+def train(rank: int, world_size: int, folder: str, metric: str) -> list[EvalRecord]:
+    """A cell of embedded scenes with the oracle in the network's place, which torchvision would bring."""
+    asked = options("coco", data="embedded", classes=10, train_examples=12, workers=0)
+    cell = Cell.model_validate(
+        {
+            "sweep": "test", "method": "m", "world_size": world_size, "optimizer": {"lr": 0.01},
+            "workload": {"name": "coco", "options": asked}, "target": {"metric": metric, "at_least": 1.0},
+            "training": {"global_batch_size": 6, "epochs": 1},
+        }
+    )  # fmt: skip
+    knows = Oracle(coco("embedded", classes=10, train_examples=12)._test)
+    built, module.mask_rcnn = module.mask_rcnn, lambda *_: knows
+    records = []
+    try:
+        world = World(rank, world_size, rank, torch.device("cpu"), "gloo")
+        Trainer(cell, world, Pulse(Path(folder) / f"{rank}-{world_size}"), records.append).run()
+    finally:
+        module.mask_rcnn = built
+    return [record for record in records if isinstance(record, EvalRecord)]
+
+
+def test_any_number_of_ranks_scores_the_same_to_the_last_bit(world, tmp_path):
+    for metric in ("mask_map", "box_map"):
+        values = {}
+        for world_size in (1, 2, 3):
+            ranks = world(world_size).run(train, str(tmp_path), metric)
+            values[world_size] = ranks[0][0].value
+            assert all(not records for records in ranks[1:])
+        assert values[1] == values[2] == values[3]
+        assert 0.3 < values[1] < 0.9
+
+
+def gather(rank: int, world_size: int) -> list[bytes]:
+    own = bytes([rank]) * (rank * 1000)  # rank 0 has nothing to say
+    return everyones_bytes(connect(), torch.device("cpu"), own)
+
+
+def test_ranks_hear_bytes_of_any_length_from_each_other(world):
+    wanted = [b"", b"\1" * 1000, b"\2" * 2000]
+    assert world(3).run(gather) == [wanted] * 3
+    assert world(1).run(gather) == [[b""]]
