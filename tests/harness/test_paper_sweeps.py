@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.sweep import read_sweep
+from harness.workloads import WORKLOADS
 from tests.harness.test_cli_starts import RUNNER
 
 FOLDER = Path("jobs/papers")
@@ -67,3 +68,28 @@ def test_sc20_has_the_released_hyperparameters():
             32,
         )
         assert (cell.optimizer.weight_decay, cell.workload.options["label_smoothing"]) == (5e-5, 0.1)
+
+
+@pytest.mark.parametrize(("name", "target"), [("box", 0.377), ("mask", 0.342)])
+def test_mask_rcnn_has_the_released_hyperparameters(name, target):
+    """The release's row of the table of hyperparameters; its counts are steps of 128 images."""
+    for cell in read_sweep(FOLDER / f"tpds22/maskrcnn/{name}.yaml").cells:
+        steps_per_epoch = WORKLOADS["coco"].examples(cell.workload.options) // 128
+        assert (cell.world_size, cell.training.global_batch_size) == (64, 128)
+        assert (cell.optimizer.lr, cell.optimizer.momentum, cell.optimizer.weight_decay) == (0.16, 0.9, 1e-4)
+        epochs = (cell.optimizer.warmup_epochs, *cell.optimizer.decay_epochs, cell.training.epochs)
+        for published, ours in zip((800, 7000, 11000, 12000), epochs, strict=True):
+            assert ours * steps_per_epoch == pytest.approx(published, rel=0.01)
+        assert (cell.target.metric, cell.target.value) == (f"{name}_map", target)
+        if cell.kfac is not None:
+            kfac = cell.kfac
+            assert (kfac.damping, kfac.factor_decay, kfac.kl_clip) == (0.003, 0.95, 0.001)
+            assert (kfac.factor_update_steps, kfac.inverse_update_steps) == (50, 500)
+            assert kfac.skip == ("backbone", "rpn")
+
+
+def test_mask_rcnn_in_small_needs_no_download_and_two_ranks_at_most():
+    cells = read_sweep(FOLDER / "tpds22/scenes/maskrcnn.yaml").cells
+    assert {cell.workload.options["data"] for cell in cells} == {"embedded"}
+    assert {cell.world_size for cell in cells} == {1, 2}
+    assert {cell.kfac.skip for cell in cells if cell.kfac is not None} == {("backbone", "rpn")}

@@ -1,4 +1,4 @@
-"""A folder in COCO's layout, small: the package's images enlarged to odd sizes, objects of every kind in them."""
+"""A folder in COCO's layout, small: the package's images enlarged to odd sizes, objects of every kind."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def write_coco(root: Path, year: int = 2017) -> Path:
 
 
 def objects_of(split: str, place: int, image: int, width: int, height: int) -> list[dict[str, Any]]:
-    """Polygons, two parts of one object, run lengths, a box beyond the edge, a crowd, a box without an area."""
+    """Polygons, an object of two parts, run lengths, a box beyond the edge, a crowd, an empty box."""
     if split.startswith("train") and place == EMPTY:
         return []
     if split.startswith("train") and place == SLIVERS:
@@ -72,7 +72,9 @@ def objects_of(split: str, place: int, image: int, width: int, height: int) -> l
     return found[place % 3 :] if place % 4 else found
 
 
-def annotation(image: int, category: int, box: list[float], segmentation: Any, crowd: int = 0) -> dict[str, Any]:
+def annotation(
+    image: int, category: int, box: list[float], segmentation: Any, crowd: int = 0
+) -> dict[str, Any]:
     """One object as COCO writes it."""
     return {
         "image_id": image, "category_id": category, "bbox": box, "area": box[2] * box[3] + 1.0,

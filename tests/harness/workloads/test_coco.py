@@ -1,4 +1,4 @@
-"""Promise: images, boxes and masks are those of COCO's files, each once an epoch, in any world, by any workers."""
+"""Promise: images and objects are those of COCO's files, each once an epoch, in any world, by any workers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def examples(root, **changes):
 
 
 def plain_reading(root):
-    """Image, boxes, labels and masks by the file's own words: no index, masks by pycocotools' own decoding."""
+    """Image, boxes, labels and masks by the file's own words; masks by pycocotools' own decoding."""
     content = json.loads((root / "annotations" / "instances_train2017.json").read_text())
     for image in content["images"]:
         w, h = image["width"], image["height"]
@@ -121,7 +121,8 @@ def test_a_mirrored_example_is_the_mirror_image_of_everything(root):
                 assert torch.equal(target["masks"], wanted["masks"].flip(2))
                 width = image.shape[2]
                 left, top, right, bottom = wanted["boxes"].T
-                assert torch.equal(target["boxes"], torch.stack([width - right, top, width - left, bottom], 1))
+                boxes = torch.stack([width - right, top, width - left, bottom], 1)
+                assert torch.equal(target["boxes"], boxes)
                 assert torch.equal(target["labels"], wanted["labels"])
     assert 8 < mirrored < 28  # of 36
 

@@ -42,7 +42,8 @@ def test_what_is_missing_is_named_with_where_to_get_it(root, tmp_path):
         assert part in said
     assert "instances_train2014.json is not there" in refusal(root, year=2014)
     shutil.rmtree(root / "val2017")
-    assert f"{root}/val2017 is not there; coco reads val2017/*.jpg: get them from https://coco" in refusal(root)
+    said = refusal(root)
+    assert f"{root}/val2017 is not there; coco reads val2017/*.jpg: get them from https://coco" in said
     (root / "annotations" / "instances_val2017.json").unlink()
     assert "instances_val2017.json is not there" in refusal(root)
 
@@ -58,7 +59,8 @@ def test_a_file_that_is_no_json_is_one_line(root, content):
 
 FAULTS = {
     "captions": (
-        lambda c: [entry.pop("bbox") for entry in c["annotations"]], "annotations[0] has no bbox; get it again",
+        lambda c: [entry.pop("bbox") for entry in c["annotations"]],
+        "annotations[0] has no bbox; get it again",
     ),
     "no images": (lambda c: c.pop("images"), "has no list of images, expected COCO's instances"),
     "an image without a size": (lambda c: c["images"][2].pop("width"), "images[2] has no width"),
@@ -75,7 +77,8 @@ FAULTS = {
         "annotations[3] has category_id=91, which is no category of this file",
     ),
     "an unknown image": (
-        lambda c: c["annotations"][3].update(image_id=5), "annotations[3] has image_id=5, which is no image of",
+        lambda c: c["annotations"][3].update(image_id=5),
+        "annotations[3] has image_id=5, which is no image of this file",
     ),
     "half a box": (
         lambda c: c["annotations"][3].update(bbox=[1, 2]),
