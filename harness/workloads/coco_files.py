@@ -190,14 +190,14 @@ def _check(content: Any, name: str, classes: int) -> None:
             f"set workload.options.classes: {len(categories)}"
         )
     for number, entry in enumerate(content["annotations"], 1):
-        place = f"{name}: annotations[{number - 1}]"
+        where = f"{name}: annotations[{number - 1}]"
         for key, there in (("image_id", images), ("category_id", categories)):
             if entry[key] not in there:
                 named = f"{key}={entry[key]}, which is no {key[:-3]}"
-                raise DataError(f"{place} has {named} of this file; {AGAIN}")
+                raise DataError(f"{where} has {named} of this file; {AGAIN}")
         box = entry["bbox"]
         if not (isinstance(box, list) and len(box) == 4 and all(isinstance(x, int | float) for x in box)):
-            raise DataError(f"{place} has bbox={box}, not left, top, width and height; {AGAIN}")
+            raise DataError(f"{where} has bbox={box}, not left, top, width and height; {AGAIN}")
         entry["id"] = number
         entry.setdefault("iscrowd", 0)
         entry.setdefault("area", box[2] * box[3])

@@ -76,7 +76,7 @@ def _scenes(split: str, count: int, brightness: Any, digits: Any) -> Pictures:
         canvas, found = _scene(Random(f"{split} scene {number}"), shapes)  # noqa: S311  no secret
         pixels.append(canvas)
         for index, mask in found:
-            (top, bottom), (left, right) = (_extent(mask.any(axis)) for axis in (1, 0))
+            (top, bottom), (left, right) = (_extent(mask, across) for across in (1, 0))
             annotations.append(
                 {
                     "image_id": number, "category_id": kinds[index] or DIGITS,
@@ -122,8 +122,8 @@ def _free_place(draws: Random, taken: Array, size: int) -> tuple[int, int] | Non
     return None
 
 
-def _extent(occupied: Array) -> tuple[int, int]:
-    places = np.flatnonzero(occupied)
+def _extent(mask: Array, across: int) -> tuple[int, int]:
+    places = np.flatnonzero(mask.any(across))
     return int(places[0]), int(places[-1]) + 1
 
 
