@@ -104,8 +104,8 @@ def test_the_same_seed_gives_the_same_losses_and_ranks_sample_differently(worklo
 def test_kfac_takes_the_roi_heads_or_everything(workload, skip, layers):
     """Two layers and two predictors of boxes, four convolutions and the logits of masks: nine.
 
-    Everything: 10 convolutions of the ResNet-18's first half, 8 of the pyramid and 3 of the RPN besides. The transposed
-    convolution of the masks is nobody's.
+    Everything: 10 convolutions of the ResNet-18's first half, 8 of the pyramid and 3 of the RPN besides. The
+    transposed convolution of the masks is nobody's.
     """
     torch.manual_seed(0)
     model = workload.model()
