@@ -81,7 +81,7 @@ def test_without_interpolation_the_median_would_be_covered_too_often_at_7_and_8_
 
 
 def test_two_equally_likely_speeds_far_apart_are_the_known_weakness():
-    """The median then lies where no run ever is. Stated in results/README; no method does better at 3 runs."""
+    """The median then lies where no run ever is. Stated in results/README; no method is better at 3 runs."""
     rng = np.random.default_rng(5)
     found = {}
     for n in SIZES:
