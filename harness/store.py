@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +120,15 @@ class CellFolder:
         return self.path.name
 
     def cell(self) -> Cell:
-        """The cell as it was submitted.
+        """The cell as it was submitted; its file is written once, and read once.
 
         Raises:
             StoreError: `cell.json` is missing or of another schema, or this version would call it otherwise.
         """
+        return self._cell
+
+    @cached_property
+    def _cell(self) -> Cell:
         try:
             cell = Cell.model_validate_json((self.path / "cell.json").read_bytes())
         except FileNotFoundError:
