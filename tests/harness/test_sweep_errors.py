@@ -97,7 +97,7 @@ MISTAKES = {
     ),
     "an unknown workload": (
         "workload: digits", "workload: digit",
-        ":2: workload='digit' is no workload; allowed: digits, cifar10, cifar100, imagenet, bert, gpt; "
+        ":2: workload='digit' is no workload; allowed: digits, cifar10, cifar100, imagenet, coco, bert, gpt; "
         "did you mean digits?",
     ),
     "an unknown option": (
