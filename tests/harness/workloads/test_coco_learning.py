@@ -187,14 +187,14 @@ def train_until(rank, world_size, asked, attempt, step):
 
 
 def test_it_learns_what_it_is_shown():
-    """Eight scenes again and again, tested on themselves."""
+    """Four scenes again and again, tested on themselves; an overlap of a half is enough."""
     torch.manual_seed(0)
-    workload = coco("embedded", batch=4, **{**SMALL, "train_examples": 8, "augment": False})
+    workload = coco("embedded", batch=4, **{**SMALL, "train_examples": 4, "augment": False})
     workload._test, workload._test_ids = workload._train, workload._train_ids
     model = workload.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     losses = []
-    for epoch in range(60):
+    for epoch in range(120):
         for batch in workload.batches(epoch):
             optimizer.zero_grad()
             loss = workload.loss(model, batch)
@@ -205,5 +205,5 @@ def test_it_learns_what_it_is_shown():
         workload.evaluate(model.eval())
     scores = workload.score([workload.findings()])
     assert set(scores) == set(METRICS)
-    assert sum(losses[-4:]) < 0.5 * sum(losses[:4])
-    assert scores["box_ap50"] > 0.3
+    assert sum(losses[-4:]) < 0.6 * sum(losses[:4])
+    assert min(scores["box_ap50"], scores["mask_ap50"]) > 0.6
