@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from harness.errors import DataError
+from harness.workloads.loading import import_torchvision
 
 LEVELS = 5  # of the pyramid: strides 4 to 64
 CHANNELS, REPRESENTATION, REGION = 256, 1024, 7  # of the published heads; a box's features are REGION squared
@@ -30,7 +31,7 @@ def mask_rcnn(options: Mapping[str, Any], weights: Path | None) -> nn.Module:
         DataError: the file is missing, or holds other weights.
         ModuleNotFoundError: torchvision is missing, or made for another torch.
     """
-    vision = _torchvision()
+    vision = import_torchvision("workload coco", "detection")
     faster, masked = vision.models.detection.faster_rcnn, vision.models.detection.mask_rcnn
     backbone = _backbone(vision, options, weights)
     channels, classes = backbone.out_channels, options["classes"] + 1
@@ -87,15 +88,3 @@ def _load(resnet: nn.Module, path: Path, name: str) -> None:
     except Exception as error:
         said = " ".join(str(error).split())[:200]
         raise DataError(f"{path}: no weights of {name} ({type(error).__name__}: {said}); {where}") from None
-
-
-def _torchvision() -> Any:
-    try:
-        import torchvision  # noqa: PLC0415  an optional extra
-    except (ImportError, RuntimeError) as error:  # a build for another torch lacks operators
-        said = " ".join(str(error).split())
-        raise ModuleNotFoundError(
-            f"workload coco needs torchvision in the build that fits torch {torch.__version__}: "
-            f"pip install 'kronscale[detection]' ({said})"
-        ) from None
-    return torchvision

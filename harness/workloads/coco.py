@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from harness.errors import DataError
 from harness.models.detection import mask_rcnn
@@ -25,6 +25,7 @@ from harness.workloads import WORKLOADS
 from harness.workloads.coco_files import SOURCE, Annotations, read_annotations, same_categories
 from harness.workloads.coco_scores import METRICS, Detection, average_precision, detections, packed, unpacked
 from harness.workloads.folders import data_folder, how_to_point
+from harness.workloads.loading import load_batches
 from harness.workloads.order import generator_of, local_batches, steps_per_epoch
 from harness.workloads.photos import read_photo
 from harness.workloads.scenes import Pictures, digit_scenes, noise
@@ -121,20 +122,8 @@ class Coco:
         return average_precision(self._test.annotations.coco, self._test_ids, unpacked(findings))
 
     def _loaded(self, views: Views, batches: list[list[int]]) -> Iterator[Batch]:
-        workers = min(self._options["workers"], len(batches))
-        loader = DataLoader(
-            views,
-            batch_sampler=batches,
-            num_workers=workers,
-            # A worker that imports MPI anew, as spawned ones do, aborts; a forked one has it already.
-            multiprocessing_context="fork" if workers else None,
-            collate_fn=_together,
-            pin_memory=self._share.device.type == "cuda",
-            generator=torch.Generator(),  # its own: the global one would not survive a resumed epoch
-        )
-        for loaded in loader:
-            if isinstance(loaded, str):
-                raise DataError(loaded)
+        workers, device = self._options["workers"], self._share.device
+        for loaded in load_batches(views, batches, workers, _together, device):
             yield self._ready(*loaded)
 
     def _ready(self, images: list[Tensor], targets: list[dict[str, Tensor]]) -> Batch:

@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from harness.errors import DataError
 from harness.models import imagenet_resnet
 from harness.workloads import WORKLOADS
 from harness.workloads.folders import data_folder, how_to_point
+from harness.workloads.loading import import_torchvision, load_batches
 from harness.workloads.order import generator_of, local_batches, steps_per_epoch
 from harness.workloads.photos import (
     Photos,
@@ -122,20 +123,8 @@ class Photographed(ImageNet):
         return self._loaded(self._test, None, mine)
 
     def _loaded(self, photos: Photos, draws: str | None, batches: list[list[int]]) -> Iterator[Batch]:
-        workers = min(self._options["workers"], len(batches))
-        loader = DataLoader(
-            Views(photos, self._side, draws),
-            batch_sampler=batches,
-            num_workers=workers,
-            # A worker that imports MPI anew, as spawned ones do, aborts; a forked one has it already.
-            multiprocessing_context="fork" if workers else None,
-            collate_fn=_together,
-            pin_memory=self._share.device.type == "cuda",
-            generator=torch.Generator(),  # its own: the global one would not survive a resumed epoch
-        )
-        for loaded in loader:
-            if isinstance(loaded, str):
-                raise DataError(loaded)
+        views, workers = Views(photos, self._side, draws), self._options["workers"]
+        for loaded in load_batches(views, batches, workers, _together, self._share.device):
             yield self._ready(*loaded)
 
 
@@ -209,15 +198,8 @@ def _exactly(root: Path, photos: Photos, wanted: int) -> Photos:
 def _network(name: str, classes: int) -> nn.Module:
     if name.startswith("resnet"):
         return imagenet_resnet(int(name.removeprefix("resnet")), classes)
-    try:
-        from torchvision import models  # noqa: PLC0415  an optional extra
-    except (ImportError, RuntimeError) as error:  # a build for another torch lacks operators
-        said = " ".join(str(error).split())
-        raise ModuleNotFoundError(
-            f"workload.options.model={name} needs torchvision in the build that fits torch "
-            f"{torch.__version__}: pip install 'kronscale[vision]', or use resnet50, resnet101 or "
-            f"resnet152, which need none ({said})"
-        ) from None
+    instead = ", or use resnet50, resnet101 or resnet152, which need none"
+    models = import_torchvision(f"workload.options.model={name}", "vision", instead).models
     if name == "densenet201":
         network: nn.Module = models.densenet201(num_classes=classes)
     else:

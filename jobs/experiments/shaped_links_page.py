@@ -203,8 +203,10 @@ _VERDICT = """
   model of this kind reports, and below all baselines' means. Amdahl's form, the best of them, predicts ever
   less growth where exchanges go on growing; for single arms a baseline can still be nearer (dp_kfac).
 - **The history belongs to it.** An earlier run on links of 100 Mbit/s, shaped one way, met none of the six
-  totals (mean error 19 %). It showed that Gloo's broadcasts cost three times their part on four ranks, and
-  that a loop's ranks are late for every round of an exchange. Since then parts go straight from rank to rank
+  totals (mean error 19 %). Gloo's operations alone, measured on two and four such ranks, then showed that
+  its broadcasts cost three times their part on four, and the earlier steps that a loop's ranks are late for
+  every round. So the form of the model has been chosen with four ranks in sight, its constants without.
+  Since then parts go straight from rank to rank
   (`kfac_core/collectives/direct.py`), the model counts rounds by Gloo's algorithms, lateness seen on two
   ranks is added to the rounds, not to the bytes, and compute takes turns where ranks outnumber cores.
   The numbers above are the first and only run since: nothing was fitted to them.
