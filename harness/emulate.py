@@ -141,7 +141,7 @@ def count(model: nn.Module, config: KFACConfig, communicator: Communicator) -> E
     state = {
         "factors": storage_bytes(kfac._factors.running.values()),
         "second_order": storage_bytes(kfac._second_order.data.values()),
-        "gradients": storage_bytes([*kfac._gradients.raw, *kfac._gradients.preconditioned]),
+        "gradients": storage_bytes([kfac._gradients._raw, kfac._gradients._preconditioned]),
     }
     kfac.remove()
     return Emulation(communicator.rank, communicator.world_size, steps[0], steps[1], state)

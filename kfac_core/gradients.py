@@ -16,7 +16,8 @@ class Gradients:
     """Layers lie in the order of their columns, so that a row exchanges one part per column.
 
     Attributes:
-        raw: averaged gradient of each layer, `[blocks, g.dim, a.dim]`, a view.
+        raw: averaged gradient of each layer, `[blocks, g.dim, a.dim]`: a view of the buffer, or, from `read`
+            to `write` on a CPU, of the parameter's own gradient where that is one contiguous tensor.
         preconditioned: the same after K-FAC, a view.
         own: indices of the layers that this rank preconditions.
     """
@@ -36,13 +37,16 @@ class Gradients:
         elements = [shapes[index].gradient_elements for index in order]
         self._raw = like.new_zeros(sum(elements))
         self._preconditioned = torch.zeros_like(self._raw)
-        self.raw: list[Tensor] = [self._raw] * len(layers)
+        # A copy costs a CPU as much as the dot products that it saves; on a GPU each of those is a launch.
+        self._copies = like.device.type != "cpu"
+        self._room: list[Tensor] = [self._raw] * len(layers)
         self.preconditioned: list[Tensor] = [self._raw] * len(layers)
         for index, raw, preconditioned in zip(
             order, self._raw.split(elements), self._preconditioned.split(elements), strict=True
         ):
             size = (shapes[index].a.blocks, shapes[index].g.dim, shapes[index].a.dim)
-            self.raw[index], self.preconditioned[index] = raw.view(size), preconditioned.view(size)
+            self._room[index], self.preconditioned[index] = raw.view(size), preconditioned.view(size)
+        self.raw = list(self._room)
         rank, columns = communicator.rank, placement.columns
         self._row = placement.row(rank // columns)
         self._sizes = [0] * columns
@@ -52,8 +56,8 @@ class Gradients:
 
     def read(self) -> None:
         """Collect the averaged gradients from the parameters."""
-        for layer, raw in zip(self._layers, self.raw, strict=True):
-            layer.read_gradient(raw)
+        rooms = zip(self._layers, self._room, strict=True)
+        self.raw = [layer.read_gradient(room, always_copy=self._copies) for layer, room in rooms]
 
     def exchange(self) -> None:
         """Fetch the layers that the other members of the row preconditioned."""
@@ -65,7 +69,12 @@ class Gradients:
 
         The scalar stays on the device: no step waits for it.
         """
-        predicted = torch.dot(self._preconditioned, self._raw).abs() * lr**2
+        if self._copies:
+            change = torch.dot(self._preconditioned, self._raw)
+        else:
+            pairs = zip(self.preconditioned, self.raw, strict=True)
+            change = torch.stack([torch.dot(new.flatten(), raw.flatten()) for new, raw in pairs]).sum()
+        predicted = change.abs() * lr**2
         self._preconditioned *= (kl_clip / predicted).sqrt().clamp_max(1.0)
 
     def write(self) -> None:
@@ -76,6 +85,7 @@ class Gradients:
             for pair in layer.gradient_targets(matrix)
         ]
         torch._foreach_copy_([gradient for gradient, _ in targets], [value for _, value in targets])
+        self.raw = list(self._room)  # or the parameters' gradients would outlive `zero_grad`
 
 
 def all_finite(parameters: Iterable[nn.Parameter]) -> bool:

@@ -259,11 +259,13 @@ class KFAC:
                 raw, a_data, g_data = gradients.raw[index], data[index, "a"], data[index, "g"]
                 dtype, shape = torch.promote_types(a_data.dtype, raw.dtype), self.shapes[index]
                 with self._timer.layer(shape.name):
-                    gradients.preconditioned[index].copy_(
-                        self._solver.precondition(
-                            raw.to(dtype), a_data.to(dtype), g_data.to(dtype), shape, damping
-                        )
+                    preconditioned = gradients.preconditioned[index]
+                    out = preconditioned if dtype == raw.dtype else torch.empty_like(raw, dtype=dtype)
+                    self._solver.precondition(
+                        raw.to(dtype), a_data.to(dtype), g_data.to(dtype), shape, damping, out
                     )
+                    if out is not preconditioned:
+                        preconditioned.copy_(out)
         with self._timer.phase(Phase.PRECONDITION_COMM):
             gradients.exchange()
         with self._timer.phase(Phase.SCALE):

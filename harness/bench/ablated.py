@@ -47,13 +47,21 @@ class Subject:
             group["lr"] = 0.0
         trainer._model.train()
 
-    def block(self, left_out: Phase | None = None, *, timed: bool = True) -> WindowTotals:
-        """One inverse period, with all phases or without one; untimed, by one clock around it alone."""
+    def block(self, phase: Phase | None = None, times: int = 1, *, timed: bool = True) -> WindowTotals:
+        """One inverse period; untimed, by one clock around it alone.
+
+        Args:
+            phase: whose work is done another number of times than once.
+            times: 0 leaves it out, 2 does it twice.
+            timed: whether the timer runs.
+        """
         timer, device = self.trainer._timer, self.trainer._world.device
         self._step_with_updates()  # every block finds memory and caches as a whole step leaves them
-        with ExitStack() as without:
-            if left_out is not None:
-                without.enter_context(self._without(left_out))
+        with ExitStack() as change:
+            if phase is not None and times == 0:
+                change.enter_context(self._without(phase))
+            elif phase is not None and times == 2:
+                change.enter_context(self._twice(phase))
             self.kfac.steps = 0
             self.trainer._world.wait_for_all()
             began = time.perf_counter()
@@ -83,6 +91,36 @@ class Subject:
             if phase == Phase.PRECONDITION:
                 stack.enter_context(patch.object(kfac._gradients, "own", []))
             yield
+
+    @contextmanager
+    def _twice(self, phase: Phase) -> Iterator[None]:
+        """The work of a computing phase done twice in its place; what the second time leaves is used."""
+        parts = self._parts().get(phase, [])
+        if phase == Phase.FACTOR_COMPUTE:
+            parts = [(layer, "input_gram", "output_gram") for layer in self.kfac._layers]
+        with ExitStack() as stack:
+            for owner, *names in parts:
+                for name in names:
+                    stack.enter_context(patch.object(owner, name, partial(_twice, getattr(owner, name))))
+            if phase == Phase.FACTOR_COMPUTE:
+                stack.enter_context(patch.object(self.kfac._factors, "absorb", self._absorbed_twice()))
+            if phase == Phase.PRECONDITION:
+                gradients = self.kfac._gradients
+                stack.enter_context(patch.object(gradients, "own", gradients.own * 2))
+            yield
+
+    def _absorbed_twice(self) -> Callable[[Any], None]:
+        """Folding in clears what arrived, so the second time is given it again."""
+        factors = self.kfac._factors
+        absorb: Callable[[Any], None] = factors.absorb
+
+        def absorb_twice(statistics: Any) -> None:
+            received = factors._received
+            absorb(statistics)
+            factors._received = received
+            absorb(statistics)
+
+        return absorb_twice
 
     def _parts(self) -> dict[Phase, list[tuple[Any, ...]]]:
         """What does a phase's work: an object, and names of its methods."""
@@ -152,7 +190,8 @@ def measure(subject: Subject, rounds: int) -> dict[str, Rounds]:
     for _ in range(WARMUP_BLOCKS):
         subject.block()
     for phase in phases:
-        subject.block(phase)
+        for times in _changes(phase):
+            subject.block(phase, times)
     table: dict[str, Rounds] = {phase.value: [] for phase in phases}
     for turn in range(rounds):
         for phase in phases:
@@ -161,26 +200,39 @@ def measure(subject: Subject, rounds: int) -> dict[str, Rounds]:
 
 
 def _round(subject: Subject, phase: Phase, *, turned: bool) -> dict[str, float]:
-    """Four blocks next to each other: with and without the phase, with the timer and without."""
-    kinds = [(left_out, timed) for timed in (True, False) for left_out in (None, phase)]
+    """Blocks beside each other: the phase once, not at all and twice; with the timer once and not at all."""
+    kinds = [(1, False), *((times, False) for times in _changes(phase)), (1, True), (0, True)]
     totals = {
-        (left_out, timed): subject.block(left_out, timed=timed)
-        for left_out, timed in (reversed(kinds) if turned else kinds)
+        (times, timed): subject.block(phase, times, timed=timed)
+        for times, timed in (reversed(kinds) if turned else kinds)
     }
-    whole, part = totals[None, True], totals[phase, True]
+    whole, part = totals[1, True], totals[0, True]
     booked = whole.seconds.get(phase.value, 0.0) - part.seconds.get(phase.value, 0.0)
-    return {
-        "with_seconds": totals[None, False].wall_seconds / subject.steps,
-        "without_seconds": totals[phase, False].wall_seconds / subject.steps,
-        "timed_with_seconds": whole.wall_seconds / subject.steps,
-        "timed_without_seconds": part.wall_seconds / subject.steps,
-        "timer_seconds": booked / subject.steps,
-        "calls": whole.calls.get(phase.value, 0) / subject.steps,
+    figures = {
+        "with_seconds": totals[1, False].wall_seconds,
+        "without_seconds": totals[0, False].wall_seconds,
+        "timed_with_seconds": whole.wall_seconds,
+        "timed_without_seconds": part.wall_seconds,
+        "timer_seconds": booked,
+        "calls": whole.calls.get(phase.value, 0),
     }
+    if (2, False) in totals:
+        figures["twice_seconds"] = totals[2, False].wall_seconds
+    return {name: value / subject.steps for name, value in figures.items()}
+
+
+def _changes(phase: Phase) -> tuple[int, ...]:
+    """How often a phase's work is done instead of once; no exchange twice, for ranks wait only once."""
+    return (0,) if phase in COMM_PHASES else (0, 2)
 
 
 def _kept(grams: dict[Any, Any], key: Any, tensor: Any) -> Any:
     return grams[key]
+
+
+def _twice(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    work(*args, **kwargs)
+    return work(*args, **kwargs)
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -1,8 +1,9 @@
 """`kronscale bench ablation`: a phase's time as a difference, beside what the timer says (no torch here).
 
 Zhang et al. 2022 (DP-KFAC) break a step down so: run without a part, and subtract. That needs no timer, so
-where both agree, neither is far off. They are not the same number: without a phase the others can run faster
-too, for it no longer takes their caches from them. The timer sees that as well, as less time elsewhere.
+where both agree, neither is far off. They are not the same number: without a phase the others run faster too,
+for it no longer takes their caches from them, so that a step loses more than the phase. A step in which a
+phase's work is done twice gains less: the second time finds its data in the caches. The phase lies between.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class AblationBench:
 
     Attributes:
         cell: the cell, as JSON; its strategy, intervals, model and batch are those of the study.
-        rounds: for each phase; one is four inverse periods, with and without phase and timer.
+        rounds: for each phase; one is five inverse periods, of a communication phase four.
     """
 
     cell: str
@@ -61,18 +62,19 @@ class AblationBench:
 def compare(ranks: list[dict[str, Rounds]]) -> dict[str, dict[str, Any]]:
     """By phase: seconds a step by timer and by ablation, each with 95 % limits of the median over rounds.
 
-    A round has, of a block's step, `with_seconds` and `without_seconds` by a clock around blocks without
-    timer, `timed_with_seconds` and `timed_without_seconds` of blocks with it, and `timer_seconds`: what the
-    timer books on the phase, less what it still books there without the phase's work. A communication phase
-    in which no rank calls a collective is left out. A step takes as long as its slowest rank. Of a computing
-    phase the timer's value is the slowest rank's, for that is what the others wait for, and of a
-    communication phase the fastest rank's, for waiting does not go away with the phase: it moves to the next
-    one.
+    A round has, of a block's step, `with_seconds`, `without_seconds` and, of computing phases,
+    `twice_seconds` by a clock around blocks without timer; `timed_with_seconds` and `timed_without_seconds`
+    of blocks with it; and `timer_seconds`: what the timer books on the phase, less what it still books there
+    without the phase's work. A communication phase in which no rank calls a collective is left out. A step
+    takes as long as its slowest rank. Of a computing phase the timer's value is the slowest rank's, for that
+    is what the others wait for, and of a communication phase the fastest rank's, for waiting does not go away
+    with the phase: it moves to the next one.
 
     Returns:
-        By phase `timer`, `elsewhere` (what all other phases, as timed, lose with this one), `both` (their
-        sum), `ablation`, each with median, low and high; `step_seconds`; `alone`: whether the limits of timer
-        and ablation meet; `agree`: whether those of both and ablation do.
+        By phase `timer`; `ablation`, the work left out; `doubling`, the work done twice, of computing phases
+        (`ablation` again of others); `elsewhere`, what all other phases, as timed, lose with this one; each
+        with median, low and high. `step_seconds`. `alone`: whether the limits of timer and ablation meet;
+        `agree`: whether the timer's meet what lies between the limits of ablation and doubling.
     """
     table = {}
     for phase in ranks[0]:
@@ -80,18 +82,22 @@ def compare(ranks: list[dict[str, Rounds]]) -> dict[str, dict[str, Any]]:
         if not any(rank["calls"] for one in rounds for rank in one):
             continue
         pick = min if phase in COMM_PHASES else max
-        timer = [pick(rank["timer_seconds"] for rank in one) for one in rounds]
+        own = [pick(rank["timer_seconds"] for rank in one) for one in rounds]
         both = [_gain(one, "timed_with_seconds", "timed_without_seconds") for one in rounds]
-        elsewhere = [gain - own for gain, own in zip(both, timer, strict=True)]
-        ablation = _spread([_gain(one, "with_seconds", "without_seconds") for one in rounds])
-        step = median(max(rank["with_seconds"] for rank in one) for one in rounds)
-        spreads = {"timer": _spread(timer), "elsewhere": _spread(elsewhere), "both": _spread(both)}
+        timer = _spread(own)
+        elsewhere = _spread([gain - booked for gain, booked in zip(both, own, strict=True)])
+        ablation = doubling = _spread([_gain(one, "with_seconds", "without_seconds") for one in rounds])
+        if "twice_seconds" in rounds[0][0]:
+            doubling = _spread([_gain(one, "twice_seconds", "with_seconds") for one in rounds])
+        between = {edge: pick(ablation[edge], doubling[edge]) for edge, pick in (("low", min), ("high", max))}
         table[phase] = {
-            **spreads,
+            "timer": timer,
             "ablation": ablation,
-            "step_seconds": step,
-            "alone": _meet(spreads["timer"], ablation),
-            "agree": _meet(spreads["both"], ablation),
+            "doubling": doubling,
+            "elsewhere": elsewhere,
+            "step_seconds": median(max(rank["with_seconds"] for rank in one) for one in rounds),
+            "alone": _meet(timer, ablation),
+            "agree": _meet(timer, between),
         }
     return table
 

@@ -35,7 +35,7 @@ class CoreBench:
         Returns:
             `bench`: these settings; `sgd`: median and quartiles in seconds; `ratios`: of an iteration to
             SGD's by interval; `plain_ratio`; `phases`: see `_phase`; `memory` by rank; `rates`; `calls`;
-            `ranks`: everything measured.
+            `layers`: see `by_shape`; `ranks`: everything measured.
 
         Raises:
             UserError: a rank failed, with the end of what it said.
@@ -64,8 +64,34 @@ def summary(ranks: list[dict[str, Any]]) -> dict[str, Any]:
         "memory": [rank["memory"] for rank in ranks],
         "calls": ranks[0]["calls"],
         "rates": ranks[0]["rates"],
+        "layers": by_shape(ranks[0]),
         "ranks": ranks,
     }
+
+
+def by_shape(rank: dict[str, Any]) -> list[dict[str, Any]]:
+    """What layers of equal size and floor take on one rank, smallest first.
+
+    Returns:
+        Of each kind `shape` (rows and columns of its gradient), `count`, and by phase `seconds`, the median
+        over repetitions of the mean over these layers, `floor_seconds` and `fraction_of_floor`.
+    """
+    kinds: dict[tuple[Any, ...], list[str]] = {}
+    for name, floor in rank["layer_floors"].items():
+        kinds.setdefault((*rank["shapes"][name], *floor.items()), []).append(name)
+    table = []
+    for (rows, columns, *floor), names in sorted(kinds.items()):
+        row: dict[str, Any] = {"shape": [rows, columns], "count": len(names)}
+        for phase, least in floor:
+            times = [
+                statistics.fmean(step.get(name, {}).get(phase, 0.0) for name in names)
+                for step in rank["layers"]
+            ]
+            taken = statistics.median(times)
+            if taken:
+                row[phase] = {"seconds": taken, "floor_seconds": least, "fraction_of_floor": least / taken}
+        table.append(row)
+    return table
 
 
 def amortised(seconds: Mapping[str, float], factor_steps: int, inverse_steps: int) -> float:

@@ -51,6 +51,23 @@ def floors(kfac: KFAC, rank: int, calls: Mapping[str, Call], rates: Rates) -> di
     return {phase.value: value for phase, value in seconds.items()}
 
 
+def layer_floors(kfac: KFAC, calls: Mapping[str, Call], rates: Rates) -> dict[str, dict[str, float]]:
+    """Seconds by layer of both its grams, and of its two products of matrices (four with eigenvectors)."""
+    changes_of_basis = 2 if kfac.config.solver == "eigen" else 1
+    return {
+        shape.name: {
+            Phase.FACTOR_COMPUTE.value: factor_seconds(shape, calls[shape.name], rates),
+            Phase.PRECONDITION.value: max(
+                changes_of_basis * _product_flops(shape) / rates.flops,
+                _ITEM_BYTES
+                * (shape.a.elements + shape.g.elements + 2 * shape.gradient_elements)
+                / rates.copy_bytes,
+            ),
+        }
+        for shape in kfac.shapes
+    }
+
+
 def factor_seconds(shape: LayerShape, call: Call, rates: Rates) -> float:
     """Both grams of one layer: the larger of their arithmetic and of reading what they are made of."""
     a = _gram_flops(call) if isinstance(call.module, nn.Conv2d) else _symmetric_flops(shape.a, call.rows)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # public, but hidden from checkers
 
-from harness.bench.floor import floors
+from harness.bench.floor import floors, layer_floors
 from harness.bench.rates import measure_rates
 from harness.bench.subject import KINDS, MODELS, Preconditioned, Training
 from kfac_core import KFACConfig
@@ -57,7 +57,9 @@ def measure(options: Options, rank: int) -> dict[str, Any]:
     Returns:
         `sgd`: seconds of each plain forward and backward pass; `kinds`: by kind of step, seconds by phase of
         each repetition; `calls`: collectives by phase of a full step; `memory`: bytes, `peak_extra` what the
-        largest resident set grew by under K-FAC; `rates`; `floors`: seconds of a full step's phases.
+        largest resident set grew by under K-FAC; `rates`; `floors`: seconds of a full step's phases;
+        `layers`: of each repetition, seconds by layer and phase; `layer_floors`; `shapes`: rows and columns
+        of each layer's gradient.
     """
     torch.set_num_threads(options.threads)
     if options.ranks > 1:
@@ -82,7 +84,8 @@ def measure(options: Options, rank: int) -> dict[str, Any]:
             times.append(subject.step(kind))
         sgd.append(_plain_seconds(plain))
     peak = _peak_bytes()
-    rates = measure_rates()
+    layers = [subject.layers() for _ in range(options.repeats)]
+    rates, calls = measure_rates(), training.calls()
     return {
         "rank": rank,
         "sgd": sgd,
@@ -90,7 +93,10 @@ def measure(options: Options, rank: int) -> dict[str, Any]:
         "calls": subject.calls,
         "memory": {**subject.kfac.memory(), "peak_extra": peak - before},
         "rates": asdict(rates),
-        "floors": floors(subject.kfac, rank, training.calls(), rates),
+        "floors": floors(subject.kfac, rank, calls, rates),
+        "layers": layers,
+        "layer_floors": layer_floors(subject.kfac, calls, rates),
+        "shapes": {shape.name: [shape.g.dim, shape.a.dim] for shape in subject.kfac.shapes},
     }
 
 

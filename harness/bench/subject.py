@@ -102,6 +102,25 @@ class Preconditioned:
 
     def step(self, kind: str) -> dict[str, float]:
         """One iteration of `kind`, with neither optimizer nor data; seconds by phase and in `total`."""
+        self._run(kind)
+        totals = self._timer.drain()
+        if kind == "full":
+            self.calls = {phase.value: totals.calls.get(phase.value, 0) for phase in COMM_PHASES}
+        return {"total": totals.wall_seconds, **totals.seconds}
+
+    def layers(self) -> dict[str, dict[str, float]]:
+        """Seconds of one full step by layer and phase, without what is done for all layers at once."""
+        self._timer.sampled_step = 0
+        self._run("full")
+        self._timer.drain()
+        seconds: dict[str, dict[str, float]] = {}
+        for span in self._timer.drain_spans():
+            if span.layer:
+                own = seconds.setdefault(span.layer, {})
+                own[span.phase] = own.get(span.phase, 0.0) + span.seconds
+        return seconds
+
+    def _run(self, kind: str) -> None:
         self.kfac.steps = KINDS[kind]
         self._training.meet()
         self._timer.start()
@@ -111,7 +130,3 @@ class Preconditioned:
             loss.backward()
         self.kfac.step()
         self._timer.stop()
-        totals = self._timer.drain()
-        if kind == "full":
-            self.calls = {phase.value: totals.calls.get(phase.value, 0) for phase in COMM_PHASES}
-        return {"total": totals.wall_seconds, **totals.seconds}

@@ -35,6 +35,9 @@ def register(app: typer.Typer) -> None:
     app.add_typer(verbs, name="bench")
 
 
+_BY_LAYER = ("factor_compute", "precondition")
+
+
 def core(
     model: Annotated[str, typer.Option(help="resnet32 (32x32 images) or resnet50 (64x64).")] = "resnet32",
     batch: Annotated[int | None, typer.Option(help="Examples of each rank. Default: 128 or 8.")] = None,
@@ -46,6 +49,9 @@ def core(
         str, typer.Option("--set", metavar="JSON", help="More settings of KFACConfig, as a JSON object.")
     ] = "{}",
     repeats: Annotated[int, typer.Option(min=1, help="Measured rounds.")] = 7,
+    by_layer: Annotated[
+        bool, typer.Option("--by-layer", help="Also each kind of layer against its floor.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")
     ] = None,
@@ -68,6 +74,8 @@ def core(
         screen.print(f"note: {ranks} x {threads} threads share {cores} CPUs: read ratios only", style="dim")
     figures = CoreBench(model, batch or _MODELS[model], ranks, threads, kfac, repeats).run()
     screen.print(_table(figures))
+    if by_layer:
+        screen.print(_layer_table(figures["layers"]))
     for line in _lines(figures):
         screen.print(line, highlight=False)
     _write(out, figures)
@@ -118,7 +126,9 @@ def ablation(
     where: Annotated[str | None, typer.Option(help="Chooses one cell with K-FAC.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each rank.")] = 1,
-    rounds: Annotated[int, typer.Option(min=6, help="For each phase: four inverse periods a round.")] = 30,
+    rounds: Annotated[
+        int, typer.Option(min=6, help="For each phase: four or five inverse periods a round.")
+    ] = 30,
     out: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")
     ] = None,
@@ -149,21 +159,21 @@ def _ablation_table(cell: str, phases: dict[str, Any]) -> Table:
 
     title = f"{cell}: milliseconds a step, median over rounds and its 95 % limits"
     table = Table("phase", title=title, title_justify="left")
-    for name in ("timer", "elsewhere", "ablation", "of the step", "agree"):
+    for name in ("timer", "left out", "twice", "of the step", "agree"):
         table.add_column(name, justify="right")
     for phase, row in phases.items():
         spelt = (
             f"{1e3 * one['median']:.3f} [{1e3 * one['low']:.3f}, {1e3 * one['high']:.3f}]"
-            for one in (row["timer"], row["elsewhere"], row["ablation"])
+            for one in (row["timer"], row["ablation"], row["doubling"])
         )
         share = row["timer"]["median"] / row["step_seconds"]
-        agree = "alone" if row["alone"] else "with elsewhere" if row["agree"] else "no"
+        agree = "yes" if row["alone"] else "between" if row["agree"] else "no"
         table.add_row(phase, *spelt, f"{share:.1%}", agree)
     return table
 
 
 def _ablation_csv(cell: str, rounds: int, phases: dict[str, Any]) -> str:
-    ways, limits = ("timer", "elsewhere", "both", "ablation"), ("median", "low", "high")
+    ways, limits = ("timer", "ablation", "doubling", "elsewhere"), ("median", "low", "high")
     parts = [f"{way}_{name}_seconds" for way in ways for name in limits]
     lines = [",".join(["cell", "phase", "rounds", "step_seconds", *parts, "alone", "agree"])]
     for phase, row in phases.items():
@@ -206,6 +216,30 @@ def _table(figures: dict[str, Any]) -> Table:
             f"{100 * fraction:.0f} %" if fraction else "",
             str(figures["calls"].get(phase, "")),
         )
+    return table
+
+
+def _layer_table(kinds: list[dict[str, Any]]) -> Table:
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table("gradient", "layers", title="One layer of each kind, rank 0", title_justify="left")
+    for phase in _BY_LAYER:
+        for name in (f"{phase}, ms", "floor, ms", "of floor"):
+            table.add_column(name, justify="right")
+    for kind in kinds:
+        cells = [f"{kind['shape'][0]} x {kind['shape'][1]}", str(kind["count"])]
+        for phase in _BY_LAYER:
+            row = kind.get(phase)
+            cells += (
+                [""] * 3
+                if row is None
+                else [
+                    f"{1e3 * row['seconds']:.3f}",
+                    f"{1e3 * row['floor_seconds']:.3f}",
+                    f"{row['fraction_of_floor']:.0%}",
+                ]
+            )
+        table.add_row(*cells)
     return table
 
 

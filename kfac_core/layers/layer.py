@@ -67,13 +67,23 @@ class KroneckerLayer(ABC):
         assert isinstance(weight, nn.Parameter)  # noqa: S101  the registry admits only modules that have one
         return weight
 
-    def read_gradient(self, out: Tensor) -> None:
-        """Copy weight and bias gradient to `out` [blocks, g.dim, a.dim]; zeros where there is none."""
+    def read_gradient(self, out: Tensor, *, always_copy: bool = True) -> Tensor:
+        """Weight and bias gradient as one matrix [blocks, g.dim, a.dim]; zeros where there is none.
+
+        Returns:
+            `out`, into which they were copied; or, unless `always_copy`, the weight's own gradient where it
+            is such a matrix as it lies.
+        """
+        alone = self.weight.grad
+        may_lend = not always_copy and not self.has_bias
+        if may_lend and alone is not None and alone.dtype == out.dtype and alone.is_contiguous():
+            return alone.view(out.shape)
         for (gradient, _), view in zip(self._gradients(), self._views(out), strict=True):
             if gradient is None:
                 view.zero_()
             else:
                 view.copy_(gradient.reshape(view.shape))
+        return out
 
     def gradient_targets(self, matrix: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Pairs (parameter gradient, its new value, a view of `matrix`) for gradients that exist."""

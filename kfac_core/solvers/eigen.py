@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from kfac_core.placement import FactorShape, LayerShape
+from kfac_core.solvers.solver import product
 
 SMALLEST_EIGENVALUE = 1e-10  # below it an eigenvalue is rounding noise; the released SC20 code does the same
 
@@ -42,17 +43,25 @@ class EigenSolver:
         return vectors.mT, values  # LAPACK's order: columns lie one after another
 
     def precondition(
-        self, gradient: Tensor, a_data: Tensor, g_data: Tensor, shape: LayerShape, damping: float
-    ) -> Tensor:
+        self,
+        gradient: Tensor,
+        a_data: Tensor,
+        g_data: Tensor,
+        shape: LayerShape,
+        damping: float,
+        out: Tensor,
+    ) -> None:
         """Qg ((QgT W Qa) / (dg daT + damping)) QaT."""
         (q_a, d_a), (q_g, d_g) = _views(a_data, shape.a), _views(g_data, shape.g)
         if shape.a.dim == 1 and shape.g.blocks == 1:  # A is diagonal: its eigenvectors are the tokens
             projected = gradient.squeeze(-1) @ q_g[0]
             projected /= d_a * d_g + damping
-            return (projected @ q_g[0].mT).unsqueeze(-1)
-        projected = q_g.mT @ gradient @ q_a
-        projected /= d_g.unsqueeze(-1) * d_a.unsqueeze(-2) + damping
-        return q_g @ projected @ q_a.mT
+            torch.mm(projected, q_g[0].mT, out=out.squeeze(-1))
+            return
+        projected = torch.empty_like(out)
+        product(q_g.mT, gradient, q_a, projected)
+        projected /= (d_g.unsqueeze(-1) * d_a.unsqueeze(-2)).add_(damping)
+        product(q_g, projected, q_a.mT, out)
 
 
 def _views(data: Tensor, shape: FactorShape) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from kfac_core.placement import FactorShape, LayerShape
 from kfac_core.scratch import scratch
+from kfac_core.solvers.solver import product
 
 
 class InverseSolver:
@@ -31,13 +32,20 @@ class InverseSolver:
         return (torch.cholesky_inverse(columns).mT,)
 
     def precondition(
-        self, gradient: Tensor, a_data: Tensor, g_data: Tensor, shape: LayerShape, damping: float
-    ) -> Tensor:
+        self,
+        gradient: Tensor,
+        a_data: Tensor,
+        g_data: Tensor,
+        shape: LayerShape,
+        damping: float,
+        out: Tensor,
+    ) -> None:
         """The inverse of G from the left, of A from the right."""
         g_inverse = g_data.view(shape.g.blocks, shape.g.dim, shape.g.dim)
         if shape.a.dim == 1 and shape.g.blocks == 1:  # A is diagonal
-            return (gradient.squeeze(-1) @ g_inverse[0] * a_data.unsqueeze(-1)).unsqueeze(-1)
-        return g_inverse @ gradient @ a_data.view(shape.a.blocks, shape.a.dim, shape.a.dim)
+            torch.mm(gradient.squeeze(-1), g_inverse[0], out=out.squeeze(-1)).mul_(a_data.unsqueeze(-1))
+        else:
+            product(g_inverse, gradient, a_data.view(shape.a.blocks, shape.a.dim, shape.a.dim), out)
 
 
 class InversePiSolver(InverseSolver):

@@ -40,7 +40,21 @@ class Solver(Protocol):
         ...
 
     def precondition(
-        self, gradient: Tensor, a_data: Tensor, g_data: Tensor, shape: LayerShape, damping: float
-    ) -> Tensor:
-        """`gradient` [a.blocks, g.dim, a.dim], preconditioned; all arguments of one dtype."""
+        self,
+        gradient: Tensor,
+        a_data: Tensor,
+        g_data: Tensor,
+        shape: LayerShape,
+        damping: float,
+        out: Tensor,
+    ) -> None:
+        """`gradient` [a.blocks, g.dim, a.dim], preconditioned, to `out` of its shape; all of one dtype."""
         ...
+
+
+def product(left: Tensor, middle: Tensor, right: Tensor, out: Tensor) -> None:
+    """`left @ middle @ right` to `out`, all `[blocks, n, m]`; `mm` is faster than a batch of one."""
+    if len(middle) == 1:
+        torch.mm(left[0] @ middle[0], right[0], out=out[0])
+    else:
+        torch.matmul(left @ middle, right, out=out)

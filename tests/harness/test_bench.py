@@ -24,17 +24,26 @@ def test_a_repetition_takes_as_long_as_its_slowest_rank():
     rank = {
         "sgd": [2.0, 2.0], "kinds": {kind: [step] for kind in ("full", "factor", "plain")}, "calls": {},
         "memory": {}, "rates": {}, "floors": {"scale": 0.5},
+        "shapes": {"one": [2, 3], "two": [2, 3], "three": [4, 3]},
+        "layers": [{"one": {"precondition": 1.0}, "two": {"precondition": 3.0}}] * 2,
+        "layer_floors": {name: {"precondition": 1.0} for name in ("one", "two", "three")},
     }  # fmt: skip
     figures = summary([rank, {**rank, "sgd": [1.0, 1.0]}])
     assert figures["sgd"]["median"] == 2.0
     assert figures["ratios"]["10/100"] == pytest.approx(2.0)
     assert figures["phases"]["scale"]["of_sgd"]["plain"] == 0.5
     assert figures["phases"]["scale"]["fraction_of_floor"] == 0.5
+    small, large = figures["layers"]
+    assert small["count"] == 2
+    assert small["precondition"] == {"seconds": 2.0, "floor_seconds": 1.0, "fraction_of_floor": 0.5}
+    assert large == {"shape": [4, 3], "count": 1}, "no rank 0 preconditions it"
 
 
 def test_two_ranks_are_measured(tmp_path, capfd):
     out = tmp_path / "core.json"
-    code = main(["bench", "core", "--batch", "2", "--ranks", "2", "--repeats", "2", "--json", str(out)])
+    code = main(
+        ["bench", "core", "--batch", "2", "--ranks", "2", "--repeats", "2", "--by-layer", "--json", str(out)]
+    )
     assert code == 0, capfd.readouterr().err
     figures = json.loads(out.read_text())
     assert len(figures["ranks"]) == 2
@@ -49,6 +58,8 @@ def test_two_ranks_are_measured(tmp_path, capfd):
         "precondition_comm": 0,
     }
     assert figures["phases"]["precondition"]["floor_seconds"] > 0
+    assert sum(kind["count"] for kind in figures["layers"]) == 32
+    assert all(0 < kind["factor_compute"]["fraction_of_floor"] < 2 for kind in figures["layers"])
     assert "factor_compute" in capfd.readouterr().out
 
 
@@ -95,30 +106,36 @@ def test_limits_of_a_median_are_order_statistics_that_cover_it():
 
 
 def test_compare_takes_the_slowest_rank_of_computing_and_the_fastest_of_communication():
-    def rank(whole: float, part: float, timer: float) -> list[dict[str, float]]:
+    def rank(phase: str, whole: float, part: float, timer: float) -> list[dict[str, float]]:
         wall = {"with_seconds": whole, "without_seconds": part}
         timed = {f"timed_{name}": seconds for name, seconds in wall.items()}
-        return [{**wall, **timed, "timer_seconds": timer, "calls": 1}] * 6
+        twice = {"twice_seconds": whole + timer} if phase == "inverse_compute" else {}
+        return [{**wall, **timed, **twice, "timer_seconds": timer, "calls": 1}] * 6
 
     table = compare([
-        {"inverse_compute": rank(10, 6, 3), "factor_comm": rank(10, 8, 5)},
-        {"inverse_compute": rank(9, 5, 1), "factor_comm": rank(9, 5, 2)},
+        {"inverse_compute": rank("inverse_compute", 10, 6, 3), "factor_comm": rank("factor_comm", 10, 8, 5)},
+        {"inverse_compute": rank("inverse_compute", 9, 5, 1), "factor_comm": rank("factor_comm", 9, 5, 2)},
     ])  # fmt: skip
     inverse, comm = table["inverse_compute"], table["factor_comm"]
     assert inverse["timer"]["median"] == 3
     assert inverse["ablation"]["median"] == 10 - 6
+    assert inverse["doubling"]["median"] == 3
     assert inverse["elsewhere"]["median"] == 1
-    assert inverse["agree"]
     assert not inverse["alone"]
-    assert comm["timer"]["median"] == comm["ablation"]["median"] == 2
+    assert inverse["agree"], "between what leaving out takes and what doing twice adds"
+    assert comm["timer"]["median"] == comm["ablation"]["median"] == comm["doubling"]["median"] == 2
     assert comm["alone"]
 
 
-def test_timer_and_ablation_disagree_where_blocks_without_timer_say_otherwise():
-    row = {"timed_with_seconds": 10, "timed_without_seconds": 7, "timer_seconds": 3, "calls": 1}
-    table = compare([{"scale": [{**row, "with_seconds": 10, "without_seconds": 9}] * 6}])
-    assert not table["scale"]["alone"]
-    assert not table["scale"]["agree"]
+@pytest.mark.parametrize(
+    ("booked", "agree"), [(2.7, False), (3.0, True), (3.5, True), (4.0, True), (4.4, False)]
+)
+def test_a_timer_that_books_a_tenth_too_little_or_too_much_disagrees(booked, agree):
+    wall = {"with_seconds": 10, "without_seconds": 6, "twice_seconds": 13}  # a second of the four is others'
+    timed = {"timed_with_seconds": 10, "timed_without_seconds": 6, "timer_seconds": booked, "calls": 1}
+    table = compare([{"scale": [wall | timed] * 6}])
+    assert table["scale"]["agree"] == agree
+    assert table["scale"]["alone"] == (booked == 4.0)
 
 
 def test_ablation_finds_each_phase_of_a_real_cell_at_two_ranks(tmp_path, capfd):
@@ -141,7 +158,8 @@ def test_ablation_finds_each_phase_of_a_real_cell_at_two_ranks(tmp_path, capfd):
     assert set(rows) == {phase.value for phase in ABLATED} - none
     heavy = rows["factor_compute"]  # the largest of them here
     assert heavy["agree"] == "yes"
-    assert float(heavy["ablation_high_seconds"]) > 0.5 * float(heavy["timer_median_seconds"])
+    for way in ("ablation", "doubling"):
+        assert float(heavy[f"{way}_high_seconds"]) > 0.5 * float(heavy["timer_median_seconds"])
 
 
 def test_ablation_wants_one_cell_with_kfac(capfd):
