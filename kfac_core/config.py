@@ -31,6 +31,8 @@ class KFACConfig:
         solver: `eigen` (inverse-free), `inverse`, or `inverse_pi` (DP-KFAC's damping split).
         eigen_start: `cold` decomposes anew each time; `warm` takes one step of orthogonal iteration from the
             last basis, an approximation (for `eigen` only).
+        eigen_rank: eigenpairs kept of each factor, at most, the largest; the others count as their mean. An
+            approximation (for `eigen` only); None keeps all.
         split_factors: for `comm_opt`, whether A and G of a layer may go to different ranks: `always`,
             `never`, or `when_ranks_exceed_layers`, the rule of the released SC20 code; None is `always`.
         damping: Tikhonov damping of the Kronecker product, > 0; a number, `Milestones`, or a callable of
@@ -63,6 +65,7 @@ class KFACConfig:
     split_factors: Literal["always", "never", "when_ranks_exceed_layers"] | None = None
     solver: str = "eigen"
     eigen_start: Literal["cold", "warm"] = "cold"
+    eigen_rank: int | None = None
     damping: Hyperparameter = 0.001
     factor_decay: float = 0.95
     kl_clip: float | None = 0.001
@@ -125,6 +128,18 @@ class KFACConfig:
             raise ConfigError(
                 f"eigen_start=warm has no meaning for solver={self.solver}; leave it out, or use solver=eigen"
             )
+        if self.eigen_rank is not None:
+            if (
+                isinstance(self.eigen_rank, bool)
+                or not isinstance(self.eigen_rank, int)
+                or self.eigen_rank < 1
+            ):
+                raise ConfigError(f"eigen_rank={self.eigen_rank!r} is not allowed; use a whole number >= 1")
+            if self.solver != "eigen":
+                raise ConfigError(
+                    f"eigen_rank={self.eigen_rank} has no meaning for solver={self.solver}; leave it out, or "
+                    "use solver=eigen"
+                )
         _one_of("factor_start", self.factor_start, ("identity", "first"))
         _one_of("sequence", self.sequence, ("expand", "reduce"))
         _one_of("loss_reduction", self.loss_reduction, ("mean", "sum"))

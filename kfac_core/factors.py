@@ -149,14 +149,15 @@ class Factors:
 
     def _pack(self, jobs: Sequence[FactorJob], statistics: Sequence[Statistics]) -> Tensor:
         sizes = [travelling_elements(job) for job in jobs]
-        buffer = self._like.new_zeros(sum(sizes))
+        buffer = self._like.new_empty(sum(sizes))
         for job, part in zip(jobs, buffer.split(sizes), strict=True):
             shares = statistics[job.layer].shares()
-            if shares is not None:
-                total, scale = shares[job.kind == "g"]
-                pack(dense(total), part[:-1].view(job.shape.blocks, -1))
-                part[:-1] *= scale
-                part[-1] = statistics[job.layer].examples
+            if shares is None:
+                part.zero_()
+                continue
+            total, scale = shares[job.kind == "g"]
+            pack(total, part[:-1].view(job.shape.blocks, -1), scale)
+            part[-1] = statistics[job.layer].examples
         return buffer
 
     def _keep(self, jobs: Sequence[FactorJob], buffer: Tensor) -> None:

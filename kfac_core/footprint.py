@@ -23,12 +23,25 @@ def state_bytes(
     return {
         "factors": factor_bytes * sum(job.shape.elements for job in jobs if rank in job.inverse_workers),
         "second_order": inverse_bytes
-        * sum(data_elements(config.solver, job.shape) for job in jobs if rank in job.gradient_workers),
+        * sum(data_elements(config, job.shape) for job in jobs if rank in job.gradient_workers),
         "gradients": 2 * item_bytes * sum(shape.gradient_elements for shape in shapes),
         "statistics": item_bytes * sum(job.shape.elements for job in jobs if rank in job.factor_workers),
     }
 
 
-def data_elements(solver: str, factor: FactorShape) -> int:
+def data_elements(config: KFACConfig, factor: FactorShape) -> int:
     """Elements of second-order data: eigenvectors and eigenvalues, or an inverse."""
-    return factor.elements + (factor.blocks * factor.dim if solver == "eigen" else 0)
+    kept = kept_columns(config, factor)
+    if config.solver != "eigen":
+        return factor.elements
+    return factor.blocks * (kept * factor.dim + kept + (kept < factor.dim))  # and the mean of those left out
+
+
+def kept_columns(config: KFACConfig, factor: FactorShape) -> int:
+    """Columns of a factor's second-order data: its dimension, or fewer under `eigen_rank`."""
+    return factor.dim if config.eigen_rank is None else min(factor.dim, config.eigen_rank)
+
+
+def data_layout(config: KFACConfig) -> str:
+    """What second-order data means; saved data of another layout has to be solved anew."""
+    return config.solver if config.eigen_rank is None else f"{config.solver} of rank {config.eigen_rank}"

@@ -27,7 +27,6 @@ from kfac_core.phases import Phase
 from kfac_core.placement import Placement
 from kfac_core.schedule import interval_at, value_at
 from kfac_core.second_order import Failure, SecondOrder
-from kfac_core.solvers import SOLVERS
 from kfac_core.state import gather_state, restore_shard, restore_state, state_shard
 from kfac_core.strategies import place
 from kfac_core.timer import PhaseTimer
@@ -105,7 +104,6 @@ class KFAC:
         weight = self._layers[0].weight
         like = weight.new_empty(0, dtype=torch.promote_types(weight.dtype, torch.float32))
         arguments = self.shapes, self.placement, self._communicator, self.config, like
-        self._solver = SOLVERS[self.config.solver]
         self._factors = Factors(*arguments)
         self._second_order = SecondOrder(*arguments)
         self._gradients = Gradients(self._layers, self.placement, self._communicator, like)
@@ -252,20 +250,14 @@ class KFAC:
         self._unheard = set()
 
     def _precondition(self) -> None:
-        gradients, data = self._gradients, self._second_order.data
+        gradients = self._gradients
         with self._timer.phase(Phase.PRECONDITION):
             damping = self.damping
             for index in gradients.own:
-                raw, a_data, g_data = gradients.raw[index], data[index, "a"], data[index, "g"]
-                dtype, shape = torch.promote_types(a_data.dtype, raw.dtype), self.shapes[index]
-                with self._timer.layer(shape.name):
-                    preconditioned = gradients.preconditioned[index]
-                    out = preconditioned if dtype == raw.dtype else torch.empty_like(raw, dtype=dtype)
-                    self._solver.precondition(
-                        raw.to(dtype), a_data.to(dtype), g_data.to(dtype), shape, damping, out
+                with self._timer.layer(self.shapes[index].name):
+                    self._second_order.apply(
+                        index, gradients.raw[index], damping, gradients.preconditioned[index]
                     )
-                    if out is not preconditioned:
-                        preconditioned.copy_(out)
         with self._timer.phase(Phase.PRECONDITION_COMM):
             gradients.exchange()
         with self._timer.phase(Phase.SCALE):

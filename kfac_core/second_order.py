@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from kfac_core.collectives import Communicator
 from kfac_core.config import KFACConfig
 from kfac_core.factors import Key
 from kfac_core.placement import FactorJob, LayerShape, Placement
-from kfac_core.solvers import SOLVERS
+from kfac_core.solvers import solver_of
 from kfac_core.solvers.solver import LinAlgError
 
 
@@ -63,7 +64,7 @@ class SecondOrder:
         like: Tensor,
     ) -> None:
         self._shapes, self._communicator, self._like = shapes, communicator, like
-        self._solver = SOLVERS[config.solver]
+        self._solver = solver_of(config)
         self._warm = config.eigen_start == "warm"
         rank = communicator.rank
         self._column = placement.column(rank % placement.columns)
@@ -84,6 +85,7 @@ class SecondOrder:
         self.data: dict[Key, Tensor] = {
             (job.layer, job.kind): part for job, part in zip(shared + alone, parts, strict=True)
         }
+        self._views: dict[int, Any] = {}
         self.own = [job for job in jobs if rank in job.inverse_workers]
         self.solved: set[Key] = set()
         self._means = like.new_zeros(len(shapes), 2)
@@ -132,6 +134,19 @@ class SecondOrder:
         if len(self._column) > 1 and self._shared:
             shared = self._buffer[: self._shared]
             self._communicator.gather_parts(shared, self._sizes, self._column)
+
+    def apply(self, layer: int, gradient: Tensor, damping: float, out: Tensor) -> None:
+        """Precondition `gradient` [a.blocks, g.dim, a.dim] to `out`, in the wider precision of both."""
+        dtype = torch.promote_types(self._buffer.dtype, gradient.dtype)
+        if layer not in self._views or self._buffer.dtype != dtype:
+            data = self.data[layer, "a"].to(dtype), self.data[layer, "g"].to(dtype)
+            self._views[layer] = self._solver.views(*data, self._shapes[layer])
+        if out.dtype == dtype:
+            self._solver.precondition(gradient.to(dtype), self._views[layer], damping, out)
+        else:
+            wide = torch.empty_like(out, dtype=dtype)
+            self._solver.precondition(gradient.to(dtype), self._views[layer], damping, wide)
+            out.copy_(wide)
 
     def empty(self, elements: int) -> Tensor:
         """Room for so many elements of second-order data."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kfac_core.errors import ConfigError
 from kfac_core.factors import Key
-from kfac_core.footprint import data_elements
+from kfac_core.footprint import data_elements, data_layout
 from kfac_core.placement import FactorJob
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def gather_state(kfac: KFAC) -> dict[str, Any]:
     for name, job in _named_jobs(kfac):
         key = job.layer, job.kind
         factors[name] = _fetch(kfac, job, kfac._factors.running.get(key), kfac._factors.empty(job.shape))
-        elements = data_elements(kfac.config.solver, job.shape)
+        elements = data_elements(kfac.config, job.shape)
         like = kfac._second_order.empty(elements)
         second_order[name] = _fetch(kfac, job, kfac._second_order.data.get(key), like)
         count, room = kfac._factors.updates.get(key), kfac._factors.empty(None)
@@ -42,7 +42,7 @@ def gather_state(kfac: KFAC) -> dict[str, Any]:
         "version": STATE_VERSION,
         "steps": kfac.steps,
         "skipped_steps": kfac.skipped_steps,
-        "solver": kfac.config.solver,
+        "solver": data_layout(kfac.config),
         "must_solve": kfac._must_solve,
         "factors": factors,
         "second_order": second_order,
@@ -67,7 +67,7 @@ def restore_state(kfac: KFAC, state: Mapping[str, Any]) -> None:
     kfac.steps, kfac.skipped_steps = int(state["steps"]), int(state["skipped_steps"])
     factors: dict[Key, Tensor] = {names[name]: value for name, value in state["factors"].items()}
     kfac._factors.restore(factors, {names[name]: count for name, count in state["updates"].items()})
-    another = state["solver"] != kfac.config.solver
+    another = state["solver"] != data_layout(kfac.config)
     kfac._must_solve = (another or bool(state.get("must_solve", False))) and kfac.steps > 0
     if not another:
         data = {names[name]: value for name, value in state["second_order"].items()}
@@ -88,7 +88,7 @@ def state_shard(kfac: KFAC) -> dict[str, Any]:
         "version": STATE_VERSION,
         "steps": kfac.steps,
         "skipped_steps": kfac.skipped_steps,
-        "solver": kfac.config.solver,
+        "solver": data_layout(kfac.config),
         "must_solve": kfac._must_solve,
         "factors": {name: _saved(factors.running[key]) for key, name in own.items()},
         "updates": {name: int(factors.updates[key]) for key, name in own.items()},
@@ -109,10 +109,10 @@ def restore_shard(kfac: KFAC, shard: Mapping[str, Any]) -> None:
     _check_version(shard)
     names = _names(kfac)
     own = {name for name, key in names.items() if key in kfac._factors.running}
-    if set(shard["factors"]) != own or shard["solver"] != kfac.config.solver:
+    if set(shard["factors"]) != own or shard["solver"] != data_layout(kfac.config):
         raise ConfigError(
             f"this K-FAC shard holds {len(shard['factors'])} factors for solver {shard['solver']}, this rank "
-            f"keeps {len(own)} for {kfac.config.solver}, and not the same ones: merge_shards moves it"
+            f"keeps {len(own)} for {data_layout(kfac.config)}, and not the same ones: merge_shards moves it"
         )
     _check_shapes(kfac, shard["factors"])
     kfac.steps, kfac.skipped_steps = int(shard["steps"]), int(shard["skipped_steps"])

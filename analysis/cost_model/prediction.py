@@ -11,6 +11,7 @@ from analysis.cost_model.calibration import Calibration
 from analysis.cost_model.laws import Growth
 from analysis.cost_model.work import Exchange, Setup, Work, imbalance
 from kfac_core.cost import CUBIC, CostModel
+from kfac_core.footprint import kept_columns
 from kfac_core.phases import COMM_PHASES, Phase
 
 _SIGMAS = 2.0  # of the calibration's residuals: about 95 % where they are normal
@@ -165,12 +166,17 @@ def _products(work: Work, calibration: Calibration) -> Seconds:
     setup, placement, curve = work.setup, work.placement, calibration.gemm
     assert setup.config is not None  # noqa: S101  only asked with K-FAC
     assert placement is not None  # noqa: S101  likewise
-    times = 2 if setup.config.solver == "eigen" else 1
+    config = setup.config
+    times = 2 if config.solver == "eigen" else 1
     slowest = max(
         work.spread(
             (
                 placement.layers[shape.name].gradient_workers,
-                times * sum(curve.at(2 * shape.gradient_elements * n) for n in (shape.a.dim, shape.g.dim)),
+                times
+                * sum(
+                    curve.at(2 * shape.gradient_elements * kept_columns(config, factor))
+                    for factor in (shape.a, shape.g)
+                ),
             )
             for shape in setup.model.shapes
         )

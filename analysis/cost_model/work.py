@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 from analysis.cost_model.models import Layer, Model
 from kfac_core.config import KFACConfig
 from kfac_core.cost import CUBIC, CostModel
-from kfac_core.footprint import data_elements
+from kfac_core.footprint import data_elements, kept_columns
 from kfac_core.phases import Phase
 from kfac_core.placement import FactorJob, FactorShape, Placement, Ranks
 from kfac_core.schedule import interval_at
@@ -159,8 +159,7 @@ class Work:
                 (job.inverse_workers, factor_item * job.shape.elements) for job in self.jobs
             ),
             "second_order": self.spread(
-                (job.gradient_workers, second_item * data_elements(config.solver, job.shape))
-                for job in self.jobs
+                (job.gradient_workers, second_item * data_elements(config, job.shape)) for job in self.jobs
             ),
             "gradients": [gradients] * self.world_size,
             "statistics": self.spread((job.factor_workers, item * job.shape.elements) for job in self.jobs),
@@ -192,11 +191,15 @@ class Work:
         """By rank: products with the second-order data of both factors, in every step."""
         if self.placement is None or self.setup.config is None:
             return [0] * self.world_size
-        products = 2 if self.setup.config.solver == "eigen" else 1  # into the eigenbasis and back
+        config = self.setup.config
+        products = 2 if config.solver == "eigen" else 1  # into the eigenbasis and back
         return self.spread(
             (
                 self.placement.layers[shape.name].gradient_workers,
-                2 * products * shape.gradient_elements * (shape.a.dim + shape.g.dim),
+                2
+                * products
+                * shape.gradient_elements
+                * (kept_columns(config, shape.a) + kept_columns(config, shape.g)),
             )
             for shape in self.setup.model.shapes
         )
@@ -264,7 +267,7 @@ class Work:
         item = ITEM_BYTES[config.inverse_dtype] if config.inverse_dtype else self.setup.item_bytes
         if self.setup.inverse_packing == "triangle" and config.solver != "eigen":
             return item * job.shape.packed_elements
-        return item * data_elements(config.solver, job.shape)
+        return item * data_elements(config, job.shape)
 
     def spread(self, loads: Iterable[tuple[Ranks, Load]]) -> list[Load]:
         """By rank, the sum of the loads that name it; loads of the same ranks are added up first."""

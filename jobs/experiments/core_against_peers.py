@@ -8,6 +8,8 @@ iteration with all work, one that renews factors only, and one that only precond
 Figures are medians over repetitions of the slowest rank, over plain SGD's of the same run. The peers are
 plain checkouts, timed by wrapping their own methods; nothing of theirs is installed or copied.
 
+`eigh inside the inverse phase` is LAPACK's part of it, by a clock around `torch.linalg.eigh`, which all call.
+`... exchange alone` is one from a barrier on, packing included, and nobody's work waited for.
 `memory` rows are from processes of their own: growth of the largest resident set over two full iterations
 after two of plain training.
 """
@@ -16,37 +18,25 @@ from __future__ import annotations
 
 import argparse
 import csv
-import importlib.metadata
 import logging
 import resource
 import statistics
-import sys
 import tempfile
 import time
-import types
 import warnings
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from peer_arms import MAKERS, Clock
 
 from harness.bench.core import INTERVALS, amortised
-from harness.bench.subject import FACTOR_STEPS, INVERSE_STEPS, KINDS, MODELS, Preconditioned, Training
-from kfac_core import KFACConfig
+from harness.bench.subject import KINDS, MODELS, Training
 
-DAMPING, LR, KL_CLIP = 0.003, 0.1, 0.001
 PHASES = ("factor", "factor_comm", "inverse", "inverse_comm", "precondition", "precondition_comm", "scale")
-OURS = {
-    "factor_compute": "factor", "factor_comm": "factor_comm", "inverse_compute": "inverse",
-    "inverse_comm": "inverse_comm", "precondition": "precondition",
-    "precondition_comm": "precondition_comm", "scale": "scale",
-}  # fmt: skip
 FIELDS = ("model", "ranks", "implementation", "variant", "quantity", "value", "low", "high", "repeats")
 Arms = list[tuple[str, str]]
 CONFIGURATIONS: Mapping[str, tuple[str, int, Arms]] = {
@@ -68,171 +58,7 @@ CONFIGURATIONS: Mapping[str, tuple[str, int, Arms]] = {
     "large-mem": ("resnet50", 2, [("ours", "mem_opt inverse"), ("gpauloski", "mem inverse")]),
     "large-eigen": ("resnet50", 1, [("ours", "comm_opt eigen"), ("gpauloski", "comm eigen")]),
 }  # fmt: skip
-Step = Callable[[str], dict[str, float]]
 Row = dict[str, Any]
-
-
-class Clock:
-    """Exclusive seconds by phase of the methods that it wraps."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self._inner: list[float] = []
-
-    @contextmanager
-    def _open(self, phase: str) -> Iterator[None]:
-        began = time.perf_counter()
-        self._inner.append(0.0)
-        try:
-            yield
-        finally:
-            whole = time.perf_counter() - began
-            self.seconds[phase] += whole - self._inner.pop()
-            if self._inner:
-                self._inner[-1] += whole
-
-    def wrap(self, owner: type, phase: str, *names: str) -> None:
-        """Book calls of these methods on `phase`, where `owner` itself defines them."""
-        for name in names:
-            if name in owner.__dict__ and name not in getattr(owner, "_wrapped", ()):
-                setattr(owner, name, self.timed(phase, owner.__dict__[name]))
-
-    def wrap_future(self, owner: type, phase: str, *names: str) -> None:
-        """Book what these properties wait for."""
-        for name in names:
-            found = owner.__dict__[name]
-            setattr(owner, name, property(self.timed(phase, found.fget), found.fset))
-
-    def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function` with its calls booked on `phase`."""
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            with self._open(phase):
-                return function(*args, **kwargs)
-
-        return timed
-
-
-def make_ours(training: Training, variant: str, _: Path) -> Step:
-    strategy, solver = variant.split()
-    config = KFACConfig(strategy=strategy, solver=solver, damping=DAMPING, kl_clip=KL_CLIP)
-    subject = Preconditioned(training, config)
-
-    def step(kind: str) -> dict[str, float]:
-        seconds = subject.step(kind)
-        return {"total": seconds["total"], **{OURS[p]: s for p, s in seconds.items() if p in OURS}}
-
-    return step
-
-
-def make_gpauloski(training: Training, variant: str, checkout: Path) -> Step:
-    version = importlib.metadata.version
-    importlib.metadata.version = lambda name: "0" if name == "kfac-pytorch" else version(name)
-    with alone(checkout):
-        import kfac  # noqa: PLC0415  the peer's, whose place on disk is known only now
-        import kfac.preconditioner  # noqa: PLC0415
-    clock, (strategy, method) = Clock(), variant.split()
-    base, eigen, inverse = (
-        kfac.layers.base.KFACBaseLayer, kfac.layers.eigen.KFACEigenLayer, kfac.layers.inverse.KFACInverseLayer
-    )  # fmt: skip
-    clock.wrap(
-        base, "factor", "save_layer_input", "save_layer_grad_output", "update_a_factor", "update_g_factor"
-    )
-    clock.wrap(base, "factor_comm", "reduce_a_factor", "reduce_g_factor")
-    clock.wrap(kfac.distributed.TorchDistributedCommunicator, "factor_comm", "flush_allreduce_buckets")
-    clock.wrap_future(base, "factor_comm", "a_factor", "g_factor")
-    clock.wrap_future(base, "precondition_comm", "grad")
-    clock.wrap(base, "precondition_comm", "broadcast_grad")
-    clock.wrap(base, "scale", "update_grad")
-    for kind, held in ((eigen, ("qa", "qg", "da", "dg", "dgda")), (inverse, ("a_inv", "g_inv"))):
-        clock.wrap_future(kind, "inverse_comm", *held)
-        clock.wrap(kind, "inverse", "compute_a_inv", "compute_g_inv")
-        clock.wrap(kind, "inverse_comm", "broadcast_a_inv", "broadcast_g_inv")
-        clock.wrap(kind, "precondition", "preconditioned_grad")
-    clock.wrap(kfac.base_preconditioner.BaseKFACPreconditioner, "scale", "_compute_grad_scale")
-    enums = kfac.enums
-    theirs = kfac.preconditioner.KFACPreconditioner(
-        training.model, factor_update_steps=FACTOR_STEPS, inv_update_steps=INVERSE_STEPS, damping=DAMPING,
-        factor_decay=0.95, kl_clip=KL_CLIP, lr=LR,
-        grad_worker_fraction={
-            "comm": enums.DistributedStrategy.COMM_OPT, "mem": enums.DistributedStrategy.MEM_OPT
-        }[strategy],
-        compute_method={"eigen": enums.ComputeMethod.EIGEN, "inverse": enums.ComputeMethod.INVERSE}[method],
-    )  # fmt: skip
-
-    def prepare(kind: str) -> None:
-        theirs._steps = KINDS[kind]
-
-    return stepper(training, theirs, prepare, clock)
-
-
-def make_lzhangbv(training: Training, variant: str, checkout: Path) -> Step:
-    horovod, horovod_torch = types.ModuleType("horovod"), types.ModuleType("horovod.torch")
-    horovod_torch.synchronize = lambda _: None  # type: ignore[attr-defined]
-    horovod.torch = horovod_torch  # type: ignore[attr-defined]
-    sys.modules.update({"horovod": horovod, "horovod.torch": horovod_torch})
-    with alone(checkout):
-        import kfac  # noqa: PLC0415  the peer's, whose place on disk is known only now
-        import kfac.backend  # noqa: PLC0415
-        import kfac.kfac_preconditioner_inv as computing  # noqa: PLC0415
-    kfac.backend.init("Torch")
-    clock, kind = Clock(), kfac.get_kfac_module(variant)
-    for owner in kind.__mro__:
-        clock.wrap(owner, "factor", "_compute_factors", "_forward_hook_event", "_backward_hook_event")
-        clock.wrap(owner, "factor_comm", "_communicate_factors")
-        clock.wrap(owner, "inverse", "_compute_inverse")
-        clock.wrap(owner, "inverse_comm", "_communicate_inverse")
-        clock.wrap(owner, "precondition", "_compute_pred")
-        clock.wrap(owner, "precondition_comm", "_communicate_pred")
-        clock.wrap(owner, "scale", "_update_grad_in_place")
-    for name in ("ComputeA", "ComputeG"):
-        compute = getattr(computing, name)()
-        setattr(computing, name, partial(_given, clock.timed("factor", compute)))
-    theirs = kind(
-        training.model, lr=LR, damping=DAMPING, fac_update_freq=FACTOR_STEPS, kfac_update_freq=INVERSE_STEPS,
-        kl_clip=KL_CLIP, factor_decay=0.05,
-    )  # fmt: skip
-    first = [True]
-
-    def prepare(kind: str) -> None:
-        theirs.steps = 0 if first[0] else {**KINDS, "full": INVERSE_STEPS}[kind]  # step 0 makes their buffers
-        first[0] = False
-
-    return stepper(training, theirs, prepare, clock)
-
-
-def _given(value: Any) -> Any:
-    return value
-
-
-MAKERS = {"ours": make_ours, "gpauloski": make_gpauloski, "lzhangbv": make_lzhangbv}
-
-
-@contextmanager
-def alone(checkout: Path) -> Iterator[None]:
-    """Import from `checkout`, and leave no module called `kfac` behind: both peers' packages are."""
-    sys.path.insert(0, str(checkout))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(checkout))
-        for name in [name for name in sys.modules if name.split(".")[0] == "kfac"]:
-            del sys.modules[name]
-
-
-def stepper(training: Training, theirs: Any, prepare: Callable[[str], None], clock: Clock) -> Step:
-    """Times an iteration as `Preconditioned.step` does."""
-
-    def step(kind: str) -> dict[str, float]:
-        prepare(kind)
-        training.meet()
-        clock.seconds.clear()
-        began = time.perf_counter()
-        training.loss().backward()
-        theirs.step()
-        return {"total": time.perf_counter() - began, **clock.seconds}
-
-    return step
 
 
 def plain_seconds(training: Training) -> float:
@@ -248,27 +74,45 @@ def compare(rank: int, ranks: int, model: str, arms: list[tuple[str, str]], chec
     enter(rank, ranks, folder)
     spec = MODELS[model]
     plain = Training(spec, spec.batch, rank, ranks)
-    steps = [
+    made = [
         MAKERS[name](Training(spec, spec.batch, rank, ranks), variant, checkouts.get(name, Path()))
         for name, variant in arms
     ]
     plain_seconds(plain)
-    for step in steps:
+    library = Clock()  # all call the same routine on factors of the same sizes: what differs is the matrices
+    torch.linalg.eigh = library.timed("eigh", torch.linalg.eigh)
+    for arm in made:
         for kind in KINDS:
-            step(kind)
+            arm.step(kind)
     sgd, found = [], [{kind: [] for kind in KINDS} for _ in arms]
     for _ in range(repeats):
         sgd.append(plain_seconds(plain))
-        for step, times in zip(steps, found, strict=True):
+        for arm, times in zip(made, found, strict=True):
             for kind in KINDS:
-                times[kind].append(step(kind))
+                library.seconds.clear()
+                times[kind].append({**arm.step(kind), **library.seconds})
         sgd.append(plain_seconds(plain))
+    alone = exchanged([arm.exchanges() for arm in made], 2 * repeats + 1) if ranks > 1 else [{} for _ in made]
     gathered: list[Any] = [None] * ranks
-    dist.all_gather_object(gathered, (sgd, found))
+    dist.all_gather_object(gathered, (sgd, found, alone))
     if rank == 0:
         torch.save(gathered, f"{folder}/figures")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def exchanged(arms: list[dict[str, Callable[[], None]]], repeats: int) -> list[dict[str, list[float]]]:
+    """Seconds of each exchange by itself, from a barrier on: no rank waits for another's work."""
+    times: list[dict[str, list[float]]] = [{name: [] for name in arm} for arm in arms]
+    for repeat in range(repeats + 1):
+        for arm, found in zip(arms, times, strict=True):
+            for name, exchange in arm.items():
+                dist.barrier()
+                began = time.perf_counter()
+                exchange()
+                if repeat:  # the first is a warm-up
+                    found[name].append(time.perf_counter() - began)
+    return times
 
 
 def grow(
@@ -281,7 +125,7 @@ def grow(
     for _ in range(2):
         plain_seconds(training)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step = MAKERS[arm[0]](training, arm[1], checkouts.get(arm[0], Path()))
+    step = MAKERS[arm[0]](training, arm[1], checkouts.get(arm[0], Path())).step
     for _ in range(2):
         step("full")
     if rank == 0:
@@ -325,6 +169,12 @@ def rows_of(
             rows.append({**arm, "quantity": f"iteration {f}/{e}", "value": amortised(totals, f, e)})
         rows.append(spread(arm, "iteration without updates", times("plain", "total")))
         rows += [spread(arm, f"{phase} phase", times("full", phase)) for phase in PHASES]
+        alone = [own[2][index] for own in gathered]
+        for exchange in alone[0]:
+            slowest = [1e3 * max(seconds) for seconds in zip(*(own[exchange] for own in alone), strict=True)]
+            rows.append(spread(arm, f"{exchange} exchange alone, ms", slowest))
+        if any(times("full", "eigh")):
+            rows.append(spread(arm, "eigh inside the inverse phase", times("full", "eigh")))
     return rows
 
 

@@ -85,7 +85,7 @@ def _phases(model: str, shapes: list[LayerShape], ranks: int) -> Iterator[Exchan
     factors, second_order, gradients = [0] * ranks, [0] * ranks, [0] * ranks
     for job in jobs:
         factors[job.inverse_workers[0]] += job.shape.packed_elements + 1
-        second_order[job.inverse_workers[0]] += data_elements("eigen", job.shape)
+        second_order[job.inverse_workers[0]] += data_elements(KFACConfig(), job.shape)
     alone = place(KFACConfig(strategy="mem_opt"), shapes, ranks)
     for shape in shapes:
         gradients[alone.layers[shape.name].gradient_workers[0]] += shape.gradient_elements

@@ -9,8 +9,15 @@ Format for Cholesky's Algorithm").
     n = 2k + 1  leading (k+1) x (k+1) -> lower part,             trailing k x k -> strictly upper part
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+from kfac_core.grams import Gram, Rows
+
+Writer = Callable[[Tensor, int, int, int, int], None]
+_STRIP = 512  # rows that are packed at once: a megabyte, which stays in the cache
 
 
 def packed_size(n: int) -> int:
@@ -18,20 +25,55 @@ def packed_size(n: int) -> int:
     return n * (n + 1) // 2
 
 
-def pack(matrix: Tensor, out: Tensor) -> None:
-    """Write the triangle of symmetric `matrix` [..., n, n] to `out` [..., n(n+1)/2], contiguous."""
-    n = matrix.shape[-1]
+def pack(total: Gram, out: Tensor, scale: float = 1.0) -> None:
+    """Write the triangle of symmetric `scale * total` [blocks, n, n] to `out` [blocks, n(n+1)/2], contiguous.
+
+    Rows are multiplied straight into their place: the matrix is never made.
+    """
+    write = _writer(total, scale)
+    n = total.rows.shape[-1] if isinstance(total, Rows) else total.shape[-1]
     half, rest = n // 2, n - n // 2
     rectangle, square = _split(out, half, rest)
-    leading, trailing = matrix[..., :rest, :rest], matrix[..., rest:, rest:]
-    if n % 2:
-        rectangle.copy_(leading.tril())
-        rectangle[..., :half, 1:] += trailing.triu()
-    else:
-        rectangle[..., 1:, :].copy_(leading.tril())
-        rectangle[..., 0, :] = 0
-        rectangle[..., :half, :] += trailing.triu()
-    square.copy_(matrix[..., :rest, rest:])
+    write(square, 0, rest, rest, n)
+    shift, height = 1 - n % 2, rectangle.shape[-2]
+    for start in range(0, height, _STRIP):
+        stop = min(start + _STRIP, height)
+        low, high = start - shift + 1, stop - shift  # the columns in which this strip's staircase lies
+        write(rectangle[..., start:stop, :low], start - shift, stop - shift, 0, low)
+        if stop <= half:
+            write(rectangle[..., start:stop, high:], rest + start, rest + stop, rest + stop - 1, n)
+        _write_stairs(rectangle[..., start:stop, low:high], write, low, high, rest + start)
+
+
+def _write_stairs(stairs: Tensor, write: Writer, low: int, high: int, start: int) -> None:
+    """Upper triangle of the trailing block from `start` on, below it the lower one of the leading block."""
+    width = high - low
+    upper, lower = stairs[..., :width, :], stairs.new_empty(*stairs.shape[:-2], width, width)
+    write(upper, start, start + width, start, start + width)
+    write(lower, low, high, low, high)
+    upper.triu_()
+    stairs[..., width:, :].zero_()
+    stairs[..., 1:, :] += lower.tril_()
+
+
+def _writer(total: Gram, scale: float) -> Writer:
+    """Writes rows `top` to `bottom`, columns `left` to `right` of the scaled matrix."""
+    if isinstance(total, Rows):
+        rows = total.rows if len(total.rows) > 1 else total.rows[0]
+        scaled = (rows * scale).mT
+
+        def multiply(place: Tensor, top: int, bottom: int, left: int, right: int) -> None:
+            if place.numel():
+                target = place if rows.ndim > 2 else place[0]
+                torch.matmul(scaled[..., top:bottom, :], rows[..., left:right], out=target)
+
+        return multiply
+
+    def copy(place: Tensor, top: int, bottom: int, left: int, right: int) -> None:
+        if place.numel():
+            torch.mul(total[..., top:bottom, left:right], scale, out=place)
+
+    return copy
 
 
 def unpack(packed: Tensor, out: Tensor) -> None:

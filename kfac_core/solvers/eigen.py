@@ -1,12 +1,34 @@
 """Inverse-free K-FAC: damp the Kronecker product itself in the joint eigenbasis (SC20, section III-B)."""
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from kfac_core.placement import FactorShape, LayerShape
-from kfac_core.solvers.solver import product
 
 SMALLEST_EIGENVALUE = 1e-10  # below it an eigenvalue is rounding noise; the released SC20 code does the same
+
+
+@dataclass(frozen=True)
+class Eigenbases:
+    """Views of a layer's second-order data; the leading dimension is missing where there is one block.
+
+    Attributes:
+        q_a: eigenvectors of A as columns, `[blocks, n, n]`.
+        d_a: eigenvalues of A as a row, `[blocks, 1, n]`; with `tokens`, as a column.
+        q_g: eigenvectors of G as columns.
+        d_g: eigenvalues of G as a column; with `tokens`, as a row.
+        tokens: A is diagonal, its blocks the rows of one matrix: an embedding.
+    """
+
+    q_a: Tensor
+    d_a: Tensor
+    q_g: Tensor
+    d_g: Tensor
+    tokens: bool
 
 
 class EigenSolver:
@@ -24,7 +46,7 @@ class EigenSolver:
 
     def solve(
         self, factor: Tensor, damping: Tensor | float, last: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         """Eigenvectors as rows, then eigenvalues; with `last` one step of orthogonal iteration from it.
 
         A running mean turns slowly, so its last basis is nearly one of eigenvectors: multiplied by the factor
@@ -36,35 +58,47 @@ class EigenSolver:
         elif last is None:
             values, vectors = torch.linalg.eigh(factor)
         else:
-            before = last[: factor.numel()].to(factor.dtype).view_as(factor).mT
-            vectors, _ = torch.linalg.qr(factor @ before)
-            values = (vectors * (factor @ vectors)).sum(-2)
+            shape = FactorShape(factor.shape[-1], factor.shape[0])
+            values, vectors = iterated(factor, *_columns(last.to(factor.dtype), shape))
         values = values.masked_fill(values < SMALLEST_EIGENVALUE, 0.0)
         return vectors.mT, values  # LAPACK's order: columns lie one after another
 
-    def precondition(
-        self,
-        gradient: Tensor,
-        a_data: Tensor,
-        g_data: Tensor,
-        shape: LayerShape,
-        damping: float,
-        out: Tensor,
-    ) -> None:
+    def views(self, a_data: Tensor, g_data: Tensor, shape: LayerShape) -> Eigenbases:
+        """Both bases, as `precondition` takes them."""
+        (q_a, d_a), (q_g, d_g) = _columns(a_data, shape.a), _columns(g_data, shape.g)
+        if shape.a.dim == 1 and shape.g.blocks == 1:
+            return Eigenbases(q_a, d_a, q_g[0], d_g, tokens=True)
+        d_a, d_g = d_a.unsqueeze(-2), d_g.unsqueeze(-1)
+        if shape.a.blocks > 1:
+            return Eigenbases(q_a, d_a, q_g, d_g, tokens=False)
+        return Eigenbases(q_a[0], d_a[0], q_g[0], d_g[0], tokens=False)
+
+    def precondition(self, gradient: Tensor, views: Eigenbases, damping: float, out: Tensor) -> None:
         """Qg ((QgT W Qa) / (dg daT + damping)) QaT."""
-        (q_a, d_a), (q_g, d_g) = _views(a_data, shape.a), _views(g_data, shape.g)
-        if shape.a.dim == 1 and shape.g.blocks == 1:  # A is diagonal: its eigenvectors are the tokens
-            projected = gradient.squeeze(-1) @ q_g[0]
-            projected /= d_a * d_g + damping
-            torch.mm(projected, q_g[0].mT, out=out.squeeze(-1))
+        if views.tokens:  # the eigenvectors of a diagonal A are the tokens
+            projected = gradient.squeeze(-1) @ views.q_g
+            projected /= (views.d_a * views.d_g).add_(damping)
+            torch.mm(projected, views.q_g.mT, out=out.squeeze(-1))
             return
-        projected = torch.empty_like(out)
-        product(q_g.mT, gradient, q_a, projected)
-        projected /= (d_g.unsqueeze(-1) * d_a.unsqueeze(-2)).add_(damping)
-        product(q_g, projected, q_a.mT, out)
+        if views.q_a.ndim == 2:  # `mm` is faster than a batch of one
+            gradient, out = gradient[0], out[0]
+        projected = views.q_g.mT @ gradient @ views.q_a
+        projected /= (views.d_g * views.d_a).add_(damping)
+        torch.matmul(views.q_g @ projected, views.q_a.mT, out=out)
 
 
-def _views(data: Tensor, shape: FactorShape) -> tuple[Tensor, Tensor]:
+def iterated(factor: Tensor, vectors: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """One step of orthogonal iteration from `vectors` [blocks, n, kept]: better values and vectors.
+
+    Columns are put in order of falling eigenvalues first: a column keeps its direction against those before
+    it only, so that the smallest in front would soon be drowned by what it has of the largest.
+    """
+    order = values.argsort(-1, descending=True).unsqueeze(-2)
+    vectors, _ = torch.linalg.qr(factor @ vectors.take_along_dim(order, -1))
+    return (vectors * (factor @ vectors)).sum(-2), vectors
+
+
+def _columns(data: Tensor, shape: FactorShape) -> tuple[Tensor, Tensor]:
     """Eigenvectors as columns, `[blocks, n, n]`, and eigenvalues `[blocks, n]`."""
     vectors, values = data[: shape.elements], data[shape.elements :]
     return vectors.view(shape.blocks, shape.dim, shape.dim).mT, values.view(shape.blocks, shape.dim)

@@ -1,11 +1,29 @@
 """Explicit inverses: each factor damped and inverted by itself."""
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from kfac_core.placement import FactorShape, LayerShape
 from kfac_core.scratch import scratch
-from kfac_core.solvers.solver import product
+
+
+@dataclass(frozen=True)
+class Inverses:
+    """Views of a layer's second-order data; the leading dimension is missing where there is one block.
+
+    Attributes:
+        a: inverse of A, `[blocks, n, n]`; with `tokens`, of its diagonal, as a column.
+        g: inverse of G.
+        tokens: A is diagonal, its blocks the rows of one matrix: an embedding.
+    """
+
+    a: Tensor
+    g: Tensor
+    tokens: bool
 
 
 class InverseSolver:
@@ -31,21 +49,24 @@ class InverseSolver:
         torch.linalg.cholesky(columns, out=columns)
         return (torch.cholesky_inverse(columns).mT,)
 
-    def precondition(
-        self,
-        gradient: Tensor,
-        a_data: Tensor,
-        g_data: Tensor,
-        shape: LayerShape,
-        damping: float,
-        out: Tensor,
-    ) -> None:
-        """The inverse of G from the left, of A from the right."""
+    def views(self, a_data: Tensor, g_data: Tensor, shape: LayerShape) -> Inverses:
+        """Both inverses, as `precondition` takes them."""
         g_inverse = g_data.view(shape.g.blocks, shape.g.dim, shape.g.dim)
-        if shape.a.dim == 1 and shape.g.blocks == 1:  # A is diagonal
-            torch.mm(gradient.squeeze(-1), g_inverse[0], out=out.squeeze(-1)).mul_(a_data.unsqueeze(-1))
-        else:
-            product(g_inverse, gradient, a_data.view(shape.a.blocks, shape.a.dim, shape.a.dim), out)
+        if shape.a.dim == 1 and shape.g.blocks == 1:
+            return Inverses(a_data.unsqueeze(-1), g_inverse[0], tokens=True)
+        a_inverse = a_data.view(shape.a.blocks, shape.a.dim, shape.a.dim)
+        if shape.a.blocks > 1:
+            return Inverses(a_inverse, g_inverse, tokens=False)
+        return Inverses(a_inverse[0], g_inverse[0], tokens=False)
+
+    def precondition(self, gradient: Tensor, views: Inverses, damping: float, out: Tensor) -> None:
+        """The inverse of G from the left, of A from the right."""
+        if views.tokens:
+            torch.mm(gradient.squeeze(-1), views.g, out=out.squeeze(-1)).mul_(views.a)
+            return
+        if views.a.ndim == 2:  # `mm` is faster than a batch of one
+            gradient, out = gradient[0], out[0]
+        torch.matmul(views.g @ gradient, views.a, out=out)
 
 
 class InversePiSolver(InverseSolver):

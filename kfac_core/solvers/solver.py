@@ -1,6 +1,6 @@
 """The protocol of the drawer: from a factor to second-order data to a preconditioned gradient."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -39,22 +39,10 @@ class Solver(Protocol):
         """
         ...
 
-    def precondition(
-        self,
-        gradient: Tensor,
-        a_data: Tensor,
-        g_data: Tensor,
-        shape: LayerShape,
-        damping: float,
-        out: Tensor,
-    ) -> None:
-        """`gradient` [a.blocks, g.dim, a.dim], preconditioned, to `out` of its shape; all of one dtype."""
+    def views(self, a_data: Tensor, g_data: Tensor, shape: LayerShape) -> Any:
+        """Flat second-order data of both factors as `precondition` takes it: views, made once."""
         ...
 
-
-def product(left: Tensor, middle: Tensor, right: Tensor, out: Tensor) -> None:
-    """`left @ middle @ right` to `out`, all `[blocks, n, m]`; `mm` is faster than a batch of one."""
-    if len(middle) == 1:
-        torch.mm(left[0] @ middle[0], right[0], out=out[0])
-    else:
-        torch.matmul(left @ middle, right, out=out)
+    def precondition(self, gradient: Tensor, views: Any, damping: float, out: Tensor) -> None:
+        """`gradient` [a.blocks, g.dim, a.dim], preconditioned, to `out` of its shape; all of one dtype."""
+        ...

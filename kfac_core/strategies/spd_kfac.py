@@ -21,7 +21,7 @@ def spd_kfac(layers: Sequence[LayerShape], world_size: int, config: KFACConfig, 
     factors = [factor for layer in layers for factor in (layer.a, layer.g)]
     costs = [cost.inverse(factor) for factor in factors]
     alone = [
-        seconds <= cost.exchange(data_elements(config.solver, factor))
+        seconds <= cost.exchange(data_elements(config, factor))
         for seconds, factor in zip(costs, factors, strict=True)
     ]
     shared = [index for index, by_all in enumerate(alone) if not by_all]

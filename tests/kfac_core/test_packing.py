@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kfac_core.collectives.packing import pack, packed_size, unpack
+from kfac_core.grams import Rows
 
 
 @pytest.mark.parametrize("n", [*range(1, 20), 64, 65])
@@ -18,6 +19,22 @@ def test_packing_is_a_bijection_of_the_triangle(n):
     back = torch.full_like(matrix, float("nan"))
     unpack(packed, back)
     assert torch.equal(back, matrix)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 513, 1023, 1024, 1025, 1537])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_rows_are_packed_as_their_scaled_product_is(n, blocks):
+    rows = torch.randn(blocks, 3, n, dtype=torch.float64)
+    product = rows.mT @ rows
+    places = [torch.full((blocks, packed_size(n)), float("nan"), dtype=torch.float64) for _ in range(3)]
+    pack(Rows(rows), places[0], 0.25)
+    pack(product, places[1], 0.25)
+    pack(0.25 * product, places[2])
+    assert torch.equal(places[1], places[2])
+    torch.testing.assert_close(places[0], places[1], rtol=1e-12, atol=1e-12)
+    back = torch.empty_like(product)
+    unpack(places[1], back)
+    assert torch.equal(back.triu(), 0.25 * product.triu())
 
 
 def test_packing_is_linear_so_that_sums_of_packed_factors_are_packed_sums():

@@ -1,0 +1,139 @@
+"""Inverse-free K-FAC from the largest eigenpairs of each factor alone; the rest counts as its mean.
+
+    F = Q diag(d) QT + mean (I - Q QT),    Q [n, rank], mean = (trace F - sum d) / (n - rank)
+
+Curvature has few large eigenvalues, and below the damping the others make no difference. The data shrinks to
+rank / n of itself, and with it its exchange and the products with it; the decomposition too, where it starts
+from the last basis. After Puiu 2022, "Randomized K-FACs", arXiv:2206.15397.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kfac_core.placement import FactorShape, LayerShape
+from kfac_core.solvers.eigen import SMALLEST_EIGENVALUE, Eigenbases, EigenSolver, iterated
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """What is kept of a factor.
+
+    Attributes:
+        vectors: eigenvectors as columns, `[blocks, n, kept]`.
+        values: their eigenvalues, `[blocks, kept]`.
+        rest: what all others count as, `[blocks, 1]`; None where there are none.
+    """
+
+    vectors: Tensor
+    values: Tensor
+    rest: Tensor | None
+
+
+@dataclass(frozen=True)
+class CutBases:
+    """Both factors of a layer of which at least one is cut; `tokens` as in `Eigenbases`."""
+
+    a: Spectrum
+    g: Spectrum
+    tokens: bool
+
+
+class LowRankEigenSolver:
+    """At most `rank` eigenpairs of each factor; smaller factors are decomposed whole."""
+
+    needs_traces = False
+
+    def __init__(self, rank: int) -> None:
+        self._rank, self._whole = rank, EigenSolver()
+
+    def factor_damping(self, damping: float, own_mean: Tensor, other_mean: Tensor) -> float:
+        """None, as with all eigenpairs."""
+        return 0.0
+
+    def data_elements(self, factor: FactorShape) -> int:
+        """Eigenvectors, eigenvalues and, where some are missing, the mean of the others."""
+        kept = min(self._rank, factor.dim)
+        return factor.blocks * (kept * factor.dim + kept + (kept < factor.dim))
+
+    def solve(
+        self, factor: Tensor, damping: Tensor | float, last: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """The largest eigenvectors as rows, their values and the rest; with `last`, iterated once from it."""
+        dim = factor.shape[-1]
+        if dim <= self._rank:
+            return self._whole.solve(factor, damping, last)
+        if last is None:
+            values, vectors = torch.linalg.eigh(factor)
+            values, vectors = values[..., dim - self._rank :], vectors[..., dim - self._rank :]
+        else:
+            before = self._spectrum(last.to(factor.dtype), FactorShape(dim, factor.shape[0]))
+            values, vectors = iterated(factor, before.vectors, before.values)
+        rest = (factor.diagonal(dim1=-2, dim2=-1).sum(-1) - values.sum(-1)) / (dim - self._rank)
+        values = torch.cat([values, rest.unsqueeze(-1)], -1)
+        return vectors.mT, values.masked_fill(values < SMALLEST_EIGENVALUE, 0.0)
+
+    def views(self, a_data: Tensor, g_data: Tensor, shape: LayerShape) -> Eigenbases | CutBases:
+        """Both bases, as `precondition` takes them."""
+        if max(shape.a.dim, shape.g.dim) <= self._rank:
+            return self._whole.views(a_data, g_data, shape)
+        tokens = shape.a.dim == 1 and shape.g.blocks == 1
+        return CutBases(self._spectrum(a_data, shape.a), self._spectrum(g_data, shape.g), tokens)
+
+    def precondition(
+        self, gradient: Tensor, views: Eigenbases | CutBases, damping: float, out: Tensor
+    ) -> None:
+        """The exact inverse of `G x A + damping` of what is kept, at the cost of the kept eigenpairs."""
+        if isinstance(views, Eigenbases):
+            self._whole.precondition(gradient, views, damping, out)
+        elif views.tokens:
+            _tokens(gradient.squeeze(-1), views.a.values.flatten(), views.g, damping, out.squeeze(-1))
+        elif views.g.rest is None:
+            _a_cut(gradient, views.a, views.g, damping, out)
+        elif views.a.rest is None:  # the same of the transposed product
+            _a_cut(gradient.mT, views.g, views.a, damping, out.mT)
+        else:
+            _both_cut(gradient, views.a, views.g, damping, out)
+
+    def _spectrum(self, data: Tensor, shape: FactorShape) -> Spectrum:
+        kept = min(self._rank, shape.dim)
+        vectors, values = data.split_with_sizes([part := shape.blocks * kept * shape.dim, len(data) - part])
+        columns, values = vectors.view(shape.blocks, kept, shape.dim).mT, values.view(shape.blocks, -1)
+        return Spectrum(columns, values[:, :kept], values[:, kept:] if kept < shape.dim else None)
+
+
+def _a_cut(gradient: Tensor, a: Spectrum, g: Spectrum, damping: float, out: Tensor) -> None:
+    """Beside the kept part of A there is a rest, of which every direction counts alike."""
+    assert a.rest is not None  # noqa: S101  the caller has asked
+    by_g, beside = g.vectors.mT @ gradient, _over(g.values, a.rest, damping)
+    inside = (by_g @ a.vectors).mul_(_over(g.values, a.values, damping).sub_(beside))
+    out.copy_(g.vectors @ by_g.mul_(beside).add_(inside @ a.vectors.mT))
+
+
+def _both_cut(gradient: Tensor, a: Spectrum, g: Spectrum, damping: float, out: Tensor) -> None:
+    """Inside both kept parts, inside one of them, inside neither: four kinds of directions."""
+    assert a.rest is not None  # noqa: S101  the caller has asked
+    assert g.rest is not None  # noqa: S101  likewise
+    by_g, by_a = g.vectors.mT @ gradient, gradient @ a.vectors
+    neither = _over(g.rest, a.rest, damping)
+    beside_a, beside_g = _over(g.values, a.rest, damping), _over(g.rest, a.values, damping)
+    kept = _over(g.values, a.values, damping).sub_(beside_a).sub_(beside_g).add_(neither)
+    inside = (by_g @ a.vectors).mul_(kept)
+    torch.matmul(g.vectors, by_g.mul_(beside_a.sub_(neither)).add_(inside @ a.vectors.mT), out=out)
+    out.add_(by_a.mul_(beside_g.sub_(neither)) @ a.vectors.mT).add_(gradient * neither)
+
+
+def _tokens(gradient: Tensor, tokens: Tensor, g: Spectrum, damping: float, out: Tensor) -> None:
+    """A is diagonal and G is cut: rows `[tokens, features]`, each with its own eigenvalue of A."""
+    assert g.rest is not None  # noqa: S101  else nothing is cut
+    beside = _over(tokens, g.rest[0], damping)
+    inside = (gradient @ g.vectors[0]).mul_(_over(tokens, g.values[0], damping).sub_(beside))
+    torch.addmm(gradient * beside, inside, g.vectors[0].mT, out=out)
+
+
+def _over(column: Tensor, row: Tensor, damping: float) -> Tensor:
+    """1 / (column rowT + damping), `[blocks, len(column), len(row)]`."""
+    return (column.unsqueeze(-1) * row.unsqueeze(-2)).add_(damping).reciprocal_()
