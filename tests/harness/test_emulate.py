@@ -44,6 +44,8 @@ def configs(world_size: int) -> Iterator[KFACConfig]:
     yield KFACConfig(strategy="comm_opt", solver="inverse_pi")
     yield KFACConfig(strategy="comm_opt", solver="inverse_pi", split_factors="never")
     yield KFACConfig(strategy="comm_opt", inverse_dtype="bfloat16", factor_dtype="float64")
+    yield KFACConfig(strategy="comm_opt", eigen_rank=16)
+    yield KFACConfig(strategy="mem_opt", eigen_rank=16)
     yield KFACConfig(strategy="dp_kfac", assignment="balanced", solver="inverse_pi")
 
 
