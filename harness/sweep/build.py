@@ -80,7 +80,7 @@ class Builder:
             for section, values in raw.items()
             if section != "kfac" or has_kfac
         }
-        self._check_target(read["workload"].name, read["target"], fields, owner)
+        self._check_target(read["workload"], read["target"], fields, owner)
         return Draft(
             owner, fields, fields["method"].value, fields["world_size"].value,
             read["workload"], read["target"], read["training"], read["optimizer"], read.get("kfac"),
@@ -170,10 +170,17 @@ class Builder:
             )
         return value
 
-    def _check_target(self, workload: str, target: Target, fields: Fields, owner: Place) -> None:
+    def _check_target(self, chosen: Workload, target: Target, fields: Fields, owner: Place) -> None:
+        workload, card = chosen.name, WORKLOADS[chosen.name]
+        option = card.needs.get(target.metric)
+        if option and not chosen.options[option]:
+            place = self._place(fields, owner, "target", "metric")
+            raise self._document.error(
+                place, f"={target.metric!r} needs workload.options.{option}: true, which takes time"
+            )
         if (workload, target) in self._fitting:
             return
-        metrics = WORKLOADS[workload].metrics
+        metrics = card.metrics
         if target.metric not in metrics:
             place = self._place(fields, owner, "target", "metric")
             known = not_allowed(target.metric, metrics)

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from harness.workloads.card import WorkloadCard
 from harness.workloads.detection_card import COCO
 from harness.workloads.language_cards import BERT, GPT
+from harness.workloads.translation_card import MULTI30K
 from harness.workloads.vision_cards import CIFAR10, CIFAR100, IMAGENET
 
 __all__ = ["WORKLOADS", "WorkloadCard"]
@@ -29,5 +30,6 @@ WORKLOADS: Mapping[str, WorkloadCard] = MappingProxyType(
         "coco": COCO,
         "bert": BERT,
         "gpt": GPT,
+        "multi30k": MULTI30K,
     }
 )

@@ -44,6 +44,12 @@ def cached(name: str, prepare: Callable[[Path], None], what: str) -> Path:
     return target
 
 
+def file_stamp(path: Path) -> str:
+    """Where, how long, when last written: reading all of a large text at each start takes minutes."""
+    state = path.stat()
+    return f"{path.resolve()} {state.st_size} {state.st_mtime_ns}"
+
+
 def _folder() -> Path:
     named = os.environ.get(CACHE_VARIABLE)
     if named:

@@ -25,6 +25,7 @@ class WorkloadCard:
         counted: size of the training set that given options leave, 0 where only its reading tells; None if
             no option changes it. Raises ValueError for options that no data could serve.
         follows: metrics that are e to the mean of another one: perplexity of the loss.
+        needs: metrics that are evaluated only where an option says so, with that option: BLEU takes time.
     """
 
     module: str
@@ -36,6 +37,7 @@ class WorkloadCard:
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     counted: Callable[[Options], int] | None = None
     follows: Mapping[str, str] = field(default_factory=dict)
+    needs: Mapping[str, str] = field(default_factory=dict)
 
     def examples(self, options: Options) -> int:
         """Training examples of an epoch with these options, the card's defaults filled in where missing.

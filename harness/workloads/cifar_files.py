@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from harness.errors import DataError
-from harness.workloads.cifar_download import Published, download
+from harness.workloads.download import Published, download_archive
 from harness.workloads.folders import data_folder, how_to_point
 from harness.workloads.parts import even_part
 from harness.workloads.plain_pickle import read_plain
@@ -139,7 +139,7 @@ def _find(variant: Variant, option: str, may_download: bool) -> Path:
         if (folder / variant.train_files[0]).is_file():
             return folder
     if may_download:
-        download(variant.published, root, variant.folder, (*variant.train_files, variant.test_file))
+        download_archive(variant.published, root, variant.folder, (*variant.train_files, variant.test_file))
         return root / variant.folder
     raise DataError(
         f"{root / variant.folder} is not there; {variant.name} reads the batch files "

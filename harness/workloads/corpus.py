@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from harness.errors import DataError
-from harness.workloads.cache import cached
+from harness.workloads.cache import cached, file_stamp
 from harness.workloads.folders import data_folder, how_to_point
 from harness.workloads.language_cards import SYNTHETIC_TEST, SYNTHETIC_TRAIN
 from harness.workloads.tokens import (
@@ -76,7 +76,7 @@ def read_corpus(options: Mapping[str, Any], specials: tuple[str, ...], length: i
     given = data_folder(options["data"]) / options["tokenizer"] if options["tokenizer"] else None
     tokenizer = read_tokenizer(given) if given is not None else None
     stamps = [text.stamp for text in texts.values()]
-    stamps.append(_file_stamp(given) if given is not None else f"{options['vocabulary']} {specials}")
+    stamps.append(file_stamp(given) if given is not None else f"{options['vocabulary']} {specials}")
 
     def prepare(folder: Path) -> None:
         used = tokenizer or train_tokenizer(texts["train_text"].lines(), options["vocabulary"], specials)
@@ -138,17 +138,11 @@ def _text(options: Mapping[str, Any], option: str) -> _Text:
             f"{path} is not there; put a text file there, name it in workload.options.{option}, "
             f"{how_to_point(options['data'])}"
         )
-    return _Text(str(path), _file_stamp(path), lambda: path.open(encoding="utf-8"))
+    return _Text(str(path), file_stamp(path), lambda: path.open(encoding="utf-8"))
 
 
 def _content_stamp(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _file_stamp(path: Path) -> str:
-    """Where, how long, when last written: reading all of a large text at each start takes minutes."""
-    state = path.stat()
-    return f"{path.resolve()} {state.st_size} {state.st_mtime_ns}"
 
 
 def _mapped(path: Path) -> np.ndarray[Any, Any]:

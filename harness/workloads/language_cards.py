@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -38,26 +39,40 @@ def gpt_examples(options: Options) -> int:
     return _examples(options, len(GPT_SPECIALS), shortest=2)
 
 
-def _examples(options: Options, specials: int, shortest: int) -> int:
+def refuse_sizes(options: Options, specials: int, least: Mapping[str, int]) -> None:
+    """What no Transformer can be, and no vocabulary with so many special tokens.
+
+    Raises:
+        ValueError: a size is below its least one, or does not fit another.
+    """
     trained = options["data"] != SYNTHETIC and not options["tokenizer"]
-    least = {
+    smallest = {
         "layers": 1,
         "heads": 1,
         "hidden": 1,
-        "sequence_length": shortest,
+        **least,
         "vocabulary": specials + (BYTES if trained else 2),
         "train_examples": 0,
         "test_examples": 0,
     }
-    for option, low in least.items():
+    for option, low in smallest.items():
         if options[option] < low:
             raise ValueError(f"{option}={options[option]} is not allowed; use a value >= {low}")
     if options["hidden"] % options["heads"]:
         raise ValueError(f"hidden={options['hidden']} is not a multiple of heads={options['heads']}")
     if not 0 <= options["dropout"] < 1:
         raise ValueError(f"dropout={options['dropout']} is not allowed; use a value in [0, 1)")
+
+
+def named_or_made_up(options: Options) -> int:
+    """Examples that the options name, or that are made up; 0 where only reading tells."""
     made_up = SYNTHETIC_TRAIN if options["data"] == SYNTHETIC else 0
     return int(options["train_examples"]) or made_up
+
+
+def _examples(options: Options, specials: int, shortest: int) -> int:
+    refuse_sizes(options, specials, {"sequence_length": shortest})
+    return named_or_made_up(options)
 
 
 BERT = WorkloadCard(

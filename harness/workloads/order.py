@@ -26,8 +26,13 @@ def steps_per_epoch(share: Share, examples: int) -> int:
     return examples // share.global_batch_size
 
 
-def local_batches(share: Share, order: Tensor, first_step: int) -> Iterator[Tensor]:
-    """This rank's indices, step by step from `first_step` on, of an epoch's `order`."""
+def global_batches(share: Share, order: Tensor, first_step: int) -> Iterator[Tensor]:
+    """All ranks' indices, step by step from `first_step` on, of an epoch's `order`."""
     steps = steps_per_epoch(share, len(order))
-    for global_batch in order.split(share.global_batch_size)[first_step:steps]:
+    yield from order.split(share.global_batch_size)[first_step:steps]
+
+
+def local_batches(share: Share, order: Tensor, first_step: int) -> Iterator[Tensor]:
+    """This rank's part of each of them."""
+    for global_batch in global_batches(share, order, first_step):
         yield share.slice_of(global_batch)

@@ -96,7 +96,8 @@ def vocabulary_of(tokenizer: Tokenizer, specials: tuple[str, ...], where: str, s
     missing = [name for name in specials if name not in known]
     if missing:
         raise DataError(
-            f"{where}: has no token {', '.join(missing)}, which masked words need; use a BERT tokenizer"
+            f"{where}: has no token {', '.join(missing)}; use a tokenizer with all of {', '.join(specials)}, "
+            f"as the workload needs them"
         )
     largest = max(known.values())
     if largest >= size:
@@ -114,10 +115,20 @@ def vocabulary_of(tokenizer: Tokenizer, specials: tuple[str, ...], where: str, s
 
 def encode(tokenizer: Tokenizer, lines: Iterable[str]) -> Iterator[Ids]:
     """The ids of the lines, some thousand lines at a time, without special tokens around them."""
+    for block in _encoded(tokenizer, lines):
+        yield np.fromiter((index for line in block for index in line), dtype=np.int64)
+
+
+def encode_each(tokenizer: Tokenizer, lines: Iterable[str]) -> Iterator[list[int]]:
+    """The ids of one line after the other, without special tokens around them."""
+    for block in _encoded(tokenizer, lines):
+        yield from block
+
+
+def _encoded(tokenizer: Tokenizer, lines: Iterable[str]) -> Iterator[list[list[int]]]:
     rest = iter(lines)
     while block := list(islice(rest, _LINES_AT_ONCE)):
-        encoded = tokenizer.encode_batch_fast(block, add_special_tokens=False)
-        yield np.fromiter((index for line in encoded for index in line.ids), dtype=np.int64)
+        yield [line.ids for line in tokenizer.encode_batch_fast(block, add_special_tokens=False)]
 
 
 def library() -> str:

@@ -34,7 +34,7 @@ def test_all_are_planned_without_torch():
 def test_a_full_sweep_has_the_papers_data_its_source_and_a_small_sibling(path):
     text, cells = path.read_text(), read_sweep(path).cells
     assert text.startswith("# ")
-    assert {cell.workload.name for cell in cells} <= {"cifar10", "cifar100", "imagenet"}
+    assert {cell.workload.name for cell in cells} <= {"cifar10", "cifar100", "imagenet", "multi30k"}
     assert {cell.workload.options["data"] for cell in cells} == {"files"}
     assert (path.parent.parent / "small.yaml").is_file()
 
@@ -68,6 +68,23 @@ def test_sc20_has_the_released_hyperparameters():
             32,
         )
         assert (cell.optimizer.weight_decay, cell.workload.options["label_smoothing"]) == (5e-5, 0.1)
+
+
+def test_the_transformer_has_the_released_hyperparameters():
+    """The release's row of the table; its loss is a sum, over 1,924 tokens a rank in our vocabulary."""
+    tokens, cells = 1924, read_sweep(FOLDER / "dp_kfac/full/transformer.yaml").cells
+    for cell in cells:
+        sizes = ("layers", "hidden", "feed_forward", "heads", "dropout", "tied", "source", "target")
+        assert [cell.workload.options[name] for name in sizes] == [6, 512, 2048, 8, 0.1, True, "de", "en"]
+        assert (cell.world_size, cell.training.local_batch_size, cell.training.epochs) == (8, 128, 200)
+        assert cell.optimizer.lr == pytest.approx(1e-6 * tokens, rel=0.02)
+        assert cell.optimizer.weight_decay == pytest.approx(5e-4 / tokens, rel=0.02)
+        assert (cell.optimizer.lr_scaling, cell.optimizer.momentum) == ("linear", 0.9)
+        assert (cell.optimizer.warmup_epochs, cell.optimizer.decay_epochs) == (0, ())
+        if cell.kfac is not None:
+            kfac = cell.kfac
+            assert (kfac.damping, kfac.factor_decay, kfac.kl_clip) == (0.03, 0.95, 0.001)
+            assert (kfac.factor_update_steps, kfac.inverse_update_steps, kfac.sequence) == (1, 1, "reduce")
 
 
 @pytest.mark.parametrize(("name", "target"), [("box", 0.377), ("mask", 0.342)])

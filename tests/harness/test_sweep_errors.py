@@ -97,8 +97,8 @@ MISTAKES = {
     ),
     "an unknown workload": (
         "workload: digits", "workload: digit",
-        ":2: workload='digit' is no workload; allowed: digits, cifar10, cifar100, imagenet, coco, bert, gpt; "
-        "did you mean digits?",
+        ":2: workload='digit' is no workload; allowed: digits, cifar10, cifar100, imagenet, coco, bert, gpt, "
+        "multi30k; did you mean digits?",
     ),
     "an unknown option": (
         "workload: digits", "workload: {name: digits, options: {widht: 8}}",

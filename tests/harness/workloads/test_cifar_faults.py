@@ -18,7 +18,7 @@ import pytest
 
 from harness.cli import main
 from harness.errors import DataError
-from harness.workloads import cifar_download
+from harness.workloads import download
 from harness.workloads.cifar_files import VARIANTS, read_cifar
 from harness.workloads.plain_pickle import read_plain
 from tests.harness.workloads.batch_files import TEST, TRAIN, change, options, write_cifar10, write_cifar100
@@ -169,7 +169,7 @@ def archive(tmp_path) -> bytes:
 
 def published(content: bytes):
     md5 = hashlib.md5(content).hexdigest()  # noqa: S324  as published
-    return replace(VARIANTS[10], published=VARIANTS[10].published._replace(md5=md5))
+    return replace(VARIANTS[10], published=VARIANTS[10].published._replace(digest=md5))
 
 
 def test_a_download_is_checked_unpacked_whole_and_done_once(tmp_path, monkeypatch):
@@ -180,7 +180,7 @@ def test_a_download_is_checked_unpacked_whole_and_done_once(tmp_path, monkeypatc
     train, test = read_cifar(published(content), asked)
     assert (len(train.labels), len(test.labels)) == (TRAIN, TEST)
     read_cifar(published(content), asked)
-    cifar_download.download(published(content).published, root, "cifar-10-batches-py", ("test_batch",))
+    download.download_archive(published(content).published, root, "cifar-10-batches-py", ("test_batch",))
     assert server.asked == [URL]
     assert sorted(path.name for path in root.iterdir()) == [
         ".cifar-10-batches-py.lock",

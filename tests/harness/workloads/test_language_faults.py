@@ -47,7 +47,7 @@ FAULTS = {
     ),
     "another tokenizer": (
         lambda folder: write_tokenizer(folder / "words.json", WITHOUT_MASK), {},
-        "/words.json: has no token [MASK], which masked words need; use a BERT tokenizer",
+        "/words.json: has no token [MASK]; use a tokenizer with all of [PAD], [UNK], [CLS], [SEP], [MASK]",
     ),
     "too small a vocabulary": (
         lambda folder: None, {"vocabulary": 44},

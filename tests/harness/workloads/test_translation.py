@@ -1,0 +1,211 @@
+"""Promise: each pair of sentences comes once an epoch, and a step is the same in any world."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from harness.workloads import WORKLOADS
+from harness.workloads.pairs import read_pairs
+from tests.harness.workloads.sentences import (
+    BEGIN,
+    END,
+    PAD,
+    TRAIN,
+    independently,
+    options,
+    translation,
+    write_pairs,
+)
+from tests.harness.workloads.texts import share
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("pairs")
+    write_pairs(made)
+    return made
+
+
+def epoch(folder, world_size=1, number=0, seed=3, first=0, **changes):
+    """Global batches of an epoch, put together from all ranks: they fit, as all pad to the same length."""
+    ranks = [
+        list(translation(folder, share(rank, world_size, seed=seed), **changes).batches(number, first))
+        for rank in range(world_size)
+    ]
+    return [
+        tuple(torch.cat(columns) for columns in zip(*(part[:3] for part in parts), strict=True))
+        for parts in zip(*ranks, strict=True)
+    ]
+
+
+def pairs(batches):
+    """The ids of every pair, without marks and padding."""
+    found = []
+    for source, shown, wanted, *_ in batches:
+        for one, given, asked in zip(source.tolist(), shown.tolist(), wanted.tolist(), strict=True):
+            german, english = one[: one.index(END)], asked[: asked.index(END)]
+            assert set(one[len(german) + 1 :]) <= {PAD}
+            assert set(asked[len(english) + 1 :]) <= {-100}
+            assert given == [BEGIN, *english, *[PAD] * (len(given) - len(english) - 1)]
+            found.append((tuple(german), tuple(english)))
+    return found
+
+
+def test_batches_hold_the_pairs_of_the_files(folder):
+    written, seen = independently(folder, "train"), pairs(epoch(folder))
+    assert set(seen) <= set(written)
+    assert len(set(seen)) == len(seen) == TRAIN // 12 * 12
+
+
+def test_a_batch_is_as_long_as_its_longest_sentence(folder):
+    for source, shown, wanted in epoch(folder, 2):
+        assert source[:, -1].max() == wanted[:, -1].max() == END
+        assert shown.shape == wanted.shape
+
+
+@torch.no_grad()
+def test_pairs_with_a_long_side_are_left_out_of_training_and_kept_for_evaluation(folder):
+    short = {pair for pair in independently(folder, "train") if max(map(len, pair)) <= 8}
+    assert 24 < len(short) < TRAIN - 24
+    seen = pairs(epoch(folder, longest=8))
+    assert set(seen) <= short
+    assert len(seen) == len(short) // 12 * 12
+    mine = translation(folder, longest=8)
+    wanted = sum(len(english) + 1 for _, english in independently(folder, "val"))
+    assert mine.evaluate(mine.model())[1] == wanted
+
+
+@torch.no_grad()
+def test_so_many_examples_are_the_first_ones(folder):
+    assert set(pairs(epoch(folder, train_examples=24))) == set(independently(folder, "train")[:24])
+    mine = translation(folder, test_examples=5)
+    wanted = sum(len(english) + 1 for _, english in independently(folder, "val")[:5])
+    assert mine.evaluate(mine.model())[1] == wanted
+
+
+def test_either_language_is_the_source(folder):
+    turned = pairs(epoch(folder, source="en", target="de", train_examples=24))
+    assert {pair[::-1] for pair in turned} == set(independently(folder, "train")[:24])
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_every_pair_comes_once_an_epoch_in_the_same_global_batches(folder, world_size):
+    alone, together = epoch(folder), epoch(folder, world_size)
+    for one, many in zip(alone, together, strict=True):
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(one, many, strict=True))
+    seen = pairs(together)
+    assert len(set(seen)) == len(seen) == 12 * translation(folder).steps_per_epoch
+
+
+@pytest.mark.parametrize("first", [1, 5])
+def test_a_resumed_epoch_goes_on_where_it_was_left(folder, first):
+    whole, rest = epoch(folder, 2), epoch(folder, 2, first=first)
+    assert len(rest) == len(whole) - first
+    for one, other in zip(whole[first:], rest, strict=True):
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
+
+
+def test_epochs_and_seeds_differ_and_repeat_themselves(folder):
+    def first(number, seed):
+        return pairs(epoch(folder, 1, number, seed)[:1])
+
+    assert first(4, 3) == first(4, 3)
+    assert first(4, 3) != first(5, 3)
+    assert first(4, 3) != first(4, 2)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_the_mean_of_all_ranks_losses_and_gradients_is_that_of_the_global_batchs_tokens(folder, world_size):
+    """The reference takes each sentence alone, without padding, and divides once by all tokens."""
+    torch.manual_seed(0)
+    model = translation(folder).model().double()
+    seen = pairs(epoch(folder)[:1])
+    total, tokens = torch.zeros((), dtype=torch.float64), 0
+    for german, english in seen:
+        logs = model(torch.tensor([[*german, END]]), torch.tensor([[BEGIN, *english]]))[0].log_softmax(1)
+        right = logs.gather(1, torch.tensor([[*english, END]]).T).sum()
+        total, tokens = total - 0.9 * right - 0.1 * logs.mean(1).sum(), tokens + len(english) + 1
+    (total / tokens).backward()
+    wanted = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    losses = []
+    for rank in range(world_size):  # gradients of several backward passes add up
+        mine = translation(folder, share(rank, world_size))
+        loss = mine.loss(model, next(mine.batches(0)))
+        (loss / world_size).backward()
+        losses.append(loss.item())
+    assert np.mean(losses) == pytest.approx((total / tokens).item(), rel=1e-12)
+    assert len(set(losses)) == world_size  # the shares have unequal numbers of tokens
+    for parameter, gradient in zip(model.parameters(), wanted, strict=True):
+        assert torch.allclose(parameter.grad, gradient, rtol=1e-9, atol=1e-13)
+
+
+@torch.no_grad()
+def test_held_out_pairs_are_shared_among_ranks_and_scored_token_by_token(folder):
+    torch.manual_seed(0)
+    model = translation(folder).model().eval()
+    right, loss, tokens = 0, 0.0, 0
+    for german, english in independently(folder, "val"):
+        logs = model(torch.tensor([[*german, END]]), torch.tensor([[BEGIN, *english]]))[0].log_softmax(1)
+        wanted = torch.tensor([*english, END])
+        right += int((logs.argmax(1) == wanted).sum())
+        loss -= float(logs.gather(1, wanted[:, None]).sum())
+        tokens += len(wanted)
+    for world_size in (1, 3):
+        sums, counted = {"accuracy": 0.0, "loss": 0.0}, 0
+        for rank in range(world_size):
+            part, count = translation(folder, share(rank, world_size, seed=8)).evaluate(model)
+            sums = {metric: sums[metric] + value for metric, value in part.items()}
+            counted += count
+        assert (sums["accuracy"], counted) == (right, tokens)
+        assert sums["loss"] == pytest.approx(loss, rel=1e-5)
+    means = {"loss": loss / tokens, "accuracy": right / tokens}
+    assert WORKLOADS["multi30k"].value("perplexity", means) == pytest.approx(math.exp(loss / tokens))
+
+
+def test_one_vocabulary_is_trained_on_both_sides_and_says_every_text_again(tmp_path, token_cache):
+    german = ["Zwei junge weiße Männer sind im Freien in der Nähe vieler Büsche.", "Ein Hund – naß!"] * 8
+    english = ["Two young, White males are outside near many bushes.", "A wet dog 🐕"] * 8
+    held_out = ["Größe?", "żółw"], ["Size \t and “quotes”", "turtle"]
+    for part, (one, other) in {"train": (german, english), "val": held_out}.items():
+        (tmp_path / f"{part}.de").write_bytes("\r\n".join(one).encode())
+        (tmp_path / f"{part}.en").write_text("\n".join(other) + "\n", encoding="utf-8")
+    text = read_pairs(options(tmp_path, tokenizer="", vocabulary=330))
+    for part, sides in ((text.train, (german, english)), (text.test, held_out)):
+        for sentences, lines in zip((part.source, part.target), sides, strict=True):
+            cut = [sentences.tokens[start:stop].tolist() for start, stop in pairwise(sentences.starts)]
+            assert [text.written(ids) for ids in cut] == lines
+            assert max(map(max, cut)) < 330
+    assert text.references() == held_out[1]
+    words = [sentence.lengths[0] for sentence in (text.train.source, text.train.target)]
+    assert max(words) < 30  # merges of both languages: the bytes alone are 52 and more
+
+
+@torch.no_grad()
+def test_made_up_targets_are_their_sources_reversed():
+    mine = translation("synthetic", tokenizer="", train_examples=50, test_examples=7, longest=12)
+    assert mine.steps_per_epoch == 4
+    seen = pairs(mine.batches(0))
+    assert all(english == german[::-1] for german, english in seen)
+    lengths = [len(german) for german, _ in seen]
+    assert (min(lengths), max(lengths)) == (5, 12)
+    ids = [token for german, _ in seen for token in german]
+    assert 3 <= min(ids) < max(ids) < 43
+    assert mine.evaluate(mine.model())[1] == len(ids := mine._text.test.target.tokens) + 7
+    assert mine._text.references()[0] == " ".join(map(str, ids[: mine._text.test.target.starts[1]]))
+
+
+def test_ranks_drop_different_units_and_start_from_the_same_weights(folder):
+    drops, weights = [], []
+    for rank in range(2):
+        torch.manual_seed(3)
+        model = translation(folder, share(rank, 2), dropout=0.5).model()
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        drops.append(torch.nn.functional.dropout(torch.ones(64)))
+    assert torch.equal(*weights)
+    assert not torch.equal(*drops)
