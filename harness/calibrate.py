@@ -117,7 +117,7 @@ def operations(
         parts = [share] * len(world)
         for name, action in (
             ("all_reduce", lambda b=buffer: communicator.all_reduce(b)),
-            ("reduce_parts", lambda b=buffer, p=parts: communicator.reduce_parts(b, p)),
+            ("reduce_parts", lambda b=buffer, p=parts: communicator.reduce_parts(b, p)()),
             ("gather_parts", lambda b=buffer, p=parts: communicator.gather_parts(b, p, world)),
         ):
             found: list[float] = []

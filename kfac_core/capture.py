@@ -41,10 +41,11 @@ class Statistics:
 
     Attributes:
         examples: examples behind them on this rank; fewer than the batch where only part of it counts.
+        awaited: calls whose gradient has not arrived.
     """
 
     def __init__(self, loss_reduction: str) -> None:
-        self.examples = self._batch = 0
+        self.examples = self.awaited = self._batch = 0
         self._reduction = loss_reduction
         self._a_share: Share | None = None  # sum over passes of (sum of a aT) / S^2
         self._g_share: Share | None = None  # sum over passes of S (sum of g gT)
@@ -108,6 +109,9 @@ class Capture:
         measured: a context that each computation of a gram runs in, by the layer's position.
         loss_scale: factor by which the loss, and so every gradient, is larger than it should be; asked once
             between two clearings, as reading it waits for the device.
+        is_last: asked in every forward pass: whether it is the last one before the sums are used.
+        told: called after every gradient with the layer's position, and whether its sums are complete: the
+            gradient of a last forward pass, and no other one on its way. None: nobody listens.
     """
 
     def __init__(
@@ -118,12 +122,15 @@ class Capture:
         listening: Callable[[], bool],
         measured: Callable[[int], AbstractContextManager[None]],
         loss_scale: Callable[[], float],
+        is_last: Callable[[], bool],
+        told: Callable[[int, bool], None] | None,
     ) -> None:
         self._layers = layers
         self._dtype = dtype
         self._listening = listening
         self._measured = measured
         self._loss_scale = loss_scale
+        self._is_last, self._told = is_last, told
         self.clear()
         self._handles = [
             layers[index].module.register_forward_hook(partial(self._on_forward, index), with_kwargs=True)
@@ -159,7 +166,9 @@ class Capture:
             # A checkpoint recomputes the call. Only a reentrant one, whose first pass ran without gradients,
             # sends a gradient through what it recomputed, so the work waits until one arrives.
             a_gram = partial(self._input_gram, index, inputs)
-        output.register_hook(partial(self._on_gradient, index, task, a_gram, (examples, positions, batch)))
+        self.statistics[index].awaited += 1
+        counts = examples, positions, batch
+        output.register_hook(partial(self._on_gradient, index, task, a_gram, counts, self._is_last()))
 
     def _on_gradient(
         self,
@@ -167,6 +176,7 @@ class Capture:
         task: int,
         a_gram: Callable[[], Gram],
         counts: tuple[int, int, int],
+        last: bool,
         gradient: Tensor,
     ) -> None:
         if self._scale is None:
@@ -177,7 +187,11 @@ class Capture:
             g_gram = self._layers[index].output_gram(g if self._scale == 1.0 else g / self._scale)
         if task == _NO_BACKWARD:  # else a checkpoint's own backward pass is part of the one that began it
             task = torch._C._current_graph_task_id()
-        self.statistics[index].add(_Call(task, a_gram(), g_gram, *counts))
+        statistics = self.statistics[index]
+        statistics.add(_Call(task, a_gram(), g_gram, *counts))
+        statistics.awaited -= 1
+        if self._told is not None:
+            self._told(index, last and statistics.awaited <= 0)
 
     def _examples(self, batch: int) -> int:
         """How many of a batch's examples make the statistics."""

@@ -47,6 +47,9 @@ class KFACConfig:
         factor_update_steps: steps between two updates of the factors (F); may be scheduled like the damping.
         inverse_update_steps: steps between two updates of the second-order data (E), not below F; may be
             scheduled too.
+        overlap_factors: whether factors leave during the backward pass, a bucket of layers as soon as their
+            gradients are there. It needs one backward pass a step, or, where several are added up, the
+            `no_sync()` of DistributedDataParallel around all but the last. Over MPI they leave at the step.
         sequence: how a Linear layer treats dimensions between batch and features: `expand` takes each
             position as a row, `reduce` averages inputs and adds up gradients (Eschenhagen et al. 2023).
         loss_reduction: whether the loss is a `mean` over the local batch or a `sum`.
@@ -73,6 +76,7 @@ class KFACConfig:
     factor_start: Literal["identity", "first"] = "identity"
     factor_update_steps: Interval = 10
     inverse_update_steps: Interval = 100
+    overlap_factors: bool = False
     sequence: Literal["expand", "reduce"] = "expand"
     loss_reduction: Literal["mean", "sum"] = "mean"
     factor_dtype: str | None = None

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 from torch import Tensor
 
-from kfac_core.capture import Statistics
-from kfac_core.collectives import Communicator
+from kfac_core.buckets import Bucket, buckets, travelling_elements
+from kfac_core.capture import Share, Statistics
+from kfac_core.collectives import Communicator, Finish
 from kfac_core.collectives.packing import pack, unpack
 from kfac_core.config import KFACConfig
+from kfac_core.errors import ConfigError
 from kfac_core.grams import Gram, dense, fold, is_finite
 from kfac_core.placement import FactorJob, FactorShape, LayerShape, Placement
 from kfac_core.scratch import scratch
@@ -22,8 +26,9 @@ Key = tuple[int, str]
 class Factors:
     """The factors that this rank is an inverse worker of.
 
-    A factor travels as one triangle and the number of examples behind it, in one flat buffer cut by owner.
-    With that number the mean over ranks is the mean over examples, whatever each rank's batch was.
+    A factor travels as one triangle and the number of examples behind it, in flat buffers cut by owner. With
+    that number the mean over ranks is the mean over examples, whatever each rank's batch was. What a rank
+    itself adds to a factor that only it keeps is never packed.
 
     Args:
         like: dtype of the statistics (at least float32) and device.
@@ -43,19 +48,14 @@ class Factors:
     ) -> None:
         self._communicator = communicator
         self._config = config
+        self._names = [shape.name for shape in shapes]
         self._like = like
         self._on_host = like.device.type == "cpu"
         self.jobs = placement.factor_jobs(shapes)
         self.own = [job for job in self.jobs if communicator.rank in job.inverse_workers]
-        travelling = [job for job in self.jobs if len({*job.factor_workers, *job.inverse_workers}) > 1]
-        self._to_all = [job for job in travelling if len(job.inverse_workers) > 1]
-        self._to_one = sorted(
-            (job for job in travelling if len(job.inverse_workers) == 1),
-            key=lambda job: job.inverse_workers[0],
-        )
-        self._sizes = [0] * communicator.world_size
-        for job in self._to_one:
-            self._sizes[job.inverse_workers[0]] += travelling_elements(job)
+        self._buckets = buckets(self.jobs, communicator.world_size, overlap=config.overlap_factors)
+        if config.overlap_factors and self._buckets:
+            self._communicator = communicator.apart()
         self._stored = getattr(torch, config.factor_dtype) if config.factor_dtype else like.dtype
         self.running: dict[Key, Tensor] = {}
         for job in self.own:
@@ -63,21 +63,58 @@ class Factors:
             self.running[job.layer, job.kind] = self.empty(job.shape).copy_(identity)
         self.updates = {key: like.new_zeros(()) for key in self.running}
         self.refused = {key: like.new_zeros(()) for key in self.running}
-        self._received: dict[Key, Tensor] = {}
+        self._complete: set[int] = set()
+        self._packed: list[_Packed] = []
+        self._begun: list[tuple[_Packed, Finish]] = []
+        self._received: dict[Key, tuple[Tensor, bool]] = {}
 
-    def exchange(self, statistics: Sequence[Statistics]) -> None:
-        """Sum every rank's contributions on the ranks that keep the factor."""
+    def hear(self, layer: int, statistics: Sequence[Statistics], *, complete: bool) -> bool:
+        """A layer's statistics have grown, for the last time in this step if `complete`.
+
+        Returns:
+            Whether a bucket has been packed by it, and may be sent.
+
+        Raises:
+            ConfigError: they have left already.
+        """
+        left = [*self._packed, *(packed for packed, _ in self._begun)]
+        if any(layer in packed.bucket.layers for packed in left):
+            raise ConfigError(
+                f"overlap_factors: layer {self._names[layer]} got a gradient after its factors left; have "
+                "one backward pass before each KFAC.step(), put DistributedDataParallel's no_sync() around "
+                "those before it, or leave overlap_factors out"
+            )
+        if complete:
+            self._complete.add(layer)
+        ready = list(takewhile(lambda bucket: bucket.layers <= self._complete, self._buckets[len(left) :]))
+        self._packed += [self._pack(bucket, statistics) for bucket in ready]
+        return bool(ready)
+
+    def pack(self, statistics: Sequence[Statistics]) -> None:
+        """Make ready for the way what has not left yet."""
+        left = len(self._packed) + len(self._begun)
+        self._packed += [self._pack(bucket, statistics) for bucket in self._buckets[left:]]
+
+    def send(self) -> None:
+        """Send what has been packed on its way."""
+        for packed in self._packed:
+            if packed.bucket.sizes is None:
+                finish = self._communicator.begin_all_reduce(packed.buffer)
+            else:
+                finish = self._communicator.reduce_parts(packed.buffer, packed.bucket.sizes)
+            self._begun.append((packed, finish))
+        self._packed = []
+
+    def exchange(self) -> None:
+        """Send what has been packed, and wait for all that is on its way."""
+        self.send()
         self._received = {}
-        if self._communicator.world_size == 1:
-            return
-        if self._to_one:
-            buffer = self._pack(self._to_one, statistics)
-            self._communicator.reduce_parts(buffer, self._sizes)
-            self._keep(self._to_one, buffer)
-        if self._to_all:
-            buffer = self._pack(self._to_all, statistics)
-            self._communicator.all_reduce(buffer)
-            self._keep(self._to_all, buffer)
+        for packed, finish in self._begun:
+            finish()
+            for job, part in packed.parts():
+                if self._communicator.rank in job.inverse_workers:
+                    self._received[job.layer, job.kind] = part, packed.bucket.sizes is None
+        self._complete, self._begun = set(), []
 
     def absorb(self, statistics: Sequence[Statistics]) -> None:
         """Fold the new statistics into the running means: `decay * old + (1 - decay) * new`.
@@ -86,22 +123,28 @@ class Factors:
         an infinity: it is counted in `refused`, and no step waits for the device to find out.
         """
         for job in self.own:
-            part = self._received.get((job.layer, job.kind))
-            if part is not None:
-                mean = scratch(self._like, job.shape.blocks, job.shape.dim, job.shape.dim)
-                unpack(part[:-1].view(job.shape.blocks, -1), mean)
-                if self._on_host:
-                    if part[-1] > 0:
-                        self._average(job, mean, 1.0 / float(part[-1]))
-                else:
-                    self._average_masked(job, mean / part[-1].clamp_min(1), part[-1] > 0)
-                continue
             seen = statistics[job.layer]
             shares = seen.shares()
-            if shares is not None:
-                total, scale = shares[job.kind == "g"]
-                self._average(job, total, scale / seen.examples)
+            share = shares[job.kind == "g"] if shares is not None else None
+            if (job.layer, job.kind) in self._received:
+                self._absorb_received(job, share, seen.examples)
+            elif share is not None:
+                self._average(job, share.gram, share.scale / seen.examples)
         self._received = {}
+
+    def _absorb_received(self, job: FactorJob, share: Share | None, examples: int) -> None:
+        """Fold in what came from other ranks, and this rank's own share where it is not in it yet."""
+        part, whole = self._received[job.layer, job.kind]
+        mean = scratch(self._like, job.shape.blocks, job.shape.dim, job.shape.dim)
+        unpack(part[:-1].view(job.shape.blocks, -1), mean)
+        count = part[-1]
+        if share is not None and not whole:
+            fold(share.gram, share.scale, mean, 1.0)
+            count = count + examples
+        if not self._on_host:
+            self._average_masked(job, mean / count.clamp_min(1), count > 0)
+        elif count > 0:
+            self._average(job, mean, 1.0 / float(count))
 
     def empty(self, shape: FactorShape | None) -> Tensor:
         """Room for a running factor of this shape, or for an update count."""
@@ -147,10 +190,12 @@ class Factors:
         updates += usable
         self.refused[key] += ~finite
 
-    def _pack(self, jobs: Sequence[FactorJob], statistics: Sequence[Statistics]) -> Tensor:
-        sizes = [travelling_elements(job) for job in jobs]
-        buffer = self._like.new_empty(sum(sizes))
-        for job, part in zip(jobs, buffer.split(sizes), strict=True):
+    def _pack(self, bucket: Bucket, statistics: Sequence[Statistics]) -> _Packed:
+        """What this rank adds to the factors of a bucket that others keep."""
+        packed = _Packed(bucket, self._like.new_empty(sum(map(travelling_elements, bucket.jobs))))
+        for job, part in packed.parts():
+            if job.inverse_workers == (self._communicator.rank,):
+                continue  # here the others' will be
             shares = statistics[job.layer].shares()
             if shares is None:
                 part.zero_()
@@ -158,14 +203,17 @@ class Factors:
             total, scale = shares[job.kind == "g"]
             pack(total, part[:-1].view(job.shape.blocks, -1), scale)
             part[-1] = statistics[job.layer].examples
-        return buffer
-
-    def _keep(self, jobs: Sequence[FactorJob], buffer: Tensor) -> None:
-        for job, part in zip(jobs, buffer.split([travelling_elements(job) for job in jobs]), strict=True):
-            if self._communicator.rank in job.inverse_workers:
-                self._received[job.layer, job.kind] = part
+        return packed
 
 
-def travelling_elements(job: FactorJob) -> int:
-    """Elements that a rank hands over for one factor: a triangle, and the number of examples behind it."""
-    return job.shape.packed_elements + 1
+@dataclass(frozen=True)
+class _Packed:
+    """A bucket and its buffer."""
+
+    bucket: Bucket
+    buffer: Tensor
+
+    def parts(self) -> Iterator[tuple[FactorJob, Tensor]]:
+        """Every factor with its place, a view: the triangle, and the number of examples."""
+        sizes = [travelling_elements(job) for job in self.bucket.jobs]
+        return zip(self.bucket.jobs, self.buffer.split(sizes), strict=True)

@@ -87,9 +87,10 @@ class KFAC:
         self._steps_per_epoch = steps_per_epoch
         self._scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
         self._timer = timer if timer is not None else PhaseTimer()
-        bare, ddp_group = _unwrap(model)
+        bare, self._wrapper = _unwrap(model)
         if bare is not model:
             _forget_compiled(model)
+        ddp_group = self._wrapper.process_group if self._wrapper is not None else None
         self._communicator = communicator if communicator is not None else connect(process_group or ddp_group)
         self._timer.count(self._communicator.traffic)
         self._parameters = list(bare.parameters())
@@ -118,8 +119,7 @@ class KFAC:
         with self._timer.phase(Phase.PRECONDITION):
             self._gradients.read()
         if self._scaler is not None and not all_finite(self._parameters):
-            self._capture.clear()
-            self.skipped_steps += 1
+            self._skip()
             return
         with full_precision(self._gradients.raw[0]):  # also for who calls this inside autocast
             if self._due("factor_update_steps"):
@@ -199,6 +199,8 @@ class KFAC:
             listening=lambda: self._due("factor_update_steps"),
             measured=self._computes_factors,
             loss_scale=lambda: self._scaler.get_scale() if self._scaler is not None else 1.0,
+            is_last=lambda: bool(getattr(self._wrapper, "require_backward_grad_sync", True)),
+            told=self._hear if self.config.overlap_factors else None,
         )
 
     @contextmanager
@@ -206,19 +208,37 @@ class KFAC:
         with self._timer.phase(Phase.FACTOR_COMPUTE), self._timer.layer(self.shapes[layer].name):
             yield
 
+    def _hear(self, layer: int, complete: bool) -> None:
+        with self._timer.phase(Phase.FACTOR_COMPUTE):
+            ready = self._factors.hear(layer, self._capture.statistics, complete=complete)
+        if ready:
+            with self._timer.phase(Phase.FACTOR_COMM):
+                self._factors.send()
+
     def _check_schedules(self) -> None:
         """A schedule that cannot be read is refused now, not by a hook in the first forward pass."""
         value_at(self.config.damping, self.steps, self._steps_per_epoch)
         for interval in ("factor_update_steps", "inverse_update_steps"):
             self._due(interval)
 
+    def _skip(self) -> None:
+        """Leave a step that overflowed out, on all ranks; what is on its way arrives, and is dropped."""
+        if self.config.overlap_factors and self._due("factor_update_steps"):
+            self._exchange_factors()
+        self._capture.clear()
+        self.skipped_steps += 1
+
     def _update_factors(self) -> None:
-        statistics = self._capture.statistics
-        with self._timer.phase(Phase.FACTOR_COMM):
-            self._factors.exchange(statistics)
+        self._exchange_factors()
         with self._timer.phase(Phase.FACTOR_COMPUTE):
-            self._factors.absorb(statistics)
+            self._factors.absorb(self._capture.statistics)
             self._capture.clear()
+
+    def _exchange_factors(self) -> None:
+        with self._timer.phase(Phase.FACTOR_COMPUTE):
+            self._factors.pack(self._capture.statistics)
+        with self._timer.phase(Phase.FACTOR_COMM):
+            self._factors.exchange()
 
     def _update_second_order(self) -> None:
         factors, second_order = self._factors.running, self._second_order
@@ -272,16 +292,16 @@ def _forget_compiled(model: nn.Module) -> None:
         torch._dynamo.reset()
 
 
-def _unwrap(model: nn.Module) -> tuple[nn.Module, dist.ProcessGroup | None]:
-    """The model itself, and the process group of the DistributedDataParallel around it."""
-    group = None
+def _unwrap(model: nn.Module) -> tuple[nn.Module, DistributedDataParallel | None]:
+    """The model itself, and the DistributedDataParallel around it."""
+    wrapper = None
     while True:
         if isinstance(model, DistributedDataParallel):
-            group, model = model.process_group, model.module
+            wrapper, model = model, model.module
         elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):  # compiled
             model = inner
         else:
-            return model, group
+            return model, wrapper
 
 
 def _read_lr(lr: LearningRate) -> Callable[[], float]:

@@ -230,9 +230,7 @@ def _memory(work: Work) -> dict[str, int]:
     by_rank = [sum(kinds) for kinds in zip(*work.state_bytes.values(), strict=True)]
     fullest = max(range(work.world_size), key=by_rank.__getitem__)
     memory |= {f"kfac_{kind}": counts[fullest] for kind, counts in work.state_bytes.items()}
-    memory["kfac_exchange"] = max(
-        (e.total_bytes for e in work.exchanges if e.phase == Phase.FACTOR_COMM), default=0
-    )
+    memory["kfac_exchange"] = sum(e.total_bytes for e in work.exchanges if e.phase == Phase.FACTOR_COMM)
     return memory
 
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Literal, TypeVar
 
 from analysis.cost_model.models import Layer, Model
+from kfac_core.buckets import buckets
 from kfac_core.config import KFACConfig
 from kfac_core.cost import CUBIC, CostModel
 from kfac_core.footprint import data_elements, kept_columns
@@ -205,21 +206,18 @@ class Work:
         )
 
     def _factor_exchanges(self, everyone: Ranks) -> list[Exchange]:
-        sizes = [0] * self.world_size
-        to_all = 0
-        for job in self.jobs:
-            if len({*job.factor_workers[:2], *job.inverse_workers[:2]}) < 2:
-                continue  # one rank's own
-            if len(job.inverse_workers) == 1:
-                sizes[job.inverse_workers[0]] += self._factor_bytes(job)
-            else:
-                to_all += self._factor_bytes(job)
         phase, steps = Phase.FACTOR_COMM, self.setup.factor_update_steps
+        overlap = self.setup.config is not None and self.setup.config.overlap_factors
         found = []
-        if any(sizes):
+        for bucket in buckets(self.jobs, self.world_size, overlap=overlap):
+            if bucket.sizes is None:
+                size = sum(map(self._factor_bytes, bucket.jobs))
+                found.append(Exchange(phase, "all_reduce", everyone, (size,), steps, self._layerwise))
+                continue
+            sizes = [0] * self.world_size
+            for job in bucket.jobs:
+                sizes[job.inverse_workers[0]] += self._factor_bytes(job)
             found.append(Exchange(phase, "reduce_parts", everyone, tuple(sizes), steps, self._layerwise))
-        if to_all:
-            found.append(Exchange(phase, "all_reduce", everyone, (to_all,), steps, self._layerwise))
         return found
 
     def _inverse_exchanges(self, placement: Placement, everyone: Ranks) -> list[Exchange]:

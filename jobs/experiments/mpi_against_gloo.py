@@ -72,7 +72,7 @@ def exchanges(ranks: int) -> Iterator[Exchange]:
         parts = [elements // ranks] * (ranks - 1)
         parts.append(elements - sum(parts))
         yield Exchange("", "all_reduce", elements, lambda over, buffer: over.all_reduce(buffer))
-        yield Exchange("", "reduce_parts", elements, lambda o, b, s=parts: o.reduce_parts(b, s))
+        yield Exchange("", "reduce_parts", elements, lambda o, b, s=parts: o.reduce_parts(b, s)())
         yield Exchange("", "gather_parts", elements, lambda o, b, s=parts: o.gather_parts(b, s, everyone))
         yield Exchange("", "broadcast", elements, lambda over, buffer: over.broadcast(buffer, 0))
     yield from _phases("ResNet-32", read_model("resnet32").shapes, ranks)
@@ -91,7 +91,7 @@ def _phases(model: str, shapes: list[LayerShape], ranks: int) -> Iterator[Exchan
         gradients[alone.layers[shape.name].gradient_workers[0]] += shape.gradient_elements
 
     def reduce(over: Communicator, buffer: torch.Tensor) -> None:
-        over.reduce_parts(buffer, factors)
+        over.reduce_parts(buffer, factors)()
 
     def share(parts: list[int]) -> Callable[[Communicator, torch.Tensor], None]:
         return lambda over, buffer: over.gather_parts(buffer, parts, everyone)

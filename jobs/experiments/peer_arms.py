@@ -93,8 +93,13 @@ def make_ours(training: Training, variant: str, _: Path) -> Arm:
         kfac.steps = 0
         training.loss().backward()
         statistics = kfac._capture.statistics
+
+        def factors() -> None:
+            kfac._factors.pack(statistics)
+            kfac._factors.exchange()
+
         return {
-            "factor": partial(kfac._factors.exchange, statistics),
+            "factor": factors,
             "second-order": kfac._second_order.exchange,
             "gradient": kfac._gradients.exchange,
         }

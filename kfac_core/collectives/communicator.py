@@ -1,12 +1,17 @@
 """The protocol of the drawer: what K-FAC asks of a network, in flat buffers cut into one part per rank."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from kfac_core.placement import Ranks
 from kfac_core.timer import Traffic
+
+Finish = Callable[[], None]
+"""Waits for what was begun; until then nobody touches the buffer."""
 
 
 class Communicator(Protocol):
@@ -24,8 +29,15 @@ class Communicator(Protocol):
         """Sum `buffer` over the world, in place."""
         ...
 
-    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> None:
-        """Sum over the world; afterwards each rank's own part holds the sum, the rest is undefined."""
+    def begin_all_reduce(self, buffer: Tensor) -> Finish:
+        """Begin to sum `buffer` over the world, in place; several may be under way, begun in one order."""
+        ...
+
+    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> Finish:
+        """Begin to bring every part to its owner, whose own part then holds the sum of the *other* ranks'.
+
+        What it held before is lost, and so are the other parts. Several may be under way, begun in one order.
+        """
         ...
 
     def gather_parts(self, buffer: Tensor, sizes: Sequence[int], group: Ranks) -> None:
@@ -34,6 +46,10 @@ class Communicator(Protocol):
 
     def broadcast(self, buffer: Tensor, source: int) -> None:
         """Make `buffer` on every rank what it is on `source`."""
+        ...
+
+    def apart(self) -> Communicator:
+        """The same world and counters, for exchanges that may mingle with this one's in any order."""
         ...
 
     def meet(self, group: Ranks) -> None:

@@ -6,12 +6,14 @@ import ctypes
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from kfac_core.collectives.communicator import Finish
 from kfac_core.errors import ConfigError
 from kfac_core.placement import Ranks
 from kfac_core.timer import Traffic
@@ -77,22 +79,13 @@ class MPICommunicator:
         if wide is not buffer:
             buffer.copy_(wide)
 
-    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> None:
-        """One reduce-scatter; large parts piece by piece, a reduce-scatter an owner, all owners at once."""
-        self._count(buffer)
-        wide = self._widened(buffer)
-        parts = wide.split(list(sizes))
-        longest = _PIECE_BYTES // wide.element_size()
-        if max(sizes) <= longest:
-            self._reduce_scatter([(wide, list(sizes))], parts[self.rank], buffer)
-        else:
-            rounds = [part.split(longest) for part in parts]
-            for turn in range(max(map(len, rounds))):
-                pieces = [one[turn] if turn < len(one) else wide[:0] for one in rounds]
-                sums = [(piece, _only(owner, piece, sizes)) for owner, piece in enumerate(pieces)]
-                self._reduce_scatter(sums, pieces[self.rank], buffer)
-        if wide is not buffer:
-            buffer.split(list(sizes))[self.rank].copy_(parts[self.rank])
+    def begin_all_reduce(self, buffer: Tensor) -> Finish:
+        """The same, when its end is waited for: nobody would make progress on it before."""
+        return partial(self.all_reduce, buffer)
+
+    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> Finish:
+        """One reduce-scatter, when its end is waited for."""
+        return partial(self._reduce_parts, buffer, sizes)
 
     def gather_parts(self, buffer: Tensor, sizes: Sequence[int], group: Ranks) -> None:
         """One all-gather of uneven parts, in place."""
@@ -112,6 +105,10 @@ class MPICommunicator:
         _ready(buffer)
         message = [self._raw(buffer), self._moved[buffer.element_size()]]
         self._finish([self._all.Ibcast(message, source)], "broadcast", buffer)
+
+    def apart(self) -> MPICommunicator:
+        """This one: what is waited for at once does not mingle."""
+        return self
 
     def meet(self, group: Ranks) -> None:
         """A barrier of the group."""
@@ -150,6 +147,24 @@ class MPICommunicator:
         _ready(buffer)
         message = [self._raw(buffer), self._sum_type(buffer)]
         return self._all.Iallreduce(self._mpi.IN_PLACE, message, op=self._mpi.SUM)
+
+    def _reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> None:
+        """One reduce-scatter; large parts piece by piece, a reduce-scatter an owner, all owners at once."""
+        self._count(buffer)
+        buffer.split(list(sizes))[self.rank].zero_()
+        wide = self._widened(buffer)
+        parts = wide.split(list(sizes))
+        longest = _PIECE_BYTES // wide.element_size()
+        if max(sizes) <= longest:
+            self._reduce_scatter([(wide, list(sizes))], parts[self.rank], buffer)
+        else:
+            rounds = [part.split(longest) for part in parts]
+            for turn in range(max(map(len, rounds))):
+                pieces = [one[turn] if turn < len(one) else wide[:0] for one in rounds]
+                sums = [(piece, _only(owner, piece, sizes)) for owner, piece in enumerate(pieces)]
+                self._reduce_scatter(sums, pieces[self.rank], buffer)
+        if wide is not buffer:
+            buffer.split(list(sizes))[self.rank].copy_(parts[self.rank])
 
     def _reduce_scatter(self, sums: Sequence[tuple[Tensor, list[int]]], own: Tensor, whole: Tensor) -> None:
         """Sum each tensor, cut by its counts, over the world; what this rank gets of them goes to `own`."""

@@ -1,9 +1,12 @@
 """The world of one rank: nothing to move."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 from torch import Tensor
 
+from kfac_core.collectives.communicator import Finish
 from kfac_core.placement import Ranks
 from kfac_core.timer import Traffic
 
@@ -20,8 +23,14 @@ class SingleCommunicator:
     def all_reduce(self, buffer: Tensor) -> None:
         """Nothing to add."""
 
-    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> None:
+    def begin_all_reduce(self, buffer: Tensor) -> Finish:
         """Nothing to add."""
+        return _nothing
+
+    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> Finish:
+        """There are no others."""
+        buffer.zero_()
+        return _nothing
 
     def gather_parts(self, buffer: Tensor, sizes: Sequence[int], group: Ranks) -> None:
         """Nothing to fetch."""
@@ -29,5 +38,13 @@ class SingleCommunicator:
     def broadcast(self, buffer: Tensor, source: int) -> None:
         """Nothing to fetch."""
 
+    def apart(self) -> SingleCommunicator:
+        """Nothing can mingle."""
+        return self
+
     def meet(self, group: Ranks) -> None:
         """Nobody to wait for."""
+
+
+def _nothing() -> None:
+    pass

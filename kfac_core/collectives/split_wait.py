@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from kfac_core.collectives.communicator import Communicator
+from kfac_core.collectives.communicator import Communicator, Finish
 from kfac_core.placement import Ranks
 
 
@@ -17,8 +18,9 @@ class SplitWait:
 
     The time until the last peer has arrived goes to `traffic.wait_seconds`; what a phase takes beyond it is
     moving bytes. The meeting is a barrier more for each collective, whose own latency is booked as waiting
-    too: it is for measuring, not for runs whose seconds are to be compared with those of others. On a GPU the
-    host waits for the work that is queued before it meets, so nothing overlaps.
+    too: it is for measuring, not for runs whose seconds are to be compared with those of others. Nothing
+    overlaps: what could begin early waits for its end to be asked for, and on a GPU the host waits for the
+    work that is queued before it meets.
 
     Args:
         inner: carries the traffic, and counts it as if this were not there.
@@ -35,10 +37,18 @@ class SplitWait:
         self._wait(self._everyone, buffer)
         self._inner.all_reduce(buffer)
 
-    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> None:
-        """Meet, then sum all parts."""
-        self._wait(self._everyone, buffer)
-        self._inner.reduce_parts(buffer, sizes)
+    def begin_all_reduce(self, buffer: Tensor) -> Finish:
+        """Meet, then sum, all when the end is waited for."""
+        return partial(self.all_reduce, buffer)
+
+    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> Finish:
+        """Meet, then bring the parts together, all when the end is waited for."""
+
+        def meet_and_reduce() -> None:
+            self._wait(self._everyone, buffer)
+            self._inner.reduce_parts(buffer, sizes)()
+
+        return meet_and_reduce
 
     def gather_parts(self, buffer: Tensor, sizes: Sequence[int], group: Ranks) -> None:
         """Meet the group, then fetch all parts."""
@@ -49,6 +59,10 @@ class SplitWait:
         """Meet, then fetch."""
         self._wait(self._everyone, buffer)
         self._inner.broadcast(buffer, source)
+
+    def apart(self) -> SplitWait:
+        """Nothing overlaps here, so nothing mingles."""
+        return self
 
     def meet(self, group: Ranks) -> None:
         """Waiting and nothing else; whoever asks for it has a clock of their own."""

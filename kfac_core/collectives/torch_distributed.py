@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch.distributed as dist
 from torch import Tensor
 
 from kfac_core.collectives import direct
+from kfac_core.collectives.communicator import Finish
 from kfac_core.placement import Ranks
 from kfac_core.timer import Traffic
+
+_TAGS = 1 << 16  # far more than exchanges under way
 
 
 class TorchCommunicator:
@@ -33,6 +37,7 @@ class TorchCommunicator:
         self.rank = dist.get_rank(self._all)
         self.world_size = len(self._global_ranks)
         self.traffic = Traffic()
+        self._tag = 0  # of the newest exchange that goes straight from rank to rank
         self._groups: dict[Ranks, dist.ProcessGroup] = {tuple(range(self.world_size)): self._all}
 
     def all_reduce(self, buffer: Tensor) -> None:
@@ -40,20 +45,26 @@ class TorchCommunicator:
         self._count(buffer)
         dist.all_reduce(buffer, group=self._all)
 
-    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> None:
+    def begin_all_reduce(self, buffer: Tensor) -> Finish:
+        """The same without waiting for it."""
+        self._count(buffer)
+        return partial(_wait, [dist.all_reduce(buffer, group=self._all, async_op=True)])
+
+    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> Finish:
         """One reduction a part, to its owner."""
         parts = buffer.split(list(sizes))
         for part in parts:
             if part.numel():
                 self._count(part)
         if self._is_direct(buffer):
-            direct.reduce_parts(parts, self.rank, self._global_ranks, self._all)
-            return
+            self._tag = self._tag % _TAGS + 1
+            return direct.reduce_parts(parts, self.rank, self._global_ranks, self._all, self._tag)
+        parts[self.rank].zero_()
         works = []
         for owner, part in enumerate(parts):
             if part.numel():
                 works.append(dist.reduce(part, self._global_ranks[owner], group=self._all, async_op=True))
-        _wait(works)
+        return partial(_wait, works)
 
     def gather_parts(self, buffer: Tensor, sizes: Sequence[int], group: Ranks) -> None:
         """One broadcast a part, from its owner."""
@@ -76,6 +87,14 @@ class TorchCommunicator:
         if source == self.rank:
             self._count(buffer)
         dist.broadcast(buffer, self._global_ranks[source], group=self._all)
+
+    def apart(self) -> TorchCommunicator:
+        """A process group of its own for the same ranks."""
+        made = dist.new_group(self._global_ranks, use_local_synchronization=True)
+        assert made is not None  # noqa: S101  this rank is a member
+        other = TorchCommunicator(made)
+        other.traffic = self.traffic
+        return other
 
     def meet(self, group: Ranks) -> None:
         """A barrier of the group."""

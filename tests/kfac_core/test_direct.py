@@ -28,11 +28,15 @@ def both_ways(rank: int, world_size: int) -> list[tuple[Tensor, Tensor]]:
         found.append((straight, gathered))
         straight, reduced = values.clone(), values.clone()
         direct._ROOM = room if turn % 2 else 2 * direct._LEAST_PIECE  # whole, or in several pieces
-        communicator.reduce_parts(straight, sizes)
+        later = values.clone()
+        before, after = communicator.reduce_parts(straight, sizes), communicator.reduce_parts(later, sizes)
         direct._ROOM = room
+        after()  # two are under way together, and the second is waited for first
+        before()
+        reduced.split(sizes)[rank].zero_()
         for owner, part in enumerate(reduced.split(sizes)):
             dist.reduce(part, owner)
-        found.append((straight.split(sizes)[rank], reduced.split(sizes)[rank]))
+        found += [(one.split(sizes)[rank], reduced.split(sizes)[rank]) for one in (straight, later)]
     return found
 
 
@@ -46,7 +50,7 @@ def test_straight_exchanges_equal_gloos_collectives(world, world_size):
 def sums(rank: int, world_size: int) -> Tensor:
     communicator = connect()
     values = torch.rand(1000 * world_size, generator=torch.Generator().manual_seed(rank))
-    communicator.reduce_parts(values, [1000] * world_size)
+    communicator.reduce_parts(values, [1000] * world_size)()
     return values.split(1000)[rank]
 
 

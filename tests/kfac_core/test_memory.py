@@ -33,7 +33,7 @@ class Ledger:
 
     Attributes:
         resting: while nothing travels.
-        travelling: from the exchange of factors until they are folded into the running means.
+        travelling: from the packing of factors until they are folded into the running means.
     """
 
     def __init__(self) -> None:
@@ -43,13 +43,13 @@ class Ledger:
     def look(self, phase: str) -> None:
         if not self.after_backward:
             return
-        if phase == Phase.FACTOR_COMM:
+        if phase == Phase.FACTOR_COMPUTE:
             self._between = True
-        elif self._between and phase in ("other", Phase.FACTOR_COMPUTE):
-            self.travelling = max(self.travelling, live_bytes())
-            return
         elif phase in (Phase.INVERSE_COMM, Phase.PRECONDITION):
             self._between = False
+        if self._between:
+            self.travelling = max(self.travelling, live_bytes())
+            return
         self.resting = max(self.resting, live_bytes())
 
 

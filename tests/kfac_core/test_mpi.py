@@ -49,7 +49,7 @@ def exchange(rank: int, world_size: int, over: str, dtype: torch.dtype) -> tuple
     everyone = tuple(range(world_size))
     results = {name: own.clone() for name in ("all_reduce", "reduce_parts", "gather_parts", "broadcast")}
     communicator.all_reduce(results["all_reduce"])
-    communicator.reduce_parts(results["reduce_parts"], sizes)
+    communicator.reduce_parts(results["reduce_parts"], sizes)()
     results["reduce_parts"] = results["reduce_parts"].split(sizes)[rank]
     communicator.gather_parts(results["gather_parts"], sizes, everyone)
     communicator.broadcast(results["broadcast"], world_size - 1)
@@ -93,8 +93,8 @@ def sum_large(rank: int, world_size: int, dtype: torch.dtype) -> tuple[Tensor, T
     sizes = [3_000_000, 0, 2_000_001, *[0] * world_size][:world_size]
     sizes[-1] += len(own) - sum(sizes)
     communicator.all_reduce(summed)
-    communicator.reduce_parts(parts, sizes)
-    return summed, parts.split(sizes)[rank], sum(sizes[:rank])
+    communicator.reduce_parts(parts, sizes)()
+    return summed, parts.split(sizes)[rank] + own.split(sizes)[rank], sum(sizes[:rank])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -26,7 +26,7 @@ def waited(rank: int, world_size: int, over_mpi: bool) -> dict[str, float]:
     buffer, sizes = torch.ones(world_size), [1] * world_size
     collectives = {
         "all_reduce": lambda: communicator.all_reduce(buffer),
-        "reduce_parts": lambda: communicator.reduce_parts(buffer, sizes),
+        "reduce_parts": communicator.reduce_parts(buffer, sizes),
         "gather_parts": lambda: communicator.gather_parts(buffer, sizes, everyone),
         "broadcast": lambda: communicator.broadcast(buffer, 0),
     }

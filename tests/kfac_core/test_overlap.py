@@ -1,0 +1,202 @@
+"""Promise: factors that leave during the backward pass arrive as those that leave behind it, bit for bit.
+
+But for those that all ranks keep, on three and more: a ring adds them in an order that follows their place.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from kfac_core import KFAC, ConfigError, KFACConfig, buckets
+from kfac_core.collectives import SplitWait, connect
+from kfac_core.placement import FactorJob, FactorShape
+from tests.kfac_core.runs import LR, build, data
+
+OPTIONS: dict[str, Any] = {"damping": 0.01, "factor_update_steps": 2, "inverse_update_steps": 2}
+STRATEGIES: list[dict[str, Any]] = [
+    {"strategy": "comm_opt"}, {"strategy": "mem_opt"}, {"strategy": "dp_kfac"}, {"strategy": "d_kfac"},
+    {"strategy": "spd_kfac"}, {"strategy": "hybrid_opt", "grad_worker_fraction": 0.5},
+]  # fmt: skip
+
+
+class Unusual(nn.Module):
+    """A module called twice, a checkpointed one, and one whose output the loss does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.shared, self.kept = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
+        self.aside, self.head = nn.Linear(4, 4).double(), nn.Linear(4, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.shared(torch.tanh(self.shared(x))))
+        self.aside(x)
+        return self.head(checkpoint(lambda v: torch.tanh(self.kept(v)), x, use_reentrant=False))
+
+
+def made(net: str, options: dict[str, Any], *, overlap: bool) -> tuple[nn.Module, KFAC]:
+    bare = Unusual() if net == "unusual" else build(net)  # both are fed by `data`
+    model = DistributedDataParallel(bare, find_unused_parameters=net == "unusual")
+    return model, KFAC(model, KFACConfig(**OPTIONS, **options, overlap_factors=overlap), lr=LR)
+
+
+def gradients(
+    rank: int, world_size: int, net: str, options: dict[str, Any], micro_batches: int = 1
+) -> tuple[list[list[Tensor]], list[list[int]], list[int]]:
+    """By step, without overlap and with it; and how many buckets had left when the backward pass ended."""
+    torch.set_num_threads(1)
+    least, buckets._LEAST_ELEMENTS = buckets._LEAST_ELEMENTS, 1  # tiny layers leave in buckets of their own
+    found: list[list[Tensor]] = []
+    calls, begun = [], []
+    for overlap in (False, True):
+        model, kfac = made(net, options, overlap=overlap)
+        for step in range(3):
+            x, y = (part[rank::world_size].chunk(micro_batches) for part in data(net, step))
+            model.zero_grad()
+            for index in range(micro_batches):
+                with model.no_sync() if index < micro_batches - 1 else nullcontext():
+                    functional.cross_entropy(model(x[index]), y[index]).backward()
+                if overlap:
+                    begun.append(len(kfac._factors._begun))
+            kfac.step()
+            found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        calls.append([kfac._communicator.traffic.calls, kfac._communicator.traffic.sent_bytes])
+        kfac.remove()
+    buckets._LEAST_ELEMENTS = least
+    return found, calls, begun
+
+
+@pytest.mark.parametrize("options", STRATEGIES, ids=lambda options: options["strategy"])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_every_strategy_computes_the_same_bits(world, world_size, options):
+    if world_size == 3 and "grad_worker_fraction" in options:
+        options = {**options, "grad_worker_fraction": 1 / 3}
+    for found, (before, after), begun in world(world_size).run(gradients, "conv", options):
+        by_ring = options["strategy"] in ("d_kfac", "spd_kfac")
+        for late, early in zip(found[:3], found[3:], strict=True):
+            torch.testing.assert_close(
+                late, early, rtol=1e-12 if by_ring else 0.0, atol=1e-15 if by_ring else 0.0
+            )
+        assert before[1] == after[1]  # bytes; in more calls
+        if options["strategy"] == "dp_kfac":
+            assert begun == [0, 0, 0]
+        else:
+            assert begun[0] >= 3  # the smallest layers share one
+            assert begun[1] == 0  # no factors are due
+
+
+def test_accumulated_passes_leave_with_the_last_one(world):
+    for found, _, begun in world(2).run(gradients, "conv", {"strategy": "mem_opt"}, 3):
+        for late, early in zip(found[:3], found[3:], strict=True):
+            torch.testing.assert_close(late, early, rtol=0.0, atol=0.0)
+        assert begun[:2] == [0, 0]
+        assert begun[2] >= 3
+
+
+def test_shared_checkpointed_and_unused_layers_are_waited_for(world):
+    for found, _, begun in world(2).run(gradients, "unusual", {"strategy": "mem_opt"}):
+        for late, early in zip(found[:3], found[3:], strict=True):
+            torch.testing.assert_close(late, early, rtol=0.0, atol=0.0)
+        assert (
+            begun[0] == 1
+        )  # the head; the checkpointed and the unused layer hold up the rest until the step
+
+
+def two_passes(rank: int, world_size: int) -> str:
+    """A second backward pass before the step, which nobody announced."""
+    model, kfac = made("mlp", {"strategy": "mem_opt"}, overlap=True)
+    x, y = (part[rank::world_size] for part in data("mlp", 0))
+    functional.cross_entropy(model(x), y).backward()
+    try:
+        functional.cross_entropy(model(x), y).backward()
+    except ConfigError as error:
+        said = str(error)
+    kfac._factors.pack(kfac._capture.statistics)
+    kfac._factors.exchange()  # or what has left would arrive in the next test
+    kfac.remove()
+    return said
+
+
+def test_a_gradient_that_comes_too_late_is_refused_by_name(world):
+    for said in world(2).run(two_passes):
+        assert "overlap_factors" in said
+        assert "no_sync()" in said
+
+
+def overflowed(rank: int, world_size: int) -> list[Tensor]:
+    """A step that overflows between two that do not: its factors have left, and are dropped."""
+    found = []
+    for overlap in (False, True):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(build("mlp"))
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        optimizer = torch.optim.SGD(model.parameters(), LR)
+        config = KFACConfig(**OPTIONS, strategy="mem_opt", overlap_factors=overlap)
+        kfac = KFAC(model, config, lr=LR, grad_scaler=scaler)
+        for step in range(3):
+            x, y = (part[rank::world_size] for part in data("mlp", step))
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(x), y) * (torch.inf if step == 0 else 1.0)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            kfac.step()
+            scaler.step(optimizer)
+            scaler.update()
+        assert kfac.skipped_steps == 1
+        found += [torch.cat([p.detach().flatten() for p in model.parameters()])]
+        kfac.remove()
+    return found
+
+
+def test_a_skipped_step_leaves_nothing_behind(world):
+    for late, early in world(2).run(overflowed):
+        assert torch.equal(late, early)
+
+
+def waited(rank: int, world_size: int) -> tuple[int, float]:
+    model = DistributedDataParallel(build("mlp"))
+    communicator = SplitWait(connect())
+    config = KFACConfig(**OPTIONS, strategy="mem_opt", overlap_factors=True)
+    kfac = KFAC(model, config, lr=LR, communicator=communicator)
+    x, y = (part[rank::world_size] for part in data("mlp", 0))
+    functional.cross_entropy(model(x), y).backward()
+    kfac.step()
+    kfac.remove()
+    return communicator.traffic.sent_bytes, communicator.traffic.wait_seconds or 0.0
+
+
+def test_waiting_is_still_told_apart(world):
+    for sent, seconds in world(2).run(waited):
+        assert sent > 0
+        assert seconds > 0
+
+
+def test_buckets_hold_every_travelling_factor_once_last_layers_first():
+    everyone = (0, 1, 2)
+    jobs = [
+        FactorJob(layer, kind, FactorShape(n), everyone, (layer % 3,) if layer else everyone, everyone)
+        for layer, n in enumerate((600, 900, 30, 20, 1200, 64))
+        for kind in ("a", "g")
+    ]
+    alone = FactorJob(6, "a", FactorShape(5000), (1,), (1,), (1,))
+    found = buckets.buckets([*jobs, alone], 3, overlap=True)
+    held = [job for bucket in found for job in bucket.jobs]
+    assert len(held) == len(jobs)
+    assert set(map(id, held)) == set(map(id, jobs))
+    order = [max(bucket.layers) for bucket in found]
+    assert order == sorted(order, reverse=True)
+    assert len(found) > 2
+    for bucket in found:
+        if bucket.sizes is not None:
+            owners = [job.inverse_workers[0] for job in bucket.jobs]
+            assert owners == sorted(owners)
+            assert sum(bucket.sizes) == sum(map(buckets.travelling_elements, bucket.jobs))
+    assert len(buckets.buckets([*jobs, alone], 3, overlap=False)) == 2
