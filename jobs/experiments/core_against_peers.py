@@ -9,7 +9,8 @@ Figures are medians over repetitions of the slowest rank, over plain SGD's of th
 plain checkouts, timed by wrapping their own methods; nothing of theirs is installed or copied.
 
 `eigh inside the inverse phase` is LAPACK's part of it, by a clock around `torch.linalg.eigh`, which all call.
-`... exchange alone` is one from a barrier on, packing included, and nobody's work waited for.
+`the same factors solved, ms` is the whole inverse phase by itself, each implementation given copies of our
+factors. `... exchange alone` is one from a barrier on, packing included, and nobody's work waited for.
 `memory` rows are from processes of their own: growth of the largest resident set over two full iterations
 after two of plain training.
 """
@@ -31,7 +32,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from peer_arms import MAKERS, Clock
+from peer_arms import MAKERS, Arm, Clock
 
 from harness.bench.core import INTERVALS, amortised
 from harness.bench.subject import KINDS, MODELS, Training
@@ -47,15 +48,27 @@ CONFIGURATIONS: Mapping[str, tuple[str, int, Arms]] = {
         "resnet32", 1,
         [("ours", "comm_opt inverse"), ("gpauloski", "comm inverse"), ("lzhangbv", "inverse")],
     ),
-    "comm": ("resnet32", 2, [("ours", "comm_opt eigen"), ("gpauloski", "comm eigen"), ("lzhangbv", "eigen")]),
-    "mem": ("resnet32", 2, [("ours", "mem_opt eigen"), ("gpauloski", "mem eigen")]),
+    "comm": (
+        "resnet32", 2,
+        [
+            ("ours", "comm_opt eigen"), ("ours", "comm_opt eigen overlap"), ("gpauloski", "comm eigen"),
+            ("lzhangbv", "eigen"),
+        ],
+    ),
+    "mem": (
+        "resnet32", 2,
+        [("ours", "mem_opt eigen"), ("ours", "mem_opt eigen overlap"), ("gpauloski", "mem eigen")],
+    ),
     "dp": ("resnet32", 2, [("ours", "dp_kfac eigen"), ("lzhangbv", "eigen_dp")]),
     "large-inverse": (
         "resnet50", 1,
         [("ours", "comm_opt inverse"), ("gpauloski", "comm inverse"), ("lzhangbv", "inverse")],
     ),
     "large-dp": ("resnet50", 2, [("ours", "dp_kfac inverse"), ("lzhangbv", "inverse_dp")]),
-    "large-mem": ("resnet50", 2, [("ours", "mem_opt inverse"), ("gpauloski", "mem inverse")]),
+    "large-mem": (
+        "resnet50", 2,
+        [("ours", "mem_opt inverse"), ("ours", "mem_opt inverse overlap"), ("gpauloski", "mem inverse")],
+    ),
     "large-eigen": ("resnet50", 1, [("ours", "comm_opt eigen"), ("gpauloski", "comm eigen")]),
 }  # fmt: skip
 Row = dict[str, Any]
@@ -92,7 +105,12 @@ def compare(rank: int, ranks: int, model: str, arms: list[tuple[str, str]], chec
                 library.seconds.clear()
                 times[kind].append({**arm.step(kind), **library.seconds})
         sgd.append(plain_seconds(plain))
-    alone = exchanged([arm.exchanges() for arm in made], 2 * repeats + 1) if ranks > 1 else [{} for _ in made]
+    if ranks > 1:
+        by_name = [arm.exchanges() for arm in made]
+        parts = [{f"{name} exchange alone, ms": f for name, f in one.items()} for one in by_name]
+        alone = timed_alone(parts, 2 * repeats + 1)
+    else:
+        alone = timed_alone(solved_alike(made), repeats)
     gathered: list[Any] = [None] * ranks
     dist.all_gather_object(gathered, (sgd, found, alone))
     if rank == 0:
@@ -101,15 +119,24 @@ def compare(rank: int, ranks: int, model: str, arms: list[tuple[str, str]], chec
     dist.destroy_process_group()
 
 
-def exchanged(arms: list[dict[str, Callable[[], None]]], repeats: int) -> list[dict[str, list[float]]]:
-    """Seconds of each exchange by itself, from a barrier on: no rank waits for another's work."""
+def solved_alike(arms: list[Arm]) -> list[dict[str, Callable[[], None]]]:
+    """The inverse phase of every arm on copies of the first one's factors; it is ours."""
+    factors = arms[0].factors()
+    return [
+        {"the same factors solved, ms": arm.solving([(a.clone(), g.clone()) for a, g in factors])}
+        for arm in arms
+    ]
+
+
+def timed_alone(arms: list[dict[str, Callable[[], None]]], repeats: int) -> list[dict[str, list[float]]]:
+    """Seconds of each part by itself, from a barrier on: no rank waits for another's work."""
     times: list[dict[str, list[float]]] = [{name: [] for name in arm} for arm in arms]
     for repeat in range(repeats + 1):
         for arm, found in zip(arms, times, strict=True):
-            for name, exchange in arm.items():
+            for name, part in arm.items():
                 dist.barrier()
                 began = time.perf_counter()
-                exchange()
+                part()
                 if repeat:  # the first is a warm-up
                     found[name].append(time.perf_counter() - began)
     return times
@@ -170,9 +197,9 @@ def rows_of(
         rows.append(spread(arm, "iteration without updates", times("plain", "total")))
         rows += [spread(arm, f"{phase} phase", times("full", phase)) for phase in PHASES]
         alone = [own[2][index] for own in gathered]
-        for exchange in alone[0]:
-            slowest = [1e3 * max(seconds) for seconds in zip(*(own[exchange] for own in alone), strict=True)]
-            rows.append(spread(arm, f"{exchange} exchange alone, ms", slowest))
+        for part in alone[0]:
+            slowest = [1e3 * max(seconds) for seconds in zip(*(own[part] for own in alone), strict=True)]
+            rows.append(spread(arm, part, slowest))
         if any(times("full", "eigh")):
             rows.append(spread(arm, "eigh inside the inverse phase", times("full", "eigh")))
     return rows

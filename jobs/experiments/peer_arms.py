@@ -17,8 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from harness.bench.subject import FACTOR_STEPS, INVERSE_STEPS, KINDS, Preconditioned, Training
 from kfac_core import KFACConfig
+from kfac_core.timer import PhaseTimer
 
 DAMPING, LR, KL_CLIP = 0.003, 0.1, 0.001
 OURS = {
@@ -28,6 +31,7 @@ OURS = {
 }  # fmt: skip
 Step = Callable[[str], dict[str, float]]
 Exchanges = Callable[[], dict[str, Callable[[], None]]]
+Factors = list[tuple[Tensor, Tensor]]
 
 
 class Clock:
@@ -73,15 +77,25 @@ class Clock:
 
 @dataclass(frozen=True)
 class Arm:
-    """One implementation: an iteration, and its exchanges by name, ready to be run by themselves."""
+    """One implementation: an iteration, and what can be run by itself.
+
+    Attributes:
+        exchanges: by name; called once after the iterations.
+        factors: A and G of every layer, in the model's order.
+        solving: given (A, G) of every layer, [n, n] each, what decomposes those that this rank inverts.
+    """
 
     step: Step
     exchanges: Exchanges
+    factors: Callable[[], Factors]
+    solving: Callable[[Factors], Callable[[], None]]
 
 
 def make_ours(training: Training, variant: str, _: Path) -> Arm:
-    strategy, solver = variant.split()
-    config = KFACConfig(strategy=strategy, solver=solver, damping=DAMPING, kl_clip=KL_CLIP)
+    strategy, solver, *overlap = variant.split()
+    config = KFACConfig(
+        strategy=strategy, solver=solver, damping=DAMPING, kl_clip=KL_CLIP, overlap_factors=bool(overlap)
+    )
     subject = Preconditioned(training, config)
 
     def step(kind: str) -> dict[str, float]:
@@ -94,17 +108,29 @@ def make_ours(training: Training, variant: str, _: Path) -> Arm:
         training.loss().backward()
         statistics = kfac._capture.statistics
 
-        def factors() -> None:
+        def packed_too() -> None:
             kfac._factors.pack(statistics)
             kfac._factors.exchange()
 
         return {
-            "factor": factors,
+            "factor": packed_too,
             "second-order": kfac._second_order.exchange,
             "gradient": kfac._gradients.exchange,
         }
 
-    return Arm(step, exchanges)
+    def solving(factors: Factors) -> Callable[[], None]:
+        running = {
+            (layer, kind): factor.unsqueeze(0)
+            for layer, both in enumerate(factors)
+            for kind, factor in zip("ag", both, strict=True)
+        }
+        return partial(subject.kfac._second_order.solve, running, DAMPING, 0, PhaseTimer().layer)
+
+    def factors() -> Factors:
+        running, layers = subject.kfac._factors.running, range(len(subject.kfac.shapes))
+        return [(running[layer, "a"][0], running[layer, "g"][0]) for layer in layers]
+
+    return Arm(step, exchanges, factors, solving)
 
 
 def make_gpauloski(training: Training, variant: str, checkout: Path) -> Arm:
@@ -173,7 +199,22 @@ def make_gpauloski(training: Training, variant: str, checkout: Path) -> Arm:
             layer.grad = layer.module.get_grad().clone()
         return {"factor": factors, "second-order": second_order, "gradient": gradients}
 
-    return Arm(stepper(training, theirs, prepare, clock), exchanges)
+    def solving(factors: Factors) -> Callable[[], None]:
+        layers = [layer for _, layer in theirs._layers.values()]
+        for layer, (a, g) in zip(layers, factors, strict=True):
+            layer.a_factor, layer.g_factor = a, g
+
+        def solve() -> None:
+            for layer in layers:
+                layer.compute_a_inv(DAMPING)
+                layer.compute_g_inv(DAMPING)
+
+        return solve
+
+    def factors() -> Factors:
+        return [(layer.a_factor, layer.g_factor) for _, layer in theirs._layers.values()]
+
+    return Arm(stepper(training, theirs, prepare, clock), exchanges, factors, solving)
 
 
 def _read(layers: Iterable[tuple[str, Any]], *names: str) -> None:
@@ -222,7 +263,15 @@ def make_lzhangbv(training: Training, variant: str, checkout: Path) -> Arm:
         }  # fmt: skip
         return {k: f for k, f in found.items() if variant.endswith("dp") == (k == "gradient")}
 
-    return Arm(stepper(training, theirs, prepare, clock), exchanges)
+    def solving(factors: Factors) -> Callable[[], None]:
+        for module, (a, g) in zip(theirs.modules, factors, strict=True):
+            theirs.m_A[module], theirs.m_G[module] = a, g
+        return theirs._compute_inverse
+
+    def factors() -> Factors:
+        return [(theirs.m_A[module], theirs.m_G[module]) for module in theirs.modules]
+
+    return Arm(stepper(training, theirs, prepare, clock), exchanges, factors, solving)
 
 
 def _given(value: Any) -> Any:
