@@ -1,4 +1,4 @@
-"""Promise: every sum of a recipe is over the right pixels, with no more products than its displacements need."""
+"""Promise: every sum of a recipe is over the right pixels, and edges cost no second pass over the image."""
 
 from itertools import product
 
