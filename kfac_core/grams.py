@@ -12,12 +12,8 @@ import torch
 from torch import Tensor
 
 _FEW = 4  # rows are kept if n is at least so many times their number
-
-
-_STRIPPED = (
-    256  # elements of a row, from which on strips win: 1.2 to 1.5 times at 256 and 512, nothing at 128
-)
-_STRIPS = 4  # 10/16 of the multiplications; with 8 of them (9/16) the products are too narrow up to n = 512
+_LARGE = 256  # elements of a row, from which on strips are faster: 1.2 to 1.5 times at 256 and 512
+_STRIPS = 4  # 10/16 of the multiplications; 8 of them (9/16) are no faster, too narrow for n = 256
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ def outer_sum(rows: Tensor) -> Tensor:
     """
     n = rows.shape[2]
     total = rows.new_empty(n, n)
-    width = n if n < _STRIPPED or rows.device.type != "cpu" else -(-n // _STRIPS)
+    width = n if n < _LARGE or rows.device.type != "cpu" else -(-n // _STRIPS)
     for start in range(0, n, width):
         stop = start + width
         strip = total[start:stop, start:]
