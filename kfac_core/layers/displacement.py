@@ -1,28 +1,22 @@
 """The gram of stride-1 convolution patches from displacements: no patch is ever built.
 
-Entry (tap, tap') of the gram sums x[p] x[p + d] over the pixels p that the tap visits, and two pairs of taps
-with the same displacement d = tap' - tap visit the same pixels but for the edges of the image. A 3 x 3 kernel
-has 81 pairs of taps and 25 displacements; one and its negative are each other's transpose, which leaves 13
-products. With the channels innermost every displacement is a view of one copy of the image.
+Two pairs of taps with the same displacement see the same pairs of pixels but for the edges of the image
+(`overlaps`). A 3 x 3 kernel has 81 pairs of taps and 25 displacements; one and its negative are each other's
+transpose, which leaves 13 products, and 16 small ones of the image's edges.
 
-Cost for a k x k kernel, C channels and P pixels: about (2k - 1)^2 C^2 P multiplications and additions, where
+Cost for a k x k kernel, C channels and P pixels: below (2k - 1)^2 C^2 P multiplications and additions, where
 the product of the patch matrix with itself takes 2 k^4 C^2 P.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from kfac_core.layers.overlaps import Margins, Recipe, recipe
 from kfac_core.scratch import scratch
 
-_WIDTH = 32  # columns that a product needs at least to run at full speed (measured: 16 run at 60 % of it)
-
-Margins = tuple[int, int, int, int]
-"""Padding with zeros at the left, right, top and bottom."""
+_SHORT = 32  # pixels of a row's product, below which copying the rows together first is faster (C = 64, 128)
 
 
 def by_displacement(images: Tensor, kernel: tuple[int, int], margins: Margins) -> Tensor:
@@ -33,117 +27,56 @@ def by_displacement(images: Tensor, kernel: tuple[int, int], margins: Margins) -
     Returns:
         `[n, n]` with n = C * kernel height * kernel width, the channel slowest as in a convolution's weight.
     """
-    plane = _Plane(images, kernel, margins)
-    taps, channels = kernel[0], images.shape[1]
-    total = images.new_empty(channels, *kernel, channels, *kernel)
-    for delta in range(taps):
-        block = plane.product(0, delta, plane.height)
-        for tap in range(taps - delta):
-            if tap:  # the window moves down by one row: one enters, one leaves
-                entering, leaving = tap - 1 + plane.height, tap - 1
-                if plane.meets(entering, entering + delta):
-                    block = block + plane.product(entering, entering + delta, 1)
-                if plane.meets(leaving, leaving + delta):
-                    block = block - plane.product(leaving, leaving + delta, 1)
-            total[:, tap, :, :, tap + delta] = block
-            if delta:
-                total[:, tap + delta, :, :, tap] = block.permute(2, 3, 0, 1)
-    return total.flatten(3).flatten(0, 2)
+    channels, height, width = images.shape[1:]
+    steps = recipe((height, width), kernel, margins)
+    blocks = images.new_empty(channels, steps.wanted, channels)
+    helpers = images.new_empty(len(steps.numbers) - steps.wanted, channels, channels)
+    _find(_images_inside(images), steps, [*blocks.unbind(1), *helpers])
+    return _arranged(blocks, steps.of_taps, kernel[0] * kernel[1])
 
 
-class _Plane:
-    """The images as rows of pixels with the channels innermost, `[row, image, column, C]`.
+def _images_inside(images: Tensor) -> Tensor:
+    """A copy `[height, width, B, C]`: neighbouring columns of a row, of all images, lie one after another.
 
-    There are k - 1 or more columns of zeros between a row's pixels and the next row's, so that a row that is
-    displaced meets zeros and never its neighbour. Rows of zeros above and below are not stored.
-
-    Attributes:
-        height: rows of the output; a window has as many.
+    From images with the channels outermost in two hops, first the channels and then the images inward: 0.5 ms
+    for 128 images of 8 x 8 pixels and 64 channels, where the direct way takes 1.3 ms.
     """
+    pixels = images.permute(0, 2, 3, 1)
+    hops = 1 if pixels.is_contiguous() else 2
+    room = scratch(images, hops, images.numel())
+    if hops == 2:
+        pixels = room[1].view(pixels.shape).copy_(pixels)
+    pixels = pixels.permute(1, 2, 0, 3)
+    return room[0].view(pixels.shape).copy_(pixels)
 
-    def __init__(self, images: Tensor, kernel: tuple[int, int], margins: Margins) -> None:
-        batch, channels, rows, columns = images.shape
-        self._left, right, self._top, bottom = margins
-        self._taps = kernel[1]
-        self._right_edge = self._left + columns + right - kernel[1] + 1  # width of the output
-        self.height = rows + self._top + bottom - kernel[0] + 1
-        self._together = 1  # pixels side by side in a product
-        while self._together * channels < _WIDTH:
-            self._together *= 2
-        self._end = self._left + columns
-        pitch = -(-(self._end + max(right, kernel[1] - 1 - self._left)) // self._together) * self._together
-        self._rows = scratch(images, rows, batch, pitch, channels)
-        self._rows[:, :, : self._left] = 0
-        self._rows[:, :, self._end :] = 0
-        self._rows[:, :, self._left : self._end] = images.permute(2, 0, 3, 1)
 
-    def meets(self, first: int, second: int) -> bool:
-        """Whether two rows, counted from the top margin's first, both hold pixels."""
-        return all(0 <= row - self._top < len(self._rows) for row in (first, second))
+def _find(pixels: Tensor, steps: Recipe, sums: list[Tensor]) -> None:
+    """Fill `sums`, each `[C, C]`, by number, from `pixels` [height, width, B, C]."""
+    for number, here, there in steps.products:
+        _multiply(pixels[here].flatten(1, 2), pixels[there].flatten(1, 2), sums[number])
+    for number, (first, *others) in steps.additions:
+        total = sums[first]
+        for other in others:
+            total = torch.add(total, sums[other], out=sums[number])
+    for number, transposed in steps.mirrors:
+        sums[number].copy_(sums[transposed].mT)
 
-    def product(self, first: int, second: int, count: int) -> Tensor:
-        """Sum over `count` rows from `first` >= 0 and `second` >= first on, by tap: `[C, x, C, x']`."""
-        one, other = self._window(first, second, count)
-        shifted = self._shifted(one, other)
-        taps, last = self._taps, self._taps - 1
-        block = torch.stack(
-            [torch.stack([shifted[last + x2 - x1] for x2 in range(taps)], 1) for x1 in range(taps)], 1
-        )  # [C, x, x', C]
-        for x1, x2, extra in self._beyond(one, other):
-            block[:, x1, x2] -= extra
-        return block.transpose(2, 3)
 
-    def _window(self, first: int, second: int, count: int) -> tuple[Tensor, Tensor]:
-        """Rows `first ...` and `second ...` where both hold pixels: views `[rows, B, column, C]`."""
-        start = max(first, self._top) - self._top
-        delta = second - first
-        stop = min(first + count - self._top, len(self._rows) - delta)
-        start = max(start, -delta)
-        return self._rows[start:stop], self._rows[start + delta : stop + delta]
+def _multiply(one: Tensor, other: Tensor, out: Tensor) -> None:
+    """Sum of x x'T over two windows `[rows, pixels, C]`: a product a row, or one where the rows meet."""
+    if one.is_contiguous() or one.shape[1] < _SHORT:
+        one, other = one.flatten(0, 1).unsqueeze(0), other.flatten(0, 1).unsqueeze(0)
+    torch.addbmm(out, one.mT, other, beta=0, out=out)
 
-    def _shifted(self, one: Tensor, other: Tensor) -> list[Tensor]:
-        """Sum over all pixels p of x[p] x'[p + d]T, `[C, C]`, for d = 1 - k ... k - 1.
 
-        Products of several pixels at a time hold each displacement on their diagonals of blocks.
-        """
-        together, taps, channels = self._together, self._taps, one.shape[-1]
-        left, right = (pixels.reshape(-1, together * channels) for pixels in (one, other))
-        symmetric = one.data_ptr() == other.data_ptr()
-        reach = (taps + together - 2) // together
-        sums: list[Tensor | None] = [None] * (2 * taps - 1)
-        for offset in range(0 if symmetric else -reach, reach + 1):
-            count = len(left) - abs(offset)
-            product = left[max(0, -offset) :][:count].mT @ right[max(0, offset) :][:count]
-            blocks = product.view(together, channels, together, channels)
-            for diagonal in range(1 - together, together):
-                d = together * offset + diagonal
-                if abs(d) < taps and not (symmetric and d < 0):
-                    part = product if together == 1 else blocks.diagonal(diagonal, 0, 2).sum(-1)
-                    before = sums[taps - 1 + d]
-                    sums[taps - 1 + d] = part if before is None else before + part
-        if symmetric:
-            sums[: taps - 1] = [part.mT for part in reversed(sums[taps:]) if part is not None]
-        return [part for part in sums if part is not None]
+def _arranged(blocks: Tensor, of_taps: list[int], taps: int) -> Tensor:
+    """The gram `[n, n]` from the sums `[C, number, C']` and the numbers for each tap and tap'.
 
-    def _beyond(self, one: Tensor, other: Tensor) -> list[tuple[int, int, Tensor]]:
-        """What `_shifted` sums of pixels that the window of a tap does not visit: tap, tap', `[C, C]`.
-
-        Tap x visits columns x to x + width - 1, so those left of it and right of it are too much.
-        """
-        taps, last, channels = self._taps, self._taps - 1, one.shape[-1]
-        extra: list[tuple[int, int, Tensor]] = []
-        sides: tuple[tuple[range, Callable[[int, int], bool]], ...] = (
-            (range(self._left, last), lambda x, c: c < x),
-            (range(self._right_edge, self._end), lambda x, c: c >= x + self._right_edge),
-        )
-        for columns, outside in sides:
-            if not columns:
-                continue
-            span = slice(columns.start, columns.stop)
-            edges = [pixels[:, :, span].flatten(0, 1).flatten(1) for pixels in (one, other)]
-            product = (edges[0].mT @ edges[1]).view(len(columns), channels, len(columns), channels)
-            for c, c2 in itertools.product(columns, columns):
-                pair = product[c - columns.start, :, c2 - columns.start]
-                taps_of_pair = ((x, x + c2 - c) for x in range(taps))
-                extra += [(x, x2, pair) for x, x2 in taps_of_pair if 0 <= x2 < taps and outside(x, c)]
-        return extra
+    One selection writes every element once: 0.6 ms for n = 1152, where a copy a block and one more to bring
+    the channels outward take 1.5 ms.
+    """
+    channels = len(blocks)
+    first = torch.tensor(of_taps, device=blocks.device).view(taps, 1, taps) * channels
+    order = first + torch.arange(channels, device=blocks.device).view(1, -1, 1)  # [tap, C', tap']
+    total = torch.index_select(blocks.flatten(1), 1, order.flatten())
+    return total.view(channels * taps, -1)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kfac_core.grams import Rows, dense, fold, gram, is_finite
+from kfac_core.grams import Rows, dense, fold, gram, is_finite, outer_sum
 
 
 def rows_of(count, n, blocks=1):
@@ -21,6 +21,13 @@ def test_few_rows_are_kept_and_many_are_multiplied(count, n, kept, with_ones):
     longer = torch.cat([rows, torch.ones(2, count, 1)], -1) if with_ones else rows
     plain = torch.einsum("bri,brj->bij", longer, longer)
     torch.testing.assert_close(dense(found), plain)
+
+
+@pytest.mark.parametrize("n", [1, 255, 256, 257, 515])
+def test_strips_of_the_upper_triangle_are_the_whole_product(n):
+    for rows in (rows_of(20, n, blocks=3), rows_of(n, 20, blocks=3).mT):
+        found = outer_sum(rows)
+        torch.testing.assert_close(found, torch.einsum("bri,brj->ij", rows, rows), rtol=1e-12, atol=1e-10)
 
 
 def test_kept_rows_do_not_change_with_the_callers_memory():

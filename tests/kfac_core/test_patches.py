@@ -5,8 +5,10 @@ from itertools import product
 import pytest
 import torch
 
+from kfac_core.grams import dense
 from kfac_core.layers.displacement import by_displacement
-from kfac_core.layers.patches import Geometry, by_columns, patch_gram, patch_rows, patch_sums
+from kfac_core.layers.patches import Geometry, by_columns, patch_gram, patch_rows, patch_sums, pixel_gram
+from kfac_core.layers.side_by_side import by_pixels_side_by_side
 
 KERNELS = [(1, 1), (1, 3), (2, 1), (3, 2), (3, 3), (5, 5), (7, 7)]
 STRIDES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2)]
@@ -29,9 +31,11 @@ def test_fast_forms_equal_im2col(kernel, groups):
         torch.testing.assert_close(patch_sums(images, geometry), sums, rtol=1e-12, atol=1e-10)
 
 
-@pytest.mark.parametrize("kernel", [*KERNELS, (2, 4), (4, 1), (3, 5)])
+@pytest.mark.parametrize("kernel", [*KERNELS, (3, 1), (2, 2), (2, 4), (4, 1), (3, 5)])
 @pytest.mark.parametrize("channels", [1, 3, 8, 16, 33])
-def test_displacements_equal_im2col_at_any_size_and_margin(kernel, channels):
+@pytest.mark.parametrize("form", [by_displacement, by_pixels_side_by_side])
+@pytest.mark.parametrize("batch", [1, 2, 40])  # few and many pixels of a column together
+def test_displacements_equal_im2col_at_any_size_and_margin(form, kernel, channels, batch):
     generator = torch.Generator().manual_seed(channels)
     for height, width, margins in [
         (kernel[0], kernel[1], (0, 0, 0, 0)),  # one window
@@ -40,9 +44,31 @@ def test_displacements_equal_im2col_at_any_size_and_margin(kernel, channels):
         (9, 8, (0, 2, 1, 0)),
         (7, 10, (5, 0, 0, 6)),  # windows that hold nothing but zeros
     ]:
-        images = torch.randn(2, channels, height, width, dtype=torch.float64, generator=generator)
+        images = torch.randn(batch, channels, height, width, dtype=torch.float64, generator=generator)
         plain = by_columns(images, Geometry(kernel, margins=margins))[0]
-        torch.testing.assert_close(by_displacement(images, kernel, margins), plain, rtol=1e-12, atol=1e-10)
+        for layout in (images, images.to(memory_format=torch.channels_last)):
+            torch.testing.assert_close(form(layout, kernel, margins), plain, rtol=1e-12, atol=1e-10)
+
+
+@pytest.mark.parametrize("channels", [31, 32, 64])
+@pytest.mark.parametrize("size", [(2, 5), (3, 3), (16, 3)])
+def test_every_number_of_channels_has_its_exact_form(channels, size):
+    """Also an image smaller than the kernel."""
+    images = torch.randn(5, channels, *size, dtype=torch.float64)
+    geometry = Geometry((3, 3), margins=(1, 1, 1, 1))
+    torch.testing.assert_close(
+        patch_gram(images, geometry), by_columns(images, geometry), rtol=1e-12, atol=1e-10
+    )
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("channels", [6, 256, 262])
+@pytest.mark.parametrize("size", [(2, 3), (8, 9)])
+def test_pixels_in_any_layout_are_summed_alike(groups, channels, size):
+    images = torch.randn(30, channels, *size, dtype=torch.float64)
+    plain = torch.einsum("bgcp,bgdp->gcd", *2 * [images.flatten(2).unflatten(1, (groups, -1))])
+    for layout in (images, images.to(memory_format=torch.channels_last)):
+        torch.testing.assert_close(dense(pixel_gram(layout, groups)), plain, rtol=1e-12, atol=1e-10)
 
 
 @pytest.mark.parametrize(("channels", "size"), [(3, 32), (16, 32), (32, 16), (64, 8)])
