@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from kfac_core.placement import FactorShape, LayerShape
-from kfac_core.scratch import scratch
 
 
 @dataclass(frozen=True)
@@ -39,15 +38,16 @@ class InverseSolver:
         """The damping itself on both factors; the product then carries cross terms."""
         return damping
 
-    def solve(self, factor: Tensor, damping: Tensor | float, last: Tensor | None = None) -> tuple[Tensor]:
+    def solve(self, factor: Tensor, damping: Tensor | float, out: Tensor, last: Tensor | None = None) -> None:
         """Cholesky inverse of a damped copy: the running factor must not collect damping."""
-        damped = scratch(factor, *factor.shape).copy_(factor)
+        damped = out.view(factor.shape).copy_(factor)
         damped.diagonal(dim1=-2, dim2=-1).add_(damping)
         if factor.shape[-1] == 1:
-            return (damped.reciprocal(),)
+            damped.reciprocal_()
+            return
         columns = damped.mT  # LAPACK's order: it works where the matrix lies, and copies it nowhere
         torch.linalg.cholesky(columns, out=columns)
-        return (torch.cholesky_inverse(columns).mT,)
+        torch.cholesky_inverse(columns, out=columns)
 
     def views(self, a_data: Tensor, g_data: Tensor, shape: LayerShape) -> Inverses:
         """Both inverses, as `precondition` takes them."""

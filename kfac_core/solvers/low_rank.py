@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kfac_core.placement import FactorShape, LayerShape
-from kfac_core.solvers.eigen import SMALLEST_EIGENVALUE, Eigenbases, EigenSolver, iterated
+from kfac_core.solvers.eigen import SMALLEST_EIGENVALUE, Eigenbases, EigenSolver, decomposed, iterated
 
 
 @dataclass(frozen=True)
@@ -59,22 +59,24 @@ class LowRankEigenSolver:
         kept = min(self._rank, factor.dim)
         return factor.blocks * (kept * factor.dim + kept + (kept < factor.dim))
 
-    def solve(
-        self, factor: Tensor, damping: Tensor | float, last: Tensor | None = None
-    ) -> tuple[Tensor, ...]:
+    def solve(self, factor: Tensor, damping: Tensor | float, out: Tensor, last: Tensor | None = None) -> None:
         """The largest eigenvectors as rows, their values and the rest; with `last`, iterated once from it."""
         dim = factor.shape[-1]
         if dim <= self._rank:
-            return self._whole.solve(factor, damping, last)
+            self._whole.solve(factor, damping, out, last)
+            return
+        shape = FactorShape(dim, factor.shape[0])
         if last is None:
-            values, vectors = torch.linalg.eigh(factor)
+            values, vectors = decomposed(factor)
             values, vectors = values[..., dim - self._rank :], vectors[..., dim - self._rank :]
         else:
-            before = self._spectrum(last.to(factor.dtype), FactorShape(dim, factor.shape[0]))
+            before = self._spectrum(last.to(factor.dtype), shape)
             values, vectors = iterated(factor, before.vectors, before.values)
         rest = (factor.diagonal(dim1=-2, dim2=-1).sum(-1) - values.sum(-1)) / (dim - self._rank)
-        values = torch.cat([values, rest.unsqueeze(-1)], -1)
-        return vectors.mT, values.masked_fill(values < SMALLEST_EIGENVALUE, 0.0)
+        kept = self._spectrum(out, shape)
+        kept.vectors.copy_(vectors)
+        torch.cat([values, rest.unsqueeze(-1)], -1, out=out[vectors.numel() :].view(shape.blocks, -1))
+        torch.threshold_(out[vectors.numel() :], SMALLEST_EIGENVALUE, 0.0)
 
     def views(self, a_data: Tensor, g_data: Tensor, shape: LayerShape) -> Eigenbases | CutBases:
         """Both bases, as `precondition` takes them."""
