@@ -68,7 +68,7 @@ class KroneckerLayer(ABC):
         return weight
 
     def read_gradient(self, out: Tensor, *, always_copy: bool = True) -> Tensor:
-        """Weight and bias gradient as one matrix [blocks, g.dim, a.dim]; zeros where there is none.
+        """Weight and bias gradient as one matrix of `shape.gradient_shape`; zeros where there is none.
 
         Returns:
             `out`, into which they were copied; or, unless `always_copy`, the weight's own gradient where it

@@ -71,25 +71,24 @@ class EigenSolver:
     def views(self, a_data: Tensor, g_data: Tensor, shape: LayerShape) -> Eigenbases:
         """Both bases, as `precondition` takes them."""
         (q_a, d_a), (q_g, d_g) = _columns(a_data, shape.a), _columns(g_data, shape.g)
-        if shape.a.dim == 1 and shape.g.blocks == 1:
+        if shape.has_tokens:
             return Eigenbases(q_a, d_a, q_g[0], d_g, tokens=True)
         d_a, d_g = d_a.unsqueeze(-2), d_g.unsqueeze(-1)
         if shape.a.blocks > 1:
             return Eigenbases(q_a, d_a, q_g, d_g, tokens=False)
         return Eigenbases(q_a[0], d_a[0], q_g[0], d_g[0], tokens=False)
 
-    def precondition(self, gradient: Tensor, views: Eigenbases, damping: float, out: Tensor) -> None:
+    def precondition(self, gradient: Tensor, views: Eigenbases, damping: Tensor, out: Tensor) -> None:
         """Qg ((QgT W Qa) / (dg daT + damping)) QaT."""
         if views.tokens:  # the eigenvectors of a diagonal A are the tokens
             projected = gradient.squeeze(-1) @ views.q_g
-            projected /= (views.d_a * views.d_g).add_(damping)
+            projected /= torch.addcmul(damping, views.d_a, views.d_g)
             torch.mm(projected, views.q_g.mT, out=out.squeeze(-1))
             return
-        if views.q_a.ndim == 2:  # `mm` is faster than a batch of one
-            gradient, out = gradient[0], out[0]
-        projected = views.q_g.mT @ gradient @ views.q_a
-        projected /= (views.d_g * views.d_a).add_(damping)
-        torch.matmul(views.q_g @ projected, views.q_a.mT, out=out)
+        q_a, q_g = views.q_a, views.q_g
+        projected = q_g.mT @ gradient @ q_a
+        projected /= torch.addcmul(damping, views.d_g, views.d_a)
+        torch.matmul(q_g @ projected, q_a.mT, out=out)
 
 
 def decomposed(factor: Tensor, out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:

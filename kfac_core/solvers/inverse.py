@@ -52,20 +52,18 @@ class InverseSolver:
     def views(self, a_data: Tensor, g_data: Tensor, shape: LayerShape) -> Inverses:
         """Both inverses, as `precondition` takes them."""
         g_inverse = g_data.view(shape.g.blocks, shape.g.dim, shape.g.dim)
-        if shape.a.dim == 1 and shape.g.blocks == 1:
+        if shape.has_tokens:
             return Inverses(a_data.unsqueeze(-1), g_inverse[0], tokens=True)
         a_inverse = a_data.view(shape.a.blocks, shape.a.dim, shape.a.dim)
         if shape.a.blocks > 1:
             return Inverses(a_inverse, g_inverse, tokens=False)
         return Inverses(a_inverse[0], g_inverse[0], tokens=False)
 
-    def precondition(self, gradient: Tensor, views: Inverses, damping: float, out: Tensor) -> None:
+    def precondition(self, gradient: Tensor, views: Inverses, damping: Tensor, out: Tensor) -> None:
         """The inverse of G from the left, of A from the right."""
         if views.tokens:
             torch.mm(gradient.squeeze(-1), views.g, out=out.squeeze(-1)).mul_(views.a)
             return
-        if views.a.ndim == 2:  # `mm` is faster than a batch of one
-            gradient, out = gradient[0], out[0]
         torch.matmul(views.g @ gradient, views.a, out=out)
 
 

@@ -41,6 +41,9 @@ class Solver(Protocol):
         """Flat second-order data of both factors as `precondition` takes it: views, made once."""
         ...
 
-    def precondition(self, gradient: Tensor, views: Any, damping: float, out: Tensor) -> None:
-        """`gradient` [a.blocks, g.dim, a.dim], preconditioned, to `out` of its shape; all of one dtype."""
+    def precondition(self, gradient: Tensor, views: Any, damping: Tensor, out: Tensor) -> None:
+        """`gradient` of `LayerShape.gradient_shape`, preconditioned, to `out`; all of one dtype, on one device.
+
+        `damping` is a tensor of no dimensions.
+        """
         ...

@@ -49,7 +49,9 @@ def test_a_gradient_is_preconditioned_by_the_dense_system_of_levelled_factors(na
     data = [solved(solver, each, DAMPING) for each in (a, g)]
     out = torch.empty_like(gradient)
     before = gradient.clone()
-    solver.precondition(gradient, solver.views(*data, shape), DAMPING, out)
+    views, damping = solver.views(*data, shape), torch.tensor(DAMPING, dtype=torch.float64)
+    matrix = shape.gradient_shape
+    solver.precondition(gradient.view(matrix), views, damping, out.view(matrix))
     g = g.expand(shape.a.blocks, -1, -1)
     want = [
         solve("eigen", DAMPING, levelled(one_a, rank), levelled(one_g, rank), w, (1.0, 1.0))
