@@ -23,7 +23,7 @@ class Spectrum:
     """What is kept of a factor.
 
     Attributes:
-        vectors: eigenvectors as columns, `[blocks, n, kept]`; to precondition, one block has no such dimension.
+        vectors: eigenvectors as columns, `[blocks, n, kept]`; in `CutBases`, one block has no dimension.
         values: their eigenvalues, `[blocks, kept]`.
         rest: what all others count as, `[blocks, 1]`; None where there are none.
     """

@@ -42,7 +42,7 @@ class Solver(Protocol):
         ...
 
     def precondition(self, gradient: Tensor, views: Any, damping: Tensor, out: Tensor) -> None:
-        """`gradient` of `LayerShape.gradient_shape`, preconditioned, to `out`; all of one dtype, on one device.
+        """`gradient` of `LayerShape.gradient_shape`, preconditioned, to `out`; all of one dtype and device.
 
         `damping` is a tensor of no dimensions.
         """

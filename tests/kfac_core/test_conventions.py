@@ -149,6 +149,17 @@ def test_eigenvalues_below_1e_10_count_as_zero():
     torch.testing.assert_close(found, want, rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("dim", [255, 256, 300])
+def test_the_eigenvectors_of_large_factors_too_make_up_the_factor_which_stays_as_it_is(dim):
+    factor = torch.randn(2, dim, dim, dtype=torch.float64)
+    factor = factor @ factor.mT
+    before = factor.clone()
+    data = solved(SOLVERS["eigen"], factor)
+    rows, values = data[: factor.numel()].view_as(factor), data[factor.numel() :].view(2, 1, dim)
+    torch.testing.assert_close(rows.mT * values @ rows, factor, rtol=1e-10, atol=1e-8)
+    assert torch.equal(factor, before)
+
+
 def convolution_factors() -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     """Ours, the definition's, and the output positions T."""
     model = nn.Sequential(conv()[0], nn.Tanh(), nn.Flatten(), conv()[4])
