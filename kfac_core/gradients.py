@@ -16,8 +16,8 @@ class Gradients:
     """Layers lie in the order of their columns, so that a row exchanges one part per column.
 
     Attributes:
-        raw: averaged gradient of each layer, `[blocks, g.dim, a.dim]`: a view of the buffer, or, from `read`
-            to `write` on a CPU, of the parameter's own gradient where that is one contiguous tensor.
+        raw: averaged gradient of each layer, of `LayerShape.gradient_shape`: a view of the buffer, or, from
+            `read` to `write` on a CPU, of the parameter's own gradient where that is one contiguous tensor.
         preconditioned: the same after K-FAC, a view.
         own: indices of the layers that this rank preconditions.
     """
@@ -44,7 +44,7 @@ class Gradients:
         for index, raw, preconditioned in zip(
             order, self._raw.split(elements), self._preconditioned.split(elements), strict=True
         ):
-            size = (shapes[index].a.blocks, shapes[index].g.dim, shapes[index].a.dim)
+            size = shapes[index].gradient_shape
             self._room[index], self.preconditioned[index] = raw.view(size), preconditioned.view(size)
         self.raw = list(self._room)
         rank, columns = communicator.rank, placement.columns

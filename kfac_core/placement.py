@@ -58,6 +58,17 @@ class LayerShape:
         """Elements of the gradient matrix `[g.dim, a.dim]` over all blocks."""
         return self.a.blocks * self.a.dim * self.g.dim
 
+    @property
+    def gradient_shape(self) -> tuple[int, ...]:
+        """`[g.dim, a.dim]`, with the blocks of A in front where there are several."""
+        matrix = self.g.dim, self.a.dim
+        return (self.a.blocks, *matrix) if self.a.blocks > 1 else matrix
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether A is diagonal, its blocks the rows of one matrix: an embedding."""
+        return self.a.dim == 1 and self.a.blocks > 1 and self.g.blocks == 1
+
 
 @dataclass(frozen=True)
 class FactorJob:

@@ -272,12 +272,9 @@ class KFAC:
     def _precondition(self) -> None:
         gradients = self._gradients
         with self._timer.phase(Phase.PRECONDITION):
-            damping = self.damping
-            for index in gradients.own:
-                with self._timer.layer(self.shapes[index].name):
-                    self._second_order.apply(
-                        index, gradients.raw[index], damping, gradients.preconditioned[index]
-                    )
+            self._second_order.precondition(
+                gradients.own, gradients.raw, self.damping, gradients.preconditioned, self._timer.layer
+            )
         with self._timer.phase(Phase.PRECONDITION_COMM):
             gradients.exchange()
         with self._timer.phase(Phase.SCALE):

@@ -10,7 +10,14 @@ from torch import Tensor
 from torch.nn import Parameter
 
 _PLAIN = (Tensor, Parameter)
-_kept = threading.local()
+
+
+class _Kept(threading.local):
+    def __init__(self) -> None:
+        self.buffers: dict[torch.dtype, Tensor] = {}
+
+
+_kept = _Kept()
 
 
 def scratch(like: Tensor, *shape: int) -> Tensor:
@@ -20,12 +27,11 @@ def scratch(like: Tensor, *shape: int) -> Tensor:
     costs a page fault each 4 KiB, measured at twice the time of the copy that fills it. On a GPU torch's own
     allocator keeps freed memory. Subclasses of Tensor (those of an emulated world, say) are never kept.
     """
-    if like.device.type != "cpu" or type(like) not in _PLAIN:
+    if not like.is_cpu or type(like) not in _PLAIN:
         return like.new_empty(shape)
     elements = math.prod(shape)
-    buffers: dict[str, Tensor] = _kept.__dict__
-    held = buffers.get(str(like.dtype))
+    held = _kept.buffers.get(like.dtype)
     if held is None or held.numel() < elements:
         with torch.inference_mode(False):  # else no later training step could write into it
-            held = buffers[str(like.dtype)] = like.new_empty(elements)
+            held = _kept.buffers[like.dtype] = like.new_empty(elements)
     return held[:elements].view(shape)

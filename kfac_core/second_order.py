@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from kfac_core.collectives import Communicator
 from kfac_core.config import KFACConfig
 from kfac_core.factors import Key
 from kfac_core.placement import FactorJob, LayerShape, Placement
+from kfac_core.scratch import scratch
 from kfac_core.solvers import solver_of
 from kfac_core.solvers.solver import LinAlgError
 
@@ -135,18 +137,31 @@ class SecondOrder:
             shared = self._buffer[: self._shared]
             self._communicator.gather_parts(shared, self._sizes, self._column)
 
-    def apply(self, layer: int, gradient: Tensor, damping: float, out: Tensor) -> None:
-        """Precondition `gradient` [a.blocks, g.dim, a.dim] to `out`, in the wider precision of both."""
-        dtype = torch.promote_types(self._buffer.dtype, gradient.dtype)
-        if layer not in self._views or self._buffer.dtype != dtype:
-            data = self.data[layer, "a"].to(dtype), self.data[layer, "g"].to(dtype)
-            self._views[layer] = self._solver.views(*data, self._shapes[layer])
-        if out.dtype == dtype:
-            self._solver.precondition(gradient.to(dtype), self._views[layer], damping, out)
-        else:
-            wide = torch.empty_like(out, dtype=dtype)
-            self._solver.precondition(gradient.to(dtype), self._views[layer], damping, wide)
-            out.copy_(wide)
+    def precondition(
+        self,
+        layers: Iterable[int],
+        gradients: Sequence[Tensor],
+        damping: float,
+        out: Sequence[Tensor],
+        measured: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
+        """Precondition these layers' gradients to `out`, in the wider precision of gradients and data.
+
+        `gradients` and `out` are lists over all layers; `measured` as in `solve`.
+        """
+        precondition, exact = (
+            self._solver.precondition,
+            torch.promote_types(self._buffer.dtype, self._like.dtype),
+        )
+        shift = self._like.new_full((), damping, dtype=exact)
+        for layer in layers:
+            with measured(self._shapes[layer].name):
+                if exact == self._like.dtype:
+                    precondition(gradients[layer], self._factors(layer, exact), shift, out[layer])
+                else:
+                    wide = torch.empty_like(out[layer], dtype=exact)
+                    precondition(gradients[layer].to(exact), self._factors(layer, exact), shift, wide)
+                    out[layer].copy_(wide)
 
     def empty(self, elements: int) -> Tensor:
         """Room for so many elements of second-order data."""
@@ -164,38 +179,47 @@ class SecondOrder:
         self.failures.append(failure)
         warnings.warn(str(failure), RuntimeWarning, stacklevel=2)
 
+    def _factors(self, layer: int, dtype: torch.dtype) -> Any:
+        """A layer's data as its solver takes it: views, made once, or copies in a wider precision."""
+        views = self._views.get(layer)
+        if views is None or self._buffer.dtype != dtype:
+            data = self.data[layer, "a"].to(dtype), self.data[layer, "g"].to(dtype)
+            views = self._views[layer] = self._solver.views(*data, self._shapes[layer])
+        return views
+
     def _renew(self, job: FactorJob, factor: Tensor, damping: float, step: int) -> None:
         key = job.layer, job.kind
-        own, other = self._means[job.layer] if job.kind == "a" else self._means[job.layer].flip(0)
-        split = self._solver.factor_damping(damping, own, other)
+        means, data = self._means[job.layer].unbind(), self.data[key]
+        split = self._solver.factor_damping(damping, *(means if job.kind == "a" else means[::-1]))
         try:
-            last = self.data[key] if self._warm and key in self.solved else None
-            _store(self._solve(factor, split, last), self.data[key])
+            last = data if self._warm and key in self.solved else None
+            data.copy_(self._solve(factor, split, data.numel(), last))
             self.solved.add(key)
         except LinAlgError as error:
             self.report(job.layer, job.kind, step, f"no decomposition, also in float64: {error}")
             if key not in self.solved:  # nothing good yet: as if the factor were the identity
                 identity = torch.eye(job.shape.dim, dtype=self._like.dtype, device=self._like.device)
-                _store(self._solver.solve(identity.repeat(job.shape.blocks, 1, 1), split), self.data[key])
+                identity = identity.repeat(job.shape.blocks, 1, 1)
+                data.copy_(self._solve(identity, split, data.numel(), None))
 
-    def _solve(self, factor: Tensor, damping: Tensor | float, last: Tensor | None) -> Sequence[Tensor]:
-        """Solve in the working precision, then once more in float64."""
+    def _solve(self, factor: Tensor, damping: Tensor | float, elements: int, last: Tensor | None) -> Tensor:
+        """Solve in the working precision, then once more in float64; so many elements, as they are stored.
+
+        They lie in scratch memory, still in cache: what a failure leaves half done overwrites no good data,
+        and reading all of it once for a NaN takes 1 % of the copy to its place.
+        """
+        wide = torch.promote_types(self._buffer.dtype, torch.float32)  # a float16 sum ends at 65,504
         for dtype in dict.fromkeys((self._like.dtype, torch.float64)):
+            exact = factor.to(dtype)
+            data = scratch(exact, elements)
             try:
-                parts = self._solver.solve(factor.to(dtype), damping, last)
+                self._solver.solve(exact, damping, data, last)
             except LinAlgError:
                 if dtype == torch.float64:
                     raise
                 continue
-            stored = [part.to(self._buffer.dtype) for part in parts]
+            data = data.to(self._buffer.dtype)
             # Some GPU drivers return NaN where LAPACK raises.
-            wide = torch.promote_types(self._buffer.dtype, torch.float32)  # a float16 sum ends at 65,504
-            if torch.stack([part.sum(dtype=wide) for part in stored]).sum().isfinite():
-                return stored
+            if math.isfinite(data.sum(dtype=wide).item()):
+                return data
         raise LinAlgError("the result is not finite")
-
-
-def _store(parts: Sequence[Tensor], data: Tensor) -> None:
-    """Write what a solver found into a factor's place, each part straight from where it was made."""
-    for part, place in zip(parts, data.split([part.numel() for part in parts]), strict=True):
-        place.view(part.shape).copy_(part)

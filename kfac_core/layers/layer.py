@@ -68,16 +68,16 @@ class KroneckerLayer(ABC):
         return weight
 
     def read_gradient(self, out: Tensor, *, always_copy: bool = True) -> Tensor:
-        """Weight and bias gradient as one matrix [blocks, g.dim, a.dim]; zeros where there is none.
+        """Weight and bias gradient as one matrix of `shape.gradient_shape`; zeros where there is none.
 
         Returns:
             `out`, into which they were copied; or, unless `always_copy`, the weight's own gradient where it
             is such a matrix as it lies.
         """
-        alone = self.weight.grad
-        may_lend = not always_copy and not self.has_bias
-        if may_lend and alone is not None and alone.dtype == out.dtype and alone.is_contiguous():
-            return alone.view(out.shape)
+        if not (always_copy or self.has_bias):
+            alone = self.weight.grad
+            if alone is not None and alone.dtype == out.dtype and alone.is_contiguous():
+                return alone.view(out.shape)
         for (gradient, _), view in zip(self._gradients(), self._views(out), strict=True):
             if gradient is None:
                 view.zero_()

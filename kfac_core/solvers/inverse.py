@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from kfac_core.placement import FactorShape, LayerShape
-from kfac_core.scratch import scratch
 
 
 @dataclass(frozen=True)
@@ -39,34 +38,34 @@ class InverseSolver:
         """The damping itself on both factors; the product then carries cross terms."""
         return damping
 
-    def solve(self, factor: Tensor, damping: Tensor | float, last: Tensor | None = None) -> tuple[Tensor]:
+    def solve(self, factor: Tensor, damping: Tensor | float, out: Tensor, last: Tensor | None = None) -> None:
         """Cholesky inverse of a damped copy: the running factor must not collect damping."""
-        damped = scratch(factor, *factor.shape).copy_(factor)
+        damped = out.view(factor.shape).copy_(factor)
         damped.diagonal(dim1=-2, dim2=-1).add_(damping)
         if factor.shape[-1] == 1:
-            return (damped.reciprocal(),)
+            damped.reciprocal_()
+            return
         columns = damped.mT  # LAPACK's order: it works where the matrix lies, and copies it nowhere
         torch.linalg.cholesky(columns, out=columns)
-        return (torch.cholesky_inverse(columns).mT,)
+        torch.cholesky_inverse(columns, out=columns)
 
     def views(self, a_data: Tensor, g_data: Tensor, shape: LayerShape) -> Inverses:
         """Both inverses, as `precondition` takes them."""
         g_inverse = g_data.view(shape.g.blocks, shape.g.dim, shape.g.dim)
-        if shape.a.dim == 1 and shape.g.blocks == 1:
+        if shape.has_tokens:
             return Inverses(a_data.unsqueeze(-1), g_inverse[0], tokens=True)
         a_inverse = a_data.view(shape.a.blocks, shape.a.dim, shape.a.dim)
         if shape.a.blocks > 1:
             return Inverses(a_inverse, g_inverse, tokens=False)
         return Inverses(a_inverse[0], g_inverse[0], tokens=False)
 
-    def precondition(self, gradient: Tensor, views: Inverses, damping: float, out: Tensor) -> None:
+    def precondition(self, gradient: Tensor, views: Inverses, damping: Tensor, out: Tensor) -> None:
         """The inverse of G from the left, of A from the right."""
         if views.tokens:
             torch.mm(gradient.squeeze(-1), views.g, out=out.squeeze(-1)).mul_(views.a)
             return
-        if views.a.ndim == 2:  # `mm` is faster than a batch of one
-            gradient, out = gradient[0], out[0]
-        torch.matmul(views.g @ gradient, views.a, out=out)
+        product = torch.mm if gradient.ndim == 2 else torch.bmm  # `@` takes longer to find them
+        product(product(views.g, gradient), views.a, out=out)
 
 
 class InversePiSolver(InverseSolver):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kfac_core.placement import FactorShape, LayerShape
-from kfac_core.solvers.eigen import SMALLEST_EIGENVALUE, Eigenbases, EigenSolver, iterated
+from kfac_core.solvers.eigen import SMALLEST_EIGENVALUE, Eigenbases, EigenSolver, decomposed, iterated
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Spectrum:
     """What is kept of a factor.
 
     Attributes:
-        vectors: eigenvectors as columns, `[blocks, n, kept]`.
+        vectors: eigenvectors as columns, `[blocks, n, kept]`; in `CutBases`, one block has no dimension.
         values: their eigenvalues, `[blocks, kept]`.
         rest: what all others count as, `[blocks, 1]`; None where there are none.
     """
@@ -59,32 +59,34 @@ class LowRankEigenSolver:
         kept = min(self._rank, factor.dim)
         return factor.blocks * (kept * factor.dim + kept + (kept < factor.dim))
 
-    def solve(
-        self, factor: Tensor, damping: Tensor | float, last: Tensor | None = None
-    ) -> tuple[Tensor, ...]:
+    def solve(self, factor: Tensor, damping: Tensor | float, out: Tensor, last: Tensor | None = None) -> None:
         """The largest eigenvectors as rows, their values and the rest; with `last`, iterated once from it."""
         dim = factor.shape[-1]
         if dim <= self._rank:
-            return self._whole.solve(factor, damping, last)
+            self._whole.solve(factor, damping, out, last)
+            return
+        shape = FactorShape(dim, factor.shape[0])
         if last is None:
-            values, vectors = torch.linalg.eigh(factor)
+            values, vectors = decomposed(factor)
             values, vectors = values[..., dim - self._rank :], vectors[..., dim - self._rank :]
         else:
-            before = self._spectrum(last.to(factor.dtype), FactorShape(dim, factor.shape[0]))
+            before = self._spectrum(last.to(factor.dtype), shape)
             values, vectors = iterated(factor, before.vectors, before.values)
         rest = (factor.diagonal(dim1=-2, dim2=-1).sum(-1) - values.sum(-1)) / (dim - self._rank)
-        values = torch.cat([values, rest.unsqueeze(-1)], -1)
-        return vectors.mT, values.masked_fill(values < SMALLEST_EIGENVALUE, 0.0)
+        kept = self._spectrum(out, shape)
+        kept.vectors.copy_(vectors)
+        torch.cat([values, rest.unsqueeze(-1)], -1, out=out[vectors.numel() :].view(shape.blocks, -1))
+        torch.threshold_(out[vectors.numel() :], SMALLEST_EIGENVALUE, 0.0)
 
     def views(self, a_data: Tensor, g_data: Tensor, shape: LayerShape) -> Eigenbases | CutBases:
         """Both bases, as `precondition` takes them."""
         if max(shape.a.dim, shape.g.dim) <= self._rank:
             return self._whole.views(a_data, g_data, shape)
-        tokens = shape.a.dim == 1 and shape.g.blocks == 1
-        return CutBases(self._spectrum(a_data, shape.a), self._spectrum(g_data, shape.g), tokens)
+        a, g = self._spectrum(a_data, shape.a), self._spectrum(g_data, shape.g)
+        return CutBases(_alone(a), _alone(g), shape.has_tokens)
 
     def precondition(
-        self, gradient: Tensor, views: Eigenbases | CutBases, damping: float, out: Tensor
+        self, gradient: Tensor, views: Eigenbases | CutBases, damping: Tensor, out: Tensor
     ) -> None:
         """The exact inverse of `G x A + damping` of what is kept, at the cost of the kept eigenpairs."""
         if isinstance(views, Eigenbases):
@@ -105,7 +107,16 @@ class LowRankEigenSolver:
         return Spectrum(columns, values[:, :kept], values[:, kept:] if kept < shape.dim else None)
 
 
-def _a_cut(gradient: Tensor, a: Spectrum, g: Spectrum, damping: float, out: Tensor) -> None:
+def _alone(spectrum: Spectrum) -> Spectrum:
+    """Without the dimension of blocks where there is one."""
+    if len(spectrum.values) > 1:
+        return spectrum
+    return Spectrum(
+        spectrum.vectors[0], spectrum.values[0], None if spectrum.rest is None else spectrum.rest[0]
+    )
+
+
+def _a_cut(gradient: Tensor, a: Spectrum, g: Spectrum, damping: Tensor, out: Tensor) -> None:
     """Beside the kept part of A there is a rest, of which every direction counts alike."""
     assert a.rest is not None  # noqa: S101  the caller has asked
     by_g, beside = g.vectors.mT @ gradient, _over(g.values, a.rest, damping)
@@ -113,7 +124,7 @@ def _a_cut(gradient: Tensor, a: Spectrum, g: Spectrum, damping: float, out: Tens
     out.copy_(g.vectors @ by_g.mul_(beside).add_(inside @ a.vectors.mT))
 
 
-def _both_cut(gradient: Tensor, a: Spectrum, g: Spectrum, damping: float, out: Tensor) -> None:
+def _both_cut(gradient: Tensor, a: Spectrum, g: Spectrum, damping: Tensor, out: Tensor) -> None:
     """Inside both kept parts, inside one of them, inside neither: four kinds of directions."""
     assert a.rest is not None  # noqa: S101  the caller has asked
     assert g.rest is not None  # noqa: S101  likewise
@@ -126,14 +137,14 @@ def _both_cut(gradient: Tensor, a: Spectrum, g: Spectrum, damping: float, out: T
     out.add_(by_a.mul_(beside_g.sub_(neither)) @ a.vectors.mT).add_(gradient * neither)
 
 
-def _tokens(gradient: Tensor, tokens: Tensor, g: Spectrum, damping: float, out: Tensor) -> None:
+def _tokens(gradient: Tensor, tokens: Tensor, g: Spectrum, damping: Tensor, out: Tensor) -> None:
     """A is diagonal and G is cut: rows `[tokens, features]`, each with its own eigenvalue of A."""
     assert g.rest is not None  # noqa: S101  else nothing is cut
-    beside = _over(tokens, g.rest[0], damping)
-    inside = (gradient @ g.vectors[0]).mul_(_over(tokens, g.values[0], damping).sub_(beside))
-    torch.addmm(gradient * beside, inside, g.vectors[0].mT, out=out)
+    beside = _over(tokens, g.rest, damping)
+    inside = (gradient @ g.vectors).mul_(_over(tokens, g.values, damping).sub_(beside))
+    torch.addmm(gradient * beside, inside, g.vectors.mT, out=out)
 
 
-def _over(column: Tensor, row: Tensor, damping: float) -> Tensor:
+def _over(column: Tensor, row: Tensor, damping: Tensor) -> Tensor:
     """1 / (column rowT + damping), `[blocks, len(column), len(row)]`."""
-    return (column.unsqueeze(-1) * row.unsqueeze(-2)).add_(damping).reciprocal_()
+    return torch.addcmul(damping, column.unsqueeze(-1), row.unsqueeze(-2)).reciprocal_()

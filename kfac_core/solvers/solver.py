@@ -27,15 +27,13 @@ class Solver(Protocol):
         """Damping to add to a factor whose mean diagonal is `own_mean`, beside one of `other_mean`."""
         ...
 
-    def solve(
-        self, factor: Tensor, damping: Tensor | float, last: Tensor | None = None
-    ) -> tuple[Tensor, ...]:
-        """Second-order data of `factor` [blocks, n, n], which is left alone: what follows on one another.
+    def solve(self, factor: Tensor, damping: Tensor | float, out: Tensor, last: Tensor | None = None) -> None:
+        """Second-order data of `factor` [blocks, n, n], which is left alone, to the flat `out` of its dtype.
 
-        `last` is the flat vector of an earlier state of the factor, to start from.
+        `last` is the flat vector of an earlier state of the factor, to start from; `out` is other memory.
 
         Raises:
-            LinAlgError: the factor cannot be decomposed in its precision.
+            LinAlgError: the factor cannot be decomposed in its precision; `out` holds anything then.
         """
         ...
 
@@ -43,6 +41,9 @@ class Solver(Protocol):
         """Flat second-order data of both factors as `precondition` takes it: views, made once."""
         ...
 
-    def precondition(self, gradient: Tensor, views: Any, damping: float, out: Tensor) -> None:
-        """`gradient` [a.blocks, g.dim, a.dim], preconditioned, to `out` of its shape; all of one dtype."""
+    def precondition(self, gradient: Tensor, views: Any, damping: Tensor, out: Tensor) -> None:
+        """`gradient` of `LayerShape.gradient_shape`, preconditioned, to `out`; all of one dtype and device.
+
+        `damping` is a tensor of no dimensions.
+        """
         ...

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kfac_core import KFAC, KFACConfig
+from kfac_core.placement import FactorShape
+from kfac_core.solvers.solver import Solver
 from tests.kfac_core.nets import batch, conv_net
 
 LR, GLOBAL_BATCH = 0.1, 12
@@ -87,6 +89,14 @@ def run(
     kfac = KFAC(model, KFACConfig(**options), lr=LR)
     history = train(model, kfac, net, range(steps), rank, world_size)
     return history, {name: layer.factor_workers for name, layer in kfac.placement.layers.items()}
+
+
+def solved(solver: Solver, factor: Tensor, damping: float = 0.0, last: Tensor | None = None) -> Tensor:
+    """Second-order data of `factor`, flat, in memory of its own."""
+    shape = FactorShape(factor.shape[-1], factor.shape[0])
+    out = torch.full((solver.data_elements(shape),), torch.nan, dtype=factor.dtype)
+    solver.solve(factor, damping, out, last)
+    return out
 
 
 def assert_same(got: dict[str, Tensor], want: dict[str, Tensor], tolerance: float) -> None:

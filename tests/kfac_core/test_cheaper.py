@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from kfac_core import KFAC, KFACConfig
 from kfac_core.solvers import SOLVERS
+from tests.kfac_core.runs import solved
 
 
 def conv_net() -> nn.Module:
@@ -45,7 +46,7 @@ def test_a_warm_basis_converges_to_the_eigenvectors_of_a_factor_that_stands_stil
     solver, data = SOLVERS["eigen"], torch.cat([torch.eye(12).flatten(), torch.zeros(12)]).double()
     errors = []
     for _ in range(60):
-        data = torch.cat([part.flatten() for part in solver.solve(factor, 0.0, last=data)])
+        data = solved(solver, factor, last=data)
         vectors, found = data[:-12].view(12, 12).T, data[-12:]
         errors.append(float((vectors * found @ vectors.T - factor).norm() / factor.norm()))
         assert torch.allclose(vectors.T @ vectors, torch.eye(12).double(), atol=1e-12)

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from kfac_core import KFAC, ConfigError, KFACConfig
-from kfac_core.solvers import SOLVERS
+from kfac_core.solvers import SOLVERS, eigen
 from kfac_core.solvers.solver import LinAlgError
-from tests.kfac_core.runs import LR, average_gradients, build, data
+from tests.kfac_core.runs import LR, average_gradients, build, data, solved
 
 EVERY_STEP = {"factor_update_steps": 1, "inverse_update_steps": 1}
 
@@ -68,7 +69,7 @@ def singular(solver: str = "inverse", value: float = 1e8) -> KFAC:
 def test_what_float32_cannot_factor_is_solved_in_float64():
     kfac = singular()
     with pytest.raises(LinAlgError):
-        SOLVERS["inverse"].solve(kfac._factors.running[0, "a"], 1.0)
+        solved(SOLVERS["inverse"], kfac._factors.running[0, "a"], 1.0)
     kfac._update_second_order()
     assert kfac.failures == []
     want = torch.linalg.inv(torch.full((5, 5), 1e8, dtype=torch.float64) + torch.eye(5, dtype=torch.float64))
@@ -86,6 +87,60 @@ def test_a_factor_without_decomposition_leaves_the_last_good_data_in_use(solver)
     assert torch.equal(kfac._second_order.data[0, "a"], good)
     (failure,) = kfac.failures
     assert (failure.layer, failure.kind, failure.step, failure.rank) == ("0", "a", 0, 0)
+
+
+@pytest.mark.parametrize("solver", ["eigen", "inverse"])
+@pytest.mark.parametrize("silent", [True, False])
+def test_what_a_failing_solver_leaves_half_done_overwrites_no_good_data(solver, silent, monkeypatch):
+    kfac = singular(solver, value=1.0)
+    kfac._update_second_order()
+    good = kfac._second_order._buffer.clone()
+    real = type(kfac._second_order._solver).solve
+
+    def fails(self: Any, factor: Tensor, damping: float, out: Tensor, last: Tensor | None = None) -> None:
+        real(self, factor, damping, out, last)
+        out[out.numel() // 3] = torch.nan if silent else 7.0
+        if not silent:
+            raise LinAlgError("half done")
+
+    monkeypatch.setattr(type(kfac._second_order._solver), "solve", fails)
+    reason = "the result is not finite" if silent else "half done"
+    with pytest.warns(RuntimeWarning, match=f"no decomposition, also in float64: {reason}"):
+        kfac._update_second_order()
+    assert torch.equal(kfac._second_order._buffer, good)
+    assert len(kfac.failures) == len(kfac._second_order.own)
+
+
+@pytest.mark.parametrize("values", [True, False])
+def test_a_decomposition_with_one_nan_in_one_block_is_made_again_in_float64(values, monkeypatch):
+    kfac = KFAC(torch.nn.Conv2d(8, 8, 3, groups=4), KFACConfig(**EVERY_STEP), lr=LR)
+    kfac._factors.running[0, "a"].add_(torch.rand(4, 19, 19)).add_(kfac._factors.running[0, "a"].mT.clone())
+    kfac._update_second_order()
+    good, real = kfac._second_order._buffer.clone(), eigen.decomposed
+
+    def silent(factor: Tensor, out: tuple[Tensor, Tensor]) -> None:
+        real(factor, out)
+        if factor.dtype == torch.float32:
+            (out[0][-2, -1:] if values else out[1][-2, -1, -1:]).fill_(torch.nan)
+
+    kfac._second_order._buffer.zero_()
+    monkeypatch.setattr(eigen, "decomposed", silent)
+    kfac._update_second_order()
+    assert kfac.failures == []
+    assert kfac._second_order._buffer.isfinite().all()
+    torch.testing.assert_close(kfac._second_order._buffer.abs(), good.abs(), rtol=1e-3, atol=1e-3)
+
+
+def test_an_inverse_too_large_for_float16_as_stored_is_a_failure():
+    kfac = KFAC(
+        build("mlp").float(), KFACConfig(solver="inverse", inverse_dtype="float16", damping=1e-6), lr=LR
+    )
+    kfac._update_second_order()
+    good = kfac._second_order.data[0, "a"].clone()
+    kfac._factors.running[0, "a"].zero_()
+    with pytest.warns(RuntimeWarning, match="A factor of layer 0 at step 0 on rank 0: no decomposition"):
+        kfac._update_second_order()
+    assert torch.equal(kfac._second_order.data[0, "a"], good)
 
 
 @pytest.mark.parametrize("solver", ["eigen", "inverse", "inverse_pi"])

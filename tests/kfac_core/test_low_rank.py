@@ -12,7 +12,7 @@ from kfac_core.footprint import data_elements
 from kfac_core.placement import FactorShape, LayerShape
 from kfac_core.solvers import solver_of
 from tests.kfac_core.dense import solve
-from tests.kfac_core.runs import assert_same, run
+from tests.kfac_core.runs import assert_same, run, solved
 
 DAMPING, STEPS = 0.05, 4
 OPTIONS: dict[str, Any] = {"damping": 0.01, "factor_update_steps": 1, "inverse_update_steps": 1}
@@ -46,10 +46,12 @@ def test_a_gradient_is_preconditioned_by_the_dense_system_of_levelled_factors(na
     solver = solver_of(KFACConfig(eigen_rank=rank))
     a, g = factor(shape.a, 1), factor(shape.g, 2)
     gradient = torch.randn(shape.a.blocks, shape.g.dim, shape.a.dim, dtype=torch.float64)
-    data = [torch.cat([part.flatten() for part in solver.solve(each, DAMPING)]) for each in (a, g)]
+    data = [solved(solver, each, DAMPING) for each in (a, g)]
     out = torch.empty_like(gradient)
     before = gradient.clone()
-    solver.precondition(gradient, solver.views(*data, shape), DAMPING, out)
+    views, damping = solver.views(*data, shape), torch.tensor(DAMPING, dtype=torch.float64)
+    matrix = shape.gradient_shape
+    solver.precondition(gradient.view(matrix), views, damping, out.view(matrix))
     g = g.expand(shape.a.blocks, -1, -1)
     want = [
         solve("eigen", DAMPING, levelled(one_a, rank), levelled(one_g, rank), w, (1.0, 1.0))
@@ -62,8 +64,9 @@ def test_a_gradient_is_preconditioned_by_the_dense_system_of_levelled_factors(na
 @pytest.mark.parametrize("dim", [1, 4, 5, 30])
 def test_the_data_is_as_large_as_said_and_smaller_than_all_of_it(dim):
     shape, config = FactorShape(dim, 2), KFACConfig(eigen_rank=4)
-    parts = solver_of(config).solve(factor(shape, 0), DAMPING)
-    assert sum(part.numel() for part in parts) == data_elements(config, shape)
+    data = solved(solver_of(config), factor(shape, 0), DAMPING)
+    assert data.isfinite().all(), "written whole"
+    assert data.numel() == data_elements(config, shape)
     assert data_elements(config, shape) <= data_elements(KFACConfig(), shape)
     assert solver_of(config).data_elements(shape) == data_elements(config, shape)
 
@@ -72,9 +75,9 @@ def test_iteration_from_the_last_basis_finds_the_largest_eigenpairs():
     shape = FactorShape(12)
     matrix, other = factor(shape, 3), factor(shape, 4)
     solver = solver_of(KFACConfig(eigen_rank=4))
-    data = torch.cat([part.flatten() for part in solver.solve(other, DAMPING)])
+    data = solved(solver, other, DAMPING)
     for _ in range(40):
-        data = torch.cat([part.flatten() for part in solver.solve(matrix, DAMPING, last=data)])
+        data = solved(solver, matrix, DAMPING, last=data)
     values = torch.linalg.eigvalsh(matrix[0])
     torch.testing.assert_close(data[-5:-1].sort().values, values[-4:], rtol=1e-10, atol=0.0)
     torch.testing.assert_close(data[-1], values[:-4].mean(), rtol=1e-9, atol=0.0)
