@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,6 +22,7 @@ from kfac_core import KFACConfig
 from kfac_core.collectives import Communicator, connect
 from kfac_core.grams import dense
 from kfac_core.layers import find_layers
+from kfac_core.placement import FactorShape
 from kfac_core.solvers import SOLVERS
 
 Point = tuple[float, float]
@@ -58,11 +60,13 @@ def gemm_points(device: torch.device, dtype: torch.dtype = torch.float32) -> lis
 
 def decomposition_points(device: torch.device, solver: str) -> list[Point]:
     """A factor to second-order data, with the solver that runs: dimension and seconds."""
-    decompose, found = SOLVERS[solver].solve, []
+    with_solver, found = SOLVERS[solver], []
     for n in _dims(device):
         rows = torch.randn(2 * n, n, device=device)
         factor = (rows.mT @ rows / len(rows)).unsqueeze(0)
-        found.append((float(n), timed(lambda f=factor: decompose(f, 0.01), device, 3)))  # type: ignore[misc]
+        out = factor.new_empty(with_solver.data_elements(FactorShape(n)))
+        solve = partial(with_solver.solve, factor, 0.01, out)
+        found.append((float(n), timed(solve, device, 3)))
     return _rising(found)
 
 

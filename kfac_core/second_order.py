@@ -149,18 +149,16 @@ class SecondOrder:
 
         `gradients` and `out` are lists over all layers; `measured` as in `solve`.
         """
-        precondition, exact = (
-            self._solver.precondition,
-            torch.promote_types(self._buffer.dtype, self._like.dtype),
-        )
+        precondition = self._solver.precondition
+        exact = torch.promote_types(self._buffer.dtype, self._like.dtype)
         shift = self._like.new_full((), damping, dtype=exact)
         for layer in layers:
             with measured(self._shapes[layer].name):
                 if exact == self._like.dtype:
-                    precondition(gradients[layer], self._factors(layer, exact), shift, out[layer])
+                    precondition(gradients[layer], self._viewed(layer, exact), shift, out[layer])
                 else:
                     wide = torch.empty_like(out[layer], dtype=exact)
-                    precondition(gradients[layer].to(exact), self._factors(layer, exact), shift, wide)
+                    precondition(gradients[layer].to(exact), self._viewed(layer, exact), shift, wide)
                     out[layer].copy_(wide)
 
     def empty(self, elements: int) -> Tensor:
@@ -179,7 +177,7 @@ class SecondOrder:
         self.failures.append(failure)
         warnings.warn(str(failure), RuntimeWarning, stacklevel=2)
 
-    def _factors(self, layer: int, dtype: torch.dtype) -> Any:
+    def _viewed(self, layer: int, dtype: torch.dtype) -> Any:
         """A layer's data as its solver takes it: views, made once, or copies in a wider precision."""
         views = self._views.get(layer)
         if views is None or self._buffer.dtype != dtype:

@@ -63,9 +63,7 @@ class EigenSolver:
             vectors.fill_(1.0)
             values.copy_(factor.view_as(values))
         elif last is None:
-            decomposed(
-                factor, out=(values, vectors)
-            )  # columns, one after another: where LAPACK would have them
+            decomposed(factor, out=(values, vectors))  # columns, one after another: LAPACK writes them there
         else:
             better, turned = iterated(factor, *_columns(last.to(factor.dtype), shape))
             values.copy_(better)
