@@ -90,7 +90,10 @@ class TorchCommunicator:
 
     def apart(self) -> TorchCommunicator:
         """A process group of its own for the same ranks."""
-        made = dist.new_group(self._global_ranks, use_local_synchronization=True)
+        # Made by its members alone, a group is named after how many others each of them knows of, which need
+        # not be the same on all; so the whole world makes it together.
+        whole = self._all is dist.group.WORLD
+        made = dist.new_group(self._global_ranks, use_local_synchronization=not whole)
         assert made is not None  # noqa: S101  this rank is a member
         other = TorchCommunicator(made)
         other.traffic = self.traffic
