@@ -155,6 +155,10 @@ class Cell(Spec):
             check_world_size(self.kfac, self.world_size)
             if self.optimizer.name == "nlcg" and self.kfac.kl_clip is not None:
                 raise ValueError(f"kl_clip={self.kfac.kl_clip} would scale NLCG's steps; write kl_clip: null")
+            if self.optimizer.name == "nlcg" and self.kfac.overlap_factors:
+                raise ValueError(
+                    "overlap_factors: true needs one backward pass a step, and NLCG makes several"
+                )
         return self
 
     @cached_property

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from kfac_core.capture import Capture, full_precision
 from kfac_core.collectives import Communicator, connect
@@ -30,8 +28,7 @@ from kfac_core.second_order import Failure, SecondOrder
 from kfac_core.state import gather_state, restore_shard, restore_state, state_shard
 from kfac_core.strategies import place
 from kfac_core.timer import PhaseTimer
-
-LearningRate = float | Callable[[], float] | Optimizer
+from kfac_core.wrappers import LearningRate, forget_compiled, read_lr, unwrap
 
 
 class KFAC:
@@ -83,13 +80,13 @@ class KFAC:
     ) -> None:
         self.config = config if config is not None else KFACConfig()
         self.steps = self.skipped_steps = 0
-        self._lr = _read_lr(lr)
+        self._lr = read_lr(lr)
         self._steps_per_epoch = steps_per_epoch
         self._scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
         self._timer = timer if timer is not None else PhaseTimer()
-        bare, self._wrapper = _unwrap(model)
+        bare, self._wrapper = unwrap(model)
         if bare is not model:
-            _forget_compiled(model)
+            forget_compiled(model)
         ddp_group = self._wrapper.process_group if self._wrapper is not None else None
         self._communicator = communicator if communicator is not None else connect(process_group or ddp_group)
         self._timer.count(self._communicator.traffic)
@@ -281,29 +278,3 @@ class KFAC:
             if self.config.kl_clip is not None:
                 gradients.clip(self._lr(), self.config.kl_clip)
             gradients.write()
-
-
-def _forget_compiled(model: nn.Module) -> None:
-    """What torch.compile has compiled before K-FAC's hooks were there would run without them."""
-    if any(hasattr(module, "_orig_mod") for module in model.modules()):
-        torch._dynamo.reset()
-
-
-def _unwrap(model: nn.Module) -> tuple[nn.Module, DistributedDataParallel | None]:
-    """The model itself, and the DistributedDataParallel around it."""
-    wrapper = None
-    while True:
-        if isinstance(model, DistributedDataParallel):
-            wrapper, model = model, model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):  # compiled
-            model = inner
-        else:
-            return model, wrapper
-
-
-def _read_lr(lr: LearningRate) -> Callable[[], float]:
-    if isinstance(lr, Optimizer):
-        return lambda: float(lr.param_groups[0]["lr"])
-    if callable(lr):
-        return lr
-    return lambda: lr
