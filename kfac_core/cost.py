@@ -1,4 +1,4 @@
-"""What placing needs to know of a machine: how long an inverse takes, and how long sharing it (no torch)."""
+"""What placing needs to know of a machine: how long inverses, sharing them and products take (no torch)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ class CostModel:
     Attributes:
         inverse: cost of inverting or decomposing a factor.
         exchange: cost of handing so many elements to the other ranks; None where it is not known.
+        products: cost of so many FLOPs of matrix products; where it is known, strategies that divide the
+            preconditioning balance a step's share of both, inverses counting 1/E.
     """
 
     inverse: Callable[[FactorShape], float]
     exchange: Callable[[int], float] | None = None
+    products: Callable[[int], float] | None = None
 
 
 CUBIC = CostModel(inverse=lambda factor: factor.blocks * float(factor.dim) ** 3)
@@ -37,7 +40,9 @@ so that one is fitted anew to them (results/prediction/spd_kfac.md)."""
 
 
 def measured(
-    seconds_by_dim: Mapping[int, float], exchange: Callable[[int], float] | None = None
+    seconds_by_dim: Mapping[int, float],
+    exchange: Callable[[int], float] | None = None,
+    products: Callable[[int], float] | None = None,
 ) -> CostModel:
     """A cost model through measured points, a straight line between them in logarithms.
 
@@ -47,6 +52,7 @@ def measured(
     Args:
         seconds_by_dim: seconds to invert an `n` by `n` factor, at two or more sizes.
         exchange: cost of sharing, see `CostModel`.
+        products: cost of products, see `CostModel`.
 
     Raises:
         ConfigError: fewer than two points, or a point that is not positive.
@@ -62,4 +68,4 @@ def measured(
         (x0, y0), (x1, y1) = points[upper - 1], points[upper]
         return blocks * math.exp(y0 + (y1 - y0) * (position - x0) / (x1 - x0))
 
-    return CostModel(inverse, exchange)
+    return CostModel(inverse, exchange, products)

@@ -1,4 +1,4 @@
-"""How many bytes of K-FAC state a rank holds: arithmetic on the placement (no torch)."""
+"""Bytes of K-FAC state that a rank holds, and FLOPs of preconditioning: arithmetic on shapes (no torch)."""
 
 from __future__ import annotations
 
@@ -27,6 +27,13 @@ def state_bytes(
         "gradients": 2 * item_bytes * sum(shape.gradient_elements for shape in shapes),
         "statistics": item_bytes * sum(job.shape.elements for job in jobs if rank in job.factor_workers),
     }
+
+
+def precondition_flops(config: KFACConfig, layer: LayerShape) -> int:
+    """FLOPs of one layer's products: two with inverses, four into the eigenbases and back."""
+    changes_of_basis = 2 if config.solver == "eigen" else 1
+    kept = kept_columns(config, layer.a) + kept_columns(config, layer.g)
+    return 2 * changes_of_basis * layer.gradient_elements * kept
 
 
 def data_elements(config: KFACConfig, factor: FactorShape) -> int:

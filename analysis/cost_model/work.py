@@ -16,7 +16,7 @@ from analysis.cost_model.models import Layer, Model
 from kfac_core.buckets import buckets
 from kfac_core.config import KFACConfig
 from kfac_core.cost import CUBIC, CostModel
-from kfac_core.footprint import data_elements, kept_columns
+from kfac_core.footprint import data_elements, precondition_flops
 from kfac_core.phases import Phase
 from kfac_core.placement import FactorJob, FactorShape, Placement, Ranks
 from kfac_core.schedule import interval_at
@@ -193,15 +193,8 @@ class Work:
         if self.placement is None or self.setup.config is None:
             return [0] * self.world_size
         config = self.setup.config
-        products = 2 if config.solver == "eigen" else 1  # into the eigenbasis and back
         return self.spread(
-            (
-                self.placement.layers[shape.name].gradient_workers,
-                2
-                * products
-                * shape.gradient_elements
-                * (kept_columns(config, shape.a) + kept_columns(config, shape.g)),
-            )
+            (self.placement.layers[shape.name].gradient_workers, precondition_flops(config, shape))
             for shape in self.setup.model.shapes
         )
 

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from kfac_core.config import KFACConfig
 from kfac_core.cost import CostModel
 from kfac_core.errors import PlacementError
-from kfac_core.placement import LayerPlacement, LayerShape, Placement, balance, lighter
+from kfac_core.footprint import precondition_flops
+from kfac_core.placement import LayerPlacement, LayerShape, Placement, balance
+from kfac_core.schedule import interval_at
 
 
 def hybrid_opt(
@@ -26,12 +28,13 @@ def grid(
     """Place whole layers on a grid of `workers` rows."""
     everyone = tuple(range(world_size))
     columns = world_size // workers
-    costs = [cost.inverse(layer.a) + cost.inverse(layer.g) for layer in layers]
+    loads = [_load(layer, config, cost) for layer in layers]
     round_robin = [index % world_size for index in range(len(layers))]
-    if config.assignment == "round_robin":
-        inverse_worker = round_robin
-    else:
-        inverse_worker = lighter(costs, _balance_twice(costs, workers, columns), round_robin)
+    inverse_worker = round_robin
+    if config.assignment != "round_robin":
+        balanced = _balance_twice(loads, workers, columns)
+        if _heaviest(loads, balanced, columns) <= _heaviest(loads, round_robin, columns):
+            inverse_worker = balanced
     return Placement(
         world_size,
         grad_workers=workers,
@@ -67,13 +70,31 @@ def grad_workers(world_size: int, fraction: float) -> int:
     return workers
 
 
-def _balance_twice(costs: Sequence[float], workers: int, columns: int) -> list[int]:
+def _load(layer: LayerShape, config: KFACConfig, cost: CostModel) -> tuple[float, float]:
+    """Of its inverse worker, and of each of its gradient workers; in a step where products have a cost."""
+    inverse = cost.inverse(layer.a) + cost.inverse(layer.g)
+    if cost.products is None:
+        return inverse, 0.0
+    steps = interval_at(config.inverse_update_steps, 0, 1)
+    return inverse / steps, cost.products(precondition_flops(config, layer))
+
+
+def _balance_twice(loads: Sequence[tuple[float, float]], workers: int, columns: int) -> list[int]:
     """Columns first, then the ranks inside each column; returns the inverse worker of each layer."""
-    column_of = balance(costs, columns)
-    owner = [0] * len(costs)
+    column_of = balance([inverse + workers * products for inverse, products in loads], columns)
+    owner = [0] * len(loads)
     for column in range(columns):
         members = [job for job, chosen in enumerate(column_of) if chosen == column]
-        rows = balance([costs[job] for job in members], workers)
+        rows = balance([loads[job][0] for job in members], workers)
         for job, row in zip(members, rows, strict=True):
             owner[job] = row * columns + column
     return owner
+
+
+def _heaviest(loads: Sequence[tuple[float, float]], owners: Sequence[int], columns: int) -> float:
+    """Load of the busiest rank: what it inverts, and what its column preconditions."""
+    inverses, products = dict.fromkeys(owners, 0.0), dict.fromkeys(range(columns), 0.0)
+    for (inverse, product), owner in zip(loads, owners, strict=True):
+        inverses[owner] += inverse
+        products[owner % columns] += product
+    return max((inverses[owner] + products[owner % columns] for owner in inverses), default=0.0)
