@@ -121,11 +121,11 @@ def busiest(placement: Placement, layers: list[LayerShape], config: KFACConfig, 
 def test_where_products_have_a_cost_the_busiest_rank_has_less_to_do_in_a_step():
     """ResNet-50: kernels of 3 x 3 are dear to invert, of 1 x 1 dear to apply; n cubed sees only the one."""
     layers = [layer.shape for layer in find_layers(resnet50(), KFACConfig())]
-    blind = CostModel(lambda factor: 1e-11 * factor.dim**3)
-    seeing = CostModel(blind.inverse, products=lambda flops: flops / 1e11)
+    blind = CostModel(lambda factor: 1.2e-11 * factor.dim**3)  # seconds on one core
+    seeing = CostModel(blind.inverse, products=lambda flops: flops / 1.64e11)
     for strategy, fraction, world_size in [
+        ("mem_opt", None, 2),
         ("mem_opt", None, 4),
-        ("mem_opt", None, 3),
         ("hybrid_opt", 0.5, 4),
     ]:
         config = KFACConfig(strategy=strategy, grad_worker_fraction=fraction, solver="inverse")
