@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from kfac_core.placement import FactorJob
 
@@ -23,7 +24,7 @@ class Bucket:
     jobs: tuple[FactorJob, ...]
     sizes: tuple[int, ...] | None
 
-    @property
+    @cached_property
     def layers(self) -> frozenset[int]:
         """The layers whose statistics must be complete before it can leave."""
         return frozenset(job.layer for job in self.jobs)

@@ -63,7 +63,8 @@ class Factors:
             self.running[job.layer, job.kind] = self.empty(job.shape).copy_(identity)
         self.updates = {key: like.new_zeros(()) for key in self.running}
         self.refused = {key: like.new_zeros(()) for key in self.running}
-        self._complete: set[int] = set()
+        self._complete: set[int] = set()  # layers, and below those whose buckets have left
+        self._gone: set[int] = set()
         self._packed: list[_Packed] = []
         self._begun: list[tuple[_Packed, Finish]] = []
         self._received: dict[Key, tuple[Tensor, bool]] = {}
@@ -77,8 +78,7 @@ class Factors:
         Raises:
             ConfigError: they have left already.
         """
-        left = [*self._packed, *(packed for packed, _ in self._begun)]
-        if any(layer in packed.bucket.layers for packed in left):
+        if layer in self._gone:
             raise ConfigError(
                 f"overlap_factors: layer {self._names[layer]} got a gradient after its factors left; have "
                 "one backward pass before each KFAC.step(), put DistributedDataParallel's no_sync() around "
@@ -86,14 +86,15 @@ class Factors:
             )
         if complete:
             self._complete.add(layer)
-        ready = list(takewhile(lambda bucket: bucket.layers <= self._complete, self._buckets[len(left) :]))
-        self._packed += [self._pack(bucket, statistics) for bucket in ready]
-        return bool(ready)
+        before = len(self._packed)
+        for bucket in takewhile(lambda bucket: bucket.layers <= self._complete, self._waiting()):
+            self._packed.append(self._pack(bucket, statistics))
+            self._gone |= bucket.layers
+        return len(self._packed) > before
 
     def pack(self, statistics: Sequence[Statistics]) -> None:
         """Make ready for the way what has not left yet."""
-        left = len(self._packed) + len(self._begun)
-        self._packed += [self._pack(bucket, statistics) for bucket in self._buckets[left:]]
+        self._packed += [self._pack(bucket, statistics) for bucket in self._waiting()]
 
     def send(self) -> None:
         """Send what has been packed on its way."""
@@ -114,7 +115,9 @@ class Factors:
             for job, part in packed.parts():
                 if self._communicator.rank in job.inverse_workers:
                     self._received[job.layer, job.kind] = part, packed.bucket.sizes is None
-        self._complete, self._begun = set(), []
+        self._begun = []
+        self._complete.clear()
+        self._gone.clear()
 
     def absorb(self, statistics: Sequence[Statistics]) -> None:
         """Fold the new statistics into the running means: `decay * old + (1 - decay) * new`.
@@ -189,6 +192,10 @@ class Factors:
         running.copy_(torch.where(usable, renewed, running))
         updates += usable
         self.refused[key] += ~finite
+
+    def _waiting(self) -> list[Bucket]:
+        """Buckets that have not left."""
+        return self._buckets[len(self._packed) + len(self._begun) :]
 
     def _pack(self, bucket: Bucket, statistics: Sequence[Statistics]) -> _Packed:
         """What this rank adds to the factors of a bucket that others keep."""
