@@ -166,9 +166,10 @@ class Capture:
             # A checkpoint recomputes the call. Only a reentrant one, whose first pass ran without gradients,
             # sends a gradient through what it recomputed, so the work waits until one arrives.
             a_gram = partial(self._input_gram, index, inputs)
-        self.statistics[index].awaited += 1
-        counts = examples, positions, batch
-        output.register_hook(partial(self._on_gradient, index, task, a_gram, counts, self._is_last()))
+        first = task == _NO_BACKWARD  # what is recomputed brings no gradient, or one that nobody could await
+        self.statistics[index].awaited += first
+        last, counts = first and self._is_last(), (examples, positions, batch)
+        output.register_hook(partial(self._on_gradient, index, task, a_gram, counts, last))
 
     def _on_gradient(
         self,
@@ -185,13 +186,14 @@ class Capture:
             examples, _, batch = counts
             g = self._cast(gradient.detach()[:examples] if examples < batch else gradient.detach())
             g_gram = self._layers[index].output_gram(g if self._scale == 1.0 else g / self._scale)
+        statistics = self.statistics[index]
         if task == _NO_BACKWARD:  # else a checkpoint's own backward pass is part of the one that began it
             task = torch._C._current_graph_task_id()
-        statistics = self.statistics[index]
-        statistics.add(_Call(task, a_gram(), g_gram, *counts))
-        statistics.awaited -= 1
-        if self._told is not None:
-            self._told(index, last and statistics.awaited <= 0)
+            statistics.awaited -= 1
+        with torch.no_grad(), full_precision(gradient):
+            statistics.add(_Call(task, a_gram(), g_gram, *counts))
+            if self._told is not None:
+                self._told(index, last and statistics.awaited <= 0)
 
     def _examples(self, batch: int) -> int:
         """How many of a batch's examples make the statistics."""

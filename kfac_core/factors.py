@@ -81,8 +81,8 @@ class Factors:
         if layer in self._gone:
             raise ConfigError(
                 f"overlap_factors: layer {self._names[layer]} got a gradient after its factors left; have "
-                "one backward pass before each KFAC.step(), put DistributedDataParallel's no_sync() around "
-                "those before it, or leave overlap_factors out"
+                "one backward pass before each KFAC.step(), or put no_sync() of the DistributedDataParallel "
+                "that KFAC was given around those before it; or leave overlap_factors out"
             )
         if complete:
             self._complete.add(layer)
@@ -118,6 +118,12 @@ class Factors:
         self._begun = []
         self._complete.clear()
         self._gone.clear()
+
+    def forget(self) -> None:
+        """Drop what has been packed, begun or received; every rank must: it waits for the others."""
+        self._packed = []
+        self.exchange()
+        self._received = {}
 
     def absorb(self, statistics: Sequence[Statistics]) -> None:
         """Fold the new statistics into the running means: `decay * old + (1 - decay) * new`.

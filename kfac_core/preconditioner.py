@@ -222,6 +222,7 @@ class KFAC:
         """Leave a step that overflowed out, on all ranks; what is on its way arrives, and is dropped."""
         if self.config.overlap_factors and self._due("factor_update_steps"):
             self._exchange_factors()
+            self._factors.forget()
         self._capture.clear()
         self.skipped_steps += 1
 

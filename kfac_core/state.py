@@ -73,6 +73,7 @@ def restore_state(kfac: KFAC, state: Mapping[str, Any]) -> None:
         data = {names[name]: value for name, value in state["second_order"].items()}
         kfac._second_order.restore(data, {names[name] for name in state.get("solved", names)})
     kfac._capture.clear()
+    kfac._factors.forget()
 
 
 def state_shard(kfac: KFAC) -> dict[str, Any]:
@@ -128,6 +129,7 @@ def restore_shard(kfac: KFAC, shard: Mapping[str, Any]) -> None:
     second_order.solved = {names[name] for name in shard["solved"]}
     second_order.exchange()
     kfac._capture.clear()
+    kfac._factors.forget()
 
 
 def merge_shards(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

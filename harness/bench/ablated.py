@@ -40,6 +40,10 @@ class Subject:
     def __init__(self, trainer: Trainer) -> None:
         if trainer.kfac is None:
             raise ValueError(f"cell {trainer.cell.id} has no K-FAC to leave out")
+        if trainer.kfac.config.overlap_factors:
+            raise ValueError(
+                f"cell {trainer.cell.id}: overlap_factors leaves no phase that could be left out alone"
+            )
         self.trainer, self.kfac = trainer, trainer.kfac
         self._batches = cycle(islice(trainer._workload.batches(0), BATCHES))
         self.steps = trainer.cell.window_steps

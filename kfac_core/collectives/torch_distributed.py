@@ -93,8 +93,11 @@ class TorchCommunicator:
         # Made by its members alone, a group is named after how many others each of them knows of, which need
         # not be the same on all; so the whole world makes it together.
         whole = self._all is dist.group.WORLD
-        made = dist.new_group(self._global_ranks, use_local_synchronization=not whole)
+        backend = dist.get_backend(self._all)
+        made = dist.new_group(self._global_ranks, backend=backend, use_local_synchronization=not whole)
         assert made is not None  # noqa: S101  this rank is a member
+        if "nccl" in backend:
+            dist.barrier(group=made)  # connected now, not in a hook that not all ranks may reach at once
         other = TorchCommunicator(made)
         other.traffic = self.traffic
         return other

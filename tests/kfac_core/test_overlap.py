@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from kfac_core import KFAC, ConfigError, KFACConfig, buckets
 from kfac_core.collectives import SplitWait, connect
 from kfac_core.placement import FactorJob, FactorShape
-from tests.kfac_core.runs import LR, build, data
+from tests.kfac_core.runs import LR, average_gradients, build, data
 
 OPTIONS: dict[str, Any] = {"damping": 0.01, "factor_update_steps": 2, "inverse_update_steps": 2}
 STRATEGIES: list[dict[str, Any]] = [
@@ -33,8 +33,8 @@ class Unusual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.shared, self.kept = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
-        self.aside, self.head = nn.Linear(4, 4).double(), nn.Linear(4, 3).double()
+        self.aside, self.shared = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
+        self.kept, self.head = nn.Linear(4, 4).double(), nn.Linear(4, 3).double()
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.tanh(self.shared(torch.tanh(self.shared(x))))
@@ -105,9 +105,90 @@ def test_shared_checkpointed_and_unused_layers_are_waited_for(world):
     for found, _, begun in world(2).run(gradients, "unusual", {"strategy": "mem_opt"}):
         for late, early in zip(found[:3], found[3:], strict=True):
             torch.testing.assert_close(late, early, rtol=0.0, atol=0.0)
-        assert (
-            begun[0] == 1
-        )  # the head; the checkpointed and the unused layer hold up the rest until the step
+        assert begun[0] == 3  # all but the unused layer, which holds up nothing behind it: it is the first
+
+
+class Reentrant(nn.Module):
+    """One module inside two reentrant checkpoints: at its first gradient nobody knows of the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.shared, self.head = nn.Linear(4, 4).double(), nn.Linear(4, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = checkpoint(self.shared, x, use_reentrant=True)
+        return self.head(x)
+
+
+def reentrant(rank: int, world_size: int) -> list[list[Tensor]]:
+    least, buckets._LEAST_ELEMENTS = buckets._LEAST_ELEMENTS, 1
+    found = []
+    for overlap in (False, True):
+        model = Reentrant()
+        kfac = KFAC(model, KFACConfig(**OPTIONS, strategy="mem_opt", overlap_factors=overlap), lr=LR)
+        x, y = (part[rank::world_size] for part in data("mlp", 0))
+        functional.cross_entropy(model(x.requires_grad_()), y).backward()
+        average_gradients(model, world_size)
+        kfac.step()
+        found.append([p.grad.clone() for p in model.parameters()])
+        kfac.remove()
+    buckets._LEAST_ELEMENTS = least
+    return found
+
+
+def test_a_module_in_two_reentrant_checkpoints_leaves_at_the_step(world):
+    for late, early in world(2).run(reentrant):
+        torch.testing.assert_close(late, early, rtol=0.0, atol=0.0)
+
+
+def rolled_back(rank: int, world_size: int) -> list[list[Tensor]]:
+    """A state is loaded when factors have left for a step that is never taken."""
+    found = []
+    for in_vain in (False, True):
+        model, kfac = made("mlp", {"strategy": "mem_opt"}, overlap=True)
+        saved = kfac.state_dict()
+        if in_vain:
+            x, y = data("mlp", 1)
+            functional.cross_entropy(model(x), y).backward()
+            assert kfac._factors._begun
+            kfac.load_state_dict(saved)
+        model.zero_grad()
+        x, y = (part[rank::world_size] for part in data("mlp", 0))
+        functional.cross_entropy(model(x), y).backward()
+        kfac.step()
+        found.append([p.grad.clone() for p in model.parameters()])
+        kfac.remove()
+    return found
+
+
+def test_a_state_loaded_in_between_drops_what_has_left(world):
+    for straight, back in world(2).run(rolled_back):
+        torch.testing.assert_close(straight, back, rtol=0.0, atol=0.0)
+
+
+def under_autocast(rank: int, world_size: int) -> list[list[Tensor]]:
+    """Backward passes inside autocast, added up, of a layer whose few rows are kept."""
+    found = []
+    for overlap in (False, True):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Linear(64, 64))
+        kfac = KFAC(model, KFACConfig(**OPTIONS, strategy="mem_opt", overlap_factors=overlap), lr=LR)
+        x = torch.rand(2, 4, 64, generator=torch.Generator().manual_seed(rank))
+        with torch.autocast("cpu", torch.bfloat16):
+            with model.no_sync():
+                model(x[0]).square().mean().backward()
+            model(x[1]).square().mean().backward()
+        kfac.step()
+        found.append([factor.clone() for factor in kfac._factors.running.values()])
+        kfac.remove()
+    return found
+
+
+def test_sums_of_passes_keep_full_precision_inside_autocast(world):
+    for late, early in world(2).run(under_autocast):
+        torch.testing.assert_close(late, early, rtol=1e-6, atol=1e-7)
 
 
 def two_passes(rank: int, world_size: int) -> str:
