@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import partial
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -37,6 +39,9 @@ class TorchCommunicator:
         self.rank = dist.get_rank(self._all)
         self.world_size = len(self._global_ranks)
         self.traffic = Traffic()
+        self._timeout = _timeout(
+            whole
+        )  # else a new group waits for a lost peer as long as torch does by default
         self._tag = 0  # of the newest exchange that goes straight from rank to rank
         self._groups: dict[Ranks, dist.ProcessGroup] = {tuple(range(self.world_size)): self._all}
 
@@ -94,7 +99,12 @@ class TorchCommunicator:
         # not be the same on all; so the whole world makes it together.
         whole = self._all is dist.group.WORLD
         backend = dist.get_backend(self._all)
-        made = dist.new_group(self._global_ranks, backend=backend, use_local_synchronization=not whole)
+        made = dist.new_group(
+            self._global_ranks,
+            timeout=self._timeout,
+            backend=backend,
+            use_local_synchronization=not whole,
+        )
         assert made is not None  # noqa: S101  this rank is a member
         if "nccl" in backend:
             dist.barrier(group=made)  # connected now, not in a hook that not all ranks may reach at once
@@ -113,7 +123,12 @@ class TorchCommunicator:
         if ranks not in self._groups:
             # Only the members take part, so thousands of ranks can make their rows and columns at once.
             members = [self._global_ranks[rank] for rank in ranks]
-            made = dist.new_group(members, use_local_synchronization=True)
+            made = dist.new_group(
+                members,
+                timeout=self._timeout,
+                backend=dist.get_backend(self._all),
+                use_local_synchronization=True,
+            )
             assert made is not None  # noqa: S101  this rank is a member
             self._groups[ranks] = made
         return self._groups[ranks]
@@ -127,3 +142,13 @@ def _wait(works: Sequence[dist.Work | None]) -> None:
     for work in works:
         if work is not None:
             work.wait()
+
+
+def _timeout(group: dist.ProcessGroup) -> timedelta | None:
+    """How long the group waits for a lost peer; None where it does not say."""
+    device = torch.device("cuda" if "nccl" in dist.get_backend(group) else "cpu")
+    try:
+        options = group._get_backend(device).options
+    except (AttributeError, RuntimeError):  # torch's fake group has none
+        return None
+    return getattr(options, "_timeout", None)

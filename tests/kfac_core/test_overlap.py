@@ -242,6 +242,19 @@ def test_a_skipped_step_leaves_nothing_behind(world):
         assert torch.equal(late, early)
 
 
+def timeouts(rank: int, world_size: int) -> list[Any]:
+    communicator = connect()
+    row = communicator._group((0, 1) if rank < 2 else (2, 3))
+    groups = [communicator._all, communicator.apart()._all, row]
+    return [group._get_backend(torch.device("cpu")).options._timeout for group in groups]
+
+
+def test_groups_made_later_wait_for_a_lost_peer_as_long_as_the_first(world):
+    for first, *later in world(4).run(timeouts):
+        assert later == [first, first]
+        assert first.total_seconds() != 1800  # torch's own default, which new groups would have
+
+
 def waited(rank: int, world_size: int) -> tuple[int, float]:
     model = DistributedDataParallel(build("mlp"))
     communicator = SplitWait(connect())

@@ -6,6 +6,7 @@ import multiprocessing as mp
 import tempfile
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,9 @@ def serve(pipe: Connection, rank: int, world_size: int, store: str) -> None:
     torch.set_num_threads(1)
     if world_size > 1:
         dist.init_process_group(
-            "gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size
-        )
+            "gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size,
+            timeout=timedelta(seconds=RUN_SECONDS),
+        )  # fmt: skip
     while (job := pipe.recv()) is not None:
         function, args = job
         try:
