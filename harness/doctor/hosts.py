@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from harness.doctor.findings import Finding, fault, in_bytes, ok, skipped, warning
-from harness.doctor.reports import Report, by_host, by_rank
+from harness.doctor.reports import NOT_KNOWN, Report, by_host, by_rank
 from harness.launchers.launch import Launch
 
 _RANK_BYTES = 2 << 30  # torch, its CUDA context and a small model
@@ -134,11 +134,13 @@ def judge_shared_memory(reports: Sequence[Report]) -> Finding:
 def judge_versions(reports: Sequence[Report]) -> Finding:
     """Whether all ranks run the same code."""
     check = "ranks: versions"
+    said = []
     for name in reports[0].versions:
-        if len({one.versions.get(name) for one in reports}) > 1:
-            found = by_rank((one.rank, f"{name} {one.versions.get(name)}") for one in reports)
+        told = [(one.rank, version) for one in reports if (version := one.versions[name]) != NOT_KNOWN]
+        if len({version for _, version in told}) > 1:
+            found = by_rank((rank, f"{name} {version}") for rank, version in told)
             return fault(
                 check, found, "use one Python environment on all nodes, on a shared file system: slurm.setup"
             )
-    said = ", ".join(f"{name} {value}" for name, value in reports[0].versions.items())
-    return ok(check, f"the same on all ranks: {said}")
+        said.append(f"{name} {told[0][1] if told else NOT_KNOWN}")
+    return ok(check, f"the same on all ranks: {', '.join(said)}")

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from harness.calibrate import timed
 from harness.cgroups import memory_limit_bytes
-from harness.doctor.reports import Exchange, Report
+from harness.doctor.reports import NOT_KNOWN, Exchange, Report
 from harness.environment import read_environment
 from harness.rank import Place, failure, leave
 from harness.records import RecordWriter
@@ -139,7 +139,7 @@ def _seconds_until_seen(place: Place, world: World) -> float | None:
 
 def _versions() -> dict[str, str]:
     seen = read_environment(torch.device("cpu"), "", ())
-    commit = f"{seen.commit[:12]}{' and changes' if seen.dirty else ''}" if seen.commit else "not known"
+    commit = f"{seen.commit[:12]}{' and changes' if seen.dirty else ''}" if seen.commit else NOT_KNOWN
     packages = {name: seen.packages[name] for name in ("torch", "kronscale")}
     return {"python": platform.python_version(), **packages, "commit": commit}
 

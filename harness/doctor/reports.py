@@ -9,6 +9,9 @@ from typing import Any, Self
 
 from harness.store import Attempt
 
+NOT_KNOWN = "not known"
+"""Stands for a version that a rank could not find out, such as a commit where git was too slow."""
+
 
 @dataclass(frozen=True)
 class Exchange:

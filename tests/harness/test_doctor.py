@@ -125,6 +125,13 @@ def test_ranks_that_are_as_they_should_be_give_no_warning():
             "commit abd on rank 1",
             "slurm.setup",
         ),
+        (  # git was too slow there: no difference is known
+            {1: {"versions": {**RANK.versions, "commit": "not known"}}},
+            "versions",
+            "ok",
+            "the same on all ranks",
+            "",
+        ),
         (everyone(locked_memory_bytes=64 << 10), "locked memory", "warning", "64 KiB", "memlock"),
         (
             {0: {"shared_memory_bytes": 64 << 20}},
