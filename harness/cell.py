@@ -157,7 +157,7 @@ class Cell(Spec):
                 raise ValueError(f"kl_clip={self.kfac.kl_clip} would scale NLCG's steps; write kl_clip: null")
             if self.optimizer.name == "nlcg" and self.kfac.overlap_factors:
                 raise ValueError(
-                    "overlap_factors: true needs one backward pass a step, and NLCG makes several"
+                    "overlap_factors needs one backward pass a step, and NLCG makes several: leave it out"
                 )
         return self
 

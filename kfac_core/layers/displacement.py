@@ -1,8 +1,8 @@
 """The gram of stride-1 convolution patches from displacements: no patch is ever built.
 
 Two pairs of taps with the same displacement see the same pairs of pixels but for the edges of the image
-(`overlaps`). A 3 x 3 kernel has 81 pairs of taps and 25 displacements; one and its negative are each other's
-transpose, which leaves 13 products, and 16 small ones of the image's edges.
+(`shared_sums`). A 3 x 3 kernel has 81 pairs of taps and 25 displacements; one and its negative are each
+other's transpose, which leaves 13 products, and 16 small ones of the image's edges.
 
 Cost for a k x k kernel, C channels and P pixels: below (2k - 1)^2 C^2 P multiplications and additions, where
 the product of the patch matrix with itself takes 2 k^4 C^2 P.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kfac_core.layers.overlaps import Margins, Recipe, recipe
+from kfac_core.layers.shared_sums import Margins, Recipe, recipe
 from kfac_core.scratch import scratch
 
 _SHORT = 32  # pixels of a row's product, below which copying the rows together first is faster (C = 64, 128)

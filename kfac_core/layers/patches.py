@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from kfac_core.grams import Gram, gram, outer_sum
 from kfac_core.layers.displacement import by_displacement
-from kfac_core.layers.overlaps import Margins
+from kfac_core.layers.shared_sums import Margins
 from kfac_core.layers.side_by_side import by_pixels_side_by_side
 
 _MANY_CHANNELS = 32  # from which on a pixel alone is wide enough: 0.9 times the time, at 16 1.06 times

@@ -19,12 +19,11 @@ Margins = tuple[int, int, int, int]
 Span = tuple[int, int]
 """Rows or columns, from the first to before the second."""
 
-
 Window = tuple[slice, slice]
 """A rectangle of pixels as an index: rows and columns."""
 
 
-class Overlap(NamedTuple):
+class PixelPairs(NamedTuple):
     """A rectangle of pixels p whose partners p + d are in the image too; d is (vertical, horizontal)."""
 
     displacement: tuple[int, int]
@@ -36,16 +35,16 @@ class Overlap(NamedTuple):
         """The pixels p."""
         return slice(*self.rows), slice(*self.columns)
 
-    def seen_from_partner(self) -> Overlap:
+    def seen_from_partner(self) -> PixelPairs:
         """The pixels p + d with displacement -d, whose sum is this one's transpose."""
         dy, dx = self.displacement
         (top, bottom), (left, right) = self.rows, self.columns
-        return Overlap((-dy, -dx), (top + dy, bottom + dy), (left + dx, right + dx))
+        return PixelPairs((-dy, -dx), (top + dy, bottom + dy), (left + dx, right + dx))
 
 
 @dataclass
 class Recipe:
-    """How to find sums over overlaps, by their numbers: all products, then additions and mirrors in order.
+    """How to find sums over pairs of pixels, by number: all products, then additions and mirrors in order.
 
     Attributes:
         of_taps: for each tap and each tap' (rows first) the number of their sum.
@@ -53,6 +52,7 @@ class Recipe:
         products: number, the pixels p and their partners.
         additions: number, the sums to add.
         mirrors: number, the sum that this is the transpose of.
+        numbers: of every sum, wanted or not.
     """
 
     of_taps: list[int] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Recipe:
     products: list[tuple[int, Window, Window]] = field(default_factory=list)
     additions: list[tuple[int, list[int]]] = field(default_factory=list)
     mirrors: list[tuple[int, int]] = field(default_factory=list)
-    numbers: dict[Overlap, int] = field(default_factory=dict)
+    numbers: dict[PixelPairs, int] = field(default_factory=dict)
 
 
 @functools.lru_cache(maxsize=256)  # it takes 0.8 ms for a 3 x 3 kernel
@@ -69,36 +69,36 @@ def recipe(size: tuple[int, int], kernel: tuple[int, int], margins: Margins) -> 
     left, right, top, bottom = margins
     rows, columns = _Axis(size[0], kernel[0], top, bottom), _Axis(size[1], kernel[1], left, right)
     taps = list(product(range(kernel[0]), range(kernel[1])))
-    pairs = [
-        Overlap((y2 - y, x2 - x), rows.visited(y, y2 - y), columns.visited(x, x2 - x))
+    of_taps = [
+        PixelPairs((y2 - y, x2 - x), rows.visited(y, y2 - y), columns.visited(x, x2 - x))
         for (y, x), (y2, x2) in product(taps, taps)
     ]
-    found = Recipe(numbers={overlap: number for number, overlap in enumerate(dict.fromkeys(pairs))})
-    found.of_taps = [found.numbers[overlap] for overlap in pairs]
+    found = Recipe(numbers={pairs: number for number, pairs in enumerate(dict.fromkeys(of_taps))})
+    found.of_taps = [found.numbers[pairs] for pairs in of_taps]
     found.wanted = len(found.numbers)
-    solved: set[Overlap] = set()
+    solved: set[PixelPairs] = set()
 
-    def number_of(overlap: Overlap) -> int:
+    def number_of(pairs: PixelPairs) -> int:
         """Adds the steps to this sum, after those to the sums that it needs."""
-        number = found.numbers.setdefault(overlap, len(found.numbers))
-        if overlap not in solved:
-            solved.add(overlap)
-            solve(number, overlap)
+        number = found.numbers.setdefault(pairs, len(found.numbers))
+        if pairs not in solved:
+            solved.add(pairs)
+            solve(number, pairs)
         return number
 
-    def solve(number: int, overlap: Overlap) -> None:
-        (dy, dx), partner = overlap.displacement, overlap.seen_from_partner()
+    def solve(number: int, pairs: PixelPairs) -> None:
+        (dy, dx), partner = pairs.displacement, pairs.seen_from_partner()
         if (dy, dx) < (0, 0):
             found.mirrors.append((number, number_of(partner)))
-        elif len(parts := rows.parts(overlap.rows, dy)) > 1:
-            found.additions.append((number, [number_of(overlap._replace(rows=part)) for part in parts]))
-        elif len(parts := columns.parts(overlap.columns, dx)) > 1:
-            found.additions.append((number, [number_of(overlap._replace(columns=part)) for part in parts]))
+        elif len(parts := rows.parts(pairs.rows, dy)) > 1:
+            found.additions.append((number, [number_of(pairs._replace(rows=part)) for part in parts]))
+        elif len(parts := columns.parts(pairs.columns, dx)) > 1:
+            found.additions.append((number, [number_of(pairs._replace(columns=part)) for part in parts]))
         else:
-            found.products.append((number, overlap.window, partner.window))
+            found.products.append((number, pairs.window, partner.window))
 
-    for overlap in list(found.numbers):
-        number_of(overlap)
+    for pairs in list(found.numbers):
+        number_of(pairs)
     return found
 
 

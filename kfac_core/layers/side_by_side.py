@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kfac_core.layers.overlaps import Margins
+from kfac_core.layers.shared_sums import Margins
 from kfac_core.scratch import scratch
 
 _WIDTH = 32  # columns that a product needs at least to run at full speed (measured: 16 run at 60 % of it)
