@@ -13,7 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kfac_core.layers.shared_sums import Margins, Recipe, recipe
+from kfac_core.layers.geometry import Margins
+from kfac_core.layers.shared_sums import Recipe, recipe
 from kfac_core.scratch import scratch
 
 _SHORT = 32  # pixels of a row's product, below which copying the rows together first is faster (C = 64, 128)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple
 
-Margins = tuple[int, int, int, int]
-"""Padding with zeros at the left, right, top and bottom."""
+from kfac_core.layers.geometry import Margins
 
 Span = tuple[int, int]
 """Rows or columns, from the first to before the second."""

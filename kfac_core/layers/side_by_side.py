@@ -1,4 +1,4 @@
-"""The gram of stride-1 convolution patches by displacements, for few channels.
+"""The gram of stride-1 convolution patches by displacements, in few long products: for GPUs.
 
 As in `displacement`, but zeros between the rows of pixels let one product run over all rows, and where the
 channels alone make it too narrow to run at full speed, it takes several neighbouring pixels at a time.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kfac_core.layers.shared_sums import Margins
+from kfac_core.layers.geometry import Margins
 from kfac_core.scratch import scratch
 
 _WIDTH = 32  # columns that a product needs at least to run at full speed (measured: 16 run at 60 % of it)

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from kfac_core.grams import dense
+from kfac_core.layers import row_shift
 from kfac_core.layers.displacement import by_displacement
-from kfac_core.layers.patches import Geometry, by_columns, patch_gram, patch_rows, patch_sums, pixel_gram
+from kfac_core.layers.geometry import Geometry
+from kfac_core.layers.patches import by_columns, patch_gram, patch_rows, patch_sums, pixel_gram
 from kfac_core.layers.side_by_side import by_pixels_side_by_side
 
 KERNELS = [(1, 1), (1, 3), (2, 1), (3, 2), (3, 3), (5, 5), (7, 7)]
@@ -50,7 +52,32 @@ def test_displacements_equal_im2col_at_any_size_and_margin(form, kernel, channel
             torch.testing.assert_close(form(layout, kernel, margins), plain, rtol=1e-12, atol=1e-10)
 
 
-@pytest.mark.parametrize("channels", [31, 32, 64])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("kernel", [(4, 4), (5, 2), (8, 8)])
+def test_windows_that_do_not_overlap_equal_im2col(kernel, groups):
+    """As those that cut images into patches for a transformer; one leaves pixels between them out."""
+    images = torch.randn(3, 4, 19, 17, dtype=torch.float64)
+    for stride in (kernel, (kernel[0] + 1, kernel[1] + 2)):
+        geometry = Geometry(kernel, stride, groups=groups, margins=(1, 0, 0, 2))
+        torch.testing.assert_close(
+            patch_gram(images, geometry), by_columns(images, geometry), rtol=1e-12, atol=1e-10
+        )
+
+
+@pytest.mark.parametrize("room", [1, 5000, 1 << 24])
+@pytest.mark.parametrize("channels", [3, 12, 90])  # narrow, between, and wide
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_a_batch_taken_in_parts_equals_im2col(monkeypatch, room, channels, stride):
+    monkeypatch.setattr(row_shift, "_ROOM", room)
+    images = torch.randn(7, channels, 9, 11, dtype=torch.float64)
+    geometry = Geometry((3, 3), (stride, stride), margins=(1, 1, 1, 1))
+    for layout in (images, images.to(memory_format=torch.channels_last)):
+        torch.testing.assert_close(
+            row_shift.by_row_shift(layout, geometry), by_columns(images, geometry), rtol=1e-12, atol=1e-10
+        )
+
+
+@pytest.mark.parametrize("channels", [7, 8, 31, 64])
 @pytest.mark.parametrize("size", [(2, 5), (3, 3), (16, 3)])
 def test_every_number_of_channels_has_its_exact_form(channels, size):
     """Also an image smaller than the kernel."""
