@@ -10,6 +10,7 @@ from kfac_core.placement import FactorJob
 
 _PIECES = 16  # buckets of equal size that all factors would fill
 _LEAST_ELEMENTS = 1 << 18  # of a bucket, 1 MiB of float32: below it a network's latency counts
+_LEAST_AT_ONCE = 1 << 22  # 16 MiB, where all wait for the step: the next is packed while one is on its way
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,17 @@ class Bucket:
 def buckets(jobs: Sequence[FactorJob], world_size: int, *, overlap: bool) -> list[Bucket]:
     """All factors that travel, in the order in which their buckets leave.
 
-    One bucket for factors that have an owner and one for those that all ranks keep; or, to leave while the
-    backward pass is still at work, several, the last layers' first.
+    The last layers' first, as a backward pass completes them. In a bucket are either factors that have an
+    owner or factors that all ranks keep.
+
+    Args:
+        jobs: all factors.
+        world_size: number of ranks.
+        overlap: whether buckets leave during the backward pass; small ones are worth it then.
     """
     travelling = [job for job in jobs if len({*job.factor_workers, *job.inverse_workers}) > 1]
-    if not overlap:
-        return _divided(travelling, world_size)
-    least = max(_LEAST_ELEMENTS, sum(map(travelling_elements, travelling)) // _PIECES)
+    least = _LEAST_ELEMENTS if overlap else _LEAST_AT_ONCE
+    least = max(least, sum(map(travelling_elements, travelling)) // _PIECES)
     found, together, filled = [], list[FactorJob](), 0
     for layer in sorted({job.layer for job in travelling}, reverse=True):
         own = [job for job in travelling if job.layer == layer]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -12,10 +13,10 @@ from torch import Tensor
 from kfac_core.buckets import Bucket, buckets, travelling_elements
 from kfac_core.capture import Share, Statistics
 from kfac_core.collectives import Communicator, Finish
-from kfac_core.collectives.packing import pack, unpack
+from kfac_core.collectives.packing import fold_packed, pack, packed_trace, unpack
 from kfac_core.config import KFACConfig
 from kfac_core.errors import ConfigError
-from kfac_core.grams import Gram, dense, fold, is_finite
+from kfac_core.grams import Gram, dense, fold, is_finite, trace
 from kfac_core.placement import FactorJob, FactorShape, LayerShape, Placement
 from kfac_core.scratch import scratch
 
@@ -50,13 +51,13 @@ class Factors:
         self._config = config
         self._names = [shape.name for shape in shapes]
         self._like = like
-        self._on_host = like.device.type == "cpu"
         self.jobs = placement.factor_jobs(shapes)
         self.own = [job for job in self.jobs if communicator.rank in job.inverse_workers]
         self._buckets = buckets(self.jobs, communicator.world_size, overlap=config.overlap_factors)
         if config.overlap_factors and self._buckets:
             self._communicator = communicator.apart()
         self._stored = getattr(torch, config.factor_dtype) if config.factor_dtype else like.dtype
+        self._in_place = like.is_cpu and self._stored == like.dtype
         self.running: dict[Key, Tensor] = {}
         for job in self.own:
             identity = torch.eye(job.shape.dim, device=like.device)
@@ -92,9 +93,11 @@ class Factors:
             self._gone |= bucket.layers
         return len(self._packed) > before
 
-    def pack(self, statistics: Sequence[Statistics]) -> None:
-        """Make ready for the way what has not left yet."""
-        self._packed += [self._pack(bucket, statistics) for bucket in self._waiting()]
+    def pack(self, statistics: Sequence[Statistics]) -> bool:
+        """Make the next bucket that has not left ready for the way; returns whether it was the last."""
+        waiting = self._waiting()
+        self._packed += [self._pack(bucket, statistics) for bucket in waiting[:1]]
+        return len(waiting) <= 1
 
     def send(self) -> None:
         """Send what has been packed on its way."""
@@ -143,17 +146,28 @@ class Factors:
 
     def _absorb_received(self, job: FactorJob, share: Share | None, examples: int) -> None:
         """Fold in what came from other ranks, and this rank's own share where it is not in it yet."""
-        part, whole = self._received[job.layer, job.kind]
-        mean = scratch(self._like, job.shape.blocks, job.shape.dim, job.shape.dim)
-        unpack(part[:-1].view(job.shape.blocks, -1), mean)
-        count = part[-1]
-        if share is not None and not whole:
-            fold(share.gram, share.scale, mean, 1.0)
+        key = job.layer, job.kind
+        part, whole = self._received[key]
+        packed, count = part[:-1].view(job.shape.blocks, -1), part[-1]
+        own = share if not whole else None
+        if own is not None:
             count = count + examples
-        if not self._on_host:
+        if not self._in_place:
+            mean = scratch(self._like, job.shape.blocks, job.shape.dim, job.shape.dim)
+            unpack(packed, mean)
+            if own is not None:
+                fold(own.gram, own.scale, mean, 1.0)
             self._average_masked(job, mean / count.clamp_min(1), count > 0)
         elif count > 0:
-            self._average(job, mean, 1.0 / float(count))
+            decay, size = self._decay(key), packed_trace(packed, job.shape.dim)
+            if own is not None:
+                size += own.scale * trace(own.gram)
+            if self._is_usable(key, size):
+                weight = (1.0 - decay) / float(count)
+                if own is not None:
+                    fold(own.gram, weight * own.scale, self.running[key], decay)
+                    decay = 1.0
+                fold_packed(packed, weight, self.running[key], decay)
 
     def empty(self, shape: FactorShape | None) -> Tensor:
         """Room for a running factor of this shape, or for an update count."""
@@ -169,20 +183,24 @@ class Factors:
 
     def _average(self, job: FactorJob, total: Gram, scale: float) -> None:
         """Fold `scale * total` into a running mean."""
-        if not self._on_host:
-            self._average_masked(job, dense(total) * scale, None)
-            return
         key = job.layer, job.kind
-        running, updates = self.running[key], self.updates[key]
-        first = self._config.factor_start == "first" and not updates
-        decay = 0.0 if first else self._config.factor_decay
-        if running.dtype != self._like.dtype:
+        decay = self._decay(key)
+        if not self._in_place:
             self._average_masked(job, dense(total) * scale, None)
-        elif is_finite(total):
-            fold(total, (1.0 - decay) * scale, running, decay)
-            updates += 1
-        else:
-            self.refused[key] += 1
+        elif self._is_usable(key, trace(total)):
+            fold(total, (1.0 - decay) * scale, self.running[key], decay)
+
+    def _decay(self, key: Key) -> float:
+        """What the next update leaves of a running mean."""
+        if self._config.factor_start == "first" and self._in_place and not self.updates[key]:
+            return 0.0
+        return self._config.factor_decay
+
+    def _is_usable(self, key: Key, size: Tensor) -> bool:
+        """Whether an update of this trace has finite elements only (`grams.is_finite`); counts it."""
+        finite = math.isfinite(size)
+        (self.updates if finite else self.refused)[key] += 1
+        return finite
 
     def _average_masked(self, job: FactorJob, mean: Tensor, present: Tensor | None) -> None:
         """The same without waiting for the device to say whether the mean is finite."""

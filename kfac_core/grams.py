@@ -77,15 +77,20 @@ def dense(total: Gram) -> Tensor:
     return torch.matmul(total.rows.mT, total.rows) if isinstance(total, Rows) else total
 
 
+def trace(total: Gram) -> Tensor:
+    """Sum of the diagonals of all blocks, in float32 or better, from n elements or the rows only."""
+    if isinstance(total, Rows):
+        return total.rows.square().sum()
+    return total.diagonal(dim1=-2, dim2=-1).sum(dtype=torch.promote_types(total.dtype, torch.float32))
+
+
 def is_finite(total: Gram) -> Tensor:
-    """Whether all elements are finite numbers, on the device, from n elements or the rows only.
+    """Whether all elements are finite numbers, on the device, from the diagonal only.
 
     No element of a positive semi-definite matrix is larger than the largest of its diagonal, and a NaN or an
     infinity in a row reaches the diagonal.
     """
-    if isinstance(total, Rows):
-        return total.rows.square().sum(1).isfinite().all()
-    return total.diagonal(dim1=-2, dim2=-1).isfinite().all()
+    return trace(total).isfinite()
 
 
 def fold(total: Gram, scale: float, mean: Tensor, decay: float) -> None:

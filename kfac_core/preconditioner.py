@@ -233,10 +233,12 @@ class KFAC:
             self._capture.clear()
 
     def _exchange_factors(self) -> None:
-        with self._timer.phase(Phase.FACTOR_COMPUTE):
-            self._factors.pack(self._capture.statistics)
-        with self._timer.phase(Phase.FACTOR_COMM):
-            self._factors.exchange()
+        packed_all = False
+        while not packed_all:
+            with self._timer.phase(Phase.FACTOR_COMPUTE):
+                packed_all = self._factors.pack(self._capture.statistics)
+            with self._timer.phase(Phase.FACTOR_COMM):
+                (self._factors.exchange if packed_all else self._factors.send)()
 
     def _update_second_order(self) -> None:
         factors, second_order = self._factors.running, self._second_order

@@ -108,7 +108,8 @@ class Subject:
                     stack.enter_context(patch.object(owner, name, partial(_twice, getattr(owner, name))))
             if phase == Phase.FACTOR_COMPUTE:
                 stack.enter_context(patch.object(self.kfac._factors, "absorb", self._absorbed_twice()))
-                stack.enter_context(patch.object(self.kfac._factors, "pack", self._packed_twice()))
+                factors = self.kfac._factors
+                stack.enter_context(patch.object(factors, "_pack", partial(_twice, factors._pack)))
             if phase == Phase.PRECONDITION:
                 gradients = self.kfac._gradients
                 stack.enter_context(patch.object(gradients, "own", gradients.own * 2))
@@ -127,18 +128,6 @@ class Subject:
 
         return absorb_twice
 
-    def _packed_twice(self) -> Callable[[Any], None]:
-        """What is packed already is not packed again, so it is thrown away in between."""
-        factors = self.kfac._factors
-        pack: Callable[[Any], None] = factors.pack
-
-        def pack_twice(statistics: Any) -> None:
-            pack(statistics)
-            factors._packed = []
-            pack(statistics)
-
-        return pack_twice
-
     def _parts(self) -> dict[Phase, list[tuple[Any, ...]]]:
         """What does a phase's work: an object, and names of its methods."""
         second_order, gradients = self.kfac._second_order, self.kfac._gradients
@@ -156,15 +145,12 @@ class Subject:
         """Hooks and packing run, but hand out what they made in one step before the clock runs."""
         grams: dict[Any, Any] = {}
         factors = self.kfac._factors
-        pack: Callable[[Any], None] = factors.pack
-        packed: list[Any] = []
+        pack: Callable[[Any, Any], Any] = factors._pack
+        packed: dict[Any, Any] = {}
 
-        def remember_packed(statistics: Any) -> None:
-            pack(statistics)
-            packed[:] = factors._packed
-
-        def hand_out_packed(statistics: Any) -> None:
-            factors._packed = list(packed)
+        def remember_packed(bucket: Any, statistics: Any) -> Any:
+            packed[bucket] = pack(bucket, statistics)
+            return packed[bucket]
 
         def remembering(key: Any, compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
             def remember(tensor: Any) -> Any:
@@ -178,14 +164,14 @@ class Subject:
             for layer, name in parts:
                 compute = remembering((id(layer), name), getattr(layer, name))
                 stack.enter_context(patch.object(layer, name, compute))
-            stack.enter_context(patch.object(factors, "pack", remember_packed))
+            stack.enter_context(patch.object(factors, "_pack", remember_packed))
             self._step_with_updates()
         with ExitStack() as stack:
             for layer, name in parts:
                 hand_out = partial(_kept, grams, (id(layer), name))
                 stack.enter_context(patch.object(layer, name, hand_out))
             stack.enter_context(patch.object(factors, "absorb", _nothing))
-            stack.enter_context(patch.object(factors, "pack", hand_out_packed))
+            stack.enter_context(patch.object(factors, "_pack", lambda bucket, _: packed[bucket]))
             yield
 
     @contextmanager

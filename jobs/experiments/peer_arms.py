@@ -109,7 +109,8 @@ def make_ours(training: Training, variant: str, _: Path) -> Arm:
         statistics = kfac._capture.statistics
 
         def packed_too() -> None:
-            kfac._factors.pack(statistics)
+            while not kfac._factors.pack(statistics):
+                kfac._factors.send()
             kfac._factors.exchange()
 
         return {

@@ -18,6 +18,8 @@ from kfac_core.grams import Gram, Rows
 
 Writer = Callable[[Tensor, int, int, int, int], None]
 _STRIP = 512  # rows that are packed at once: a megabyte, which stays in the cache
+_ACROSS = 128  # rows or columns that are copied across the diagonal at once, where there are more than
+_IN_CACHE = 512  # of which all fit
 
 
 def packed_size(n: int) -> int:
@@ -77,18 +79,64 @@ def _writer(total: Gram, scale: float) -> Writer:
 
 
 def unpack(packed: Tensor, out: Tensor) -> None:
-    """Write both triangles to `out` [..., n, n] from what `pack` wrote."""
+    """Write both triangles to `out` [blocks, n, n] from what `pack` wrote, `[blocks, n(n+1)/2]`."""
+    _spread(packed, out, Tensor.copy_)
+
+
+def fold_packed(packed: Tensor, scale: float, mean: Tensor, decay: float) -> None:
+    """`mean = decay * mean + scale * matrix`, in place, for the matrix that `pack` wrote; both symmetric."""
+
+    def put(place: Tensor, part: Tensor) -> None:
+        kept = place if decay == 1.0 else place.mul_(decay)
+        kept.add_(part, alpha=scale)
+
+    _spread(packed, mean, put)
+
+
+def packed_trace(packed: Tensor, n: int) -> Tensor:
+    """Sum of the diagonals of all blocks of what `pack` wrote."""
+    lower, upper, _ = _views(packed, n)
+    return lower.diagonal(dim1=-2, dim2=-1).sum() + upper.diagonal(dim1=-2, dim2=-1).sum()
+
+
+def _spread(packed: Tensor, out: Tensor, put: Callable[[Tensor, Tensor], object]) -> None:
+    """`put` every part of one triangle into its place, and copy what it made there to the other triangle.
+
+    In strips, on a CPU, so that what is copied across is still in the cache.
+    """
     n = out.shape[-1]
+    rest = n - n // 2
+    lower, upper, square = _views(packed, n)
+    width = _ACROSS if out.is_cpu and rest > _IN_CACHE else rest
+    for start in range(0, rest, width):
+        stop = min(start + width, rest)
+        put(out[..., start:stop, rest:], square[..., start:stop, :])
+        out[..., rest:, start:stop] = out[..., start:stop, rest:].mT
+        if start:
+            put(out[..., start:stop, :start], lower[..., start:stop, :start])
+            out[..., :start, start:stop] = out[..., start:stop, :start].mT
+        corner = lower[..., start:stop, start:stop].tril()
+        put(out[..., start:stop, start:stop], corner + corner.tril(-1).mT)
+    trailing = out[..., rest:, rest:]
+    for start in range(0, n - rest, width):
+        stop = min(start + width, n - rest)
+        if stop < n - rest:
+            put(trailing[..., start:stop, stop:], upper[..., start:stop, stop:])
+            trailing[..., stop:, start:stop] = trailing[..., start:stop, stop:].mT
+        corner = upper[..., start:stop, start:stop].triu()
+        put(trailing[..., start:stop, start:stop], corner + corner.triu(1).mT)
+
+
+def _views(packed: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Where `pack` wrote the leading block's lower triangle, the trailing one's upper triangle, and the rest.
+
+    The triangles are squares of which only the named half is theirs.
+    """
     half, rest = n // 2, n - n // 2
     rectangle, square = _split(packed, half, rest)
     if n % 2:
-        lower, upper = rectangle.tril(), rectangle[..., :half, 1:].triu()
-    else:
-        lower, upper = rectangle[..., 1:, :].tril(), rectangle[..., :half, :].triu()
-    torch.add(lower, lower.tril(-1).mT, out=out[..., :rest, :rest])
-    torch.add(upper, upper.triu(1).mT, out=out[..., rest:, rest:])
-    out[..., :rest, rest:].copy_(square)
-    out[..., rest:, :rest].copy_(square.mT)
+        return rectangle, rectangle[..., :half, 1:], square
+    return rectangle[..., 1:, :], rectangle[..., :half, :], square
 
 
 def _split(packed: Tensor, half: int, rest: int) -> tuple[Tensor, Tensor]:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kfac_core.collectives.packing import pack, packed_size, unpack
-from kfac_core.grams import Rows
+from kfac_core.collectives.packing import fold_packed, pack, packed_size, packed_trace, unpack
+from kfac_core.grams import Rows, fold
 
 
 @pytest.mark.parametrize("n", [*range(1, 20), 64, 65])
@@ -54,3 +54,19 @@ def test_an_infinite_or_nan_element_stays_where_it_is():
     unpack(packed, back)
     assert torch.equal(back.isnan(), matrix.isnan())
     assert torch.equal(back.isinf(), matrix.isinf())
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 9, 1023, 1024, 1025, 1026, 1283])  # in one piece and in strips
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_folding_a_packed_matrix_is_folding_the_matrix(n, blocks):
+    matrix, mean = (m + m.mT for m in torch.randn(2, blocks, n, n, dtype=torch.float64))
+    packed = torch.empty(blocks, packed_size(n), dtype=torch.float64)
+    pack(matrix, packed)
+    torch.testing.assert_close(packed_trace(packed, n), matrix.diagonal(dim1=1, dim2=2).sum())
+    folded = mean.clone()
+    fold_packed(packed, 0.3, folded, 0.9)
+    assert torch.equal(folded, folded.mT)
+    fold(matrix, 0.3, mean, 0.9)
+    torch.testing.assert_close(folded, mean, rtol=1e-14, atol=1e-14)
+    unpack(packed, folded)
+    assert torch.equal(folded, matrix)
