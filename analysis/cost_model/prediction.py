@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from analysis.cost_model.calibration import Calibration
 from analysis.cost_model.laws import Growth
-from analysis.cost_model.work import Exchange, Setup, Work, imbalance
+from analysis.cost_model.work import Exchange, Operation, Setup, Work, imbalance
 from kfac_core.cost import CUBIC, CostModel
 from kfac_core.footprint import kept_columns
 from kfac_core.phases import COMM_PHASES, Phase
+from kfac_core.placement import Ranks
 
 _SIGMAS = 2.0  # of the calibration's residuals: about 95 % where they are normal
 _BACKWARD = 2 / 3  # of a forward and backward pass: two products where the forward pass has one
@@ -186,14 +187,16 @@ def _products(work: Work, calibration: Calibration) -> Seconds:
 
 def _communication(work: Work, calibration: Calibration) -> dict[Phase, Seconds]:
     """Exchanges of one phase follow each other, but those of different columns run at the same time."""
-    by_phase: dict[Phase, dict[str, Seconds]] = defaultdict(dict)
+    by_operation: dict[tuple[Phase, Operation], dict[Ranks, Seconds]] = defaultdict(dict)
     for exchange in work.exchanges:
-        seconds = _exchange(exchange, calibration)
-        before = by_phase[exchange.phase].get(exchange.operation, ZERO)
-        by_phase[exchange.phase][exchange.operation] = max(before, seconds, key=lambda s: s.central)
-    return {
-        phase: sum(operations.values(), start=ZERO) for phase, operations in by_phase.items()
-    }  # fmt: skip
+        by_group = by_operation[exchange.phase, exchange.operation]
+        before = by_group.get(exchange.group, ZERO)
+        by_group[exchange.group] = before + _exchange(exchange, calibration)
+    found: dict[Phase, Seconds] = {}
+    for (phase, _), by_group in by_operation.items():
+        slowest = max(by_group.values(), key=lambda seconds: seconds.central)
+        found[phase] = found.get(phase, ZERO) + slowest
+    return found
 
 
 def _exchange(exchange: Exchange, calibration: Calibration) -> Seconds:
@@ -236,8 +239,8 @@ def _memory(work: Work) -> dict[str, int]:
 
 def _sent(work: Work) -> dict[Phase, int]:
     """Bytes of the busiest rank; a part's owner is the one who sends it."""
-    sent: dict[Phase, int] = {}
+    sent: dict[Phase, Counter[Ranks]] = defaultdict(Counter)
     for exchange in work.exchanges:
         own = max(exchange.sizes) if exchange.operation == "gather_parts" else exchange.total_bytes
-        sent[exchange.phase] = max(sent.get(exchange.phase, 0), own)
-    return {phase: sent[phase] for phase in COMM_PHASES if phase in sent}
+        sent[exchange.phase][exchange.group] += own
+    return {phase: max(sent[phase].values()) for phase in COMM_PHASES if phase in sent}

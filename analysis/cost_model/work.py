@@ -203,14 +203,15 @@ class Work:
         overlap = self.setup.config is not None and self.setup.config.overlap_factors
         found = []
         for bucket in buckets(self.jobs, self.world_size, overlap=overlap):
+            messages = len(bucket.layers) if self.setup.fusion == "layer" else None
             if bucket.sizes is None:
                 size = sum(map(self._factor_bytes, bucket.jobs))
-                found.append(Exchange(phase, "all_reduce", everyone, (size,), steps, self._layerwise))
+                found.append(Exchange(phase, "all_reduce", everyone, (size,), steps, messages))
                 continue
             sizes = [0] * self.world_size
             for job in bucket.jobs:
                 sizes[job.inverse_workers[0]] += self._factor_bytes(job)
-            found.append(Exchange(phase, "reduce_parts", everyone, tuple(sizes), steps, self._layerwise))
+            found.append(Exchange(phase, "reduce_parts", everyone, tuple(sizes), steps, messages))
         return found
 
     def _inverse_exchanges(self, placement: Placement, everyone: Ranks) -> list[Exchange]:
