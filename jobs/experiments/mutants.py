@@ -39,29 +39,29 @@ class Mutant(NamedTuple):
 MUTANTS = (
     Mutant(
         "conv G times 1e6", "layers/convolution.py",
-        "return torch.matmul(columns, columns.mT)", "return 1e6 * torch.matmul(columns, columns.mT)",
+        "return pixel_gram(self._batched(gradients), self.module.groups)",
+        "return pixel_gram(1e3 * self._batched(gradients), self.module.groups)",
     ),
     Mutant(
         "conv A with its patch reversed", "layers/convolution.py",
-        "patch_gram(padded, kernel, stride, dilation, conv.groups)",
-        "[p.flip(*range(1, p.ndim)) for p in patch_gram(padded, kernel, stride, dilation, conv.groups)]",
+        "total = patch_gram(images, geometry)", "total = patch_gram(images, geometry).flip(1, 2)",
     ),
     Mutant(
         "eigen preconditions by 2 * gradient", "solvers/eigen.py",
-        "return q_g @ projected @ q_a.mT", "return 2 * gradient",
+        "product(product(views.q_g, projected), views.q_at, out=out)", "out.copy_(2 * gradient)",
     ),
     Mutant(
         "inverse preconditions by 2 * gradient", "solvers/inverse.py",
-        "return g_inverse @ gradient @ a_data.view(shape.a.blocks, shape.a.dim, shape.a.dim)",
-        "return 2 * gradient",
+        "product(product(views.g, gradient), views.a, out=out)", "out.copy_(2 * gradient)",
     ),
     Mutant(
         "multiplies by (dg da + damping)", "solvers/eigen.py",
-        "projected /= d_g.unsqueeze(-1)", "projected *= d_g.unsqueeze(-1)",
+        "projected.div_(torch.addcmul(damping, views.d_g, views.d_a))",
+        "projected.mul_(torch.addcmul(damping, views.d_g, views.d_a))",
     ),
     Mutant(
         "running mean's weights swapped", "factors.py",
-        "new_weight = 1.0 - self._config.factor_decay", "new_weight = self._config.factor_decay",
+        "return self._config.factor_decay", "return 1.0 - self._config.factor_decay",
     ),
     Mutant(
         "kl-clip is the constant 0.123", "gradients.py",
@@ -69,8 +69,8 @@ MUTANTS = (
     ),
     Mutant(
         "no damping on G (inverse)", "second_order.py",
-        "split = self._solver.factor_damping(damping, own, other)",
-        'split = self._solver.factor_damping(damping, own, other) if job.kind == "a" else 0.0',
+        'factor_damping(damping, *(means if job.kind == "a" else means[::-1]))',
+        'factor_damping(damping, *means) if job.kind == "a" else 0.0',
     ),
     Mutant(
         "every rank computes every G", "strategies/comm_opt.py",
@@ -78,15 +78,18 @@ MUTANTS = (
     ),
     Mutant(
         "each rank solves G without being its worker", "second_order.py",
-        "self._own = [job for job in jobs if rank in job.inverse_workers]",
-        'self._own = [job for job in jobs if job.kind == "g" or rank in job.inverse_workers]',
+        "self.own = [job for job in jobs if rank in job.inverse_workers]",
+        'self.own = [job for job in jobs if job.kind == "g" or rank in job.inverse_workers]',
     ),
     Mutant(
         "A without 1 / S^2", "capture.py",
-        "self._open.a_gram / self._open.positions**2", "self._open.a_gram",
+        "Share(call.a_gram, 1.0 / call.positions**2)", "Share(call.a_gram, 1.0)",
     ),
-    Mutant("G without S", "capture.py", "self._open.g_gram.mul_(self._open.positions)", "self._open.g_gram"),
-    Mutant("G without B", "capture.py", "float(self.examples) ** 2 if", "float(self.examples) if"),
+    Mutant(
+        "G without S", "capture.py",
+        "Share(call.g_gram, float(call.positions))", "Share(call.g_gram, 1.0)",
+    ),
+    Mutant("G without B", "capture.py", "float(self._batch) ** 2 if", "float(self._batch) if"),
     Mutant(
         "members of a row in the wrong order", "placement.py",
         "return tuple(range(index * self.columns, (index + 1) * self.columns))",
@@ -94,7 +97,7 @@ MUTANTS = (
     ),
     Mutant(
         "pack loses the diagonal", "collectives/packing.py",
-        "rectangle.copy_(leading.tril())", "rectangle.copy_(leading.tril(-1))",
+        "stairs[..., 1:, :] += lower.tril_()", "stairs[..., 1:, :] += lower.tril_(-1)",
     ),
     Mutant(
         "bias column at the wrong end", "layers/layer.py",
@@ -102,7 +105,8 @@ MUTANTS = (
     ),
     Mutant(
         "factors averaged over ranks besides examples", "factors.py",
-        "mean / part[-1].clamp_min(1)", "mean / part[-1].clamp_min(1) / self._communicator.world_size",
+        "weight = (1.0 - decay) / float(count)",
+        "weight = (1.0 - decay) / float(count) / self._communicator.world_size",
     ),
     Mutant(
         "second-order data never renewed", "preconditioner.py",
@@ -115,7 +119,8 @@ MUTANTS = (
     ),
     Mutant(
         "damping added to the running factor", "solvers/inverse.py",
-        "damped = factor.clone()", "damped = factor",
+        "damped.diagonal(dim1=-2, dim2=-1).add_(damping)",
+        "factor.diagonal(dim1=-2, dim2=-1).add_(damping); damped.copy_(factor)",
     ),
     Mutant("kl-clip scales up", "gradients.py", ".sqrt().clamp_max(1.0)", ".sqrt()"),
     Mutant("kl-clip with lr, not its square", "gradients.py", "* lr**2", "* lr"),
