@@ -1,4 +1,4 @@
-"""The gram of stride-1 convolution patches by displacements, in few long products: for GPUs.
+"""The gram of stride-1 convolution patches by displacements, in few long products.
 
 As in `displacement`, but zeros between the rows of pixels let one product run over all rows, and where the
 channels alone make it too narrow to run at full speed, it takes several neighbouring pixels at a time.
