@@ -78,14 +78,14 @@ def dense(total: Gram) -> Tensor:
 
 
 def trace(total: Gram) -> Tensor:
-    """Sum of the diagonals of all blocks, in float32 or better, from n elements or the rows only."""
+    """Sum of the diagonals of all blocks, of float16 ones in float32, from n elements or the rows only."""
     if isinstance(total, Rows):
         return total.rows.square().sum()
     return total.diagonal(dim1=-2, dim2=-1).sum(dtype=torch.promote_types(total.dtype, torch.float32))
 
 
 def is_finite(total: Gram) -> Tensor:
-    """Whether all elements are finite numbers, on the device, from the diagonal only.
+    """Whether all elements, and their trace, are finite numbers, on the device, from the diagonal only.
 
     No element of a positive semi-definite matrix is larger than the largest of its diagonal, and a NaN or an
     infinity in a row reaches the diagonal.

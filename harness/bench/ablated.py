@@ -186,11 +186,11 @@ class Subject:
             received.update(factors._received)
 
         def hand_out() -> None:
-            factors._packed, factors._received = [], dict(received)
+            factors._packed, factors._received = [], dict(received)  # `send` has left them there
 
         with patch.object(factors, "exchange", remember):
             self._step_with_updates()
-        with patch.object(factors, "exchange", hand_out):
+        with patch.object(factors, "exchange", hand_out), patch.object(factors, "send", _nothing):
             yield
 
     def _step_with_updates(self) -> None:

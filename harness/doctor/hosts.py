@@ -136,7 +136,11 @@ def judge_versions(reports: Sequence[Report]) -> Finding:
     check = "ranks: versions"
     said = []
     for name in reports[0].versions:
-        told = [(one.rank, version) for one in reports if (version := one.versions[name]) != NOT_KNOWN]
+        told = [
+            (one.rank, version)
+            for one in reports
+            if (version := one.versions.get(name, "missing")) != NOT_KNOWN
+        ]
         if len({version for _, version in told}) > 1:
             found = by_rank((rank, f"{name} {version}") for rank, version in told)
             return fault(

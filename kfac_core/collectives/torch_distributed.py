@@ -23,7 +23,8 @@ class TorchCommunicator:
 
     Ranks are those inside the group; only here are they turned into torch.distributed's global ones.
     Parts are reduced or broadcast one flat buffer per owner, all in flight at once: the number of
-    collectives depends on the world and never on the number of layers, and uneven parts need no padding.
+    collectives of a call depends on the world and never on the number of layers, and uneven parts need no
+    padding.
     Over Gloo parts go straight from rank to rank, see `kfac_core.collectives.direct`.
 
     Args:

@@ -17,7 +17,10 @@ from kfac_core.layers.row_shift import by_row_shift
 from kfac_core.layers.side_by_side import by_pixels_side_by_side
 
 _FEW_CHANNELS = 8  # below which shifting rows beats displacements, up to 10 times at 1 channel of 5 x 5 taps
-_BETWEEN = 16  # channels, to 31: side by side is ahead in images of 32 and more columns, up to 1.2 times
+_BETWEEN, _WIDE = (
+    16,
+    32,
+)  # channels from, and columns from and channels to, where side by side is ahead: 1.2 times
 _TALL = 4  # taps above each other that share no row, from which on shifting rows is slower, up to 1.8 times
 _MANY_PIXELS = 64  # in an image, from which on a product an image beats gathering the pixels of all
 
@@ -31,7 +34,7 @@ def patch_gram(images: Tensor, geometry: Geometry) -> Tensor:
     dense = geometry.stride == geometry.dilation == (1, 1) and geometry.groups == 1
     if dense and all(size >= taps for size, taps in zip(images.shape[2:], geometry.kernel, strict=True)):
         channels, width = images.shape[1], images.shape[3]
-        if not images.is_cpu or (_BETWEEN <= channels < 2 * _BETWEEN <= width):
+        if not images.is_cpu or (_BETWEEN <= channels < _WIDE <= width):
             return by_pixels_side_by_side(images, geometry.kernel, geometry.margins).unsqueeze(0)
         if channels >= _FEW_CHANNELS:
             return by_displacement(images, geometry.kernel, geometry.margins).unsqueeze(0)

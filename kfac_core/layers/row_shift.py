@@ -18,6 +18,7 @@ from kfac_core.scratch import scratch
 
 _ROOM = 1 << 24  # elements of rows at a time: a batch that has more is taken in parts
 _NARROW, _WIDE = 8, 256  # elements of a pixel of z; see _inner
+_MANY_TAPS = 8  # side by side in a row
 
 
 def by_row_shift(images: Tensor, geometry: Geometry) -> Tensor:
@@ -109,10 +110,10 @@ class _Rows:
 def _inner(images: Tensor, geometry: Geometry, size: int) -> bool:
     """Whether a pixel's taps and channels lie next to each other, or all pixels of one tap and channel do.
 
-    The first makes narrow products up to twice as fast. Copying is faster the way that the images lie, and
-    the second way for long rows of taps.
+    The first makes products of middling width up to twice as fast. Copying is faster the way that the images
+    lie, and the second way for long rows of taps.
     """
-    if size <= _NARROW or geometry.kernel[1] > _NARROW:
+    if size <= _NARROW or geometry.kernel[1] > _MANY_TAPS:
         return False
     if not images.is_contiguous() and images.is_contiguous(memory_format=torch.channels_last):
         return True

@@ -93,6 +93,34 @@ def test_every_strategy_computes_the_same_bits(world, world_size, options):
             assert begun[1] == 0  # no factors are due
 
 
+def without_overlap(rank: int, world_size: int, options: dict[str, Any]) -> tuple[list[Any], list[int]]:
+    """Gradients of three steps, of one bucket and of several; and how many buckets those are."""
+    torch.set_num_threads(1)
+    whole = buckets._LEAST_AT_ONCE
+    found, counts = [], []
+    for least in (whole, 1):
+        buckets._LEAST_AT_ONCE = least
+        model, kfac = made("conv", options, overlap=False)
+        counts.append(len(kfac._factors._buckets))
+        for step in range(3):
+            x, y = (part[rank::world_size] for part in data("conv", step))
+            model.zero_grad()
+            functional.cross_entropy(model(x), y).backward()
+            kfac.step()
+            found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        kfac.remove()
+    buckets._LEAST_AT_ONCE = whole
+    return found, counts
+
+
+@pytest.mark.parametrize("options", STRATEGIES, ids=lambda options: options["strategy"])
+def test_large_factors_leave_one_bucket_after_the_other_and_nothing_changes(world, options):
+    for found, (one, several) in world(2).run(without_overlap, options):
+        torch.testing.assert_close(found[:3], found[3:], rtol=0.0, atol=0.0)
+        if options["strategy"] != "dp_kfac":  # whose factors stay where they are
+            assert several >= 3 > one
+
+
 def test_accumulated_passes_leave_with_the_last_one(world):
     for found, _, begun in world(2).run(gradients, "conv", {"strategy": "mem_opt"}, 3):
         for late, early in zip(found[:3], found[3:], strict=True):

@@ -77,8 +77,8 @@ def test_a_batch_taken_in_parts_equals_im2col(monkeypatch, room, channels, strid
         )
 
 
-@pytest.mark.parametrize("channels", [7, 8, 31, 64])
-@pytest.mark.parametrize("size", [(2, 5), (3, 3), (16, 3)])
+@pytest.mark.parametrize("channels", [7, 8, 20, 31, 64])
+@pytest.mark.parametrize("size", [(2, 5), (3, 3), (16, 3), (5, 33)])
 def test_every_number_of_channels_has_its_exact_form(channels, size):
     """Also an image smaller than the kernel."""
     images = torch.randn(5, channels, *size, dtype=torch.float64)
