@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import secrets
 import socket
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,34 +13,26 @@ CPUS = 4  # what each node says it has; the machine's real number does not matte
 MEMORY_MB = 4000
 GPUS = 4  # links to /dev/null: Slurm hands them out, nobody computes on them
 NAME = "kronscale"
-_JOB_IDS = 60_000_000  # Slurm numbers jobs up to 67 million
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything of one cluster lies: one folder, ports and numbers of jobs of its own.
-
-    Job numbers are chosen as ports are. MPICH names its shared memory after the job, and a job that is killed
-    leaves it in /dev/shm: another cluster's job of the same number and another size finds it there and fails
-    with "MPIDI_POSIX_comm_bootstrap: Out of memory".
-    """
+    """Where everything of one cluster lies: one folder and ports of its own."""
 
     folder: Path
     controller_port: int
     accounting_port: int
     node_ports: tuple[int, ...]
-    first_job_id: int
 
     @classmethod
     def make(cls, folder: Path) -> Layout:
-        """Choose ports that nobody uses now, and job numbers that hardly anybody has used."""
+        """Choose ports that nobody uses now."""
         with ExitStack() as stack:
             sockets = [stack.enter_context(socket.socket()) for _ in range(2 + len(NODES))]
             for one in sockets:
                 one.bind(("127.0.0.1", 0))
             controller, accounting, *nodes = (one.getsockname()[1] for one in sockets)
-        first_job_id = 1000 + secrets.randbelow(_JOB_IDS)
-        return cls(folder, controller, accounting, tuple(nodes), first_job_id)
+        return cls(folder, controller, accounting, tuple(nodes))
 
     @property
     def slurm_conf(self) -> Path:
@@ -103,7 +94,6 @@ SelectTypeParameters=CR_CPU
 GresTypes=gpu
 # Jobs start at once: tests wait for them.
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=1,sched_min_interval=100000
-FirstJobId={self.first_job_id}
 MaxArraySize=1001
 EnforcePartLimits=ALL
 PreemptType=preempt/partition_prio

@@ -70,6 +70,7 @@ class Keeper:
         Raises:
             RuntimeError: one of them ended or did not answer in time; says what its log said last.
         """
+        _clear_shared_memory()
         key = self._layout.folder / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
@@ -184,6 +185,23 @@ def _obey(keeper: Keeper, verb: str, name: str) -> str:
 
 def _leave(_number: int, _frame: object) -> None:
     raise SystemExit
+
+
+def _clear_shared_memory() -> None:
+    """Remove what killed MPI ranks of this user have left behind, and no process has open.
+
+    MPICH names its shared memory after the job's number, and every cluster counts from 1: a job that finds
+    that of another size ends with "MPIDI_POSIX_comm_bootstrap: Out of memory". Numbers from elsewhere would
+    be longer, and longer requests of MPICH's are lost more often by pmi2, which reads 1,024 bytes.
+    """
+    in_use = ""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            in_use += maps.read_text(errors="replace")
+    for file in Path("/dev/shm").glob("mpich_shm_*"):  # noqa: S108  # where MPICH puts it
+        with contextlib.suppress(OSError):
+            if file.stat().st_uid == os.getuid() and file.name not in in_use:
+                file.unlink()
 
 
 def _until(holds: Callable[[], object], keeper: Keeper, name: str) -> None:
