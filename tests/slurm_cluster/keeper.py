@@ -191,8 +191,7 @@ def _clear_shared_memory() -> None:
     """Remove what killed MPI ranks of this user have left behind, and no process has open.
 
     MPICH names its shared memory after the job's number, and every cluster counts from 1: a job that finds
-    that of another size ends with "MPIDI_POSIX_comm_bootstrap: Out of memory". Numbers from elsewhere would
-    be longer, and longer requests of MPICH's are lost more often by pmi2, which reads 1,024 bytes.
+    that of another size ends with "MPIDI_POSIX_comm_bootstrap: Out of memory".
     """
     in_use = ""
     for maps in Path("/proc").glob("[0-9]*/maps"):
