@@ -113,7 +113,9 @@ class Supervisor:
         if outcome.state != "FAILED" or end.ending.reason != "ranks":
             return outcome
         if end.hung:  # its ranks were killed without a word, and no node is to blame
-            cause = f"the ranks hung at each of {end.hung} starts: mpi/pmi2 lost a message of MPI's"
+            cause = (
+                "the ranks hung in MPI's initialization: Slurm's mpi/pmi2 did not take a request of theirs"
+            )
             return replace(outcome, cause=cause)
         if end.lost_nodes:
             self._lost_nodes = (*self._lost_nodes, *end.lost_nodes)

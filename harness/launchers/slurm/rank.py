@@ -2,17 +2,27 @@
 
 Slurm tells nobody how a single task ended. This program does: `rank-00001.end` holds a line from its start
 and, however the rank ended, a line from its end. It also gives the rank its log, as srun would pass every
-line over the network and read a `%` in the path as a pattern. Imports nothing of this project and nothing
-slow: there is one a rank. Signals of Slurm it takes note of and outlives: they reach the rank itself too.
+line over the network and read a `%` in the path as a pattern, and mends what Slurm tells it of PMI. Imports
+nothing of this project and nothing slow: there is one a rank. Signals of Slurm it takes note of and outlives:
+they reach the rank itself too.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import signal
+import socket
 import sys
+import threading
 import time
+
+# Slurm's pmi2 reads each request of a PMI-1 client, such as MPICH, by one `read` of 1,024 bytes, and yet
+# allows values of that length. The line around such a value is longer: its rest is an `invalid client
+# request`, and all ranks hang in MPI's initialization.
+_CLAIMED, _SAFE = b"vallen_max=1024\n", b"vallen_max=512\n"
+_PMI_BYTES = 65536  # more than any message
 
 
 def main(attempt: str, threads: str, command: list[str]) -> int:
@@ -32,7 +42,7 @@ def main(attempt: str, threads: str, command: list[str]) -> int:
     _write(end, rank=int(rank), node=node, step=step, at=time.time())
     log = _open(attempt, f"logs/rank-{int(rank):05}.log")
     words = ["--rank", rank, "--world-size", world_size, "--local-rank", local_rank, "--threads", threads]
-    child = os.fork()
+    child = _fork_with_pmi() if "PMI_FD" in environment else os.fork()
     if child == 0:
         _become([*command, attempt, *words], log)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -44,6 +54,45 @@ def _open(attempt: str, name: str) -> int:
     """Open for appending a file that is as open as the attempt's folder, as far as the umask lets it."""
     mode = 0o600 | os.stat(attempt).st_mode & 0o040  # noqa: PTH116  # pathlib is slow to import
     return os.open(f"{attempt}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)
+
+
+def _fork_with_pmi() -> int:
+    """Fork, and stay between the child's PMI and Slurm's as long as both are there."""
+    slurms = int(os.environ["PMI_FD"])
+    ours, childs = (end.detach() for end in socket.socketpair())
+    child = os.fork()
+    if child == 0:
+        os.close(slurms)
+        os.set_inheritable(childs, True)
+        os.environ["PMI_FD"] = str(childs)
+    else:
+        os.close(childs)
+        threading.Thread(target=_relay, args=(ours, slurms), daemon=True).start()
+    return child
+
+
+def _relay(ours: int, slurms: int) -> None:
+    """Pass on what each says to the other until one is gone.
+
+    Who has asked waits for the answer, and each writes a message at once: a read has all of one, and no more.
+    """
+    other = {ours: slurms, slurms: ours}
+    poll = select.poll()
+    for file in other:
+        poll.register(file, select.POLLIN)
+    try:
+        while True:
+            for file, _ in poll.poll():
+                message = os.read(file, _PMI_BYTES)
+                if not message:
+                    return
+                if message.startswith(b"cmd=maxes "):  # no message of PMI-2 does
+                    message = message.replace(_CLAIMED, _SAFE)
+                os.write(other[file], message)
+    except OSError:  # as when a side is killed between two messages
+        return
+    finally:
+        os.close(ours)
 
 
 def _become(command: list[str], log: int) -> None:

@@ -27,10 +27,8 @@ from harness.store import Attempt
 
 _WATCH_SECONDS = 0.2
 _ASK_AGAIN_SECONDS = 1.0  # a rank that is still starting does not hear the first time
-# Slurm 22.05's pmi2 takes two requests of MPICH's that reach it together, as on a busy node, for a broken
-# one. It says so and answers no more: all ranks then hang in MPI's initialization.
+# With this, Slurm's pmi2 answers a rank no more: all hang in MPI's initialization.
 _PMI_BROKE = b"mpi/pmi2: invalid client request"
-_MOST_STARTS = 20  # a start takes seconds, and on a busy machine more than half of them were seen to fail
 _WAIT_SECONDS = 60  # srun's --wait: how long the others may go on after the first task has ended well
 
 
@@ -44,7 +42,7 @@ class StepEnd:
         out_of_memory: whether Slurm says that it killed for memory.
         started: whether any rank was.
         exit_code: srun's.
-        hung: starts after which the ranks hung before training, if the last was one; else 0.
+        hung: whether the ranks hung in MPI's initialization.
     """
 
     ending: Ending
@@ -52,7 +50,7 @@ class StepEnd:
     out_of_memory: bool
     started: bool
     exit_code: int
-    hung: int
+    hung: bool
 
 
 def run_step(attempt: Attempt, launch: Launch, shape: Shape, leave: Callable[[], bool]) -> StepEnd:
@@ -67,24 +65,19 @@ def run_step(attempt: Attempt, launch: Launch, shape: Shape, leave: Callable[[],
     Raises:
         OSError: srun could not be started.
     """
-    log = attempt.path / "logs" / "srun.log"
-    for start in range(1, _MOST_STARTS + 1):
-        heard = log.stat().st_size if log.exists() else 0
-        process = _start(attempt, launch, shape)
-        try:
-            reason = _watch(process, attempt, launch.site, leave, partial(_hangs, attempt, shape, heard))
-        finally:
-            _end(process, attempt)
-        if reason is not None or start == _MOST_STARTS:
-            break
-        _forget_ranks(attempt)
+    process = _start(attempt, launch, shape)
+    try:
+        reason = _watch(process, attempt, launch.site, leave, partial(_hangs, attempt, shape))
+    finally:
+        _end(process, attempt)
+    said = (attempt.path / "logs" / "srun.log").read_text(errors="replace")
     return StepEnd(
         ending=Ending(reason or "ranks", tuple(_deaths(attempt, shape))),
         lost_nodes=_lost_nodes(attempt, shape),
-        out_of_memory=slurm_killed(log.read_text(errors="replace")),
+        out_of_memory=slurm_killed(said),
         started=bool(_starts(attempt)),
         exit_code=process.returncode,
-        hung=start if reason is None else 0,
+        hung=reason is None,
     )
 
 
@@ -129,20 +122,12 @@ def _start(attempt: Attempt, launch: Launch, shape: Shape) -> subprocess.Popen[b
         )  # fmt: skip
 
 
-def _hangs(attempt: Attempt, shape: Shape, heard: int) -> bool:
-    """Whether PMI broke since `heard` bytes of srun's log, before any rank was in training."""
-    if _PMI_BROKE not in (attempt.path / "logs" / "srun.log").read_bytes()[heard:]:
+def _hangs(attempt: Attempt, shape: Shape) -> bool:
+    """Whether PMI broke before any rank was in training."""
+    if _PMI_BROKE not in (attempt.path / "logs" / "srun.log").read_bytes():
         return False
     beats = [attempt.last_beat(rank) for rank in range(shape.world_size)]
     return all(beat is None or beat.phase == "start" for beat in beats)
-
-
-def _forget_ranks(attempt: Attempt) -> None:
-    """Make room for ranks that are started again."""
-    for ended in attempt.path.glob("rank-*.end"):
-        ended.unlink()
-    with (attempt.path / "logs" / "srun.log").open("ab") as file:
-        file.write(b"kronscale: Slurm's PMI lost a message of MPI's; the ranks are started again\n")
 
 
 def srun_command(attempt: Attempt, launch: Launch, shape: Shape) -> list[str]:
