@@ -20,6 +20,8 @@ from kfac_core.scratch import scratch
 from kfac_core.solvers import solver_of
 from kfac_core.solvers.solver import LinAlgError
 
+_ALIGNED = 16  # elements: products with a matrix that begins elsewhere were seen to take 4 to 8 % longer
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -71,10 +73,11 @@ class SecondOrder:
         rank = communicator.rank
         self._column = placement.column(rank % placement.columns)
         jobs = [job for job in placement.factor_jobs(shapes) if rank in job.gradient_workers]
+        ordered = sorted(jobs, key=self._shifts_what_follows)
         shared = sorted(
-            (job for job in jobs if len(job.inverse_workers) == 1), key=lambda job: job.inverse_workers[0]
+            (job for job in ordered if len(job.inverse_workers) == 1), key=lambda job: job.inverse_workers[0]
         )
-        alone = [job for job in jobs if len(job.inverse_workers) > 1]
+        alone = [job for job in ordered if len(job.inverse_workers) > 1]
         sizes = dict.fromkeys(self._column, 0)
         for job in shared:
             sizes[job.inverse_workers[0]] += self._solver.data_elements(job.shape)
@@ -101,6 +104,10 @@ class SecondOrder:
             if not self._means_travel or job.inverse_workers[0] == rank
         }
         self.failures: list[Failure] = []
+
+    def _shifts_what_follows(self, job: FactorJob) -> bool:
+        """Whether data after this factor's begins at no multiple of `_ALIGNED`; such come last in their part."""
+        return self._solver.data_elements(job.shape) % _ALIGNED != 0
 
     def exchange_means(self, factors: Mapping[Key, Tensor]) -> None:
         """Mean diagonal of every factor, for solvers that split the damping by it."""
