@@ -25,9 +25,9 @@ def scratch(like: Tensor, *shape: int) -> Tensor:
 
     On a CPU one buffer a thread and dtype is kept and grows to the largest request: fresh memory of megabytes
     costs a page fault each 4 KiB, measured at twice the time of the copy that fills it. On a GPU torch's own
-    allocator keeps freed memory. Subclasses of Tensor (those of an emulated world, say) are never kept.
+    allocator keeps freed memory.
     """
-    if not like.is_cpu or type(like) not in _PLAIN:
+    if not like.is_cpu or not is_plain(like):
         return like.new_empty(shape)
     elements = math.prod(shape)
     held = _kept.buffers.get(like.dtype)
@@ -35,3 +35,8 @@ def scratch(like: Tensor, *shape: int) -> Tensor:
         with torch.inference_mode(False):  # else no later training step could write into it
             held = _kept.buffers[like.dtype] = like.new_empty(elements)
     return held[:elements].view(shape)
+
+
+def is_plain(like: Tensor) -> bool:
+    """Whether what is made beside `like` may be kept: not beside a subclass, as in an emulated world."""
+    return type(like) in _PLAIN

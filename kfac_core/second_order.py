@@ -106,7 +106,7 @@ class SecondOrder:
         self.failures: list[Failure] = []
 
     def _shifts_what_follows(self, job: FactorJob) -> bool:
-        """Whether data after this factor's begins at no multiple of `_ALIGNED`; such come last in their part."""
+        """Whether what lies after this factor's data begins badly: such come last in their part."""
         return self._solver.data_elements(job.shape) % _ALIGNED != 0
 
     def exchange_means(self, factors: Mapping[Key, Tensor]) -> None:

@@ -1,12 +1,14 @@
 """Symmetric matrices as one triangle, in LAPACK's rectangular full packed layout.
 
 A triangle of an n by n matrix is two half-sized triangles and a rectangle. Laid against each other the two
-small triangles fill a rectangle too, so packing is three block copies at memory speed: no index tables, no
-gather, and exactly n(n+1)/2 elements (Gustavson et al. 2010, ACM TOMS 37(2), "Rectangular Full Packed
+small triangles fill a rectangle too, so packing is three block copies at memory speed, without a gather, and
+exactly n(n+1)/2 elements (Gustavson et al. 2010, ACM TOMS 37(2), "Rectangular Full Packed
 Format for Cholesky's Algorithm").
 
     n = 2k      leading k x k block -> lower part of rows 1..k,  trailing k x k -> upper part of rows 0..k-1
     n = 2k + 1  leading (k+1) x (k+1) -> lower part,             trailing k x k -> strictly upper part
+
+Small matrices, where operations cost more than bytes, reach the same places by index tables (`tables`).
 """
 
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kfac_core.collectives.tables import LARGEST, table
 from kfac_core.grams import Gram, Rows
 
 Writer = Callable[[Tensor, int, int, int, int], None]
@@ -32,6 +35,9 @@ def pack(total: Gram, out: Tensor, scale: float = 1.0) -> None:
 
     Rows are multiplied straight into their place: the matrix is never made.
     """
+    if isinstance(total, Tensor) and total.shape[-1] <= LARGEST:
+        table(total.shape[-1], total).pack(total, out, scale)
+        return
     write = _writer(total, scale)
     n = total.rows.shape[-1] if isinstance(total, Rows) else total.shape[-1]
     half, rest = n // 2, n - n // 2
@@ -80,11 +86,17 @@ def _writer(total: Gram, scale: float) -> Writer:
 
 def unpack(packed: Tensor, out: Tensor) -> None:
     """Write both triangles to `out` [blocks, n, n] from what `pack` wrote, `[blocks, n(n+1)/2]`."""
-    _spread(packed, out, Tensor.copy_)
+    if out.shape[-1] <= LARGEST:
+        table(out.shape[-1], out).unpack(packed, out)
+    else:
+        _spread(packed, out, Tensor.copy_)
 
 
 def fold_packed(packed: Tensor, scale: float, mean: Tensor, decay: float) -> None:
     """`mean = decay * mean + scale * matrix`, in place, for the matrix that `pack` wrote; both symmetric."""
+    if mean.shape[-1] <= LARGEST:
+        table(mean.shape[-1], mean).fold(packed, scale, mean, decay)
+        return
 
     def put(place: Tensor, part: Tensor) -> None:
         kept = place if decay == 1.0 else place.mul_(decay)
@@ -95,6 +107,8 @@ def fold_packed(packed: Tensor, scale: float, mean: Tensor, decay: float) -> Non
 
 def packed_trace(packed: Tensor, n: int) -> Tensor:
     """Sum of the diagonals of all blocks of what `pack` wrote."""
+    if n <= LARGEST:
+        return table(n, packed).trace(packed)
     lower, upper, _ = _views(packed, n)
     return lower.diagonal(dim1=-2, dim2=-1).sum() + upper.diagonal(dim1=-2, dim2=-1).sum()
 

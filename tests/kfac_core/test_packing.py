@@ -3,10 +3,34 @@
 import pytest
 import torch
 
+from kfac_core.collectives import packing
 from kfac_core.collectives.packing import fold_packed, pack, packed_size, packed_trace, unpack
 from kfac_core.grams import Rows, fold
 
+LARGEST = packing.LARGEST
 
+
+@pytest.fixture(params=["tables", "blocks"])
+def way(request, monkeypatch):
+    """Whether small matrices are packed by tables, as they are, or block by block like large ones."""
+    if request.param == "blocks":
+        monkeypatch.setattr(packing, "LARGEST", 0)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("n", [*range(1, 12), 64, 65, LARGEST - 1, LARGEST])
+def test_tables_lead_to_the_same_places_as_blocks(monkeypatch, n, blocks):
+    matrix = torch.randn(blocks, n, n)
+    matrix += matrix.mT.clone()
+    by_table, by_block = torch.full((2, blocks, packed_size(n)), float("nan"))
+    pack(matrix, by_table, 0.3)
+    torch.testing.assert_close(packed_trace(by_table, n), 0.3 * matrix.diagonal(dim1=1, dim2=2).sum())
+    monkeypatch.setattr(packing, "LARGEST", 0)
+    pack(matrix, by_block, 0.3)
+    assert torch.equal(by_table, by_block)
+
+
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("n", [*range(1, 20), 64, 65])
 def test_packing_is_a_bijection_of_the_triangle(n):
     matrix = torch.randn(3, n, n, dtype=torch.float64)
@@ -21,6 +45,7 @@ def test_packing_is_a_bijection_of_the_triangle(n):
     assert torch.equal(back, matrix)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 513, 1023, 1024, 1025, 1537])
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_rows_are_packed_as_their_scaled_product_is(n, blocks):
@@ -45,6 +70,7 @@ def test_packing_is_linear_so_that_sums_of_packed_factors_are_packed_sums():
     assert torch.allclose(packed[0] + packed[1], packed[2], rtol=0, atol=1e-15)
 
 
+@pytest.mark.usefixtures("way")
 def test_an_infinite_or_nan_element_stays_where_it_is():
     matrix = torch.zeros(1, 6, 6)
     matrix[0, 1, 4] = matrix[0, 4, 1] = float("nan")
@@ -56,6 +82,7 @@ def test_an_infinite_or_nan_element_stays_where_it_is():
     assert torch.equal(back.isinf(), matrix.isinf())
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 9, 1023, 1024, 1025, 1026, 1283])  # in one piece and in strips
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_folding_a_packed_matrix_is_folding_the_matrix(n, blocks):
