@@ -25,8 +25,21 @@ class _Call:
     a_gram: Gram
     g_gram: Gram
     examples: int
-    positions: int
+    positions: float
     batch: int
+
+    def with_another(self, call: _Call) -> _Call:
+        """The two of one pass; an example that only one of them saw has fewer positions."""
+        examples = max(self.examples, call.examples)
+        seen = self.positions * self.examples + call.positions * call.examples
+        return _Call(
+            self.task,
+            dense(self.a_gram) + dense(call.a_gram),
+            dense(self.g_gram) + dense(call.g_gram),
+            examples,
+            seen / examples,
+            max(self.batch, call.batch),
+        )
 
 
 class Share(NamedTuple):
@@ -53,19 +66,11 @@ class Statistics:
 
     def add(self, call: _Call) -> None:
         """Add one call; its grams are left as they are, for a graph that is run through again."""
-        before = self._open
-        if before is not None and before.task == call.task:
-            call = _Call(
-                call.task,
-                dense(before.a_gram) + dense(call.a_gram),
-                dense(before.g_gram) + dense(call.g_gram),
-                before.examples,
-                before.positions + call.positions,
-                before.batch,
-            )
+        if self._open is not None and self._open.task == call.task:
+            self._open = self._open.with_another(call)
         else:
             self._close()
-        self._open = call
+            self._open = call
 
     def shares(self) -> tuple[Share, Share] | None:
         """What this rank adds to (A, G); None without any.
@@ -84,7 +89,7 @@ class Statistics:
             return
         call, self._open = self._open, None
         self._a_share = _sum(self._a_share, Share(call.a_gram, 1.0 / call.positions**2))
-        self._g_share = _sum(self._g_share, Share(call.g_gram, float(call.positions)))
+        self._g_share = _sum(self._g_share, Share(call.g_gram, call.positions))
         self.examples += call.examples
         self._batch += call.batch
 
@@ -98,8 +103,10 @@ def _sum(before: Share | None, new: Share) -> Share:
 class Capture:
     """Forward hooks on every layer; on listening steps also a hook on each output's gradient.
 
-    A call counts only once its gradient has arrived, so layers that take no part in the loss, forward
-    passes without a backward, and the second forward pass of activation checkpointing add nothing.
+    A call counts only once its gradient has arrived, so forward passes without a backward, layers that take
+    no part in what is differentiated, and the second forward pass of activation checkpointing add nothing.
+    Whatever is differentiated counts, a gradient penalty's inner gradient too. A copy of the model has hooks
+    that hear nothing.
 
     Args:
         layers: all layers, in the order of `statistics`.
@@ -147,10 +154,16 @@ class Capture:
         for handle in self._handles:
             handle.remove()
 
+    def __reduce__(self) -> tuple[Callable[[], Capture], tuple[()]]:
+        """What a copied or saved model keeps of this: K-FAC stays with the original."""
+        return _deaf, ()
+
     def _on_forward(
         self, index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
         if not (module.training and self._listening() and torch.is_grad_enabled() and output.requires_grad):
+            return
+        if not module.weight.requires_grad:  # frozen meanwhile, as a discriminator while its generator learns
             return
         if not output.numel():
             return  # an expert without tokens: no examples
@@ -178,20 +191,15 @@ class Capture:
         a_gram: Callable[[], Gram],
         counts: tuple[int, int, int],
         last: bool,
-        gradient: Tensor,
+        gradient: Tensor | None,
     ) -> None:
-        if self._scale is None:
-            self._scale = self._loss_scale()
-        with self._measured(index), torch.no_grad(), full_precision(gradient):
-            examples, _, batch = counts
-            g = self._cast(gradient.detach()[:examples] if examples < batch else gradient.detach())
-            g_gram = self._layers[index].output_gram(g if self._scale == 1.0 else g / self._scale)
         statistics = self.statistics[index]
         if task == _NO_BACKWARD:  # else a checkpoint's own backward pass is part of the one that began it
             task = torch._C._current_graph_task_id()
             statistics.awaited -= 1
-        with torch.no_grad(), full_precision(gradient):
-            statistics.add(_Call(task, a_gram(), g_gram, *counts))
+        with torch.no_grad(), full_precision(self._layers[index].weight):
+            if gradient is not None:  # None: what came after the layer gave it no gradient
+                statistics.add(_Call(task, a_gram(), self._output_gram(index, gradient, counts), *counts))
             if self._told is not None:
                 self._told(index, last and statistics.awaited <= 0)
 
@@ -204,8 +212,26 @@ class Capture:
         with self._measured(index), torch.no_grad(), full_precision(inputs):
             return self._layers[index].input_gram(self._cast(inputs))
 
+    def _output_gram(self, index: int, gradient: Tensor, counts: tuple[int, int, int]) -> Gram:
+        if self._scale is None:
+            self._scale = self._loss_scale()
+        examples, _, batch = counts
+        with self._measured(index):
+            g = self._cast(gradient.detach()[:examples] if examples < batch else gradient.detach())
+            return self._layers[index].output_gram(g if self._scale == 1.0 else g / self._scale)
+
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+
+
+def _deaf() -> Capture:
+    one = Capture.__new__(Capture)
+    one._listening = _never
+    return one
+
+
+def _never() -> bool:
+    return False
 
 
 def _given(gram: Gram) -> Gram:

@@ -53,7 +53,7 @@ class KFACConfig:
         sequence: how a Linear layer treats dimensions between batch and features: `expand` takes each
             position as a row, `reduce` averages inputs and adds up gradients (Eschenhagen et al. 2023).
         loss_reduction: whether the loss is a `mean` over the local batch or a `sum`.
-        factor_dtype: dtype of the running factors; None is the model's, but at least float32.
+        factor_dtype: dtype of the running factors; None is the widest of any layer, at least float32.
         inverse_dtype: dtype in which second-order data is stored and sent; None as for the factors.
             Arithmetic is never below float32.
         skip: regular expressions; a layer whose name matches one from its start keeps its plain gradient.

@@ -66,6 +66,7 @@ class Factors:
         self.refused = {key: like.new_zeros(()) for key in self.running}
         self._complete: set[int] = set()  # layers, and below those whose buckets have left
         self._gone: set[int] = set()
+        self._left = 0  # buckets that are packed, or gone
         self._packed: list[_Packed] = []
         self._begun: list[tuple[_Packed, Finish]] = []
         self._received: dict[Key, tuple[Tensor, bool]] = {}
@@ -87,38 +88,39 @@ class Factors:
             )
         if complete:
             self._complete.add(layer)
-        before = len(self._packed)
+        before = self._left
         for bucket in takewhile(lambda bucket: bucket.layers <= self._complete, self._waiting()):
-            self._packed.append(self._pack(bucket, statistics))
+            self._make_ready(bucket, statistics)
             self._gone |= bucket.layers
-        return len(self._packed) > before
+        return self._left > before
 
     def pack(self, statistics: Sequence[Statistics]) -> bool:
         """Make the next bucket that has not left ready for the way; returns whether it was the last."""
-        waiting = self._waiting()
-        self._packed += [self._pack(bucket, statistics) for bucket in waiting[:1]]
-        return len(waiting) <= 1
+        for bucket in self._waiting()[:1]:
+            self._make_ready(bucket, statistics)
+        return not self._waiting()
 
     def send(self) -> None:
         """Send what has been packed on its way."""
-        for packed in self._packed:
+        while self._packed:
+            packed = self._packed[0]
             if packed.bucket.sizes is None:
                 finish = self._communicator.begin_all_reduce(packed.buffer)
             else:
                 finish = self._communicator.reduce_parts(packed.buffer, packed.bucket.sizes)
-            self._begun.append((packed, finish))
-        self._packed = []
+            self._begun.append((self._packed.pop(0), finish))
 
     def exchange(self) -> None:
         """Send what has been packed, and wait for all that is on its way."""
         self.send()
         self._received = {}
-        for packed, finish in self._begun:
+        while self._begun:
+            packed, finish = self._begun.pop(0)
             finish()
             for job, part in packed.parts():
                 if self._communicator.rank in job.inverse_workers:
                     self._received[job.layer, job.kind] = part, packed.bucket.sizes is None
-        self._begun = []
+        self._left = 0
         self._complete.clear()
         self._gone.clear()
 
@@ -180,6 +182,7 @@ class Factors:
         for key, running in self.running.items():
             running.copy_(saved[key])
             self.updates[key].fill_(updates[key])
+            self.refused[key].zero_()
 
     def _average(self, job: FactorJob, total: Gram, scale: float) -> None:
         """Fold `scale * total` into a running mean."""
@@ -219,7 +222,11 @@ class Factors:
 
     def _waiting(self) -> list[Bucket]:
         """Buckets that have not left."""
-        return self._buckets[len(self._packed) + len(self._begun) :]
+        return self._buckets[self._left :]
+
+    def _make_ready(self, bucket: Bucket, statistics: Sequence[Statistics]) -> None:
+        self._packed.append(self._pack(bucket, statistics))
+        self._left += 1
 
     def _pack(self, bucket: Bucket, statistics: Sequence[Statistics]) -> _Packed:
         """What this rank adds to the factors of a bucket that others keep."""

@@ -157,6 +157,13 @@ class Placement:
         """Gradient-worker group `index`: ranks `index, index + n, ...`."""
         return tuple(range(index, self.world_size, self.columns))
 
+    @property
+    def groups(self) -> list[Ranks]:
+        """All columns, then all rows, that hold several ranks and not all."""
+        columns = [self.column(index) for index in range(self.columns)]
+        rows = [self.row(index) for index in range(self.grad_workers)]
+        return [ranks for ranks in columns + rows if 1 < len(ranks) < self.world_size]
+
     def row(self, index: int) -> Ranks:
         """Receiver group `index`: ranks `index * n` to `(index + 1) * n - 1`."""
         return tuple(range(index * self.columns, (index + 1) * self.columns))

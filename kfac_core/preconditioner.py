@@ -6,7 +6,8 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from functools import reduce
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -85,12 +86,11 @@ class KFAC:
         self._scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
         self._timer = timer if timer is not None else PhaseTimer()
         bare, self._wrapper = unwrap(model)
-        if bare is not model:
-            forget_compiled(model)
+        forget_compiled()
         ddp_group = self._wrapper.process_group if self._wrapper is not None else None
         self._communicator = communicator if communicator is not None else connect(process_group or ddp_group)
         self._timer.count(self._communicator.traffic)
-        self._parameters = list(bare.parameters())
+        self._model = bare
         self._layers = find_layers(bare, self.config)
         if not self._layers:
             raise ConfigError(f"{type(bare).__name__} has no trained layer that K-FAC supports and may take")
@@ -99,14 +99,15 @@ class KFAC:
             logging.getLogger(__name__).info("plain gradients: %s", ", ".join(self.plain_modules))
         self.shapes = [layer.shape for layer in self._layers]
         self.placement: Placement = place(self.config, self.shapes, self._communicator.world_size, cost)
-        weight = self._layers[0].weight
-        like = weight.new_empty(0, dtype=torch.promote_types(weight.dtype, torch.float32))
+        dtype = reduce(torch.promote_types, (layer.weight.dtype for layer in self._layers), torch.float32)
+        like = self._layers[0].weight.new_empty(0, dtype=dtype)
+        self._communicator.prepare(self.placement.groups, like)
         arguments = self.shapes, self.placement, self._communicator, self.config, like
         self._factors = Factors(*arguments)
         self._second_order = SecondOrder(*arguments)
         self._gradients = Gradients(self._layers, self.placement, self._communicator, like)
         self._capture = self._listen(like.dtype)
-        self._must_solve = False
+        self._must_solve = self._paused = False
         self._unheard = {(job.layer, job.kind) for job in self._second_order.own}
         self._check_schedules()
 
@@ -115,8 +116,9 @@ class KFAC:
         """Precondition the gradients in place; on update steps renew factors and second-order data first."""
         with self._timer.phase(Phase.PRECONDITION):
             self._gradients.read()
-        if self._scaler is not None and not all_finite(self._parameters):
-            self._skip()
+        if self._scaler is not None and not all_finite(self._model.parameters()):
+            self.discard()
+            self.skipped_steps += 1
             return
         with full_precision(self._gradients.raw[0]):  # also for who calls this inside autocast
             if self._due("factor_update_steps"):
@@ -125,6 +127,29 @@ class KFAC:
                 self._update_second_order()
             self._precondition()
         self.steps += 1
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied: a model's copy would share the hooks of the original."""
+        raise TypeError("KFAC listens to one model: make another for a copy, and load_state_dict() into it")
+
+    def discard(self) -> None:
+        """Drop the batch whose backward pass is over, as when its gradients are thrown away.
+
+        Under `overlap_factors`, which may have sent some of it already, every rank has to call this.
+        """
+        if self.config.overlap_factors:
+            self._exchange_factors()
+        self._factors.forget()
+        self._capture.clear()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Forward passes in here leave no statistics: a gradient penalty's, a probe's, `torch.func`'s."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
 
     @property
     def failures(self) -> list[Failure]:
@@ -142,6 +167,8 @@ class KFAC:
         Returns:
             `factors`: running means; `second_order`: eigen data or inverses; `gradients`: the two flat
             gradient buffers; `statistics`: sums that live from a backward pass to the end of a factor step.
+            Not in it: what a process keeps once, scratch memory of its largest factor and 6 n^2 bytes of
+            index tables for each size n <= 320 that travels.
         """
         own = self._communicator.rank if rank is None else rank
         return state_bytes(
@@ -193,7 +220,7 @@ class KFAC:
             self._layers,
             [index for index, layer in enumerate(placed) if rank in layer.factor_workers],
             dtype,
-            listening=lambda: self._due("factor_update_steps"),
+            listening=lambda: not self._paused and self._due("factor_update_steps"),
             measured=self._computes_factors,
             loss_scale=lambda: self._scaler.get_scale() if self._scaler is not None else 1.0,
             is_last=lambda: bool(getattr(self._wrapper, "require_backward_grad_sync", True)),
@@ -218,21 +245,25 @@ class KFAC:
         for interval in ("factor_update_steps", "inverse_update_steps"):
             self._due(interval)
 
-    def _skip(self) -> None:
-        """Leave a step that overflowed out, on all ranks; what is on its way arrives, and is dropped."""
-        if self.config.overlap_factors and self._due("factor_update_steps"):
-            self._exchange_factors()
-            self._factors.forget()
-        self._capture.clear()
-        self.skipped_steps += 1
-
     def _update_factors(self) -> None:
-        self._exchange_factors()
-        with self._timer.phase(Phase.FACTOR_COMPUTE):
-            self._factors.absorb(self._capture.statistics)
+        try:
+            self._exchange_factors()
+            with self._timer.phase(Phase.FACTOR_COMPUTE):
+                self._factors.absorb(self._capture.statistics)
+        finally:
             self._capture.clear()
 
     def _exchange_factors(self) -> None:
+        """Have the sums of all ranks; after an error the others get theirs too, without this rank's rest."""
+        try:
+            self._pack_and_exchange()
+        except BaseException:
+            self._capture.clear()
+            self._pack_and_exchange()
+            self._factors.forget()
+            raise
+
+    def _pack_and_exchange(self) -> None:
         packed_all = False
         while not packed_all:
             with self._timer.phase(Phase.FACTOR_COMPUTE):
@@ -242,6 +273,7 @@ class KFAC:
 
     def _update_second_order(self) -> None:
         factors, second_order = self._factors.running, self._second_order
+        known = len(self.failures)
         with self._timer.phase(Phase.INVERSE_COMM):
             second_order.exchange_means(factors)
         with self._timer.phase(Phase.INVERSE_COMPUTE):
@@ -250,24 +282,29 @@ class KFAC:
                 if refused:  # the solver has waited for the device already
                     second_order.report(layer, kind, self.steps, f"{int(refused)} updates were not finite")
                     refused.zero_()
-            self._name_unheard()
         with self._timer.phase(Phase.INVERSE_COMM):
             second_order.exchange()
         self._must_solve = False
+        # After all exchanges: a warning may be raised as an error, on this rank alone.
+        self._warn([str(failure) for failure in self.failures[known:]] + self._unheard_layers())
 
-    def _name_unheard(self) -> None:
-        """Say once which layers no rank has had statistics of: they train as if without K-FAC."""
+    def _warn(self, messages: list[str]) -> None:
+        for message in messages:
+            warnings.warn(message, RuntimeWarning, stacklevel=5)  # where step() was called
+
+    def _unheard_layers(self) -> list[str]:
+        """Says once which layers no rank has had statistics of: they train as if without K-FAC."""
         updates = self._factors.updates
         unheard = {key for key in self._unheard if int(updates[key]) == 0}
-        if unheard and not self.failures:
-            names = sorted({self.shapes[layer].name for layer, _ in unheard})
-            warnings.warn(
-                f"K-FAC: no statistics of {', '.join(names[:4])}{' and others' if names[4:] else ''} by step "
-                f"{self.steps}: a layer without part in training passes, or whose weight is used without a "
-                "call of it, keeps its plain gradient's direction",
-                RuntimeWarning, stacklevel=3,
-            )  # fmt: skip
         self._unheard = set()
+        if not unheard or self.failures:
+            return []
+        names = sorted({self.shapes[layer].name for layer, _ in unheard})
+        return [
+            f"K-FAC: no statistics of {', '.join(names[:4])}{' and others' if names[4:] else ''} by step "
+            f"{self.steps}: a layer without part in training passes, or whose weight is used without a "
+            "call of it, keeps its plain gradient's direction"
+        ]
 
     def _precondition(self) -> None:
         gradients = self._gradients

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -179,10 +178,8 @@ class SecondOrder:
         self.solved = {(job.layer, job.kind) for job in self.own if (job.layer, job.kind) in solved}
 
     def report(self, layer: int, kind: str, step: int, reason: str) -> None:
-        """Remember a failure and warn of it."""
-        failure = Failure(self._shapes[layer].name, kind, step, self._communicator.rank, reason)
-        self.failures.append(failure)
-        warnings.warn(str(failure), RuntimeWarning, stacklevel=2)
+        """Remember a failure."""
+        self.failures.append(Failure(self._shapes[layer].name, kind, step, self._communicator.rank, reason))
 
     def _viewed(self, layer: int, dtype: torch.dtype) -> Any:
         """A layer's data as its solver takes it: views, made once, or copies in a wider precision."""

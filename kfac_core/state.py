@@ -64,6 +64,7 @@ def restore_state(kfac: KFAC, state: Mapping[str, Any]) -> None:
         some = ", ".join(sorted(odd)[:4])
         raise ConfigError(f"the saved K-FAC state is of other layers: {some} do not match")
     _check_shapes(kfac, state["factors"])
+    kfac.discard()
     kfac.steps, kfac.skipped_steps = int(state["steps"]), int(state["skipped_steps"])
     factors: dict[Key, Tensor] = {names[name]: value for name, value in state["factors"].items()}
     kfac._factors.restore(factors, {names[name]: count for name, count in state["updates"].items()})
@@ -72,8 +73,6 @@ def restore_state(kfac: KFAC, state: Mapping[str, Any]) -> None:
     if not another:
         data = {names[name]: value for name, value in state["second_order"].items()}
         kfac._second_order.restore(data, {names[name] for name in state.get("solved", names)})
-    kfac._capture.clear()
-    kfac._factors.forget()
 
 
 def state_shard(kfac: KFAC) -> dict[str, Any]:
@@ -116,6 +115,7 @@ def restore_shard(kfac: KFAC, shard: Mapping[str, Any]) -> None:
             f"keeps {len(own)} for {data_layout(kfac.config)}, and not the same ones: merge_shards moves it"
         )
     _check_shapes(kfac, shard["factors"])
+    kfac.discard()
     kfac.steps, kfac.skipped_steps = int(shard["steps"]), int(shard["skipped_steps"])
     kfac._must_solve = bool(shard["must_solve"])
     factors, second_order = kfac._factors, kfac._second_order
@@ -128,8 +128,6 @@ def restore_shard(kfac: KFAC, shard: Mapping[str, Any]) -> None:
         second_order.data[names[name]].copy_(data)
     second_order.solved = {names[name] for name in shard["solved"]}
     second_order.exchange()
-    kfac._capture.clear()
-    kfac._factors.forget()
 
 
 def merge_shards(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numbers
+import sys
 from collections.abc import Callable
 
 import torch
@@ -9,12 +11,17 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from kfac_core.errors import ConfigError
+
 LearningRate = float | Callable[[], float] | Optimizer
 
 
-def forget_compiled(model: nn.Module) -> None:
-    """What torch.compile has compiled before K-FAC's hooks were there would run without them."""
-    if any(hasattr(module, "_orig_mod") for module in model.modules()):
+def forget_compiled() -> None:
+    """What torch.compile has compiled before K-FAC's hooks were there would run without them.
+
+    A model that was compiled in place, or whose compiled wrapper somebody else holds, does not show it.
+    """
+    if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
 
 
@@ -31,9 +38,15 @@ def unwrap(model: nn.Module) -> tuple[nn.Module, DistributedDataParallel | None]
 
 
 def read_lr(lr: LearningRate) -> Callable[[], float]:
-    """The learning rate in force: a number, what a callable says, or that of the first parameter group."""
+    """The learning rate in force: a number, what a callable says, or that of the first parameter group.
+
+    Raises:
+        ConfigError: it is none of these, but a scheduler, say.
+    """
     if isinstance(lr, Optimizer):
         return lambda: float(lr.param_groups[0]["lr"])
     if callable(lr):
         return lr
-    return lambda: lr
+    if not isinstance(lr, numbers.Real | torch.Tensor):
+        raise ConfigError(f"lr: a {type(lr).__name__}; allowed: a number, a callable, or the optimizer")
+    return lambda: float(lr)

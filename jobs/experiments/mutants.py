@@ -87,7 +87,7 @@ MUTANTS = (
     ),
     Mutant(
         "G without S", "capture.py",
-        "Share(call.g_gram, float(call.positions))", "Share(call.g_gram, 1.0)",
+        "Share(call.g_gram, call.positions)", "Share(call.g_gram, 1.0)",
     ),
     Mutant("G without B", "capture.py", "float(self._batch) ** 2 if", "float(self._batch) if"),
     Mutant(
@@ -131,7 +131,7 @@ MUTANTS = (
     ),
     Mutant(
         "factors listen in every step", "preconditioner.py",
-        'listening=lambda: self._due("factor_update_steps")', "listening=lambda: True",
+        'listening=lambda: not self._paused and self._due("factor_update_steps")', "listening=lambda: True",
     ),
     Mutant(
         "pi upside down", "solvers/inverse.py",

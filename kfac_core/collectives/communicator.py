@@ -25,6 +25,13 @@ class Communicator(Protocol):
     world_size: int
     traffic: Traffic
 
+    def prepare(self, groups: Sequence[Ranks], like: Tensor) -> None:
+        """Make ready for exchanges of buffers like `like` inside these groups.
+
+        Every rank calls it at the same time, with all groups in one order, also those it is no member of.
+        """
+        ...
+
     def all_reduce(self, buffer: Tensor) -> None:
         """Sum `buffer` over the world, in place."""
         ...

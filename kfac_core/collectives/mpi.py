@@ -70,6 +70,9 @@ class MPICommunicator:
             1: MPI.BYTE, 2: MPI.INT16_T, 4: MPI.INT32_T, 8: MPI.INT64_T, 16: MPI.C_DOUBLE_COMPLEX
         }  # fmt: skip
 
+    def prepare(self, groups: Sequence[Ranks], like: Tensor) -> None:
+        """Nothing: MPI makes a group among its members, whatever other groups each of them knows."""
+
     def all_reduce(self, buffer: Tensor) -> None:
         """Sum `buffer` over the world, in place."""
         self._count(buffer)

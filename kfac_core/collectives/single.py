@@ -20,6 +20,9 @@ class SingleCommunicator:
     def __init__(self) -> None:
         self.traffic = Traffic()
 
+    def prepare(self, groups: Sequence[Ranks], like: Tensor) -> None:
+        """There are none."""
+
     def all_reduce(self, buffer: Tensor) -> None:
         """Nothing to add."""
 

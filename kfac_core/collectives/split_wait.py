@@ -32,6 +32,10 @@ class SplitWait:
         self._everyone: Ranks = tuple(range(inner.world_size))
         self.traffic.wait_seconds = 0.0
 
+    def prepare(self, groups: Sequence[Ranks], like: Tensor) -> None:
+        """Handed on."""
+        self._inner.prepare(groups, like)
+
     def all_reduce(self, buffer: Tensor) -> None:
         """Meet, then sum."""
         self._wait(self._everyone, buffer)

@@ -19,7 +19,7 @@ _TAGS = 1 << 16  # far more than exchanges under way
 
 
 class TorchCommunicator:
-    """A process group, with subgroups made on first use.
+    """A process group, and subgroups of it.
 
     Ranks are those inside the group; only here are they turned into torch.distributed's global ones.
     Parts are reduced or broadcast one flat buffer per owner, all in flight at once: the number of
@@ -40,11 +40,21 @@ class TorchCommunicator:
         self.rank = dist.get_rank(self._all)
         self.world_size = len(self._global_ranks)
         self.traffic = Traffic()
-        self._timeout = _timeout(
-            whole
-        )  # else a new group waits for a lost peer as long as torch does by default
+        self._timeout = _timeout(whole)  # else a new group waits for a lost peer as long as torch's default
         self._tag = 0  # of the newest exchange that goes straight from rank to rank
         self._groups: dict[Ranks, dist.ProcessGroup] = {tuple(range(self.world_size)): self._all}
+
+    def prepare(self, groups: Sequence[Ranks], like: Tensor) -> None:
+        """Make the groups, but for Gloo's direct exchanges, which need none.
+
+        A group that its members make by themselves is named after the number of groups that each of them
+        knows of. It need not be the same on all, who would wait for each other under different names; so all
+        ranks make all groups in one order.
+        """
+        for ranks in () if self._is_direct(like) else groups:
+            made = self._made([self._global_ranks[rank] for rank in ranks], member=self.rank in ranks)
+            if made is not None:
+                self._groups[ranks] = made
 
     def all_reduce(self, buffer: Tensor) -> None:
         """Sum `buffer` over the world, in place."""
@@ -74,15 +84,15 @@ class TorchCommunicator:
 
     def gather_parts(self, buffer: Tensor, sizes: Sequence[int], group: Ranks) -> None:
         """One broadcast a part, from its owner."""
-        process_group, parts = self._group(group), buffer.split(list(sizes))
-        place, members = group.index(self.rank), [self._global_ranks[rank] for rank in group]
+        parts, place = buffer.split(list(sizes)), group.index(self.rank)
         if parts[place].numel():
             self._count(parts[place])
+        members = [self._global_ranks[rank] for rank in group]
         if self._is_direct(buffer):
-            direct.gather_parts(parts, place, members, process_group)
+            direct.gather_parts(parts, place, members, self._all)
             return
         works = [
-            dist.broadcast(part, source, group=process_group, async_op=True)
+            dist.broadcast(part, source, group=self._groups[group], async_op=True)
             for part, source in zip(parts, members, strict=True)
             if part.numel()
         ]
@@ -96,43 +106,38 @@ class TorchCommunicator:
 
     def apart(self) -> TorchCommunicator:
         """A process group of its own for the same ranks."""
-        # Made by its members alone, a group is named after how many others each of them knows of, which need
-        # not be the same on all; so the whole world makes it together.
-        whole = self._all is dist.group.WORLD
-        backend = dist.get_backend(self._all)
-        made = dist.new_group(
-            self._global_ranks,
-            timeout=self._timeout,
-            backend=backend,
-            use_local_synchronization=not whole,
-        )
+        made = self._made(self._global_ranks, member=True)
         assert made is not None  # noqa: S101  this rank is a member
-        if "nccl" in backend:
+        if "nccl" in dist.get_backend(self._all):
             dist.barrier(group=made)  # connected now, not in a hook that not all ranks may reach at once
         other = TorchCommunicator(made)
         other.traffic = self.traffic
         return other
 
     def meet(self, group: Ranks) -> None:
-        """A barrier of the group."""
-        dist.barrier(group=self._group(group))
+        """A barrier of the group; over Gloo a word from each member to each other."""
+        if self._gloo:
+            members = [self._global_ranks[rank] for rank in group]
+            words = torch.zeros(len(group)).split(1)
+            direct.gather_parts(words, group.index(self.rank), members, self._all)
+        else:
+            dist.barrier(group=self._groups[group])
 
     def _is_direct(self, buffer: Tensor) -> bool:
         return buffer.is_cpu and self._gloo
 
-    def _group(self, ranks: Ranks) -> dist.ProcessGroup:
-        if ranks not in self._groups:
-            # Only the members take part, so thousands of ranks can make their rows and columns at once.
-            members = [self._global_ranks[rank] for rank in ranks]
-            made = dist.new_group(
-                members,
-                timeout=self._timeout,
-                backend=dist.get_backend(self._all),
-                use_local_synchronization=True,
-            )
-            assert made is not None  # noqa: S101  this rank is a member
-            self._groups[ranks] = made
-        return self._groups[ranks]
+    def _made(self, members: list[int], *, member: bool) -> dist.ProcessGroup | None:
+        """A new group of these global ranks; None on a rank that is no member of it."""
+        whole = self._all is dist.group.WORLD  # else ranks outside are not here to take part
+        if not (whole or member):
+            return None
+        made = dist.new_group(
+            members,
+            timeout=self._timeout,
+            backend=dist.get_backend(self._all),
+            use_local_synchronization=not whole,
+        )
+        return made if member else None
 
     def _count(self, buffer: Tensor) -> None:
         self.traffic.calls += 1

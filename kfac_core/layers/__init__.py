@@ -26,9 +26,9 @@ LAYERS: Mapping[type[nn.Module], type[KroneckerLayer]] = MappingProxyType(
 def find_layers(model: nn.Module, config: KFACConfig) -> list[KroneckerLayer]:
     """The layers of `model` that K-FAC supports, trains and is not told to skip, in the model's order.
 
-    A layer whose weight is frozen is left out; a frozen bias alone is not preconditioned. Modules that tie
-    a parameter are left out too: its one gradient is the sum of theirs, and no factor pair describes it.
-    A module that is called several times is one layer.
+    A layer whose weight is frozen now, or complex, is left out; a frozen bias alone is not preconditioned.
+    Modules that tie a parameter are left out too: its one gradient is the sum of theirs, and no factor pair
+    describes it. A module that is called several times is one layer.
     """
     owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     patterns = [re.compile(pattern) for pattern in config.skip]
@@ -38,7 +38,9 @@ def find_layers(model: nn.Module, config: KFACConfig) -> list[KroneckerLayer]:
         if kind is None or any(pattern.match(name) for pattern in patterns) or not kind.supports(module):
             continue
         tied = any(owners[id(parameter)] > 1 for parameter in module.parameters(recurse=False))
-        if isinstance(module.weight, nn.Parameter) and module.weight.requires_grad and not tied:
+        weight = module.weight
+        real = isinstance(weight, nn.Parameter) and weight.is_floating_point()
+        if real and weight.requires_grad and not tied:
             found.append(kind(name, module, config))
     return found
 

@@ -271,9 +271,11 @@ def test_a_skipped_step_leaves_nothing_behind(world):
 
 
 def timeouts(rank: int, world_size: int) -> list[Any]:
-    communicator = connect()
-    row = communicator._group((0, 1) if rank < 2 else (2, 3))
-    groups = [communicator._all, communicator.apart()._all, row]
+    communicator, rows = connect(), [(0, 1), (2, 3)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(communicator, "_is_direct", lambda _: False)  # as over NCCL, where groups are needed
+        communicator.prepare(rows, torch.empty(0))
+    groups = [communicator._all, communicator.apart()._all, communicator._groups[rows[rank // 2]]]
     return [group._get_backend(torch.device("cpu")).options._timeout for group in groups]
 
 

@@ -1,0 +1,268 @@
+"""Promise: a step that breaks on some ranks, or on all, leaves nothing under way and nobody waiting."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kfac_core import KFAC, KFACConfig, buckets
+from kfac_core.collectives.torch_distributed import TorchCommunicator
+from kfac_core.cost import CostModel
+
+EVERY_STEP: dict[str, Any] = {"factor_update_steps": 1, "inverse_update_steps": 1}
+SHARP = {**EVERY_STEP, "factor_decay": 0.0, "kl_clip": None}
+
+
+class Net(nn.Module):
+    """Three layers in buckets of their own, the second of which need not take part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.double()
+
+    def forward(self, x: Tensor, use_b: bool) -> Tensor:
+        h = torch.tanh(self.a(x))
+        return self.c(h + self.b(h) if use_b else h)
+
+
+def made(options: dict[str, Any]) -> tuple[Net, KFAC]:
+    before = buckets._LEAST_ELEMENTS, buckets._LEAST_AT_ONCE, buckets._PIECES
+    buckets._LEAST_ELEMENTS, buckets._LEAST_AT_ONCE, buckets._PIECES = 1, 1, 10**6
+    model = Net()
+    try:
+        return model, KFAC(model, KFACConfig(**options), lr=0.1)
+    finally:
+        buckets._LEAST_ELEMENTS, buckets._LEAST_AT_ONCE, buckets._PIECES = before
+
+
+def backward(
+    model: Net, seed: int, rank: int, world_size: int, *, use_b: bool = True, scale: float = 1.0
+) -> None:
+    x = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    model.zero_grad()
+    mine = slice(rank, None, world_size)
+    functional.cross_entropy(model(scale * x[mine], use_b), (torch.arange(8) % 3)[mine]).backward()
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+        dist.all_reduce(weight.grad)
+        weight.grad /= world_size
+
+
+def running(kfac: KFAC) -> list[Tensor]:
+    return [factor.clone() for factor in kfac._factors.running.values()]
+
+
+def fails_at(kfac: KFAC, bucket: int) -> None:
+    """Let packing one bucket fail, once."""
+    real, calls = kfac._factors._pack, []
+
+    def fails(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == bucket:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    kfac._factors._pack = fails  # type: ignore[method-assign]
+
+
+def factors_after_a_failure(
+    rank: int, world_size: int, at: tuple[int, int], restore: bool
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Factors of a batch, without and with a step before it that fails on each rank at its bucket."""
+    model, kfac = made(SHARP)
+    if restore:
+        backward(model, 3, rank, world_size)
+        kfac.step()
+    state = copy.deepcopy(kfac.state_dict())
+    backward(model, 1, rank, world_size)
+    kfac.step()
+    want = running(kfac)
+    kfac.load_state_dict(state)
+    fails_at(kfac, at[rank])
+    backward(model, 2, rank, world_size, scale=3.0)
+    try:
+        kfac.step()
+    except KeyboardInterrupt:
+        assert not kfac._factors._begun and not kfac._factors._packed
+    else:
+        raise AssertionError("nothing failed")
+    if restore:
+        kfac.load_state_dict(state)
+    backward(model, 1, rank, world_size)
+    kfac.step()
+    return want, running(kfac)
+
+
+@pytest.mark.parametrize("restore", [False, True])
+@pytest.mark.parametrize("at", [(1, 1), (2, 2), (3, 3), (2, 3), (3, 1)])
+def test_a_failure_between_two_buckets_leaves_nothing_to_the_next_step(world, at, restore):
+    for want, got in world(2).run(factors_after_a_failure, at, restore):
+        for one, other in zip(want, got, strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-14)
+
+
+def goes_on_when_one_rank_fails(rank: int, world_size: int) -> int:
+    model, kfac = made({**EVERY_STEP, "inverse_update_steps": 100})
+    backward(model, 1, rank, world_size)
+    kfac.step()
+    if rank == 1:
+        fails_at(kfac, 2)
+    backward(model, 2, rank, world_size)
+    try:
+        kfac.step()
+    except KeyboardInterrupt:
+        assert rank == 1
+    backward(model, 3, rank, world_size)
+    kfac.step()
+    return kfac.steps
+
+
+def test_a_rank_that_fails_alone_does_not_leave_its_peer_waiting(world):
+    assert world(2).run(goes_on_when_one_rank_fails) == [3, 2]
+
+
+def rolls_back(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor]]:
+    model, kfac = made({**SHARP, "overlap_factors": True})
+    backward(model, 1, rank, world_size)
+    kfac.step()
+    state = copy.deepcopy(kfac.state_dict())
+    backward(model, 2, rank, world_size)
+    kfac.step()
+    want = running(kfac)
+    backward(model, 3, rank, world_size, use_b=rank == 0)  # more buckets have left rank 0 than rank 1
+    kfac.load_state_dict(state)
+    backward(model, 2, rank, world_size)
+    kfac.step()
+    return want, running(kfac)
+
+
+def test_rolling_back_while_ranks_are_differently_far_is_no_trouble(world):
+    for want, got in world(2).run(rolls_back):
+        for one, other in zip(want, got, strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-14)
+
+
+def discards(rank: int, world_size: int, overlap: bool) -> tuple[list[Tensor], list[Tensor]]:
+    model, kfac = made({**SHARP, "overlap_factors": overlap})
+    backward(model, 1, rank, world_size)
+    kfac.step()
+    want = running(kfac)
+    backward(model, 2, rank, world_size, scale=3.0)
+    kfac.discard()
+    backward(model, 1, rank, world_size)
+    kfac.step()
+    return want, running(kfac)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_batch_that_is_discarded_leaves_no_trace(world, overlap):
+    for want, got in world(2).run(discards, overlap):
+        for one, other in zip(want, got, strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-14)
+
+
+def begins_again(rank: int, world_size: int) -> list[Any]:
+    """The second of two buckets that are ready together cannot be begun, once."""
+    placed = CostModel(inverse=lambda factor: 10.0 * factor.dim, exchange=lambda _: 45.0)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    config = KFACConfig(**EVERY_STEP, strategy="spd_kfac", overlap_factors=True)
+    kfac = KFAC(model, config, lr=0.1, cost=placed)
+    over, sent = kfac._factors._communicator, []
+    assert [bucket.sizes is None for bucket in kfac._factors._buckets] == [False, True]
+    real_reduce, real_sum = over.reduce_parts, over.begin_all_reduce
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(over, "reduce_parts", lambda *args: (sent.append("parts"), real_reduce(*args))[1])
+
+    def sums(buffer: Tensor) -> Any:
+        sent.append("sum")
+        if sent.count("sum") == 1:
+            raise MemoryError
+        return real_sum(buffer)
+
+    monkey.setattr(over, "begin_all_reduce", sums)
+    x = torch.randn(8, 4, dtype=torch.float64)
+    try:
+        functional.cross_entropy(model(x), torch.arange(8) % 3).backward()
+    except MemoryError:
+        sent.append("failed")
+    kfac.step()
+    monkey.undo()
+    return sent
+
+
+def test_a_bucket_that_could_not_be_begun_leaves_once(world):
+    assert world(2).run(begins_again) == [["parts", "sum", "failed", "sum"]] * 2
+
+
+def warned_as_errors(rank: int, world_size: int) -> tuple[int, int]:
+    """How often a rank's step raised, and its failures, where one factor of its peer's batch is broken."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    kfac = KFAC(model, KFACConfig(strategy="mem_opt", **EVERY_STEP), lr=0.1)
+    raised = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(3):
+            x = torch.randn(6, 4)
+            if step == 1:
+                x[0, 0] = torch.nan
+            model.zero_grad()
+            functional.cross_entropy(model(x), torch.arange(6) % 3).backward()
+            for weight in model.parameters():
+                weight.grad.nan_to_num_()
+                dist.all_reduce(weight.grad)
+            try:
+                kfac.step()
+            except RuntimeWarning:
+                raised += 1
+    return raised, len(kfac.failures)
+
+
+def test_a_warning_raised_as_an_error_keeps_no_rank_waiting_and_comes_once(world):
+    found = world(2).run(warned_as_errors)
+    assert [raised for raised, _ in found] == [1, 1]
+    assert sum(failures for _, failures in found) == 4
+
+
+def on_a_grid(rank: int, world_size: int, layers: int, group: bool, direct: bool) -> list[Tensor]:
+    """A step of hybrid_opt on two by two ranks, of which some may know of one more group than others."""
+    if group:
+        dist.new_group([0, 1])
+    torch.manual_seed(0)
+    body = [part for _ in range(layers - 1) for part in (nn.Linear(4, 4), nn.Tanh())]
+    model = nn.Sequential(*body, nn.Linear(4, 3)).double()
+    patch = pytest.MonkeyPatch()
+    if not direct:  # as over NCCL
+        patch.setattr(TorchCommunicator, "_is_direct", lambda *_: False)
+    kfac = KFAC(model, KFACConfig(strategy="hybrid_opt", grad_worker_fraction=0.5, **SHARP), lr=0.1)
+    x = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    mine = slice(rank, None, world_size)
+    functional.cross_entropy(model(x[mine]), (torch.arange(8) % 3)[mine]).backward()
+    for weight in model.parameters():
+        dist.all_reduce(weight.grad)
+        weight.grad /= world_size
+    for everyone in kfac.placement.groups:
+        if rank in everyone:
+            kfac._communicator.meet(everyone)
+    kfac.step()
+    patch.undo()
+    return [weight.grad.clone() for weight in model.parameters()]
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize(("layers", "group"), [(1, False), (2, True), (3, False)])
+def test_rows_and_columns_meet_whatever_groups_a_rank_knows_of(world, layers, group, direct):
+    found = world(4).run(on_a_grid, layers, group, direct)
+    for gradients in found[1:]:
+        for one, other in zip(found[0], gradients, strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-14)
