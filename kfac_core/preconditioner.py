@@ -109,6 +109,7 @@ class KFAC:
         self._capture = self._listen(like.dtype)
         self._must_solve = self._paused = False
         self._unheard = {(job.layer, job.kind) for job in self._second_order.own}
+        self._unsaid: list[str] = []
         self._check_schedules()
 
     @torch.no_grad()
@@ -127,6 +128,7 @@ class KFAC:
                 self._update_second_order()
             self._precondition()
         self.steps += 1
+        self._warn()
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be copied: a model's copy would share the hooks of the original."""
@@ -285,12 +287,13 @@ class KFAC:
         with self._timer.phase(Phase.INVERSE_COMM):
             second_order.exchange()
         self._must_solve = False
-        # After all exchanges: a warning may be raised as an error, on this rank alone.
-        self._warn([str(failure) for failure in self.failures[known:]] + self._unheard_layers())
+        self._unsaid += [str(failure) for failure in self.failures[known:]] + self._unheard_layers()
 
-    def _warn(self, messages: list[str]) -> None:
+    def _warn(self) -> None:
+        """Last of all in a step: as an error it would leave other ranks in an exchange."""
+        messages, self._unsaid = self._unsaid, []
         for message in messages:
-            warnings.warn(message, RuntimeWarning, stacklevel=5)  # where step() was called
+            warnings.warn(message, RuntimeWarning, stacklevel=4)  # where step() was called
 
     def _unheard_layers(self) -> list[str]:
         """Says once which layers no rank has had statistics of: they train as if without K-FAC."""

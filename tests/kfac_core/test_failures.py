@@ -59,6 +59,12 @@ def test_a_float16_factor_that_would_overflow_keeps_its_value():
     assert torch.equal(kfac._factors.running[0, "a"][0], torch.eye(5, dtype=torch.float16))
 
 
+def renew(kfac: KFAC) -> None:
+    """Solve, and say what failed, as the end of a step does."""
+    kfac._update_second_order()
+    kfac._warn()
+
+
 def singular(solver: str = "inverse", value: float = 1e8) -> KFAC:
     """A KFAC in float32 whose first factor is all one value: far from definite in float32."""
     kfac = KFAC(build("mlp").float(), KFACConfig(solver=solver, damping=1.0, **EVERY_STEP), lr=LR)
@@ -83,7 +89,7 @@ def test_a_factor_without_decomposition_leaves_the_last_good_data_in_use(solver)
     good = kfac._second_order.data[0, "a"].clone()
     kfac._factors.running[0, "a"].fill_(torch.nan)
     with pytest.warns(RuntimeWarning, match="A factor of layer 0 at step 0 on rank 0: no decomposition"):
-        kfac._update_second_order()
+        renew(kfac)
     assert torch.equal(kfac._second_order.data[0, "a"], good)
     (failure,) = kfac.failures
     assert (failure.layer, failure.kind, failure.step, failure.rank) == ("0", "a", 0, 0)
@@ -106,7 +112,7 @@ def test_what_a_failing_solver_leaves_half_done_overwrites_no_good_data(solver, 
     monkeypatch.setattr(type(kfac._second_order._solver), "solve", fails)
     reason = "the result is not finite" if silent else "half done"
     with pytest.warns(RuntimeWarning, match=f"no decomposition, also in float64: {reason}"):
-        kfac._update_second_order()
+        renew(kfac)
     assert torch.equal(kfac._second_order._buffer, good)
     assert len(kfac.failures) == len(kfac._second_order.own)
 
@@ -139,7 +145,7 @@ def test_an_inverse_too_large_for_float16_as_stored_is_a_failure():
     good = kfac._second_order.data[0, "a"].clone()
     kfac._factors.running[0, "a"].zero_()
     with pytest.warns(RuntimeWarning, match="A factor of layer 0 at step 0 on rank 0: no decomposition"):
-        kfac._update_second_order()
+        renew(kfac)
     assert torch.equal(kfac._second_order.data[0, "a"], good)
 
 
@@ -149,7 +155,7 @@ def test_a_factor_that_never_had_good_data_counts_as_the_identity(solver):
     untouched = KFAC(build("mlp").float(), kfac.config, lr=LR)
     untouched._update_second_order()
     with pytest.warns(RuntimeWarning, match="no decomposition"):
-        kfac._update_second_order()
+        renew(kfac)
     for key, want in untouched._second_order.data.items():
         assert torch.equal(kfac._second_order.data[key], want)
 
