@@ -20,7 +20,10 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("kfac_core", "tests", "pyproject.toml")
-TESTS = [f"tests/kfac_core/test_{name}.py" for name in ("conventions", "packing", "strategies", "exactness")]
+TESTS = [
+    f"tests/kfac_core/test_{name}.py"
+    for name in ("conventions", "packing", "around", "strategies", "exactness")
+]
 SELECTED = "not dense_reference or 2]"  # of the dense comparisons, those of two ranks
 LIMIT_SECONDS = 900
 SURVIVED = "**SURVIVED**"
@@ -141,6 +144,18 @@ MUTANTS = (
     Mutant(
         "no floor under eigenvalues", "solvers/eigen.py",
         "SMALLEST_EIGENVALUE = 1e-10", "SMALLEST_EIGENVALUE = 0.0",
+    ),
+    Mutant(
+        "tables of odd sizes are one column off", "collectives/tables.py",
+        "+ high - rest + 1 - shift", "+ high - rest",
+    ),
+    Mutant(
+        "a frozen layer's passes count", "capture.py",
+        "if not module.weight.requires_grad:", "if False:",
+    ),
+    Mutant(
+        "a batch that is discarded stays", "preconditioner.py",
+        "        self._factors.forget()\n        self._capture.clear()\n", "        self._factors.forget()\n",
     ),
 )  # fmt: skip
 
