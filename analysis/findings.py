@@ -14,7 +14,13 @@ def findings(study: Study) -> list[str]:
     """One sentence per comparison that is decided, then one for all that are not."""
     scored = time_to_accuracy(study)
     if scored.empty:
-        return ["No run has trained yet."]
+        trained = int((study.cells["train_seconds"] > 0).sum())
+        if not trained:
+            return ["No run has trained yet."]
+        return [
+            f"The rule ({study.scoring.about}) cannot score any of {trained} runs: they ended when they "
+            "first reached their target, before the evaluations in a row that it asks for."
+        ]
     found = comparisons(study, scored)
     if not found:
         return [_why_nothing_is_compared(study)]

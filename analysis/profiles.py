@@ -6,8 +6,6 @@ performance profiles" (mlcommons/algorithmic-efficiency 2c90454).
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pandas as pd
 
@@ -19,16 +17,18 @@ def performance_ratios(seconds: pd.DataFrame) -> pd.DataFrame:
     """Seconds over the best method's on the same workload; infinite for a miss.
 
     Args:
-        seconds: `[workload, method]`, the score of each; infinite or NaN where there is none. Workloads that
-            no method solved say nothing about methods and are left out.
+        seconds: `[workload, method]`, the score of each; infinite for a miss, NaN where it was not run,
+            which stays NaN: a profile is over what a method was run on. Workloads that no method solved say
+            nothing about methods and are left out.
     """
     finite = seconds.where(np.isfinite(seconds))
-    solved = finite[finite.notna().any(axis=1)]
-    return solved.div(solved.min(axis=1), axis=0).fillna(math.inf)
+    solved = finite.notna().any(axis=1)
+    return seconds[solved].div(finite[solved].min(axis=1), axis=0)
 
 
 def profile(ratios: pd.Series) -> tuple[np.ndarray, np.ndarray]:
-    """The steps of one method's profile: factors, ascending from 1, and the share of workloads within."""
+    """The steps of one method's profile: factors, ascending from 1, and the share of its workloads within."""
+    ratios = ratios.dropna()
     steps = np.unique(np.append(1.0, ratios[ratios <= LARGEST_RATIO]))
     return steps, np.array([float((ratios <= step).mean()) for step in steps])
 

@@ -60,7 +60,8 @@ def _sweep_path(path: PathLike, root: Path) -> Path:
     for candidate in (Path(path), root / path):
         if candidate.is_dir():
             return candidate
-    raise StoreError(f"no run folder at {path} nor at {root / path}; `kronscale run` or `submit` makes one")
+    also = f" nor at {root / path}" if len(Path(path).parts) == 1 else ""
+    raise StoreError(f"no run folder at {path}{also}; `kronscale run` or `submit` makes one")
 
 
 def _read(sweep_path: Path) -> dict[str, pd.DataFrame]:

@@ -69,6 +69,9 @@ def read_paper(name: str, size: str, folder: Path = FOLDER) -> tuple[Paper, dict
     if not path.is_file():
         known = sorted(f"{found.parent.name} --size {found.stem}" for found in folder.glob("*/*.yaml"))
         there = f"there are {', '.join(known)}" if known else f"{folder} has none"
+        if (folder / name).is_dir():
+            sizes = [found.stem for found in (folder / name).glob("*.yaml")]
+            raise PaperError(f"{path}: {name} has no such size{not_allowed(size, sizes)}")
         raise PaperError(f"{path}: no such paper; {there}{did_you_mean(name, _names(folder))}")
     document = read_document(path, PaperError)
     for key in document.content:

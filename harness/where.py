@@ -57,6 +57,10 @@ def parse_where(expression: str) -> Where:
         FilterError: naming the expression, the part that is wrong, and what is allowed.
     """
     clauses: list[_Clause] = []
+    if re.search(r"\s+or\s+", expression):
+        raise FilterError(
+            f"--where {expression!r}: there is no `or`; values of one field go in a list, `field in a,b`"
+        )
     for part in re.split(r"\s+and\s+", expression) if expression.strip() else []:
         clauses += [_read_clause(piece, expression) for piece in _clause_texts(part)]
     return Where(expression, tuple(clauses))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kfac_core.collectives import Communicator
+from kfac_core.errors import ConfigError
 from kfac_core.layers import KroneckerLayer
 from kfac_core.placement import Placement
 
@@ -55,7 +56,13 @@ class Gradients:
         self.own = [index for index, column in enumerate(column_of) if column == rank % columns]
 
     def read(self) -> None:
-        """Collect the averaged gradients from the parameters."""
+        """Collect the averaged gradients from the parameters.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        if all(layer.weight.grad is None for layer in self._layers):
+            raise ConfigError("no layer that K-FAC takes has a gradient: KFAC.step() comes after backward()")
         rooms = zip(self._layers, self._room, strict=True)
         self.raw = [layer.read_gradient(room, always_copy=self._copies) for layer, room in rooms]
 

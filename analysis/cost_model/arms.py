@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
@@ -103,22 +103,29 @@ def recommend(
 ) -> Recommendation | None:
     """The K-FAC strategy, fraction and intervals of the fastest step that fits; None if none fits.
 
-    Intervals: the shortest E of the usual ones, F = E / 10, at which updates cost at most `overhead` of the
-    rest of the step: the theory of what staleness costs in epochs is missing, so no more of it is taken.
+    All are compared at the same intervals: the shortest E of the usual ones, F = E / 10, at which the
+    fastest step takes at most `overhead` longer than any strategy's without updates. The theory of what
+    staleness costs in epochs is missing, so no more of it is taken.
     """
-    found: list[tuple[float, Setup, Prediction]] = []
+    fitting: list[tuple[Setup, Prediction]] = []
     too_big: list[str] = []
     for config in candidates(question.config, world_size):
-        base = replace(question.setup(SGD, world_size), config=config)
-        setup = _with_intervals(base, question.calibration, overhead) if choose_intervals else base
+        setup = replace(question.setup(SGD, world_size), config=config)
         prediction = predict(setup, question.calibration)
         if question.fits(prediction):
-            found.append((prediction.total.central, setup, prediction))
+            fitting.append((setup, prediction))
         else:
             too_big.append(described(config))
-    if not found:
+    if not fitting:
         return None
-    found.sort(key=lambda candidate: candidate[0])
+    if choose_intervals:
+        interval = _interval([_Events.of(prediction) for _, prediction in fitting], overhead)
+        chosen = [_every(setup, interval) for setup, _ in fitting]
+        fitting = [(setup, predict(setup, question.calibration)) for setup in chosen]
+    found = sorted(
+        ((prediction.total.central, setup, prediction) for setup, prediction in fitting),
+        key=lambda candidate: candidate[0],
+    )
     _, setup, best = found[0]
     intervals = _why_intervals(setup, best, overhead if choose_intervals else None)
     return Recommendation(setup, best, tuple(_reasons(question, found, too_big, world_size, intervals)))
@@ -149,19 +156,53 @@ def candidates(config: KFACConfig, world_size: int) -> Iterator[KFACConfig]:
 _USUAL_INTERVALS = (10, 20, 50, 100, 200, 500, 1000, 2000)  # of the papers' runs
 
 
-def _with_intervals(setup: Setup, calibration: Calibration, overhead: float) -> Setup:
-    """Seconds of events do not depend on the intervals, so one prediction decides."""
+@dataclass(frozen=True)
+class _Events:
+    """Seconds of an arm's events, which do not depend on its intervals, so that one prediction tells all.
+
+    Attributes:
+        factor: of one factor update.
+        inverse: of one inverse update.
+        rest: of a step without any.
+    """
+
+    factor: float
+    inverse: float
+    rest: float
+
+    @classmethod
+    def of(cls, prediction: Prediction) -> _Events:
+        sums = {"factor": 0.0, "inverse": 0.0, "rest": 0.0}
+        for phase, seconds in prediction.event_seconds.items():
+            kind = phase.value.partition("_")[0]
+            sums[kind if kind in sums else "rest"] += seconds.central
+        return cls(**sums)
+
+    def updates(self, interval: int) -> float:
+        """Seconds of updates in a mean step, with an inverse update every so many."""
+        return self.factor / _factor_interval(interval) + self.inverse / interval
+
+
+def _factor_interval(interval: int) -> int:
+    return max(1, interval // 10)
+
+
+def _interval(arms: Sequence[_Events], overhead: float) -> int:
+    """The shortest usual one at which some arm is so close to the fastest without updates, or the longest.
+
+    Not to its own step without them: what is slow for other reasons would seem to afford frequent updates.
+    """
+    limit = (1 + overhead) * min(arm.rest for arm in arms)
+    fast = (e for e in _USUAL_INTERVALS if min(arm.rest + arm.updates(e) for arm in arms) <= limit)
+    return next(fast, _USUAL_INTERVALS[-1])
+
+
+def _every(setup: Setup, interval: int) -> Setup:
+    """The same arm with an inverse update every so many steps."""
     assert setup.config is not None  # noqa: S101  candidates have one
-    prediction = predict(setup, calibration)
-    event = {phase.value: seconds.central for phase, seconds in prediction.event_seconds.items()}
-    updates: Callable[[int], float] = lambda e: sum(  # noqa: E731
-        event.get(f"{kind}_{part}", 0.0) / (max(1, e // 10) if kind == "factor" else e)
-        for kind in ("factor", "inverse")
-        for part in ("compute", "comm")
+    config = replace(
+        setup.config, factor_update_steps=_factor_interval(interval), inverse_update_steps=interval
     )
-    rest = sum(seconds for phase, seconds in event.items() if not phase.startswith(("factor", "inverse")))
-    chosen = next((e for e in _USUAL_INTERVALS if updates(e) <= overhead * rest), _USUAL_INTERVALS[-1])
-    config = replace(setup.config, factor_update_steps=max(1, chosen // 10), inverse_update_steps=chosen)
     return replace(setup, config=config)
 
 
@@ -190,7 +231,8 @@ def _reasons(
     if len(found) > 1:
         other, second, rival = found[1]
         sure = "for certain" if rival.total.low > high else "not for certain: the intervals overlap"
-        yield f"next is {described(second.config)}, {other / seconds - 1:.1%} slower, {sure}"
+        slower = f"{other / seconds - 1:.1%} slower at the same intervals"
+        yield f"next is {described(second.config)}, {slower}, {sure}"
     yield intervals
     if too_big:
         listed = ", ".join(too_big[:4]) + (" and others" if len(too_big) > 4 else "")

@@ -31,9 +31,11 @@ STYLE: Any = {
     "figure.dpi": 100, "savefig.dpi": 200, "text.usetex": False,
 }  # fmt: skip
 
+_LETTER_INCHES, _HANDLE_INCHES = 0.06, 0.35  # of a legend in this style
+
 GREY = "#666666"
 _COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")  # one more than colours: no two of 56 looks are the same
 _LINES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")
 
 
@@ -105,8 +107,12 @@ def panels(
 
 
 def legend_below(figure: Figure, handles: Sequence[Any], columns: int) -> None:
-    """A legend under the panels, where it hides no data."""
+    """A legend under the panels, where it hides no data; in fewer columns where so many would not fit."""
     with mpl.rc_context(STYLE):
+        entry = _HANDLE_INCHES + _LETTER_INCHES * max(
+            (len(str(one.get_label())) for one in handles), default=0
+        )
+        columns = max(1, min(columns, int(figure.get_figwidth() / entry)))
         figure.legend(handles=list(handles), loc="outside lower center", ncols=columns, frameon=False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from analysis.arms import ARM_SECTIONS
 from analysis.figures.drawing import (
     TWO_COLUMNS,
     Drawing,
@@ -27,6 +28,8 @@ QUANTITIES = (
     Quantity("kfac_bytes", "K-FAC memory, largest rank (MB)", 1e-6),
 )
 
+_ON_THE_AXIS = ("kfac.strategy", "kfac.grad_worker_fraction")
+
 
 def draw(study: Study) -> Drawing:
     """COMM-OPT is fraction 1 and MEM-OPT one rank's share, so all three strategies lie on one axis."""
@@ -38,13 +41,16 @@ def draw(study: Study) -> Drawing:
     runs = cells[IDENTITY].assign(fraction=fraction)[family]
     runs = runs.merge(run_speeds(study), on="run").merge(kfac_bytes(study), on="run", how="left")
     runs = in_order(study, runs.dropna(subset="fraction"))
-    several = runs.groupby("world_size")["fraction"].transform("nunique") > 1
+    runs["rest"] = _rest(study, runs)
+    several = runs.groupby(["world_size", "setting", "rest"])["fraction"].transform("nunique") > 1
     runs = runs[several].reset_index(drop=True)
     if runs.empty:
         raise NothingToDraw("no second gradient worker fraction on the same number of ranks")
     settings = runs["setting"].nunique() > 1
     size = runs["world_size"].astype("str") + " ranks"
     runs["series"] = size + (" " + runs["setting"] if settings else "")
+    if runs["rest"].nunique() > 1:
+        runs["series"] += " " + _rest(study, runs)
     looks = styles(runs.sort_values("world_size")["series"])
     figure, axes = panels(TWO_COLUMNS, 2.6, columns=2)
     found = []
@@ -64,3 +70,17 @@ def draw(study: Study) -> Drawing:
     )
     numbers: pd.DataFrame = summaries(runs, "fraction", QUANTITIES)
     return Drawing(figure, numbers, caption)
+
+
+def _rest(study: Study, runs: pd.DataFrame) -> pd.Series:
+    """What of each run's optimizer and K-FAC beside strategy and fraction differs between these runs.
+
+    Only runs that agree in it lie on one curve: another solver or interval would be taken for the fraction's
+    doing.
+    """
+    fields = study.fields.set_index("run").loc[runs["run"].astype("str").tolist()].astype("str")
+    paths = [path for path in map(str, fields) if path.partition(".")[0] in ARM_SECTIONS]
+    varying = [path for path in paths if path not in _ON_THE_AXIS and fields[path].nunique() > 1]
+    words = [path.rpartition(".")[2] + "=" + fields[path] for path in varying]
+    spelled = [" ".join(parts) for parts in zip(*words, strict=True)] if words else [""] * len(runs)
+    return pd.Series(spelled, index=runs.index, dtype="str")

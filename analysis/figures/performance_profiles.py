@@ -55,7 +55,8 @@ def draw(study: Study) -> Drawing:
     axis.set_xlabel("time over the best method's")
     axis.set_ylabel("workloads within that factor (%)")
     legend_below(figure, handles(looks, lines=True), columns=min(len(looks), 3))
-    tall = ratios.reset_index().melt("workload", value_name="ratio")
+    tall = ratios.reset_index().melt("workload", value_name="ratio").dropna()
+    some = [f"{name} {run} of them" for name, run in ratios.notna().sum().items() if run < len(ratios)]
     numbers = runs.merge(tall, on=["workload", "method"])
     numbers["score"] = numbers["method"].map(scores)
     n = runs.groupby(["workload", "method"])["run"].nunique()
@@ -63,7 +64,8 @@ def draw(study: Study) -> Drawing:
         f"Performance profiles over {len(ratios)} workloads (settings and world sizes of several methods;"
         f" n = {n.min()}"
         + (f" to {n.max()}" if n.max() > n.min() else "")
-        + " runs each, medians, misses infinite;",
+        + " runs each, medians, misses infinite"
+        + (f"; {', '.join(some)}: each is judged on those it was run on;" if some else ";"),
         f"{study.scoring.about}). AlgoPerf's score, the area up to {LARGEST_RATIO:g} over its width:",
         ", ".join(f"{name} {score:.2f}" for name, score in sorted(scores.items(), key=lambda one: -one[1]))
         + ".",

@@ -67,5 +67,6 @@ def stored_cell(prefix: str, runs: Path) -> CellFolder:
         raise UserError(f"{prefix!r} begins no cell's id under {runs}; kronscale status lists them")
     if len(found) > 1:
         some = ", ".join(f"{folder.path.parent.name}/{folder.id}" for folder in found[:3])
+        some += " and others" if len(found) > 3 else ""
         raise UserError(f"{prefix!r} begins the ids of {len(found)} cells: {some}; give more of it")
     return found[0]

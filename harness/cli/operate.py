@@ -82,6 +82,7 @@ def status(
     """Show what state every cell is in, and why cells failed; without a sweep, of all sweeps."""
     from harness.cli.choice import stored_names  # noqa: PLC0415  # --help answers before these are loaded
     from harness.cli.standing import print_statuses  # noqa: PLC0415
+    from harness.cli.telling import differences  # noqa: PLC0415
 
     if watch:
         _follow(_cells(sweep, file, set_, where, runs), runs)
@@ -89,7 +90,11 @@ def status(
     names = [sweep] if sweep or file else stored_names(runs)
     seen = {name: _look(_cells(name, file, set_, where, runs), runs) for name in names}
     if as_json:
-        typer.echo(json.dumps([one.to_dict() for statuses in seen.values() for one in statuses], indent=1))
+        rows = []
+        for statuses in seen.values():
+            differs = differences([one.cell for one in statuses])
+            rows += [{**one.to_dict(), "differs": differs[one.cell.id]} for one in statuses]
+        typer.echo(json.dumps(rows, indent=1))
         return
     if not seen:
         typer.echo(f"no runs under {runs}; start some with kronscale submit -f jobs/sweeps/demo.yaml")
@@ -194,6 +199,7 @@ def _follow(cells: Sequence[Cell], runs: Path) -> None:
         last = follow(lambda: _look(cells, runs), console())
     except KeyboardInterrupt:
         name = cells[0].sweep
+        name += "" if runs == _RUNS else f" --runs {runs}"
         typer.echo(f"detached: runs go on; kronscale status {name} shows, kronscale cancel {name} ends them")
         raise typer.Exit(_INTERRUPTED) from None
     print_statuses(last, runs)

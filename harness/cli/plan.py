@@ -42,6 +42,7 @@ def plan(
     """Show what a sweep file would run, and what of it is done. Changes nothing."""
     # --help answers before pydantic and rich are loaded
     from harness.cli.screen import console  # noqa: PLC0415
+    from harness.cli.telling import differences  # noqa: PLC0415
     from harness.launchers.profiles import read_site  # noqa: PLC0415
     from harness.outlook import outlook  # noqa: PLC0415
     from harness.sweep import read_sweep  # noqa: PLC0415
@@ -50,16 +51,19 @@ def plan(
     sweep = read_sweep(file, set_ or ())
     profile = read_site(site) if site else None
     seen = outlook(select(sweep.cells, where), runs)
+    differs = differences(seen.cells)
     if as_json:
         about = {"sweep": sweep.name, "about": sweep.about, "file": str(sweep.path)}
-        typer.echo(json.dumps({**about, **seen.to_json()}, indent=1))
+        content = seen.to_json()
+        content["cells"] = [{**cell, "differs": differs[cell["id"]]} for cell in content["cells"]]
+        typer.echo(json.dumps({**about, **content}, indent=1))
         return
     screen = console()
     _print_summary(screen, sweep, seen)
     _print_grid(screen, seen)
     if profile is not None:
         screen.print(_site_in_words(profile, seen), markup=False)
-    _print_cells(seen, every)
+    _print_cells(seen, differs, every)
 
 
 def _print_summary(screen: Console, sweep: Sweep, seen: Outlook) -> None:
@@ -96,9 +100,9 @@ def _print_grid(screen: Console, seen: Outlook) -> None:
     screen.print()
 
 
-def _print_cells(seen: Outlook, every: bool) -> None:
+def _print_cells(seen: Outlook, differs: dict[str, str], every: bool) -> None:
     shown = seen.cells if every else seen.cells[:_FIRST_CELLS]
-    lines = [f"{seen.standing[cell.id]:<8}{cell.id}" for cell in shown]
+    lines = [f"{seen.standing[cell.id]:<8}{cell.id}  {differs[cell.id]}".rstrip() for cell in shown]
     if len(shown) < len(seen.cells):
         lines.append(f"... and {len(seen.cells) - len(shown)} more; --all lists them")
     typer.echo("\n".join(lines))  # as it is: an id folded at the terminal's edge could not be copied

@@ -52,7 +52,7 @@ def report(
         raise UserError(f"--rule={rule!r} is no rule{not_allowed(rule, SCORINGS)}")
     say_foreign(SweepFolder(folder))
     study = replace(load(folder), scoring=SCORINGS[rule])
-    page = write_report(study, out or folder / "report")
+    page = write_report(study, out or folder / ("report" if rule == "first" else f"report-{rule}"))
     screen = console()
     summary = summary_table(study)
     screen.print(_table(summary[SHOWN]))
@@ -62,12 +62,9 @@ def report(
 
 
 def _folder(sweep: str | None, file: Path | None, runs: Path) -> Path:
-    from harness.store import sweep_folder  # noqa: PLC0415  --help does not wait for pydantic
+    from harness.cli.choice import stored_sweep  # noqa: PLC0415  --help does not wait for pydantic
 
-    folder = sweep_folder(_name(sweep, file), runs).path
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no runs of this sweep are stored here; start some with kronscale submit")
-    return folder
+    return stored_sweep(_name(sweep, file), runs).path
 
 
 def _name(sweep: str | None, file: Path | None) -> str:

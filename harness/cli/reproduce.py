@@ -33,6 +33,8 @@ def reproduce(
 
     described, files = read_paper(paper, size)
     _check_figures(described)
+    if report_only:
+        _check_runs(files, runs)
     codes = [] if report_only else [_run(file, site, runs) for file in files.values()]
     folder = out or runs.parent / "papers" / f"{paper}-{size}"
     page = _report(described, files, runs, folder)
@@ -53,6 +55,18 @@ def _check_figures(paper: Paper) -> None:
             raise PaperError(
                 f"{paper.paper}: figure={figure.figure!r} is no figure{not_allowed(figure.figure, FIGURES)}"
             )
+
+
+def _check_runs(files: dict[str, Path], runs: Path) -> None:
+    """Refuse to draw what has not been run."""
+    from harness.errors import UserError  # noqa: PLC0415  # see reproduce
+    from harness.store import sweep_folder  # noqa: PLC0415
+    from harness.sweep import read_sweep  # noqa: PLC0415
+
+    folders = [sweep_folder(read_sweep(file).name, runs).path for file in files.values()]
+    missing = [str(folder) for folder in folders if not folder.is_dir()]
+    if missing:
+        raise UserError(f"no runs yet at {', '.join(missing)}: leave --report-only out to run them")
 
 
 def _run(file: Path, site: str, runs: Path) -> int:

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from harness.cli.screen import console
+from harness.cli.telling import differences
 from harness.errors import UserError
 from harness.progress import duration, metric, state_counts, steps
 from harness.status import CellStatus, is_stalled, read_statuses
@@ -30,10 +31,13 @@ def print_statuses(statuses: Sequence[CellStatus], runs: Path) -> None:
     screen.print(f"{name}: {state_counts(statuses)}", markup=False)
     telling = sorted(statuses, key=lambda one: (one.state == "COMPLETED", one.state in ("PENDING", "STAGED")))
     table = Table(box=None, pad_edge=False)
-    for heading in ("state", "cell", "step", "phase", "metric", "elapsed", "cause"):
+    differs = differences([one.cell for one in statuses])
+    apart = ["differs"] if any(differs.values()) else []
+    for heading in ("state", "cell", *apart, "step", "phase", "metric", "elapsed", "cause"):
         table.add_column(heading, overflow="fold", ratio=1 if heading == "cause" else None)
     for one in telling[:_MOST_ROWS]:
-        place = (one.state, one.cell.id, steps(one), one.phase or "", metric(one))
+        words = [differs[one.cell.id] for _ in apart]
+        place = (one.state, one.cell.id, *words, steps(one), one.phase or "", metric(one))
         table.add_row(*place, duration(one.elapsed_seconds), one.cause)
     screen.print(table, markup=False)
     if len(telling) > _MOST_ROWS:
@@ -64,6 +68,8 @@ def print_log(folder: CellFolder, rank: int | None, *, follow: bool) -> None:
     if not log.exists() and not follow:
         raise UserError(f"{log} does not exist: the attempt is {status.state} {status.cause}")
     read = _print_from(log, 0)
+    if not read and status.final:
+        typer.echo(f"{log} is empty: rank {chosen} wrote nothing", err=True)
     over, asked = status.final, time.monotonic()
     while follow and not over:
         time.sleep(_FOLLOW_SECONDS)

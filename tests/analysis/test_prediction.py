@@ -185,16 +185,34 @@ def test_curves_go_through_their_points():
 
 
 def test_the_recommendation_is_the_cheapest_that_fits_and_says_why():
-    question = Question(RESNET, config("comm_opt"), 32, MACHINE)
-    free = recommend(question, 64)
+    rare = config("comm_opt", factor_update_steps=100, inverse_update_steps=1000)
+    question = Question(RESNET, rare, 32, MACHINE)
+    free = recommend(question, 64, choose_intervals=False)
     assert free is not None
     tight = replace(question, memory_bytes=free.prediction.peak_bytes - 1)
-    other = recommend(tight, 64)
+    other = recommend(tight, 64, choose_intervals=False)
     assert other is not None
     assert other.prediction.peak_bytes < free.prediction.peak_bytes
     assert other.prediction.total.central >= free.prediction.total.central
     assert any("does not fit" in reason for reason in other.reasons)
     assert recommend(replace(question, memory_bytes=10**6), 64) is None
+
+
+@pytest.mark.parametrize("world_size", [16, 64, 512])
+@pytest.mark.parametrize("overhead", [0.02, 0.1, 0.5])
+def test_nothing_is_faster_than_the_recommendation_at_its_own_intervals(world_size, overhead):
+    question = Question(RESNET, config("comm_opt"), 32, MACHINE)
+    found = recommend(question, world_size, overhead=overhead)
+    assert found is not None
+    assert found.setup.config is not None
+    intervals = {
+        name: getattr(found.setup.config, name) for name in ("factor_update_steps", "inverse_update_steps")
+    }
+    totals = [
+        predict(replace(found.setup, config=replace(one, **intervals)), MACHINE).total.central
+        for one in candidates(question.config, world_size)
+    ]
+    assert found.prediction.total.central == pytest.approx(min(totals))
 
 
 def test_crossovers_are_where_the_order_of_two_arms_changes():

@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pandas as pd
@@ -17,6 +18,7 @@ from analysis.findings import cautions, findings
 from analysis.markup import to_latex, to_markdown
 from analysis.metrics import time_to_accuracy
 from analysis.report import summary_table, write_report
+from analysis.rules import SCORINGS
 from analysis.summary import rules_table
 from analysis.tables import load
 
@@ -75,6 +77,15 @@ def test_what_came_out_is_said_first_and_only_where_it_is_decided(study, page):
 def test_what_a_study_lacks_is_said_first(odd_studies):
     assert "no first-order arm" in findings(odd_studies["no SGD arm"])[0]
     assert findings(odd_studies["no cells"]) == ["No run has trained yet."]
+    few = odd_studies["no SGD arm"]
+    few = replace(
+        few,
+        cells=few.cells.assign(stop_reason="target"),
+        evaluations=few.evaluations.groupby("run", observed=True).head(1),
+        scoring=SCORINGS["sustained"],
+    )
+    (said,) = findings(few)
+    assert re.match(r"The rule \(first of 3 in a row.*\) cannot score any of \d+ runs: they ended", said)
     assert "2 FAILED" not in " ".join(cautions(odd_studies["two runs and one that failed"]))
     assert "1 FAILED" in " ".join(cautions(odd_studies["two runs and one that failed"]))
     assert "some seeds are missing" in " ".join(cautions(odd_studies["two runs and one that failed"]))

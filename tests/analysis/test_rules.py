@@ -105,5 +105,13 @@ def test_performance_profiles_worked_by_hand():
     assert profile_score(ratios["b"]) == pytest.approx((2 / 3 * 1 + 1 * 2) / 3)
 
 
+def test_a_method_is_judged_on_the_workloads_it_was_run_on():
+    table = pd.DataFrame({"a": [10.0, 30.0], "b": [20.0, math.nan]}, index=["w1", "w2"])
+    ratios = performance_ratios(table)
+    assert ratios["b"].isna().tolist() == [False, True]
+    assert profile(ratios["b"])[1].tolist() == [0.0, 1.0]
+    assert profile_score(ratios["b"]) == pytest.approx(2 / 3)
+
+
 def test_more_than_four_times_the_best_counts_as_a_miss():
     assert profile_score(pd.Series([4.5, 4.5])) == profile_score(pd.Series([MISS, MISS])) == 0

@@ -24,7 +24,10 @@ DEMO = "jobs/sweeps/demo.yaml"
         (["plan", "-f", DEMO, "--where", "nonsense"], "--where 'nonsense': cannot read 'nonsense'"),
         (["plan", "-f", DEMO, "--where", "seed=99"], "--where 'seed=99': none of the 36 cells matches"),
         (["report"], "report needs either the name of a sweep or its file"),
-        (["report", "none", "--runs", "nowhere"], "nowhere/none: no runs of this sweep are stored here"),
+        (
+            ["report", "none", "--runs", "nowhere"],
+            "nowhere/none: no runs of sweep 'none'; nothing is stored there",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(arguments, message, capsys):
@@ -134,6 +137,7 @@ def test_where_keeps_exactly_what_it_says(expression, chosen):
         ("method<k", "method='sgd' is text and cannot be compared by < with 'k'"),
         ("seed=", "'seed=' compares with nothing"),
         ("seed in 0,,1", "'seed in 0,,1' compares with nothing"),
+        ("seed=0 or seed=1", "there is no `or`; values of one field go in a list"),
         ("sgd", "cannot read 'sgd'; write field=value"),
         ("seed=0 and ", "cannot read"),
         ("__class__=Cell", "__class__ is no field"),

@@ -56,9 +56,14 @@ def test_an_unknown_paper_or_size_names_those_that_are_there(capsys):
     assert "sc20 --size small" in said
     assert "did you mean sc20" in said
     assert main(["reproduce", "sc20", "--size", "huge"]) == 2
+    said = capsys.readouterr().err
+    assert "sc20 has no such size; allowed: " in said
+    assert "did you mean sc20" not in said
 
 
 def test_without_runs_there_is_nothing_to_draw_and_it_says_so(tmp_path, capsys):
     assert main(["reproduce", "sc20", "--report-only", "--runs", str(tmp_path)]) == 2
-    assert "no run folder" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"no runs yet at {tmp_path}/" in said
+    assert "leave --report-only out" in said
     assert not list(Path(tmp_path).iterdir())

@@ -45,6 +45,35 @@ def test_json_holds_every_cell(runs, capsys):
     ]  # fmt: skip
 
 
+def test_cells_that_differ_in_no_word_of_their_ids_are_told_apart(tmp_path, capsys):
+    file = tmp_path / "grid.yaml"
+    file.write_text(Path(DEMO).read_text().replace(
+        "grid: {world_size: [1, 2, 4]}", "grid: {world_size: [1, 2, 4], kfac.damping: [0.01, 0.1]}"
+    ))  # fmt: skip
+    assert (
+        main(
+            [
+                "plan",
+                "-f",
+                str(file),
+                "--runs",
+                str(tmp_path),
+                "--where",
+                "method=mem_opt and seed=0",
+                "--all",
+            ]
+        )
+        == 0
+    )
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("new ")]
+    assert [line.split()[2:] for line in lines] == [["damping=0.01"], ["damping=0.1"]] * 3
+    assert main(["plan", "-f", str(file), "--runs", str(tmp_path), "--json"]) == 0
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert len(
+        {(cell["method"], cell["world_size"], cell["seed"], cell["differs"]) for cell in cells}
+    ) == len(cells)
+
+
 def test_the_table_is_plain_text_and_names_the_placements(runs, capsys):
     before = sorted(runs.rglob("*"))
     assert main(["plan", "-f", DEMO, "--runs", str(runs), "--all"]) == 0
