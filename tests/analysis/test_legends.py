@@ -8,7 +8,10 @@ from analysis.figures.drawing import ONE_COLUMN, TWO_COLUMNS, legend_below, pane
 
 
 @pytest.mark.parametrize("width", [ONE_COLUMN, TWO_COLUMNS])
-@pytest.mark.parametrize("word", ["sgd", "comm_opt-inverse", "nlcg-kfac global_batch_size=400", "MEM-OPT WORLD 2 kfac.damping=0.003"])
+@pytest.mark.parametrize(
+    "word",
+    ["sgd", "comm_opt-inverse", "nlcg-kfac global_batch_size=400", "MEM-OPT WORLD 2 kfac.damping=0.003"],
+)
 def test_a_legend_stays_inside_its_figure(width, word):
     figure, _ = panels(width, 2.6, columns=2)
     legend_below(figure, [Line2D([], [], marker="o", label=f"{word} {n}") for n in range(9)], columns=4)

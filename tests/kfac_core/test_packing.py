@@ -28,6 +28,9 @@ def test_tables_lead_to_the_same_places_as_blocks(monkeypatch, n, blocks):
     monkeypatch.setattr(packing, "LARGEST", 0)
     pack(matrix, by_block, 0.3)
     assert torch.equal(by_table, by_block)
+    monkeypatch.undo()
+    pack(matrix.mT, by_table, 0.3)  # not contiguous
+    assert torch.equal(by_table, by_block)
 
 
 @pytest.mark.usefixtures("way")
