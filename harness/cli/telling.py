@@ -8,7 +8,7 @@ from harness.cell import Cell
 
 
 def differences(cells: Sequence[Cell]) -> dict[str, str]:
-    """By cell id, the fields that vary inside its method, or between all cells: `damping=0.03`; else empty."""
+    """By cell id, the fields that vary inside its method or between all cells: `damping=0.03`; or nothing."""
     from analysis.arms import fields_of, name_arms  # noqa: PLC0415  --help does not wait for it
 
     named = name_arms([fields_of(cell) for cell in cells])
