@@ -184,7 +184,8 @@ class KFAC:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state, also on another world size, strategy or solver.
 
-        Factors move to their new owners. With another solver the second-order data is solved anew.
+        Factors move to their new owners. With another solver the second-order data is solved anew. Under
+        `overlap_factors` every rank has to call this, for what is on its way (`discard`).
 
         Raises:
             ConfigError: the state is of other layers.

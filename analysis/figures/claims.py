@@ -67,7 +67,7 @@ def draw(study: Study) -> Drawing:
     axis.axvline(0, color=GREY, linewidth=0.7)
     axis.set_yticks([-place for place in range(len(labels))], labels, fontsize=6)
     axis.set_ylim(-len(labels) + 0.4, 0.6)
-    axis.set_xlabel("time to target saved over the first-order arm (%)")
+    axis.set_xlabel("time saved (%): to target over the first-order arm, or as named")
     axis.grid(True, axis="x", color="#dddddd", linewidth=0.5)
     legend_below(figure, handles(looks), columns=min(len(looks), 4))
     columns = ["arm", "world_size", "baseline", "percent_saved", "low", "high", "method", "holm_p", "verdict"]

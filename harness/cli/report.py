@@ -40,6 +40,7 @@ def report(
     """Write report.html with figures and tables from stored runs, and print the summary."""
     folder = _folder(sweep, file, runs)
     # Loaded after the question is known to make sense: pandas and matplotlib take a second
+    from analysis.findings import findings  # noqa: PLC0415
     from analysis.report import summary_table, write_report  # noqa: PLC0415
     from analysis.rules import SCORINGS  # noqa: PLC0415
     from analysis.segments import resumed_note  # noqa: PLC0415
@@ -55,7 +56,7 @@ def report(
     page = write_report(study, out or folder / ("report" if rule == "first" else f"report-{rule}"))
     screen = console()
     summary = summary_table(study)
-    screen.print(_table(summary[SHOWN]))
+    screen.print(_table(summary[SHOWN]) if len(summary) else findings(study)[0], markup=False)
     for note in filter(None, [*_notes(summary), resumed_note(study.cells)]):
         screen.print(note, style="dim", markup=False, highlight=False)
     screen.print(f"report: {page}", soft_wrap=True, markup=False, highlight=False)

@@ -17,10 +17,8 @@ from kfac_core.layers.row_shift import by_row_shift
 from kfac_core.layers.side_by_side import by_pixels_side_by_side
 
 _FEW_CHANNELS = 8  # below which shifting rows beats displacements, up to 10 times at 1 channel of 5 x 5 taps
-_BETWEEN, _WIDE = (
-    16,
-    32,
-)  # channels from, and columns from and channels to, where side by side is ahead: 1.2 times
+_BETWEEN = 16  # channels, from which side by side is ahead, up to 1.2 times,
+_WIDE = 32  # below so many channels and in images of as many columns or more
 _TALL = 4  # taps above each other that share no row, from which on shifting rows is slower, up to 1.8 times
 _MANY_PIXELS = 64  # in an image, from which on a product an image beats gathering the pixels of all
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kfac_core import KFAC, KFACConfig, buckets
-from kfac_core.collectives.torch_distributed import TorchCommunicator
 from kfac_core.cost import CostModel
 
 EVERY_STEP: dict[str, Any] = {"factor_update_steps": 1, "inverse_update_steps": 1}
@@ -57,7 +56,10 @@ def backward(
         weight.grad /= world_size
 
 
-def running(kfac: KFAC) -> list[Tensor]:
+def stepped(model: Net, kfac: KFAC, seed: int, rank: int, world_size: int) -> list[Tensor]:
+    """The factors after a step on this batch."""
+    backward(model, seed, rank, world_size)
+    kfac.step()
     return [factor.clone() for factor in kfac._factors.running.values()]
 
 
@@ -80,12 +82,9 @@ def factors_after_a_failure(
     """Factors of a batch, without and with a step before it that fails on each rank at its bucket."""
     model, kfac = made(SHARP)
     if restore:
-        backward(model, 3, rank, world_size)
-        kfac.step()
+        stepped(model, kfac, 3, rank, world_size)
     state = copy.deepcopy(kfac.state_dict())
-    backward(model, 1, rank, world_size)
-    kfac.step()
-    want = running(kfac)
+    want = stepped(model, kfac, 1, rank, world_size)
     kfac.load_state_dict(state)
     fails_at(kfac, at[rank])
     backward(model, 2, rank, world_size, scale=3.0)
@@ -97,9 +96,7 @@ def factors_after_a_failure(
         raise AssertionError("nothing failed")
     if restore:
         kfac.load_state_dict(state)
-    backward(model, 1, rank, world_size)
-    kfac.step()
-    return want, running(kfac)
+    return want, stepped(model, kfac, 1, rank, world_size)
 
 
 @pytest.mark.parametrize("restore", [False, True])
@@ -112,8 +109,7 @@ def test_a_failure_between_two_buckets_leaves_nothing_to_the_next_step(world, at
 
 def goes_on_when_one_rank_fails(rank: int, world_size: int) -> int:
     model, kfac = made({**EVERY_STEP, "inverse_update_steps": 100})
-    backward(model, 1, rank, world_size)
-    kfac.step()
+    stepped(model, kfac, 1, rank, world_size)
     if rank == 1:
         fails_at(kfac, 2)
     backward(model, 2, rank, world_size)
@@ -121,8 +117,7 @@ def goes_on_when_one_rank_fails(rank: int, world_size: int) -> int:
         kfac.step()
     except KeyboardInterrupt:
         assert rank == 1
-    backward(model, 3, rank, world_size)
-    kfac.step()
+    stepped(model, kfac, 3, rank, world_size)
     return kfac.steps
 
 
@@ -132,17 +127,12 @@ def test_a_rank_that_fails_alone_does_not_leave_its_peer_waiting(world):
 
 def rolls_back(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor]]:
     model, kfac = made({**SHARP, "overlap_factors": True})
-    backward(model, 1, rank, world_size)
-    kfac.step()
+    stepped(model, kfac, 1, rank, world_size)
     state = copy.deepcopy(kfac.state_dict())
-    backward(model, 2, rank, world_size)
-    kfac.step()
-    want = running(kfac)
+    want = stepped(model, kfac, 2, rank, world_size)
     backward(model, 3, rank, world_size, use_b=rank == 0)  # more buckets have left rank 0 than rank 1
     kfac.load_state_dict(state)
-    backward(model, 2, rank, world_size)
-    kfac.step()
-    return want, running(kfac)
+    return want, stepped(model, kfac, 2, rank, world_size)
 
 
 def test_rolling_back_while_ranks_are_differently_far_is_no_trouble(world):
@@ -153,14 +143,10 @@ def test_rolling_back_while_ranks_are_differently_far_is_no_trouble(world):
 
 def discards(rank: int, world_size: int, overlap: bool) -> tuple[list[Tensor], list[Tensor]]:
     model, kfac = made({**SHARP, "overlap_factors": overlap})
-    backward(model, 1, rank, world_size)
-    kfac.step()
-    want = running(kfac)
+    want = stepped(model, kfac, 1, rank, world_size)
     backward(model, 2, rank, world_size, scale=3.0)
     kfac.discard()
-    backward(model, 1, rank, world_size)
-    kfac.step()
-    return want, running(kfac)
+    return want, stepped(model, kfac, 1, rank, world_size)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -230,37 +216,3 @@ def warned_as_errors(rank: int, world_size: int) -> tuple[int, int]:
 
 def test_a_warning_raised_as_an_error_keeps_no_rank_waiting_and_comes_once(world):
     assert world(2).run(warned_as_errors) == [(1, 2), (0, 0)]
-
-
-def on_a_grid(rank: int, world_size: int, layers: int, group: bool, direct: bool) -> list[Tensor]:
-    """A step of hybrid_opt on two by two ranks, of which some may know of one more group than others."""
-    if group:
-        dist.new_group([0, 1])
-    torch.manual_seed(0)
-    body = [part for _ in range(layers - 1) for part in (nn.Linear(4, 4), nn.Tanh())]
-    model = nn.Sequential(*body, nn.Linear(4, 3)).double()
-    patch = pytest.MonkeyPatch()
-    if not direct:  # as over NCCL
-        patch.setattr(TorchCommunicator, "_is_direct", lambda *_: False)
-    kfac = KFAC(model, KFACConfig(strategy="hybrid_opt", grad_worker_fraction=0.5, **SHARP), lr=0.1)
-    x = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    mine = slice(rank, None, world_size)
-    functional.cross_entropy(model(x[mine]), (torch.arange(8) % 3)[mine]).backward()
-    for weight in model.parameters():
-        dist.all_reduce(weight.grad)
-        weight.grad /= world_size
-    for everyone in kfac.placement.groups:
-        if rank in everyone:
-            kfac._communicator.meet(everyone)
-    kfac.step()
-    patch.undo()
-    return [weight.grad.clone() for weight in model.parameters()]
-
-
-@pytest.mark.parametrize("direct", [True, False])
-@pytest.mark.parametrize(("layers", "group"), [(1, False), (2, True), (3, False)])
-def test_rows_and_columns_meet_whatever_groups_a_rank_knows_of(world, layers, group, direct):
-    found = world(4).run(on_a_grid, layers, group, direct)
-    for gradients in found[1:]:
-        for one, other in zip(found[0], gradients, strict=True):
-            torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-14)

@@ -270,21 +270,6 @@ def test_a_skipped_step_leaves_nothing_behind(world):
         assert torch.equal(late, early)
 
 
-def timeouts(rank: int, world_size: int) -> list[Any]:
-    communicator, rows = connect(), [(0, 1), (2, 3)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(communicator, "_is_direct", lambda _: False)  # as over NCCL, where groups are needed
-        communicator.prepare(rows, torch.empty(0))
-    groups = [communicator._all, communicator.apart()._all, communicator._groups[rows[rank // 2]]]
-    return [group._get_backend(torch.device("cpu")).options._timeout for group in groups]
-
-
-def test_groups_made_later_wait_for_a_lost_peer_as_long_as_the_first(world):
-    for first, *later in world(4).run(timeouts):
-        assert later == [first, first]
-        assert first.total_seconds() != 1800  # torch's own default, which new groups would have
-
-
 def waited(rank: int, world_size: int) -> tuple[int, float]:
     model = DistributedDataParallel(build("mlp"))
     communicator = SplitWait(connect())
