@@ -17,10 +17,12 @@ from analysis.figures.drawing import (
     sentence,
     styles,
 )
-from analysis.metrics import time_to_accuracy
+from analysis.metrics import IDENTITY, time_to_accuracy
 from analysis.profiles import LARGEST_RATIO, performance_ratios, profile, profile_score
 from analysis.statistics import median
 from analysis.study import Study
+
+_BROKEN = ("FAILED", "TIMEOUT", "OOM")  # of a lost node or a preemption no method is to blame
 
 
 def draw(study: Study) -> Drawing:
@@ -28,7 +30,7 @@ def draw(study: Study) -> Drawing:
     runs = time_to_accuracy(study)
     if runs.empty:
         raise NothingToDraw("no run has trained up to its first evaluation")
-    runs["workload"] = runs["setting"] + " on " + runs["world_size"].astype("str")
+    runs = _with_misses(study, runs)
     tried = runs.groupby("workload")["method"].nunique()
     runs = runs[runs["workload"].isin(tried[tried > 1].index)]
     if runs["workload"].nunique() < 2:
@@ -78,3 +80,13 @@ def draw(study: Study) -> Drawing:
     numbers["ratio"] = numbers["ratio"].where(numbers["ratio"] < math.inf, math.inf)
     frame: pd.DataFrame = numbers
     return Drawing(figure, frame, caption)
+
+
+def _with_misses(study: Study, runs: pd.DataFrame) -> pd.DataFrame:
+    """Scored runs by workload, and as misses those of methods whose cells there all broke unscored."""
+    broken = study.cells[study.cells["state"].isin(_BROKEN)][IDENTITY]
+    broken = broken.assign(reached=False, scored_seconds=math.inf)
+    every = pd.concat([runs, broken[~broken["run"].isin(runs["run"])]], ignore_index=True)
+    every["workload"] = every["setting"] + " on " + every["world_size"].astype("str")
+    scored = every.groupby(["workload", "method"])["run"].transform(lambda own: own.isin(runs["run"]).any())
+    return every[every["run"].isin(runs["run"]) | ~scored.astype("bool")].reset_index(drop=True)
