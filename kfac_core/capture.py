@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kfac_core.grams import Gram, dense
+from kfac_core.collectives.packing import Packed, packed
+from kfac_core.grams import Gram, Rows, dense
 from kfac_core.layers import KroneckerLayer
 
 _NO_BACKWARD = -1  # what torch calls the backward pass while there is none
@@ -22,8 +23,8 @@ class _Call:
     """Sums over the calls of a layer in one backward pass; calls of a shared module are positions."""
 
     task: int
-    a_gram: Gram
-    g_gram: Gram
+    a_gram: Gram | Packed
+    g_gram: Gram | Packed
     examples: int
     positions: float
     batch: int
@@ -34,8 +35,8 @@ class _Call:
         seen = self.positions * self.examples + call.positions * call.examples
         return _Call(
             self.task,
-            dense(self.a_gram) + dense(call.a_gram),
-            dense(self.g_gram) + dense(call.g_gram),
+            _combined(Share(self.a_gram, 1.0), Share(call.a_gram, 1.0)),
+            _combined(Share(self.g_gram, 1.0), Share(call.g_gram, 1.0)),
             examples,
             seen / examples,
             max(self.batch, call.batch),
@@ -45,7 +46,7 @@ class _Call:
 class Share(NamedTuple):
     """`scale * gram`: what a rank adds to a factor, to be divided by the examples of all ranks."""
 
-    gram: Gram
+    gram: Gram | Packed
     scale: float
 
 
@@ -97,7 +98,20 @@ class Statistics:
 def _sum(before: Share | None, new: Share) -> Share:
     if before is None:
         return new
-    return Share(dense(before.gram) * before.scale + dense(new.gram) * new.scale, 1.0)
+    return Share(_combined(before, new), 1.0)
+
+
+def _combined(first: Share, second: Share) -> Gram | Packed:
+    """Both added up; packed, where one of them is."""
+    if isinstance(first.gram, Packed) or isinstance(second.gram, Packed):
+        return Packed(
+            _added(packed(first.gram).triangle, first.scale, packed(second.gram).triangle, second.scale)
+        )
+    return _added(dense(first.gram), first.scale, dense(second.gram), second.scale)
+
+
+def _added(first: Tensor, first_scale: float, second: Tensor, second_scale: float) -> Tensor:
+    return torch.add(first if first_scale == 1.0 else first * first_scale, second, alpha=second_scale)
 
 
 class Capture:
@@ -111,6 +125,7 @@ class Capture:
     Args:
         layers: all layers, in the order of `statistics`.
         heard: positions of those whose factors see this rank's batch; the others get no hook.
+        leaving: factors that travel to other ranks, this one's share included: packed as soon as made.
         dtype: dtype of the sums, at least float32.
         listening: asked in every forward pass; False costs one call a layer.
         measured: a context that each computation of a gram runs in, by the layer's position.
@@ -125,6 +140,7 @@ class Capture:
         self,
         layers: Sequence[KroneckerLayer],
         heard: Iterable[int],
+        leaving: Container[tuple[int, str]],
         dtype: torch.dtype,
         listening: Callable[[], bool],
         measured: Callable[[int], AbstractContextManager[None]],
@@ -133,6 +149,7 @@ class Capture:
         told: Callable[[int, bool], None] | None,
     ) -> None:
         self._layers = layers
+        self._leaving = leaving
         self._dtype = dtype
         self._listening = listening
         self._measured = measured
@@ -188,7 +205,7 @@ class Capture:
         self,
         index: int,
         task: int,
-        a_gram: Callable[[], Gram],
+        a_gram: Callable[[], Gram | Packed],
         counts: tuple[int, int, int],
         last: bool,
         gradient: Tensor | None,
@@ -208,17 +225,26 @@ class Capture:
         fraction = self._layers[0].config.factor_batch_fraction
         return batch if fraction == 1.0 else max(1, round(batch * fraction))
 
-    def _input_gram(self, index: int, inputs: Tensor) -> Gram:
+    def _input_gram(self, index: int, inputs: Tensor) -> Gram | Packed:
         with self._measured(index), torch.no_grad(), full_precision(inputs):
-            return self._layers[index].input_gram(self._cast(inputs))
+            return self._gram(index, "a", self._cast(inputs))
 
-    def _output_gram(self, index: int, gradient: Tensor, counts: tuple[int, int, int]) -> Gram:
+    def _output_gram(self, index: int, gradient: Tensor, counts: tuple[int, int, int]) -> Gram | Packed:
         if self._scale is None:
             self._scale = self._loss_scale()
         examples, _, batch = counts
         with self._measured(index):
             g = self._cast(gradient.detach()[:examples] if examples < batch else gradient.detach())
-            return self._layers[index].output_gram(g if self._scale == 1.0 else g / self._scale)
+            return self._gram(index, "g", g if self._scale == 1.0 else g / self._scale)
+
+    def _gram(self, index: int, kind: str, tensor: Tensor) -> Gram | Packed:
+        layer = self._layers[index]
+        total = layer.input_gram(tensor) if kind == "a" else layer.output_gram(tensor)
+        if (index, kind) not in self._leaving or isinstance(
+            total, Rows
+        ):  # rows are multiplied into their place
+            return total
+        return packed(total)
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
@@ -234,7 +260,7 @@ def _never() -> bool:
     return False
 
 
-def _given(gram: Gram) -> Gram:
+def _given(gram: Gram | Packed) -> Gram | Packed:
     return gram
 
 

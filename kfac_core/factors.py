@@ -13,7 +13,7 @@ from torch import Tensor
 from kfac_core.buckets import Bucket, buckets, travelling_elements
 from kfac_core.capture import Share, Statistics
 from kfac_core.collectives import Communicator, Finish
-from kfac_core.collectives.packing import fold_packed, pack, packed_trace, unpack
+from kfac_core.collectives.packing import Packed, fold_packed, pack, packed_trace, unpack
 from kfac_core.config import KFACConfig
 from kfac_core.errors import ConfigError
 from kfac_core.grams import Gram, dense, fold, is_finite, trace
@@ -67,8 +67,8 @@ class Factors:
         self._complete: set[int] = set()  # layers, and below those whose buckets have left
         self._gone: set[int] = set()
         self._left = 0  # buckets that are packed, or gone
-        self._packed: list[_Packed] = []
-        self._begun: list[tuple[_Packed, Finish]] = []
+        self._packed: list[_Filled] = []
+        self._begun: list[tuple[_Filled, Finish]] = []
         self._received: dict[Key, tuple[Tensor, bool]] = {}
 
     def hear(self, layer: int, statistics: Sequence[Statistics], *, complete: bool) -> bool:
@@ -143,7 +143,7 @@ class Factors:
             if (job.layer, job.kind) in self._received:
                 self._absorb_received(job, share, seen.examples)
             elif share is not None:
-                self._average(job, share.gram, share.scale / seen.examples)
+                self._average(job, _kept(share), share.scale / seen.examples)
         self._received = {}
 
     def _absorb_received(self, job: FactorJob, share: Share | None, examples: int) -> None:
@@ -158,16 +158,16 @@ class Factors:
             mean = scratch(self._like, job.shape.blocks, job.shape.dim, job.shape.dim)
             unpack(packed, mean)
             if own is not None:
-                fold(own.gram, own.scale, mean, 1.0)
+                fold(_kept(own), own.scale, mean, 1.0)
             self._average_masked(job, mean / count.clamp_min(1), count > 0)
         elif count > 0:
             decay, size = self._decay(key), packed_trace(packed, job.shape.dim)
             if own is not None:
-                size += own.scale * trace(own.gram)
+                size += own.scale * trace(_kept(own))
             if self._is_usable(key, size):
                 weight = (1.0 - decay) / float(count)
                 if own is not None:
-                    fold(own.gram, weight * own.scale, self.running[key], decay)
+                    fold(_kept(own), weight * own.scale, self.running[key], decay)
                     decay = 1.0
                 fold_packed(packed, weight, self.running[key], decay)
 
@@ -228,9 +228,9 @@ class Factors:
         self._packed.append(self._pack(bucket, statistics))
         self._left += 1
 
-    def _pack(self, bucket: Bucket, statistics: Sequence[Statistics]) -> _Packed:
+    def _pack(self, bucket: Bucket, statistics: Sequence[Statistics]) -> _Filled:
         """What this rank adds to the factors of a bucket that others keep."""
-        packed = _Packed(bucket, self._like.new_empty(sum(map(travelling_elements, bucket.jobs))))
+        packed = _Filled(bucket, self._like.new_empty(sum(map(travelling_elements, bucket.jobs))))
         for job, part in packed.parts():
             if job.inverse_workers == (self._communicator.rank,):
                 continue  # here the others' will be
@@ -244,8 +244,14 @@ class Factors:
         return packed
 
 
+def _kept(share: Share) -> Gram:
+    """The gram of a share that stays on its rank."""
+    assert not isinstance(share.gram, Packed)  # noqa: S101  what is packed early leaves
+    return share.gram
+
+
 @dataclass(frozen=True)
-class _Packed:
+class _Filled:
     """A bucket and its buffer."""
 
     bucket: Bucket

@@ -25,7 +25,12 @@ def state_bytes(
         "second_order": inverse_bytes
         * sum(data_elements(config, job.shape) for job in jobs if rank in job.gradient_workers),
         "gradients": 2 * item_bytes * sum(shape.gradient_elements for shape in shapes),
-        "statistics": item_bytes * sum(job.shape.elements for job in jobs if rank in job.factor_workers),
+        "statistics": item_bytes
+        * sum(
+            job.shape.elements if rank in job.stays_on else job.shape.packed_elements
+            for job in jobs
+            if rank in job.factor_workers
+        ),
     }
 
 

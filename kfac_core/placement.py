@@ -89,6 +89,12 @@ class FactorJob:
     inverse_workers: Ranks
     gradient_workers: Ranks
 
+    @property
+    def stays_on(self) -> Ranks:
+        """The rank whose own share never travels, as it alone keeps the factor; every other one's does."""
+        alone = len(self.inverse_workers) == 1 and self.inverse_workers[0] in self.factor_workers
+        return self.inverse_workers if alone else ()
+
 
 @dataclass(frozen=True)
 class LayerPlacement:

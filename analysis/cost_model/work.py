@@ -163,7 +163,14 @@ class Work:
                 (job.gradient_workers, second_item * data_elements(config, job.shape)) for job in self.jobs
             ),
             "gradients": [gradients] * self.world_size,
-            "statistics": self.spread((job.factor_workers, item * job.shape.elements) for job in self.jobs),
+            "statistics": self.spread(
+                share
+                for job in self.jobs
+                for share in (
+                    (job.factor_workers, item * job.shape.packed_elements),
+                    (job.stays_on, item * (job.shape.elements - job.shape.packed_elements)),
+                )
+            ),
         }
 
     @cached_property

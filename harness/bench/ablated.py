@@ -101,7 +101,7 @@ class Subject:
         """The work of a computing phase done twice in its place; what the second time leaves is used."""
         parts = self._parts().get(phase, [])
         if phase == Phase.FACTOR_COMPUTE:
-            parts = [(layer, "input_gram", "output_gram") for layer in self.kfac._layers]
+            parts = [(self.kfac._capture, "_gram")]
         with ExitStack() as stack:
             for owner, *names in parts:
                 for name in names:
@@ -152,24 +152,19 @@ class Subject:
             packed[bucket] = pack(bucket, statistics)
             return packed[bucket]
 
-        def remembering(key: Any, compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
-            def remember(tensor: Any) -> Any:
-                grams[key] = compute(tensor)
-                return grams[key]
+        capture = self.kfac._capture
+        compute: Callable[[int, str, Any], Any] = capture._gram
 
-            return remember
+        def remember(layer: int, kind: str, tensor: Any) -> Any:
+            grams[layer, kind] = compute(layer, kind, tensor)
+            return grams[layer, kind]
 
-        parts = [(layer, name) for layer in self.kfac._layers for name in ("input_gram", "output_gram")]
         with ExitStack() as stack:
-            for layer, name in parts:
-                compute = remembering((id(layer), name), getattr(layer, name))
-                stack.enter_context(patch.object(layer, name, compute))
+            stack.enter_context(patch.object(capture, "_gram", remember))
             stack.enter_context(patch.object(factors, "_pack", remember_packed))
             self._step_with_updates()
         with ExitStack() as stack:
-            for layer, name in parts:
-                hand_out = partial(_kept, grams, (id(layer), name))
-                stack.enter_context(patch.object(layer, name, hand_out))
+            stack.enter_context(patch.object(capture, "_gram", lambda layer, kind, _: grams[layer, kind]))
             stack.enter_context(patch.object(factors, "absorb", _nothing))
             stack.enter_context(patch.object(factors, "_pack", lambda bucket, _: packed[bucket]))
             yield
@@ -239,10 +234,6 @@ def _round(subject: Subject, phase: Phase, *, turned: bool) -> dict[str, float]:
 def _changes(phase: Phase) -> tuple[int, ...]:
     """How often a phase's work is done instead of once; no exchange twice, for ranks wait only once."""
     return (0,) if phase in COMM_PHASES else (0, 2)
-
-
-def _kept(grams: dict[Any, Any], key: Any, tensor: Any) -> Any:
-    return grams[key]
 
 
 def _twice(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

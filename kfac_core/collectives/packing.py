@@ -11,7 +11,10 @@ Format for Cholesky's Algorithm").
 Small matrices, where operations cost more than bytes, reach the same places by index tables (`tables`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,16 +28,39 @@ _ACROSS = 128  # rows or columns that are copied across the diagonal at once, wh
 _IN_CACHE = 512  # of which all fit
 
 
+@dataclass(frozen=True)
+class Packed:
+    """A gram that leaves for other ranks, as a triangle `[blocks, n(n+1)/2]`: half the memory until then."""
+
+    triangle: Tensor
+
+
+def packed(total: Gram | Packed) -> Packed:
+    """The triangle of a gram; best taken while the gram is still in the cache."""
+    if isinstance(total, Packed):
+        return total
+    matrices = total.rows if isinstance(total, Rows) else total
+    blocks, n = len(matrices), matrices.shape[-1]
+    if isinstance(total, Tensor) and n == 1:
+        return Packed(total.flatten(1))
+    out = matrices.new_empty(blocks, packed_size(n))
+    pack(total, out)
+    return Packed(out)
+
+
 def packed_size(n: int) -> int:
     """Elements of one triangle of an `n` by `n` matrix, diagonal included."""
     return n * (n + 1) // 2
 
 
-def pack(total: Gram, out: Tensor, scale: float = 1.0) -> None:
+def pack(total: Gram | Packed, out: Tensor, scale: float = 1.0) -> None:
     """Write the triangle of symmetric `scale * total` [blocks, n, n] to `out` [blocks, n(n+1)/2], contiguous.
 
     Rows are multiplied straight into their place: the matrix is never made.
     """
+    if isinstance(total, Packed):
+        torch.mul(total.triangle, scale, out=out)
+        return
     if isinstance(total, Tensor) and total.shape[-1] <= LARGEST:
         table(total.shape[-1], total).pack(total, out, scale)
         return

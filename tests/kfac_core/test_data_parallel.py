@@ -55,6 +55,33 @@ def test_ddp_with_and_without_accumulation_equals_one_rank_with_the_whole_batch(
             assert_same(got, expected, 1e-10)
 
 
+def unequal_passes(rank: int, world_size: int, sizes: list[int]) -> list[Tensor]:
+    """Gradients after a step whose batch came in passes of these sizes; of the small one rows are kept."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    kfac = KFAC(model, KFACConfig(strategy="comm_opt", factor_update_steps=1, inverse_update_steps=1), lr=0.1)
+    generator = torch.Generator().manual_seed(1)
+    for size in sizes:
+        x = torch.randn(size, 40, dtype=torch.float64, generator=generator)
+        mine = slice(rank, None, world_size)
+        losses = functional.cross_entropy(model(x[mine]), (torch.arange(size) % 3)[mine], reduction="sum")
+        (losses * world_size / sum(sizes)).backward()
+    if world_size > 1:
+        for weight in model.parameters():
+            dist.all_reduce(weight.grad)
+            weight.grad /= world_size
+    kfac.step()
+    return [weight.grad.clone() for weight in model.parameters()]
+
+
+@pytest.mark.parametrize("sizes", [[4, 24], [24, 4]])
+def test_a_triangle_and_rows_of_two_passes_add_up(world, sizes):
+    expected = unequal_passes(0, 1, sizes)
+    for gradients in world(2).run(unequal_passes, sizes):
+        for one, other in zip(expected, gradients, strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-14)
+
+
 def used_on_one_rank(rank: int, world_size: int, strategy: str) -> tuple[list[Tensor], dict[str, Tensor]]:
     """The second layer sees examples on rank 0 alone."""
 

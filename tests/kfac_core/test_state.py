@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kfac_core import KFAC, ConfigError, KFACConfig
-from kfac_core.grams import Rows
+from kfac_core.collectives.packing import Packed
+from kfac_core.grams import Gram, Rows
 from tests.kfac_core.dense import solve
 from tests.kfac_core.runs import LR, assert_same, build, data, train
 
@@ -140,6 +141,14 @@ def test_a_state_that_does_not_fit_is_refused_and_nothing_is_taken_of_it(change,
     assert torch.equal(fresh._factors.running[0, "g"][0], torch.eye(6, dtype=torch.float64))
 
 
+def held_by(gram: Gram | Packed) -> Tensor:
+    match gram:
+        case Rows(rows=held) | Packed(triangle=held):
+            return held
+        case _:
+            return gram
+
+
 def measured(
     rank: int, world_size: int, options: dict[str, Any]
 ) -> tuple[list[dict[str, int]], dict[str, int]]:
@@ -149,7 +158,7 @@ def measured(
     kfac._capture.clear()
     model(torch.randn(3, 4).double()).square().mean().backward()
     grams = [share.gram for s in kfac._capture.statistics for share in s.shares() or ()]
-    sums = [gram.rows if isinstance(gram, Rows) else gram for gram in grams]
+    sums = [held_by(gram) for gram in grams]
     held = {
         "factors": list(kfac._factors.running.values()),
         "second_order": [kfac._second_order._buffer],
