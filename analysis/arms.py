@@ -7,6 +7,7 @@ ordinary sweep shows its methods' names, and a grid over damping shows `comm_opt
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ Fields = Mapping[str, Any]
 
 SETTING_SECTIONS = ("workload", "target", "training")
 ARM_SECTIONS = ("optimizer", "kfac")
+_LONGEST_VALUE = 40  # characters of a value in a name
 
 
 def fields_of(cell: Cell) -> dict[str, Any]:
@@ -94,5 +96,15 @@ def _spell(fields: Fields, keys: Sequence[str]) -> str:
     for key in keys:
         value = fields.get(key)
         if value is not None:
-            words.append(str(value) if key == "workload.name" else f"{key.rpartition('.')[2]}={value}")
+            words.append(
+                str(value) if key == "workload.name" else f"{key.rpartition('.')[2]}={_brief(value)}"
+            )
     return " ".join(words)
+
+
+def _brief(value: Any) -> str:
+    """A value in a name: of a long table its beginning, and a checksum that tells it from others."""
+    text = str(value)
+    if len(text) <= _LONGEST_VALUE:
+        return text
+    return f"{text[: _LONGEST_VALUE - 9]}…{zlib.crc32(text.encode()):08x}"

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from kfac_core import KFACConfig
 from kfac_core.collectives import Communicator, connect
+from kfac_core.cost import Costs
 from kfac_core.grams import dense
 from kfac_core.layers import find_layers
 from kfac_core.placement import FactorShape
@@ -68,6 +69,15 @@ def decomposition_points(device: torch.device, solver: str) -> list[Point]:
         solve = partial(with_solver.solve, factor, 0.01, out)
         found.append((float(n), timed(solve, device, 3)))
     return _rising(found)
+
+
+def costs(gemm: Sequence[Point], inverse: Sequence[Point]) -> Costs:
+    """What placing goes by, from points of products and of a solver: the same as `KFACConfig.costs` takes."""
+    rate = max(flops / seconds for flops, seconds in gemm)
+    return Costs(
+        inverse_seconds=tuple((int(n), float(f"{seconds:.3g}")) for n, seconds in inverse),
+        flops_per_second=float(f"{rate:.3g}"),
+    )
 
 
 def factor_points(device: torch.device, batch_size: int = 8) -> list[Point]:

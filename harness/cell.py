@@ -168,7 +168,7 @@ class Cell(Spec):
         for name in ("kfac_start_epoch", "precision"):  # younger than many stored runs, which keep their ids
             if science["training"][name] == Training.model_fields[name].default:
                 del science["training"][name]
-        for name in ("eigen_rank", "overlap_factors") if science["kfac"] is not None else ():
+        for name in ("eigen_rank", "overlap_factors", "costs") if science["kfac"] is not None else ():
             if not science["kfac"][name]:  # likewise
                 del science["kfac"][name]
         text = json.dumps(science, sort_keys=True, separators=(",", ":"))

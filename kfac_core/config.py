@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from kfac_core.cost import Costs
 from kfac_core.errors import ConfigError
 from kfac_core.schedule import Hyperparameter, Interval, Milestones
 
@@ -28,6 +30,10 @@ class KFACConfig:
         assignment: `balanced` gives the costliest job to the least-loaded rank first (KAISA);
             `round_robin` is layer i to rank i mod world_size (SC20, DP-KFAC); None is the
             strategy's own published choice.
+        costs: what balancing goes by in the place of the papers' n^3: measured seconds of inverses, and of
+            products, with which a rank's preconditioning in every step counts beside its inverses in every
+            E-th; a `Costs`, or a mapping of its fields. What balances nothing takes no notice, and `spd_kfac`
+            keeps its paper's machine.
         solver: `eigen` (inverse-free), `inverse`, or `inverse_pi` (DP-KFAC's damping split).
         eigen_start: `cold` decomposes anew each time; `warm` takes one step of orthogonal iteration from the
             last basis, an approximation (for `eigen` only).
@@ -66,6 +72,7 @@ class KFACConfig:
     grad_worker_fraction: float | None = None
     assignment: Literal["balanced", "round_robin"] | None = None
     split_factors: Literal["always", "never", "when_ranks_exceed_layers"] | None = None
+    costs: Costs | None = None
     solver: str = "eigen"
     eigen_start: Literal["cold", "warm"] = "cold"
     eigen_rank: int | None = None
@@ -88,6 +95,8 @@ class KFACConfig:
 
     def __post_init__(self) -> None:
         """Refuse what no run could use."""
+        if isinstance(self.costs, Mapping):
+            object.__setattr__(self, "costs", _costs(self.costs))
         _one_of("strategy", self.strategy, STRATEGIES)
         _one_of("solver", self.solver, SOLVERS)
         if self.strategy == "hybrid_opt":
@@ -164,6 +173,14 @@ class KFACConfig:
                 f"inverse_update_steps={inverse_steps} is below factor_update_steps={factor_steps}: "
                 "the same factors would be inverted again"
             )
+
+
+def _costs(values: Mapping[str, Any]) -> Costs:
+    fields = tuple(Costs.__dataclass_fields__)
+    if not {"inverse_seconds"} <= set(values) <= set(fields):
+        has = ", ".join(map(str, values)) or "no fields"
+        raise ConfigError(f"costs has {has}; it needs inverse_seconds and may have flops_per_second")
+    return Costs(**values)
 
 
 def nearest(value: str, allowed: tuple[str, ...]) -> str:

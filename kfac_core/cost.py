@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kfac_core.errors import ConfigError
@@ -37,6 +37,51 @@ SPD_KFAC_64 = CostModel(
 """Seconds on 64 RTX 2080 Ti over 100 Gb/s InfiniBand. Sharing is as fitted in the release of
 arXiv:2107.06533; its law of inverses is dearer than sharing at every size, against the paper's own numbers,
 so that one is fitted anew to them (results/prediction/spd_kfac.md)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """A machine's costs as numbers that a configuration can hold; `kronscale calibrate` prints them.
+
+    Attributes:
+        inverse_seconds: pairs (n, seconds to invert or decompose an `n` by `n` factor), two or more.
+        flops_per_second: of matrix products; None leaves the preconditioning out of the balance.
+
+    Raises:
+        ConfigError: fewer than two pairs, or a number that is not positive and finite.
+    """
+
+    inverse_seconds: tuple[tuple[int, float], ...]
+    flops_per_second: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what nothing could be placed by; lists, as files hold them, become tuples."""
+        object.__setattr__(self, "inverse_seconds", _pairs(self.inverse_seconds))
+        if self.flops_per_second is not None and not _is_positive(self.flops_per_second):
+            raise ConfigError(f"flops_per_second={self.flops_per_second!r} is no positive number")
+        self.model()
+
+    def model(self) -> CostModel:
+        """The same as functions."""
+        rate = self.flops_per_second
+        products = (lambda flops: flops / rate) if rate is not None else None
+        return measured(dict(self.inverse_seconds), products=products)
+
+
+def _pairs(points: Sequence[Sequence[float]]) -> tuple[tuple[int, float], ...]:
+    try:
+        pairs = [(n, seconds) for n, seconds in points]
+    except (TypeError, ValueError):
+        pairs = []
+    if not pairs or not all(isinstance(n, int) and _is_positive(n) and _is_positive(s) for n, s in pairs):
+        raise ConfigError(
+            f"inverse_seconds={points!r} are no pairs of a size and seconds: [[64, 0.0002], ...]"
+        )
+    return tuple(sorted((int(n), float(seconds)) for n, seconds in pairs))
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def measured(

@@ -16,7 +16,7 @@ from torch import nn
 from kfac_core.capture import Capture, full_precision
 from kfac_core.collectives import Communicator, connect
 from kfac_core.config import KFACConfig
-from kfac_core.cost import CUBIC, CostModel
+from kfac_core.cost import CostModel
 from kfac_core.errors import ConfigError
 from kfac_core.factors import Factors
 from kfac_core.footprint import state_bytes
@@ -45,7 +45,7 @@ class KFAC:
             the optimizer whose first parameter group has it.
         steps_per_epoch: needed by schedules that count in epochs.
         grad_scaler: the GradScaler that scales the loss; a step that overflowed is skipped whole.
-        cost: what placing knows of the machine; n^3 by default.
+        cost: what placing knows of the machine; None is `config.costs`, and without them n^3.
         timer: books the time and traffic of each phase; a fresh one by default.
         process_group: the ranks that share their gradients and the work; by default those of the model's
             DistributedDataParallel wrapper, else torch.distributed's world, else this process alone.
@@ -74,7 +74,7 @@ class KFAC:
         lr: LearningRate,
         steps_per_epoch: int | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
-        cost: CostModel = CUBIC,
+        cost: CostModel | None = None,
         timer: PhaseTimer | None = None,
         process_group: dist.ProcessGroup | None = None,
         communicator: Communicator | None = None,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from analysis.cost_model.calibration import Calibration
 from analysis.cost_model.laws import Growth
 from analysis.cost_model.work import Exchange, Operation, Setup, Work, imbalance
-from kfac_core.cost import CUBIC, CostModel
+from kfac_core.cost import CostModel
 from kfac_core.footprint import kept_columns
 from kfac_core.phases import COMM_PHASES, Phase
 from kfac_core.placement import Ranks
@@ -87,8 +87,8 @@ class Prediction:
         return max(self.step_seconds, key=lambda phase: self.step_seconds[phase].central)
 
 
-def predict(setup: Setup, calibration: Calibration, cost: CostModel = CUBIC) -> Prediction:
-    """Predict one arm; `cost` is the trainer's own default, so that what is predicted is what would run.
+def predict(setup: Setup, calibration: Calibration, cost: CostModel | None = None) -> Prediction:
+    """Predict one arm; without `cost` it is placed as the trainer would, so that what is predicted would run.
 
     Raises:
         CostModelError: the calibration lacks the solver or an operation.

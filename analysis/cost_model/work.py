@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 from analysis.cost_model.models import Layer, Model
 from kfac_core.buckets import buckets
 from kfac_core.config import KFACConfig
-from kfac_core.cost import CUBIC, CostModel
+from kfac_core.cost import CostModel
 from kfac_core.footprint import data_elements, precondition_flops
 from kfac_core.phases import Phase
 from kfac_core.placement import FactorJob, FactorShape, Placement, Ranks
@@ -104,10 +104,10 @@ class Work:
     """The work of every rank of one arm.
 
     Args:
-        cost: what placing knows of the machine; the trainer's default.
+        cost: what placing knows of the machine; None is what the trainer goes by.
     """
 
-    def __init__(self, setup: Setup, cost: CostModel = CUBIC) -> None:
+    def __init__(self, setup: Setup, cost: CostModel | None = None) -> None:
         self.setup = setup
         self.world_size = setup.world_size
         self.layers: tuple[Layer, ...] = setup.model.layers

@@ -41,6 +41,19 @@ def calibrate(
     out.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(values, indent=1) + "\n")
     typer.echo(str(path))
+    typer.echo("To have layers dealt to ranks by this machine's costs in place of n^3, in a sweep:", err=True)
+    for solver, words in placing_costs(values).items():
+        typer.echo(f"  kfac: {{costs: {words}}}   # solver {solver}", err=True)
+
+
+def placing_costs(values: dict[str, Any]) -> dict[str, str]:
+    """`KFACConfig.costs` by solver, as a sweep file holds them."""
+    from harness.calibrate import costs  # noqa: PLC0415  see measured
+
+    found = {
+        kind: costs(values["gemm"]["points"], curve["points"]) for kind, curve in values["inverse"].items()
+    }
+    return {kind: json.dumps(asdict(one)).replace('"', "") for kind, one in found.items()}
 
 
 def measured(name: str, world_sizes: list[int]) -> dict[str, Any]:

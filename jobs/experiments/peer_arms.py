@@ -17,10 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from harness.bench.subject import FACTOR_STEPS, INVERSE_STEPS, KINDS, Preconditioned, Training
+from harness.calibrate import costs, decomposition_points, gemm_points
 from kfac_core import KFACConfig
+from kfac_core.cost import Costs
 from kfac_core.timer import PhaseTimer
 
 DAMPING, LR, KL_CLIP = 0.003, 0.1, 0.001
@@ -92,10 +96,11 @@ class Arm:
 
 
 def make_ours(training: Training, variant: str, _: Path) -> Arm:
-    strategy, solver, *overlap = variant.split()
+    strategy, solver, *more = variant.split()
     config = KFACConfig(
-        strategy=strategy, solver=solver, damping=DAMPING, kl_clip=KL_CLIP, overlap_factors=bool(overlap)
-    )
+        strategy=strategy, solver=solver, damping=DAMPING, kl_clip=KL_CLIP, overlap_factors="overlap" in more,
+        costs=measured_costs(solver) if "measured" in more else None,
+    )  # fmt: skip
     subject = Preconditioned(training, config)
 
     def step(kind: str) -> dict[str, float]:
@@ -132,6 +137,18 @@ def make_ours(training: Training, variant: str, _: Path) -> Arm:
         return [(running[layer, "a"][0], running[layer, "g"][0]) for layer in layers]
 
     return Arm(step, exchanges, factors, solving)
+
+
+def measured_costs(solver: str) -> Costs:
+    """This machine's, by rank 0 while the others wait: every rank has to place by the same numbers."""
+    found = [None]
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        here = torch.device("cpu")
+        found = [costs(gemm_points(here), decomposition_points(here, solver))]
+    if dist.is_initialized():
+        dist.broadcast_object_list(found)
+    assert found[0] is not None  # noqa: S101  rank 0 has sent it
+    return found[0]
 
 
 def make_gpauloski(training: Training, variant: str, checkout: Path) -> Arm:

@@ -45,14 +45,16 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
 
 
 def place(
-    config: KFACConfig, layers: Sequence[LayerShape], world_size: int, cost: CostModel = CUBIC
+    config: KFACConfig, layers: Sequence[LayerShape], world_size: int, cost: CostModel | None = None
 ) -> Placement:
-    """The placement that `config` asks for.
+    """The placement that `config` asks for, balanced by `cost`, or by `config.costs`, or by n^3.
 
     Raises:
         PlacementError: the world is empty, or the strategy cannot divide it as asked.
     """
     check_world_size(config, world_size)
+    if cost is None:
+        cost = config.costs.model() if config.costs is not None else CUBIC
     return STRATEGIES[config.strategy](layers, world_size, config, cost)
 
 

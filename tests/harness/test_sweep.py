@@ -8,8 +8,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.cell import Cell
+from harness.cli.calibrate import placing_costs
+from harness.cli.telling import differences
 from harness.errors import SweepError
 from harness.sweep import DEFAULT_REPEATS, read_sweep
+from kfac_core.cost import Costs
 
 BASE = """\
 sweep: s
@@ -52,6 +56,38 @@ def test_command_line_wins_over_methods_and_reads_yaml_values(tmp_path):
     cells = read(tmp_path, methods, *overrides).cells
     assert [cell.training.epochs for cell in cells] == [5, 5, 5, 5]
     assert [cell.kfac and cell.kfac.damping for cell in cells] == [None, None, 0.001, 0.001]
+
+
+def test_costs_are_part_of_a_cell_and_told_apart_by_short_names(tmp_path):
+    tables = [
+        "{inverse_seconds: [[64, 0.0001], [576, 0.01]]}",
+        "{inverse_seconds: [[64, 0.0001], [576, 0.02]]}",
+    ]
+    grid = f"grid: {{world_size: [2], kfac.costs: [null, {', '.join(tables)}]}}\n"
+    text = "methods: [{name: a, kfac: {}}]\nseeds: [0]\n" + grid
+    bare, one, other = cells = read(tmp_path, text).cells
+    assert (bare.kfac.costs, one.kfac.costs.inverse_seconds) == (None, ((64, 1e-4), (576, 1e-2)))
+    assert len({cell.content_hash for cell in cells}) == 3
+    assert Cell.model_validate(one.model_dump(mode="json")) == one
+    names = differences(cells)
+    assert names[bare.id] == ""
+    assert len({names[one.id], names[other.id]}) == 2
+    assert all(
+        name.startswith("inverse_seconds=((64, 0.0001), (576,") and len(name) <= 60
+        for name in (names[one.id], names[other.id])
+    )
+
+
+def test_what_calibrate_prints_is_what_a_sweep_takes(tmp_path):
+    values = {
+        "gemm": {"points": [[1e6, 1e-4], [1e9, 0.01]]},
+        "inverse": {"eigen": {"points": [[64.0, 1.23456e-4], [576.0, 0.0144]]}},
+    }
+    words = placing_costs(values)["eigen"]
+    text = f"methods: [{{name: a, kfac: {{costs: {words}}}}}]\nworld_size: 1\nseeds: [0]\n"
+    assert read(tmp_path, text).cells[0].kfac.costs == Costs(
+        inverse_seconds=((64, 1.23e-4), (576, 0.0144)), flops_per_second=1e11
+    )
 
 
 def test_numbers_and_words_are_read_as_yaml_1_2(tmp_path):

@@ -3,6 +3,9 @@
 import pytest
 
 from kfac_core import ConfigError, KFACConfig
+from kfac_core.cost import Costs
+
+TWO = [[64, 1e-4], [576, 1e-2]]
 
 
 @pytest.mark.parametrize(
@@ -32,6 +35,13 @@ from kfac_core import ConfigError, KFACConfig
         ({"kl_clip": "1"}, "kl_clip='1' is no number"),
         ({"factor_decay": True}, "factor_decay=True is no number"),
         ({"skip": ("[",)}, r"skip pattern '\['"),
+        ({"costs": {}}, "costs has no fields; it needs inverse_seconds and may have flops_per_second"),
+        ({"costs": {"inverse_seconds": TWO, "links": 1}}, "costs has inverse_seconds, links; it needs"),
+        ({"costs": {"inverse_seconds": TWO[:1]}}, "needs two or more positive points"),
+        ({"costs": {"inverse_seconds": [[64, 1e-4], [8, 0]]}}, r"are no pairs of a size and seconds"),
+        ({"costs": {"inverse_seconds": [[64, 1e-4], [1.5, 1e-5]]}}, r"are no pairs of a size and seconds"),
+        ({"costs": {"inverse_seconds": 3}}, "inverse_seconds=3 are no pairs of a size and seconds"),
+        ({"costs": {"inverse_seconds": TWO, "flops_per_second": 0}}, "flops_per_second=0 is no positive"),
     ],
 )
 def test_bad_values_are_refused(options, message):
@@ -41,3 +51,9 @@ def test_bad_values_are_refused(options, message):
 
 def test_the_limits_themselves_are_allowed():
     KFACConfig(strategy="hybrid_opt", grad_worker_fraction=1.0, factor_decay=0.0, kl_clip=None)
+
+
+def test_costs_are_taken_as_a_file_holds_them_and_can_be_a_key():
+    config = KFACConfig(costs={"inverse_seconds": TWO[::-1], "flops_per_second": 1e11})
+    assert config.costs == Costs(inverse_seconds=((64, 1e-4), (576, 1e-2)), flops_per_second=1e11)
+    assert {config: 1}[KFACConfig(costs=config.costs)] == 1
