@@ -125,7 +125,7 @@ class Capture:
     Args:
         layers: all layers, in the order of `statistics`.
         heard: positions of those whose factors see this rank's batch; the others get no hook.
-        leaving: factors that travel to other ranks, this one's share included: packed as soon as made.
+        leaving: factors whose grams leave for other ranks and are packed as soon as they are made.
         dtype: dtype of the sums, at least float32.
         listening: asked in every forward pass; False costs one call a layer.
         measured: a context that each computation of a gram runs in, by the layer's position.

@@ -24,6 +24,9 @@ from kfac_core.errors import PlacementError
 
 Ranks = tuple[int, ...]
 
+LARGEST_WHOLE = 320
+"""Rows of the largest factor whose grams wait whole for the step that sends them: `FactorJob.whole_on`."""
+
 _ROWS_SHOWN, _RANKS_SHOWN = 16, 16  # of a printed grid: what fits a screen
 
 
@@ -90,8 +93,14 @@ class FactorJob:
     gradient_workers: Ranks
 
     @property
-    def stays_on(self) -> Ranks:
-        """The rank whose own share never travels, as it alone keeps the factor; every other one's does."""
+    def whole_on(self) -> Ranks:
+        """Ranks whose own share waits as a matrix for the end of the backward pass; elsewhere, as a triangle.
+
+        Whoever alone keeps the factor sends nothing. Small matrices hold little, and packed in hooks, between
+        a model's kernels, each took 0.08 to 0.1 ms; one after the other at the step, 0.01.
+        """
+        if self.shape.dim <= LARGEST_WHOLE:
+            return self.factor_workers
         alone = len(self.inverse_workers) == 1 and self.inverse_workers[0] in self.factor_workers
         return self.inverse_workers if alone else ()
 

@@ -222,7 +222,7 @@ class KFAC:
         return Capture(
             self._layers,
             [index for index, layer in enumerate(placed) if rank in layer.factor_workers],
-            {(job.layer, job.kind) for job in self._factors.jobs if rank not in job.stays_on},
+            {(job.layer, job.kind) for job in self._factors.jobs if rank not in job.whole_on},
             dtype,
             listening=lambda: not self._paused and self._due("factor_update_steps"),
             measured=self._computes_factors,

@@ -8,6 +8,7 @@ iteration with all work, one that renews factors only, and one that only precond
 Figures are medians over repetitions of the slowest rank, over plain SGD's of the same run. The peers are
 plain checkouts, timed by wrapping their own methods; nothing of theirs is installed or copied.
 
+`exchanges in it` is what the rank that waits longest spends sending and waiting, in all exchanges together.
 `eigh inside the inverse phase` is LAPACK's part of it, by a clock around `torch.linalg.eigh`, which all call.
 `the same factors solved, ms` is the whole inverse phase by itself, each implementation given copies of our
 factors. `... exchange alone` is one from a barrier on, packing included, and nobody's work waited for.
@@ -38,6 +39,7 @@ from peer_arms import MAKERS, Arm, Clock
 from harness.bench.core import INTERVALS, amortised
 from harness.bench.subject import KINDS, MODELS, Training
 
+EXCHANGES = ("factor_comm", "inverse_comm", "precondition_comm")
 PHASES = ("factor", "factor_comm", "inverse", "inverse_comm", "precondition", "precondition_comm", "scale")
 FIELDS = ("model", "ranks", "implementation", "variant", "quantity", "value", "low", "high", "repeats")
 Arms = list[tuple[str, str]]
@@ -193,14 +195,16 @@ def rows_of(
     for index, (name, variant) in enumerate(arms):
         by_rank = [own[1][index] for own in gathered]
 
-        def times(kind: str, phase: str, by_rank: list[Any] = by_rank) -> list[float]:
-            per_rank = [[step.get(phase, 0.0) for step in own[kind]] for own in by_rank]
+        def times(kind: str, *phases: str, by_rank: list[Any] = by_rank) -> list[float]:
+            per_rank = [[sum(step.get(p, 0.0) for p in phases) for step in own[kind]] for own in by_rank]
             return [max(steps) / sgd for steps in zip(*per_rank, strict=True)]
 
         arm = {**place, "implementation": name, "variant": variant}
         totals = {kind: statistics.median(times(kind, "total")) for kind in KINDS}
+        exchanged = {kind: statistics.median(times(kind, *EXCHANGES)) for kind in KINDS}
         for f, e in INTERVALS:
             rows.append({**arm, "quantity": f"iteration {f}/{e}", "value": amortised(totals, f, e)})
+            rows.append({**arm, "quantity": f"exchanges in it, {f}/{e}", "value": amortised(exchanged, f, e)})
         rows.append(spread(arm, "iteration without updates", times("plain", "total")))
         rows += [spread(arm, f"{phase} phase", times("full", phase)) for phase in PHASES]
         alone = [own[2][index] for own in gathered]

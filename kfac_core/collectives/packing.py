@@ -36,14 +36,11 @@ class Packed:
 
 
 def packed(total: Gram | Packed) -> Packed:
-    """The triangle of a gram; best taken while the gram is still in the cache."""
+    """The triangle of a gram."""
     if isinstance(total, Packed):
         return total
     matrices = total.rows if isinstance(total, Rows) else total
-    blocks, n = len(matrices), matrices.shape[-1]
-    if isinstance(total, Tensor) and n == 1:
-        return Packed(total.flatten(1))
-    out = matrices.new_empty(blocks, packed_size(n))
+    out = matrices.new_empty(len(matrices), packed_size(matrices.shape[-1]))
     pack(total, out)
     return Packed(out)
 

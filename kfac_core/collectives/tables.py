@@ -35,9 +35,7 @@ class Table:
     def pack(self, matrices: Tensor, out: Tensor, scale: float) -> None:
         """Write one triangle of `scale * matrices` [blocks, n, n] to `out` [blocks, n(n+1)/2]."""
         flat = _flat(matrices.contiguous())
-        torch.index_select(flat, -1, self.sources, out=out.squeeze(0))
-        if scale != 1.0:
-            out.mul_(scale)
+        torch.index_select(flat, -1, self.sources, out=out.squeeze(0)).mul_(scale)
 
     def unpack(self, packed: Tensor, out: Tensor) -> None:
         """Write both triangles to `out` [blocks, n, n], contiguous."""

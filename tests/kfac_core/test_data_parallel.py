@@ -58,11 +58,11 @@ def test_ddp_with_and_without_accumulation_equals_one_rank_with_the_whole_batch(
 def unequal_passes(rank: int, world_size: int, sizes: list[int]) -> list[Tensor]:
     """Gradients after a step whose batch came in passes of these sizes; of the small one rows are kept."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(40, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    model = nn.Sequential(nn.Linear(399, 6), nn.Tanh(), nn.Linear(6, 3)).double()
     kfac = KFAC(model, KFACConfig(strategy="comm_opt", factor_update_steps=1, inverse_update_steps=1), lr=0.1)
     generator = torch.Generator().manual_seed(1)
     for size in sizes:
-        x = torch.randn(size, 40, dtype=torch.float64, generator=generator)
+        x = torch.randn(size, 399, dtype=torch.float64, generator=generator)
         mine = slice(rank, None, world_size)
         losses = functional.cross_entropy(model(x[mine]), (torch.arange(size) % 3)[mine], reduction="sum")
         (losses * world_size / sum(sizes)).backward()
@@ -74,7 +74,7 @@ def unequal_passes(rank: int, world_size: int, sizes: list[int]) -> list[Tensor]
     return [weight.grad.clone() for weight in model.parameters()]
 
 
-@pytest.mark.parametrize("sizes", [[4, 24], [24, 4]])
+@pytest.mark.parametrize("sizes", [[4, 240], [240, 4]])
 def test_a_triangle_and_rows_of_two_passes_add_up(world, sizes):
     expected = unequal_passes(0, 1, sizes)
     for gradients in world(2).run(unequal_passes, sizes):

@@ -1,6 +1,7 @@
 """Promise: factors that leave during the backward pass arrive as those that leave behind it, bit for bit.
 
-But for those that all ranks keep, on three and more: a ring adds them in an order that follows their place.
+So do grams that are packed as soon as they are made. But for factors that all ranks keep, on three ranks and
+more: a ring adds them in an order that follows their place.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from kfac_core import KFAC, ConfigError, KFACConfig, buckets
+from kfac_core import KFAC, ConfigError, KFACConfig, buckets, placement
 from kfac_core.collectives import SplitWait, connect
 from kfac_core.placement import FactorJob, FactorShape
 from tests.kfac_core.runs import LR, average_gradients, build, data
@@ -51,12 +52,13 @@ def made(net: str, options: dict[str, Any], *, overlap: bool) -> tuple[nn.Module
 def gradients(
     rank: int, world_size: int, net: str, options: dict[str, Any], micro_batches: int = 1
 ) -> tuple[list[list[Tensor]], list[list[int]], list[int]]:
-    """By step, without overlap and with it; and how many buckets had left when the backward pass ended."""
+    """By step, without overlap, with it, and with grams packed early; and how many buckets had left when the
+    backward pass ended."""
     torch.set_num_threads(1)
     least, buckets._LEAST_ELEMENTS = buckets._LEAST_ELEMENTS, 1  # tiny layers leave in buckets of their own
     found: list[list[Tensor]] = []
-    calls, begun = [], []
-    for overlap in (False, True):
+    calls, begun, whole = [], [], placement.LARGEST_WHOLE
+    for overlap, placement.LARGEST_WHOLE in ((False, whole), (True, whole), (False, 0)):
         model, kfac = made(net, options, overlap=overlap)
         for step in range(3):
             x, y = (part[rank::world_size].chunk(micro_batches) for part in data(net, step))
@@ -70,7 +72,7 @@ def gradients(
             found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
         calls.append([kfac._communicator.traffic.calls, kfac._communicator.traffic.sent_bytes])
         kfac.remove()
-    buckets._LEAST_ELEMENTS = least
+    buckets._LEAST_ELEMENTS, placement.LARGEST_WHOLE = least, whole
     return found, calls, begun
 
 
@@ -79,12 +81,14 @@ def gradients(
 def test_every_strategy_computes_the_same_bits(world, world_size, options):
     if world_size == 3 and "grad_worker_fraction" in options:
         options = {**options, "grad_worker_fraction": 1 / 3}
-    for found, (before, after), begun in world(world_size).run(gradients, "conv", options):
+    for found, (before, after, packed), begun in world(world_size).run(gradients, "conv", options):
         by_ring = options["strategy"] in ("d_kfac", "spd_kfac")
-        for late, early in zip(found[:3], found[3:], strict=True):
+        for late, early in zip(found[:3], found[3:6], strict=True):
             torch.testing.assert_close(
                 late, early, rtol=1e-12 if by_ring else 0.0, atol=1e-15 if by_ring else 0.0
             )
+        torch.testing.assert_close(found[:3], found[6:], rtol=0.0, atol=0.0)
+        assert before == packed
         assert before[1] == after[1]  # bytes; in more calls
         if options["strategy"] == "dp_kfac":
             assert begun == [0, 0, 0]
@@ -123,16 +127,16 @@ def test_large_factors_leave_one_bucket_after_the_other_and_nothing_changes(worl
 
 def test_accumulated_passes_leave_with_the_last_one(world):
     for found, _, begun in world(2).run(gradients, "conv", {"strategy": "mem_opt"}, 3):
-        for late, early in zip(found[:3], found[3:], strict=True):
-            torch.testing.assert_close(late, early, rtol=0.0, atol=0.0)
+        for early in (found[3:6], found[6:]):
+            torch.testing.assert_close(found[:3], early, rtol=0.0, atol=0.0)
         assert begun[:2] == [0, 0]
         assert begun[2] >= 3
 
 
 def test_shared_checkpointed_and_unused_layers_are_waited_for(world):
     for found, _, begun in world(2).run(gradients, "unusual", {"strategy": "mem_opt"}):
-        for late, early in zip(found[:3], found[3:], strict=True):
-            torch.testing.assert_close(late, early, rtol=0.0, atol=0.0)
+        for early in (found[3:6], found[6:]):
+            torch.testing.assert_close(found[:3], early, rtol=0.0, atol=0.0)
         assert begun[0] == 3  # all but the unused layer, which holds up nothing behind it: it is the first
 
 

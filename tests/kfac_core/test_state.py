@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kfac_core import KFAC, ConfigError, KFACConfig
+from kfac_core import KFAC, ConfigError, KFACConfig, placement
 from kfac_core.collectives.packing import Packed
 from kfac_core.grams import Gram, Rows
 from tests.kfac_core.dense import solve
@@ -150,9 +150,10 @@ def held_by(gram: Gram | Packed) -> Tensor:
 
 
 def measured(
-    rank: int, world_size: int, options: dict[str, Any]
+    rank: int, world_size: int, options: dict[str, Any], largest_whole: int
 ) -> tuple[list[dict[str, int]], dict[str, int]]:
     """What `memory` says of every rank, and the bytes of this rank's tensors after a forward and backward."""
+    usual, placement.LARGEST_WHOLE = placement.LARGEST_WHOLE, largest_whole
     model, kfac = start(options)
     train(model, kfac, "mlp", range(2), rank, world_size)
     kfac._capture.clear()
@@ -166,29 +167,32 @@ def measured(
         "statistics": sums,
     }
     sizes = {kind: sum(t.numel() * t.element_size() for t in tensors) for kind, tensors in held.items()}
-    return [kfac.memory(other) for other in range(world_size)], sizes
+    said = [kfac.memory(other) for other in range(world_size)]
+    placement.LARGEST_WHOLE = usual
+    return said, sizes
 
 
 STRATEGIES = ["comm_opt", "mem_opt", "hybrid_opt", "dp_kfac", "mpd_kfac", "d_kfac", "spd_kfac"]
 
 
+@pytest.mark.parametrize("largest_whole", [0, 320])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_memory_is_that_of_the_tensors_on_every_rank(world, world_size, strategy):
+def test_memory_is_that_of_the_tensors_on_every_rank(world, world_size, strategy, largest_whole):
     options = {"strategy": strategy, "solver": ("eigen", "inverse")[world_size % 2]}
     if strategy == "hybrid_opt":
         options["grad_worker_fraction"] = 1 / world_size if world_size % 2 else 0.5
     if world_size == 2:
         options |= {"factor_dtype": "float32", "inverse_dtype": "bfloat16"}
-    results = world(world_size).run(measured, options)
+    results = world(world_size).run(measured, options, largest_whole)
     for rank, (_, sizes) in enumerate(results):
         assert all(said[rank] == sizes for said, _ in results)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_mem_opt_shards_its_state(world, world_size):
-    _, alone = world(1).run(measured, {"strategy": "mem_opt"})[0]
-    shards = [sizes for _, sizes in world(world_size).run(measured, {"strategy": "mem_opt"})]
+    _, alone = world(1).run(measured, {"strategy": "mem_opt"}, 320)[0]
+    shards = [sizes for _, sizes in world(world_size).run(measured, {"strategy": "mem_opt"}, 320)]
     for kind in ("factors", "second_order"):
         assert sum(sizes[kind] for sizes in shards) == alone[kind]
 
