@@ -11,7 +11,8 @@ plain checkouts, timed by wrapping their own methods; nothing of theirs is insta
 `exchanges in it` is what the rank that waits longest spends sending and waiting, in all exchanges together.
 `eigh inside the inverse phase` is LAPACK's part of it, by a clock around `torch.linalg.eigh`, which all call.
 `the same factors solved, ms` is the whole inverse phase by itself, each implementation given copies of our
-factors. `... exchange alone` is one from a barrier on, packing included, and nobody's work waited for.
+factors. `... exchange alone` is one from a barrier on, packing included, also what our hooks do of it, and
+nobody's work waited for.
 Arms called `measured` deal layers to ranks by this machine's costs (`KFACConfig.costs`), the others by n^3.
 `memory` rows are from processes of their own: growth of the largest resident set over two full iterations
 after two of plain training.

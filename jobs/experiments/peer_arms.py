@@ -24,7 +24,9 @@ from torch import Tensor
 from harness.bench.subject import FACTOR_STEPS, INVERSE_STEPS, KINDS, Preconditioned, Training
 from harness.calibrate import costs, decomposition_points, gemm_points
 from kfac_core import KFACConfig
+from kfac_core.collectives.packing import packed
 from kfac_core.cost import Costs
+from kfac_core.grams import Rows
 from kfac_core.timer import PhaseTimer
 
 DAMPING, LR, KL_CLIP = 0.003, 0.1, 0.001
@@ -108,12 +110,21 @@ def make_ours(training: Training, variant: str, _: Path) -> Arm:
         return {"total": seconds["total"], **{OURS[p]: s for p, s in seconds.items() if p in OURS}}
 
     def exchanges() -> dict[str, Callable[[], None]]:
-        kfac = subject.kfac
+        kfac, capture = subject.kfac, subject.kfac._capture
         kfac.steps = 0
+        leaving, capture._leaving = capture._leaving, ()
         training.loss().backward()
-        statistics = kfac._capture.statistics
+        by_kind = [dict(zip("ag", own.shares() or (), strict=False)) for own in capture.statistics]
+        early = [by_kind[layer][kind].gram for layer, kind in leaving]  # as hooks find them
+        kfac.discard()
+        capture._leaving = leaving
+        training.loss().backward()
+        statistics = capture.statistics
 
         def packed_too() -> None:
+            for gram in early:
+                if not isinstance(gram, Rows):
+                    packed(gram)
             while not kfac._factors.pack(statistics):
                 kfac._factors.send()
             kfac._factors.exchange()
