@@ -96,9 +96,8 @@ def _spell(fields: Fields, keys: Sequence[str]) -> str:
     for key in keys:
         value = fields.get(key)
         if value is not None:
-            words.append(
-                str(value) if key == "workload.name" else f"{key.rpartition('.')[2]}={_brief(value)}"
-            )
+            name = key.rpartition(".")[2]
+            words.append(str(value) if key == "workload.name" else f"{name}={_brief(value)}")
     return " ".join(words)
 
 

@@ -240,11 +240,9 @@ class Capture:
     def _gram(self, index: int, kind: str, tensor: Tensor) -> Gram | Packed:
         layer = self._layers[index]
         total = layer.input_gram(tensor) if kind == "a" else layer.output_gram(tensor)
-        if (index, kind) not in self._leaving or isinstance(
-            total, Rows
-        ):  # rows are multiplied into their place
+        if isinstance(total, Rows):  # fewer elements than a triangle; multiplied straight into their place
             return total
-        return packed(total)
+        return packed(total) if (index, kind) in self._leaving else total
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
