@@ -22,6 +22,7 @@ import numpy as np
 from PIL import Image
 
 from harness.errors import DataError
+from harness.workloads.archives import unpack as unpack_archive
 from harness.workloads.cache import cached
 from harness.workloads.parts import Labels, even_part
 
@@ -92,7 +93,7 @@ def unpack_embedded() -> Path:
 
     def unpack(folder: Path) -> None:
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-            archive.extractall(folder, filter="data")
+            unpack_archive(archive, folder)
 
     key = hashlib.sha256(packed).hexdigest()[:10]
     return cached(f"photos-{key}", unpack, "the embedded images")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from harness.errors import DataError
 from harness.locks import exclusive
+from harness.workloads.archives import unpack
 
 STAGING_VARIABLE = "KRONSCALE_STAGING"
 
@@ -51,7 +52,7 @@ def _copy(source: Path, target: Path, parts: Iterable[str]) -> None:
             packed = source / f"{part}.tar"
             if packed.is_file():
                 with tarfile.open(packed) as archive:
-                    archive.extractall(unfinished / part, filter="data")
+                    unpack(archive, unfinished / part)
             elif (source / part).is_dir():
                 shutil.copytree(source / part, unfinished / part)
         unfinished.rename(target)
