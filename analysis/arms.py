@@ -106,4 +106,4 @@ def _brief(value: Any) -> str:
     text = str(value)
     if len(text) <= _LONGEST_VALUE:
         return text
-    return f"{text[: _LONGEST_VALUE - 9]}…{zlib.crc32(text.encode()):08x}"
+    return f"{text[: _LONGEST_VALUE - 11]}...{zlib.crc32(text.encode()):08x}"

@@ -35,8 +35,8 @@ class _Call:
         seen = self.positions * self.examples + call.positions * call.examples
         return _Call(
             self.task,
-            _combined(Share(self.a_gram, 1.0), Share(call.a_gram, 1.0)),
-            _combined(Share(self.g_gram, 1.0), Share(call.g_gram, 1.0)),
+            _sum(Share(self.a_gram, 1.0), Share(call.a_gram, 1.0)).gram,
+            _sum(Share(self.g_gram, 1.0), Share(call.g_gram, 1.0)).gram,
             examples,
             seen / examples,
             max(self.batch, call.batch),
@@ -96,18 +96,13 @@ class Statistics:
 
 
 def _sum(before: Share | None, new: Share) -> Share:
+    """Both added up; packed, where one of them is."""
     if before is None:
         return new
-    return Share(_combined(before, new), 1.0)
-
-
-def _combined(first: Share, second: Share) -> Gram | Packed:
-    """Both added up; packed, where one of them is."""
-    if isinstance(first.gram, Packed) or isinstance(second.gram, Packed):
-        return Packed(
-            _added(packed(first.gram).triangle, first.scale, packed(second.gram).triangle, second.scale)
-        )
-    return _added(dense(first.gram), first.scale, dense(second.gram), second.scale)
+    if isinstance(before.gram, Packed) or isinstance(new.gram, Packed):
+        old, more = packed(before.gram).triangle, packed(new.gram).triangle
+        return Share(Packed(_added(old, before.scale, more, new.scale)), 1.0)
+    return Share(_added(dense(before.gram), before.scale, dense(new.gram), new.scale), 1.0)
 
 
 def _added(first: Tensor, first_scale: float, second: Tensor, second_scale: float) -> Tensor:

@@ -95,7 +95,7 @@ class KFACConfig:
 
     def __post_init__(self) -> None:
         """Refuse what no run could use."""
-        if isinstance(self.costs, Mapping):
+        if not isinstance(self.costs, Costs | None):
             object.__setattr__(self, "costs", _costs(self.costs))
         _one_of("strategy", self.strategy, STRATEGIES)
         _one_of("solver", self.solver, SOLVERS)
@@ -175,11 +175,12 @@ class KFACConfig:
             )
 
 
-def _costs(values: Mapping[str, Any]) -> Costs:
-    fields = tuple(Costs.__dataclass_fields__)
-    if not {"inverse_seconds"} <= set(values) <= set(fields):
-        has = ", ".join(map(str, values)) or "no fields"
-        raise ConfigError(f"costs has {has}; it needs inverse_seconds and may have flops_per_second")
+def _costs(values: object) -> Costs:
+    allowed = set(Costs.__dataclass_fields__)
+    if not isinstance(values, Mapping) or not {"inverse_seconds"} <= set(values) <= allowed:
+        raise ConfigError(
+            f"costs={values!r} is no mapping of inverse_seconds and, if known, flops_per_second"
+        )
     return Costs(**values)
 
 

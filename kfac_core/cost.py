@@ -48,7 +48,7 @@ class Costs:
         flops_per_second: of matrix products; None leaves the preconditioning out of the balance.
 
     Raises:
-        ConfigError: fewer than two pairs, or a number that is not positive and finite.
+        ConfigError: fewer than two pairs, a size twice, or a number that is not positive and finite.
     """
 
     inverse_seconds: tuple[tuple[int, float], ...]
@@ -59,7 +59,6 @@ class Costs:
         object.__setattr__(self, "inverse_seconds", _pairs(self.inverse_seconds))
         if self.flops_per_second is not None and not _is_positive(self.flops_per_second):
             raise ConfigError(f"flops_per_second={self.flops_per_second!r} is no positive number")
-        self.model()
 
     def model(self) -> CostModel:
         """The same as functions."""
@@ -73,9 +72,11 @@ def _pairs(points: Sequence[Sequence[float]]) -> tuple[tuple[int, float], ...]:
         pairs = [(n, seconds) for n, seconds in points]
     except (TypeError, ValueError):
         pairs = []
-    if not pairs or not all(isinstance(n, int) and _is_positive(n) and _is_positive(s) for n, s in pairs):
+    good = all(isinstance(n, int) and _is_positive(n) and _is_positive(s) for n, s in pairs)
+    if not good or len({n for n, _ in pairs}) < max(2, len(pairs)):
         raise ConfigError(
-            f"inverse_seconds={points!r} are no pairs of a size and seconds: [[64, 0.0002], ...]"
+            f"inverse_seconds={points!r} are no pairs of a size and seconds, two or more, each size once: "
+            "[[64, 0.0002], [576, 0.014]]"
         )
     return tuple(sorted((int(n), float(seconds)) for n, seconds in pairs))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -48,12 +49,17 @@ def calibrate(
 
 def placing_costs(values: dict[str, Any]) -> dict[str, str]:
     """`KFACConfig.costs` by solver, as a sweep file holds them."""
+    import yaml  # noqa: PLC0415  see measured
+
     from harness.calibrate import costs  # noqa: PLC0415  see measured
 
     found = {
         kind: costs(values["gemm"]["points"], curve["points"]) for kind, curve in values["inverse"].items()
     }
-    return {kind: json.dumps(asdict(one)).replace('"', "") for kind, one in found.items()}
+    return {
+        kind: yaml.safe_dump(asdict(one), sort_keys=False, default_flow_style=True, width=math.inf).strip()
+        for kind, one in found.items()
+    }
 
 
 def measured(name: str, world_sizes: list[int]) -> dict[str, Any]:
