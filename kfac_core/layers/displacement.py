@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kfac_core.grams import inner, is_thin
 from kfac_core.layers.geometry import Margins
 from kfac_core.layers.shared_sums import Recipe, recipe
 from kfac_core.scratch import scratch
@@ -67,7 +68,10 @@ def _multiply(one: Tensor, other: Tensor, out: Tensor) -> None:
     """Sum of x x'T over two windows `[rows, pixels, C]`: a product a row, or one where the rows meet."""
     if one.is_contiguous() or one.shape[1] < _SHORT:
         one, other = one.flatten(0, 1).unsqueeze(0), other.flatten(0, 1).unsqueeze(0)
-    torch.addbmm(out, one.mT, other, beta=0, out=out)
+    if is_thin(one):
+        out.copy_(inner(one.mT, other).sum(0))
+    else:
+        torch.addbmm(out, one.mT, other, beta=0, out=out)
 
 
 def _arranged(blocks: Tensor, of_taps: list[int], taps: int) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kfac_core.grams import outer_sum
+from kfac_core.grams import inner, outer_sum
 from kfac_core.layers.geometry import Geometry
 from kfac_core.scratch import scratch
 
@@ -100,7 +100,7 @@ class _Rows:
         one, other = self._window(first, count), self._window(second, count)
         if first == second and len(one) == 1:
             return outer_sum(one.mT).unsqueeze(0)
-        return torch.matmul(one, other.mT)
+        return inner(one, other.mT)
 
     def _window(self, row: int, count: int) -> Tensor:
         start = row // self._hop
