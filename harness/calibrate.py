@@ -177,14 +177,20 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def measure_links(world_sizes: Sequence[int], sizes: Sequence[int]) -> list[tuple[str, int, int, float]]:
-    """Operations in worlds of processes on this host: (operation, world size, bytes, seconds)."""
+def measure_links(
+    world_sizes: Sequence[int], sizes: Sequence[int], *, single_copy: bool
+) -> list[tuple[str, int, int, float]]:
+    """Operations in worlds of processes on this host: (operation, world size, bytes, seconds).
+
+    With `single_copy` ranks read each other's memory, if they can; else what they exchange goes through the
+    network's software, as between hosts.
+    """
     found: list[tuple[str, int, int, float]] = []
     for world_size in world_sizes:
         context = mp.get_context("spawn")
         results = context.Queue()
         with tempfile.TemporaryDirectory() as folder:
-            arguments = (world_size, str(Path(folder) / "store"), tuple(sizes), results)
+            arguments = (world_size, str(Path(folder) / "store"), tuple(sizes), single_copy, results)
             ranks = spawn(_serve, arguments, nprocs=world_size, join=False)
             rows = results.get(timeout=_PATIENCE_SECONDS)
             while not ranks.join():
@@ -193,14 +199,16 @@ def measure_links(world_sizes: Sequence[int], sizes: Sequence[int]) -> list[tupl
     return found
 
 
-def _serve(rank: int, world_size: int, store: str, sizes: tuple[int, ...], results: Any) -> None:
+def _serve(
+    rank: int, world_size: int, store: str, sizes: tuple[int, ...], single_copy: bool, results: Any
+) -> None:
     torch.set_num_threads(1)
     gpus = torch.cuda.device_count() >= world_size
     device = torch.device("cuda", rank) if gpus else torch.device("cpu")
     file_store = FileStore(store, world_size)
     backend = "nccl" if gpus else "gloo"
     dist.init_process_group(backend, store=file_store, rank=rank, world_size=world_size)
-    rows = list(operations(connect(), sizes, device))
+    rows = list(operations(connect(single_copy=single_copy), sizes, device))
     if rank == 0:
         results.put(rows)
     dist.barrier()

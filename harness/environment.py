@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -27,6 +28,7 @@ class Environment:
         cpus: CPUs that rank 0 may run on.
         threads: threads that torch uses in each rank.
         hosts: host of every rank, in rank order.
+        near: ranks whose memory rank 0 reads in exchanges (`kfac_core.collectives.single_copy`).
     """
 
     commit: str | None
@@ -41,13 +43,16 @@ class Environment:
     backend: str
     host: str
     hosts: tuple[str, ...]
+    near: tuple[int, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `environment.json`."""
         return asdict(self)
 
 
-def read_environment(device: torch.device, backend: str, hosts: tuple[str, ...]) -> Environment:
+def read_environment(
+    device: torch.device, backend: str, hosts: tuple[str, ...], near: Iterable[int] = ()
+) -> Environment:
     """The environment of this process."""
     commit, dirty = _checkout()
     return Environment(
@@ -63,6 +68,7 @@ def read_environment(device: torch.device, backend: str, hosts: tuple[str, ...])
         backend=backend,
         host=platform.node(),
         hosts=hosts,
+        near=tuple(sorted(near)),
     )
 
 

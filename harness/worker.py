@@ -69,7 +69,9 @@ def _train(
         world = replace(world, communicator=SplitWait(world.communicator))
     hosts = host_names(world)
     if world.rank == 0:
-        attempt.write("environment.json", read_environment(world.device, world.backend, hosts).to_json())
+        near = world.communicator.near
+        environment = read_environment(world.device, world.backend, hosts, near)
+        attempt.write("environment.json", environment.to_json())
     checkpoints = Checkpoints(attempt, world, records.write, Plan.read(attempt), asked)
     trainer = Trainer(
         cell,

@@ -169,8 +169,9 @@ class KFAC:
         Returns:
             `factors`: running means; `second_order`: eigen data or inverses; `gradients`: the two flat
             gradient buffers; `statistics`: sums that live from a backward pass to the end of a factor step.
-            Not in it: what a process keeps once, scratch memory of its largest factor and 6 n^2 bytes of
-            index tables for each size n <= 320 that travels.
+            Not in it: what a process keeps once, scratch memory of its largest factor (of 65,536 elements
+            if that is smaller and ranks share a host) and 6 n^2 bytes of index tables for each size
+            n <= 320 that travels.
         """
         own = self._communicator.rank if rank is None else rank
         return state_bytes(

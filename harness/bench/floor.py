@@ -2,7 +2,8 @@
 
 The operations are those of the best exact method known to us, so that no phase can look good by doing too
 much: displacements and symmetry for the patches of a dense convolution, symmetry for every other gram. A
-decomposition's floor is LAPACK's own time on the same matrices, one after another.
+decomposition's floor is LAPACK's own time on the same matrices, one after another. An exchange's is one copy
+of what a rank does not have: the ranks of a benchmark share a host.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from harness.bench.rates import Rates
 from kfac_core import KFAC
 from kfac_core.phases import Phase
 from kfac_core.placement import FactorShape, LayerShape
+from kfac_core.solvers import solver_of
 
 _ITEM_BYTES = 4
 
@@ -32,7 +34,7 @@ class Call:
 
 
 def floors(kfac: KFAC, rank: int, calls: Mapping[str, Call], rates: Rates) -> dict[str, float]:
-    """Seconds by K-FAC phase of a step that does all work, on this rank; communication is left out."""
+    """Seconds by K-FAC phase of a step that does all work, on this rank."""
     layers, shapes = kfac.placement.layers, kfac.shapes
     heard = [shape for shape in shapes if rank in layers[shape.name].factor_workers]
     applied = [shape for shape in shapes if rank in layers[shape.name].gradient_workers]
@@ -47,8 +49,31 @@ def floors(kfac: KFAC, rank: int, calls: Mapping[str, Call], rates: Rates) -> di
         Phase.PRECONDITION: changes_of_basis * sum(_product_flops(shape) for shape in applied) / rates.flops
         + 2 * gradient_bytes / rates.copy_bytes,
         Phase.SCALE: 6 * gradient_bytes / rates.copy_bytes,  # a dot product, a scaling, a copy
+        **{phase: 2 * size / rates.copy_bytes for phase, size in received_bytes(kfac, rank).items()},
     }
     return {phase.value: value for phase, value in seconds.items()}
+
+
+def received_bytes(kfac: KFAC, rank: int) -> dict[Phase, int]:
+    """Bytes that reach this rank in a step that does all work, without the few of counts and traces."""
+    jobs, solver = kfac.placement.factor_jobs(kfac.shapes), solver_of(kfac.config)
+    layers = [(shape, kfac.placement.layers[shape.name]) for shape in kfac.shapes]
+    elements = {
+        Phase.FACTOR_COMM: sum(
+            job.shape.packed_elements * len(set(job.factor_workers) - {rank})
+            for job in jobs
+            if rank in job.inverse_workers
+        ),
+        Phase.INVERSE_COMM: sum(
+            solver.data_elements(job.shape)
+            for job in jobs
+            if rank in job.gradient_workers and rank not in job.inverse_workers
+        ),
+        Phase.PRECONDITION_COMM: sum(
+            shape.gradient_elements for shape, layer in layers if rank not in layer.gradient_workers
+        ),
+    }
+    return {phase: _ITEM_BYTES * count for phase, count in elements.items()}
 
 
 def layer_floors(kfac: KFAC, calls: Mapping[str, Call], rates: Rates) -> dict[str, dict[str, float]]:

@@ -73,17 +73,26 @@ def measured(name: str, world_sizes: list[int]) -> dict[str, Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # Up to what a model of hundreds of megabytes sends; a CPU's links are slow enough at a tenth of it
     largest = 2**28 if device.type == "cuda" else 2**24
-    rows = measure_links(world_sizes, [2**12, 2**16, 2**20, largest])
     nccl = torch.cuda.device_count() >= max(world_sizes)
-    environment = read_environment(device, "nccl" if nccl else "gloo", ())
+    algorithm = "nccl" if nccl else "gloo"
+    # Gloo's own way stands for what goes between hosts; inside of one, ranks read each other's memory.
+    measured_links = {
+        where: links(
+            measure_links(world_sizes, [2**12, 2**16, 2**20, largest], single_copy=where == "inside"),
+            algorithm,
+        )
+        for where in (["between"] if nccl else ["between", "inside"])
+    }
+    environment = read_environment(device, algorithm, ())
     return {
         "schema": 1,
         "name": name,
         "source": "kronscale calibrate",
         "environment": environment.to_json(),
         "largest_world_size": max(world_sizes),
-        "algorithm": "nccl" if nccl else "gloo",
-        "links": {"between": links(rows, "nccl" if nccl else "gloo")},
+        "algorithm": algorithm,
+        "links": measured_links,
+        "ranks_per_node": None if nccl else max(world_sizes),
         **compute(device),
         "memory_bytes": torch.cuda.get_device_properties(device).total_memory if nccl else None,
     }

@@ -1,9 +1,9 @@
-"""K-FAC's exchanges over MPI and over Gloo, side by side on this machine's CPUs.
+"""K-FAC's exchanges over Gloo, by single copies and over MPI, side by side on this machine's CPUs.
 
     python jobs/experiments/mpi_against_gloo.py results/mpi_against_gloo --ranks 2 4
 
 Each world is started `RUNS` times under the `mpiexec` beside this Python, its ranks joined by MPI and by
-Gloo. In a run every exchange is made over both in turn, in random order; what counts is the slowest rank. A
+Gloo. In a run every exchange is made all ways in turn, in random order; what counts is the slowest rank. A
 run's figure is its median; what is written is the median of the runs with their range. Exchanges have the
 sizes and the parts that the placement gives them, in float32.
 """
@@ -39,9 +39,11 @@ from kfac_core.strategies import place
 RUNS = 3
 RAW_BYTES = (4, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 16 << 20)
 FLOAT_BYTES = 4
+WAYS = {"gloo": "Gloo", "near": "single copy", "mpi": "MPI"}
 COLUMNS = (
-    "ranks", "model", "exchange", "bytes", "runs", "pairs_a_run", "gloo_seconds", "gloo_low", "gloo_high",
-    "mpi_seconds", "mpi_low", "mpi_high", "gloo_over_mpi", "ratio_low", "ratio_high",
+    "ranks", "model", "exchange", "bytes", "runs", "pairs_a_run",
+    *(f"{way}_{what}" for way in WAYS for what in ("seconds", "low", "high")),
+    *(f"gloo_over_{way}{what}" for way in ("near", "mpi") for what in ("", "_low", "_high")),
 )  # fmt: skip
 
 
@@ -108,14 +110,16 @@ def time_world(folder: str) -> None:
     mpi = MPICommunicator()
     store = dist.FileStore(f"{folder}/store", mpi.world_size)
     dist.init_process_group("gloo", store=store, rank=mpi.rank, world_size=mpi.world_size)
-    over: dict[str, Communicator] = {"gloo": connect(), "mpi": mpi}
+    over: dict[str, Communicator] = {"gloo": connect(single_copy=False), "near": connect(), "mpi": mpi}
+    if len(over["near"].near) < mpi.world_size - 1:
+        raise SystemExit("these ranks may not read each other's memory: there is nothing to compare")
     order = random.Random(Path(folder).name)  # noqa: S311  the same on every rank, no secret
     found = []
     for exchange in exchanges(mpi.world_size):
         buffer = torch.ones(exchange.elements)
-        seconds: dict[str, list[float]] = {"gloo": [], "mpi": []}
+        seconds: dict[str, list[float]] = {way: [] for way in WAYS}
         for pair in range(exchange.pairs + 1):
-            for backend in order.sample(sorted(over), 2):
+            for backend in order.sample(sorted(over), len(over)):
                 # Each meets before and after by itself: MPI's wait would take the cores of Gloo's threads.
                 over[backend].all_reduce(torch.zeros(1))
                 began = time.perf_counter()
@@ -169,11 +173,7 @@ def _run(ranks: int) -> dict[str, Any]:
 
 
 def _row(ranks: int, exchange: Exchange, runs: list[dict[str, list[float]]]) -> dict[str, Any]:
-    medians = {backend: [statistics.median(run[backend]) for run in runs] for backend in ("gloo", "mpi")}
-    ratios = [
-        statistics.median(gloo / mpi for gloo, mpi in zip(run["gloo"], run["mpi"], strict=True))
-        for run in runs
-    ]
+    medians = {way: [statistics.median(run[way]) for run in runs] for way in WAYS}
     row: dict[str, Any] = {
         "ranks": ranks, "model": exchange.model, "exchange": exchange.name,
         "bytes": exchange.elements * FLOAT_BYTES, "runs": len(runs), "pairs_a_run": exchange.pairs,
@@ -181,8 +181,13 @@ def _row(ranks: int, exchange: Exchange, runs: list[dict[str, list[float]]]) -> 
     for backend, values in medians.items():
         row[f"{backend}_seconds"] = f"{statistics.median(values):.3g}"
         row[f"{backend}_low"], row[f"{backend}_high"] = f"{min(values):.3g}", f"{max(values):.3g}"
-    row["gloo_over_mpi"] = f"{statistics.median(ratios):.3g}"
-    row["ratio_low"], row["ratio_high"] = f"{min(ratios):.3g}", f"{max(ratios):.3g}"
+    for way in ("near", "mpi"):
+        ratios = [
+            statistics.median(gloo / other for gloo, other in zip(run["gloo"], run[way], strict=True))
+            for run in runs
+        ]
+        row[f"gloo_over_{way}"] = f"{statistics.median(ratios):.3g}"
+        row[f"gloo_over_{way}_low"], row[f"gloo_over_{way}_high"] = f"{min(ratios):.3g}", f"{max(ratios):.3g}"
     return row
 
 
@@ -192,22 +197,25 @@ def _write(table: Path, rows: list[dict[str, Any]], library: str) -> None:
         writer.writeheader()
         writer.writerows(rows)
     lines = [
-        "# MPI against Gloo on CPU ranks",
+        "# Gloo, single copies and MPI on CPU ranks of one host",
         "",
         f"`python {' '.join(sys.argv)}` on {_machine()}; torch {torch.__version__},",
         f"{library}, one host, one thread a rank. Milliseconds of the slowest rank: median of the runs'",
-        "medians, with the range of the runs. The ratio is that of pairs, Gloo's time over MPI's: above 1,",
-        "MPI is faster. Bytes are those of the whole buffer. Gloo's exchanges are those of",
-        "`TorchCommunicator`: parts straight from rank to rank, all in flight at once. More ranks",
-        "than CPUs share them. Written by the program named above.",
+        "medians, with the range of the runs. The ratios are those of pairs, Gloo's time over the other's:",
+        "above 1, the other is faster. Bytes are those of the whole buffer. Gloo's exchanges are those of",
+        "`TorchCommunicator` between hosts: parts straight from rank to rank, all in flight at once. Single",
+        "copies are what it does inside of one: ranks read each other's memory, but for broadcasts.",
+        "More ranks than CPUs share them. Written by the program named above.",
         "",
     ]
-    heads = ("ranks", "exchange", "bytes", "Gloo ms", "MPI ms", "Gloo / MPI")
+    heads = ["ranks", "exchange", "bytes", *(f"{name}, ms" for name in WAYS.values())]
+    heads += [f"Gloo / {WAYS[way]}" for way in ("near", "mpi")]
     lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for row in rows:
         name = f"{row['model']}: {row['exchange']}" if row["model"] else f"`{row['exchange']}`"
-        cells = [row["ranks"], name, f"{int(row['bytes']):,}", _spread(row, "gloo"), _spread(row, "mpi")]
-        cells.append(f"{row['gloo_over_mpi']} ({row['ratio_low']} to {row['ratio_high']})")
+        cells = [row["ranks"], name, f"{int(row['bytes']):,}", *(_spread(row, way) for way in WAYS)]
+        ratios = ("gloo_over_near", "gloo_over_mpi")
+        cells += [f"{row[name]} ({row[f'{name}_low']} to {row[f'{name}_high']})" for name in ratios]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     table.with_suffix(".md").write_text("\n".join(lines) + "\n")
 

@@ -76,7 +76,12 @@ def measure(folder: Path) -> None:
             ranks = [
                 subprocess.Popen(
                     ["ip", "netns", "exec", name, *program, str(rank), str(world_size), results],
-                    env={**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"},
+                    env={  # everything over the links, although all ranks share one host
+                        **os.environ,
+                        "GLOO_SOCKET_IFNAME": "eth0",
+                        "OMP_NUM_THREADS": "1",
+                        "KFAC_SINGLE_COPY": "0",
+                    },
                 )
                 for rank, name in enumerate(names)
             ]

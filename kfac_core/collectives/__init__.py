@@ -16,11 +16,15 @@ from kfac_core.errors import ConfigError
 __all__ = ["Communicator", "Finish", "SplitWait", "connect"]
 
 
-def connect(process_group: dist.ProcessGroup | None = None) -> Communicator:
+def connect(process_group: dist.ProcessGroup | None = None, *, single_copy: bool = True) -> Communicator:
     """The communicator of this process: torch.distributed where it is initialised, else a world of one.
+
+    Every rank of the group calls it at the same time.
 
     Args:
         process_group: the ranks that work together; None is the whole world.
+        single_copy: whether ranks on one host that exchange over Gloo may read each other's memory instead,
+            where their kernel lets them.
 
     Raises:
         ConfigError: this rank is no member of the group.
@@ -31,4 +35,4 @@ def connect(process_group: dist.ProcessGroup | None = None) -> Communicator:
         raise ConfigError(f"rank {dist.get_rank()} is no member of process_group, and cannot run K-FAC in it")
     if dist.get_world_size(process_group) == 1:
         return SingleCommunicator()
-    return TorchCommunicator(process_group)
+    return TorchCommunicator(process_group, single_copy=single_copy)

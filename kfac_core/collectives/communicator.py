@@ -19,10 +19,14 @@ class Communicator(Protocol):
 
     A buffer that several ranks have parts in is cut by `sizes`: consecutive element counts, one a member
     of the group, zeros allowed. Every member calls with the same sizes.
+
+    Attributes:
+        near: ranks whose memory this one reads, where others would send it what is there.
     """
 
     rank: int
     world_size: int
+    near: frozenset[int]
     traffic: Traffic
 
     def prepare(self, groups: Sequence[Ranks], like: Tensor) -> None:

@@ -51,6 +51,8 @@ class MPICommunicator:
         ImportError: mpi4py or an MPI library is missing.
     """
 
+    near: frozenset[int] = frozenset()  # MPI may do so itself, and does not say
+
     def __init__(
         self, base: MPI.Intracomm | None = None, timeout_seconds: float = PEER_TIMEOUT_SECONDS
     ) -> None:

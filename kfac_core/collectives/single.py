@@ -16,6 +16,7 @@ class SingleCommunicator:
 
     rank = 0
     world_size = 1
+    near: frozenset[int] = frozenset()
 
     def __init__(self) -> None:
         self.traffic = Traffic()

@@ -28,7 +28,8 @@ class SplitWait:
 
     def __init__(self, inner: Communicator) -> None:
         self._inner = inner
-        self.rank, self.world_size, self.traffic = inner.rank, inner.world_size, inner.traffic
+        self.rank, self.world_size, self.near = inner.rank, inner.world_size, inner.near
+        self.traffic = inner.traffic
         self._everyone: Ranks = tuple(range(inner.world_size))
         self.traffic.wait_seconds = 0.0
 

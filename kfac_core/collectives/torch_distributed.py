@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kfac_core.collectives import direct
 from kfac_core.collectives.communicator import Finish
+from kfac_core.collectives.single_copy import find_near
 from kfac_core.placement import Ranks
 from kfac_core.timer import Traffic
 
@@ -25,22 +26,32 @@ class TorchCommunicator:
     Parts are reduced or broadcast one flat buffer per owner, all in flight at once: the number of
     collectives of a call depends on the world and never on the number of layers, and uneven parts need no
     padding.
-    Over Gloo parts go straight from rank to rank, see `kfac_core.collectives.direct`.
+    Over Gloo parts go straight from rank to rank, and between ranks of one host past it: see
+    `kfac_core.collectives.direct`. All ranks make it at the same time, for they try who can read whom.
 
     Args:
         process_group: the ranks that work together, this one among them; None is the whole world.
+        single_copy: whether ranks of one host may read each other's memory.
+
+    Attributes:
+        near: ranks whose memory this one reads.
     """
 
-    def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, process_group: dist.ProcessGroup | None = None, *, single_copy: bool = True) -> None:
         whole = process_group if process_group is not None else dist.group.WORLD
         assert whole is not None  # noqa: S101  torch.distributed is initialised
         self._all = whole
         self._gloo = "gloo" in dist.get_backend(whole)
         self._global_ranks = dist.get_process_group_ranks(self._all)
+        self._single_copy = single_copy
         self.rank = dist.get_rank(self._all)
         self.world_size = len(self._global_ranks)
         self.traffic = Traffic()
         self._timeout = _timeout(whole)  # else a new group waits for a lost peer as long as torch's default
+        seconds = self._timeout.total_seconds() if self._timeout is not None else None
+        near = find_near(whole, seconds) if self._gloo and single_copy else {}
+        self.near = frozenset(near)
+        self._peers = [direct.Peer(place, near.get(rank)) for rank, place in enumerate(self._global_ranks)]
         self._tag = 0  # of the newest exchange that goes straight from rank to rank
         self._groups: dict[Ranks, dist.ProcessGroup] = {tuple(range(self.world_size)): self._all}
 
@@ -58,12 +69,15 @@ class TorchCommunicator:
 
     def all_reduce(self, buffer: Tensor) -> None:
         """Sum `buffer` over the world, in place."""
-        self._count(buffer)
-        dist.all_reduce(buffer, group=self._all)
+        self.begin_all_reduce(buffer)()
 
     def begin_all_reduce(self, buffer: Tensor) -> Finish:
         """The same without waiting for it."""
         self._count(buffer)
+        if self._is_direct(buffer) and buffer.is_contiguous():
+            parts = buffer.view(-1).tensor_split(self.world_size)
+            if len(self.near) == self.world_size - 1:
+                return direct.all_reduce(parts, self.rank, self._peers, self._all, self._next_tag())
         return partial(_wait, [dist.all_reduce(buffer, group=self._all, async_op=True)])
 
     def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> Finish:
@@ -73,8 +87,7 @@ class TorchCommunicator:
             if part.numel():
                 self._count(part)
         if self._is_direct(buffer):
-            self._tag = self._tag % _TAGS + 1
-            return direct.reduce_parts(parts, self.rank, self._global_ranks, self._all, self._tag)
+            return direct.reduce_parts(parts, self.rank, self._peers, self._all, self._next_tag())
         parts[self.rank].zero_()
         works = []
         for owner, part in enumerate(parts):
@@ -87,10 +100,10 @@ class TorchCommunicator:
         parts, place = buffer.split(list(sizes)), group.index(self.rank)
         if parts[place].numel():
             self._count(parts[place])
-        members = [self._global_ranks[rank] for rank in group]
         if self._is_direct(buffer):
-            direct.gather_parts(parts, place, members, self._all)
+            direct.gather_parts(parts, place, [self._peers[rank] for rank in group], self._all)
             return
+        members = [self._global_ranks[rank] for rank in group]
         works = [
             dist.broadcast(part, source, group=self._groups[group], async_op=True)
             for part, source in zip(parts, members, strict=True)
@@ -110,18 +123,21 @@ class TorchCommunicator:
         assert made is not None  # noqa: S101  this rank is a member
         if "nccl" in dist.get_backend(self._all):
             dist.barrier(group=made)  # connected now, not in a hook that not all ranks may reach at once
-        other = TorchCommunicator(made)
+        other = TorchCommunicator(made, single_copy=self._single_copy)
         other.traffic = self.traffic
         return other
 
     def meet(self, group: Ranks) -> None:
         """A barrier of the group; over Gloo a word from each member to each other."""
         if self._gloo:
-            members = [self._global_ranks[rank] for rank in group]
-            words = torch.zeros(len(group)).split(1)
+            words, members = torch.zeros(len(group)).split(1), [self._peers[rank] for rank in group]
             direct.gather_parts(words, group.index(self.rank), members, self._all)
         else:
             dist.barrier(group=self._groups[group])
+
+    def _next_tag(self) -> int:
+        self._tag = self._tag % _TAGS + 1
+        return self._tag
 
     def _is_direct(self, buffer: Tensor) -> bool:
         return buffer.is_cpu and self._gloo

@@ -2,13 +2,24 @@
 
 import csv
 import json
+from collections.abc import Iterator
 
 import pytest
+from torch import nn
 
 from harness.bench.ablation import ABLATED, compare
 from harness.bench.core import amortised, slowest, summary
 from harness.bench.spread import median_limits
+from harness.bench.subject import MODELS
 from harness.cli import main
+
+
+def factor_sizes(model: nn.Module) -> Iterator[int]:
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            yield from (module.in_channels * module.kernel_size[0] ** 2, module.out_channels)
+        if isinstance(module, nn.Linear):
+            yield from (module.in_features + 1, module.out_features)
 
 
 def test_an_inverse_period_is_one_full_step_its_factor_steps_and_the_rest():
@@ -58,6 +69,11 @@ def test_two_ranks_are_measured(tmp_path, capfd):
         "precondition_comm": 0,
     }
     assert figures["phases"]["precondition"]["floor_seconds"] > 0
+    received = sum(
+        rank["floors"]["factor_comm"] * rank["rates"]["copy_bytes"] / 2 for rank in figures["ranks"]
+    )
+    packed = sum(n * (n + 1) // 2 for n in factor_sizes(MODELS["resnet32"].build()))
+    assert received == pytest.approx(4 * packed), "each factor's triangle reaches its one owner once"
     assert sum(kind["count"] for kind in figures["layers"]) == 32
     assert all(0 < kind["factor_compute"]["fraction_of_floor"] < 2 for kind in figures["layers"])
     assert "factor_compute" in capfd.readouterr().out

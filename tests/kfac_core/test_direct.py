@@ -1,59 +1,97 @@
-"""Promise: parts sent straight over Gloo arrive as by its own collectives, however uneven, however often."""
+"""Promise: parts sent straight arrive as by Gloo's collectives, however uneven or often, on any hosts."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kfac_core.collectives import connect, direct
+from kfac_core.collectives import direct
+from kfac_core.collectives.torch_distributed import TorchCommunicator
 
 ROUNDS = 5  # back to back, so that a message taken for one of another round would show
 
 
-def both_ways(rank: int, world_size: int) -> list[tuple[Tensor, Tensor]]:
+def on_hosts(rank: int, world_size: int, ranks_per_host: int) -> TorchCommunicator:
+    """A communicator that takes its world for so many ranks a host."""
+    communicator = TorchCommunicator(single_copy=ranks_per_host > 1)
+    assert communicator.near == (set(range(world_size)) - {rank} if ranks_per_host > 1 else set())
+    host = set(range(world_size)[rank // ranks_per_host * ranks_per_host :][:ranks_per_host])
+    communicator.near &= host
+    communicator._peers = [
+        peer if place in host else replace(peer, near=None) for place, peer in enumerate(communicator._peers)
+    ]
+    return communicator
+
+
+def both_ways(rank: int, world_size: int, ranks_per_host: int) -> list[tuple[Tensor, Tensor]]:
     """What this rank holds after each exchange, straight and by Gloo's broadcasts and reductions."""
-    communicator, everyone = connect(), tuple(range(world_size))
-    room = direct._ROOM
+    communicator, everyone = on_hosts(rank, world_size, ranks_per_host), tuple(range(world_size))
     found = []
-    for turn in range(ROUNDS):
-        draw = torch.Generator().manual_seed(turn)
-        sizes = torch.randint(0, 4, (world_size,), generator=draw).mul_(turn * 9000 + 1).tolist()
-        values = torch.rand(sum(sizes), generator=draw.manual_seed(100 * turn + rank), dtype=torch.float64)
-        straight, gathered = values.clone(), values.clone()
-        communicator.gather_parts(straight, sizes, everyone)
-        for owner, part in enumerate(gathered.split(sizes)):
-            dist.broadcast(part, owner)
-        found.append((straight, gathered))
-        straight, reduced = values.clone(), values.clone()
-        direct._ROOM = room if turn % 2 else 2 * direct._LEAST_PIECE  # whole, or in several pieces
-        later = values.clone()
-        before, after = communicator.reduce_parts(straight, sizes), communicator.reduce_parts(later, sizes)
-        direct._ROOM = room
-        after()  # two are under way together, and the second is waited for first
-        before()
-        reduced.split(sizes)[rank].zero_()
-        for owner, part in enumerate(reduced.split(sizes)):
-            dist.reduce(part, owner)
-        found += [(one.split(sizes)[rank], reduced.split(sizes)[rank]) for one in (straight, later)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(direct, "_CACHED", 5000)
+        for turn in range(ROUNDS):
+            draw = torch.Generator().manual_seed(turn)
+            sizes = torch.randint(0, 4, (world_size,), generator=draw).mul_(turn * 9000 + 1).tolist()
+            values = torch.rand(
+                sum(sizes), generator=draw.manual_seed(100 * turn + rank), dtype=torch.float64
+            )
+            straight, gathered = values.clone(), values.clone()
+            communicator.gather_parts(straight, sizes, everyone)
+            for owner, part in enumerate(gathered.split(sizes)):
+                dist.broadcast(part, owner)
+            found.append((straight, gathered))
+            straight, reduced, later = values.clone(), values.clone(), values.clone()
+            with patch.context() as pieces:
+                if turn % 2:  # in several pieces, else whole
+                    pieces.setattr(direct, "_ROOM", 2 * direct._LEAST_PIECE)
+                before = communicator.reduce_parts(straight, sizes)
+                after = communicator.reduce_parts(later, sizes)
+            after()  # two are under way together, and the second is waited for first
+            before()
+            reduced.split(sizes)[rank].zero_()
+            for owner, part in enumerate(reduced.split(sizes)):
+                dist.reduce(part, owner)
+            summed = values.clone()
+            dist.all_reduce(summed)
+            for elements in (summed.numel(), 2 * world_size, 1):  # the last is less than a part each
+                one, two = values[:elements].clone(), values[:elements].clone()
+                finish_one, finish_two = (
+                    communicator.begin_all_reduce(one),
+                    communicator.begin_all_reduce(two),
+                )
+                finish_one()
+                finish_two()
+                found += [(one, summed[:elements]), (two, summed[:elements])]
+            found += [(one.split(sizes)[rank], reduced.split(sizes)[rank]) for one in (straight, later)]
     return found
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_straight_exchanges_equal_gloos_collectives(world, world_size):
-    for found in world(world_size).run(both_ways):
+@pytest.mark.parametrize(
+    ("world_size", "ranks_per_host"), [(2, 1), (2, 2), (3, 1), (3, 2), (3, 3), (4, 1), (4, 2), (4, 3), (4, 4)]
+)
+def test_straight_exchanges_equal_gloos_collectives(world, world_size, ranks_per_host):
+    for found in world(world_size).run(both_ways, ranks_per_host):
         for straight, collective in found:
             torch.testing.assert_close(straight, collective, rtol=1e-14, atol=0)
 
 
-def sums(rank: int, world_size: int) -> Tensor:
-    communicator = connect()
-    values = torch.rand(1000 * world_size, generator=torch.Generator().manual_seed(rank))
-    communicator.reduce_parts(values, [1000] * world_size)()
-    return values.split(1000)[rank]
+def sums(rank: int, world_size: int, ranks_per_host: int) -> tuple[Tensor, Tensor]:
+    communicator, size = on_hosts(rank, world_size, ranks_per_host), 2 * direct._CACHED + 1
+    values = torch.rand(size * world_size, generator=torch.Generator().manual_seed(rank))
+    everywhere = values.clone()
+    communicator.reduce_parts(values, [size] * world_size)()
+    communicator.all_reduce(everywhere)
+    return values.split(size)[rank], everywhere
 
 
-def test_a_sum_is_added_in_one_order_every_time(world):
-    once, again = (world(4).run(sums) for _ in range(2))
-    assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))
+@pytest.mark.parametrize("ranks_per_host", [1, 2, 4])
+def test_a_sum_is_added_in_one_order_every_time(world, ranks_per_host):
+    once, again = (world(4).run(sums, ranks_per_host) for _ in range(2))
+    for (part, everywhere), (same_part, same) in zip(once, again, strict=True):
+        assert torch.equal(part, same_part)
+        assert torch.equal(everywhere, same)
+        assert torch.equal(everywhere, once[0][1]), "no two ranks may differ in a bit"

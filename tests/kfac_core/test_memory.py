@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kfac_core import KFAC, KFACConfig, Phase
-from kfac_core.collectives import connect
+from kfac_core.collectives import connect, direct
 from kfac_core.collectives.tables import table
+from kfac_core.scratch import scratch
 from kfac_core.timer import PhaseTimer
 from tests.kfac_core.runs import average_gradients
 
@@ -86,6 +87,7 @@ def measure(rank: int, world_size: int, strategy: str, fraction: float | None) -
 
     for n in (WIDTH, WIDTH + 1):
         table(n, x)  # made once a size and process, like kept scratch memory: no state of a KFAC
+    scratch(x, direct._CACHED)
     gc.collect()
     plain, preconditioned = Ledger(), Ledger()
     steps(plain, PhaseTimer(observer=plain.look), lambda: None)
