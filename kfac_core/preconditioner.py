@@ -36,7 +36,8 @@ class KFAC:
     """Replaces the gradients of supported layers by F^-1 times the gradient, F Kronecker-factored.
 
     Call `step()` after the gradients are averaged over ranks (and unscaled, under a GradScaler) and before
-    the optimizer's own step. Layers of other kinds keep their averaged gradient.
+    the optimizer's own step. Layers of other kinds keep their averaged gradient. All ranks make theirs at the
+    same time.
 
     Args:
         model: the model, also wrapped in DistributedDataParallel or compiled by torch.compile.

@@ -118,7 +118,7 @@ def judge_speed(reports: Sequence[Report]) -> Finding:
         return skipped("ranks: speed", _ALONE)
     small = max(_exchange(one).small_seconds for one in reports)
     large = max(_exchange(one).large_seconds for one in reports)
-    found = f"all-reduce of 4 B {_short(small)}, of 4 MiB {_short(large)}"
+    found = f"all-reduce of 4 B {_short(small)}, of 4 MiB {_short(large)}{_inside_of_hosts(reports)}"
     if small <= _SMALL_SECONDS and large <= _LARGE_SECONDS:
         return ok("ranks: speed", found)
     if len(by_host(reports)) == 1:
@@ -126,6 +126,17 @@ def judge_speed(reports: Sequence[Report]) -> Finding:
     name = "NCCL_SOCKET_IFNAME" if _exchange(reports[0]).backend == "nccl" else "GLOO_SOCKET_IFNAME"
     advice = f"name the fast network in the site's profile, as environment: {{{name}: ib0}}"
     return warning("ranks: speed", found, advice)
+
+
+def _inside_of_hosts(reports: Sequence[Report]) -> str:
+    """How ranks of one host exchange, where they could read each other's memory."""
+    mates = [(one, other.rank) for ranks in by_host(reports).values() for one in ranks for other in ranks]
+    pairs = [(one, other) for one, other in mates if one.rank != other]
+    if _exchange(reports[0]).backend != "gloo" or not pairs:
+        return ""
+    if all(other in _exchange(one).near for one, other in pairs):
+        return "; ranks of one host read each other's memory"
+    return "; over Gloo also inside of a host: kernel, container or KFAC_SINGLE_COPY forbids to read memory"
 
 
 def judge_nccl(reports: Sequence[Report]) -> Finding:

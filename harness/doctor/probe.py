@@ -96,6 +96,7 @@ def read_exchange(place: Place, world: World, joined_seconds: float) -> Exchange
         large_seconds=_all_reduce_seconds(world, _LARGE),
         clock_readings=tuple(_after_barrier(world) for _ in range(_ROUNDS)),
         visible_seconds=_seconds_until_seen(place, world),
+        near=tuple(sorted(world.communicator.near)),
     )
 
 

@@ -28,6 +28,7 @@ class Exchange:
         clock_readings: Unix time right after each of several barriers.
         visible_seconds: from a barrier until this rank saw the file that each had written before it; None if
             it gave up.
+        near: ranks whose memory it reads in exchanges.
     """
 
     backend: str
@@ -39,6 +40,7 @@ class Exchange:
     large_seconds: float
     clock_readings: tuple[float, ...]
     visible_seconds: float | None
+    near: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ class Report:
         lists = {name: tuple(raw[name]) for name in ("gpus", "cpus")}
         exchange = raw["exchange"]
         if exchange is not None:
-            exchange = Exchange(**exchange | {"clock_readings": tuple(exchange["clock_readings"])})
+            listed = {name: tuple(exchange[name]) for name in ("clock_readings", "near")}
+            exchange = Exchange(**exchange | listed)
         return cls(**{**raw, **lists, "exchange": exchange})
 
 

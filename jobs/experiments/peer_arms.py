@@ -115,7 +115,7 @@ def make_ours(training: Training, variant: str, _: Path) -> Arm:
         leaving, capture._leaving = capture._leaving, ()
         training.loss().backward()
         by_kind = [dict(zip("ag", own.shares() or (), strict=False)) for own in capture.statistics]
-        early = [by_kind[layer][kind].gram for layer, kind in leaving]  # as hooks find them
+        early = [by_kind[at][kind].gram for at, kind in leaving if kind in by_kind[at]]  # as hooks find them
         kfac.discard()
         capture._leaving = leaving
         training.loss().backward()

@@ -12,8 +12,10 @@ each other before they count on it. `KFAC_SINGLE_COPY=0` in the environment leav
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import secrets
+import select
 import socket
 import struct
 import zlib
@@ -40,38 +42,45 @@ class Near:
     """Another rank's process on this host.
 
     Messages are told apart by a tag and a subject, and kept until they are asked for.
+
+    Args:
+        rank: the process's, for people.
+        pid: the process.
+        connection: to it, a stream; closed with this.
+        seconds: that it may be silent when something is expected of it; None is for ever.
     """
 
     def __init__(self, rank: int, pid: int, connection: socket.socket, seconds: float | None) -> None:
         self._rank, self._pid, self._connection = rank, pid, connection
-        self._connection.settimeout(seconds)
+        self._connection.setblocking(False)
+        self._milliseconds = None if seconds is None else math.ceil(1000 * seconds)
         self._inbox: dict[tuple[int, int], deque[int]] = defaultdict(deque)
+        self._begun = b""  # of a message
 
     def __del__(self) -> None:
         """The peer reads an end, should it still wait."""
         self._connection.close()
 
     def tell(self, tag: int, subject: int, value: int = 0) -> None:
-        """Send a message."""
-        self._connection.send(_MESSAGE.pack(tag, subject, value))
+        """Send a message; its errors are those of `hear`."""
+        message = _MESSAGE.pack(tag, subject, value)
+        while message:
+            try:
+                message = message[self._connection.send(message) :]
+            except BlockingIOError:
+                # The peer may be telling, too, and hear nothing before it is through.
+                self._wait(select.POLLIN | select.POLLOUT)
 
     def hear(self, tag: int, subject: int) -> int:
         """Wait for a message; its value.
 
         Raises:
             ConnectionError: the process is gone.
-            TimeoutError: it sent nothing for as long as the process group waits for a peer.
+            TimeoutError: it has been silent for too long.
         """
         wanted = self._inbox[tag, subject]
         while not wanted:
-            try:
-                message = self._connection.recv(_MESSAGE.size)
-            except TimeoutError:
-                raise TimeoutError(f"recv timed out: {self} sent nothing") from None
-            if not message:
-                raise ConnectionError(f"connection closed by peer: {self} is gone")
-            *key, value = _MESSAGE.unpack(message)
-            self._inbox[key[0], key[1]].append(value)
+            self._wait(select.POLLIN)
         value = wanted.popleft()
         if not wanted:
             del self._inbox[tag, subject]
@@ -87,6 +96,23 @@ class Near:
             read(self._pid, address, out)
         except OSError as error:
             raise ConnectionError(f"remote peer: {self} cannot be read: {error.strerror}") from error
+
+    def _wait(self, events: int) -> None:
+        """Return when there is room to tell, if that is among the events, or after taking what has come."""
+        poll = select.poll()
+        poll.register(self._connection, events)
+        happened = poll.poll(self._milliseconds)
+        if not happened:
+            raise TimeoutError(f"recv timed out: {self} was silent")
+        if happened[0][1] & ~select.POLLOUT:
+            received = self._connection.recv(64 * _MESSAGE.size)
+            if not received:
+                raise ConnectionError(f"connection closed by peer: {self} is gone")
+            self._begun += received
+            whole = len(self._begun) - len(self._begun) % _MESSAGE.size
+            for tag, subject, value in _MESSAGE.iter_unpack(self._begun[:whole]):
+                self._inbox[tag, subject].append(value)
+            self._begun = self._begun[whole:]
 
     def __str__(self) -> str:
         """As an error names it."""
@@ -165,7 +191,7 @@ def _host() -> int:
 
 def _listening(card: Tensor, size: int) -> socket.socket:
     """Where as many as `size` peers can connect, under a name without a file; lets them read this process."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(_name(card))
     listener.listen(size)
     if _YAMA.exists() and _YAMA.read_text().strip() == "1":
@@ -188,7 +214,7 @@ def _shows(card: Tensor, own: Tensor) -> bool:
 
 def _reached(card: Tensor, rank: int) -> socket.socket | None:
     """A connection to the one that listens under this card, who is told whose it is."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(_name(card))
         connection.send(_MESSAGE.pack(rank, 0, 0))

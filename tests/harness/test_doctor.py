@@ -76,6 +76,10 @@ def test_ranks_that_are_as_they_should_be_give_no_warning():
     found = judged({})
     assert {one.state for one in found.values()} <= {"ok", "skipped"}
     assert found["clocks"].found == "at most 0 µs apart"
+    assert found["speed"].found.endswith("forbids to read memory"), "nothing in their reports says otherwise"
+    mates = {rank: {"exchange": {"near": (rank ^ 1,)}} for rank in range(4)}
+    assert judged(mates)["speed"].found.endswith("; ranks of one host read each other's memory")
+    assert judged(mates | {3: {}})["speed"].found.endswith("forbids to read memory")
 
 
 @pytest.mark.parametrize(

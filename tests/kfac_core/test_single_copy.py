@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ sys.stdin.read()
 """
 STRANGER = """
 import socket, sys
-with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
     connection.connect(chr(0) + sys.argv[1])
     print(connection.recv(1))
 """
@@ -46,7 +47,7 @@ def holder() -> Iterator[tuple[subprocess.Popen[str], int]]:
 @pytest.fixture
 def ends() -> tuple[Near, socket.socket]:
     """A peer as this rank sees it, and the other end of the connection to it."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     return Near(3, os.getpid(), ours, 0.2), theirs
 
 
@@ -71,7 +72,7 @@ def test_a_process_that_is_gone_counts_as_a_lost_peer(holder, ends):
 
 def test_an_end_of_the_connection_and_silence_count_as_a_lost_peer(ends):
     near, theirs = ends
-    with pytest.raises(TimeoutError, match=r"rank 3.* sent nothing") as silent:
+    with pytest.raises(TimeoutError, match=r"rank 3.* was silent") as silent:
         near.hear(0, 0)
     theirs.close()
     with pytest.raises(ConnectionError, match=r"rank 3.* is gone") as closed:
@@ -89,6 +90,20 @@ def test_messages_are_told_apart_and_keep_their_order(ends):
     asked = [(2, 0), (1, 0), (1, 1), (2, 0), (1, 0)]
     assert [near.hear(*key) for key in asked] == [20, 10, 11, 2**62, 12]
     assert not near._inbox
+
+
+def test_both_may_tell_more_than_fits_before_either_hears(ends):
+    """As buckets do that begin in the backward pass."""
+    values = list(range(20_000))
+
+    def exchange(peer: Near) -> list[int]:
+        for value in values:
+            peer.tell(0, 0, value)
+        return [peer.hear(0, 0) for _ in values]
+
+    with ThreadPoolExecutor() as threads:
+        heard = list(threads.map(exchange, [ends[0], Near(2, os.getpid(), ends[1], 20.0)]))
+    assert heard == [values, values]
 
 
 def test_strangers_are_turned_away_from_where_peers_connect():
