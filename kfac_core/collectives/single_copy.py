@@ -119,14 +119,17 @@ class Near:
         return f"rank {self._rank}, process {self._pid} on this host,"
 
 
-def find_near(group: dist.ProcessGroup, seconds: float | None) -> dict[int, Near]:
+def find_near(group: dist.ProcessGroup, seconds: float | None) -> tuple[dict[int, Near], bool]:
     """Members of a Gloo group that can read this one and be read by it, by their rank in the group.
 
-    Every member calls it at the same time. It is empty on all of them where one has switched it off.
+    Every member calls it at the same time. There are none on all of them where one has switched it off.
 
     Args:
         group: of any size and on any hosts.
         seconds: to wait for a peer that does not answer, later on; None is for ever.
+
+    Returns:
+        Them, and whether every member has all others, which all say alike.
     """
     rank, size, ranks = dist.get_rank(group), dist.get_world_size(group), dist.get_process_group_ranks(group)
     own = torch.tensor([_host(), os.getpid(), 0, secrets.randbits(62)])
@@ -144,7 +147,9 @@ def find_near(group: dist.ProcessGroup, seconds: float | None) -> dict[int, Near
     rows = [torch.empty(size, dtype=torch.bool) for _ in ranks]
     dist.all_gather(rows, torch.tensor(sees), group=group)
     del own  # all have tried to read it
-    mutual = [other for other in range(size) if sees[other] and rows[other][rank]]
+    matrix = torch.stack(rows)
+    both = matrix & matrix.T
+    mutual = both[rank].nonzero().flatten().tolist()
     if listener is not None:
         while not found.keys() >= set(mutual):  # lower ranks have all connected already
             found |= _accepted(listener, cards)
@@ -152,7 +157,7 @@ def find_near(group: dist.ProcessGroup, seconds: float | None) -> dict[int, Near
     near = {other: Near(ranks[other], int(cards[other][1]), found.pop(other), seconds) for other in mutual}
     for connection in found.values():
         connection.close()
-    return near
+    return near, int(both.sum()) == size * (size - 1)
 
 
 def read(pid: int, address: int, out: Tensor) -> None:

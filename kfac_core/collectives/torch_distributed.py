@@ -49,7 +49,7 @@ class TorchCommunicator:
         self.traffic = Traffic()
         self._timeout = _timeout(whole)  # else a new group waits for a lost peer as long as torch's default
         seconds = self._timeout.total_seconds() if self._timeout is not None else None
-        near = find_near(whole, seconds) if self._gloo and single_copy else {}
+        near, self._all_near = find_near(whole, seconds) if self._gloo and single_copy else ({}, False)
         self.near = frozenset(near)
         self._peers = [direct.Peer(place, near.get(rank)) for rank, place in enumerate(self._global_ranks)]
         self._tag = 0  # of the newest exchange that goes straight from rank to rank
@@ -74,10 +74,9 @@ class TorchCommunicator:
     def begin_all_reduce(self, buffer: Tensor) -> Finish:
         """The same without waiting for it."""
         self._count(buffer)
-        if self._is_direct(buffer) and buffer.is_contiguous():
+        if self._all_near and self._is_direct(buffer) and buffer.is_contiguous():
             parts = buffer.view(-1).tensor_split(self.world_size)
-            if len(self.near) == self.world_size - 1:
-                return direct.all_reduce(parts, self.rank, self._peers, self._all, self._next_tag())
+            return direct.all_reduce(parts, self.rank, self._peers, self._all, self._next_tag())
         return partial(_wait, [dist.all_reduce(buffer, group=self._all, async_op=True)])
 
     def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> Finish:

@@ -20,7 +20,7 @@ def on_hosts(rank: int, world_size: int, ranks_per_host: int) -> TorchCommunicat
     communicator = TorchCommunicator(single_copy=ranks_per_host > 1)
     assert communicator.near == (set(range(world_size)) - {rank} if ranks_per_host > 1 else set())
     host = set(range(world_size)[rank // ranks_per_host * ranks_per_host :][:ranks_per_host])
-    communicator.near &= host
+    communicator._all_near = ranks_per_host >= world_size
     communicator._peers = [
         peer if place in host else replace(peer, near=None) for place, peer in enumerate(communicator._peers)
     ]

@@ -122,7 +122,7 @@ def test_strangers_are_turned_away_from_where_peers_connect():
 
 
 def near(rank: int, world_size: int, how: str, where: int) -> tuple[list[int], bool]:
-    """Whom this rank reads if something holds on rank `where` only, and whether a gather still arrives."""
+    """Whom this rank reads if something holds on rank `where` only, and whether exchanges still arrive."""
     with pytest.MonkeyPatch.context() as patch:
         if rank == where:
             break_off(patch, how)
@@ -131,7 +131,9 @@ def near(rank: int, world_size: int, how: str, where: int) -> tuple[list[int], b
     values[rank] = rank + 1.0
     communicator.gather_parts(values.view(-1), [1000] * world_size, tuple(range(world_size)))
     everyone = torch.arange(1.0, world_size + 1)[:, None].expand_as(values)
-    return sorted(communicator.near), torch.equal(values, everyone)
+    arrived = torch.equal(values, everyone)
+    communicator.all_reduce(values)
+    return sorted(communicator.near), arrived and torch.equal(values, everyone * world_size)
 
 
 def break_off(patch: pytest.MonkeyPatch, how: str) -> None:
@@ -150,6 +152,8 @@ def break_off(patch: pytest.MonkeyPatch, how: str) -> None:
             patch.setattr(single_copy, "_host", lambda: 1)
         case "another process":
             patch.setattr(os, "getpid", os.getppid)
+        case "no way up":
+            patch.setattr(single_copy, "_reached", lambda card, rank: None)
         case "no connection":
             patch.setattr(single_copy, "_name", lambda card: real_name(card) + "-lost")
 
@@ -165,6 +169,7 @@ def break_off(patch: pytest.MonkeyPatch, how: str) -> None:
         "another host",
         "another process",
         "no connection",
+        "no way up",
     ],
 )
 def test_ranks_are_near_where_each_reads_the_other(world, how, where):
@@ -172,7 +177,9 @@ def test_ranks_are_near_where_each_reads_the_other(world, how, where):
     assert all(arrived for _, arrived in answers)
     for rank, (found, _) in enumerate(answers):
         others = {0, 1, 2} - {rank}
-        if how == "switched off" or (how != "nothing" and rank == where):
+        if how == "no way up":
+            assert found == [other for other in sorted(others) if min(rank, other) != where]
+        elif how == "switched off" or (how != "nothing" and rank == where):
             assert found == []
         else:
             assert found == sorted(others if how == "nothing" else others - {where})
