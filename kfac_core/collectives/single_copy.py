@@ -53,7 +53,7 @@ class Near:
     def __init__(self, rank: int, pid: int, connection: socket.socket, seconds: float | None) -> None:
         self._rank, self._pid, self._connection = rank, pid, connection
         self._connection.setblocking(False)
-        self._milliseconds = None if seconds is None else math.ceil(1000 * seconds)
+        self._seconds = math.inf if seconds is None else seconds
         self._inbox: dict[tuple[int, int], deque[int]] = defaultdict(deque)
         self._begun = b""  # of a message
 
@@ -101,9 +101,9 @@ class Near:
         """Return when there is room to tell, if that is among the events, or after taking what has come."""
         poll = select.poll()
         poll.register(self._connection, events)
-        happened = poll.poll(self._milliseconds)
+        happened = poll.poll(None if math.isinf(self._seconds) else math.ceil(1000 * self._seconds))
         if not happened:
-            raise TimeoutError(f"recv timed out: {self} was silent")
+            raise TimeoutError(f"recv timed out: {self} was silent for {self._seconds:g} s")
         if happened[0][1] & ~select.POLLOUT:
             received = self._connection.recv(64 * _MESSAGE.size)
             if not received:
