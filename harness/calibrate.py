@@ -71,13 +71,9 @@ def decomposition_points(device: torch.device, solver: str) -> list[Point]:
     return _rising(found)
 
 
-def costs(gemm: Sequence[Point], inverse: Sequence[Point]) -> Costs:
-    """What placing goes by, from points of products and of a solver: the same as `KFACConfig.costs` takes."""
-    rate = max(flops / seconds for flops, seconds in gemm)
-    return Costs(
-        inverse_seconds=tuple((int(n), float(f"{seconds:.3g}")) for n, seconds in inverse),
-        flops_per_second=float(f"{rate:.3g}"),
-    )
+def costs(inverse: Sequence[Point]) -> Costs:
+    """What placing goes by, from points of a solver: the same as `KFACConfig.costs` takes."""
+    return Costs(inverse_seconds=tuple((int(n), float(f"{seconds:.3g}")) for n, seconds in inverse))
 
 
 def factor_points(device: torch.device, batch_size: int = 8) -> list[Point]:

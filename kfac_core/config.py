@@ -27,13 +27,12 @@ class KFACConfig:
         grad_worker_fraction: share of the world that preconditions each layer; for `hybrid_opt`
             only, where `world_size * grad_worker_fraction` must be a whole number dividing
             `world_size` (KAISA, section 3).
-        assignment: `balanced` gives the costliest job to the least-loaded rank first (KAISA);
-            `round_robin` is layer i to rank i mod world_size (SC20, DP-KFAC); None is the
-            strategy's own published choice.
-        costs: what balancing goes by in the place of the papers' n^3: measured seconds of inverses, and of
-            products, with which a rank's preconditioning in every step counts beside its inverses in every
-            E-th; a `Costs`, or a mapping of its fields. What balances nothing takes no notice, and `spd_kfac`
-            keeps its paper's machine.
+        assignment: `balanced` gives the costliest job to the least-loaded rank first (KAISA), and where ranks
+            share the preconditioning makes that even too; `round_robin` is layer i to rank i mod world_size
+            (SC20, DP-KFAC); None is `round_robin` for `dp_kfac` and `mpd_kfac`, as published, or `balanced`.
+        costs: what balancing goes by in the place of the papers' n^3: measured seconds of inverses; a
+            `Costs`, or a mapping of its fields. What balances nothing takes no notice, and `spd_kfac` keeps
+            its paper's machine.
         solver: `eigen` (inverse-free), `inverse`, or `inverse_pi` (DP-KFAC's damping split).
         eigen_start: `cold` decomposes anew each time; `warm` takes one step of orthogonal iteration from the
             last basis, an approximation (for `eigen` only).
@@ -176,11 +175,8 @@ class KFACConfig:
 
 
 def _costs(values: object) -> Costs:
-    allowed = set(Costs.__dataclass_fields__)
-    if not isinstance(values, Mapping) or not {"inverse_seconds"} <= set(values) <= allowed:
-        raise ConfigError(
-            f"costs={values!r} is no mapping of inverse_seconds and, if known, flops_per_second"
-        )
+    if not isinstance(values, Mapping) or set(values) != set(Costs.__dataclass_fields__):
+        raise ConfigError(f"costs={values!r} is no mapping of inverse_seconds to pairs of a size and seconds")
     return Costs(**values)
 
 

@@ -1,4 +1,4 @@
-"""What placing needs to know of a machine: how long inverses, sharing them and products take (no torch)."""
+"""What placing needs to know of a machine: how long inverses and sharing them take (no torch)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,10 @@ class CostModel:
     Attributes:
         inverse: cost of inverting or decomposing a factor.
         exchange: cost of handing so many elements to the other ranks; None where it is not known.
-        products: cost of so many FLOPs of matrix products; where it is known, strategies that divide the
-            preconditioning balance a step's share of both, inverses counting 1/E.
     """
 
     inverse: Callable[[FactorShape], float]
     exchange: Callable[[int], float] | None = None
-    products: Callable[[int], float] | None = None
 
 
 CUBIC = CostModel(inverse=lambda factor: factor.blocks * float(factor.dim) ** 3)
@@ -45,26 +42,20 @@ class Costs:
 
     Attributes:
         inverse_seconds: pairs (n, seconds to invert or decompose an `n` by `n` factor), two or more.
-        flops_per_second: of matrix products; None leaves the preconditioning out of the balance.
 
     Raises:
         ConfigError: fewer than two pairs, a size twice, or a number that is not positive and finite.
     """
 
     inverse_seconds: tuple[tuple[int, float], ...]
-    flops_per_second: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what nothing could be placed by; lists, as files hold them, become tuples."""
         object.__setattr__(self, "inverse_seconds", _pairs(self.inverse_seconds))
-        if self.flops_per_second is not None and not _is_positive(self.flops_per_second):
-            raise ConfigError(f"flops_per_second={self.flops_per_second!r} is no positive number")
 
     def model(self) -> CostModel:
         """The same as functions."""
-        rate = self.flops_per_second
-        products = (lambda flops: flops / rate) if rate is not None else None
-        return measured(dict(self.inverse_seconds), products=products)
+        return measured(dict(self.inverse_seconds))
 
 
 def _pairs(points: Sequence[Sequence[float]]) -> tuple[tuple[int, float], ...]:
@@ -88,7 +79,6 @@ def _is_positive(value: object) -> bool:
 def measured(
     seconds_by_dim: Mapping[int, float],
     exchange: Callable[[int], float] | None = None,
-    products: Callable[[int], float] | None = None,
 ) -> CostModel:
     """A cost model through measured points, a straight line between them in logarithms.
 
@@ -98,7 +88,6 @@ def measured(
     Args:
         seconds_by_dim: seconds to invert an `n` by `n` factor, at two or more sizes.
         exchange: cost of sharing, see `CostModel`.
-        products: cost of products, see `CostModel`.
 
     Raises:
         ConfigError: fewer than two points, or a point that is not positive.
@@ -114,4 +103,4 @@ def measured(
         (x0, y0), (x1, y1) = points[upper - 1], points[upper]
         return blocks * math.exp(y0 + (y1 - y0) * (position - x0) / (x1 - x0))
 
-    return CostModel(inverse, exchange, products)
+    return CostModel(inverse, exchange)

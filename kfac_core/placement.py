@@ -14,7 +14,6 @@ hands the preconditioned gradient to the others.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -217,36 +216,6 @@ class Placement:
                 f"G inverse on {_brief(layer.g_inverse_workers)}"
             )
         return "\n".join(lines)
-
-
-def balance(costs: Sequence[float], bins: int) -> list[int]:
-    """Deal jobs to bins, longest first, each to the least-loaded bin (Graham's LPT rule).
-
-    Ties go to the lower index, so the result is the same on every rank. Where round robin happens to load
-    its fullest bin less, it is taken.
-
-    Returns:
-        The bin of each job, in the order of `costs`.
-    """
-    loads = [(0.0, index) for index in range(bins)]
-    chosen = [0] * len(costs)
-    for job in sorted(range(len(costs)), key=lambda job: (-costs[job], job)):
-        load, index = loads[0]
-        chosen[job] = index
-        heapq.heapreplace(loads, (load + costs[job], index))
-    return lighter(costs, chosen, [job % bins for job in range(len(costs))])
-
-
-def lighter(costs: Sequence[float], first: list[int], second: list[int]) -> list[int]:
-    """Of two assignments of jobs to bins the one whose fullest bin is lighter; the first on a tie."""
-    return second if _fullest(costs, second) < _fullest(costs, first) else first
-
-
-def _fullest(costs: Sequence[float], chosen: Sequence[int]) -> float:
-    loads: dict[int, float] = {}
-    for cost, index in zip(costs, chosen, strict=True):
-        loads[index] = loads.get(index, 0.0) + cost
-    return max(loads.values(), default=0.0)
 
 
 def _brief(ranks: Iterable[int]) -> str:

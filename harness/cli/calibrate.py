@@ -53,11 +53,9 @@ def placing_costs(values: dict[str, Any]) -> dict[str, str]:
 
     from harness.calibrate import costs  # noqa: PLC0415  see measured
 
-    found = {
-        kind: costs(values["gemm"]["points"], curve["points"]) for kind, curve in values["inverse"].items()
-    }
+    found = {kind: asdict(costs(curve["points"])) for kind, curve in values["inverse"].items()}
     return {
-        kind: yaml.safe_dump(asdict(one), sort_keys=False, default_flow_style=True, width=math.inf).strip()
+        kind: yaml.safe_dump(one, default_flow_style=True, width=math.inf).strip()
         for kind, one in found.items()
     }
 

@@ -13,7 +13,8 @@ plain checkouts, timed by wrapping their own methods; nothing of theirs is insta
 `the same factors solved, ms` is the whole inverse phase by itself, each implementation given copies of our
 factors. `... exchange alone` is one from a barrier on, packing included, also what our hooks do of it, and
 nobody's work waited for.
-Arms called `measured` deal layers to ranks by this machine's costs (`KFACConfig.costs`), the others by n^3.
+Arms called `measured` deal layers to ranks by this machine's costs (`KFACConfig.costs`), the others by n^3;
+`balanced` dp_kfac, published with round robin, does so too.
 `memory` rows are from processes of their own: growth of the largest resident set over two full iterations
 after two of plain training.
 """
@@ -66,12 +67,18 @@ CONFIGURATIONS: Mapping[str, tuple[str, int, Arms]] = {
             ("gpauloski", "mem eigen"),
         ],
     ),
-    "dp": ("resnet32", 2, [("ours", "dp_kfac eigen"), ("lzhangbv", "eigen_dp")]),
+    "dp": (
+        "resnet32", 2,
+        [("ours", "dp_kfac eigen"), ("ours", "dp_kfac eigen balanced"), ("lzhangbv", "eigen_dp")],
+    ),
     "large-inverse": (
         "resnet50", 1,
         [("ours", "comm_opt inverse"), ("gpauloski", "comm inverse"), ("lzhangbv", "inverse")],
     ),
-    "large-dp": ("resnet50", 2, [("ours", "dp_kfac inverse"), ("lzhangbv", "inverse_dp")]),
+    "large-dp": (
+        "resnet50", 2,
+        [("ours", "dp_kfac inverse"), ("ours", "dp_kfac inverse balanced"), ("lzhangbv", "inverse_dp")],
+    ),
     "large-mem": (
         "resnet50", 2,
         [

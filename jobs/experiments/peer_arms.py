@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.bench.subject import FACTOR_STEPS, INVERSE_STEPS, KINDS, Preconditioned, Training
-from harness.calibrate import costs, decomposition_points, gemm_points
+from harness.calibrate import costs, decomposition_points
 from kfac_core import KFACConfig
 from kfac_core.collectives.packing import packed
 from kfac_core.cost import Costs
@@ -102,6 +102,7 @@ def make_ours(training: Training, variant: str, _: Path) -> Arm:
     config = KFACConfig(
         strategy=strategy, solver=solver, damping=DAMPING, kl_clip=KL_CLIP, overlap_factors="overlap" in more,
         costs=measured_costs(solver) if "measured" in more else None,
+        assignment="balanced" if "balanced" in more else None,
     )  # fmt: skip
     subject = Preconditioned(training, config)
 
@@ -154,8 +155,7 @@ def measured_costs(solver: str) -> Costs:
     """This machine's, by rank 0 while the others wait: every rank has to place by the same numbers."""
     found = [None]
     if not dist.is_initialized() or dist.get_rank() == 0:
-        here = torch.device("cpu")
-        found = [costs(gemm_points(here), decomposition_points(here, solver))]
+        found = [costs(decomposition_points(torch.device("cpu"), solver))]
     if dist.is_initialized():
         dist.broadcast_object_list(found)
     assert found[0] is not None  # noqa: S101  rank 0 has sent it

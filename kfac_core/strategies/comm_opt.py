@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from kfac_core.balance import balance
 from kfac_core.config import KFACConfig
 from kfac_core.cost import CostModel
-from kfac_core.placement import LayerShape, Placement, balance
+from kfac_core.placement import LayerShape, Placement
 from kfac_core.strategies.everywhere import everywhere
 
 

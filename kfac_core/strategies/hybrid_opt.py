@@ -2,20 +2,21 @@
 
 from collections.abc import Sequence
 
+from kfac_core.balance import Work, balance, balance_both, totals
 from kfac_core.config import KFACConfig
 from kfac_core.cost import CostModel
 from kfac_core.errors import PlacementError
 from kfac_core.footprint import precondition_flops
-from kfac_core.placement import LayerPlacement, LayerShape, Placement, balance
-from kfac_core.schedule import interval_at
+from kfac_core.placement import LayerPlacement, LayerShape, Placement
 
 
 def hybrid_opt(
     layers: Sequence[LayerShape], world_size: int, config: KFACConfig, cost: CostModel
 ) -> Placement:
-    """Give each layer a group of gradient workers, the group with the least work so far (KAISA, section 3).
+    """Give each layer a group of gradient workers and one rank of it that inverts for all (KAISA, section 3).
 
-    Inside the group the least-loaded rank inverts both factors of the layer and shares them.
+    KAISA deals the costliest layer first to the group with the least inverses so far. From there layers
+    change places until what the groups precondition in every step is even too (`balance_both`).
     """
     if config.grad_worker_fraction is None:
         raise PlacementError("hybrid_opt needs grad_worker_fraction")
@@ -28,13 +29,11 @@ def grid(
     """Place whole layers on a grid of `workers` rows."""
     everyone = tuple(range(world_size))
     columns = world_size // workers
-    loads = [_load(layer, config, cost) for layer in layers]
-    round_robin = [index % world_size for index in range(len(layers))]
-    inverse_worker = round_robin
+    work = [_work(layer, config, cost) for layer in layers]
+    inverse_worker = [index % world_size for index in range(len(layers))]
     if config.assignment != "round_robin":
-        balanced = _balance_twice(loads, workers, columns)
-        if _heaviest(loads, balanced, columns) <= _heaviest(loads, round_robin, columns):
-            inverse_worker = balanced
+        candidates = _balance_twice(work, workers, columns), inverse_worker
+        inverse_worker = min(candidates, key=lambda owners: _unevenness(work, owners, workers, columns))
     return Placement(
         world_size,
         grad_workers=workers,
@@ -70,31 +69,26 @@ def grad_workers(world_size: int, fraction: float) -> int:
     return workers
 
 
-def _load(layer: LayerShape, config: KFACConfig, cost: CostModel) -> tuple[float, float]:
-    """Of its inverse worker, and of each of its gradient workers; in a step where products have a cost."""
-    inverse = cost.inverse(layer.a) + cost.inverse(layer.g)
-    if cost.products is None:
-        return inverse, 0.0
-    steps = interval_at(config.inverse_update_steps, 0, 1)
-    return inverse / steps, cost.products(precondition_flops(config, layer))
+def _work(layer: LayerShape, config: KFACConfig, cost: CostModel) -> Work:
+    """Of a layer's inverse worker, and of each of its gradient workers in every step."""
+    return cost.inverse(layer.a) + cost.inverse(layer.g), float(precondition_flops(config, layer))
 
 
-def _balance_twice(loads: Sequence[tuple[float, float]], workers: int, columns: int) -> list[int]:
+def _balance_twice(work: Sequence[Work], workers: int, columns: int) -> list[int]:
     """Columns first, then the ranks inside each column; returns the inverse worker of each layer."""
-    column_of = balance([inverse + workers * products for inverse, products in loads], columns)
-    owner = [0] * len(loads)
+    column_of = balance_both(work, columns)
+    owner = [0] * len(work)
     for column in range(columns):
         members = [job for job, chosen in enumerate(column_of) if chosen == column]
-        rows = balance([loads[job][0] for job in members], workers)
+        rows = balance([work[job][0] for job in members], workers)
         for job, row in zip(members, rows, strict=True):
             owner[job] = row * columns + column
     return owner
 
 
-def _heaviest(loads: Sequence[tuple[float, float]], owners: Sequence[int], columns: int) -> float:
-    """Load of the busiest rank: what it inverts, and what its column preconditions."""
-    inverses, products = dict.fromkeys(owners, 0.0), dict.fromkeys(range(columns), 0.0)
-    for (inverse, product), owner in zip(loads, owners, strict=True):
-        inverses[owner] += inverse
-        products[owner % columns] += product
-    return max((inverses[owner] + products[owner % columns] for owner in inverses), default=0.0)
+def _unevenness(work: Sequence[Work], owners: Sequence[int], workers: int, columns: int) -> float:
+    """Shares of all inverses on the busiest rank and of all products in the busiest column, over the mean."""
+    inverses, products = zip(*work, strict=True) if work else ((), ())
+    by_rank = totals(inverses, owners, workers * columns)
+    by_column = totals(products, [owner % columns for owner in owners], columns)
+    return sum(len(loads) * max(loads) / (sum(loads) or 1.0) for loads in (by_rank, by_column))

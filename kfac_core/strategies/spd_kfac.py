@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from kfac_core.balance import balance
 from kfac_core.config import KFACConfig
 from kfac_core.cost import SPD_KFAC_64, CostModel
 from kfac_core.footprint import data_elements
-from kfac_core.placement import LayerShape, Placement, balance
+from kfac_core.placement import LayerShape, Placement
 from kfac_core.strategies.everywhere import everywhere
 
 
