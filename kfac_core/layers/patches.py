@@ -14,11 +14,10 @@ from kfac_core.grams import Gram, gram, outer_sum
 from kfac_core.layers.displacement import by_displacement
 from kfac_core.layers.geometry import Geometry
 from kfac_core.layers.row_shift import by_row_shift
-from kfac_core.layers.side_by_side import by_pixels_side_by_side
+from kfac_core.layers.side_by_side import by_pixels_side_by_side, full_width
 
 _FEW_CHANNELS = 8  # below which shifting rows beats displacements, up to 10 times at 1 channel of 5 x 5 taps
-_BETWEEN = 16  # channels, from which side by side is ahead, up to 1.2 times,
-_WIDE = 32  # below so many channels and in images of as many columns or more
+_LEAST_CHANNELS = {16: 3, 32: 16}  # for pixels side by side to be ahead, by the width that a product needs
 _TALL = 4  # taps above each other that share no row, from which on shifting rows is slower, up to 1.8 times
 _MANY_PIXELS = 64  # in an image, from which on a product an image beats gathering the pixels of all
 
@@ -31,8 +30,8 @@ def patch_gram(images: Tensor, geometry: Geometry) -> Tensor:
     """
     dense = geometry.stride == geometry.dilation == (1, 1) and geometry.groups == 1
     if dense and all(size >= taps for size, taps in zip(images.shape[2:], geometry.kernel, strict=True)):
-        channels, width = images.shape[1], images.shape[3]
-        if not images.is_cpu or (_BETWEEN <= channels < _WIDE <= width):
+        channels, width = images.shape[1], full_width()
+        if not images.is_cpu or _LEAST_CHANNELS[width] <= channels < width <= images.shape[3]:
             return by_pixels_side_by_side(images, geometry.kernel, geometry.margins).unsqueeze(0)
         if channels >= _FEW_CHANNELS:
             return by_displacement(images, geometry.kernel, geometry.margins).unsqueeze(0)

@@ -6,8 +6,10 @@ channels alone make it too narrow to run at full speed, it takes several neighbo
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +17,18 @@ from torch import Tensor
 from kfac_core.layers.geometry import Margins
 from kfac_core.scratch import scratch
 
-_WIDTH = 32  # columns that a product needs at least to run at full speed (measured: 16 run at 60 % of it)
+
+@functools.cache
+def full_width() -> int:
+    """Columns that a product on this CPU needs at least to run at full speed, or nearly.
+
+    On an AMD EPYC (Zen 5) 16 run at 85 % of the speed of 32, on an Intel Xeon at 60 %.
+    """
+    ask: Callable[[], Mapping[str, Any]] = getattr(torch.cpu, "get_capabilities", dict)  # not in every torch
+    return 16 if str(ask().get("cpu_name", "")).startswith("AMD") else _WIDTH
+
+
+_WIDTH = 32  # columns; where nothing is known of the processor, and on GPUs
 
 
 def by_pixels_side_by_side(images: Tensor, kernel: tuple[int, int], margins: Margins) -> Tensor:
@@ -61,7 +74,8 @@ class _Plane:
         self._right_edge = self._left + columns + right - kernel[1] + 1  # width of the output
         self.height = rows + self._top + bottom - kernel[0] + 1
         self._together = 1  # pixels side by side in a product
-        while self._together * channels < _WIDTH:
+        width = full_width() if images.is_cpu else _WIDTH
+        while self._together * channels < width:
             self._together *= 2
         self._end = self._left + columns
         pitch = -(-(self._end + max(right, kernel[1] - 1 - self._left)) // self._together) * self._together

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from kfac_core.grams import dense
-from kfac_core.layers import row_shift
+from kfac_core.layers import patches, row_shift, side_by_side
 from kfac_core.layers.displacement import by_displacement
 from kfac_core.layers.geometry import Geometry
 from kfac_core.layers.patches import by_columns, patch_gram, patch_rows, patch_sums, pixel_gram
-from kfac_core.layers.side_by_side import by_pixels_side_by_side
+from kfac_core.layers.side_by_side import by_pixels_side_by_side, full_width
 
 KERNELS = [(1, 1), (1, 3), (2, 1), (3, 2), (3, 3), (5, 5), (7, 7)]
 STRIDES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2)]
@@ -18,6 +18,33 @@ DILATIONS = [(1, 1), (2, 1), (1, 3), (2, 2)]
 
 
 MARGINS = [(0, 0, 0, 0), (1, 1, 1, 1), (2, 0, 3, 1)]
+
+
+@pytest.fixture(params=[16, 32], ids=["as on AMD", "as elsewhere"])
+def width(request, monkeypatch) -> int:
+    for module in (patches, side_by_side):
+        monkeypatch.setattr(module, "full_width", lambda: request.param)
+    return request.param
+
+
+def test_a_processor_of_amd_needs_products_half_as_wide(monkeypatch):
+    names = {"AMD EPYC 9755": 16, "Intel(R) Xeon(R) Platinum 8481C": 32}
+    for name, columns in names.items():
+        monkeypatch.setattr(
+            torch.cpu, "get_capabilities", lambda name=name: {"cpu_name": name}, raising=False
+        )
+        assert full_width.__wrapped__() == columns
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    assert full_width.__wrapped__() == 32
+    assert full_width() in (16, 32)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 7, 8, 15, 16, 31, 32])
+def test_narrow_images_equal_im2col_whatever_form_a_processor_asks_for(channels, width):
+    for size, geometry in product([15, 16, 32], [Geometry((3, 3), margins=(1, 1, 1, 1)), Geometry((5, 5))]):
+        images = torch.randn(4, channels, size, size, dtype=torch.float64)
+        plain = by_columns(images, geometry)
+        torch.testing.assert_close(patch_gram(images, geometry), plain, rtol=1e-12, atol=1e-10)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
@@ -37,16 +64,16 @@ def test_fast_forms_equal_im2col(kernel, groups):
 @pytest.mark.parametrize("channels", [1, 3, 8, 16, 33])
 @pytest.mark.parametrize("form", [by_displacement, by_pixels_side_by_side])
 @pytest.mark.parametrize("batch", [1, 2, 40])  # few and many pixels of a column together
-def test_displacements_equal_im2col_at_any_size_and_margin(form, kernel, channels, batch):
+def test_displacements_equal_im2col_at_any_size_and_margin(form, kernel, channels, batch, width):
     generator = torch.Generator().manual_seed(channels)
-    for height, width, margins in [
+    for height, columns, margins in [
         (kernel[0], kernel[1], (0, 0, 0, 0)),  # one window
         (7, 7, (3, 3, 3, 3)),
         (8, 9, (1, 1, 1, 1)),
         (9, 8, (0, 2, 1, 0)),
         (7, 10, (5, 0, 0, 6)),  # windows that hold nothing but zeros
     ]:
-        images = torch.randn(batch, channels, height, width, dtype=torch.float64, generator=generator)
+        images = torch.randn(batch, channels, height, columns, dtype=torch.float64, generator=generator)
         plain = by_columns(images, Geometry(kernel, margins=margins))[0]
         for layout in (images, images.to(memory_format=torch.channels_last)):
             torch.testing.assert_close(form(layout, kernel, margins), plain, rtol=1e-12, atol=1e-10)
@@ -99,7 +126,7 @@ def test_pixels_in_any_layout_are_summed_alike(groups, channels, size):
 
 
 @pytest.mark.parametrize(("channels", "size"), [(3, 32), (16, 32), (32, 16), (64, 8)])
-def test_float32_is_within_1e_5_of_float64_at_resnet_32_sizes(channels, size):
+def test_float32_is_within_1e_5_of_float64_at_resnet_32_sizes(channels, size, width):
     images = torch.randn(128, channels, size, size, generator=torch.Generator().manual_seed(0)).relu()
     geometry = Geometry((3, 3), margins=(1, 1, 1, 1))
     total = patch_gram(images, geometry)
@@ -109,13 +136,14 @@ def test_float32_is_within_1e_5_of_float64_at_resnet_32_sizes(channels, size):
 
 
 @pytest.mark.parametrize(
-    ("channels", "groups", "size"), [(1, 1, 64), (2, 1, 48), (8, 1, 32), (11, 1, 33), (4, 4, 32)]
+    ("batch", "channels", "groups", "size"),
+    [(128, 1, 1, 64), (128, 2, 1, 48), (512, 3, 1, 32), (128, 8, 1, 32), (128, 11, 1, 33), (128, 4, 4, 32)],
 )
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_thin_products_of_many_pixels_are_as_exact(channels, groups, size, stride, layout):
+def test_thin_products_of_many_pixels_are_as_exact(batch, channels, groups, size, stride, layout, width):
     """Where a BLAS adds up one row after another, an error grows with their number: MKL on AMD, to 5e-5."""
-    images = torch.randn(128, channels, size, size, generator=torch.Generator().manual_seed(0)).relu()
+    images = torch.randn(batch, channels, size, size, generator=torch.Generator().manual_seed(0)).relu()
     images = images.to(memory_format=layout)
     geometry = Geometry((3, 3), (stride, stride), margins=(1, 1, 1, 1), groups=groups)
     for total, exact in (
