@@ -18,6 +18,7 @@ from harness.checkpoint.checkpoints import Checkpoints, Plan
 from harness.checkpoint.requests import PREEMPTED_EXIT_CODE, SignalRequests
 from harness.checkpoint.shelf import clear_shelves
 from harness.environment import read_environment
+from harness.heap import keep_freed_memory
 from harness.layers import describe
 from harness.pulse import Pulse
 from harness.rank import Place, failure, leave
@@ -64,6 +65,8 @@ def _train(
 ) -> Result:
     cell = attempt.cell_folder.cell()
     world = join_world(attempt, *place)
+    if world.device.type == "cpu":
+        keep_freed_memory()
     site = (attempt.read("launch.json") or {}).get("site") or {}
     if site.get("split_wait") and world.world_size > 1:
         world = replace(world, communicator=SplitWait(world.communicator))

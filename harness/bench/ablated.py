@@ -19,6 +19,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # public,
 
 from harness.bench.ablation import ABLATED, Rounds
 from harness.cell import Cell
+from harness.heap import keep_freed_memory
 from harness.pulse import Pulse
 from harness.train import Trainer
 from harness.world import World
@@ -254,6 +255,7 @@ def main() -> None:
     options = json.loads(given.options.read_text())
     ranks, folder = options["ranks"], given.options.parent
     torch.set_num_threads(options["threads"])
+    keep_freed_memory()
     if ranks > 1:
         store = FileStore(options["store"], ranks)
         dist.init_process_group("gloo", store=store, rank=given.rank, world_size=ranks)

@@ -13,6 +13,7 @@ import torch
 
 from harness.bench.spread import median_limits
 from harness.bench.subject import FACTOR_STEPS, MODELS, Training
+from harness.heap import keep_freed_memory
 from harness.pulse import Pulse
 from kfac_core import KFAC, KFACConfig, Phase
 from kfac_core.timer import PhaseTimer, seconds_per_entry
@@ -42,6 +43,7 @@ def measure(model: str, batch: int, pairs: int, threads: int) -> dict[str, Any]:
         their product over the median step without timer.
     """
     torch.set_num_threads(threads)
+    keep_freed_memory()
     training = Training(MODELS[model], batch, 0, 1)
     with tempfile.TemporaryDirectory(prefix="kronscale-bench-") as folder:
         pulse = Pulse(Path(folder) / "pulse")

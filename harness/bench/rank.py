@@ -17,6 +17,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # public,
 from harness.bench.floor import floors, layer_floors
 from harness.bench.rates import measure_rates
 from harness.bench.subject import KINDS, MODELS, Preconditioned, Training
+from harness.heap import keep_freed_memory
 from kfac_core import KFACConfig
 
 Times = list[dict[str, float]]
@@ -62,6 +63,7 @@ def measure(options: Options, rank: int) -> dict[str, Any]:
         of each layer's gradient.
     """
     torch.set_num_threads(options.threads)
+    keep_freed_memory()
     if options.ranks > 1:
         store = FileStore(options.store, options.ranks)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=options.ranks)

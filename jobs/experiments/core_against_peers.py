@@ -40,6 +40,7 @@ from peer_arms import MAKERS, Arm, Clock
 
 from harness.bench.core import INTERVALS, amortised
 from harness.bench.subject import KINDS, MODELS, Training
+from harness.heap import keep_freed_memory
 
 EXCHANGES = ("factor_comm", "inverse_comm", "precondition_comm")
 PHASES = ("factor", "factor_comm", "inverse", "inverse_comm", "precondition", "precondition_comm", "scale")
@@ -181,6 +182,7 @@ def grow(
 
 def enter(rank: int, ranks: int, folder: str) -> None:
     torch.set_num_threads(1)
+    keep_freed_memory()
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     store = dist.FileStore(f"{folder}/store", ranks)
