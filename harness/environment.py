@@ -29,6 +29,7 @@ class Environment:
         threads: threads that torch uses in each rank.
         hosts: host of every rank, in rank order.
         near: ranks whose memory rank 0 reads in exchanges (`kfac_core.collectives.single_copy`).
+        keeps_freed_memory: whether malloc was told not to give it back (`harness.heap`).
     """
 
     commit: str | None
@@ -44,6 +45,7 @@ class Environment:
     host: str
     hosts: tuple[str, ...]
     near: tuple[int, ...]
+    keeps_freed_memory: bool
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `environment.json`."""
@@ -51,7 +53,12 @@ class Environment:
 
 
 def read_environment(
-    device: torch.device, backend: str, hosts: tuple[str, ...], near: Iterable[int] = ()
+    device: torch.device,
+    backend: str,
+    hosts: tuple[str, ...],
+    near: Iterable[int] = (),
+    *,
+    keeps_freed_memory: bool = False,
 ) -> Environment:
     """The environment of this process."""
     commit, dirty = _checkout()
@@ -69,6 +76,7 @@ def read_environment(
         host=platform.node(),
         hosts=hosts,
         near=tuple(sorted(near)),
+        keeps_freed_memory=keeps_freed_memory,
     )
 
 

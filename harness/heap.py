@@ -18,9 +18,9 @@ def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
     By default a backward pass that frees its activations shrinks the heap, if they happen to lie at its end,
     and the next forward pass takes a page fault each 4 KiB: 50,000 in a step of ResNet-32 at batch 128 on a
     CPU, 528 ms in place of 462. Equal runs differ by that accident. What the user has said about malloc in
-    the environment stands, and other C libraries are left alone.
+    the environment stands, and other allocators and C libraries are left alone.
     """
-    if any(name in environment for name in _CHOICES):
+    if any(name in environment for name in _CHOICES) or "malloc" in environment.get("LD_PRELOAD", ""):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

@@ -65,15 +65,14 @@ def _train(
 ) -> Result:
     cell = attempt.cell_folder.cell()
     world = join_world(attempt, *place)
-    if world.device.type == "cpu":
-        keep_freed_memory()
+    kept = world.device.type == "cpu" and keep_freed_memory()
     site = (attempt.read("launch.json") or {}).get("site") or {}
     if site.get("split_wait") and world.world_size > 1:
         world = replace(world, communicator=SplitWait(world.communicator))
     hosts = host_names(world)
     if world.rank == 0:
         near = world.communicator.near
-        environment = read_environment(world.device, world.backend, hosts, near)
+        environment = read_environment(world.device, world.backend, hosts, near, keeps_freed_memory=kept)
         attempt.write("environment.json", environment.to_json())
     checkpoints = Checkpoints(attempt, world, records.write, Plan.read(attempt), asked)
     trainer = Trainer(

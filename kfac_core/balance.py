@@ -52,7 +52,7 @@ def balance_both(costs: Sequence[Work], bins: int) -> list[int]:
         fullest = {loads.index(max(loads)) for loads in kinds}
         trades = _trades(shares, chosen, list(zip(*kinds, strict=True)), fullest)
         gain, trade = max(trades, key=itemgetter(0), default=(0.0, ()))
-        if gain < _LEAST_GAIN:
+        if not gain >= _LEAST_GAIN:  # also where it is no number
             return chosen
         for job, index in trade:
             chosen[job] = index

@@ -13,8 +13,8 @@ plain checkouts, timed by wrapping their own methods; nothing of theirs is insta
 `the same factors solved, ms` is the whole inverse phase by itself, each implementation given copies of our
 factors. `... exchange alone` is one from a barrier on, packing included, also what our hooks do of it, and
 nobody's work waited for.
-Arms called `measured` deal layers to ranks by this machine's costs (`KFACConfig.costs`), the others by n^3;
-`balanced` dp_kfac, published with round robin, does so too.
+Arms called `measured` deal layers to ranks by this machine's costs of inverses (`KFACConfig.costs`), others
+of ours by n^3, and dp_kfac round robin, as published, unless it is called `balanced`.
 `memory` rows are from processes of their own: growth of the largest resident set over two full iterations
 after two of plain training.
 """

@@ -17,6 +17,8 @@ from torch import Tensor
 from kfac_core.layers.geometry import Margins
 from kfac_core.scratch import scratch
 
+_WIDTH = 32  # columns; where nothing is known of the processor, and on GPUs
+
 
 @functools.cache
 def full_width() -> int:
@@ -26,9 +28,6 @@ def full_width() -> int:
     """
     ask: Callable[[], Mapping[str, Any]] = getattr(torch.cpu, "get_capabilities", dict)  # not in every torch
     return 16 if str(ask().get("cpu_name", "")).startswith("AMD") else _WIDTH
-
-
-_WIDTH = 32  # columns; where nothing is known of the processor, and on GPUs
 
 
 def by_pixels_side_by_side(images: Tensor, kernel: tuple[int, int], margins: Margins) -> Tensor:

@@ -4,6 +4,7 @@ To add one: write `kfac_core/strategies/<name>.py` with a function of this signa
 and to `kfac_core.config.STRATEGIES`. `tests/kfac_core/test_strategies.py` covers it without an edit.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
@@ -50,11 +51,20 @@ def place(
     """The placement that `config` asks for, balanced by `cost`, or by `config.costs`, or by n^3.
 
     Raises:
-        PlacementError: the world is empty, or the strategy cannot divide it as asked.
+        PlacementError: the world is empty, the strategy cannot divide it as asked, or a cost is no finite
+            number >= 0.
     """
     check_world_size(config, world_size)
     if cost is None:
         cost = config.costs.model() if config.costs is not None else CUBIC
+    for layer in layers:
+        for kind, factor in (("A", layer.a), ("G", layer.g)):
+            found = cost.inverse(factor)
+            if not 0 <= found < math.inf:
+                raise PlacementError(
+                    f"the cost of inverting {kind} of layer {layer.name}, {factor.dim} rows, is {found}; "
+                    "it has to be a finite number >= 0"
+                )
     return STRATEGIES[config.strategy](layers, world_size, config, cost)
 
 

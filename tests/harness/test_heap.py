@@ -43,6 +43,14 @@ def test_a_step_takes_no_page_faults_for_what_the_last_one_freed():
     assert faults["as the library does"] > 10_000  # 128 MB are 32,768 pages; else this would be for nothing
 
 
-@pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
-def test_what_the_user_chose_stands(name):
-    assert not keep_freed_memory({name: "glibc.malloc.trim_threshold=1000"})
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MALLOC_TRIM_THRESHOLD_", "1000"),
+        ("MALLOC_MMAP_THRESHOLD_", "1000"),
+        ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=1000"),
+        ("LD_PRELOAD", "/usr/lib/libjemalloc.so.2"),
+    ],
+)
+def test_what_the_user_chose_stands(name, value):
+    assert not keep_freed_memory({name: value})

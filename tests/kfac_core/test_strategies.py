@@ -140,6 +140,22 @@ def test_balancing_both_ends_where_no_move_and_no_swap_out_of_a_fullest_bin_help
             assert squares(costs, swapped, bins) > reached - 2e-9
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1.0])
+def test_a_cost_that_nothing_can_be_dealt_by_is_refused(strategy, cost):
+    layers = [LayerShape(f"l{i}", FactorShape(10 + i), FactorShape(4)) for i in range(3)]
+    broken = CostModel(inverse=lambda factor: cost if factor.dim == 11 else 1.0)
+    fraction = {"grad_worker_fraction": 0.5} if strategy == "hybrid_opt" else {}
+    with pytest.raises(
+        PlacementError, match=rf"inverting A of layer l1, 11 rows, is {cost}; it has to be a fin"
+    ):
+        place(KFACConfig(strategy=strategy, **fraction), layers, 2, broken)
+
+
+def test_dealing_ends_where_a_cost_is_no_number():
+    assert len(balance_both([(float("nan"), 1.0), (1.0, 2.0), (2.0, 2.0)], 2)) == 3
+
+
 def test_nothing_to_deal_is_dealt():
     assert balance_both([], 3) == []
     assert balance_both([(1.0, 0.0), (1.0, 0.0)], 2) == [0, 1]
@@ -194,7 +210,7 @@ def test_by_measured_costs_two_ranks_end_resnet32s_decompositions_together(strat
     by_cube, by_clock = KFACConfig(strategy=strategy), KFACConfig(strategy=strategy, costs=costs)
     assert place(by_clock, layers, 2) == place(by_cube, layers, 2, cost)
     assert place(by_clock, layers, 2, CUBIC) == place(by_cube, layers, 2)
-    assert busiest_over_mean(place(by_cube, layers, 2)) > 1.03
+    assert busiest_over_mean(place(by_cube, layers, 2)) > {"comm_opt": 1.05, "mem_opt": 1.03}[strategy]
     assert busiest_over_mean(place(by_clock, layers, 2)) < 1.02
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from harness.cell import Cell
 from harness.errors import SiteError
+from harness.heap import keep_freed_memory
 from harness.launchers import LAUNCHERS
 from harness.launchers.profiles import read_site
 from harness.store import Attempt, sweep_folder
@@ -66,6 +67,7 @@ def test_two_ranks_train_over_mpi_as_they_do_over_gloo(real_attempt, start_gang)
         environment = attempt.read("environment.json")
         assert environment["backend"] == backend
         assert len(environment["hosts"]) == 2
+        assert environment["keeps_freed_memory"] == keep_freed_memory()  # as in this process
     assert not (over["mpi"].path / "rendezvous.json").exists()  # MPI carried the address
     for got, want in zip(evaluations(over["mpi"]), evaluations(over["gloo"]), strict=True):
         assert got == pytest.approx(want, rel=1e-5)
