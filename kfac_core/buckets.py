@@ -44,7 +44,7 @@ def buckets(jobs: Sequence[FactorJob], world_size: int, *, overlap: bool) -> lis
         world_size: number of ranks.
         overlap: whether buckets leave during the backward pass; small ones are worth it then.
     """
-    travelling = [job for job in jobs if len({*job.factor_workers, *job.inverse_workers}) > 1]
+    travelling = [job for job in jobs if job.travels]
     if not overlap and world_size > 2:
         return _divided(travelling, world_size)
     least = _LEAST_ELEMENTS if overlap else _LEAST_AT_ONCE

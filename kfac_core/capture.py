@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +83,11 @@ class Statistics:
             return None
         scale = float(self._batch) ** 2 if self._reduction == "mean" else 1.0
         return self._a_share, Share(self._g_share.gram, self._g_share.scale * scale)
+
+    def share(self, kind: Literal["a", "g"]) -> Share | None:
+        """What this rank adds to one of them."""
+        shares = self.shares()
+        return shares[kind == "g"] if shares is not None else None
 
     def _close(self) -> None:
         """Scale the open pass by its positions, which are known only when it is over."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kfac_core.buckets import Bucket, buckets, travelling_elements
 from kfac_core.capture import Share, Statistics
-from kfac_core.collectives import Communicator, Finish
+from kfac_core.collectives import Begun, Communicator
 from kfac_core.collectives.packing import Packed, fold_packed, pack, packed_trace, unpack
 from kfac_core.config import KFACConfig
 from kfac_core.errors import ConfigError
@@ -53,6 +53,7 @@ class Factors:
         self._like = like
         self.jobs = placement.factor_jobs(shapes)
         self.own = [job for job in self.jobs if communicator.rank in job.inverse_workers]
+        self._alone = [job for job in self.own if not job.travels]
         self._buckets = buckets(self.jobs, communicator.world_size, overlap=config.overlap_factors)
         if config.overlap_factors and self._buckets:
             self._communicator = communicator.apart()
@@ -68,8 +69,9 @@ class Factors:
         self._gone: set[int] = set()
         self._left = 0  # buckets that are packed, or gone
         self._packed: list[_Filled] = []
-        self._begun: list[tuple[_Filled, Finish]] = []
-        self._received: dict[Key, tuple[Tensor, bool]] = {}
+        self._begun: list[tuple[_Filled, Begun]] = []
+        self._arrived: list[tuple[_Filled, Begun]] = []
+        self._received: list[_Received] = []
 
     def hear(self, layer: int, statistics: Sequence[Statistics], *, complete: bool) -> bool:
         """A layer's statistics have grown, for the last time in this step if `complete`.
@@ -105,53 +107,62 @@ class Factors:
         while self._packed:
             packed = self._packed[0]
             if packed.bucket.sizes is None:
-                finish = self._communicator.begin_all_reduce(packed.buffer)
+                begun = self._communicator.begin_all_reduce(packed.buffer)
             else:
-                finish = self._communicator.reduce_parts(packed.buffer, packed.bucket.sizes)
-            self._begun.append((self._packed.pop(0), finish))
+                begun = self._communicator.reduce_parts(packed.buffer, packed.bucket.sizes)
+            self._begun.append((self._packed.pop(0), begun))
+
+    def receive(self) -> bool:
+        """Wait for the next bucket, to be absorbed while others are on their way; whether it was the last.
+
+        Ranks have not as much to pack of a bucket as to absorb: one at a time, they hardly wait for each
+        other. Where nothing moves before it is waited for, that would be a wait a bucket: all at once then.
+        """
+        for _ in range(1 if self._communicator.in_background else len(self._begun)):
+            if self._begun:
+                packed, begun = self._begun.pop(0)
+                self._arrived.append((packed, begun))
+                begun.arrive()
+                self._received += packed.received_by(self._communicator.rank)
+        if not self._begun:
+            self._end()
+        return not self._begun
 
     def exchange(self) -> None:
         """Send what has been packed, and wait for all that is on its way."""
         self.send()
-        self._received = {}
-        while self._begun:
-            packed, finish = self._begun.pop(0)
-            finish()
-            for job, part in packed.parts():
-                if self._communicator.rank in job.inverse_workers:
-                    self._received[job.layer, job.kind] = part, packed.bucket.sizes is None
-        self._left = 0
-        self._complete.clear()
-        self._gone.clear()
+        while not self.receive():
+            pass
 
     def forget(self) -> None:
         """Drop what has been packed, begun or received; every rank must: it waits for the others."""
         self._packed = []
         self.exchange()
-        self._received = {}
+        self._received = []
 
-    def absorb(self, statistics: Sequence[Statistics]) -> None:
-        """Fold the new statistics into the running means: `decay * old + (1 - decay) * new`.
+    def absorb_alone(self, statistics: Sequence[Statistics]) -> None:
+        """Fold in what nobody else adds to: `decay * old + (1 - decay) * new`.
 
         A layer that no rank has statistics of keeps its factors. So does one whose statistics hold a NaN or
         an infinity: it is counted in `refused`, and no step waits for the device to find out.
         """
-        for job in self.own:
-            seen = statistics[job.layer]
-            shares = seen.shares()
-            share = shares[job.kind == "g"] if shares is not None else None
-            if (job.layer, job.kind) in self._received:
-                self._absorb_received(job, share, seen.examples)
-            elif share is not None:
-                self._average(job, _kept(share), share.scale / seen.examples)
-        self._received = {}
+        for job in self._alone:
+            share = statistics[job.layer].share(job.kind)
+            if share is not None:
+                self._average(job, _kept(share), share.scale / statistics[job.layer].examples)
 
-    def _absorb_received(self, job: FactorJob, share: Share | None, examples: int) -> None:
+    def absorb_received(self, statistics: Sequence[Statistics]) -> None:
+        """Fold in, in the same way, what has been received, with this rank's own share."""
+        for received in self._received:
+            seen = statistics[received.job.layer]
+            share = None if received.whole else seen.share(received.job.kind)
+            self._absorb(received.job, received.part, share, seen.examples)
+        self._received = []
+
+    def _absorb(self, job: FactorJob, part: Tensor, own: Share | None, examples: int) -> None:
         """Fold in what came from other ranks, and this rank's own share where it is not in it yet."""
         key = job.layer, job.kind
-        part, whole = self._received[key]
         packed, count = part[:-1].view(job.shape.blocks, -1), part[-1]
-        own = share if not whole else None
         if own is not None:
             count = count + examples
         if not self._in_place:
@@ -224,6 +235,15 @@ class Factors:
         """Buckets that have not left."""
         return self._buckets[self._left :]
 
+    def _end(self) -> None:
+        """All is there: give back what this rank sent, and begin anew."""
+        while self._arrived:
+            _, begun = self._arrived.pop(0)
+            begun.release()
+        self._left = 0
+        self._complete.clear()
+        self._gone.clear()
+
     def _make_ready(self, bucket: Bucket, statistics: Sequence[Statistics]) -> None:
         self._packed.append(self._pack(bucket, statistics))
         self._left += 1
@@ -234,12 +254,11 @@ class Factors:
         for job, part in packed.parts():
             if job.inverse_workers == (self._communicator.rank,):
                 continue  # here the others' will be
-            shares = statistics[job.layer].shares()
-            if shares is None:
+            share = statistics[job.layer].share(job.kind)
+            if share is None:
                 part.zero_()
                 continue
-            total, scale = shares[job.kind == "g"]
-            pack(total, part[:-1].view(job.shape.blocks, -1), scale)
+            pack(share.gram, part[:-1].view(job.shape.blocks, -1), share.scale)
             part[-1] = statistics[job.layer].examples
         return packed
 
@@ -248,6 +267,15 @@ def _kept(share: Share) -> Gram:
     """The gram of a share that stays on its rank."""
     assert not isinstance(share.gram, Packed)  # noqa: S101  what is packed early leaves
     return share.gram
+
+
+@dataclass(frozen=True)
+class _Received:
+    """What came of a factor: the triangle and the number of examples, of all ranks or of the others."""
+
+    job: FactorJob
+    part: Tensor
+    whole: bool
 
 
 @dataclass(frozen=True)
@@ -261,3 +289,8 @@ class _Filled:
         """Every factor with its place, a view: the triangle, and the number of examples."""
         sizes = [travelling_elements(job) for job in self.bucket.jobs]
         return zip(self.bucket.jobs, self.buffer.split(sizes), strict=True)
+
+    def received_by(self, rank: int) -> list[_Received]:
+        """What of it is for a rank that the buffer has arrived at."""
+        whole = self.bucket.sizes is None
+        return [_Received(job, part, whole) for job, part in self.parts() if rank in job.inverse_workers]

@@ -92,6 +92,11 @@ class FactorJob:
     gradient_workers: Ranks
 
     @property
+    def travels(self) -> bool:
+        """Whether more than one rank has to do with its mean."""
+        return len({*self.factor_workers, *self.inverse_workers}) > 1
+
+    @property
     def whole_on(self) -> Ranks:
         """Ranks whose own share waits as a matrix for the end of the backward pass; elsewhere, as a triangle.
 

@@ -140,10 +140,11 @@ class KFAC:
 
         Under `overlap_factors`, which may have sent some of it already, every rank has to call this.
         """
-        if self.config.overlap_factors:
-            self._exchange_factors()
-        self._factors.forget()
-        self._capture.clear()
+        try:
+            if self.config.overlap_factors:
+                self._send_factors()
+        finally:
+            self._forget_factors()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -253,29 +254,43 @@ class KFAC:
 
     def _update_factors(self) -> None:
         try:
-            self._exchange_factors()
-            with self._timer.phase(Phase.FACTOR_COMPUTE):
-                self._factors.absorb(self._capture.statistics)
+            self._send_factors()
+            self._absorb_factors()
         finally:
-            self._capture.clear()
+            self._forget_factors()
 
-    def _exchange_factors(self) -> None:
-        """Have the sums of all ranks; after an error the others get theirs too, without this rank's rest."""
+    def _forget_factors(self) -> None:
+        """Leave nothing to the next step; after an error, that others have sent something too."""
+        with self._timer.phase(Phase.FACTOR_COMM):
+            self._factors.forget()
+        self._capture.clear()
+
+    def _send_factors(self) -> None:
+        """Begin all that travels; after an error the others get theirs too, without this rank's rest."""
         try:
-            self._pack_and_exchange()
+            self._pack_and_send()
         except BaseException:
             self._capture.clear()
-            self._pack_and_exchange()
-            self._factors.forget()
+            self._pack_and_send()
             raise
 
-    def _pack_and_exchange(self) -> None:
+    def _pack_and_send(self) -> None:
         packed_all = False
         while not packed_all:
             with self._timer.phase(Phase.FACTOR_COMPUTE):
                 packed_all = self._factors.pack(self._capture.statistics)
             with self._timer.phase(Phase.FACTOR_COMM):
-                (self._factors.exchange if packed_all else self._factors.send)()
+                self._factors.send()
+
+    def _absorb_factors(self) -> None:
+        with self._timer.phase(Phase.FACTOR_COMPUTE):
+            self._factors.absorb_alone(self._capture.statistics)
+        received_all = False
+        while not received_all:
+            with self._timer.phase(Phase.FACTOR_COMM):
+                received_all = self._factors.receive()
+            with self._timer.phase(Phase.FACTOR_COMPUTE):
+                self._factors.absorb_received(self._capture.statistics)
 
     def _update_second_order(self) -> None:
         factors, second_order = self._factors.running, self._second_order

@@ -108,9 +108,10 @@ class Subject:
                 for name in names:
                     stack.enter_context(patch.object(owner, name, partial(_twice, getattr(owner, name))))
             if phase == Phase.FACTOR_COMPUTE:
-                stack.enter_context(patch.object(self.kfac._factors, "absorb", self._absorbed_twice()))
                 factors = self.kfac._factors
-                stack.enter_context(patch.object(factors, "_pack", partial(_twice, factors._pack)))
+                stack.enter_context(patch.object(factors, "absorb_received", self._absorbed_twice()))
+                for name in ("absorb_alone", "_pack"):
+                    stack.enter_context(patch.object(factors, name, partial(_twice, getattr(factors, name))))
             if phase == Phase.PRECONDITION:
                 gradients = self.kfac._gradients
                 stack.enter_context(patch.object(gradients, "own", gradients.own * 2))
@@ -119,7 +120,7 @@ class Subject:
     def _absorbed_twice(self) -> Callable[[Any], None]:
         """Folding in clears what arrived, so the second time is given it again."""
         factors = self.kfac._factors
-        absorb: Callable[[Any], None] = factors.absorb
+        absorb: Callable[[Any], None] = factors.absorb_received
 
         def absorb_twice(statistics: Any) -> None:
             received = factors._received
@@ -166,7 +167,8 @@ class Subject:
             self._step_with_updates()
         with ExitStack() as stack:
             stack.enter_context(patch.object(capture, "_gram", lambda layer, kind, _: grams[layer, kind]))
-            stack.enter_context(patch.object(factors, "absorb", _nothing))
+            for name in ("absorb_alone", "absorb_received"):
+                stack.enter_context(patch.object(factors, name, _nothing))
             stack.enter_context(patch.object(factors, "_pack", lambda bucket, _: packed[bucket]))
             yield
 
@@ -174,19 +176,21 @@ class Subject:
     def _kept_arrivals(self) -> Iterator[None]:
         """What arrived of the other ranks' statistics is that of one step taken before the clock runs."""
         factors = self.kfac._factors
-        exchange: Callable[[], None] = factors.exchange
-        received: dict[Any, Any] = {}
+        receive: Callable[[], bool] = factors.receive
+        received: list[Any] = []
 
-        def remember() -> None:
-            exchange()
-            received.update(factors._received)
+        def remember() -> bool:
+            is_last = receive()
+            received.extend(factors._received)
+            return is_last
 
-        def hand_out() -> None:
-            factors._packed, factors._received = [], dict(received)  # `send` has left them there
+        def hand_out() -> bool:
+            factors._packed, factors._received = [], list(received)  # `send` has left them there
+            return receive()
 
-        with patch.object(factors, "exchange", remember):
+        with patch.object(factors, "receive", remember):
             self._step_with_updates()
-        with patch.object(factors, "exchange", hand_out), patch.object(factors, "send", _nothing):
+        with patch.object(factors, "receive", hand_out), patch.object(factors, "send", _nothing):
             yield
 
     def _step_with_updates(self) -> None:

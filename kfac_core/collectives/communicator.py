@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -11,7 +12,29 @@ from kfac_core.placement import Ranks
 from kfac_core.timer import Traffic
 
 Finish = Callable[[], None]
-"""Waits for what was begun; until then nobody touches the buffer."""
+"""Waits for the end of something that was begun."""
+
+
+def nothing() -> None:
+    """The end of what is over already."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """An exchange that was begun; called, it waits for all of it.
+
+    Attributes:
+        arrive: waits until this rank's result is in the buffer; before that nobody touches the buffer.
+        release: after that, waits until peers have what they need of it; before that nobody writes there.
+    """
+
+    arrive: Finish
+    release: Finish = nothing
+
+    def __call__(self) -> None:
+        """Arrive and release."""
+        self.arrive()
+        self.release()
 
 
 class Communicator(Protocol):
@@ -21,11 +44,13 @@ class Communicator(Protocol):
     of the group, zeros allowed. Every member calls with the same sizes.
 
     Attributes:
+        in_background: whether an exchange that was begun is under way before its end is waited for.
         near: ranks whose memory this one reads, where others would send it what is there.
     """
 
     rank: int
     world_size: int
+    in_background: bool
     near: frozenset[int]
     traffic: Traffic
 
@@ -40,11 +65,11 @@ class Communicator(Protocol):
         """Sum `buffer` over the world, in place."""
         ...
 
-    def begin_all_reduce(self, buffer: Tensor) -> Finish:
+    def begin_all_reduce(self, buffer: Tensor) -> Begun:
         """Begin to sum `buffer` over the world, in place; several may be under way, begun in one order."""
         ...
 
-    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> Finish:
+    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> Begun:
         """Begin to bring every part to its owner, whose own part then holds the sum of the *other* ranks'.
 
         What it held before is lost, and so are the other parts. Several may be under way, begun in one order.

@@ -17,7 +17,7 @@ from functools import partial
 import torch.distributed as dist
 from torch import Tensor
 
-from kfac_core.collectives.communicator import Finish
+from kfac_core.collectives.communicator import Begun, Finish, nothing
 from kfac_core.collectives.single_copy import Near
 from kfac_core.scratch import scratch
 
@@ -49,15 +49,13 @@ def gather_parts(parts: Sequence[Tensor], rank: int, peers: Sequence[Peer], grou
         peers: the members.
         group: what carries them.
     """
-    receives = [_receive(parts[other], peers[other], group) for other in _others(rank, peers)]
-    sends = [_send(parts[rank], peers[other], group) for other in _others(rank, peers)]
-    _finish(receives + sends)
+    _begin_gather(parts, rank, peers, group)()
 
 
 def reduce_parts(
     parts: Sequence[Tensor], rank: int, peers: Sequence[Peer], group: dist.ProcessGroup, tag: int
-) -> Finish:
-    """Begin to send all parts to their owners; what is returned ends with the others' sum in this rank's own.
+) -> Begun:
+    """Begin to send all parts to their owners; this rank's own ends as the sum of the others'.
 
     The neighbour's part lands in its place. Those of further ranks travel in pieces, the next ones arriving
     while these are added, in order of rank: room for a whole part from every peer would be as much memory
@@ -89,7 +87,7 @@ def reduce_parts(
     ]
     ascending = sorted(range(len(far)), key=far.__getitem__)
 
-    def finish() -> None:
+    def arrive() -> None:
         nonlocal arriving
         landing()
         for turn, piece in enumerate(pieces):
@@ -98,14 +96,13 @@ def reduce_parts(
                 arrived[place]()
                 piece.add_(room[turn % 2, place, : piece.numel()])
         _add(own, [near for other in sorted(further) if (near := peers[other].near) is not None], tag)
-        _finish(sends)
 
-    return finish
+    return Begun(arrive, partial(_finish, sends))
 
 
 def all_reduce(
     parts: Sequence[Tensor], rank: int, peers: Sequence[Peer], group: dist.ProcessGroup, tag: int
-) -> Finish:
+) -> Begun:
     """Begin to sum all parts over ranks that all share a host; afterwards every rank holds all sums.
 
     Each rank adds up one part, its own share first, and fetches the others' sums. Arguments are those of
@@ -113,13 +110,22 @@ def all_reduce(
     """
     others = _others(rank, peers)
     sends = [_send(parts[other], peers[other], group, tag) for other in others]
+    gathers: list[Begun] = []
 
-    def finish() -> None:
+    def arrive() -> None:
         _add(parts[rank], [near for other in sorted(others) if (near := peers[other].near) is not None], tag)
         _finish(sends)
-        gather_parts(parts, rank, peers, group)
+        gathers.append(_begin_gather(parts, rank, peers, group))
+        gathers[0].arrive()
 
-    return finish
+    return Begun(arrive, lambda: gathers[0].release())
+
+
+def _begin_gather(parts: Sequence[Tensor], rank: int, peers: Sequence[Peer], group: dist.ProcessGroup) -> Begun:
+    """Begin what `gather_parts` does."""
+    receives = [_receive(parts[other], peers[other], group) for other in _others(rank, peers)]
+    sends = [_send(parts[rank], peers[other], group) for other in _others(rank, peers)]
+    return Begun(partial(_finish, receives), partial(_finish, sends))
 
 
 def _others(rank: int, peers: Sequence[Peer]) -> list[int]:
@@ -135,7 +141,7 @@ def _sent_as(part: Tensor, to: Peer, length: int, *, whole: bool) -> Sequence[Te
 def _send(part: Tensor, to: Peer, group: dist.ProcessGroup, tag: int = 0) -> Finish:
     """Begin to send; over when the part may change again."""
     if not part.numel():
-        return _nothing
+        return nothing
     if to.near is None:
         return partial(_wait, dist.isend(part, to.rank, group=group, tag=tag))
     to.near.tell(tag, _ADDRESS, part.data_ptr())
@@ -145,7 +151,7 @@ def _send(part: Tensor, to: Peer, group: dist.ProcessGroup, tag: int = 0) -> Fin
 def _receive(part: Tensor, source: Peer, group: dist.ProcessGroup, tag: int = 0) -> Finish:
     """Begin to receive; over when the part is there."""
     if not part.numel():
-        return _nothing
+        return nothing
     if source.near is None:
         return partial(_wait, dist.irecv(part, source.rank, group=group, tag=tag))
     return partial(_copy, source.near, tag, part)
@@ -183,7 +189,3 @@ def _finish(begun: Sequence[Finish]) -> None:
 def _wait(work: dist.Work | None) -> None:
     if work is not None:
         work.wait()
-
-
-def _nothing() -> None:
-    pass

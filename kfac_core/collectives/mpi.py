@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kfac_core.collectives.communicator import Finish
+from kfac_core.collectives.communicator import Begun
 from kfac_core.errors import ConfigError
 from kfac_core.placement import Ranks
 from kfac_core.timer import Traffic
@@ -51,6 +51,7 @@ class MPICommunicator:
         ImportError: mpi4py or an MPI library is missing.
     """
 
+    in_background = False  # nobody makes progress on what is not waited for
     near: frozenset[int] = frozenset()  # MPI may do so itself, and does not say
 
     def __init__(
@@ -84,13 +85,13 @@ class MPICommunicator:
         if wide is not buffer:
             buffer.copy_(wide)
 
-    def begin_all_reduce(self, buffer: Tensor) -> Finish:
-        """The same, when its end is waited for: nobody would make progress on it before."""
-        return partial(self.all_reduce, buffer)
+    def begin_all_reduce(self, buffer: Tensor) -> Begun:
+        """The same, when its end is waited for."""
+        return Begun(partial(self.all_reduce, buffer))
 
-    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> Finish:
+    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> Begun:
         """One reduce-scatter, when its end is waited for."""
-        return partial(self._reduce_parts, buffer, sizes)
+        return Begun(partial(self._reduce_parts, buffer, sizes))
 
     def gather_parts(self, buffer: Tensor, sizes: Sequence[int], group: Ranks) -> None:
         """One all-gather of uneven parts, in place."""

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from kfac_core.collectives.tables import LARGEST, table
-from kfac_core.grams import Gram, Rows
+from kfac_core.grams import Gram, Rows, mirror
 
 Writer = Callable[[Tensor, int, int, int, int], None]
 _STRIP = 512  # rows that are packed at once: a megabyte, which stays in the cache
 _ACROSS = 128  # rows or columns that are copied across the diagonal at once, where there are more than
-_IN_CACHE = 512  # of which all fit
+_IN_CACHE = 384  # of which all fit
 
 
 @dataclass(frozen=True)
@@ -148,10 +148,10 @@ def _spread(packed: Tensor, out: Tensor, put: Callable[[Tensor, Tensor], object]
     for start in range(0, rest, width):
         stop = min(start + width, rest)
         put(out[..., start:stop, rest:], square[..., start:stop, :])
-        out[..., rest:, start:stop] = out[..., start:stop, rest:].mT
+        mirror(out[..., start:stop, rest:], out[..., rest:, start:stop])
         if start:
             put(out[..., start:stop, :start], lower[..., start:stop, :start])
-            out[..., :start, start:stop] = out[..., start:stop, :start].mT
+            mirror(out[..., start:stop, :start], out[..., :start, start:stop])
         corner = lower[..., start:stop, start:stop].tril()
         put(out[..., start:stop, start:stop], corner + corner.tril(-1).mT)
     trailing = out[..., rest:, rest:]
@@ -159,7 +159,7 @@ def _spread(packed: Tensor, out: Tensor, put: Callable[[Tensor, Tensor], object]
         stop = min(start + width, n - rest)
         if stop < n - rest:
             put(trailing[..., start:stop, stop:], upper[..., start:stop, stop:])
-            trailing[..., stop:, start:stop] = trailing[..., start:stop, stop:].mT
+            mirror(trailing[..., start:stop, stop:], trailing[..., stop:, start:stop])
         corner = upper[..., start:stop, start:stop].triu()
         put(trailing[..., start:stop, start:stop], corner + corner.triu(1).mT)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from kfac_core.collectives.communicator import Finish
+from kfac_core.collectives.communicator import Begun, nothing
 from kfac_core.placement import Ranks
 from kfac_core.timer import Traffic
 
@@ -16,6 +16,7 @@ class SingleCommunicator:
 
     rank = 0
     world_size = 1
+    in_background = True
     near: frozenset[int] = frozenset()
 
     def __init__(self) -> None:
@@ -27,14 +28,14 @@ class SingleCommunicator:
     def all_reduce(self, buffer: Tensor) -> None:
         """Nothing to add."""
 
-    def begin_all_reduce(self, buffer: Tensor) -> Finish:
+    def begin_all_reduce(self, buffer: Tensor) -> Begun:
         """Nothing to add."""
-        return _nothing
+        return Begun(nothing)
 
-    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> Finish:
+    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> Begun:
         """There are no others."""
         buffer.zero_()
-        return _nothing
+        return Begun(nothing)
 
     def gather_parts(self, buffer: Tensor, sizes: Sequence[int], group: Ranks) -> None:
         """Nothing to fetch."""
@@ -48,7 +49,3 @@ class SingleCommunicator:
 
     def meet(self, group: Ranks) -> None:
         """Nobody to wait for."""
-
-
-def _nothing() -> None:
-    pass

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kfac_core.collectives.communicator import Communicator, Finish
+from kfac_core.collectives.communicator import Begun, Communicator
 from kfac_core.placement import Ranks
 
 
@@ -25,6 +25,8 @@ class SplitWait:
     Args:
         inner: carries the traffic, and counts it as if this were not there.
     """
+
+    in_background = False
 
     def __init__(self, inner: Communicator) -> None:
         self._inner = inner
@@ -42,18 +44,18 @@ class SplitWait:
         self._wait(self._everyone, buffer)
         self._inner.all_reduce(buffer)
 
-    def begin_all_reduce(self, buffer: Tensor) -> Finish:
+    def begin_all_reduce(self, buffer: Tensor) -> Begun:
         """Meet, then sum, all when the end is waited for."""
-        return partial(self.all_reduce, buffer)
+        return Begun(partial(self.all_reduce, buffer))
 
-    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> Finish:
+    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> Begun:
         """Meet, then bring the parts together, all when the end is waited for."""
 
         def meet_and_reduce() -> None:
             self._wait(self._everyone, buffer)
             self._inner.reduce_parts(buffer, sizes)()
 
-        return meet_and_reduce
+        return Begun(meet_and_reduce)
 
     def gather_parts(self, buffer: Tensor, sizes: Sequence[int], group: Ranks) -> None:
         """Meet the group, then fetch all parts."""

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kfac_core.collectives import direct
-from kfac_core.collectives.communicator import Finish
+from kfac_core.collectives.communicator import Begun
 from kfac_core.collectives.single_copy import find_near
 from kfac_core.placement import Ranks
 from kfac_core.timer import Traffic
@@ -36,6 +36,8 @@ class TorchCommunicator:
     Attributes:
         near: ranks whose memory this one reads.
     """
+
+    in_background = True
 
     def __init__(self, process_group: dist.ProcessGroup | None = None, *, single_copy: bool = True) -> None:
         whole = process_group if process_group is not None else dist.group.WORLD
@@ -71,15 +73,15 @@ class TorchCommunicator:
         """Sum `buffer` over the world, in place."""
         self.begin_all_reduce(buffer)()
 
-    def begin_all_reduce(self, buffer: Tensor) -> Finish:
+    def begin_all_reduce(self, buffer: Tensor) -> Begun:
         """The same without waiting for it."""
         self._count(buffer)
         if self._all_near and self._is_direct(buffer) and buffer.is_contiguous():
             parts = buffer.view(-1).tensor_split(self.world_size)
             return direct.all_reduce(parts, self.rank, self._peers, self._all, self._next_tag())
-        return partial(_wait, [dist.all_reduce(buffer, group=self._all, async_op=True)])
+        return Begun(partial(_wait, [dist.all_reduce(buffer, group=self._all, async_op=True)]))
 
-    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> Finish:
+    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> Begun:
         """One reduction a part, to its owner."""
         parts = buffer.split(list(sizes))
         for part in parts:
@@ -92,7 +94,7 @@ class TorchCommunicator:
         for owner, part in enumerate(parts):
             if part.numel():
                 works.append(dist.reduce(part, self._global_ranks[owner], group=self._all, async_op=True))
-        return partial(_wait, works)
+        return Begun(partial(_wait, works))
 
     def gather_parts(self, buffer: Tensor, sizes: Sequence[int], group: Ranks) -> None:
         """One broadcast a part, from its owner."""
