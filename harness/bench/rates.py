@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from kfac_core.collectives import connect
+
 _REPEATS = 5
 _PRODUCTS = ((1024, 1024, 1024), (128, 65536, 128), (64, 65536, 64), (2048, 2048, 2048))
 _COPIED_ELEMENTS = 1 << 24
@@ -22,7 +24,8 @@ class Rates:
     Attributes:
         flops: of a float32 matrix product, 1/s; the best of square and of tall and narrow shapes.
         copy_bytes: read and written by a copy of 64 MB, bytes/s.
-        link_bytes: of a 16 MB buffer over the time of its all-reduce, bytes/s; None in a world of one.
+        link_bytes: of a 16 MB buffer over the time of its all-reduce, the way that K-FAC's sums travel,
+            bytes/s; None in a world of one.
     """
 
     flops: float
@@ -43,8 +46,8 @@ def measure_rates() -> Rates:
     copy_bytes = 8.0 * _COPIED_ELEMENTS / _least_seconds(lambda: target.copy_(source))
     link_bytes = None
     if dist.is_initialized():
-        buffer = torch.zeros(_REDUCED_ELEMENTS)
-        link_bytes = 4.0 * _REDUCED_ELEMENTS / _least_seconds(lambda: dist.all_reduce(buffer))
+        buffer, communicator = torch.zeros(_REDUCED_ELEMENTS), connect()
+        link_bytes = 4.0 * _REDUCED_ELEMENTS / _least_seconds(lambda: communicator.all_reduce(buffer))
     return Rates(flops, copy_bytes, link_bytes)
 
 

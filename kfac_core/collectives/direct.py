@@ -110,18 +110,21 @@ def all_reduce(
     """
     others = _others(rank, peers)
     sends = [_send(parts[other], peers[other], group, tag) for other in others]
-    gathers: list[Begun] = []
+    released: list[Finish] = []
 
     def arrive() -> None:
         _add(parts[rank], [near for other in sorted(others) if (near := peers[other].near) is not None], tag)
         _finish(sends)
-        gathers.append(_begin_gather(parts, rank, peers, group))
-        gathers[0].arrive()
+        gather = _begin_gather(parts, rank, peers, group)
+        gather.arrive()
+        released.append(gather.release)
 
-    return Begun(arrive, lambda: gathers[0].release())
+    return Begun(arrive, partial(_finish, released))
 
 
-def _begin_gather(parts: Sequence[Tensor], rank: int, peers: Sequence[Peer], group: dist.ProcessGroup) -> Begun:
+def _begin_gather(
+    parts: Sequence[Tensor], rank: int, peers: Sequence[Peer], group: dist.ProcessGroup
+) -> Begun:
     """Begin what `gather_parts` does."""
     receives = [_receive(parts[other], peers[other], group) for other in _others(rank, peers)]
     sends = [_send(parts[rank], peers[other], group) for other in _others(rank, peers)]

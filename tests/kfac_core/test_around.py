@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import math
 from collections.abc import Callable
@@ -88,7 +89,7 @@ def test_a_failed_step_leaves_nothing_to_the_next(monkeypatch):
     def fails(model: nn.Module, kfac: KFAC) -> None:
         another_backward(model)
         with monkeypatch.context() as patch:
-            patch.setattr(kfac._factors, "absorb", lambda _: 1 / 0)
+            patch.setattr(kfac._factors, "absorb_alone", lambda _: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 kfac.step()
 
@@ -206,3 +207,15 @@ def test_kfac_itself_is_not_copied():
     kfac = KFAC(net(), CONFIG, lr=0.1)
     with pytest.raises(TypeError, match="load_state_dict"):
         torch.save(kfac, io.BytesIO())
+
+
+def test_two_of_them_on_one_layer_are_refused_until_the_first_is_removed():
+    layer = nn.Linear(4, 3)
+    model = nn.Sequential(nn.Linear(5, 4), layer)
+    first = KFAC(layer, CONFIG, lr=0.1)
+    with pytest.raises(ConfigError, match=r"^1: another KFAC listens.*remove\(\)"):
+        KFAC(model, CONFIG, lr=0.1)
+    KFAC(model, replace(CONFIG, skip=("1",)), lr=0.1).remove()
+    KFAC(copy.deepcopy(model), CONFIG, lr=0.1)  # a copy is not listened to
+    first.remove()
+    KFAC(model, CONFIG, lr=0.1)

@@ -63,9 +63,9 @@ def stepped(model: Net, kfac: KFAC, seed: int, rank: int, world_size: int) -> li
     return [factor.clone() for factor in kfac._factors.running.values()]
 
 
-def fails_at(kfac: KFAC, bucket: int) -> None:
-    """Let packing one bucket fail, once."""
-    real, calls = kfac._factors._pack, []
+def fails_at(kfac: KFAC, bucket: int, at_work: str = "_pack") -> None:
+    """Let packing or absorbing one bucket fail, once."""
+    real, calls = getattr(kfac._factors, at_work), []
 
     def fails(*args: Any) -> Any:
         calls.append(args)
@@ -73,11 +73,11 @@ def fails_at(kfac: KFAC, bucket: int) -> None:
             raise KeyboardInterrupt
         return real(*args)
 
-    kfac._factors._pack = fails  # type: ignore[method-assign]
+    setattr(kfac._factors, at_work, fails)
 
 
 def factors_after_a_failure(
-    rank: int, world_size: int, at: tuple[int, int], restore: bool
+    rank: int, world_size: int, at: tuple[int, int], restore: bool, at_work: str = "_pack"
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Factors of a batch, without and with a step before it that fails on each rank at its bucket."""
     model, kfac = made(SHARP)
@@ -86,12 +86,13 @@ def factors_after_a_failure(
     state = copy.deepcopy(kfac.state_dict())
     want = stepped(model, kfac, 1, rank, world_size)
     kfac.load_state_dict(state)
-    fails_at(kfac, at[rank])
+    fails_at(kfac, at[rank], at_work)
     backward(model, 2, rank, world_size, scale=3.0)
     try:
         kfac.step()
     except KeyboardInterrupt:
-        assert not kfac._factors._begun and not kfac._factors._packed
+        held = kfac._factors
+        assert not (held._begun or held._packed or held._arrived or held._received)
     else:
         raise AssertionError("nothing failed")
     if restore:
@@ -103,6 +104,13 @@ def factors_after_a_failure(
 @pytest.mark.parametrize("at", [(1, 1), (2, 2), (3, 3), (2, 3), (3, 1)])
 def test_a_failure_between_two_buckets_leaves_nothing_to_the_next_step(world, at, restore):
     for want, got in world(2).run(factors_after_a_failure, at, restore):
+        for one, other in zip(want, got, strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("at", [(1, 1), (2, 3), (3, 1)])
+def test_a_failure_while_buckets_are_absorbed_leaves_nothing_on_its_way(world, at):
+    for want, got in world(2).run(factors_after_a_failure, at, True, "absorb_received"):
         for one, other in zip(want, got, strict=True):
             torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-14)
 

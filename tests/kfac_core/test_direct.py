@@ -95,3 +95,24 @@ def test_a_sum_is_added_in_one_order_every_time(world, ranks_per_host):
         assert torch.equal(part, same_part)
         assert torch.equal(everywhere, same)
         assert torch.equal(everywhere, once[0][1]), "no two ranks may differ in a bit"
+
+
+def arrives_before_others_look(rank: int, world_size: int, ranks_per_host: int) -> tuple[Tensor, Tensor]:
+    """What the first rank gets while the other one has begun, but does not look for what it was sent."""
+    communicator = on_hosts(rank, world_size, ranks_per_host)
+    values = torch.arange(2 * 20_000, dtype=torch.float64) + rank
+    sent, sizes = values.clone(), [20_000, 20_000]
+    begun = communicator.reduce_parts(values, sizes)
+    if rank == 0:
+        begun.arrive()
+    dist.barrier()  # a rank that waited for its own part to be fetched would not come here
+    if rank == 1:
+        begun.arrive()
+    begun.release()
+    return values.split(sizes)[rank], sent.split(sizes)[rank] + (1 - 2 * rank)
+
+
+@pytest.mark.parametrize("ranks_per_host", [1, 2])
+def test_what_a_rank_gets_does_not_wait_for_what_it_gives(world, ranks_per_host):
+    for got, want in world(2).run(arrives_before_others_look, ranks_per_host):
+        assert torch.equal(got, want)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kfac_core import grams
 from kfac_core.grams import Rows, dense, fold, gram, is_finite, outer_sum
 
 
@@ -23,9 +24,14 @@ def test_few_rows_are_kept_and_many_are_multiplied(count, n, kept, with_ones):
     torch.testing.assert_close(dense(found), plain)
 
 
-@pytest.mark.parametrize("n", [1, 255, 256, 257, 515])
-def test_strips_of_the_upper_triangle_are_the_whole_product(n):
-    for rows in (rows_of(20, n, blocks=3), rows_of(n, 20, blocks=3).mT):
+@pytest.mark.parametrize(
+    ("n", "count", "strips"),
+    [(1, 20, 1), (63, 200, 1), (64, 127, 1), (64, 128, 2), (101, 90, 2), (255, 20, 1), (255, 40, 2),
+     (256, 20, 1), (256, 32, 4), (257, 40, 4), (515, 20, 4)],
+)  # fmt: skip
+def test_strips_of_the_upper_triangle_are_the_whole_product(n, count, strips):
+    for rows in (rows_of(count, n, blocks=3), rows_of(n, count, blocks=3).mT):
+        assert grams._strip_count(rows) == strips
         found = outer_sum(rows)
         torch.testing.assert_close(found, torch.einsum("bri,brj->ij", rows, rows), rtol=1e-12, atol=1e-10)
 
@@ -37,10 +43,14 @@ def test_kept_rows_do_not_change_with_the_callers_memory():
     assert torch.equal(dense(found), before)
 
 
-@pytest.mark.parametrize(("count", "n", "blocks"), [(2, 9, 3), (40, 9, 3), (3, 700, 1), (800, 700, 1)])
+@pytest.mark.parametrize(
+    ("count", "n", "blocks"),
+    [(2, 9, 3), (40, 9, 3), (3, 700, 1), (64, 640, 1), (100, 700, 1), (100, 700, 2), (800, 700, 1)],
+)
 def test_folding_is_decay_times_old_plus_scale_times_new(count, n, blocks):
     rows = rows_of(count, n, blocks)
     mean = torch.randn(blocks, n, n, dtype=torch.float64)
+    mean += mean.mT.clone()
     expected = 0.9 * mean + 0.3 * (rows.mT @ rows)
     fold(gram(rows), 0.3, mean, 0.9)
     torch.testing.assert_close(mean, expected)
