@@ -129,7 +129,8 @@ class Factors:
         return not self._begun
 
     def exchange(self) -> None:
-        """Send what has been packed, and wait for all that is on its way."""
+        """Send what has been packed, and wait for all that is on its way; what came before is dropped."""
+        self._received = []
         self.send()
         while not self.receive():
             pass
