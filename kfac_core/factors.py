@@ -124,8 +124,6 @@ class Factors:
                 self._arrived.append((packed, begun))
                 begun.arrive()
                 self._received += packed.received_by(self._communicator.rank)
-        if not self._begun:
-            self._end()
         return not self._begun
 
     def exchange(self) -> None:
@@ -134,9 +132,10 @@ class Factors:
         self.send()
         while not self.receive():
             pass
+        self._end()
 
     def forget(self) -> None:
-        """Drop what has been packed, begun or received; every rank must: it waits for the others."""
+        """End a step: drop what has not been absorbed; every rank must, it waits for the others."""
         self._packed = []
         self.exchange()
         self._received = []
@@ -237,7 +236,7 @@ class Factors:
         return self._buckets[self._left :]
 
     def _end(self) -> None:
-        """All is there: give back what this rank sent, and begin anew."""
+        """All have come; once the others have what they need of this rank's buffers, begin anew."""
         while self._arrived:
             _, begun = self._arrived.pop(0)
             begun.release()

@@ -55,7 +55,7 @@ SLOW: dict[str, Callable[[Trainer], None]] = {
     "data": late_batches,
     "forward": lambda trainer: late(trainer, trainer._workload, "loss"),
     "backward": lambda trainer: late(trainer, trainer._gradients, "clear"),
-    "factor_compute": lambda trainer: late(trainer, trainer.kfac._factors, "absorb"),
+    "factor_compute": lambda trainer: late(trainer, trainer.kfac._factors, "absorb_alone"),
     "inverse_compute": lambda trainer: late(trainer, trainer.kfac._second_order, "solve"),
     "precondition": lambda trainer: late(trainer, trainer.kfac._gradients, "read"),
     "update": lambda trainer: late(trainer, trainer._optimizer, "step"),
