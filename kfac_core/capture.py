@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from kfac_core.collectives.packing import Packed, packed
-from kfac_core.errors import ConfigError
 from kfac_core.grams import Gram, Rows, dense
 from kfac_core.layers import KroneckerLayer
 
@@ -135,9 +134,6 @@ class Capture:
         is_last: asked in every forward pass: whether it is the last one before the sums are used.
         told: called after every gradient with the layer's position, and whether its sums are complete: the
             gradient of a last forward pass, and no other one on its way. None: nobody listens.
-
-    Raises:
-        ConfigError: another one has hooks on one of the layers.
     """
 
     def __init__(
@@ -159,7 +155,6 @@ class Capture:
         self._measured = measured
         self._loss_scale = loss_scale
         self._is_last, self._told = is_last, told
-        self._check_alone()
         self.clear()
         self._handles = [
             layers[index].module.register_forward_hook(partial(self._on_forward, index), with_kwargs=True)
@@ -179,17 +174,6 @@ class Capture:
     def __reduce__(self) -> tuple[Callable[[], Capture], tuple[()]]:
         """What a copied or saved model keeps of this: K-FAC stays with the original."""
         return _deaf, ()
-
-    def _check_alone(self) -> None:
-        """Two would precondition twice, each with gradients that the other has changed."""
-        for layer in self._layers:
-            for hook in layer.module._forward_hooks.values():
-                other = getattr(getattr(hook, "func", None), "__self__", None)
-                if isinstance(other, Capture) and other._listening is not _never:
-                    raise ConfigError(
-                        f"{layer.shape.name}: another KFAC listens to this layer; call its remove() first, "
-                        "or let each skip what the other takes"
-                    )
 
     def _on_forward(
         self, index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
@@ -262,6 +246,14 @@ class Capture:
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+
+
+def is_heard(module: nn.Module) -> bool:
+    """Whether a `Capture` listens to this module; one that came with a copy of it does not."""
+    listeners = [
+        getattr(getattr(hook, "func", None), "__self__", None) for hook in module._forward_hooks.values()
+    ]
+    return any(isinstance(one, Capture) and one._listening is not _never for one in listeners)
 
 
 def _deaf() -> Capture:

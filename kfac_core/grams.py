@@ -15,7 +15,7 @@ _FEW = 4  # rows are kept if n is at least so many times their number
 _LARGE, _MIDDLE = 256, 64  # elements of a row, from which on four and two strips are faster
 _LEAST_PRODUCT = 2**13  # elements of a batch's rows, below which none are
 _NARROW, _LONG = 12, 4096  # see is_thin
-_FOLDED = 128  # columns that are folded at once, and from half as many rows on: 0.64 to 0.9 of the time
+_FOLDED = 128  # columns of kept rows that are folded at once; worth it from half as many rows on
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ def outer_sum(rows: Tensor) -> Tensor:
 def _strip_count(rows: Tensor) -> int:
     """Strips that a sum is made in: 4 take 10/16 of the multiplications, 2 take 12/16.
 
-    Of the time 0.67 to 0.83 at 256 and 512 columns, 0.83 to 0.93 at 64 to 192. More of them (8: 9/16) are
-    too narrow to be any faster.
+    They take 0.67 to 0.83 of the time at 256 and 512 columns, 0.81 to 0.93 at 64 to 192. More
+    of them (8: 9/16) are too narrow to be any faster.
     """
     count, n = rows.shape[1:]
     if rows.device.type != "cpu" or n < _MIDDLE or count * n < _LEAST_PRODUCT:

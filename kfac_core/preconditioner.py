@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from kfac_core.capture import Capture, full_precision
+from kfac_core.capture import Capture, full_precision, is_heard
 from kfac_core.collectives import Communicator, connect
 from kfac_core.config import KFACConfig
 from kfac_core.cost import CostModel
@@ -84,6 +84,7 @@ class KFAC:
         self.steps = self.skipped_steps = 0
         self._lr = read_lr(lr)
         self._steps_per_epoch = steps_per_epoch
+        self._check_schedules()
         self._scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
         self._timer = timer if timer is not None else PhaseTimer()
         bare, self._wrapper = unwrap(model)
@@ -107,11 +108,11 @@ class KFAC:
         self._factors = Factors(*arguments)
         self._second_order = SecondOrder(*arguments)
         self._gradients = Gradients(self._layers, self.placement, self._communicator, like)
+        self._warn_of_others()  # raised as an error, it leaves no rank waiting and no hook
         self._capture = self._listen(like.dtype)
         self._must_solve = self._paused = False
         self._unheard = {(job.layer, job.kind) for job in self._second_order.own}
         self._unsaid: list[str] = []
-        self._check_schedules()
 
     @torch.no_grad()
     def step(self) -> None:
@@ -246,6 +247,17 @@ class KFAC:
             with self._timer.phase(Phase.FACTOR_COMM):
                 self._factors.send()
 
+    def _warn_of_others(self) -> None:
+        """Says which layers another KFAC listens to; who made it may have lost it, so it is no error."""
+        shared = [layer.shape.name for layer in self._layers if is_heard(layer.module)]
+        if shared:
+            warnings.warn(
+                f"K-FAC: another KFAC still listens to {_few(shared)}: it takes time and memory in every "
+                "step, and a gradient preconditioned by both is wrong; call its remove() when it is done",
+                RuntimeWarning,
+                stacklevel=3,  # where KFAC() was called
+            )
+
     def _check_schedules(self) -> None:
         """A schedule that cannot be read is refused now, not by a hook in the first forward pass."""
         value_at(self.config.damping, self.steps, self._steps_per_epoch)
@@ -261,9 +273,9 @@ class KFAC:
 
     def _forget_factors(self) -> None:
         """Leave nothing to the next step; after an error, that others have sent something too."""
+        self._capture.clear()
         with self._timer.phase(Phase.FACTOR_COMM):
             self._factors.forget()
-        self._capture.clear()
 
     def _send_factors(self) -> None:
         """Begin all that travels; after an error the others get theirs too, without this rank's rest."""
@@ -323,9 +335,9 @@ class KFAC:
             return []
         names = sorted({self.shapes[layer].name for layer, _ in unheard})
         return [
-            f"K-FAC: no statistics of {', '.join(names[:4])}{' and others' if names[4:] else ''} by step "
-            f"{self.steps}: a layer without part in training passes, or whose weight is used without a "
-            "call of it, keeps its plain gradient's direction"
+            f"K-FAC: no statistics of {_few(names)} by step {self.steps}: a layer "
+            "without part in training passes, or whose weight is used without a call of it, keeps its plain "
+            "gradient's direction"
         ]
 
     def _precondition(self) -> None:
@@ -340,3 +352,8 @@ class KFAC:
             if self.config.kl_clip is not None:
                 gradients.clip(self._lr(), self.config.kl_clip)
             gradients.write()
+
+
+def _few(names: list[str]) -> str:
+    """At most four layers, for people; one that is the whole model has no name."""
+    return f"{', '.join(name or 'the model' for name in names[:4])}{' and others' if names[4:] else ''}"

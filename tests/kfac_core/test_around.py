@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
 
 from kfac_core import KFAC, ConfigError, KFACConfig
+from kfac_core.schedule import Milestones
 
 CONFIG = KFACConfig(factor_update_steps=1, inverse_update_steps=1, factor_decay=0.0, kl_clip=None)
 
@@ -209,13 +211,25 @@ def test_kfac_itself_is_not_copied():
         torch.save(kfac, io.BytesIO())
 
 
-def test_two_of_them_on_one_layer_are_refused_until_the_first_is_removed():
+def test_who_makes_two_for_one_layer_is_told_until_the_first_is_removed():
     layer = nn.Linear(4, 3)
     model = nn.Sequential(nn.Linear(5, 4), layer)
     first = KFAC(layer, CONFIG, lr=0.1)
-    with pytest.raises(ConfigError, match=r"^1: another KFAC listens.*remove\(\)"):
+    with pytest.warns(RuntimeWarning, match=r"another KFAC still listens to 1:.*remove\(\)") as told:
+        KFAC(model, CONFIG, lr=0.1).remove()
+    assert [warning.filename for warning in told] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        KFAC(model, replace(CONFIG, skip=("1",)), lr=0.1).remove()
+        KFAC(copy.deepcopy(model), CONFIG, lr=0.1)  # a copy is not listened to
+        first.remove()
         KFAC(model, CONFIG, lr=0.1)
-    KFAC(model, replace(CONFIG, skip=("1",)), lr=0.1).remove()
-    KFAC(copy.deepcopy(model), CONFIG, lr=0.1)  # a copy is not listened to
-    first.remove()
-    KFAC(model, CONFIG, lr=0.1)
+    with pytest.warns(RuntimeWarning, match="listens to the model:"):
+        KFAC(layer, CONFIG, lr=0.1)
+
+
+def test_one_that_could_not_be_made_leaves_no_hooks():
+    model = net()
+    with pytest.raises(ConfigError, match="steps_per_epoch"):
+        KFAC(model, replace(CONFIG, damping=Milestones(initial=0.1, factor=0.5, at=(2,))), lr=0.1)
+    assert not any(module._forward_hooks for module in model.modules())
