@@ -11,10 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kfac_core.transpose import transposed
+
 _FEW = 4  # rows are kept if n is at least so many times their number
 _LARGE, _MIDDLE = 256, 64  # elements of a row, from which on four and two strips are faster
 _LEAST_PRODUCT = 2**13  # elements of a batch's rows, below which none are
 _NARROW, _LONG = 12, 4096  # see is_thin
+_DIRECT = 2**13  # elements that are copied across the diagonal one by one: their two copies would take longer
 _FOLDED = 128  # columns of kept rows that are folded at once; worth it from half as many rows on
 
 
@@ -53,7 +56,7 @@ def outer_sum(rows: Tensor) -> Tensor:
         stop = start + width
         strip = total[start:stop, start:]
         torch.addbmm(strip, rows[:, :, start:stop].mT, rows[:, :, start:], beta=0, out=strip)
-        total[stop:, start:stop] = strip[:, width:].mT
+        mirror(strip[:, width:], total[stop:, start:stop])
     return total
 
 
@@ -151,21 +154,12 @@ def _fold_rows(rows: Tensor, scale: float, mean: Tensor, decay: float) -> None:
         stop = start + _FOLDED
         strip = mean[0, start:stop, start:]
         strip.addmm_(rows[0, :, start:stop].mT, rows[0, :, start:], beta=decay, alpha=scale)
-        mirror(strip[None, :, _FOLDED:], mean[:, stop:, start:stop])
+        mirror(strip[:, _FOLDED:], mean[0, stop:, start:stop])
 
 
 def mirror(part: Tensor, out: Tensor) -> None:
-    """Copy the transpose of `part` to `out`, both [blocks, ...].
-
-    torch transposes in tiles of the cache only from one contiguous matrix to another. By itself it goes
-    element by element, twice as long where rows are a power of two apart.
-    """
-    if not part.is_cpu or len(part) > 1:
-        out.copy_(part.mT)
-        return
-    rows = part[0].contiguous()
-    turned = rows.new_empty(rows.shape[::-1])
-    out[0].copy_(turned.copy_(rows.mT))
+    """Copy the transpose of `part` to `out`."""
+    out.copy_(transposed(part) if part.is_cpu and part.numel() > _DIRECT else part.mT)
 
 
 def _strips(matrices: Tensor) -> tuple[Tensor, ...]:

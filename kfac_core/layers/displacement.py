@@ -17,6 +17,7 @@ from kfac_core.grams import inner, is_thin
 from kfac_core.layers.geometry import Margins
 from kfac_core.layers.shared_sums import Recipe, recipe
 from kfac_core.scratch import scratch
+from kfac_core.transpose import copy_pixels
 
 _SHORT = 32  # pixels of a row's product, below which copying the rows together first is faster (C = 64, 128)
 
@@ -38,18 +39,11 @@ def by_displacement(images: Tensor, kernel: tuple[int, int], margins: Margins) -
 
 
 def _images_inside(images: Tensor) -> Tensor:
-    """A copy `[height, width, B, C]`: neighbouring columns of a row, of all images, lie one after another.
-
-    From images with the channels outermost in two hops, first the channels and then the images inward: 0.5 ms
-    for 128 images of 8 x 8 pixels and 64 channels, where the direct way takes 1.3 ms.
-    """
-    pixels = images.permute(0, 2, 3, 1)
-    hops = 1 if pixels.is_contiguous() else 2
-    room = scratch(images, hops, images.numel())
-    if hops == 2:
-        pixels = room[1].view(pixels.shape).copy_(pixels)
-    pixels = pixels.permute(1, 2, 0, 3)
-    return room[0].view(pixels.shape).copy_(pixels)
+    """A copy `[height, width, B, C]`: neighbouring columns of a row, of all images, lie one after another."""
+    batch, channels, height, width = images.shape
+    pixels = scratch(images, height, width, batch, channels)
+    copy_pixels(images, pixels.permute(2, 0, 1, 3))
+    return pixels
 
 
 def _find(pixels: Tensor, steps: Recipe, sums: list[Tensor]) -> None:

@@ -15,10 +15,12 @@ from torch import Tensor
 from kfac_core.grams import inner, outer_sum
 from kfac_core.layers.geometry import Geometry
 from kfac_core.scratch import scratch
+from kfac_core.transpose import transposed
 
 _ROOM = 1 << 24  # elements of rows at a time: a batch that has more is taken in parts
 _NARROW, _WIDE = 8, 256  # elements of a pixel of z; see _inner
 _MANY_TAPS = 8  # side by side in a row
+_COPIED_FIRST = 8  # channels of a group, from which on they are brought inward before the taps are laid out
 
 
 def by_row_shift(images: Tensor, geometry: Geometry) -> Tensor:
@@ -84,6 +86,8 @@ class _Rows:
         row = groups * self.size * self._pixels
         memory = scratch(images, row * sum(counts)).split([row * count for count in counts])
         inner = _inner(images, geometry, self.size)
+        if inner and channels >= _COPIED_FIRST and images.is_contiguous():
+            images = transposed(images.flatten(2)).unflatten(1, images.shape[2:]).permute(0, 3, 1, 2)
         source = images.unflatten(1, (groups, channels)).permute(1, 2, 3, 0, 4)
         self._phases: list[Tensor] = []  # each [groups, size, row * B * width]
         for phase, (part, count) in enumerate(zip(memory, counts, strict=True)):

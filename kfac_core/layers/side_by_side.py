@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kfac_core.layers.geometry import Margins
 from kfac_core.scratch import scratch
+from kfac_core.transpose import copy_pixels
 
 _WIDTH = 32  # columns; where nothing is known of the processor, and on GPUs
 
@@ -81,7 +82,7 @@ class _Plane:
         self._rows = scratch(images, rows, batch, pitch, channels)
         self._rows[:, :, : self._left] = 0
         self._rows[:, :, self._end :] = 0
-        self._rows[:, :, self._left : self._end] = images.permute(2, 0, 3, 1)
+        copy_pixels(images, self._rows[:, :, self._left : self._end].transpose(0, 1))
 
     def meets(self, first: int, second: int) -> bool:
         """Whether two rows, counted from the top margin's first, both hold pixels."""
