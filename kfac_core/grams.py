@@ -11,11 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kfac_core.products import is_compiled, multiply
 from kfac_core.transpose import transposed
 
 _FEW = 4  # rows are kept if n is at least so many times their number
 _LARGE, _MIDDLE = 256, 64  # elements of a row, from which on four and two strips are faster
 _LEAST_PRODUCT = 2**13  # elements of a batch's rows, below which none are
+_COMPILED = 24  # elements of a row, from which on the product of all is worth a copy
 _NARROW, _LONG = 12, 4096  # see is_thin
 _DIRECT = 2**13  # elements that are copied across the diagonal one by one: their two copies would take longer
 _FOLDED = 128  # columns of kept rows that are folded at once; worth it from half as many rows on
@@ -43,21 +45,43 @@ def gram(rows: Tensor, *, with_ones: bool = False) -> Gram:
 
 
 def outer_sum(rows: Tensor) -> Tensor:
-    """The sum of row rowT over all `rows` [batches, rows, n]: `[n, n]`, a product a batch.
+    """The sum of row rowT over all `rows` [batches, rows, n]: `[n, n]`, a product a batch or one of all.
 
     On a CPU a large one is made in strips of its upper triangle, which are copied to the lower one.
     """
     n = rows.shape[2]
+    if n >= _COMPILED and is_compiled(rows):
+        return _of_columns(_columns(rows))
     if is_thin(rows):
         return inner(rows.mT, rows).sum(0)
     total = rows.new_empty(n, n)
-    width = -(-n // _strip_count(rows))
-    for start in range(0, n, width):
-        stop = start + width
+    for start, stop in _strips_of(n, _strip_count(rows)):
         strip = total[start:stop, start:]
         torch.addbmm(strip, rows[:, :, start:stop].mT, rows[:, :, start:], beta=0, out=strip)
-        mirror(strip[:, width:], total[stop:, start:stop])
+        mirror(strip[:, stop - start :], total[stop:, start:stop])
     return total
+
+
+def _columns(rows: Tensor) -> Tensor:
+    """All of `rows` [batches, rows, n] as columns `[n, batches * rows]`, contiguous."""
+    if rows.is_contiguous():
+        return transposed(rows.flatten(0, 1))
+    return rows.permute(2, 0, 1).flatten(1).contiguous()
+
+
+def _of_columns(columns: Tensor) -> Tensor:
+    """The sum of column columnT over `columns` [n, count], contiguous."""
+    n = len(columns)
+    total = columns.new_empty(n, n)
+    for start, stop in _strips_of(n, 4 if n >= _LARGE else 1):
+        strip = multiply(columns[start:stop], columns[start:].mT, total[start:stop, start:])
+        mirror(strip[:, stop - start :], total[stop:, start:stop])
+    return total
+
+
+def _strips_of(n: int, count: int) -> list[tuple[int, int]]:
+    width = -(-n // count)
+    return [(start, min(start + width, n)) for start in range(0, n, width)]
 
 
 def _strip_count(rows: Tensor) -> int:
@@ -84,6 +108,8 @@ def is_thin(rows: Tensor) -> bool:
 def inner(one: Tensor, other: Tensor) -> Tensor:
     """`one` [..., n, rows] times `other` [..., rows, m], in pieces where one of them is thin."""
     count = other.shape[-2]
+    if one.ndim == 3 and len(one) == 1 and min(one.shape[1], other.shape[2]) >= _COMPILED:
+        return multiply(one[0], other[0]).unsqueeze(0)
     if count <= _LONG or not (is_thin(one.mT) or is_thin(other)):
         return torch.matmul(one, other)
     whole = count - count % _LONG

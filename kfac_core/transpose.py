@@ -27,7 +27,7 @@ def transposed(matrices: Tensor) -> Tensor:
 
 
 def copy_pixels(images: Tensor, out: Tensor) -> None:
-    """Copy `images` [B, C, height, width] to `out` [B, height, width, C], in whatever order these lie there."""
+    """Copy `images` [B, C, height, width] to `out` [B, height, width, C], whatever its order in memory."""
     if not images.is_cpu or not images.is_contiguous():
         out.copy_(images.permute(0, 2, 3, 1))
         return

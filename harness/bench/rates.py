@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from kfac_core.collectives import connect
+from kfac_core.products import multiply
 
 _REPEATS = 5
 _PRODUCTS = ((1024, 1024, 1024), (128, 65536, 128), (64, 65536, 64), (2048, 2048, 2048))
@@ -22,7 +23,8 @@ class Rates:
     """The best of several repetitions on one rank, all ranks measuring at the same time.
 
     Attributes:
-        flops: of a float32 matrix product, 1/s; the best of square and of tall and narrow shapes.
+        flops: of a float32 matrix product, 1/s; the best of square and of tall and narrow shapes, and of
+            torch's BLAS and the products that K-FAC uses.
         copy_bytes: read and written by a copy of 64 MB, bytes/s.
         link_bytes: of a 16 MB buffer over the time of its all-reduce, the way that K-FAC's sums travel,
             bytes/s; None in a world of one.
@@ -39,8 +41,9 @@ def measure_rates() -> Rates:
     for rows, inner, columns in _PRODUCTS:
         left, right = torch.randn(inner, rows), torch.randn(inner, columns)
         out = torch.empty(rows, columns)
-        seconds = _least_seconds(lambda: torch.mm(left.mT, right, out=out))  # noqa: B023  called right here
-        flops = max(flops, 2.0 * rows * inner * columns / seconds)
+        for product in (torch.mm, multiply):
+            seconds = _least_seconds(lambda: product(left.mT, right, out=out))  # noqa: B023  called right here
+            flops = max(flops, 2.0 * rows * inner * columns / seconds)
     source = torch.ones(_COPIED_ELEMENTS)
     target = torch.empty_like(source)
     copy_bytes = 8.0 * _COPIED_ELEMENTS / _least_seconds(lambda: target.copy_(source))

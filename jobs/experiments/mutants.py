@@ -51,11 +51,11 @@ MUTANTS = (
     ),
     Mutant(
         "eigen preconditions by 2 * gradient", "solvers/eigen.py",
-        "product(product(views.q_g, projected), views.q_at, out=out)", "out.copy_(2 * gradient)",
+        "multiply(multiply(views.q_g, projected), views.q_at, out)", "out.copy_(2 * gradient)",
     ),
     Mutant(
         "inverse preconditions by 2 * gradient", "solvers/inverse.py",
-        "product(product(views.g, gradient), views.a, out=out)", "out.copy_(2 * gradient)",
+        "multiply(multiply(views.g, gradient), views.a.mT, out)", "out.copy_(2 * gradient)",
     ),
     Mutant(
         "multiplies by (dg da + damping)", "solvers/eigen.py",

@@ -11,14 +11,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from kfac_core.grams import Gram, gram, outer_sum
+from kfac_core.layers.correlation import by_correlation
 from kfac_core.layers.displacement import by_displacement
 from kfac_core.layers.geometry import Geometry
 from kfac_core.layers.row_shift import by_row_shift
 from kfac_core.layers.side_by_side import by_pixels_side_by_side, full_width
+from kfac_core.products import is_compiled
 
 _FEW_CHANNELS = 8  # below which shifting rows beats displacements, up to 10 times at 1 channel of 5 x 5 taps
 _LEAST_CHANNELS = {16: 3, 32: 16}  # for pixels side by side to be ahead, by the width that a product needs
 _TALL = 4  # taps above each other that share no row, from which on shifting rows is slower, up to 1.8 times
+_TIMES_REACH = 4  # of an image's side by a kernel's, less one; below, what lies outside is a third and more
+_PIXELS_A_CHANNEL = 8  # below, sums take less time than putting them into place
+_ONE_SMALL = 20480  # elements; torch's own bound
 _MANY_PIXELS = 64  # in an image, from which on a product an image beats gathering the pixels of all
 
 
@@ -30,6 +35,8 @@ def patch_gram(images: Tensor, geometry: Geometry) -> Tensor:
     """
     dense = geometry.stride == geometry.dilation == (1, 1) and geometry.groups == 1
     if dense and all(size >= taps for size, taps in zip(images.shape[2:], geometry.kernel, strict=True)):
+        if _is_correlated(images, geometry):
+            return by_correlation(images, geometry.kernel, geometry.margins).unsqueeze(0)
         channels, width = images.shape[1], full_width()
         if not images.is_cpu or _LEAST_CHANNELS[width] <= channels < width <= images.shape[3]:
             return by_pixels_side_by_side(images, geometry.kernel, geometry.margins).unsqueeze(0)
@@ -38,6 +45,17 @@ def patch_gram(images: Tensor, geometry: Geometry) -> Tensor:
     if geometry.groups == 1 and geometry.stride[0] >= geometry.kernel[0] >= _TALL:
         return outer_sum(patch_rows(images, geometry)).unsqueeze(0)
     return by_row_shift(images, geometry)
+
+
+def _is_correlated(images: Tensor, geometry: Geometry) -> bool:
+    """Whether oneDNN's sums are ahead: not for few channels, nor of few pixels, nor with zeros all around.
+
+    Of one small image torch takes the gradient by another way, which builds the patches.
+    """
+    channels, reach = images.shape[1], max(geometry.kernel) - 1
+    enough = channels >= _FEW_CHANNELS and images.numel() >= _PIXELS_A_CHANNEL * channels**2
+    alone = len(images) == 1 and images.numel() <= _ONE_SMALL
+    return enough and not alone and min(images.shape[2:]) >= _TIMES_REACH * reach and is_compiled(images)
 
 
 def pixel_gram(images: Tensor, groups: int) -> Gram:

@@ -46,6 +46,7 @@ class Recipe:
     """How to find sums over pairs of pixels, by number: all products, then additions and mirrors in order.
 
     Attributes:
+        taps: of the kernel.
         of_taps: for each tap and each tap' (rows first) the number of their sum.
         wanted: how many sums belong to pairs of taps; they have the first numbers, the others only help.
         products: number, the pixels p and their partners.
@@ -54,6 +55,7 @@ class Recipe:
         numbers: of every sum, wanted or not.
     """
 
+    taps: int
     of_taps: list[int] = field(default_factory=list)
     wanted: int = 0
     products: list[tuple[int, Window, Window]] = field(default_factory=list)
@@ -72,7 +74,7 @@ def recipe(size: tuple[int, int], kernel: tuple[int, int], margins: Margins) -> 
         PixelPairs((y2 - y, x2 - x), rows.visited(y, y2 - y), columns.visited(x, x2 - x))
         for (y, x), (y2, x2) in product(taps, taps)
     ]
-    found = Recipe(numbers={pairs: number for number, pairs in enumerate(dict.fromkeys(of_taps))})
+    found = Recipe(len(taps), numbers={pairs: number for number, pairs in enumerate(dict.fromkeys(of_taps))})
     found.of_taps = [found.numbers[pairs] for pairs in of_taps]
     found.wanted = len(found.numbers)
     solved: set[PixelPairs] = set()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kfac_core.placement import FactorShape, LayerShape
+from kfac_core.products import multiply
 
 SMALLEST_EIGENVALUE = 1e-10  # below it an eigenvalue is rounding noise; the released SC20 code does the same
 
@@ -83,14 +84,13 @@ class EigenSolver:
     def precondition(self, gradient: Tensor, views: Eigenbases, damping: Tensor, out: Tensor) -> None:
         """Qg ((QgT W Qa) / (dg daT + damping)) QaT."""
         if views.tokens:  # the eigenvectors of a diagonal A are the tokens
-            projected = gradient.squeeze(-1) @ views.q_g
+            projected = multiply(gradient.squeeze(-1), views.q_g)
             projected /= torch.addcmul(damping, views.d_a, views.d_g)
-            torch.mm(projected, views.q_gt, out=out.squeeze(-1))
+            multiply(projected, views.q_gt, out.squeeze(-1))
             return
-        product = torch.mm if gradient.ndim == 2 else torch.bmm  # `@` takes longer to find them
-        projected = product(product(views.q_gt, gradient), views.q_a)
+        projected = multiply(multiply(views.q_gt, gradient), views.q_a)
         projected.div_(torch.addcmul(damping, views.d_g, views.d_a))
-        product(product(views.q_g, projected), views.q_at, out=out)
+        multiply(multiply(views.q_g, projected), views.q_at, out)
 
 
 def decomposed(factor: Tensor, out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:

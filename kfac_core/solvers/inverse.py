@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kfac_core.placement import FactorShape, LayerShape
+from kfac_core.products import multiply
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,9 @@ class InverseSolver:
     def precondition(self, gradient: Tensor, views: Inverses, damping: Tensor, out: Tensor) -> None:
         """The inverse of G from the left, of A from the right."""
         if views.tokens:
-            torch.mm(gradient.squeeze(-1), views.g, out=out.squeeze(-1)).mul_(views.a)
+            multiply(gradient.squeeze(-1), views.g.mT, out.squeeze(-1)).mul_(views.a)
             return
-        product = torch.mm if gradient.ndim == 2 else torch.bmm  # `@` takes longer to find them
-        product(product(views.g, gradient), views.a, out=out)
+        multiply(multiply(views.g, gradient), views.a.mT, out)  # A is symmetric, and its columns contiguous
 
 
 class InversePiSolver(InverseSolver):

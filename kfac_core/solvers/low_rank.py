@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kfac_core.placement import FactorShape, LayerShape
+from kfac_core.products import multiply
 from kfac_core.solvers.eigen import SMALLEST_EIGENVALUE, Eigenbases, EigenSolver, decomposed, iterated
 
 
@@ -119,30 +120,31 @@ def _alone(spectrum: Spectrum) -> Spectrum:
 def _a_cut(gradient: Tensor, a: Spectrum, g: Spectrum, damping: Tensor, out: Tensor) -> None:
     """Beside the kept part of A there is a rest, of which every direction counts alike."""
     assert a.rest is not None  # noqa: S101  the caller has asked
-    by_g, beside = g.vectors.mT @ gradient, _over(g.values, a.rest, damping)
-    inside = (by_g @ a.vectors).mul_(_over(g.values, a.values, damping).sub_(beside))
-    out.copy_(g.vectors @ by_g.mul_(beside).add_(inside @ a.vectors.mT))
+    by_g, beside = multiply(g.vectors.mT, gradient), _over(g.values, a.rest, damping)
+    inside = multiply(by_g, a.vectors).mul_(_over(g.values, a.values, damping).sub_(beside))
+    within = by_g.mul_(beside).add_(multiply(inside, a.vectors.mT))
+    out.copy_(multiply(g.vectors, within))
 
 
 def _both_cut(gradient: Tensor, a: Spectrum, g: Spectrum, damping: Tensor, out: Tensor) -> None:
     """Inside both kept parts, inside one of them, inside neither: four kinds of directions."""
     assert a.rest is not None  # noqa: S101  the caller has asked
     assert g.rest is not None  # noqa: S101  likewise
-    by_g, by_a = g.vectors.mT @ gradient, gradient @ a.vectors
+    by_g, by_a = multiply(g.vectors.mT, gradient), multiply(gradient, a.vectors)
     neither = _over(g.rest, a.rest, damping)
     beside_a, beside_g = _over(g.values, a.rest, damping), _over(g.rest, a.values, damping)
     kept = _over(g.values, a.values, damping).sub_(beside_a).sub_(beside_g).add_(neither)
-    inside = (by_g @ a.vectors).mul_(kept)
-    torch.matmul(g.vectors, by_g.mul_(beside_a.sub_(neither)).add_(inside @ a.vectors.mT), out=out)
-    out.add_(by_a.mul_(beside_g.sub_(neither)) @ a.vectors.mT).add_(gradient * neither)
+    inside = multiply(multiply(by_g, a.vectors).mul_(kept), a.vectors.mT)
+    out.copy_(multiply(g.vectors, by_g.mul_(beside_a.sub_(neither)).add_(inside)))
+    out.add_(multiply(by_a.mul_(beside_g.sub_(neither)), a.vectors.mT)).add_(gradient * neither)
 
 
 def _tokens(gradient: Tensor, tokens: Tensor, g: Spectrum, damping: Tensor, out: Tensor) -> None:
     """A is diagonal and G is cut: rows `[tokens, features]`, each with its own eigenvalue of A."""
     assert g.rest is not None  # noqa: S101  else nothing is cut
     beside = _over(tokens, g.rest, damping)
-    inside = (gradient @ g.vectors).mul_(_over(tokens, g.values, damping).sub_(beside))
-    torch.addmm(gradient * beside, inside, g.vectors.mT, out=out)
+    inside = multiply(gradient, g.vectors).mul_(_over(tokens, g.values, damping).sub_(beside))
+    torch.add(gradient * beside, multiply(inside, g.vectors.mT), out=out)
 
 
 def _over(column: Tensor, row: Tensor, damping: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 
 from kfac_core.grams import dense
 from kfac_core.layers import patches, row_shift, side_by_side
+from kfac_core.layers.correlation import by_correlation
 from kfac_core.layers.displacement import by_displacement
 from kfac_core.layers.geometry import Geometry
 from kfac_core.layers.patches import by_columns, patch_gram, patch_rows, patch_sums, pixel_gram
@@ -28,14 +29,9 @@ def width(request, monkeypatch) -> int:
 
 
 def test_a_processor_of_amd_needs_products_half_as_wide(monkeypatch):
-    names = {"AMD EPYC 9755": 16, "Intel(R) Xeon(R) Platinum 8481C": 32}
-    for name, columns in names.items():
-        monkeypatch.setattr(
-            torch.cpu, "get_capabilities", lambda name=name: {"cpu_name": name}, raising=False
-        )
+    for amd, columns in {True: 16, False: 32}.items():
+        monkeypatch.setattr(side_by_side, "is_amd", lambda amd=amd: amd)
         assert full_width.__wrapped__() == columns
-    monkeypatch.delattr(torch.cpu, "get_capabilities")
-    assert full_width.__wrapped__() == 32
     assert full_width() in (16, 32)
 
 
@@ -62,7 +58,7 @@ def test_fast_forms_equal_im2col(kernel, groups):
 
 @pytest.mark.parametrize("kernel", [*KERNELS, (3, 1), (2, 2), (2, 4), (4, 1), (3, 5)])
 @pytest.mark.parametrize("channels", [1, 3, 8, 16, 33])
-@pytest.mark.parametrize("form", [by_displacement, by_pixels_side_by_side])
+@pytest.mark.parametrize("form", [by_displacement, by_pixels_side_by_side, by_correlation])
 @pytest.mark.parametrize("batch", [1, 2, 40])  # few and many pixels of a column together
 def test_displacements_equal_im2col_at_any_size_and_margin(form, kernel, channels, batch, width):
     generator = torch.Generator().manual_seed(channels)
@@ -77,6 +73,24 @@ def test_displacements_equal_im2col_at_any_size_and_margin(form, kernel, channel
         plain = by_columns(images, Geometry(kernel, margins=margins))[0]
         for layout in (images, images.to(memory_format=torch.channels_last)):
             torch.testing.assert_close(form(layout, kernel, margins), plain, rtol=1e-12, atol=1e-10)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (7, 12), (32, 32)])
+@pytest.mark.parametrize("batch", [1, 2, 128])
+@pytest.mark.parametrize("channels", [8, 16, 40])
+def test_correlations_by_onednn_are_within_1e_5_of_float64(channels, batch, size, monkeypatch):
+    """In the precision and on the processors that they are for, and wherever oneDNN is."""
+    asked = []
+    monkeypatch.setattr(patches, "is_compiled", lambda images: asked.append(images) or True)
+    images = torch.randn(batch, channels, *size, generator=torch.Generator().manual_seed(0)).relu()
+    for kernel, margins in [((3, 3), (1, 1, 1, 1)), ((3, 3), (0, 0, 0, 0)), ((2, 3), (2, 0, 1, 1))]:
+        geometry = Geometry(kernel, margins=margins)
+        exact = by_columns(images.double(), geometry)[0]
+        forms = [by_correlation(images, kernel, margins), patch_gram(images, geometry)[0]]
+        for total in forms:
+            assert ((total - exact).abs() <= 5e-6 * exact.abs()).all()
+    small = size == (7, 12) or batch * size[0] * size[1] < 8 * channels
+    assert bool(asked) == (not small and (batch > 1 or images.numel() > 20480))
 
 
 @pytest.mark.parametrize("groups", [1, 2])

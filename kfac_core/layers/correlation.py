@@ -1,0 +1,107 @@
+"""The gram of stride-1 convolution patches as a convolution's own backward pass: no patch is ever built.
+
+The gradient of a convolution's weight is, for each tap, the sum of products of the output's gradient and of
+the input so many pixels further. With the same images in both places it is the sum over all pairs of pixels
+with one displacement: their correlation. oneDNN compiles it for the processor and its shape, and reads the
+images as they lie; it does 150 to 195 GFLOP/s on one core of an AMD EPYC (Zen 5), where MKL's products of
+displaced copies do 65 to 110. What a pair of taps does not visit, at the edges, is taken off afterwards.
+
+Cost for a k x k kernel, C channels and P pixels: 2 k (2k - 1) C^2 P multiplications and additions, zeros
+around the images included, where the product of the patch matrix with itself takes 2 k^4 C^2 P.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.grad import conv2d_weight
+
+from kfac_core.grams import inner
+from kfac_core.layers.geometry import Margins
+from kfac_core.layers.shared_sums import Window, recipe
+from kfac_core.layers.tap_sums import TapSums
+from kfac_core.transpose import transposed
+
+_SUMMED = (
+    1 << 13
+)  # pixels that are summed in one go: oneDNN adds one product after another to the same number
+
+
+def by_correlation(images: Tensor, kernel: tuple[int, int], margins: Margins) -> Tensor:
+    """Sum of (patch patchT) over all windows of `images` [B, C, height, width] with zeros around them.
+
+    The image is at least as large as the kernel.
+
+    Returns:
+        `[n, n]` with n = C * kernel height * kernel width, the channel slowest as in a convolution's weight.
+    """
+    steps = recipe((images.shape[2], images.shape[3]), kernel, margins)
+    room, lines = TapSums(steps, images), _Lines(images)
+    products = defaultdict(list)
+    for number, here, there in steps.products:
+        products[_displacement(here, there)].append((number, here, there))
+    everywhere = _correlation(images, kernel)
+    for (down, right), parts in products.items():
+        (inside, *_), *edges = sorted(parts, key=lambda part: _size(part[1]), reverse=True)
+        rest = everywhere[:, down, kernel[1] - 1 + right]
+        for number, here, there in edges:
+            room.sums[number].copy_(inner(lines.of(here), lines.of(there).mT))
+            rest = torch.sub(rest, room.sums[number], out=room.sums[inside])
+        if not edges:
+            room.sums[inside].copy_(rest)
+    return room.gram()
+
+
+def _correlation(images: Tensor, kernel: tuple[int, int]) -> Tensor:
+    """Sum of x[p] x[p + d]T over all pixels, zero outside, `[C, down, right, C']`.
+
+    `down` goes from 0 and `right` from 1 - k, to k - 1.
+    """
+    channels, (down, right) = images.shape[1], kernel
+    below = functional.pad(images, (0, 0, 0, down - 1))
+    size = (channels, channels, down, 2 * right - 1)
+    together = max(1, _SUMMED // images[0, 0].numel())
+    weight, *others = (
+        conv2d_weight(padded, size, part, padding=(0, right - 1))
+        for part, padded in zip(images.split(together), below.split(together), strict=True)
+    )
+    for other in others:
+        weight += other
+    everywhere: Tensor = transposed(weight.flatten(2)).unflatten(1, size[2:])
+    return everywhere
+
+
+def _displacement(here: Window, there: Window) -> tuple[int, int]:
+    down, right = (to.start - own.start for own, to in zip(here, there, strict=True))
+    return down, right
+
+
+def _size(window: Window) -> int:
+    rows, columns = (part.stop - part.start for part in window)
+    return int(rows * columns)
+
+
+class _Lines:
+    """Rows and columns at the edges, each copied out of the images once."""
+
+    def __init__(self, images: Tensor) -> None:
+        self._images = images
+        self._copies: dict[tuple[int, int, int], Tensor] = {}
+
+    def of(self, window: Window) -> Tensor:
+        """The pixels of `window`, `[C, pixels]`."""
+        rows, columns = window
+        if rows.stop - rows.start < columns.stop - columns.start:
+            return self._copy(2, rows)[:, :, columns].flatten(1)
+        return self._copy(3, columns)[:, rows].flatten(1)
+
+    def _copy(self, dimension: int, span: slice) -> Tensor:
+        """These rows (dimension 2) or columns (3), `[C, height, width, B]`."""
+        key = dimension, span.start, span.stop
+        if key not in self._copies:
+            lines = self._images.narrow(dimension, span.start, span.stop - span.start)
+            self._copies[key] = lines.permute(1, 2, 3, 0).contiguous()
+        return self._copies[key]
