@@ -20,6 +20,7 @@ _LEAST_PRODUCT = 2**13  # elements of a batch's rows, below which none are
 _COMPILED = 24  # elements of a row, from which on the product of all is worth a copy
 _NARROW, _LONG = 12, 4096  # see is_thin
 _DIRECT = 2**13  # elements that are copied across the diagonal one by one: their two copies would take longer
+_COMPILED_FOLD = 2**15  # elements of all rows, from which on oneDNN folds them as fast as BLAS or faster
 _FOLDED = 128  # columns of kept rows that are folded at once; worth it from half as many rows on
 
 
@@ -168,18 +169,24 @@ def fold(total: Gram, scale: float, mean: Tensor, decay: float) -> None:
 
 
 def _fold_rows(rows: Tensor, scale: float, mean: Tensor, decay: float) -> None:
-    """The same for rows; with many of them the upper triangle only, in strips that are mirrored.
+    """The same for rows; of large or many the upper triangle only, in strips that are mirrored.
 
     That is half the multiplications, but a mean that is read and written by column.
     """
     blocks, count, n = rows.shape
-    if not rows.is_cpu or blocks > 1 or 2 * count < _FOLDED:
+    compiled = count * n >= _COMPILED_FOLD and is_compiled(rows, mean)
+    if not rows.is_cpu or blocks > 1 or (2 * count < _FOLDED and not compiled):
         mean.baddbmm_(rows.mT, rows, beta=decay, alpha=scale)
         return
+    columns = transposed(rows[0])
     for start in range(0, n, _FOLDED):
         stop = start + _FOLDED
         strip = mean[0, start:stop, start:]
-        strip.addmm_(rows[0, :, start:stop].mT, rows[0, :, start:], beta=decay, alpha=scale)
+        if compiled:
+            product = multiply(columns[start:stop] * scale, columns[start:].mT)
+            torch.add(product, strip, alpha=decay, out=strip)
+        else:
+            strip.addmm_(columns[start:stop], rows[0, :, start:], beta=decay, alpha=scale)
         mirror(strip[:, _FOLDED:], mean[0, stop:, start:stop])
 
 

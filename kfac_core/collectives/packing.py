@@ -21,6 +21,8 @@ from torch import Tensor
 
 from kfac_core.collectives.tables import LARGEST, table
 from kfac_core.grams import Gram, Rows, mirror
+from kfac_core.products import multiply
+from kfac_core.transpose import transposed
 
 Writer = Callable[[Tensor, int, int, int, int], None]
 _STRIP = 512  # rows that are packed at once: a megabyte, which stays in the cache
@@ -90,15 +92,15 @@ def _write_stairs(stairs: Tensor, write: Writer, low: int, high: int, start: int
 def _writer(total: Gram, scale: float) -> Writer:
     """Writes rows `top` to `bottom`, columns `left` to `right` of the scaled matrix."""
     if isinstance(total, Rows):
-        rows = total.rows if len(total.rows) > 1 else total.rows[0]
-        scaled = (rows * scale).mT
+        columns = transposed(total.rows if len(total.rows) > 1 else total.rows[0])
+        scaled = columns * scale
 
-        def multiply(place: Tensor, top: int, bottom: int, left: int, right: int) -> None:
+        def fill(place: Tensor, top: int, bottom: int, left: int, right: int) -> None:
             if place.numel():
-                target = place if rows.ndim > 2 else place[0]
-                torch.matmul(scaled[..., top:bottom, :], rows[..., left:right], out=target)
+                target = place if columns.ndim > 2 else place[0]
+                multiply(scaled[..., top:bottom, :], columns[..., left:right, :].mT, target)
 
-        return multiply
+        return fill
 
     def copy(place: Tensor, top: int, bottom: int, left: int, right: int) -> None:
         if place.numel():

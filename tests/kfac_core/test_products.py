@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from kfac_core import grams, products
-from kfac_core.grams import outer_sum
+from kfac_core.collectives.packing import pack, packed_size, unpack
+from kfac_core.grams import Rows, fold, outer_sum
 from kfac_core.products import is_amd, is_compiled, multiply
 
 
@@ -102,3 +103,19 @@ def test_sums_of_outer_products_are_symmetric_and_exact(compiled, n, batches):
         total = outer_sum(layout)
         assert ((total - exact).abs() <= 2e-6 * exact.diagonal().max()).all()
         assert (total - total.mT).abs().max() <= 1e-6 * exact.diagonal().max()
+
+
+@pytest.mark.parametrize("n", [130, 257, 600])
+@pytest.mark.parametrize("count", [1, 70])
+def test_kept_rows_are_folded_in_and_packed_as_their_product(compiled, monkeypatch, n, count):
+    monkeypatch.setattr(grams, "_COMPILED_FOLD", 1)
+    rows = torch.randn(1, count, n, generator=torch.Generator().manual_seed(0))
+    exact = rows.double().mT @ rows.double()
+    mean = torch.eye(n).repeat(1, 1, 1)
+    fold(Rows(rows), 0.25, mean, 0.5)
+    torch.testing.assert_close(mean.double(), 0.25 * exact + 0.5 * torch.eye(n), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(mean, mean.mT)
+    triangle, matrix = torch.empty(1, packed_size(n)), torch.empty(1, n, n)
+    pack(Rows(rows), triangle, 0.25)
+    unpack(triangle, matrix)
+    torch.testing.assert_close(matrix.double(), 0.25 * exact, rtol=1e-5, atol=1e-5)
