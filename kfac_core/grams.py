@@ -19,6 +19,7 @@ _LARGE, _MIDDLE = 256, 64  # elements of a row, from which on four and two strip
 _LEAST_PRODUCT = 2**13  # elements of a batch's rows, below which none are
 _COMPILED = 24  # elements of a row, from which on the product of all is worth a copy
 _NARROW, _LONG = 12, 4096  # see is_thin
+_COPIED = 2**20  # elements of a batch that are copied at once
 _DIRECT = 2**13  # elements that are copied across the diagonal one by one: their two copies would take longer
 _COMPILED_FOLD = 2**15  # elements of all rows, from which on oneDNN folds them as fast as BLAS or faster
 _FOLDED = 128  # columns of kept rows that are folded at once; worth it from half as many rows on
@@ -52,7 +53,11 @@ def outer_sum(rows: Tensor) -> Tensor:
     """
     n = rows.shape[2]
     if n >= _COMPILED and is_compiled(rows):
-        return _of_columns(_columns(rows))
+        first, *others = rows.split(max(1, _COPIED // max(1, rows[0].numel())))
+        total = _of_columns(_columns(first))
+        for part in others:
+            total += _of_columns(_columns(part))
+        return total
     if is_thin(rows):
         return inner(rows.mT, rows).sum(0)
     total = rows.new_empty(n, n)

@@ -25,9 +25,7 @@ from kfac_core.layers.shared_sums import Window, recipe
 from kfac_core.layers.tap_sums import TapSums
 from kfac_core.transpose import transposed
 
-_SUMMED = (
-    1 << 13
-)  # pixels that are summed in one go: oneDNN adds one product after another to the same number
+_SUMMED = 1 << 13  # pixels in one go: oneDNN adds one product after another to the same number
 
 
 def by_correlation(images: Tensor, kernel: tuple[int, int], margins: Margins) -> Tensor:
@@ -61,12 +59,11 @@ def _correlation(images: Tensor, kernel: tuple[int, int]) -> Tensor:
     `down` goes from 0 and `right` from 1 - k, to k - 1.
     """
     channels, (down, right) = images.shape[1], kernel
-    below = functional.pad(images, (0, 0, 0, down - 1))
     size = (channels, channels, down, 2 * right - 1)
     together = max(1, _SUMMED // images[0, 0].numel())
     weight, *others = (
-        conv2d_weight(padded, size, part, padding=(0, right - 1))
-        for part, padded in zip(images.split(together), below.split(together), strict=True)
+        conv2d_weight(functional.pad(part, (0, 0, 0, down - 1)), size, part, padding=(0, right - 1))
+        for part in images.split(together)
     )
     for other in others:
         weight += other

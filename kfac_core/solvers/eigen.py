@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kfac_core.grams import inner
 from kfac_core.placement import FactorShape, LayerShape
 from kfac_core.products import multiply
 
@@ -110,8 +111,8 @@ def iterated(factor: Tensor, vectors: Tensor, values: Tensor) -> tuple[Tensor, T
     it only, so that the smallest in front would soon be drowned by what it has of the largest.
     """
     order = values.argsort(-1, descending=True).unsqueeze(-2)
-    vectors, _ = torch.linalg.qr(factor @ vectors.take_along_dim(order, -1))
-    return (vectors * (factor @ vectors)).sum(-2), vectors
+    vectors, _ = torch.linalg.qr(inner(factor, vectors.take_along_dim(order, -1)))
+    return (vectors * inner(factor, vectors)).sum(-2), vectors
 
 
 def _columns(data: Tensor, shape: FactorShape) -> tuple[Tensor, Tensor]:
