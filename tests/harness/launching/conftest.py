@@ -83,7 +83,7 @@ class GangProcess:
         return self.process.pid
 
     def outcome(self) -> Outcome:
-        self.process.join(30)
+        self.process.join(120)  # a busy machine starts an MPI world in half a minute
         found = self.attempt.outcome()
         assert found is not None
         return found
