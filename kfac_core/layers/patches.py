@@ -11,16 +11,20 @@ from torch import Tensor
 from torch.nn import functional
 
 from kfac_core.grams import Gram, gram, outer_sum
-from kfac_core.layers.correlation import by_correlation
+from kfac_core.layers.correlation import Correlate, by_correlation, correlation_by_convolution
 from kfac_core.layers.displacement import by_displacement
 from kfac_core.layers.geometry import Geometry
 from kfac_core.layers.row_shift import by_row_shift
 from kfac_core.layers.side_by_side import by_pixels_side_by_side, full_width
+from kfac_core.layers.spectrum import correlation_by_spectrum, multiplications
 from kfac_core.products import is_compiled
+from kfac_core.scratch import is_plain
 
 _FEW_CHANNELS = 8  # below which shifting rows beats displacements, up to 10 times at 1 channel of 5 x 5 taps
 _LEAST_CHANNELS = {16: 3, 32: 16}  # for pixels side by side to be ahead, by the width that a product needs
 _TALL = 4  # taps above each other that share no row, from which on shifting rows is slower, up to 1.8 times
+_SPECTRAL = (torch.float32, torch.float64)  # narrower ones could not hold a spectrum to their own precision
+_TIMES_FEWER = 3.3  # multiplications by spectrum, from which on it is ahead: they come in small products
 _TIMES_REACH = 4  # of an image's side by a kernel's, less one; below, what lies outside is a third and more
 _PIXELS_A_CHANNEL = 8  # below, sums take less time than putting them into place
 _ONE_SMALL = 20480  # elements; torch's own bound
@@ -35,8 +39,8 @@ def patch_gram(images: Tensor, geometry: Geometry) -> Tensor:
     """
     dense = geometry.stride == geometry.dilation == (1, 1) and geometry.groups == 1
     if dense and all(size >= taps for size, taps in zip(images.shape[2:], geometry.kernel, strict=True)):
-        if _is_correlated(images, geometry):
-            return by_correlation(images, geometry.kernel, geometry.margins).unsqueeze(0)
+        if correlate := _fastest_correlation(images, geometry.kernel):
+            return by_correlation(images, geometry.kernel, geometry.margins, correlate).unsqueeze(0)
         channels, width = images.shape[1], full_width()
         if not images.is_cpu or _LEAST_CHANNELS[width] <= channels < width <= images.shape[3]:
             return by_pixels_side_by_side(images, geometry.kernel, geometry.margins).unsqueeze(0)
@@ -47,13 +51,23 @@ def patch_gram(images: Tensor, geometry: Geometry) -> Tensor:
     return by_row_shift(images, geometry)
 
 
-def _is_correlated(images: Tensor, geometry: Geometry) -> bool:
-    """Whether oneDNN's sums are ahead: not for few channels, nor of few pixels, nor with zeros all around.
+def _fastest_correlation(images: Tensor, kernel: tuple[int, int]) -> Correlate | None:
+    """What correlates these images faster than their displaced copies are multiplied, if anything."""
+    if images.shape[1] < _FEW_CHANNELS or not (images.is_cpu and is_plain(images)):
+        return None
+    by_spectrum, pair_by_pair = multiplications(images.shape, kernel)
+    if images.dtype in _SPECTRAL and by_spectrum * _TIMES_FEWER <= pair_by_pair:
+        return correlation_by_spectrum
+    return correlation_by_convolution if _is_compiled_well(images, kernel) else None
+
+
+def _is_compiled_well(images: Tensor, kernel: tuple[int, int]) -> bool:
+    """Whether oneDNN's sums are ahead: not of few pixels, nor with zeros all around.
 
     Of one small image torch takes the gradient by another way, which builds the patches.
     """
-    channels, reach = images.shape[1], max(geometry.kernel) - 1
-    enough = channels >= _FEW_CHANNELS and images.numel() >= _PIXELS_A_CHANNEL * channels**2
+    channels, reach = images.shape[1], max(kernel) - 1
+    enough = images.numel() >= _PIXELS_A_CHANNEL * channels**2
     alone = len(images) == 1 and images.numel() <= _ONE_SMALL
     return enough and not alone and min(images.shape[2:]) >= _TIMES_REACH * reach and is_compiled(images)
 

@@ -1,5 +1,6 @@
 """Promise: every fast form of a patch gram is the plain im2col product, for every geometry."""
 
+import functools
 from itertools import product
 
 import pytest
@@ -7,17 +8,18 @@ import torch
 
 from kfac_core.grams import dense
 from kfac_core.layers import patches, row_shift, side_by_side
-from kfac_core.layers.correlation import by_correlation
+from kfac_core.layers.correlation import by_correlation, correlation_by_convolution
 from kfac_core.layers.displacement import by_displacement
 from kfac_core.layers.geometry import Geometry
 from kfac_core.layers.patches import by_columns, patch_gram, patch_rows, patch_sums, pixel_gram
 from kfac_core.layers.side_by_side import by_pixels_side_by_side, full_width
+from kfac_core.layers.spectrum import correlation_by_spectrum
 
 KERNELS = [(1, 1), (1, 3), (2, 1), (3, 2), (3, 3), (5, 5), (7, 7)]
 STRIDES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2)]
 DILATIONS = [(1, 1), (2, 1), (1, 3), (2, 2)]
-
-
+BY_CONVOLUTION = functools.partial(by_correlation, correlate=correlation_by_convolution)
+BY_SPECTRUM = functools.partial(by_correlation, correlate=correlation_by_spectrum)
 MARGINS = [(0, 0, 0, 0), (1, 1, 1, 1), (2, 0, 3, 1)]
 
 
@@ -58,7 +60,7 @@ def test_fast_forms_equal_im2col(kernel, groups):
 
 @pytest.mark.parametrize("kernel", [*KERNELS, (3, 1), (2, 2), (2, 4), (4, 1), (3, 5)])
 @pytest.mark.parametrize("channels", [1, 3, 8, 16, 33])
-@pytest.mark.parametrize("form", [by_displacement, by_pixels_side_by_side, by_correlation])
+@pytest.mark.parametrize("form", [by_displacement, by_pixels_side_by_side, BY_CONVOLUTION, BY_SPECTRUM])
 @pytest.mark.parametrize("batch", [1, 2, 40])  # few and many pixels of a column together
 def test_displacements_equal_im2col_at_any_size_and_margin(form, kernel, channels, batch, width):
     generator = torch.Generator().manual_seed(channels)
@@ -78,7 +80,7 @@ def test_displacements_equal_im2col_at_any_size_and_margin(form, kernel, channel
 @pytest.mark.parametrize("size", [(8, 8), (7, 12), (32, 32)])
 @pytest.mark.parametrize("batch", [1, 2, 128])
 @pytest.mark.parametrize("channels", [8, 16, 40])
-def test_correlations_by_onednn_are_within_1e_5_of_float64(channels, batch, size, monkeypatch):
+def test_correlations_are_within_1e_5_of_float64(channels, batch, size, monkeypatch):
     """In the precision and on the processors that they are for, and wherever oneDNN is."""
     asked = []
     monkeypatch.setattr(patches, "is_compiled", lambda images: asked.append(images) or True)
@@ -86,11 +88,64 @@ def test_correlations_by_onednn_are_within_1e_5_of_float64(channels, batch, size
     for kernel, margins in [((3, 3), (1, 1, 1, 1)), ((3, 3), (0, 0, 0, 0)), ((2, 3), (2, 0, 1, 1))]:
         geometry = Geometry(kernel, margins=margins)
         exact = by_columns(images.double(), geometry)[0]
-        forms = [by_correlation(images, kernel, margins), patch_gram(images, geometry)[0]]
-        for total in forms:
+        for total in (BY_CONVOLUTION(images, kernel, margins), patch_gram(images, geometry)[0]):
             assert ((total - exact).abs() <= 5e-6 * exact.abs()).all()
+        lengths = exact.diagonal().sqrt()
+        total = BY_SPECTRUM(images, kernel, margins)
+        assert ((total - exact).abs() <= 2e-6 * torch.outer(lengths, lengths)).all()
     small = size == (7, 12) or batch * size[0] * size[1] < 8 * channels
     assert bool(asked) == (not small and (batch > 1 or images.numel() > 20480))
+
+
+@pytest.mark.parametrize("channels", [32, 64])
+@pytest.mark.parametrize("size", [(7, 7), (8, 8), (9, 14), (16, 16)])
+@pytest.mark.parametrize("kernel", [(3, 3), (2, 3), (1, 3), (5, 5)])
+def test_a_spectrum_is_as_exact_as_the_channels_are_large(kernel, size, channels):
+    """Each element relative to the lengths of its two channels: also where signs and sizes are mixed."""
+    generator = torch.Generator().manual_seed(sum(size))
+    images = torch.randn(60, channels, *size, generator=generator)
+    images *= torch.logspace(-6, 6, channels).view(-1, 1, 1)
+    images[:, 3] = 0
+    total, exact = (
+        correlation_by_spectrum(images, kernel),
+        correlation_by_convolution(images.double(), kernel),
+    )
+    lengths = images.double().square().sum((0, 2, 3)).sqrt()
+    assert ((total - exact).abs() <= 1e-6 * torch.outer(lengths, lengths)).all()
+    assert not total[..., 3, :].any()
+    assert not total[..., :, 3].any()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_what_is_not_finite_reaches_the_diagonal_by_spectrum_too(number):
+    images = torch.randn(4, 8, 8, 8)
+    images[1, 5, 3, 2] = number
+    total = BY_SPECTRUM(images, (3, 3), (1, 1, 1, 1))
+    assert not total.diagonal().view(8, 9)[5].isfinite().any()
+    assert total.diagonal().view(8, 9)[[0, 1, 2, 3, 4, 6, 7]].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel", "spectral"),
+    [
+        ((128, 64, 8, 8), (3, 3), True),
+        ((128, 32, 16, 16), (3, 3), True),
+        ((128, 16, 32, 32), (3, 3), False),  # transforms outweigh products
+        ((8, 128, 8, 8), (3, 3), False),  # the way back outweighs so few images
+        ((32, 256, 14, 14), (3, 3), True),
+        ((128, 64, 2, 2), (3, 3), False),
+        ((128, 64, 8, 8), (1, 1), False),
+    ],
+)
+def test_spectra_are_for_many_small_images_of_many_channels(shape, kernel, spectral, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        patches,
+        "correlation_by_spectrum",
+        lambda *operands: asked.append(operands) or correlation_by_spectrum(*operands),
+    )
+    patch_gram(torch.zeros(shape), Geometry(kernel, margins=(1, 1, 1, 1)))
+    assert bool(asked) == spectral
 
 
 @pytest.mark.parametrize("groups", [1, 2])
