@@ -9,7 +9,7 @@ Images of a convolution's input are small, and so are their transforms: products
 sines. Half of the frequencies are the others' conjugates and left out.
 
 Cost for a k x k kernel, C channels, B images and F = (height + k - 1) (width + k - 1) numbers of a spectrum,
-in multiplications and additions: 3 F C^2 B, and 4 F k (2k - 1) C^2 / 2 back; see `multiplications`.
+in multiplications and additions: 3 F C^2 B, 2 F k (2k - 1) C^2 back, and the transforms (`multiplications`).
 """
 
 from __future__ import annotations
@@ -59,9 +59,7 @@ def correlation_by_spectrum(images: Tensor, kernel: tuple[int, int]) -> Tensor:
         torch.mm(column.of_real, lines[column.first].view(-1, height).mT, out=numbers)
         if not column.is_real:
             numbers.addmm_(column.of_imaginary, lines[column.first + 1].view(-1, height).mT)
-        spectrum = numbers.view(
-            -1, 2 * batch, channels
-        )  # of each frequency the real parts, then the imaginary
+        spectrum = numbers.view(-1, 2 * batch, channels)  # of all images the real parts, then the imaginary
         real, imaginary = spectrum.split(batch, 1)
         count = len(spectrum)
         even.addmm_(column.cosines, torch.bmm(spectrum.mT, spectrum, out=of_even[:count]).flatten(1))
@@ -129,7 +127,7 @@ def _tables(size: tuple[int, int], kernel: tuple[int, int], dtype: torch.dtype) 
 
 
 def _count(stop: int) -> Tensor:
-    return torch.arange(stop, dtype=torch.float64)
+    return torch.arange(stop, dtype=torch.float64, device="cpu")
 
 
 def _rooms(images: Tensor, tables: _Tables) -> tuple[Tensor, Tensor, Tensor, Tensor]:
