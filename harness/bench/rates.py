@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -25,25 +26,27 @@ class Rates:
     Attributes:
         flops: of a float32 matrix product, 1/s; the best of square and of tall and narrow shapes, and of
             torch's BLAS and the products that K-FAC uses.
+        blas_flops: the same of torch's BLAS alone, which is what other packages multiply with.
         copy_bytes: read and written by a copy of 64 MB, bytes/s.
         link_bytes: of a 16 MB buffer over the time of its all-reduce, the way that K-FAC's sums travel,
             bytes/s; None in a world of one.
     """
 
     flops: float
+    blas_flops: float
     copy_bytes: float
     link_bytes: float | None
 
 
 def measure_rates() -> Rates:
     """Measure; every rank calls it."""
-    flops = 0.0
+    flops = blas_flops = 0.0
     for rows, inner, columns in _PRODUCTS:
         left, right = torch.randn(inner, rows), torch.randn(inner, columns)
         out = torch.empty(rows, columns)
-        for product in (torch.mm, multiply):
-            seconds = _least_seconds(lambda: product(left.mT, right, out=out))  # noqa: B023  called right here
-            flops = max(flops, 2.0 * rows * inner * columns / seconds)
+        operations = 2.0 * rows * inner * columns
+        blas_flops = max(blas_flops, operations / _least_seconds(partial(torch.mm, left.mT, right, out=out)))
+        flops = max(flops, blas_flops, operations / _least_seconds(partial(multiply, left.mT, right, out)))
     source = torch.ones(_COPIED_ELEMENTS)
     target = torch.empty_like(source)
     copy_bytes = 8.0 * _COPIED_ELEMENTS / _least_seconds(lambda: target.copy_(source))
@@ -51,7 +54,7 @@ def measure_rates() -> Rates:
     if dist.is_initialized():
         buffer, communicator = torch.zeros(_REDUCED_ELEMENTS), connect()
         link_bytes = 4.0 * _REDUCED_ELEMENTS / _least_seconds(lambda: communicator.all_reduce(buffer))
-    return Rates(flops, copy_bytes, link_bytes)
+    return Rates(flops, blas_flops, copy_bytes, link_bytes)
 
 
 def _least_seconds(work: Callable[[], object]) -> float:

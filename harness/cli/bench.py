@@ -255,6 +255,6 @@ def _lines(figures: dict[str, Any]) -> list[str]:
         f"plain forward + backward: {median:.0f} ms [{low:.0f}, {high:.0f}]",
         f"iteration at factor/inverse intervals {ratios}; without updates {figures['plain_ratio']:.3f}x",
         f"K-FAC state (growth of the largest resident set) by rank, MiB: {', '.join(megabytes)}",
-        f"machine: products {rates['flops'] / 1e9:.0f} GFLOP/s, copies {rates['copy_bytes'] / 1e9:.1f} GB/s"
-        + link,
+        f"machine: products {rates['flops'] / 1e9:.0f} GFLOP/s (BLAS alone {rates['blas_flops'] / 1e9:.0f}), "
+        f"copies {rates['copy_bytes'] / 1e9:.1f} GB/s{link}",
     ]

@@ -58,6 +58,7 @@ def test_two_ranks_are_measured(tmp_path, capfd):
     assert code == 0, capfd.readouterr().err
     figures = json.loads(out.read_text())
     assert len(figures["ranks"]) == 2
+    assert figures["rates"]["flops"] >= figures["rates"]["blas_flops"] > 0
     for rank in figures["ranks"]:
         for step in rank["kinds"]["full"]:
             assert sum(step.values()) - step["total"] == pytest.approx(step["total"], rel=0.02)
