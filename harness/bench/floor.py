@@ -2,7 +2,7 @@
 
 The operations are those of the best direct method known to us, so that no phase can look good by doing too
 much: displacements and symmetry for the patches of a dense convolution, symmetry for every other gram. What
-transforms save (`kfac_core.layers.spectrum`) is not taken off, as it is not from Winograd's convolutions. A
+transforms save (`kfac_core.layers.spectrum`) is not taken off: a fraction may exceed 1. A
 decomposition's floor is LAPACK's own time on the same matrices, one after another. An exchange's is one copy
 of what a rank does not have: the ranks of a benchmark share a host.
 """

@@ -24,7 +24,8 @@ _FEW_CHANNELS = 8  # below which shifting rows beats displacements, up to 10 tim
 _LEAST_CHANNELS = {16: 3, 32: 16}  # for pixels side by side to be ahead, by the width that a product needs
 _TALL = 4  # taps above each other that share no row, from which on shifting rows is slower, up to 1.8 times
 _SPECTRAL = (torch.float32, torch.float64)  # narrower ones could not hold a spectrum to their own precision
-_TIMES_FEWER = 3.3  # multiplications by spectrum, from which on it is ahead, in small products (AMD EPYC)
+_TIMES_FEWER = 3.3  # multiplications by spectrum, from which on it is ahead; 3 x 3 taps, AMD EPYC
+_WIDE_ENOUGH = 16  # channels, below which its products are narrow: up to 1.25 times as long for 7 x 7 taps
 _TIMES_REACH = 4  # of an image's side by a kernel's, less one; below, what lies outside is a third and more
 _PIXELS_A_CHANNEL = 8  # below, sums take less time than putting them into place
 _ONE_SMALL = 20480  # elements; torch's own bound
@@ -56,7 +57,8 @@ def _fastest_correlation(images: Tensor, kernel: tuple[int, int]) -> Correlate |
     if images.shape[1] < _FEW_CHANNELS or not (images.is_cpu and is_plain(images)):
         return None
     by_spectrum, pair_by_pair = multiplications(images.shape, kernel)
-    if images.dtype in _SPECTRAL and by_spectrum * _TIMES_FEWER <= pair_by_pair:
+    wide = images.shape[1] >= _WIDE_ENOUGH
+    if wide and images.dtype in _SPECTRAL and by_spectrum * _TIMES_FEWER <= pair_by_pair:
         return correlation_by_spectrum
     return correlation_by_convolution if _is_compiled_well(images, kernel) else None
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from kfac_core.grams import dense
-from kfac_core.layers import patches, row_shift, side_by_side
+from kfac_core.layers import patches, row_shift, side_by_side, spectrum
 from kfac_core.layers.correlation import by_correlation, correlation_by_convolution
 from kfac_core.layers.displacement import by_displacement
 from kfac_core.layers.geometry import Geometry
 from kfac_core.layers.patches import by_columns, patch_gram, patch_rows, patch_sums, pixel_gram
 from kfac_core.layers.side_by_side import by_pixels_side_by_side, full_width
-from kfac_core.layers.spectrum import correlation_by_spectrum
+from kfac_core.layers.spectrum import correlation_by_spectrum, multiplications
 
 KERNELS = [(1, 1), (1, 3), (2, 1), (3, 2), (3, 3), (5, 5), (7, 7)]
 STRIDES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2)]
@@ -126,26 +126,41 @@ def test_what_is_not_finite_reaches_the_diagonal_by_spectrum_too(number):
 
 
 @pytest.mark.parametrize(
-    ("shape", "kernel", "spectral"),
+    ("shape", "kernel", "dtype", "spectral"),
     [
-        ((128, 64, 8, 8), (3, 3), True),
-        ((128, 32, 16, 16), (3, 3), True),
-        ((128, 16, 32, 32), (3, 3), False),  # transforms outweigh products
-        ((8, 128, 8, 8), (3, 3), False),  # the way back outweighs so few images
-        ((32, 256, 14, 14), (3, 3), True),
-        ((128, 64, 2, 2), (3, 3), False),
-        ((128, 64, 8, 8), (1, 1), False),
+        ((128, 64, 8, 8), (3, 3), torch.float32, True),
+        ((128, 64, 8, 8), (3, 3), torch.float64, True),
+        ((128, 64, 8, 8), (3, 3), torch.bfloat16, False),
+        ((128, 32, 16, 16), (3, 3), torch.float32, True),
+        ((128, 16, 32, 32), (3, 3), torch.float32, False),  # transforms outweigh products
+        ((128, 8, 16, 16), (7, 7), torch.float32, False),  # narrow products
+        ((8, 128, 8, 8), (3, 3), torch.float32, False),  # the way back outweighs so few images
+        ((32, 256, 14, 14), (3, 3), torch.float32, True),
+        ((128, 64, 2, 2), (3, 3), torch.float32, False),
+        ((128, 64, 8, 8), (1, 1), torch.float32, False),
     ],
 )
-def test_spectra_are_for_many_small_images_of_many_channels(shape, kernel, spectral, monkeypatch):
+def test_spectra_are_for_many_small_images_of_many_channels(shape, kernel, dtype, spectral, monkeypatch):
     asked = []
     monkeypatch.setattr(
         patches,
         "correlation_by_spectrum",
         lambda *operands: asked.append(operands) or correlation_by_spectrum(*operands),
     )
-    patch_gram(torch.zeros(shape), Geometry(kernel, margins=(1, 1, 1, 1)))
+    patch_gram(torch.zeros(shape, dtype=dtype), Geometry(kernel, margins=(1, 1, 1, 1)))
     assert bool(asked) == spectral
+
+
+def test_multiplications_pair_by_pair_are_of_pixels_that_have_partners():
+    pairs = sum((8 - down) * (8 - abs(right)) for down in range(3) for right in range(-2, 3))
+    assert multiplications(torch.Size((128, 64, 8, 8)), (3, 3))[1] == 128 * 64**2 * pairs
+
+
+def test_spectra_of_the_cpu_ignore_the_default_device():
+    spectrum._tables.cache_clear()
+    with torch.device("meta"):
+        correlation = correlation_by_spectrum(torch.ones(2, 16, 8, 8, device="cpu"), (3, 3))
+    torch.testing.assert_close(correlation[1, 2], torch.full((16, 16), 2.0 * 7 * 8))
 
 
 @pytest.mark.parametrize("groups", [1, 2])
