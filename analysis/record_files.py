@@ -27,7 +27,7 @@ from analysis.window_lines import (
     total_of,
 )
 from harness.errors import StoreError
-from harness.records import SCHEMA_VERSION
+from harness.runs.records import SCHEMA_VERSION
 
 __all__ = ["OTHER", "PHASE_ORDER", "RecordFrames", "read_records"]
 

@@ -21,8 +21,8 @@ from analysis.segments import segment_columns
 from analysis.study import LONG_FRAMES, Study
 from harness.cell import Cell
 from harness.errors import StoreError
-from harness.records import SCHEMA_VERSION
-from harness.store import DEFAULT_ROOT, Attempt, CellFolder, SweepFolder
+from harness.runs.records import SCHEMA_VERSION
+from harness.runs.store import DEFAULT_ROOT, Attempt, CellFolder, SweepFolder
 
 __all__ = ["Study", "load"]
 
@@ -183,7 +183,7 @@ def _attempt_fields(folder: CellFolder, attempt: Attempt | None) -> dict[str, An
 def _block(launch: Mapping[str, Any], folder: CellFolder) -> str:
     """What runs that share their luck have in common: the allocation, or one host's randomised block.
 
-    A local queue starts cells seed after seed (`harness.submit.in_blocks`), so runs of a seed ran next to
+    A local queue starts cells seed after seed (`harness.study.submit.in_blocks`), so runs of a seed ran next to
     each other.
     """
     if launch.get("allocation"):

@@ -19,7 +19,7 @@ from pyarrow import compute
 from pyarrow import json as arrow_json
 
 from harness.errors import StoreError
-from kfac_core.phases import Phase
+from kfac_core.timing.phases import Phase
 
 OTHER = "other"
 """The part of a window's wall time that no phase claims."""

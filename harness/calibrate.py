@@ -20,10 +20,10 @@ from torch.nn import functional
 
 from kfac_core import KFACConfig
 from kfac_core.collectives import Communicator, connect
-from kfac_core.cost import Costs
-from kfac_core.grams import dense
+from kfac_core.kernels.grams import dense
 from kfac_core.layers import find_layers
 from kfac_core.placement import FactorShape
+from kfac_core.placement.cost import Costs
 from kfac_core.solvers import SOLVERS
 
 Point = tuple[float, float]

@@ -10,8 +10,8 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kfac_core.config import KFACConfig
+from kfac_core.placement.strategies import check_world_size
 from kfac_core.schedule import interval_at
-from kfac_core.strategies import check_world_size
 
 
 class Spec(BaseModel):
@@ -64,7 +64,7 @@ class Training(Spec):
     Attributes:
         kfac_start_epoch: epochs, also fractions of one, that the optimizer works alone before K-FAC joins it;
             KAISA's BERT has K-FAC in its second phase only. K-FAC's own schedules count from there.
-        precision: of the model's products, see `harness.precision`; K-FAC's statistics are float32 in each.
+        precision: of the model's products, see `harness.training.precision`; K-FAC's statistics are float32 in each.
     """
 
     global_batch_size: int | None = Field(default=None, ge=1)

@@ -21,10 +21,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from harness.averaging import GradientAverage
+from harness.training.gradient_averaging import GradientAverage
 from kfac_core import KFAC, KFACConfig, Phase
 from kfac_core.collectives import Communicator, connect
-from kfac_core.timer import PhaseTimer
+from kfac_core.timing.timer import PhaseTimer
 
 
 class LayerTable(Protocol):

@@ -8,7 +8,7 @@
     kfac.step()
     optimizer.step()
 
-`KFAC` is loaded on first use, so that `kfac_core.config`, `kfac_core.placement` and `kfac_core.strategies`
+`KFAC` is loaded on first use, so that `kfac_core.config`, `kfac_core.placement` and `kfac_core.placement.strategies`
 serve a login node without importing torch.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kfac_core.config import KFACConfig
 from kfac_core.errors import ConfigError, PlacementError
-from kfac_core.phases import Phase
+from kfac_core.timing.phases import Phase
 
 if TYPE_CHECKING:
     from kfac_core.preconditioner import KFAC

@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kfac_core.collectives.packing import Packed, packed
-from kfac_core.grams import Gram, Rows, dense
+from kfac_core.kernels.grams import Gram, Rows, dense
+from kfac_core.kernels.packing import Packed, packed
 from kfac_core.layers import KroneckerLayer
 
 _NO_BACKWARD = -1  # what torch calls the backward pass while there is none

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from kfac_core.cost import Costs
 from kfac_core.errors import ConfigError
+from kfac_core.placement.cost import Costs
 from kfac_core.schedule import Hyperparameter, Interval, Milestones
 
 SOLVERS = ("eigen", "inverse", "inverse_pi")
@@ -23,7 +23,7 @@ class KFACConfig:
     """What K-FAC computes, and who computes it. Defaults are those of the SC20 runs on ImageNet.
 
     Attributes:
-        strategy: who computes what: a key of `kfac_core.strategies.STRATEGIES`.
+        strategy: who computes what: a key of `kfac_core.placement.strategies.STRATEGIES`.
         grad_worker_fraction: share of the world that preconditions each layer; for `hybrid_opt`
             only, where `world_size * grad_worker_fraction` must be a whole number dividing
             `world_size` (KAISA, section 3).

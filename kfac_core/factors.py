@@ -10,15 +10,15 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from kfac_core.buckets import Bucket, buckets, travelling_elements
 from kfac_core.capture import Share, Statistics
-from kfac_core.collectives import Begun, Communicator
-from kfac_core.collectives.packing import Packed, fold_packed, pack, packed_trace, unpack
+from kfac_core.collectives import Communicator, PendingCollective
 from kfac_core.config import KFACConfig
 from kfac_core.errors import ConfigError
-from kfac_core.grams import Gram, dense, fold, is_finite, trace
+from kfac_core.kernels.grams import Gram, dense, fold, is_finite, trace
+from kfac_core.kernels.packing import Packed, fold_packed, pack, packed_trace, unpack
+from kfac_core.kernels.scratch import scratch
 from kfac_core.placement import FactorJob, FactorShape, LayerShape, Placement
-from kfac_core.scratch import scratch
+from kfac_core.placement.buckets import Bucket, buckets, travelling_elements
 
 Key = tuple[int, str]
 """A factor: position of its layer, and `a` or `g`."""
@@ -69,8 +69,8 @@ class Factors:
         self._gone: set[int] = set()
         self._left = 0  # buckets that are packed, or gone
         self._packed: list[_Filled] = []
-        self._begun: list[tuple[_Filled, Begun]] = []
-        self._arrived: list[tuple[_Filled, Begun]] = []
+        self._begun: list[tuple[_Filled, PendingCollective]] = []
+        self._arrived: list[tuple[_Filled, PendingCollective]] = []
         self._received: list[_Received] = []
 
     def hear(self, layer: int, statistics: Sequence[Statistics], *, complete: bool) -> bool:

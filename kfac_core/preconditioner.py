@@ -16,19 +16,19 @@ from torch import nn
 from kfac_core.capture import Capture, full_precision, is_heard
 from kfac_core.collectives import Communicator, connect
 from kfac_core.config import KFACConfig
-from kfac_core.cost import CostModel
 from kfac_core.errors import ConfigError
 from kfac_core.factors import Factors
-from kfac_core.footprint import state_bytes
 from kfac_core.gradients import Gradients, all_finite
 from kfac_core.layers import find_layers, plain_modules
-from kfac_core.phases import Phase
 from kfac_core.placement import Placement
+from kfac_core.placement.cost import CostModel
+from kfac_core.placement.footprint import state_bytes
+from kfac_core.placement.strategies import place
 from kfac_core.schedule import interval_at, value_at
 from kfac_core.second_order import Failure, SecondOrder
 from kfac_core.state import gather_state, restore_shard, restore_state, state_shard
-from kfac_core.strategies import place
-from kfac_core.timer import PhaseTimer
+from kfac_core.timing.phases import Phase
+from kfac_core.timing.timer import PhaseTimer
 from kfac_core.wrappers import LearningRate, forget_compiled, read_lr, unwrap
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from kfac_core.collectives import Communicator
 from kfac_core.config import KFACConfig
 from kfac_core.factors import Key
+from kfac_core.kernels.scratch import scratch
 from kfac_core.placement import FactorJob, LayerShape, Placement
-from kfac_core.scratch import scratch
 from kfac_core.solvers import solver_of
 from kfac_core.solvers.solver import LinAlgError
 

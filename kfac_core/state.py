@@ -9,8 +9,8 @@ from torch import Tensor
 
 from kfac_core.errors import ConfigError
 from kfac_core.factors import Key
-from kfac_core.footprint import data_elements, data_layout
 from kfac_core.placement import FactorJob
+from kfac_core.placement.footprint import data_elements, data_layout
 
 if TYPE_CHECKING:
     from kfac_core.preconditioner import KFAC

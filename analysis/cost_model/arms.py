@@ -12,7 +12,7 @@ from analysis.cost_model.prediction import Prediction, predict
 from analysis.cost_model.work import Setup
 from kfac_core.config import STRATEGIES, KFACConfig
 from kfac_core.errors import PlacementError
-from kfac_core.strategies import check_world_size
+from kfac_core.placement.strategies import check_world_size
 
 SGD = "sgd"
 ARMS = (SGD, *STRATEGIES)

@@ -10,7 +10,7 @@ from analysis.cost_model.calibration import Link
 from analysis.cost_model.errors import CostModelError
 from analysis.cost_model.laws import rounds, wire_bytes
 from analysis.cost_model.work import Exchange, Operation
-from kfac_core.phases import Phase
+from kfac_core.timing.phases import Phase
 
 
 @dataclass(frozen=True)

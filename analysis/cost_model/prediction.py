@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from analysis.cost_model.calibration import Calibration
 from analysis.cost_model.laws import Growth
 from analysis.cost_model.work import Exchange, Operation, Setup, Work, imbalance
-from kfac_core.cost import CostModel
-from kfac_core.footprint import kept_columns
-from kfac_core.phases import COMM_PHASES, Phase
 from kfac_core.placement import Ranks
+from kfac_core.placement.cost import CostModel
+from kfac_core.placement.footprint import kept_columns
+from kfac_core.timing.phases import COMM_PHASES, Phase
 
 _SIGMAS = 2.0  # of the calibration's residuals: about 95 % where they are normal
 _BACKWARD = 2 / 3  # of a forward and backward pass: two products where the forward pass has one

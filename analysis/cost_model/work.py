@@ -13,14 +13,14 @@ from functools import cached_property
 from typing import Literal, TypeVar
 
 from analysis.cost_model.models import Layer, Model
-from kfac_core.buckets import buckets
 from kfac_core.config import KFACConfig
-from kfac_core.cost import CostModel
-from kfac_core.footprint import data_elements, precondition_flops
-from kfac_core.phases import Phase
 from kfac_core.placement import FactorJob, FactorShape, Placement, Ranks
+from kfac_core.placement.buckets import buckets
+from kfac_core.placement.cost import CostModel
+from kfac_core.placement.footprint import data_elements, precondition_flops
+from kfac_core.placement.strategies import place
 from kfac_core.schedule import interval_at
-from kfac_core.strategies import place
+from kfac_core.timing.phases import Phase
 
 Load = TypeVar("Load", int, float)
 

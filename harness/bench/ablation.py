@@ -18,7 +18,7 @@ from typing import Any
 
 from harness.bench.spread import median_limits
 from harness.bench.start import start_ranks
-from kfac_core.phases import COMM_PHASES, Phase
+from kfac_core.timing.phases import COMM_PHASES, Phase
 
 ABLATED = (
     Phase.GRADIENT_COMM, Phase.FACTOR_COMPUTE, Phase.FACTOR_COMM, Phase.INVERSE_COMPUTE, Phase.INVERSE_COMM,
@@ -53,7 +53,7 @@ class AblationBench:
             folder = Path(name)
             options = {**asdict(self), "store": str(folder / "store")}
             (folder / "options.json").write_text(json.dumps(options))
-            start_ranks("harness.bench.ablated", folder, self.ranks, self.threads)
+            start_ranks("harness.bench.ablation_rank", folder, self.ranks, self.threads)
             files = (folder / f"rank-{rank}.json" for rank in range(self.ranks))
             measured: list[dict[str, Rounds]] = [json.loads(file.read_text()) for file in files]
         return {"bench": asdict(self), "phases": compare(measured), "ranks": measured}

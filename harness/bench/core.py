@@ -19,7 +19,7 @@ INTERVALS = ((1, 1), (10, 10), (10, 100))
 
 @dataclass(frozen=True)
 class CoreBench:
-    """What is measured; see `harness.bench.rank.Options`."""
+    """What is measured; see `harness.bench.core_rank.Options`."""
 
     model: str
     batch: int
@@ -44,7 +44,7 @@ class CoreBench:
             folder = Path(name)
             options = {**asdict(self), "store": str(folder / "store")}
             (folder / "options.json").write_text(json.dumps(options))
-            start_ranks("harness.bench.rank", folder, self.ranks, self.threads)
+            start_ranks("harness.bench.core_rank", folder, self.ranks, self.threads)
             files = (folder / f"rank-{rank}.json" for rank in range(self.ranks))
             return {"bench": asdict(self), **summary([json.loads(file.read_text()) for file in files])}
 
@@ -77,7 +77,7 @@ def by_shape(rank: dict[str, Any]) -> list[dict[str, Any]]:
         over repetitions of the mean over these layers, `floor_seconds` and `fraction_of_floor`.
     """
     kinds: dict[tuple[Any, ...], list[str]] = {}
-    for name, floor in rank["layer_floors"].items():
+    for name, floor in rank["layer_rooflines"].items():
         kinds.setdefault((*rank["shapes"][name], *floor.items()), []).append(name)
     table = []
     for (rows, columns, *floor), names in sorted(kinds.items()):
@@ -109,7 +109,7 @@ def slowest(ranks: Iterable[list[float]]) -> list[float]:
 def _phase(ranks: list[dict[str, Any]], phase: str, sgd: float) -> dict[str, Any]:
     """Spread over repetitions in a full step, share of SGD's time by kind of step, and the floor."""
     times = _times(ranks, "full", phase)
-    floor = max((rank["floors"].get(phase, 0.0) for rank in ranks), default=0.0)
+    floor = max((rank["rooflines"].get(phase, 0.0) for rank in ranks), default=0.0)
     return {
         "seconds": _spread(times),
         "of_sgd": {kind: _median(ranks, kind, phase) / sgd for kind in KINDS},

@@ -13,10 +13,10 @@ import torch
 
 from harness.bench.spread import median_limits
 from harness.bench.subject import FACTOR_STEPS, MODELS, Training
-from harness.heap import keep_freed_memory
-from harness.pulse import Pulse
+from harness.runs.heartbeat import HeartbeatWriter
+from harness.training.malloc import keep_freed_memory
 from kfac_core import KFAC, KFACConfig, Phase
-from kfac_core.timer import PhaseTimer, seconds_per_entry
+from kfac_core.timing.timer import PhaseTimer, seconds_per_entry
 
 WARMUP_STEPS = 3
 
@@ -46,7 +46,7 @@ def measure(model: str, batch: int, pairs: int, threads: int) -> dict[str, Any]:
     keep_freed_memory()
     training = Training(MODELS[model], batch, 0, 1)
     with tempfile.TemporaryDirectory(prefix="kronscale-bench-") as folder:
-        pulse = Pulse(Path(folder) / "pulse")
+        pulse = HeartbeatWriter(Path(folder) / "pulse")
         timer = SwitchedTimer(observer=pulse.beat)
         config = KFACConfig(factor_update_steps=FACTOR_STEPS, inverse_update_steps=10**9)
         kfac = KFAC(training.model, config, lr=0.1, timer=timer)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from kfac_core.collectives import connect
-from kfac_core.products import multiply
+from kfac_core.kernels.matmul import multiply
 
 _REPEATS = 5
 _PRODUCTS = ((1024, 1024, 1024), (128, 65536, 128), (64, 65536, 64), (2048, 2048, 2048))

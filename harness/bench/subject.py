@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.bench.floor import Call
-from harness.models import resnet32, resnet50
+from harness.bench.roofline import Call
+from harness.workloads.models import resnet32, resnet50
 from kfac_core import KFAC, KFACConfig
 from kfac_core.collectives import connect
-from kfac_core.phases import COMM_PHASES, Phase
-from kfac_core.timer import PhaseTimer
+from kfac_core.timing.phases import COMM_PHASES, Phase
+from kfac_core.timing.timer import PhaseTimer
 
 
 @dataclass(frozen=True)

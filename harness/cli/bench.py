@@ -58,7 +58,7 @@ def core(
 ) -> None:
     """Time every phase of a K-FAC step against plain forward + backward in the same run, and its floor."""
     from harness.bench.core import CoreBench  # noqa: PLC0415  --help does not wait for it
-    from harness.cli.screen import console  # noqa: PLC0415
+    from harness.cli.output import console  # noqa: PLC0415
     from kfac_core.config import KFACConfig  # noqa: PLC0415
 
     if model not in _MODELS:
@@ -93,7 +93,7 @@ def instrument(
 ) -> None:
     """Time K-FAC steps with the phase timer on and off, in pairs: what the instrument itself costs."""
     from harness.bench.instrument import measure  # noqa: PLC0415  --help does not wait for it
-    from harness.cli.screen import console  # noqa: PLC0415
+    from harness.cli.output import console  # noqa: PLC0415
 
     if model not in _MODELS:
         raise UserError(f"--model {model!r} is not one of {', '.join(_MODELS)}")
@@ -136,8 +136,8 @@ def ablation(
 ) -> None:
     """Time a cell's steps without one phase after the other, and hold it against the timer's own seconds."""
     from harness.bench.ablation import AblationBench  # noqa: PLC0415  --help does not wait for it
-    from harness.cli.choice import chosen_cells  # noqa: PLC0415
-    from harness.cli.screen import console  # noqa: PLC0415
+    from harness.cli.cell_selection import chosen_cells  # noqa: PLC0415
+    from harness.cli.output import console  # noqa: PLC0415
 
     cells = [cell for cell in chosen_cells(None, file, set_ or (), where, Path()) if cell.kfac is not None]
     if len(cells) != 1:

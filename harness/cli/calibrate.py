@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 def calibrate(
     name: Annotated[str, typer.Option(metavar="NAME", help="What the calibration is called.")],
     world_size: Annotated[str, typer.Option(metavar="LIST", help="Ranks on this host to measure.")] = "2",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where it is stored.")] = Path(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Filter it is stored.")] = Path(
         "results/calibrations"
     ),
     overwrite: Annotated[bool, typer.Option(help="Replace one of this name.")] = False,
@@ -65,7 +65,7 @@ def measured(name: str, world_sizes: list[int]) -> dict[str, Any]:
     import torch  # noqa: PLC0415  --help does not wait for it
 
     from harness.calibrate import measure_links  # noqa: PLC0415
-    from harness.environment import read_environment  # noqa: PLC0415
+    from harness.training.environment import read_environment  # noqa: PLC0415
 
     torch.set_num_threads(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -47,7 +47,7 @@ def compare(
     if as_json:
         typer.echo(json.dumps([asdict(change) | {"verdict": change.verdict} for change in found], indent=1))
     else:
-        from harness.cli.screen import console  # noqa: PLC0415
+        from harness.cli.output import console  # noqa: PLC0415
 
         console().print(_table(found))
         for line in differing_environments(*studies):

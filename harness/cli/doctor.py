@@ -38,7 +38,7 @@ def doctor(
     """Check a site before anyone spends hours on it: this host, and one small job; exits 1 on a fault."""
     from harness.doctor.examine import examine  # noqa: PLC0415  --help does not wait for it
     from harness.doctor.findings import any_fault  # noqa: PLC0415
-    from harness.launchers.profiles import read_site  # noqa: PLC0415
+    from harness.launchers.site_profiles import read_site  # noqa: PLC0415
 
     seen = examine(read_site(site), runs, ranks, wait, _say)
     if as_json:
@@ -64,7 +64,7 @@ def _in_json(seen: Examination) -> dict[str, object]:
 def _print(seen: Examination) -> None:
     from rich.table import Table  # noqa: PLC0415  see doctor
 
-    from harness.cli.screen import console  # noqa: PLC0415
+    from harness.cli.output import console  # noqa: PLC0415
 
     table = Table(box=None, pad_edge=False)
     for heading, share in (("check", None), ("state", None), ("found", 1), ("what to do", 1)):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.what_if import MODEL_HELP, SET_HELP
+from harness.cli.prediction_options import MODEL_HELP, SET_HELP
 
 if TYPE_CHECKING:
     from analysis.cost_model.work import Work
@@ -37,7 +37,7 @@ def emulate(
 
     Exit code 1 if a count of calls, bytes or state differs from the prediction.
     """
-    from harness.cli.what_if import configured, model_named, ranks_listed, settings  # noqa: PLC0415
+    from harness.cli.prediction_options import configured, model_named, ranks_listed, settings  # noqa: PLC0415
 
     table = model_named(model)
     config = configured(strategy, world_size, settings(set_ or ()))
@@ -78,7 +78,7 @@ def _rows(seen: Emulation, work: Work) -> Iterator[dict[str, Any]]:
 def _print(seen: Emulation, rows: list[dict[str, Any]]) -> None:
     from rich.table import Table  # noqa: PLC0415  see emulate
 
-    from harness.cli.screen import console  # noqa: PLC0415
+    from harness.cli.output import console  # noqa: PLC0415
 
     table = Table(box=None, title=f"rank {seen.rank} of {seen.world_size}", title_justify="left")
     for column in ("what", "counted", "predicted", ""):

@@ -45,10 +45,10 @@ def export(
 def _write(
     form: str, sweep: str | None, file: Path | None, where: str | None, runs: Path, out: Path | None
 ) -> None:
-    from harness.cli.choice import chosen_cells  # noqa: PLC0415  --help answers before these are loaded
+    from harness.cli.cell_selection import chosen_cells  # noqa: PLC0415  --help answers before these are loaded
+    from harness.documents.validation_messages import did_you_mean  # noqa: PLC0415
     from harness.exports import EXPORTS  # noqa: PLC0415
-    from harness.refusal import did_you_mean  # noqa: PLC0415
-    from harness.store import sweep_folder  # noqa: PLC0415
+    from harness.runs.store import sweep_folder  # noqa: PLC0415
 
     if form not in EXPORTS:
         raise UserError(f"{form!r} is no format; there are {', '.join(EXPORTS)}{did_you_mean(form, EXPORTS)}")

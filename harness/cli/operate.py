@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness.cell import Cell
-    from harness.status import CellStatus
-    from harness.submit import Submission
+    from harness.study.status import CellStatus
+    from harness.study.submit import Submission
 
 _File = Annotated[Path, typer.Option("--file", "-f", metavar="FILE", help="The sweep file.")]
 _FileOrNone = Annotated[
@@ -80,9 +80,9 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Stay until everything has ended.")] = False,
 ) -> None:  # fmt: skip
     """Show what state every cell is in, and why cells failed; without a sweep, of all sweeps."""
-    from harness.cli.choice import stored_names  # noqa: PLC0415  # --help answers before these are loaded
-    from harness.cli.standing import print_statuses  # noqa: PLC0415
-    from harness.cli.telling import differences  # noqa: PLC0415
+    from harness.cli.arm_names import differences  # noqa: PLC0415
+    from harness.cli.cell_selection import stored_names  # noqa: PLC0415  # --help answers before these are loaded
+    from harness.cli.status_view import print_statuses  # noqa: PLC0415
 
     if watch:
         _follow(_cells(sweep, file, set_, where, runs), runs)
@@ -111,8 +111,8 @@ def logs(
     runs: _Runs = _RUNS,
 ) -> None:
     """Print what a rank of a cell's newest attempt wrote to its standard output and error."""
-    from harness.cli.choice import stored_cell  # noqa: PLC0415  # see status
-    from harness.cli.standing import print_log  # noqa: PLC0415
+    from harness.cli.cell_selection import stored_cell  # noqa: PLC0415  # see status
+    from harness.cli.status_view import print_log  # noqa: PLC0415
 
     print_log(stored_cell(cell, runs), rank, follow=follow)
 
@@ -125,7 +125,7 @@ def cancel(
     ] = False,
 ) -> None:  # fmt: skip
     """End pending and running cells; returns when they have ended."""
-    from harness.submit import cancel as cancel_cells  # noqa: PLC0415  # see status
+    from harness.study.submit import cancel as cancel_cells  # noqa: PLC0415  # see status
 
     ended = cancel_cells(_cells(sweep, file, set_, where, runs), runs, checkpoint=checkpoint)
     typer.echo(f"{_count(ended)} cancelled" if ended else "nothing to cancel: no cell is pending or running")
@@ -140,8 +140,8 @@ def retry(
 
     It runs in the background, and goes on from the newest checkpoint if there is one.
     """
-    from harness.launchers.profiles import read_site  # noqa: PLC0415  # see status
-    from harness.submit import retry as retry_cells  # noqa: PLC0415
+    from harness.launchers.site_profiles import read_site  # noqa: PLC0415  # see status
+    from harness.study.submit import retry as retry_cells  # noqa: PLC0415
 
     cells = _cells(sweep, file, set_, where, runs)
     again = retry_cells(cells, read_site(site), runs, fresh=fresh, budget=budget)
@@ -151,21 +151,21 @@ def retry(
 def _cells(
     sweep: str | None, file: Path | None, overrides: list[str] | None, where: str | None, runs: Path
 ) -> list[Cell]:
-    from harness.cli.choice import chosen_cells  # noqa: PLC0415  # see status
+    from harness.cli.cell_selection import chosen_cells  # noqa: PLC0415  # see status
 
     return chosen_cells(sweep, file, overrides or (), where, runs)
 
 
 def _look(cells: Sequence[Cell], runs: Path) -> list[CellStatus]:
-    from harness.status import read_statuses  # noqa: PLC0415  # see status
-    from harness.store import sweep_folder  # noqa: PLC0415
+    from harness.runs.store import sweep_folder  # noqa: PLC0415
+    from harness.study.status import read_statuses  # noqa: PLC0415  # see status
 
     return read_statuses(sweep_folder(cells[0].sweep, runs), cells) if cells else []
 
 
 def _say_preview(cells: Sequence[Cell], site: str, runs: Path, budget: float | None) -> None:
-    from harness.launchers.profiles import read_site  # noqa: PLC0415  # see status
-    from harness.submit import preview  # noqa: PLC0415
+    from harness.launchers.site_profiles import read_site  # noqa: PLC0415  # see status
+    from harness.study.submit import preview  # noqa: PLC0415
 
     seen = preview(cells, read_site(site), runs)
     if seen.text:
@@ -175,8 +175,8 @@ def _say_preview(cells: Sequence[Cell], site: str, runs: Path, budget: float | N
 
 
 def _submit(cells: Sequence[Cell], site: str, runs: Path, budget: float | None) -> Submission:
-    from harness.launchers.profiles import read_site  # noqa: PLC0415  # see status
-    from harness.submit import submit as submit_cells  # noqa: PLC0415
+    from harness.launchers.site_profiles import read_site  # noqa: PLC0415  # see status
+    from harness.study.submit import submit as submit_cells  # noqa: PLC0415
 
     return submit_cells(cells, read_site(site), runs, budget=budget)
 
@@ -191,9 +191,9 @@ def _say_submission(done: Submission) -> None:
 
 
 def _follow(cells: Sequence[Cell], runs: Path) -> None:
-    from harness.cli.screen import console  # noqa: PLC0415  # see status
-    from harness.cli.standing import print_statuses  # noqa: PLC0415
-    from harness.progress import follow  # noqa: PLC0415
+    from harness.cli.output import console  # noqa: PLC0415  # see status
+    from harness.cli.status_view import print_statuses  # noqa: PLC0415
+    from harness.study.progress import follow  # noqa: PLC0415
 
     try:
         last = follow(lambda: _look(cells, runs), console())

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from harness.cell import Cell
     from harness.launchers.site import Site
-    from harness.outlook import Outlook
-    from harness.sweep import Sweep
+    from harness.study.plan_summary import PlanSummary
+    from harness.study.sweep import Sweep
 
 _FIRST_CELLS = 5
 
@@ -41,16 +41,16 @@ def plan(
 ) -> None:
     """Show what a sweep file would run, and what of it is done. Changes nothing."""
     # --help answers before pydantic and rich are loaded
-    from harness.cli.screen import console  # noqa: PLC0415
-    from harness.cli.telling import differences  # noqa: PLC0415
-    from harness.launchers.profiles import read_site  # noqa: PLC0415
-    from harness.outlook import outlook  # noqa: PLC0415
-    from harness.sweep import read_sweep  # noqa: PLC0415
-    from harness.where import select  # noqa: PLC0415
+    from harness.cli.arm_names import differences  # noqa: PLC0415
+    from harness.cli.output import console  # noqa: PLC0415
+    from harness.launchers.site_profiles import read_site  # noqa: PLC0415
+    from harness.study.filters import select  # noqa: PLC0415
+    from harness.study.plan_summary import plan_summary  # noqa: PLC0415
+    from harness.study.sweep import read_sweep  # noqa: PLC0415
 
     sweep = read_sweep(file, set_ or ())
     profile = read_site(site) if site else None
-    seen = outlook(select(sweep.cells, where), runs)
+    seen = plan_summary(select(sweep.cells, where), runs)
     differs = differences(seen.cells)
     if as_json:
         about = {"sweep": sweep.name, "about": sweep.about, "file": str(sweep.path)}
@@ -66,7 +66,7 @@ def plan(
     _print_cells(seen, differs, every)
 
 
-def _print_summary(screen: Console, sweep: Sweep, seen: Outlook) -> None:
+def _print_summary(screen: Console, sweep: Sweep, seen: PlanSummary) -> None:
     cells = len(seen.cells)
     standing = ", ".join(f"{count} {name}" for name, count in seen.counts.items())
     targets = {_target_in_words(cell) for cell in seen.cells}
@@ -83,7 +83,7 @@ def _target_in_words(cell: Cell) -> str:
     return f"{cell.target.metric} {sign} {cell.target.value:g} on {cell.workload.name}"
 
 
-def _print_grid(screen: Console, seen: Outlook) -> None:
+def _print_grid(screen: Console, seen: PlanSummary) -> None:
     from rich.table import Table  # noqa: PLC0415  see plan
 
     table = Table(box=None, pad_edge=False)
@@ -100,7 +100,7 @@ def _print_grid(screen: Console, seen: Outlook) -> None:
     screen.print()
 
 
-def _print_cells(seen: Outlook, differs: dict[str, str], every: bool) -> None:
+def _print_cells(seen: PlanSummary, differs: dict[str, str], every: bool) -> None:
     shown = seen.cells if every else seen.cells[:_FIRST_CELLS]
     lines = [f"{seen.standing[cell.id]:<8}{cell.id}  {differs[cell.id]}".rstrip() for cell in shown]
     if len(shown) < len(seen.cells):
@@ -108,7 +108,7 @@ def _print_cells(seen: Outlook, differs: dict[str, str], every: bool) -> None:
     typer.echo("\n".join(lines))  # as it is: an id folded at the terminal's edge could not be copied
 
 
-def _site_in_words(site: Site, seen: Outlook) -> str:
+def _site_in_words(site: Site, seen: PlanSummary) -> str:
     from harness.errors import SiteError  # noqa: PLC0415  see plan
     from harness.launchers import LAUNCHERS  # noqa: PLC0415
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.what_if import MODEL_HELP, SET_HELP
+from harness.cli.prediction_options import MODEL_HELP, SET_HELP
 from harness.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def predict(
     from analysis.cost_model.arms import recommend as best  # noqa: PLC0415
     from analysis.cost_model.calibration import read_calibration  # noqa: PLC0415
     from analysis.cost_model.errors import CostModelError  # noqa: PLC0415
-    from harness.cli.what_if import configured, model_named, settings  # noqa: PLC0415
+    from harness.cli.prediction_options import configured, model_named, settings  # noqa: PLC0415
 
     try:
         machine = read_calibration(calibration)
@@ -163,7 +163,7 @@ def _print(question: Question, table: Table) -> None:
     from rich.table import Table as Grid  # noqa: PLC0415  see predict
 
     from analysis.cost_model.arms import crossovers  # noqa: PLC0415
-    from harness.cli.screen import console  # noqa: PLC0415
+    from harness.cli.output import console  # noqa: PLC0415
 
     screen = console()
     config = question.config

@@ -45,9 +45,9 @@ def report(
     from analysis.rules import SCORINGS  # noqa: PLC0415
     from analysis.segments import resumed_note  # noqa: PLC0415
     from analysis.tables import load  # noqa: PLC0415
-    from harness.cli.screen import console, say_foreign  # noqa: PLC0415
-    from harness.refusal import not_allowed  # noqa: PLC0415
-    from harness.store import SweepFolder  # noqa: PLC0415
+    from harness.cli.output import console, say_foreign  # noqa: PLC0415
+    from harness.documents.validation_messages import not_allowed  # noqa: PLC0415
+    from harness.runs.store import SweepFolder  # noqa: PLC0415
 
     if rule not in SCORINGS:
         raise UserError(f"--rule={rule!r} is no rule{not_allowed(rule, SCORINGS)}")
@@ -63,7 +63,7 @@ def report(
 
 
 def _folder(sweep: str | None, file: Path | None, runs: Path) -> Path:
-    from harness.cli.choice import stored_sweep  # noqa: PLC0415  --help does not wait for pydantic
+    from harness.cli.cell_selection import stored_sweep  # noqa: PLC0415  --help does not wait for pydantic
 
     return stored_sweep(_name(sweep, file), runs).path
 
@@ -72,7 +72,7 @@ def _name(sweep: str | None, file: Path | None) -> str:
     if sweep is not None and file is None:
         return sweep
     if file is not None and sweep is None:
-        from harness.sweep import read_sweep  # noqa: PLC0415  a sweep given by name needs no reader
+        from harness.study.sweep import read_sweep  # noqa: PLC0415  a sweep given by name needs no reader
 
         return read_sweep(file).name
     raise UserError("report needs either the name of a sweep or its file: kronscale report demo")

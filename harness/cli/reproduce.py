@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from harness.paper import Paper
+    from harness.study.papers import Paper
 
 
 def register(app: typer.Typer) -> None:
@@ -29,7 +29,7 @@ def reproduce(
     ] = False,
 ) -> None:
     """Run what is missing of a paper's sweeps, and write its figures and tables from own runs."""
-    from harness.paper import read_paper  # noqa: PLC0415  --help does not wait for pydantic
+    from harness.study.papers import read_paper  # noqa: PLC0415  --help does not wait for pydantic
 
     described, files = read_paper(paper, size)
     _check_figures(described)
@@ -47,8 +47,8 @@ def reproduce(
 def _check_figures(paper: Paper) -> None:
     """Refuse a figure that does not exist before hours of runs, not after."""
     from analysis.figures import FIGURES  # noqa: PLC0415  # see reproduce
-    from harness.paper import PaperError  # noqa: PLC0415
-    from harness.refusal import not_allowed  # noqa: PLC0415
+    from harness.documents.validation_messages import not_allowed  # noqa: PLC0415
+    from harness.study.papers import PaperError  # noqa: PLC0415
 
     for figure in paper.figures:
         if figure.figure not in FIGURES:
@@ -60,8 +60,8 @@ def _check_figures(paper: Paper) -> None:
 def _check_runs(files: dict[str, Path], runs: Path) -> None:
     """Refuse to draw what has not been run."""
     from harness.errors import UserError  # noqa: PLC0415  # see reproduce
-    from harness.store import sweep_folder  # noqa: PLC0415
-    from harness.sweep import read_sweep  # noqa: PLC0415
+    from harness.runs.store import sweep_folder  # noqa: PLC0415
+    from harness.study.sweep import read_sweep  # noqa: PLC0415
 
     folders = [sweep_folder(read_sweep(file).name, runs).path for file in files.values()]
     missing = [str(folder) for folder in folders if not folder.is_dir()]
@@ -85,8 +85,8 @@ def _run(file: Path, site: str, runs: Path) -> int:
 def _report(paper: Paper, files: dict[str, Path], runs: Path, folder: Path) -> Path:
     from analysis.report import Panel, write_report  # noqa: PLC0415  # see reproduce
     from analysis.tables import load  # noqa: PLC0415
-    from harness.store import sweep_folder  # noqa: PLC0415
-    from harness.sweep import read_sweep  # noqa: PLC0415
+    from harness.runs.store import sweep_folder  # noqa: PLC0415
+    from harness.study.sweep import read_sweep  # noqa: PLC0415
 
     names = {key: read_sweep(file).name for key, file in files.items()}
     studies = {key: load(sweep_folder(name, runs).path) for key, name in names.items()}

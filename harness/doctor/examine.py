@@ -25,14 +25,14 @@ from harness.errors import SchedulerError, SiteError
 from harness.launchers import LAUNCHERS
 from harness.launchers.launch import Launch
 from harness.launchers.site import Site
-from harness.launchers.slurm.claim import unsettled
-from harness.launchers.slurm.fate import scheduler_ids
+from harness.launchers.slurm.cluster_survey import survey
+from harness.launchers.slurm.job_layout import slurm
 from harness.launchers.slurm.scheduler import NoAnswerError, end_named, jobs_of
-from harness.launchers.slurm.shape import slurm
-from harness.launchers.slurm.survey import survey
-from harness.status import IN_FLIGHT, CellStatus, read_statuses
-from harness.store import SweepFolder, sweep_folder
-from harness.submit import cancel, submit
+from harness.launchers.slurm.scheduler_state import scheduler_ids
+from harness.launchers.slurm.submission_manifest import unsettled
+from harness.runs.store import SweepFolder, sweep_folder
+from harness.study.status import IN_FLIGHT, CellStatus, read_statuses
+from harness.study.submit import cancel, submit
 
 PROBE_COMMAND = (sys.executable, "-m", "harness.doctor.probe")
 

@@ -16,7 +16,7 @@ from harness.doctor.hosts import (
 from harness.doctor.reports import Exchange, Report, by_host, by_rank
 from harness.launchers.launch import Launch
 from harness.launchers.site import Site
-from harness.status import CellStatus
+from harness.study.status import CellStatus
 
 JOB = "ranks: job"
 

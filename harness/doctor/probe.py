@@ -20,14 +20,14 @@ import torch
 import torch.distributed as dist
 
 from harness.calibrate import timed
-from harness.cgroups import memory_limit_bytes
 from harness.doctor.reports import NOT_KNOWN, Exchange, Report
-from harness.environment import read_environment
-from harness.rank import Place, failure, leave
-from harness.records import RecordWriter
-from harness.store import write_atomically
-from harness.train import Result  # and with it all that a rank that trains has to import
-from harness.world import World, join_world, leave_world
+from harness.launchers.cgroups import memory_limit_bytes
+from harness.runs.records import RecordWriter
+from harness.runs.store import write_atomically
+from harness.training.environment import read_environment
+from harness.training.rank_process import RankArguments, failure, leave
+from harness.training.train import Result  # and with it all that a rank that trains has to import
+from harness.training.world import World, join_world, leave_world
 
 PATIENCE_SECONDS = 30.0  # for other ranks' files; no NFS keeps an old view of a folder for longer by default
 
@@ -36,7 +36,7 @@ _ROUNDS = 5  # of reading the clocks: the one that the kernel's scheduler distur
 _LOOK_AGAIN_SECONDS = 0.01
 
 
-def probe(place: Place) -> int:
+def probe(place: RankArguments) -> int:
     """Examine this rank's place; returns the exit code."""
     torch.set_num_threads(place.threads)
     attempt, rank = place.attempt, place.rank
@@ -58,7 +58,7 @@ def probe(place: Place) -> int:
     return 0
 
 
-def read_host(place: Place) -> Report:
+def read_host(place: RankArguments) -> Report:
     """What can be seen without the others."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     own = place.local_rank % gpus if gpus else None
@@ -84,7 +84,7 @@ def read_host(place: Place) -> Report:
     )
 
 
-def read_exchange(place: Place, world: World, joined_seconds: float) -> Exchange:
+def read_exchange(place: RankArguments, world: World, joined_seconds: float) -> Exchange:
     """What can only be seen with the others; collective."""
     return Exchange(
         backend=world.backend,
@@ -123,7 +123,7 @@ def _after_barrier(world: World) -> float:
     return time.time()
 
 
-def _seconds_until_seen(place: Place, world: World) -> float | None:
+def _seconds_until_seen(place: RankArguments, world: World) -> float | None:
     files = [place.attempt.path / f"seen-{rank:05}" for rank in range(world.world_size)]
     for file in files:  # from now on this host's cache knows that none is there
         file.exists()
@@ -174,4 +174,4 @@ def _limit(kind: int) -> int | None:
 
 
 if __name__ == "__main__":
-    leave(probe(Place.read(__doc__)))
+    leave(probe(RankArguments.read(__doc__)))

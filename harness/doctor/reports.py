@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from harness.store import Attempt
+from harness.runs.store import Attempt
 
 NOT_KNOWN = "not known"
 """Stands for a version that a rank could not find out, such as a commit where git was too slow."""

@@ -8,7 +8,7 @@ from harness.exports.chrome import chrome_trace
 from harness.exports.layer_costs import layer_costs
 from harness.exports.mllog import mllog
 from harness.exports.openmetrics import openmetrics
-from harness.store import Attempt
+from harness.runs.store import Attempt
 
 Export = Callable[[Sequence[Attempt]], str]
 """From attempts, one a cell, to the text of a file; raises UserError where there is nothing to say."""

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.errors import UserError
-from harness.standing import standing_records
-from harness.store import Attempt
+from harness.runs.effective_records import effective_records
+from harness.runs.store import Attempt
 
 
 def chrome_trace(attempts: Sequence[Attempt]) -> str:
@@ -42,7 +42,7 @@ def chrome_trace(attempts: Sequence[Attempt]) -> str:
 
 def _events(attempt: Attempt, rank: int, process: int) -> list[dict[str, Any]]:
     events = []
-    for record in standing_records(attempt, rank):
+    for record in effective_records(attempt, rank):
         if record["kind"] == "trace":
             for step, phase, start, seconds, *layer in record["spans"]:
                 at = record["started_at"] + start

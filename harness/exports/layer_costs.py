@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from harness.errors import UserError
-from harness.standing import standing_records
-from harness.store import Attempt
+from harness.runs.effective_records import effective_records
+from harness.runs.store import Attempt
 
 COLUMNS = ("cell", "rank", "phase", "layer", "steps", "seconds", "seconds_a_step")
 
@@ -27,7 +27,7 @@ def layer_costs(attempts: Sequence[Attempt]) -> str:
         for rank in range(attempt.cell_folder.cell().world_size):
             seconds: dict[tuple[str, str], float] = defaultdict(float)
             steps: dict[tuple[str, str], set[int]] = defaultdict(set)
-            for record in standing_records(attempt, rank):
+            for record in effective_records(attempt, rank):
                 for step, phase, _, took, *layer in record["spans"] if record["kind"] == "trace" else ():
                     if layer and layer[0]:
                         seconds[phase, layer[0]] += took

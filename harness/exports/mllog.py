@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from harness.errors import UserError
-from harness.standing import standing_records
-from harness.store import Attempt
+from harness.runs.effective_records import effective_records
+from harness.runs.store import Attempt
 
 Kind = Literal["INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"]
 
@@ -32,7 +32,7 @@ def mllog(attempts: Sequence[Attempt]) -> str:
 
 def _lines(attempt: Attempt) -> Iterator[str]:
     cell = attempt.cell_folder.cell()
-    records = standing_records(attempt, 0)
+    records = effective_records(attempt, 0)
     evaluations = [record for record in records if record["kind"] == "evaluation"]
     if not evaluations:
         return

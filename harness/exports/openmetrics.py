@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.standing import standing_records
-from harness.store import Attempt
+from harness.runs.effective_records import effective_records
+from harness.runs.store import Attempt
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -40,7 +40,7 @@ def openmetrics(attempts: Sequence[Attempt]) -> str:
     for attempt in attempts:
         of_cell = {"sweep": attempt.cell_folder.path.parent.name, "cell": attempt.cell_folder.id}
         for rank in range(attempt.cell_folder.cell().world_size):
-            for record in standing_records(attempt, rank):
+            for record in effective_records(attempt, rank):
                 _add(samples, record, {**of_cell, "rank": str(rank)})
     lines = []
     for name, (kind, unit, about) in _FAMILIES.items():

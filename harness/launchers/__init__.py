@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from harness.cell import Cell
-from harness.launchers.fates import Fate
-from harness.launchers.hours import Hours
+from harness.launchers.attempt_state import AttemptState
+from harness.launchers.cost_estimate import CostEstimate
 from harness.launchers.launch import WORKER_COMMAND, Launch
-from harness.launchers.local import LocalLauncher
+from harness.launchers.local.launcher import LocalLauncher
 from harness.launchers.site import Site
 from harness.launchers.slurm.launcher import SlurmLauncher
-from harness.store import Attempt, SweepFolder
+from harness.runs.store import Attempt, SweepFolder
 
 
 class Launcher(Protocol):
@@ -28,7 +28,7 @@ class Launcher(Protocol):
     def plan(self, cell: Cell, site: Site, command: Sequence[str] = WORKER_COMMAND) -> Launch:
         """How an attempt at `cell` will be launched; changes nothing."""
 
-    def hours(self, cells: Sequence[Cell], site: Site) -> Hours:
+    def hours(self, cells: Sequence[Cell], site: Site) -> CostEstimate:
         """The most that the cells can cost on the site."""
 
     def preview(self, folder: SweepFolder, cells: Sequence[Cell], site: Site) -> str:
@@ -46,7 +46,7 @@ class Launcher(Protocol):
     def works_on(self, folder: SweepFolder) -> bool:
         """Whether pending attempts will start without `resume`."""
 
-    def fates(self, attempts: Sequence[Attempt]) -> Mapping[Attempt, Fate]:
+    def fates(self, attempts: Sequence[Attempt]) -> Mapping[Attempt, AttemptState]:
         """Of attempts without an outcome those of which more is known than their files say."""
 
     def cancel(self, attempts: Sequence[Attempt], *, checkpoint: bool = False) -> None:

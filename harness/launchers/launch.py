@@ -2,7 +2,7 @@
 
 - `launch.json`, a `Launch`: the attempt is PENDING.
 - `gang.json`, the presence of the process that will run it, from the moment it lines up for leases.
-- `begun.json`, a `Begun`: it has its leases; the attempt is RUNNING.
+- `begun.json`, a `RanksStarted`: it has its leases; the attempt is RUNNING.
 - `cancel`, a request to end it, made by anyone who can write there; `checkpoint` in it asks to save first.
 """
 
@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
 from harness.cell import Spec
-from harness.launchers.presence import Presence
+from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.site import Site
-from harness.store import Attempt, write_atomically
+from harness.runs.store import Attempt, write_atomically
 
-WORKER_COMMAND = (sys.executable, "-m", "harness.worker")
+WORKER_COMMAND = (sys.executable, "-m", "harness.training.worker")
 
 
 class Launch(Spec):
@@ -65,7 +65,7 @@ class Launch(Spec):
 
 
 @dataclass(frozen=True)
-class Begun:
+class RanksStarted:
     """The moment at which an attempt's ranks were started, and the leases that they got.
 
     Attributes:
@@ -100,10 +100,10 @@ def user_name() -> str:
         return str(os.getuid())
 
 
-def gang_presence(attempt: Attempt) -> Presence | None:
+def supervisor_identity(attempt: Attempt) -> ProcessIdentity | None:
     """The process that runs the attempt or waits to, alive or not; None before there was one."""
     raw: dict[str, Any] | None = attempt.read("gang.json")
-    return Presence.read(raw) if raw is not None else None
+    return ProcessIdentity.read(raw) if raw is not None else None
 
 
 def request_cancel(attempt: Attempt, *, checkpoint: bool = False) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from harness.cgroups import memory_groups
+from harness.launchers.cgroups import memory_groups
 
 _MEMORY_ERRORS = ("MemoryError", "OutOfMemoryError", "out of memory", "can't allocate memory")
 _SLURM_KILLED = re.compile(

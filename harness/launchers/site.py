@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from harness.cell import Spec
-from harness.launchers.slurm.profile import SlurmProfile
+from harness.launchers.slurm_profile import SlurmProfile
 
 
 class Site(Spec):

@@ -7,7 +7,7 @@ from typing import Literal
 
 from harness.launchers.launch import cancel_requested
 from harness.launchers.site import Site
-from harness.store import Attempt
+from harness.runs.store import Attempt
 
 Reason = Literal["ranks", "timeout", "cancel", "preempt"]
 
@@ -24,7 +24,7 @@ class Stop:
     save: bool
 
 
-def stop_wish(attempt: Attempt, site: Site, left_seconds: float, *, preempted: bool) -> Stop | None:
+def stop_request(attempt: Attempt, site: Site, left_seconds: float, *, preempted: bool) -> Stop | None:
     """Whether the attempt's ranks have to end, by what was asked for and the time that is left.
 
     Args:

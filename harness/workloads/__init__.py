@@ -7,11 +7,11 @@ add one: write `harness/workloads/<name>.py` with a function `build(options, ...
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from harness.workloads.card import WorkloadCard
-from harness.workloads.detection_card import COCO
-from harness.workloads.language_cards import BERT, GPT
-from harness.workloads.translation_card import MULTI30K
-from harness.workloads.vision_cards import CIFAR10, CIFAR100, IMAGENET
+from harness.workloads.cards.card import WorkloadCard
+from harness.workloads.cards.detection import COCO
+from harness.workloads.cards.language import BERT, GPT
+from harness.workloads.cards.translation import MULTI30K
+from harness.workloads.cards.vision import CIFAR10, CIFAR100, IMAGENET
 
 __all__ = ["WORKLOADS", "WorkloadCard"]
 

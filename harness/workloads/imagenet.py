@@ -19,12 +19,13 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from harness.errors import DataError
-from harness.models import imagenet_resnet
 from harness.workloads import WORKLOADS
-from harness.workloads.folders import data_folder, how_to_point
-from harness.workloads.loading import import_torchvision, load_batches
-from harness.workloads.order import generator_of, local_batches, steps_per_epoch
-from harness.workloads.photos import (
+from harness.workloads.cards.vision import EMBEDDED, SYNTHETIC
+from harness.workloads.models import imagenet_resnet
+from harness.workloads.sources.folders import data_folder, how_to_point
+from harness.workloads.sources.loading import import_torchvision, load_batches
+from harness.workloads.sources.order import generator_of, local_batches, steps_per_epoch
+from harness.workloads.sources.photos import (
     Photos,
     list_photos,
     middle_view,
@@ -32,8 +33,7 @@ from harness.workloads.photos import (
     training_view,
     unpack_embedded,
 )
-from harness.workloads.staging import staged
-from harness.workloads.vision_cards import EMBEDDED, SYNTHETIC
+from harness.workloads.sources.staging import staged
 from harness.workloads.workload import Share
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as torchvision's models expect

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from kfac_core import KFACConfig
-from kfac_core.grams import dense
+from kfac_core.kernels.convolution.geometry import Geometry
+from kfac_core.kernels.convolution.patches import by_columns
+from kfac_core.kernels.grams import dense
 from kfac_core.layers.convolution import ConvLayer
-from kfac_core.layers.geometry import Geometry
-from kfac_core.layers.patches import by_columns
 
 BATCH = 128
 LAYERS = {  # inputs, outputs, stride, image size: how often

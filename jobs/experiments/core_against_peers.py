@@ -40,7 +40,7 @@ from peer_arms import MAKERS, Arm, Clock
 
 from harness.bench.core import INTERVALS, amortised
 from harness.bench.subject import KINDS, MODELS, Training
-from harness.heap import keep_freed_memory
+from harness.training.malloc import keep_freed_memory
 
 EXCHANGES = ("factor_comm", "inverse_comm", "precondition_comm")
 PHASES = ("factor", "factor_comm", "inverse", "inverse_comm", "precondition", "precondition_comm", "scale")

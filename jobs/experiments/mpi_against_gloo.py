@@ -32,9 +32,9 @@ from analysis.cost_model.models import read_model
 from kfac_core import KFACConfig
 from kfac_core.collectives import Communicator, connect
 from kfac_core.collectives.mpi import MPICommunicator, library_name
-from kfac_core.footprint import data_elements
 from kfac_core.placement import LayerShape
-from kfac_core.strategies import place
+from kfac_core.placement.footprint import data_elements
+from kfac_core.placement.strategies import place
 
 RUNS = 3
 RAW_BYTES = (4, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 16 << 20)

@@ -24,10 +24,10 @@ from torch import Tensor
 from harness.bench.subject import FACTOR_STEPS, INVERSE_STEPS, KINDS, Preconditioned, Training
 from harness.calibrate import costs, decomposition_points
 from kfac_core import KFACConfig
-from kfac_core.collectives.packing import packed
-from kfac_core.cost import Costs
-from kfac_core.grams import Rows
-from kfac_core.timer import PhaseTimer
+from kfac_core.kernels.grams import Rows
+from kfac_core.kernels.packing import packed
+from kfac_core.placement.cost import Costs
+from kfac_core.timing.timer import PhaseTimer
 
 DAMPING, LR, KL_CLIP = 0.003, 0.1, 0.001
 OURS = {

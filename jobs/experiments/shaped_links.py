@@ -32,12 +32,12 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from harness.averaging import GradientAverage
 from harness.calibrate import operations
 from harness.emulate import Twin
+from harness.training.gradient_averaging import GradientAverage
 from kfac_core import KFAC, KFACConfig, Phase
 from kfac_core.collectives import connect
-from kfac_core.timer import PhaseTimer
+from kfac_core.timing.timer import PhaseTimer
 
 WORLDS, HELD_OUT = (1, 2, 4), 4
 RATE_MBIT, BURST, DELAY = 50, "32kb", "1000ms"

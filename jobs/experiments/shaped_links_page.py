@@ -18,7 +18,7 @@ from analysis.cost_model.prediction import Prediction, predict
 from analysis.cost_model.work import Setup, Work
 from analysis.figures import files
 from analysis.figures.prediction import breakdown
-from kfac_core.phases import COMM_PHASES, Phase
+from kfac_core.timing.phases import COMM_PHASES, Phase
 
 GOAL, CORES = 0.1, 2
 

@@ -30,7 +30,7 @@ from analysis.cost_model.work import Setup
 from analysis.figures import files
 from analysis.figures.prediction import breakdown
 from kfac_core.config import KFACConfig
-from kfac_core.phases import Phase
+from kfac_core.timing.phases import Phase
 
 PUBLISHED = Path("results/published/spd_kfac_breakdown.csv")
 GPUS, GOAL = 64, 0.15

@@ -29,8 +29,8 @@ import numpy as np
 
 from analysis.record_files import PHASE_ORDER
 from harness.cell import Cell
-from harness.records import EvalRecord, Outcome, PhaseRecord, SegmentRecord, to_line
-from harness.store import Attempt, SweepFolder
+from harness.runs.records import EvalRecord, Outcome, PhaseRecord, SegmentRecord, to_line
+from harness.runs.store import Attempt, SweepFolder
 
 METHODS: dict[str, dict[str, Any] | None] = {
     "sgd": None,

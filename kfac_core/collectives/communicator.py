@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kfac_core.placement import Ranks
-from kfac_core.timer import Traffic
+from kfac_core.timing.timer import Traffic
 
 Finish = Callable[[], None]
 """Waits for the end of something that was begun."""
@@ -20,7 +20,7 @@ def nothing() -> None:
 
 
 @dataclass(frozen=True)
-class Begun:
+class PendingCollective:
     """An exchange that was begun; called, it waits for all of it.
 
     Attributes:
@@ -65,11 +65,11 @@ class Communicator(Protocol):
         """Sum `buffer` over the world, in place."""
         ...
 
-    def begin_all_reduce(self, buffer: Tensor) -> Begun:
+    def begin_all_reduce(self, buffer: Tensor) -> PendingCollective:
         """Begin to sum `buffer` over the world, in place; several may be under way, begun in one order."""
         ...
 
-    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> Begun:
+    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> PendingCollective:
         """Begin to bring every part to its owner, whose own part then holds the sum of the *other* ranks'.
 
         What it held before is lost, and so are the other parts. Several may be under way, begun in one order.

@@ -17,9 +17,9 @@ from functools import partial
 import torch.distributed as dist
 from torch import Tensor
 
-from kfac_core.collectives.communicator import Begun, Finish, nothing
-from kfac_core.collectives.single_copy import Near
-from kfac_core.scratch import scratch
+from kfac_core.collectives.communicator import Finish, PendingCollective, nothing
+from kfac_core.collectives.single_copy import PeerProcess
+from kfac_core.kernels.scratch import scratch
 
 _ROOM = 2**20  # elements that may be on their way to a rank at the same time, 4 MiB of float32
 _LEAST_PIECE = 2**14
@@ -37,7 +37,7 @@ class Peer:
     """
 
     rank: int
-    near: Near | None = None
+    near: PeerProcess | None = None
 
 
 def gather_parts(parts: Sequence[Tensor], rank: int, peers: Sequence[Peer], group: dist.ProcessGroup) -> None:
@@ -54,7 +54,7 @@ def gather_parts(parts: Sequence[Tensor], rank: int, peers: Sequence[Peer], grou
 
 def reduce_parts(
     parts: Sequence[Tensor], rank: int, peers: Sequence[Peer], group: dist.ProcessGroup, tag: int
-) -> Begun:
+) -> PendingCollective:
     """Begin to send all parts to their owners; this rank's own ends as the sum of the others'.
 
     The neighbour's part lands in its place. Those of further ranks travel in pieces, the next ones arriving
@@ -97,12 +97,12 @@ def reduce_parts(
                 piece.add_(room[turn % 2, place, : piece.numel()])
         _add(own, [near for other in sorted(further) if (near := peers[other].near) is not None], tag)
 
-    return Begun(arrive, partial(_finish, sends))
+    return PendingCollective(arrive, partial(_finish, sends))
 
 
 def all_reduce(
     parts: Sequence[Tensor], rank: int, peers: Sequence[Peer], group: dist.ProcessGroup, tag: int
-) -> Begun:
+) -> PendingCollective:
     """Begin to sum all parts over ranks that all share a host; afterwards every rank holds all sums.
 
     Each rank adds up one part, its own share first, and fetches the others' sums. Arguments are those of
@@ -119,16 +119,16 @@ def all_reduce(
         gather.arrive()
         released.append(gather.release)
 
-    return Begun(arrive, partial(_finish, released))
+    return PendingCollective(arrive, partial(_finish, released))
 
 
 def _begin_gather(
     parts: Sequence[Tensor], rank: int, peers: Sequence[Peer], group: dist.ProcessGroup
-) -> Begun:
+) -> PendingCollective:
     """Begin what `gather_parts` does."""
     receives = [_receive(parts[other], peers[other], group) for other in _others(rank, peers)]
     sends = [_send(parts[rank], peers[other], group) for other in _others(rank, peers)]
-    return Begun(partial(_finish, receives), partial(_finish, sends))
+    return PendingCollective(partial(_finish, receives), partial(_finish, sends))
 
 
 def _others(rank: int, peers: Sequence[Peer]) -> list[int]:
@@ -160,12 +160,12 @@ def _receive(part: Tensor, source: Peer, group: dist.ProcessGroup, tag: int = 0)
     return partial(_copy, source.near, tag, part)
 
 
-def _copy(near: Near, tag: int, out: Tensor) -> None:
+def _copy(near: PeerProcess, tag: int, out: Tensor) -> None:
     near.read(near.hear(tag, _ADDRESS), out)
     near.tell(tag, _RELEASED)
 
 
-def _add(own: Tensor, peers: Sequence[Near], tag: int) -> None:
+def _add(own: Tensor, peers: Sequence[PeerProcess], tag: int) -> None:
     """Add what peers on this host have for this rank's part, piece by piece, in their order."""
     if not own.numel():
         return
@@ -179,7 +179,7 @@ def _add(own: Tensor, peers: Sequence[Near], tag: int) -> None:
         near.tell(tag, _RELEASED)
 
 
-def _released(near: Near, tag: int, part: Tensor) -> None:
+def _released(near: PeerProcess, tag: int, part: Tensor) -> None:
     """The part is handed over to be there until then."""
     near.hear(tag, _RELEASED)
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kfac_core.collectives.communicator import Begun
+from kfac_core.collectives.communicator import PendingCollective
 from kfac_core.errors import ConfigError
 from kfac_core.placement import Ranks
-from kfac_core.timer import Traffic
+from kfac_core.timing.timer import Traffic
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -85,13 +85,13 @@ class MPICommunicator:
         if wide is not buffer:
             buffer.copy_(wide)
 
-    def begin_all_reduce(self, buffer: Tensor) -> Begun:
+    def begin_all_reduce(self, buffer: Tensor) -> PendingCollective:
         """The same, when its end is waited for."""
-        return Begun(partial(self.all_reduce, buffer))
+        return PendingCollective(partial(self.all_reduce, buffer))
 
-    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> Begun:
+    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> PendingCollective:
         """One reduce-scatter, when its end is waited for."""
-        return Begun(partial(self._reduce_parts, buffer, sizes))
+        return PendingCollective(partial(self._reduce_parts, buffer, sizes))
 
     def gather_parts(self, buffer: Tensor, sizes: Sequence[int], group: Ranks) -> None:
         """One all-gather of uneven parts, in place."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from kfac_core.collectives.communicator import Begun, nothing
+from kfac_core.collectives.communicator import PendingCollective, nothing
 from kfac_core.placement import Ranks
-from kfac_core.timer import Traffic
+from kfac_core.timing.timer import Traffic
 
 
 class SingleCommunicator:
@@ -28,14 +28,14 @@ class SingleCommunicator:
     def all_reduce(self, buffer: Tensor) -> None:
         """Nothing to add."""
 
-    def begin_all_reduce(self, buffer: Tensor) -> Begun:
+    def begin_all_reduce(self, buffer: Tensor) -> PendingCollective:
         """Nothing to add."""
-        return Begun(nothing)
+        return PendingCollective(nothing)
 
-    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> Begun:
+    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> PendingCollective:
         """There are no others."""
         buffer.zero_()
-        return Begun(nothing)
+        return PendingCollective(nothing)
 
     def gather_parts(self, buffer: Tensor, sizes: Sequence[int], group: Ranks) -> None:
         """Nothing to fetch."""

@@ -38,7 +38,7 @@ _MESSAGE = struct.Struct("qqq")  # tag, subject, value
 _CREDENTIALS = struct.Struct("iII")  # process, user, group
 
 
-class Near:
+class PeerProcess:
     """Another rank's process on this host.
 
     Messages are told apart by a tag and a subject, and kept until they are asked for.
@@ -119,7 +119,9 @@ class Near:
         return f"rank {self._rank}, process {self._pid} on this host,"
 
 
-def find_near(group: dist.ProcessGroup, seconds: float | None) -> tuple[dict[int, Near], bool]:
+def find_readable_peers(
+    group: dist.ProcessGroup, seconds: float | None
+) -> tuple[dict[int, PeerProcess], bool]:
     """Members of a Gloo group that can read this one and be read by it, by their rank in the group.
 
     Every member calls it at the same time. There are none on all of them where one has switched it off.
@@ -154,7 +156,9 @@ def find_near(group: dist.ProcessGroup, seconds: float | None) -> tuple[dict[int
         while not found.keys() >= set(mutual):  # lower ranks have all connected already
             found |= _accepted(listener, cards)
         listener.close()
-    near = {other: Near(ranks[other], int(cards[other][1]), found.pop(other), seconds) for other in mutual}
+    near = {
+        other: PeerProcess(ranks[other], int(cards[other][1]), found.pop(other), seconds) for other in mutual
+    }
     for connection in found.values():
         connection.close()
     return near, int(both.sum()) == size * (size - 1)

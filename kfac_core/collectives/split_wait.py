@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kfac_core.collectives.communicator import Begun, Communicator
+from kfac_core.collectives.communicator import Communicator, PendingCollective
 from kfac_core.placement import Ranks
 
 
@@ -44,18 +44,18 @@ class SplitWait:
         self._wait(self._everyone, buffer)
         self._inner.all_reduce(buffer)
 
-    def begin_all_reduce(self, buffer: Tensor) -> Begun:
+    def begin_all_reduce(self, buffer: Tensor) -> PendingCollective:
         """Meet, then sum, all when the end is waited for."""
-        return Begun(partial(self.all_reduce, buffer))
+        return PendingCollective(partial(self.all_reduce, buffer))
 
-    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> Begun:
+    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> PendingCollective:
         """Meet, then bring the parts together, all when the end is waited for."""
 
         def meet_and_reduce() -> None:
             self._wait(self._everyone, buffer)
             self._inner.reduce_parts(buffer, sizes)()
 
-        return Begun(meet_and_reduce)
+        return PendingCollective(meet_and_reduce)
 
     def gather_parts(self, buffer: Tensor, sizes: Sequence[int], group: Ranks) -> None:
         """Meet the group, then fetch all parts."""

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kfac_core.collectives import direct
-from kfac_core.collectives.communicator import Begun
-from kfac_core.collectives.single_copy import find_near
+from kfac_core.collectives.communicator import PendingCollective
+from kfac_core.collectives.single_copy import find_readable_peers
 from kfac_core.placement import Ranks
-from kfac_core.timer import Traffic
+from kfac_core.timing.timer import Traffic
 
 _TAGS = 1 << 16  # far more than exchanges under way
 
@@ -51,7 +51,9 @@ class TorchCommunicator:
         self.traffic = Traffic()
         self._timeout = _timeout(whole)  # else a new group waits for a lost peer as long as torch's default
         seconds = self._timeout.total_seconds() if self._timeout is not None else None
-        near, self._all_near = find_near(whole, seconds) if self._gloo and single_copy else ({}, False)
+        near, self._all_near = (
+            find_readable_peers(whole, seconds) if self._gloo and single_copy else ({}, False)
+        )
         self.near = frozenset(near)
         self._peers = [direct.Peer(place, near.get(rank)) for rank, place in enumerate(self._global_ranks)]
         self._tag = 0  # of the newest exchange that goes straight from rank to rank
@@ -73,15 +75,15 @@ class TorchCommunicator:
         """Sum `buffer` over the world, in place."""
         self.begin_all_reduce(buffer)()
 
-    def begin_all_reduce(self, buffer: Tensor) -> Begun:
+    def begin_all_reduce(self, buffer: Tensor) -> PendingCollective:
         """The same without waiting for it."""
         self._count(buffer)
         if self._all_near and self._is_direct(buffer) and buffer.is_contiguous():
             parts = buffer.view(-1).tensor_split(self.world_size)
             return direct.all_reduce(parts, self.rank, self._peers, self._all, self._next_tag())
-        return Begun(partial(_wait, [dist.all_reduce(buffer, group=self._all, async_op=True)]))
+        return PendingCollective(partial(_wait, [dist.all_reduce(buffer, group=self._all, async_op=True)]))
 
-    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> Begun:
+    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> PendingCollective:
         """One reduction a part, to its owner."""
         parts = buffer.split(list(sizes))
         for part in parts:
@@ -94,7 +96,7 @@ class TorchCommunicator:
         for owner, part in enumerate(parts):
             if part.numel():
                 works.append(dist.reduce(part, self._global_ranks[owner], group=self._all, async_op=True))
-        return Begun(partial(_wait, works))
+        return PendingCollective(partial(_wait, works))
 
     def gather_parts(self, buffer: Tensor, sizes: Sequence[int], group: Ranks) -> None:
         """One broadcast a part, from its owner."""

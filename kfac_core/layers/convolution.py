@@ -3,10 +3,10 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kfac_core.grams import Gram, dense, gram, keeps_rows, with_bias
-from kfac_core.layers.geometry import Geometry
+from kfac_core.kernels.convolution.geometry import Geometry
+from kfac_core.kernels.convolution.patches import patch_gram, patch_rows, patch_sums, pixel_gram
+from kfac_core.kernels.grams import Gram, dense, gram, keeps_rows, with_bias
 from kfac_core.layers.layer import KroneckerLayer
-from kfac_core.layers.patches import patch_gram, patch_rows, patch_sums, pixel_gram
 from kfac_core.placement import FactorShape, LayerShape
 
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor, nn
 
 from kfac_core.config import KFACConfig
-from kfac_core.grams import Gram
+from kfac_core.kernels.grams import Gram
 from kfac_core.placement import LayerShape
 
 

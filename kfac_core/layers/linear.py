@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from kfac_core.grams import Gram, gram
+from kfac_core.kernels.grams import Gram, gram
 from kfac_core.layers.layer import KroneckerLayer
 from kfac_core.placement import FactorShape, LayerShape
 

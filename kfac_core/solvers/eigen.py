@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kfac_core.grams import inner
+from kfac_core.kernels.grams import inner
+from kfac_core.kernels.matmul import multiply
 from kfac_core.placement import FactorShape, LayerShape
-from kfac_core.products import multiply
 
 SMALLEST_EIGENVALUE = 1e-10  # below it an eigenvalue is rounding noise; the released SC20 code does the same
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kfac_core.kernels.matmul import multiply
 from kfac_core.placement import FactorShape, LayerShape
-from kfac_core.products import multiply
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kfac_core.kernels.matmul import multiply
 from kfac_core.placement import FactorShape, LayerShape
-from kfac_core.products import multiply
 from kfac_core.solvers.eigen import SMALLEST_EIGENVALUE, Eigenbases, EigenSolver, decomposed, iterated
 
 
@@ -24,7 +24,7 @@ class Spectrum:
     """What is kept of a factor.
 
     Attributes:
-        vectors: eigenvectors as columns, `[blocks, n, kept]`; in `CutBases`, one block has no dimension.
+        vectors: eigenvectors as columns, `[blocks, n, kept]`; in `TruncatedEigenbases`, one block has no dimension.
         values: their eigenvalues, `[blocks, kept]`.
         rest: what all others count as, `[blocks, 1]`; None where there are none.
     """
@@ -35,7 +35,7 @@ class Spectrum:
 
 
 @dataclass(frozen=True)
-class CutBases:
+class TruncatedEigenbases:
     """Both factors of a layer of which at least one is cut; `tokens` as in `Eigenbases`."""
 
     a: Spectrum
@@ -79,15 +79,15 @@ class LowRankEigenSolver:
         torch.cat([values, rest.unsqueeze(-1)], -1, out=out[vectors.numel() :].view(shape.blocks, -1))
         torch.threshold_(out[vectors.numel() :], SMALLEST_EIGENVALUE, 0.0)
 
-    def views(self, a_data: Tensor, g_data: Tensor, shape: LayerShape) -> Eigenbases | CutBases:
+    def views(self, a_data: Tensor, g_data: Tensor, shape: LayerShape) -> Eigenbases | TruncatedEigenbases:
         """Both bases, as `precondition` takes them."""
         if max(shape.a.dim, shape.g.dim) <= self._rank:
             return self._whole.views(a_data, g_data, shape)
         a, g = self._spectrum(a_data, shape.a), self._spectrum(g_data, shape.g)
-        return CutBases(_alone(a), _alone(g), shape.has_tokens)
+        return TruncatedEigenbases(_alone(a), _alone(g), shape.has_tokens)
 
     def precondition(
-        self, gradient: Tensor, views: Eigenbases | CutBases, damping: Tensor, out: Tensor
+        self, gradient: Tensor, views: Eigenbases | TruncatedEigenbases, damping: Tensor, out: Tensor
     ) -> None:
         """The exact inverse of `G x A + damping` of what is kept, at the cost of the kept eigenpairs."""
         if isinstance(views, Eigenbases):

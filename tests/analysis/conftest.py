@@ -18,11 +18,11 @@ import pytest
 
 from analysis.tables import Study, load
 from harness.cell import Cell
-from harness.layers import describe
-from harness.records import DeviceRecord, EvalRecord, Outcome, PhaseRecord, RecordWriter
-from harness.store import Attempt, SweepFolder
+from harness.runs.layers_file import describe
+from harness.runs.records import DeviceRecord, EvalRecord, Outcome, PhaseRecord, RecordWriter
+from harness.runs.store import Attempt, SweepFolder
 from kfac_core.placement import FactorShape, LayerShape
-from kfac_core.strategies import place
+from kfac_core.placement.strategies import place
 
 FIRST_ORDER = ("sgd", "nlcg")
 STRATEGY_OF = {"half": "hybrid_opt"}

@@ -7,7 +7,7 @@ import pytest
 from analysis.energy import energy_to_target
 from analysis.figures import FIGURES, NothingToDraw
 from analysis.tables import load
-from harness.records import DeviceRecord, RecordWriter
+from harness.runs.records import DeviceRecord, RecordWriter
 from tests.analysis.conftest import STEPS_PER_EPOCH, Plan
 
 WATTS = 300.0  # of every rank of the synthetic study

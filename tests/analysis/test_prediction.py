@@ -23,7 +23,7 @@ from analysis.cost_model.models import read_model
 from analysis.cost_model.prediction import predict
 from analysis.cost_model.work import Exchange, Setup, Work
 from kfac_core.config import STRATEGIES, KFACConfig
-from kfac_core.phases import COMM_PHASES, Phase
+from kfac_core.timing.phases import COMM_PHASES, Phase
 
 MACHINE = read_calibration("spd_kfac_64")
 RESNET = read_model("resnet50")

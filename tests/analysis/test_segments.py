@@ -9,8 +9,8 @@ import pytest
 
 from analysis.report import write_report
 from analysis.tables import load
-from harness.records import Record, RecordWriter, SegmentRecord, to_line
-from harness.store import Attempt, SweepFolder
+from harness.runs.records import Record, RecordWriter, SegmentRecord, to_line
+from harness.runs.store import Attempt, SweepFolder
 from tests.analysis.conftest import WINDOW, Plan, evaluation, make_cell, window_record, write_run
 
 PLAN = Plan(methods=("comm_opt",), world_sizes=(2,), seeds=(0,), epochs=4)

@@ -12,8 +12,8 @@ import analysis.cache
 from analysis.tables import load
 from harness.cell import Cell
 from harness.errors import StoreError
-from harness.records import SCHEMA_VERSION, Outcome
-from harness.store import SweepFolder
+from harness.runs.records import SCHEMA_VERSION, Outcome
+from harness.runs.store import SweepFolder
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from analysis.study import Study
 from harness import cli
 from harness.cell import Cell
 from harness.errors import FilterError
-from harness.where import parse_where, select
+from harness.study.filters import parse_filter, select
 
 DEMO = "jobs/sweeps/demo.yaml"
 
@@ -50,7 +50,7 @@ def test_interruption_is_130(monkeypatch):
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("harness.sweep.read_sweep", interrupt)
+    monkeypatch.setattr("harness.study.sweep.read_sweep", interrupt)
     assert cli.main(["plan", "-f", DEMO]) == 130
 
 
@@ -58,7 +58,7 @@ def test_a_bug_is_a_traceback(monkeypatch):
     def stumble(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("harness.sweep.read_sweep", stumble)
+    monkeypatch.setattr("harness.study.sweep.read_sweep", stumble)
     with pytest.raises(ZeroDivisionError):
         cli.main(["plan", "-f", DEMO])
 
@@ -150,4 +150,4 @@ def test_a_mistaken_expression_says_what_is_allowed(expression, message):
 
 
 def test_an_empty_expression_has_no_clauses():
-    assert parse_where("  ").clauses == ()
+    assert parse_filter("  ").clauses == ()

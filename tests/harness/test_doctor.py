@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from harness.cgroups import memory_limit_bytes
 from harness.cli import main
 from harness.doctor.cluster import (
     advice_on_refusal,
@@ -24,11 +23,18 @@ from harness.doctor.here import judge_cpus, judge_gpus, judge_mpi_library
 from harness.doctor.judge import judge_job, judge_ranks
 from harness.doctor.reports import Exchange, Report
 from harness.doctor.storage import examine_storage, judge_space
+from harness.launchers.cgroups import memory_limit_bytes
 from harness.launchers.launch import Launch
 from harness.launchers.site import Site
-from harness.launchers.slurm.profile import SlurmProfile
-from harness.launchers.slurm.survey import Partition, Survey, read_minutes, read_mpi_types, read_partition
-from harness.status import CellStatus
+from harness.launchers.slurm.cluster_survey import (
+    Partition,
+    Survey,
+    read_minutes,
+    read_mpi_types,
+    read_partition,
+)
+from harness.launchers.slurm_profile import SlurmProfile
+from harness.study.status import CellStatus
 from tests.harness.test_cli_starts import start
 
 GIB = 1 << 30

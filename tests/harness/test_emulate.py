@@ -13,8 +13,8 @@ from harness.emulate import Emulation, Twin, count, emulate
 from kfac_core import KFACConfig
 from kfac_core.collectives import connect
 from kfac_core.collectives.single import SingleCommunicator
-from kfac_core.footprint import state_bytes
-from kfac_core.strategies import STRATEGIES, place
+from kfac_core.placement.footprint import state_bytes
+from kfac_core.placement.strategies import STRATEGIES, place
 from tests.kfac_core.worlds import World
 
 SMALL = Model(

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import environment
-from harness.environment import read_environment
+from harness.training import environment
+from harness.training.environment import read_environment
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from harness.cell import Cell
 from harness.cli import main
 from harness.exports import EXPORTS
-from harness.records import (
+from harness.runs.records import (
     DeviceRecord,
     EvalRecord,
     Outcome,
@@ -23,7 +23,7 @@ from harness.records import (
     SegmentRecord,
     TraceRecord,
 )  # fmt: skip
-from harness.store import Attempt, sweep_folder
+from harness.runs.store import Attempt, sweep_folder
 
 BEGAN = 1_700_000_000.25
 CELL = Cell.model_validate({

@@ -15,12 +15,12 @@ from analysis.report import write_report
 from analysis.steps import closure, rank_phase_costs, waits
 from analysis.tables import load
 from harness.cli import main
-from harness.pulse import Pulse
-from harness.records import PhaseRecord, to_line
-from harness.train import Trainer
-from harness.world import World
+from harness.runs.heartbeat import HeartbeatWriter
+from harness.runs.records import PhaseRecord, to_line
+from harness.training.train import Trainer
+from harness.training.world import World
 from kfac_core.collectives import SplitWait, connect
-from kfac_core.phases import COMM_PHASES, KFAC_PHASES
+from kfac_core.timing.phases import COMM_PHASES, KFAC_PHASES
 from tests.harness.checkpoint.runs import cell, new_attempt
 
 DELAY, PERIOD = 0.12, 5  # seconds, several times what the collectives of a window take
@@ -71,7 +71,7 @@ def windows(
     training = {"global_batch_size": 256, "epochs": 4, "window_steps": PERIOD}
     own = {"kfac": KFAC} if method != "sgd" else {}
     records: list[Any] = []
-    pulse = Pulse(Path(folder) / f"pulse-{rank}")
+    pulse = HeartbeatWriter(Path(folder) / f"pulse-{rank}")
     trainer = Trainer(cell(method, world_size, training=training, **own), world, pulse, records.append)
     if rank == 1 and slow_phase:
         SLOW[slow_phase](trainer)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.sweep import read_sweep
+from harness.study.sweep import read_sweep
 from harness.workloads import WORKLOADS
 from tests.harness.test_cli_starts import RUNNER
 

@@ -9,8 +9,8 @@ import yaml
 
 from analysis.figures import FIGURES
 from harness.cli import main
-from harness.paper import FOLDER, PaperError, read_paper
-from harness.sweep import read_sweep
+from harness.study.papers import FOLDER, PaperError, read_paper
+from harness.study.sweep import read_sweep
 
 PAPERS = sorted((path.parent.name, path.stem) for path in FOLDER.glob("*/*.yaml"))
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main
-from harness.outlook import outlook, placement_in_words
-from harness.records import Outcome
-from harness.store import sweep_folder
-from harness.sweep import read_sweep
+from harness.runs.records import Outcome
+from harness.runs.store import sweep_folder
+from harness.study.plan_summary import placement_in_words, plan_summary
+from harness.study.sweep import read_sweep
 from kfac_core.config import KFACConfig
 
 DEMO = "jobs/sweeps/demo.yaml"
@@ -31,7 +31,7 @@ def runs(tmp_path):
 
 
 def test_a_cell_stands_where_its_latest_attempt_ended(runs):
-    seen = outlook(read_sweep(Path(DEMO)).cells, runs)
+    seen = plan_summary(read_sweep(Path(DEMO)).cells, runs)
     assert list(seen.standing.values())[:6] == ["done", "failed", "done", "pending", "new", "new"]
     assert seen.counts == {"done": 2, "failed": 1, "pending": 1, "new": 32}
 

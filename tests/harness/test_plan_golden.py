@@ -6,7 +6,14 @@ value here.
 """
 
 from harness.cell import Cell
-from harness.records import CheckpointRecord, EvalRecord, FailureRecord, PhaseRecord, SegmentRecord, to_line
+from harness.runs.records import (
+    CheckpointRecord,
+    EvalRecord,
+    FailureRecord,
+    PhaseRecord,
+    SegmentRecord,
+    to_line,
+)
 
 COMMON = {
     "sweep": "demo",

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from harness.errors import SiteError
-from harness.precision import Arithmetic
-from harness.records import EvalRecord
+from harness.runs.records import EvalRecord
+from harness.training.precision import Arithmetic
 from kfac_core import KFAC
 from tests.harness.test_train import KFAC as KFAC_FIELDS
 from tests.harness.test_train import cell, train_on_rank

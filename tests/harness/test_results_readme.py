@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from analysis.tables import CELL_COLUMNS, LAYER_COLUMNS, load
-from harness.records import (
+from harness.runs.records import (
     SCHEMA_VERSION,
     CheckpointRecord,
     DeviceRecord,
@@ -21,7 +21,7 @@ from harness.records import (
     SegmentRecord,
     TraceRecord,
 )  # fmt: skip
-from kfac_core.phases import Phase
+from kfac_core.timing.phases import Phase
 
 TEXT = (Path(__file__).parents[2] / "results" / "README.md").read_text()
 RECORDS = (PhaseRecord, EvalRecord, SegmentRecord, CheckpointRecord, TraceRecord, DeviceRecord, FailureRecord)

@@ -3,11 +3,11 @@
 import pytest
 
 from analysis.tables import load
-from harness.checkpoint.shelf import Shelf
 from harness.cli import main
 from harness.errors import StoreError
-from harness.launchers.verdict import without_ranks
-from harness.store import Attempt, CellFolder, sweep_folder
+from harness.launchers.outcome import outcome_without_ranks
+from harness.runs.checkpoint_store import CheckpointStore
+from harness.runs.store import Attempt, CellFolder, sweep_folder
 from tests.harness.checkpoint.runs import cell
 
 
@@ -29,14 +29,14 @@ def test_a_copy_beside_attempts_or_checkpoints_is_neither(tmp_path):
         saved = attempt.path / "checkpoints" / name
         saved.mkdir(parents=True)
         (saved / "manifest.json").write_text("{}")
-    assert [saved.step for saved in Shelf(attempt).newest_first()] == [240, 120]
+    assert [saved.step for saved in CheckpointStore(attempt).newest_first()] == [240, 120]
     assert folder.new_attempt() == Attempt(tmp_path / "attempt-11")
 
 
 def test_a_cell_that_another_version_called_otherwise_is_left_out_and_said_so(tmp_path, capsys):
     folder = sweep_folder("test", tmp_path)
     for method in ("sgd", "comm_opt"):
-        folder.stage(cell(method, 1)).new_attempt().write_outcome(without_ranks("COMPLETED", ""))
+        folder.stage(cell(method, 1)).new_attempt().write_outcome(outcome_without_ranks("COMPLETED", ""))
     now = folder.cell_folder(cell("sgd", 1))
     then = CellFolder(folder.path / "sgd-p1-s0-0123456789")
     now.path.rename(then.path)

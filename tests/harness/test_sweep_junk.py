@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import SweepError
-from harness.sweep import read_sweep
+from harness.study.sweep import read_sweep
 
 SWEEP = {
     **yaml.safe_load(Path("jobs/sweeps/demo.yaml").read_text()),

@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.gauges.device import DeviceGauge
-from harness.pulse import Pulse
-from harness.records import DeviceRecord, PhaseRecord, TraceRecord
-from harness.train import Trainer
-from harness.world import World
-from kfac_core.phases import KFAC_PHASES, Phase
-from kfac_core.timer import PhaseTimer
+from harness.runs.heartbeat import HeartbeatWriter
+from harness.runs.records import DeviceRecord, PhaseRecord, TraceRecord
+from harness.training.gauges.device import DeviceGauge
+from harness.training.train import Trainer
+from harness.training.world import World
+from kfac_core.timing.phases import KFAC_PHASES, Phase
+from kfac_core.timing.timer import PhaseTimer
 from tests.harness.checkpoint.runs import cell
 
 
 def traced(rank, world_size, spec, folder, steps):
     records = []
     world = World(rank, world_size, rank, torch.device("cpu"), "gloo")
-    Trainer(spec, world, Pulse(Path(folder) / f"pulse-{rank}"), records.append, None, steps).run()
+    Trainer(spec, world, HeartbeatWriter(Path(folder) / f"pulse-{rank}"), records.append, None, steps).run()
     return records
 
 

@@ -12,13 +12,13 @@ import torch
 from sklearn.datasets import load_digits
 
 from harness.cell import Cell
-from harness.pulse import Pulse
-from harness.records import EvalRecord, PhaseRecord, Record
-from harness.train import Result, Trainer
+from harness.runs.heartbeat import HeartbeatWriter
+from harness.runs.records import EvalRecord, PhaseRecord, Record
+from harness.training.train import Result, Trainer
+from harness.training.world import World
 from harness.workloads.digits import build, read_table
 from harness.workloads.workload import Share
-from harness.world import World
-from kfac_core.phases import KFAC_PHASES
+from kfac_core.timing.phases import KFAC_PHASES
 
 KFAC = {"factor_update_steps": 1, "inverse_update_steps": 5, "damping": 0.01}
 
@@ -36,7 +36,7 @@ def cell(**changes: Any) -> Cell:
 def train_on_rank(rank: int, world_size: int, cell: Cell, folder: str) -> tuple[Result, list[Record]]:
     records: list[Record] = []
     world = World(rank, world_size, rank, torch.device("cpu"), "gloo")
-    trainer = Trainer(cell, world, Pulse(Path(folder) / f"pulse-{rank}-{cell.id}"), records.append)
+    trainer = Trainer(cell, world, HeartbeatWriter(Path(folder) / f"pulse-{rank}-{cell.id}"), records.append)
     return trainer.run(), records
 
 

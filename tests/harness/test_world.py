@@ -6,8 +6,8 @@ import torch
 from harness.errors import SiteError
 from harness.launchers.launch import Launch
 from harness.launchers.site import Site
-from harness.store import Attempt
-from harness.world import join_world
+from harness.runs.store import Attempt
+from harness.training.world import join_world
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kfac_core import KFAC, KFACConfig, buckets
-from kfac_core.cost import CostModel
+from kfac_core import KFAC, KFACConfig
+from kfac_core.placement import buckets
+from kfac_core.placement.cost import CostModel
 
 EVERY_STEP: dict[str, Any] = {"factor_update_steps": 1, "inverse_update_steps": 1}
 SHARP = {**EVERY_STEP, "factor_decay": 0.0, "kl_clip": None}

@@ -18,9 +18,9 @@ from torch.nn import functional
 
 from kfac_core import KFAC, KFACConfig, Phase
 from kfac_core.collectives import connect, direct
-from kfac_core.collectives.tables import table
-from kfac_core.scratch import scratch
-from kfac_core.timer import PhaseTimer
+from kfac_core.kernels.packing_tables import table
+from kfac_core.kernels.scratch import scratch
+from kfac_core.timing.timer import PhaseTimer
 from tests.kfac_core.runs import average_gradients
 
 WIDTH, LAYERS, BATCH = 96, 12, 64

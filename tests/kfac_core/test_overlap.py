@@ -16,9 +16,9 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from kfac_core import KFAC, ConfigError, KFACConfig, buckets, placement
+from kfac_core import KFAC, ConfigError, KFACConfig
 from kfac_core.collectives import SplitWait, connect
-from kfac_core.placement import FactorJob, FactorShape
+from kfac_core.placement import FactorJob, FactorShape, buckets, placement
 from tests.kfac_core.runs import LR, average_gradients, build, data
 
 OPTIONS: dict[str, Any] = {"damping": 0.01, "factor_update_steps": 2, "inverse_update_steps": 2}

@@ -6,14 +6,14 @@ from itertools import product
 import pytest
 import torch
 
-from kfac_core.grams import dense
-from kfac_core.layers import patches, row_shift, side_by_side, spectrum
-from kfac_core.layers.correlation import by_correlation, correlation_by_convolution
-from kfac_core.layers.displacement import by_displacement
-from kfac_core.layers.geometry import Geometry
-from kfac_core.layers.patches import by_columns, patch_gram, patch_rows, patch_sums, pixel_gram
-from kfac_core.layers.side_by_side import by_pixels_side_by_side, full_width
-from kfac_core.layers.spectrum import correlation_by_spectrum, multiplications
+from kfac_core.kernels.convolution import patches, row_shift, side_by_side, spectrum
+from kfac_core.kernels.convolution.correlation import by_correlation, correlation_by_convolution
+from kfac_core.kernels.convolution.displacement import by_displacement
+from kfac_core.kernels.convolution.geometry import Geometry
+from kfac_core.kernels.convolution.patches import by_columns, patch_gram, patch_rows, patch_sums, pixel_gram
+from kfac_core.kernels.convolution.side_by_side import by_pixels_side_by_side, full_width
+from kfac_core.kernels.convolution.spectrum import correlation_by_spectrum, multiplications
+from kfac_core.kernels.grams import dense
 
 KERNELS = [(1, 1), (1, 3), (2, 1), (3, 2), (3, 3), (5, 5), (7, 7)]
 STRIDES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2)]

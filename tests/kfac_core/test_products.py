@@ -5,10 +5,11 @@ from itertools import product
 import pytest
 import torch
 
-from kfac_core import grams, products
-from kfac_core.collectives.packing import pack, packed_size, unpack
-from kfac_core.grams import Rows, fold, outer_sum
-from kfac_core.products import is_amd, is_compiled, multiply
+from kfac_core.kernels import grams
+from kfac_core.kernels import matmul as products
+from kfac_core.kernels.grams import Rows, fold, outer_sum
+from kfac_core.kernels.matmul import is_amd, is_compiled, multiply
+from kfac_core.kernels.packing import pack, packed_size, unpack
 
 
 @pytest.fixture

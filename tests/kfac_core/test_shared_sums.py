@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from kfac_core.layers.shared_sums import recipe
+from kfac_core.kernels.convolution.shared_sums import recipe
 
 KERNELS = [(1, 1), (1, 3), (3, 1), (2, 2), (3, 3), (5, 5), (2, 4)]
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.launchers.verdict import _LOST_PEER
+from harness.launchers.outcome import _LOST_PEER
 from kfac_core.collectives import single_copy
-from kfac_core.collectives.single_copy import Near
+from kfac_core.collectives.single_copy import PeerProcess
 from kfac_core.collectives.torch_distributed import TorchCommunicator
 
 PAYLOAD = b"what another process holds in its memory"
@@ -45,10 +45,10 @@ def holder() -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 @pytest.fixture
-def ends() -> tuple[Near, socket.socket]:
+def ends() -> tuple[PeerProcess, socket.socket]:
     """A peer as this rank sees it, and the other end of the connection to it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    return Near(3, os.getpid(), ours, 0.2), theirs
+    return PeerProcess(3, os.getpid(), ours, 0.2), theirs
 
 
 def test_another_process_memory_is_copied_from_any_place_in_it(holder):
@@ -62,7 +62,7 @@ def test_a_process_that_is_gone_counts_as_a_lost_peer(holder, ends):
     process, address = holder
     process.kill()
     process.wait()
-    near = Near(3, process.pid, ends[1], None)
+    near = PeerProcess(3, process.pid, ends[1], None)
     with pytest.raises(
         ConnectionError, match=rf"rank 3, process {process.pid} .*: No such process"
     ) as caught:
@@ -84,7 +84,7 @@ def test_an_end_of_the_connection_and_silence_count_as_a_lost_peer(ends):
 
 def test_messages_are_told_apart_and_keep_their_order(ends):
     near, theirs = ends
-    peer = Near(2, os.getpid(), theirs, 0.2)
+    peer = PeerProcess(2, os.getpid(), theirs, 0.2)
     for message in ((1, 0, 10), (2, 0, 20), (1, 1, 11), (1, 0, 12), (2, 0, 2**62)):
         peer.tell(*message)
     asked = [(2, 0), (1, 0), (1, 1), (2, 0), (1, 0)]
@@ -96,13 +96,13 @@ def test_both_may_tell_more_than_fits_before_either_hears(ends):
     """As buckets do that begin in the backward pass."""
     values = list(range(20_000))
 
-    def exchange(peer: Near) -> list[int]:
+    def exchange(peer: PeerProcess) -> list[int]:
         for value in values:
             peer.tell(0, 0, value)
         return [peer.hear(0, 0) for _ in values]
 
     with ThreadPoolExecutor() as threads:
-        heard = list(threads.map(exchange, [ends[0], Near(2, os.getpid(), ends[1], 20.0)]))
+        heard = list(threads.map(exchange, [ends[0], PeerProcess(2, os.getpid(), ends[1], 20.0)]))
     assert heard == [values, values]
 
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kfac_core import KFAC, ConfigError, KFACConfig, placement
-from kfac_core.collectives.packing import Packed
-from kfac_core.grams import Gram, Rows
+from kfac_core import KFAC, ConfigError, KFACConfig
+from kfac_core.kernels.grams import Gram, Rows
+from kfac_core.kernels.packing import Packed
+from kfac_core.placement import placement
 from tests.kfac_core.dense import solve
 from tests.kfac_core.runs import LR, assert_same, build, data, train
 

@@ -8,14 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.models import resnet32, resnet50
+from harness.workloads.models import resnet32, resnet50
 from kfac_core import KFAC, KFACConfig, PlacementError
-from kfac_core.balance import balance, balance_both, totals
-from kfac_core.cost import CUBIC, SPD_KFAC_64, CostModel, measured
 from kfac_core.layers import find_layers
 from kfac_core.placement import FactorShape, LayerShape, Placement
-from kfac_core.strategies import STRATEGIES, place
-from kfac_core.strategies.hybrid_opt import grad_workers
+from kfac_core.placement.balance import balance, balance_both, totals
+from kfac_core.placement.cost import CUBIC, SPD_KFAC_64, CostModel, measured
+from kfac_core.placement.strategies import STRATEGIES, place
+from kfac_core.placement.strategies.hybrid_opt import grad_workers
 
 DIMS = st.integers(1, 5000)
 LAYERS = st.lists(st.tuples(DIMS, DIMS), min_size=1, max_size=40).map(
@@ -256,7 +256,7 @@ def test_an_empty_world_is_refused():
 def test_placing_needs_no_torch():
     program = (
         "import sys; sys.modules['torch'] = None\n"
-        "import kfac_core.strategies, kfac_core.config, kfac_core.placement, kfac_core.phases"
+        "import kfac_core.placement.strategies, kfac_core.config, kfac_core.placement, kfac_core.timing.phases"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 

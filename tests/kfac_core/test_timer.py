@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from kfac_core import Phase
-from kfac_core.timer import PhaseTimer, Traffic
+from kfac_core.timing.timer import PhaseTimer, Traffic
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 from analysis.report import write_report
 from analysis.tables import load
 from harness.cell import Cell
-from harness.store import sweep_folder
-from harness.submit import cancel
+from harness.runs.store import sweep_folder
+from harness.study.submit import cancel
 
 NASTY = 'it\'s "a" $(touch pwned) `touch pwned` ; touch pwned\n<script>alert(1)<script> %j & *'
 SECRET = "hunter2-" + "x" * 20

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.store import CellFolder, sweep_folder
+from harness.runs.store import CellFolder, sweep_folder
 from tests.waiting import wait_for
 
 STUDY = """\
@@ -152,12 +152,12 @@ def training_ranks(cell: CellFolder) -> list[psutil.Process]:
     attempt = cell.latest()
     if attempt is None:
         return []
-    beats = [attempt.last_beat(rank) for rank in range(2)]
+    beats = [attempt.last_heartbeat(rank) for rank in range(2)]
     if not all(beat is not None and beat.step > 5 for beat in beats):
         return []
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "harness.worker" in words and str(attempt.path) in words:
+        if "harness.training.worker" in words and str(attempt.path) in words:
             found[int(words[words.index("--rank") + 1])] = process
     return [found[rank] for rank in sorted(found)]

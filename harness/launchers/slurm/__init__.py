@@ -1,1 +1,1 @@
-"""Jobs, arrays and steps of a cluster's Slurm."""
+"""Runs attempts as steps of Slurm jobs, submitted through Submitit."""

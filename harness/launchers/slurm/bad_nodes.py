@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from harness.launchers.launch import Launch
-from harness.launchers.slurm.shape import slurm
-from harness.store import Attempt
+from harness.launchers.slurm.job_layout import slurm
+from harness.runs.store import Attempt
 
 ENOUGH = 2  # one failure is chance; a node that fails twice under one sweep eats every retry
 

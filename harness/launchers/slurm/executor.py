@@ -11,7 +11,7 @@ from pathlib import Path
 import submitit
 
 
-class ClaimExecutor(submitit.SlurmExecutor):
+class ManifestExecutor(submitit.SlurmExecutor):
     """Writes submission files and reads job numbers; the jobs find their work in their claim."""
 
     def __init__(self, claim: Path) -> None:

@@ -10,14 +10,13 @@ from operator import add
 
 from harness.cell import Cell
 from harness.errors import SchedulerError, SiteError
-from harness.launchers.fates import Fate
-from harness.launchers.hours import Hours
+from harness.launchers.attempt_state import AttemptState
+from harness.launchers.cost_estimate import CostEstimate
 from harness.launchers.launch import WORKER_COMMAND, Launch, cancel_requested, request_cancel, user_name
 from harness.launchers.site import Site
 from harness.launchers.slurm.bad_nodes import keep_away
-from harness.launchers.slurm.claim import Claim, unsettled
-from harness.launchers.slurm.fate import claim_path, fates
-from harness.launchers.slurm.sbatch import batch_text, submit_claim
+from harness.launchers.slurm.job_layout import lay_out, nodes_of, slurm
+from harness.launchers.slurm.sbatch import batch_text, submit_manifest
 from harness.launchers.slurm.scheduler import (
     Job,
     NoAnswerError,
@@ -26,8 +25,9 @@ from harness.launchers.slurm.scheduler import (
     find_array,
     jobs_of,
 )
-from harness.launchers.slurm.shape import lay_out, nodes_of, slurm
-from harness.store import Attempt, SweepFolder
+from harness.launchers.slurm.scheduler_state import fates, manifest_path
+from harness.launchers.slurm.submission_manifest import SubmissionManifest, unsettled
+from harness.runs.store import Attempt, SweepFolder
 
 
 class SlurmLauncher:
@@ -62,10 +62,10 @@ class SlurmLauncher:
             submitted_at=time.time(),
         )
 
-    def hours(self, cells: Sequence[Cell], site: Site) -> Hours:
+    def hours(self, cells: Sequence[Cell], site: Site) -> CostEstimate:
         """The most that the cells can cost."""
         jobs = lay_out(((cell, cell) for cell in cells), site)
-        return reduce(add, (shape.hours(site) * len(found) for shape, found in jobs.items()), Hours())
+        return reduce(add, (shape.hours(site) * len(found) for shape, found in jobs.items()), CostEstimate())
 
     def preview(self, folder: SweepFolder, cells: Sequence[Cell], site: Site) -> str:
         """The texts that sbatch would get; changes nothing."""
@@ -75,7 +75,7 @@ class SlurmLauncher:
         return "\n".join(batch_text(claim) for claim in claims)
 
     def launch(self, folder: SweepFolder, launches: Iterable[tuple[Attempt, Launch]]) -> None:
-        """Claim the attempts, make them pending, and call sbatch once an array.
+        """SubmissionManifest the attempts, make them pending, and call sbatch once an array.
 
         Raises:
             SiteError: sbatch refused; what it refused is as if never launched.
@@ -119,7 +119,7 @@ class SlurmLauncher:
         """Whether pending attempts will start without `resume`."""
         return not unsettled(folder)
 
-    def fates(self, attempts: Sequence[Attempt]) -> Mapping[Attempt, Fate]:
+    def fates(self, attempts: Sequence[Attempt]) -> Mapping[Attempt, AttemptState]:
         """What Slurm says of attempts without an outcome, in at most two calls."""
         return fates(attempts)
 
@@ -141,7 +141,7 @@ class SlurmLauncher:
             raise _no_answer(error) from None
 
 
-def _refuse_elsewhere(claim: Claim) -> None:
+def _refuse_elsewhere(claim: SubmissionManifest) -> None:
     """Another cluster may have given the same number to something else of this user's."""
     cluster = (claim.submitted or {}).get("cluster")
     if cluster is not None and cluster != (here := cluster_name()):
@@ -151,13 +151,13 @@ def _refuse_elsewhere(claim: Claim) -> None:
         )
 
 
-def _unwanted(attempts: Sequence[Attempt]) -> Iterator[tuple[Claim, list[int]]]:
+def _unwanted(attempts: Sequence[Attempt]) -> Iterator[tuple[SubmissionManifest, list[int]]]:
     """Jobs of arrays of `attempts` that wait and have nothing left but what is cancelled.
 
     A job that Slurm took the nodes of waits again, though it has begun: only Slurm knows which those are.
     """
-    for path in dict.fromkeys(filter(None, map(claim_path, attempts))):
-        claim = Claim.read(path)
+    for path in dict.fromkeys(filter(None, map(manifest_path, attempts))):
+        claim = SubmissionManifest.read(path)
         array = (claim.submitted or {}).get("job_id")
         if array is None:
             continue
@@ -170,14 +170,14 @@ def _unwanted(attempts: Sequence[Attempt]) -> Iterator[tuple[Claim, list[int]]]:
             yield claim, indexes
 
 
-def _is_unwanted(claim: Claim, number: int) -> bool:
-    chains = [claim.chain(attempt) for lane in claim.lanes(number) for attempt in lane]
+def _is_unwanted(claim: SubmissionManifest, number: int) -> bool:
+    chains = [claim.chain(attempt) for lane in claim.slots(number) for attempt in lane]
     left = [chain[-1] for chain in chains if chain and chain[-1].outcome() is None]
     return bool(left) and all(map(cancel_requested, left))
 
 
-def _has_begun(claim: Claim, number: int) -> bool:
-    return any((attempt.path / "taken.json").exists() for lane in claim.lanes(number) for attempt in lane)
+def _has_begun(claim: SubmissionManifest, number: int) -> bool:
+    return any((attempt.path / "taken.json").exists() for lane in claim.slots(number) for attempt in lane)
 
 
 def _waits(job: Job | None) -> bool:
@@ -186,24 +186,24 @@ def _waits(job: Job | None) -> bool:
 
 def _claims(
     folder: SweepFolder, items: Sequence[tuple[Attempt, Cell]], launches: Mapping[Attempt, Launch], site: Site
-) -> Iterator[Claim]:
+) -> Iterator[SubmissionManifest]:
     most = slurm(site).array_size
     for shape, jobs in lay_out(items, site).items():
         for start in range(0, len(jobs), most):
-            yield Claim.plan(folder, shape, launches, jobs[start : start + most])
+            yield SubmissionManifest.plan(folder, shape, launches, jobs[start : start + most])
 
 
-def _make_pending(claim: Claim) -> None:
+def _make_pending(claim: SubmissionManifest) -> None:
     for number, attempt in claim.attempts():
         if not (attempt.path / "launch.json").exists():
             claim.launch_of(number, attempt).write(attempt)
 
 
-def _hand_over(claims: Sequence[Claim]) -> None:
+def _hand_over(claims: Sequence[SubmissionManifest]) -> None:
     cluster = _cluster() if claims else {}
     for number, claim in enumerate(claims):
         try:
-            claim.settle(job_id=submit_claim(claim), **cluster)
+            claim.settle(job_id=submit_manifest(claim), **cluster)
         except SiteError as error:
             for refused in claims[number:]:
                 _withdraw(refused, str(error))
@@ -223,7 +223,7 @@ def _cluster() -> dict[str, str]:
         return {}
 
 
-def _withdraw(claim: Claim, why: str) -> None:
+def _withdraw(claim: SubmissionManifest, why: str) -> None:
     """Undo what made the attempts pending: they were never launched."""
     for _, attempt in claim.attempts():
         (attempt.path / "launch.json").unlink(missing_ok=True)

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import SiteError
+from harness.launchers.slurm.job_layout import slurm
 from harness.launchers.slurm.scheduler import NoAnswerError
-from harness.launchers.slurm.shape import slurm
 
 if TYPE_CHECKING:
     from harness.launchers.site import Site
-    from harness.launchers.slurm.claim import Claim
-    from harness.launchers.slurm.executor import ClaimExecutor
+    from harness.launchers.slurm.executor import ManifestExecutor
+    from harness.launchers.slurm.submission_manifest import SubmissionManifest
 
 # What sbatch says when it may or may not have been heard; anything else that it says is a refusal.
 _NO_ANSWER = re.compile(
@@ -36,12 +36,12 @@ _SCRUBBED = re.compile(
 _KEPT = ("SLURM_CONF",)  # which cluster, not which allocation
 
 
-def batch_text(claim: Claim) -> str:
+def batch_text(claim: SubmissionManifest) -> str:
     """What sbatch will get."""
     return _executor(claim).text(_command(claim))
 
 
-def submit_claim(claim: Claim) -> str:
+def submit_manifest(claim: SubmissionManifest) -> str:
     """Call sbatch; returns the job's number.
 
     Raises:
@@ -88,22 +88,22 @@ def scrubbed(name: str) -> bool:
     return _SCRUBBED.match(name) is not None and name not in _KEPT
 
 
-def _executor(claim: Claim) -> ClaimExecutor:
-    from harness.launchers.slurm.executor import ClaimExecutor  # noqa: PLC0415  # see there
+def _executor(claim: SubmissionManifest) -> ManifestExecutor:
+    from harness.launchers.slurm.executor import ManifestExecutor  # noqa: PLC0415  # see there
 
-    executor = ClaimExecutor(claim.path)
+    executor = ManifestExecutor(claim.path)
     executor.parameters.update(_parameters(claim))
     return executor
 
 
-def _parameters(claim: Claim) -> dict[str, Any]:
+def _parameters(claim: SubmissionManifest) -> dict[str, Any]:
     site, shape = claim.site, claim.shape
     profile = slurm(site)
-    ranks = shape.ranks_per_node * shape.lanes
+    ranks = shape.ranks_per_node * shape.slots
     more: dict[str, Any] = {"output": "/dev/null", "requeue" if profile.requeue else "no-requeue": True}
     more |= profile.gpu_option(ranks * site.gpus_per_rank)
     more |= {name: True if value is None else value for name, value in profile.sbatch.items()}
-    memory = shape.memory_mb(site, shape.lanes)
+    memory = shape.memory_mb(site, shape.slots)
     return {
         "job_name": claim.job_name,
         "partition": profile.partition,
@@ -128,11 +128,11 @@ def _parameters(claim: Claim) -> dict[str, Any]:
     }
 
 
-def _log_line(claim: Claim) -> str:
+def _log_line(claim: SubmissionManifest) -> str:
     folder = shlex.quote(str(claim.path))
     return f'exec >>{folder}/job-$(printf %05d "$SLURM_ARRAY_TASK_ID").log 2>&1'
 
 
-def _command(claim: Claim) -> str:
-    words = [sys.executable, "-u", "-m", "harness.launchers.slurm.batch", str(claim.path)]
+def _command(claim: SubmissionManifest) -> str:
+    words = [sys.executable, "-u", "-m", "harness.launchers.slurm.batch_job", str(claim.path)]
     return f"exec {shlex.join(words)}"

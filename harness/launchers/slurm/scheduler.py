@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.records import State
+from harness.runs.records import State
 
 _ANSWER_SECONDS = 30.0  # a controller that takes longer is as good as down
 _AT_A_TIME = 1000  # job ids in one command line

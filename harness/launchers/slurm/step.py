@@ -14,16 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.checkpoint.requests import PREEMPTED_EXIT_CODE
 from harness.launchers.launch import Launch
+from harness.launchers.local.ranks import TERM_SECONDS, RankDeath, RanksEnd, own_variables
 from harness.launchers.oom import slurm_killed
-from harness.launchers.ranks import TERM_SECONDS, Death, Ending, own_variables
 from harness.launchers.site import Site
-from harness.launchers.slurm import rank as rank_program
+from harness.launchers.slurm import rank_wrapper as rank_program
+from harness.launchers.slurm.job_layout import JobLayout, slurm
 from harness.launchers.slurm.scheduler import kill_step
-from harness.launchers.slurm.shape import Shape, slurm
-from harness.launchers.stopping import Reason, stop_wish
-from harness.store import Attempt
+from harness.launchers.stopping import Reason, stop_request
+from harness.runs.checkpoint_requests import PREEMPTED_EXIT_CODE
+from harness.runs.store import Attempt
 
 _WATCH_SECONDS = 0.2
 _ASK_AGAIN_SECONDS = 1.0  # a rank that is still starting does not hear the first time
@@ -45,7 +45,7 @@ class StepEnd:
         hung: whether the ranks hung in MPI's initialization.
     """
 
-    ending: Ending
+    ending: RanksEnd
     lost_nodes: tuple[str, ...]
     out_of_memory: bool
     started: bool
@@ -53,7 +53,7 @@ class StepEnd:
     hung: bool
 
 
-def run_step(attempt: Attempt, launch: Launch, shape: Shape, leave: Callable[[], bool]) -> StepEnd:
+def run_step(attempt: Attempt, launch: Launch, shape: JobLayout, leave: Callable[[], bool]) -> StepEnd:
     """Run the attempt's ranks in this job; returns when none is left.
 
     Args:
@@ -72,7 +72,7 @@ def run_step(attempt: Attempt, launch: Launch, shape: Shape, leave: Callable[[],
         _end(process, attempt)
     said = (attempt.path / "logs" / "srun.log").read_text(errors="replace")
     return StepEnd(
-        ending=Ending(reason or "ranks", tuple(_deaths(attempt, shape))),
+        ending=RanksEnd(reason or "ranks", tuple(_deaths(attempt, shape))),
         lost_nodes=_lost_nodes(attempt, shape),
         out_of_memory=slurm_killed(said),
         started=bool(_starts(attempt)),
@@ -100,7 +100,7 @@ def _watch(
         if hangs():
             return None
         now = time.monotonic()
-        wish = stop_wish(attempt, site, deadline - now, preempted=False)
+        wish = stop_request(attempt, site, deadline - now, preempted=False)
         if wish is not None:
             reason = wish.reason
             save_ends = min(save_ends, now + site.grace_seconds)
@@ -113,7 +113,7 @@ def _watch(
     return reason
 
 
-def _start(attempt: Attempt, launch: Launch, shape: Shape) -> subprocess.Popen[bytes]:
+def _start(attempt: Attempt, launch: Launch, shape: JobLayout) -> subprocess.Popen[bytes]:
     with (attempt.path / "logs" / "srun.log").open("ab") as file:
         return subprocess.Popen(
             srun_command(attempt, launch, shape),
@@ -122,15 +122,15 @@ def _start(attempt: Attempt, launch: Launch, shape: Shape) -> subprocess.Popen[b
         )  # fmt: skip
 
 
-def _hangs(attempt: Attempt, shape: Shape) -> bool:
+def _hangs(attempt: Attempt, shape: JobLayout) -> bool:
     """Whether PMI broke before any rank was in training."""
     if _PMI_BROKE not in (attempt.path / "logs" / "srun.log").read_bytes():
         return False
-    beats = [attempt.last_beat(rank) for rank in range(shape.world_size)]
+    beats = [attempt.last_heartbeat(rank) for rank in range(shape.world_size)]
     return all(beat is None or beat.phase == "start" for beat in beats)
 
 
-def srun_command(attempt: Attempt, launch: Launch, shape: Shape) -> list[str]:
+def srun_command(attempt: Attempt, launch: Launch, shape: JobLayout) -> list[str]:
     """The step's command line; a list, which no shell reads."""
     site = launch.site
     profile = slurm(site)
@@ -140,7 +140,7 @@ def srun_command(attempt: Attempt, launch: Launch, shape: Shape) -> list[str]:
         f"--cpus-per-task={site.cpus_per_rank}",  # not inherited from the job since Slurm 22.05
         "--kill-on-bad-exit=1", f"--wait={_WAIT_SECONDS}", f"--mpi={profile.mpi}", "--input=none",
     ]  # fmt: skip
-    if shape.lanes > 1:  # else every step waits for the one before
+    if shape.slots > 1:  # else every step waits for the one before
         words.append("--exact")
         memory = shape.memory_mb(site, 1)
         words.append(f"--mem={memory}M" if memory is not None else "--mem=0")
@@ -184,17 +184,17 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
         return
 
 
-def _deaths(attempt: Attempt, shape: Shape) -> list[Death]:
+def _deaths(attempt: Attempt, shape: JobLayout) -> list[RankDeath]:
     """All ranks' ends in order of time; a rank without a word was killed along with its parent."""
     ends = {rank: _lines(attempt, rank)[-1] for rank in _starts(attempt)}
     said = sorted((end["at"], rank) for rank, end in ends.items() if "exit_code" in end)
-    deaths = [Death(rank, ends[rank]["exit_code"], ends[rank]["own"]) for _, rank in said]
+    deaths = [RankDeath(rank, ends[rank]["exit_code"], ends[rank]["own"]) for _, rank in said]
     silent = [rank for rank in range(shape.world_size) if "exit_code" not in ends.get(rank, {})]
     alone = all(death.exit_code in (0, PREEMPTED_EXIT_CODE) or not death.own for death in deaths)
-    return deaths + [Death(rank, -signal.SIGKILL, alone) for rank in silent]
+    return deaths + [RankDeath(rank, -signal.SIGKILL, alone) for rank in silent]
 
 
-def _lost_nodes(attempt: Attempt, shape: Shape) -> tuple[str, ...]:
+def _lost_nodes(attempt: Attempt, shape: JobLayout) -> tuple[str, ...]:
     """Nodes, other than this one, all of whose ranks started and left no word of their end."""
     silent: dict[str, int] = {}
     for rank, start in _starts(attempt).items():

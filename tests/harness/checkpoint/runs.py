@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 
 from harness.cell import Cell
-from harness.checkpoint.checkpoints import Checkpoints, Plan
-from harness.checkpoint.requests import Request
-from harness.pulse import Pulse
-from harness.records import EvalRecord, PhaseRecord, Record, RecordWriter
-from harness.store import Attempt, sweep_folder
-from harness.train import Result, Trainer
-from harness.world import World
+from harness.runs.checkpoint_requests import Request
+from harness.runs.heartbeat import HeartbeatWriter
+from harness.runs.records import EvalRecord, PhaseRecord, Record, RecordWriter
+from harness.runs.store import Attempt, sweep_folder
+from harness.training.checkpoint.checkpoints import Checkpoints, Plan
+from harness.training.train import Result, Trainer
+from harness.training.world import World
 
 KFAC = {"factor_update_steps": 2, "inverse_update_steps": 5, "damping": 0.01}
 NEVER = Plan()
@@ -90,7 +90,7 @@ def train(
             writer.write(record)
 
         checkpoints = Checkpoints(attempt, world, write, plan)
-        trainer = Trainer(cell, world, Pulse(attempt.pulse(rank)), write, checkpoints)
+        trainer = Trainer(cell, world, HeartbeatWriter(attempt.pulse(rank)), write, checkpoints)
         _arrange_stop(checkpoints, stop_before)
         if sabotage is not None:
             sabotage(trainer)

@@ -11,9 +11,9 @@ from itertools import count
 import pytest
 import torch.distributed as dist
 
-from harness.checkpoint import agreement
-from harness.checkpoint.agreement import Agreement, EveryMinutes, own_connection
-from harness.checkpoint.requests import Request
+from harness.runs.checkpoint_requests import Request
+from harness.training.checkpoint import agreement
+from harness.training.checkpoint.agreement import Agreement, EveryMinutes, own_connection
 
 STOP = Request("SIGUSR1", stops=True)
 

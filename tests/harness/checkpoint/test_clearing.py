@@ -2,10 +2,10 @@
 
 import pytest
 
-from harness import worker
-from harness.checkpoint.shelf import Shelf
-from harness.store import Attempt
-from harness.train import Result
+from harness.runs.checkpoint_store import CheckpointStore
+from harness.runs.store import Attempt
+from harness.training import worker
+from harness.training.train import Result
 from tests.harness.checkpoint.runs import cell, new_attempt
 
 
@@ -15,7 +15,7 @@ def attempts(tmp_path, monkeypatch):
     monkeypatch.setattr(worker, "SignalRequests", lambda: None)
     found = [new_attempt(tmp_path, cell("sgd", 1), continues) for continues in (None, 1, 2)]
     for attempt in found:
-        saved = Shelf(attempt).folder / "step-00000012"
+        saved = CheckpointStore(attempt).folder / "step-00000012"
         saved.mkdir(parents=True)
         (saved / "manifest.json").write_text("{}")
     return found
@@ -31,7 +31,7 @@ def train_to(monkeypatch):
 
 
 def left(attempts):
-    return [len(Shelf(attempt).newest_first()) for attempt in attempts]
+    return [len(CheckpointStore(attempt).newest_first()) for attempt in attempts]
 
 
 def test_a_completed_run_clears_all_attempts_that_it_went_on_through(attempts, train_to):

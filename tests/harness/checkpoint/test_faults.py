@@ -14,10 +14,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.checkpoint import parts, saving, shelf
-from harness.checkpoint.checkpoints import Plan
-from harness.checkpoint.shelf import Shelf
-from harness.records import CheckpointRecord, SegmentRecord
+from harness.runs import checkpoint_store as shelf
+from harness.runs.checkpoint_store import CheckpointStore
+from harness.runs.records import CheckpointRecord, SegmentRecord
+from harness.training.checkpoint import parts, saving
+from harness.training.checkpoint.checkpoints import Plan
 from tests.harness.checkpoint.runs import cell, new_attempt, train
 
 EVERY_EPOCH = Plan(every_epochs=1)
@@ -53,14 +54,16 @@ def test_a_full_disk_costs_the_checkpoint_and_neither_the_run_nor_the_one_before
     size = sum(file.stat().st_size for file in attempt.path.glob("checkpoints/*/*")) // 1024
     (attempt.path / "checkpoints").rename(attempt.path / "kept")
     small_disk(attempt.path / "checkpoints", 4 * (1 + (3 * size // 2 + 16) // 4))  # for one and a half
-    shutil.copytree(attempt.path / "kept" / "step-00000003", Shelf(attempt).folder / "step-00000003")
+    shutil.copytree(
+        attempt.path / "kept" / "step-00000003", CheckpointStore(attempt).folder / "step-00000003"
+    )
 
     full = ranks.run(partial(train, plan=EVERY_EPOCH, stop_before=13), spec, attempt)
     errors = [(record.step, record.error) for record in noted(full[0], CheckpointRecord)]
     assert [step for step, _ in errors] == [5, 10, 13]
     assert all("No space left on device" in error for _, error in errors)
     assert full[0].result.stop_reason == "preempted"
-    assert [path.name for path in Shelf(attempt).folder.iterdir()] == ["step-00000003"]
+    assert [path.name for path in CheckpointStore(attempt).folder.iterdir()] == ["step-00000003"]
 
     resumed = ranks.run(train, spec, attempt)
     for rank in range(2):
@@ -88,7 +91,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said_so(world, tmp_path, damage
     whole = ranks.run(train, spec, new_attempt(tmp_path / "whole", spec))
     attempt = new_attempt(tmp_path / "cut", spec)
     ranks.run(partial(train, plan=EVERY_EPOCH, stop_before=13), spec, attempt)
-    newest, before = Shelf(attempt).newest_first()
+    newest, before = CheckpointStore(attempt).newest_first()
     assert (newest.step, before.step) == (13, 10)
     DAMAGE[damage](newest.path)
     resumed = ranks.run(partial(train, stop_before=13), spec, attempt)
@@ -106,7 +109,7 @@ def test_nothing_but_damaged_checkpoints_starts_anew(world, tmp_path):
     spec = cell("sgd", 1)
     attempt = new_attempt(tmp_path, spec)
     world(1).run(partial(train, stop_before=13), spec, attempt)
-    flip(Shelf(attempt).newest_first()[0].path / "shared.pt")
+    flip(CheckpointStore(attempt).newest_first()[0].path / "shared.pt")
     ((run),) = world(1).run(train, spec, attempt)
     (segment,) = noted(run, SegmentRecord)
     assert (segment.segment, segment.first_step, segment.attempt) == (1, 0, None)
@@ -125,10 +128,10 @@ def test_a_checkpoint_that_would_run_code_is_refused_as_damaged(tmp_path):
 
 
 KILL_POINTS = {
-    "before it begins": (shelf.Shelf, "begin", "before"),
+    "before it begins": (shelf.CheckpointStore, "begin", "before"),
     "before the first part": (saving, "write_part", "before"),
     "after a part": (saving, "write_part", "after"),
-    "before the manifest": (shelf.Shelf, "publish", "before"),
+    "before the manifest": (shelf.CheckpointStore, "publish", "before"),
     "after the manifest, before the rename": (Path, "rename", "before"),
     "after the rename, before old ones go": (Path, "rename", "after"),
 }
@@ -200,7 +203,7 @@ def test_a_rank_that_dies_while_others_save_costs_that_checkpoint_alone(world, t
     for process in ranks:
         process.join(120)
     assert [process.exitcode for process in ranks] == [1, -signal.SIGKILL]
-    assert [saved.step for saved in Shelf(attempt).newest_first()] == [5]
+    assert [saved.step for saved in CheckpointStore(attempt).newest_first()] == [5]
     whole = world(2).run(train, spec, new_attempt(tmp_path / "whole", spec))
     resumed = world(2).run(train, spec, attempt)
     assert noted(resumed[0], SegmentRecord)[0].first_step == 5

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from harness.records import SegmentRecord
+from harness.runs.records import SegmentRecord
 from tests.harness.checkpoint.runs import METHODS, cell, new_attempt, train
 
 

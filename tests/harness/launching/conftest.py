@@ -13,10 +13,10 @@ import pytest
 
 from harness.cell import Cell
 from harness.launchers import LAUNCHERS
-from harness.launchers.gang import run_gang
+from harness.launchers.local.supervisor import supervise_attempt
 from harness.launchers.site import Site
-from harness.records import Outcome
-from harness.store import Attempt, sweep_folder
+from harness.runs.records import Outcome
+from harness.runs.store import Attempt, sweep_folder
 
 STAND_IN = (sys.executable, str(Path(__file__).with_name("stand_in.py")))
 
@@ -74,7 +74,7 @@ class GangProcess:
     def __init__(self, attempt: Attempt) -> None:
         self.attempt = attempt
         context = multiprocessing.get_context("spawn")
-        self.process = context.Process(target=run_gang, args=(str(attempt.path),))
+        self.process = context.Process(target=supervise_attempt, args=(str(attempt.path),))
         self.process.start()
 
     @property

@@ -1,4 +1,4 @@
-"""A rank without training: same command line and files as `harness.worker`, told what to do by its cell.
+"""A rank without training: same command line and files as `harness.training.worker`, told what to do by its cell.
 
 Options of the cell's workload: `steps`, `step_seconds`, and `act` (crash, lost_peer, oom, hang, kill, leave,
 orphan), done by rank `at_rank` at step `at_step`, a little after rank `also_rank` did `also_act`; `once`
@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from harness.pulse import Pulse
+from harness.runs.heartbeat import HeartbeatWriter
 
 ERRORS = {
     "crash": ("ValueError", "damping went away\nsecond line"),
@@ -39,7 +39,7 @@ def main():
 def train(args, options, act):
     used = {"cpus": sorted(os.sched_getaffinity(0)), "from": time.time(), "threads": args.threads}
     used["environment"] = dict(os.environ)
-    pulse = Pulse(args.folder / f"rank-{args.rank:05}.pulse")
+    pulse = HeartbeatWriter(args.folder / f"rank-{args.rank:05}.pulse")
     steps = int(options.get("steps", 3))
     pulse.total_steps = steps
     for step in range(steps):

@@ -12,7 +12,7 @@ from harness.launchers.launch import request_cancel
 
 
 def begun(attempt, ranks=1):
-    beats = [attempt.last_beat(rank) for rank in range(ranks)]
+    beats = [attempt.last_heartbeat(rank) for rank in range(ranks)]
     return all(beat is not None and beat.step >= 1 for beat in beats)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import SiteError
-from harness.launchers.leases import lease_folder, leased
+from harness.launchers.local.leases import lease_folder, leased
 
 POOL = tuple(range(4))
 FORK = multiprocessing.get_context("fork")

@@ -13,10 +13,10 @@ import pytest
 
 from harness.cell import Cell
 from harness.errors import SiteError
-from harness.heap import keep_freed_memory
 from harness.launchers import LAUNCHERS
-from harness.launchers.profiles import read_site
-from harness.store import Attempt, sweep_folder
+from harness.launchers.site_profiles import read_site
+from harness.runs.store import Attempt, sweep_folder
+from harness.training.malloc import keep_freed_memory
 from tests.kfac_core.mpi_worlds import MPIEXEC
 
 
@@ -82,7 +82,7 @@ def test_a_rank_killed_in_an_mpi_world_is_named_and_takes_the_others_along(
     attempt = real_attempt(4, "mpi", epochs=100_000)
     before = shared_memory()
     gang = start_gang(attempt)
-    wait_for(lambda: all((beat := attempt.last_beat(r)) and beat.step > 2 for r in range(4)), seconds=60)
+    wait_for(lambda: all((beat := attempt.last_heartbeat(r)) and beat.step > 2 for r in range(4)), seconds=60)
     ranks = gang.rank_pids()
     [victim] = [pid for pid in ranks if "--rank\0001\0" in open(f"/proc/{pid}/cmdline").read()]  # noqa: PTH123, SIM115
     os.kill(victim, signal.SIGKILL)
@@ -96,7 +96,7 @@ def test_a_rank_killed_in_an_mpi_world_is_named_and_takes_the_others_along(
 CLAIM = """
 import logging, os, sys
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
-from harness.mpi import find_mpi
+from harness.training.mpi import find_mpi
 claimed_rank, claimed_size = int(sys.argv[1] or os.environ["PMI_RANK"]), int(sys.argv[2])
 world, reason = find_mpi(claimed_rank, claimed_size, wanted=False)
 inherited = sorted(name for name in os.environ if "PMI" in name)
@@ -124,7 +124,7 @@ def test_mpi_is_believed_only_where_it_agrees_with_the_launcher(rank, size, said
 
 def test_a_plain_rank_starts_no_mpi():
     program = (
-        "import sys; from harness.mpi import find_mpi; print(find_mpi(0, 2, wanted=False));"
+        "import sys; from harness.training.mpi import find_mpi; print(find_mpi(0, 2, wanted=False));"
         "sys.exit('mpi4py.MPI' in sys.modules)"
     )
     plain = {name: value for name, value in os.environ.items() if "PMI" not in name}
@@ -137,7 +137,16 @@ def test_a_plain_rank_starts_no_mpi():
 
 def test_asking_for_mpi_without_an_mpi_launch_fails_with_what_to_do(real_attempt):
     attempt = real_attempt(2, "mpi")
-    rank = [sys.executable, "-m", "harness.worker", str(attempt.path), "--rank", "0", "--world-size", "2"]
+    rank = [
+        sys.executable,
+        "-m",
+        "harness.training.worker",
+        str(attempt.path),
+        "--rank",
+        "0",
+        "--world-size",
+        "2",
+    ]
     done = subprocess.run(
         [*rank, "--local-rank", "0", "--threads", "1"], capture_output=True, text=True, check=False
     )

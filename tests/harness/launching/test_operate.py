@@ -10,13 +10,14 @@ import time
 
 import pytest
 
-from harness.cli import main, standing
-from harness.cli.standing import print_log
+from harness.cli import main
+from harness.cli import status_view as standing
+from harness.cli.status_view import print_log
 from harness.launchers import LAUNCHERS
-from harness.launchers.fates import Fate
-from harness.launchers.verdict import without_ranks
-from harness.store import sweep_folder
-from harness.submit import submit
+from harness.launchers.attempt_state import AttemptState
+from harness.launchers.outcome import outcome_without_ranks
+from harness.runs.store import sweep_folder
+from harness.study.submit import submit
 
 SWEEP = """
 sweep: study
@@ -86,11 +87,11 @@ def test_following_a_log_asks_the_launcher_now_and_then_only(
     class Watched:
         def fates(self, attempts):
             asked.append(len(attempts))
-            return {} if len(asked) < 4 else {attempts[0]: Fate("LOST", "gone")}
+            return {} if len(asked) < 4 else {attempts[0]: AttemptState("LOST", "gone")}
 
     monkeypatch.setitem(LAUNCHERS, "local", Watched())
     attempt.log(0).write_text("first\n")
-    end = threading.Timer(1.0, lambda: attempt.write_outcome(without_ranks("FAILED", "")))
+    end = threading.Timer(1.0, lambda: attempt.write_outcome(outcome_without_ranks("FAILED", "")))
     end.start()
     print_log(attempt.cell_folder, 0, follow=True)
     assert (capsys.readouterr().out, len(asked)) == ("first\n", 1)
@@ -112,8 +113,8 @@ def test_cancel_and_retry_with_nothing_to_do_say_so(ended, cli):
 def test_submitting_a_finished_sweep_again_is_quick_and_loads_no_torch(tmp_path):
     file = tmp_path / "study.yaml"
     file.write_text(SWEEP.format(repeats=50))
-    from harness.records import Outcome
-    from harness.sweep import read_sweep
+    from harness.runs.records import Outcome
+    from harness.study.sweep import read_sweep
 
     folder = sweep_folder("study", tmp_path / "runs")
     for cell in read_sweep(file).cells:

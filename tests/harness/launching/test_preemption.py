@@ -8,12 +8,12 @@ import psutil
 import pytest
 
 from harness.cell import Cell
-from harness.checkpoint.shelf import Shelf
 from harness.cli import main
 from harness.launchers import LAUNCHERS
-from harness.status import read_statuses
-from harness.store import sweep_folder
-from harness.submit import submit
+from harness.runs.checkpoint_store import CheckpointStore
+from harness.runs.store import sweep_folder
+from harness.study.status import read_statuses
+from harness.study.submit import submit
 
 
 @pytest.fixture
@@ -82,7 +82,9 @@ def test_a_run_stopped_by_a_signal_and_by_cancel_ends_with_the_bits_of_one_that_
     digest = want.read("result.json")["parameters_sha256"]
     assert attempts[-1].read("result.json")["parameters_sha256"] == digest
     assert attempts[-1].lineage() == attempts[::-1]
-    assert not any(Shelf(one).folder.exists() for one in attempts)  # completed: nobody will need them
+    assert not any(
+        CheckpointStore(one).folder.exists() for one in attempts
+    )  # completed: nobody will need them
 
     # the gap between the attempts is on no clock
     ended = [attempt.outcome().ended_at for attempt in attempts]
@@ -96,7 +98,7 @@ def test_a_run_stopped_by_a_signal_and_by_cancel_ends_with_the_bits_of_one_that_
 
 def _is_rank(process, attempt, rank):
     words = process.info["cmdline"] or []
-    wanted = ["harness.worker", str(attempt.path), "--rank", str(rank)]
+    wanted = ["harness.training.worker", str(attempt.path), "--rank", str(rank)]
     return any(words[start : start + 4] == wanted for start in range(len(words)))
 
 
@@ -113,7 +115,7 @@ def test_a_preempted_gang_saves_and_a_fresh_retry_starts_anew(
     outcome = gang.outcome()
     assert (outcome.state, outcome.reached_target) == ("PREEMPTED", None)
     assert {rank.exit_code for rank in outcome.ranks} == {75}
-    assert outcome.checkpoint_step == Shelf(attempt).newest_first()[0].step
+    assert outcome.checkpoint_step == CheckpointStore(attempt).newest_first()[0].step
     site_file = tmp_path / "site.yaml"
     site_file.write_text("launcher: local\noversubscribe: true\n")
     arguments = ["study", "--site", str(site_file), "--runs", str(tmp_path)]
@@ -138,7 +140,7 @@ def test_ranks_are_asked_to_save_before_the_time_limit(cell, site, tmp_path, loo
 def test_ranks_that_do_not_save_in_time_are_ended(make_cell, make_attempt, start_gang, wait_for):
     attempt = make_attempt(make_cell(2, steps=3000), grace_seconds=1.0)  # stand-ins cannot save
     gang = start_gang(attempt)
-    wait_for(lambda: all(beat and beat.step >= 1 for beat in map(attempt.last_beat, range(2))))
+    wait_for(lambda: all(beat and beat.step >= 1 for beat in map(attempt.last_heartbeat, range(2))))
     os.kill(gang.pid, signal.SIGUSR1)
     outcome = gang.outcome()
     assert outcome.state == "PREEMPTED"

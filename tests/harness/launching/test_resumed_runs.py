@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from harness.launchers.launch import Begun, Launch
-from harness.launchers.ranks import Death, Ending
-from harness.launchers.verdict import judge
-from harness.pulse import Pulse
-from harness.status import read_statuses
-from harness.store import sweep_folder
+from harness.launchers.launch import Launch, RanksStarted
+from harness.launchers.local.ranks import RankDeath, RanksEnd
+from harness.launchers.outcome import judge
+from harness.runs.heartbeat import HeartbeatWriter
+from harness.runs.store import sweep_folder
+from harness.study.status import read_statuses
 
 RESULT = {"reached_target": False, "stop_reason": "epochs", "train_seconds": 1.0, "value": 0.8, "steps": 40}
 
@@ -36,14 +36,14 @@ def resumed(make_cell, make_attempt):
 def test_the_best_value_is_the_best_of_all_segments_but_for_what_was_done_again(resumed):
     said(resumed, 20, (30, 0.7), (40, 0.8))
     resumed.write("result.json", RESULT)
-    outcome = judge(resumed, Ending("ranks", (Death(0, 0, True),)), 0.0, 1.0, False)
+    outcome = judge(resumed, RanksEnd("ranks", (RankDeath(0, 0, True),)), 0.0, 1.0, False)
     assert outcome.cause == "target accuracy >= 0.97 not reached: best 0.95 after 4 epochs"
 
 
 def test_a_run_that_was_not_evaluated_since_it_was_resumed_shows_the_value_before(resumed, tmp_path):
     said(resumed, 20)
-    Begun(time.time(), (0,), ()).write(resumed)
-    Pulse(resumed.pulse(0)).beat("forward")
+    RanksStarted(time.time(), (0,), ()).write(resumed)
+    HeartbeatWriter(resumed.pulse(0)).beat("forward")
     resumed.write("gang.json", {"host": "elsewhere", "pid": 1, "created": 0.0})
     (seen,) = read_statuses(sweep_folder("study", tmp_path))
     assert (seen.state, seen.value) == ("RUNNING", 0.95)

@@ -4,11 +4,11 @@ import os
 import signal
 import time
 
-from harness.launchers.launch import Begun
-from harness.pulse import Pulse
-from harness.records import Outcome
-from harness.status import count_states, read_statuses
-from harness.store import sweep_folder
+from harness.launchers.launch import RanksStarted
+from harness.runs.heartbeat import HeartbeatWriter
+from harness.runs.records import Outcome
+from harness.runs.store import sweep_folder
+from harness.study.status import count_states, read_statuses
 
 
 def test_a_gang_killed_with_sigkill_leaves_a_lost_cell_with_its_last_step(
@@ -40,9 +40,9 @@ def test_a_cell_is_staged_then_pending_then_final(make_cell, make_attempt, tmp_p
 def test_the_step_of_a_running_cell_is_that_of_the_rank_furthest_behind(make_cell, make_attempt, tmp_path):
     cell = make_cell(2)
     attempt = make_attempt(cell)
-    Begun(time.time(), (0, 1), ()).write(attempt)
+    RanksStarted(time.time(), (0, 1), ()).write(attempt)
     for rank, step in enumerate((9, 7)):
-        pulse = Pulse(attempt.pulse(rank))
+        pulse = HeartbeatWriter(attempt.pulse(rank))
         pulse.step = step
         pulse.beat("forward")
     (seen,) = read_statuses(sweep_folder("study", tmp_path))
@@ -51,7 +51,7 @@ def test_the_step_of_a_running_cell_is_that_of_the_rank_furthest_behind(make_cel
 
 def test_a_cell_whose_gang_is_on_another_host_says_where_to_look(make_cell, make_attempt, tmp_path):
     attempt = make_attempt(make_cell())
-    Begun(time.time(), (0,), ()).write(attempt)
+    RanksStarted(time.time(), (0,), ()).write(attempt)
     attempt.write("gang.json", {"host": "elsewhere", "pid": 1, "created": 0.0})
     (seen,) = read_statuses(sweep_folder("study", tmp_path))
     assert seen.state == "RUNNING"

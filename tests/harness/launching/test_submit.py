@@ -12,11 +12,11 @@ import pytest
 from harness.errors import SiteError
 from harness.launchers import LAUNCHERS
 from harness.launchers.launch import Launch
-from harness.launchers.presence import Presence
-from harness.locks import exclusive
-from harness.status import is_stalled, read_statuses
-from harness.store import sweep_folder
-from harness.submit import cancel, in_blocks, retry, submit
+from harness.launchers.process_identity import ProcessIdentity
+from harness.runs.locks import exclusive
+from harness.runs.store import sweep_folder
+from harness.study.status import is_stalled, read_statuses
+from harness.study.submit import cancel, in_blocks, retry, submit
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def finish(folder, wait_for):
 
 def queue(folder):
     raw = folder.path / "queue.json"
-    return Presence.read(json.loads(raw.read_text())) if raw.exists() else None
+    return ProcessIdentity.read(json.loads(raw.read_text())) if raw.exists() else None
 
 
 def test_cells_run_once_in_order_and_never_more_at_a_time_than_leases(

@@ -9,9 +9,9 @@ import pytest
 
 from harness.cell import Cell
 from harness.launchers.site import Site
-from harness.launchers.slurm.profile import SlurmProfile
-from harness.status import IN_FLIGHT, CellStatus, read_statuses
-from harness.store import Attempt, sweep_folder
+from harness.launchers.slurm_profile import SlurmProfile
+from harness.runs.store import Attempt, sweep_folder
+from harness.study.status import IN_FLIGHT, CellStatus, read_statuses
 from tests.slurm_cluster.cluster import Cluster
 from tests.waiting import wait_for
 
@@ -73,7 +73,7 @@ def training(tmp_path: Path) -> Callable[..., Attempt]:
             attempt = sweep_folder("study", tmp_path).cell_folder(cell).latest()
             if attempt is None or attempt.number < number:
                 return None
-            beats = [attempt.last_beat(rank) for rank in range(cell.world_size)]
+            beats = [attempt.last_heartbeat(rank) for rank in range(cell.world_size)]
             return attempt if all(beat is not None and beat.step > 1 for beat in beats) else None
 
         found = wait_for(begun, seconds=60)

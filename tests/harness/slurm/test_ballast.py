@@ -2,20 +2,20 @@
 
 import pytest
 
-from harness.launchers.slurm.ballast import drop_ballast, lay_ballast
-from harness.launchers.verdict import without_ranks
-from harness.records import Outcome, RankExit
-from harness.store import Attempt
+from harness.launchers.outcome import outcome_without_ranks
+from harness.launchers.slurm.disk_reserve import release_reserve, reserve_disk
+from harness.runs.records import Outcome, RankExit
+from harness.runs.store import Attempt
 
 
 @pytest.mark.parametrize("world_size", [1, 1000, 4096])
 def test_the_outcome_of_all_ranks_fits(tmp_path, world_size):
     attempt = Attempt(tmp_path)
-    lay_ballast(attempt, world_size)
+    reserve_disk(attempt, world_size)
     kept = (tmp_path / ".ballast").stat().st_size
     exits = tuple(RankExit(rank, -9, "SIGKILL", 10_000, "precondition_comm") for rank in range(world_size))
-    empty = without_ranks("NODE_FAIL", "node n1 failed with all ranks there")
+    empty = outcome_without_ranks("NODE_FAIL", "node n1 failed with all ranks there")
     outcome = Outcome(**{**vars(empty), "ranks": exits})
     assert len(outcome.to_json()) <= kept
-    drop_ballast(attempt)
+    release_reserve(attempt)
     assert not list(tmp_path.iterdir())

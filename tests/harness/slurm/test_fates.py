@@ -7,10 +7,10 @@ import pwd
 import pytest
 
 from harness.launchers.launch import user_name
-from harness.launchers.slurm import fate
-from harness.launchers.slurm.fate import fates
+from harness.launchers.slurm import scheduler_state as fate
 from harness.launchers.slurm.scheduler import Job
-from harness.store import Attempt
+from harness.launchers.slurm.scheduler_state import fates
+from harness.runs.store import Attempt
 
 
 @pytest.fixture

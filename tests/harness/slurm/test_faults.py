@@ -11,7 +11,7 @@ import sys
 import psutil
 import pytest
 
-from harness.submit import cancel, retry, submit
+from harness.study.submit import cancel, retry, submit
 from tests.harness.slurm.conftest import STAND_IN
 from tests.waiting import wait_for
 
@@ -21,8 +21,8 @@ FOREVER = 100_000
 
 FILLS_THE_DISK = (
     sys.executable, "-c",
-    "import os, sys; from pathlib import Path; from harness.pulse import Pulse\n"
-    "a = Path(sys.argv[1]); rank = int(sys.argv[3]); pulse = Pulse(a / f'rank-{rank:05}.pulse')\n"
+    "import os, sys; from pathlib import Path; from harness.runs.heartbeat import HeartbeatWriter\n"
+    "a = Path(sys.argv[1]); rank = int(sys.argv[3]); pulse = HeartbeatWriter(a / f'rank-{rank:05}.pulse')\n"
     "pulse.step = 7; pulse.beat('update')\n"
     "with (a / f'rank-{rank:05}.jsonl').open('ab') as file:\n"
     "    while True: file.write(bytes(4096)); file.flush()\n",

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from harness.launchers.slurm import rank
+from harness.launchers.slurm import rank_wrapper as rank
 
 
 @pytest.mark.parametrize(("folder_mode", "file_mode"), [(0o2750, 0o640), (0o700, 0o600)])

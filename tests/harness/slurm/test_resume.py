@@ -7,10 +7,10 @@ import pytest
 from analysis.tables import load
 from harness.cell import Cell
 from harness.launchers.site import Site
-from harness.launchers.slurm.profile import SlurmProfile
-from harness.status import read_statuses
-from harness.store import sweep_folder
-from harness.submit import cancel, retry, submit
+from harness.launchers.slurm_profile import SlurmProfile
+from harness.runs.store import sweep_folder
+from harness.study.status import read_statuses
+from harness.study.submit import cancel, retry, submit
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm

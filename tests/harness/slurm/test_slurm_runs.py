@@ -10,10 +10,10 @@ import pytest
 
 from harness.cli import main
 from harness.errors import BudgetError
-from harness.launchers.verdict import without_ranks
-from harness.status import read_statuses
-from harness.store import sweep_folder
-from harness.submit import cancel, preview, retry, submit
+from harness.launchers.outcome import outcome_without_ranks
+from harness.runs.store import sweep_folder
+from harness.study.status import read_statuses
+from harness.study.submit import cancel, preview, retry, submit
 from tests.harness.slurm.conftest import STAND_IN
 from tests.waiting import wait_for
 
@@ -223,7 +223,7 @@ def test_a_node_that_failed_twice_is_left_out_of_new_jobs(on_slurm, tmp_path, ma
     for cell in cells:
         attempt = sweep_folder("study", tmp_path).stage(cell).new_attempt()
         attempt.write("launch.json", {"launcher": "slurm"})
-        attempt.write_outcome(replace(without_ranks("NODE_FAIL", "", 0.0), failed_nodes=("n1",)))
+        attempt.write_outcome(replace(outcome_without_ranks("NODE_FAIL", "", 0.0), failed_nodes=("n1",)))
     retry(cells, make_site(exclude_nodes=("n4",)), tmp_path, STAND_IN)
     for one in ended(cells):
         assert one.state == "COMPLETED"

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-import harness.store
-import harness.submit
+import harness.runs.store
+import harness.study.submit
 from harness.errors import SchedulerError, SiteError
-from harness.submit import submit
+from harness.study.submit import submit
 from tests.harness.slurm.conftest import STAND_IN
 from tests.waiting import wait_for
 
@@ -71,7 +71,7 @@ def test_two_submitters_at_once_run_every_cell_once(
     on_slurm, tmp_path, make_cell, make_site, ended, monkeypatch, locks_work
 ):
     if not locks_work:  # as between the login nodes of a file system without locks
-        monkeypatch.setattr(harness.submit, "exclusive", lambda _path: contextlib.nullcontext())
+        monkeypatch.setattr(harness.study.submit, "exclusive", lambda _path: contextlib.nullcontext())
     cells = [make_cell(world_size=2, seed=seed) for seed in range(6)]
     children = [fork(lambda: submit(cells, make_site(), tmp_path, STAND_IN)) for _ in range(2)]
     for child in children:

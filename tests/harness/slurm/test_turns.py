@@ -5,15 +5,16 @@ import json
 import pytest
 
 from harness.errors import BudgetError, SchedulerError
-from harness.launchers.launch import Begun, request_cancel
-from harness.launchers.slurm import batch, launcher
-from harness.launchers.slurm.claim import Claim
+from harness.launchers.launch import RanksStarted, request_cancel
+from harness.launchers.outcome import outcome_without_ranks
+from harness.launchers.slurm import batch_job as batch
+from harness.launchers.slurm import launcher
+from harness.launchers.slurm.attempt_ownership import acquire_attempt
+from harness.launchers.slurm.job_layout import lay_out
 from harness.launchers.slurm.launcher import SlurmLauncher
 from harness.launchers.slurm.scheduler import Job
-from harness.launchers.slurm.shape import lay_out
-from harness.launchers.slurm.turn import take_turn
-from harness.launchers.verdict import without_ranks
-from harness.store import sweep_folder
+from harness.launchers.slurm.submission_manifest import SubmissionManifest
+from harness.runs.store import sweep_folder
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def claimed(tmp_path, make_cell, make_site):
         items = [(folder.stage(cell).new_attempt(), cell) for cell in cells]
         launches = {attempt: SlurmLauncher().plan(cell, make_site()) for attempt, cell in items}
         ((shape, jobs),) = lay_out(items, make_site()).items()
-        claim = Claim.plan(folder, shape, launches, jobs)
+        claim = SubmissionManifest.plan(folder, shape, launches, jobs)
         claim.write()
         for number, attempt in claim.attempts():
             claim.launch_of(number, attempt).write(attempt)
@@ -64,20 +65,20 @@ def ended(monkeypatch):
 
 
 def begin(attempt):
-    Begun(5.0, (), ()).write(attempt)
+    RanksStarted(5.0, (), ()).write(attempt)
     return attempt
 
 
 def test_a_job_that_starts_again_ends_what_was_cancelled_meanwhile_with_its_checkpoint(claimed, as_job):
     claim, (attempt,) = claimed()
     as_job(0, 0)
-    begin(take_turn(attempt, claim))
+    begin(acquire_attempt(attempt, claim))
     saved = attempt.path / "checkpoints" / "step-00000120"
     saved.mkdir(parents=True)
     (saved / "manifest.json").write_text(json.dumps({}))
     request_cancel(attempt)
     as_job(0, 1)
-    assert take_turn(attempt, claim) is None
+    assert acquire_attempt(attempt, claim) is None
     assert [one.number for one in attempt.cell_folder.attempts()] == [1]
     outcome = attempt.outcome()
     assert (outcome.state, outcome.checkpoint_step, outcome.started_at) == ("CANCELLED", 120, 5.0)
@@ -86,12 +87,12 @@ def test_a_job_that_starts_again_ends_what_was_cancelled_meanwhile_with_its_chec
 def test_a_job_that_starts_again_a_second_time_heeds_who_cancelled_its_second_attempt(claimed, as_job):
     claim, (first,) = claimed()
     as_job(0, 0)
-    begin(take_turn(first, claim))
+    begin(acquire_attempt(first, claim))
     as_job(0, 1)
-    second = begin(take_turn(first, claim))
+    second = begin(acquire_attempt(first, claim))
     request_cancel(second)
     as_job(0, 2)
-    assert take_turn(first, claim) is None
+    assert acquire_attempt(first, claim) is None
     assert [one.outcome().state for one in first.cell_folder.attempts()] == ["PREEMPTED", "CANCELLED"]
 
 
@@ -101,9 +102,9 @@ def test_cancelling_takes_requeued_jobs_out_of_the_queue_and_leaves_running_ones
     claim, attempts = claimed(4)
     for number in (0, 1, 2):
         as_job(number, 0)
-        begin(take_turn(claim.lanes(number)[0][0], claim))
-    order = [claim.lanes(number)[0][0] for number in range(4)]
-    order[2].write_outcome(without_ranks("COMPLETED", "", 1.0))
+        begin(acquire_attempt(claim.slots(number)[0][0], claim))
+    order = [claim.slots(number)[0][0] for number in range(4)]
+    order[2].write_outcome(outcome_without_ranks("COMPLETED", "", 1.0))
     told = ended(**{"77_0": "PENDING", "77_1": "RUNNING", "77_2": "COMPLETED", "77_3": "PENDING"})
     SlurmLauncher().cancel(attempts)
     assert told == [("77", [0, 3])]

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from harness.workloads import WORKLOADS
-from harness.workloads.cifar_files import Images, read_embedded
+from harness.workloads.cifar.files import Images, read_embedded
 from harness.workloads.workload import Share
 
 TRAIN, TEST = 600, 200

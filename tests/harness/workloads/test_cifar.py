@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.workloads.cifar import MOMENTS, build_cifar10, build_cifar100
+from harness.workloads.cifar.workload import MOMENTS, build_cifar10, build_cifar100
 from tests.harness.workloads.batch_files import (
     TEST,
     TRAIN,

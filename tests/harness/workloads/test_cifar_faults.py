@@ -18,9 +18,9 @@ import pytest
 
 from harness.cli import main
 from harness.errors import DataError
-from harness.workloads import download
-from harness.workloads.cifar_files import VARIANTS, read_cifar
-from harness.workloads.plain_pickle import read_plain
+from harness.workloads.cifar.files import VARIANTS, read_cifar
+from harness.workloads.cifar.plain_pickle import read_plain
+from harness.workloads.sources import download
 from tests.harness.workloads.batch_files import TEST, TRAIN, change, options, write_cifar10, write_cifar100
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"

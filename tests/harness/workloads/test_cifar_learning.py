@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from harness.cell import Cell
-from harness.pulse import Pulse
-from harness.records import EvalRecord, PhaseRecord
-from harness.train import Trainer
-from harness.world import World
+from harness.runs.heartbeat import HeartbeatWriter
+from harness.runs.records import EvalRecord, PhaseRecord
+from harness.training.train import Trainer
+from harness.training.world import World
 from tests.harness.workloads.batch_files import CPU, options
 
 KFAC = {"damping": 0.03, "factor_update_steps": 2, "inverse_update_steps": 10}
@@ -26,7 +26,7 @@ def train(folder: Path, **changes):
     }  # fmt: skip
     cell = Cell.model_validate({**fields, **changes})
     records = []
-    trainer = Trainer(cell, World(0, 1, 0, CPU, "gloo"), Pulse(folder / "pulse"), records.append)
+    trainer = Trainer(cell, World(0, 1, 0, CPU, "gloo"), HeartbeatWriter(folder / "pulse"), records.append)
     return trainer.run(), records
 
 

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from pycocotools import mask as coding
 
-from harness.workloads.coco_files import Annotations
+from harness.workloads.coco.files import Annotations
+from harness.workloads.coco.scenes import SIDE, digit_scenes, run_lengths
 from harness.workloads.digits import split_digits
-from harness.workloads.scenes import SIDE, digit_scenes, run_lengths
 from tests.harness.workloads.batch_files import options, torchvision_or_skip
 from tests.harness.workloads.coco_folders import (
     CATEGORIES,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.models.detection import mask_rcnn
-from harness.workloads.coco_scores import METRICS
+from harness.workloads.coco.scores import METRICS
+from harness.workloads.models.detection import mask_rcnn
 from kfac_core import KFAC, KFACConfig
 from tests.harness.checkpoint.runs import cell, new_attempt, train
 from tests.harness.workloads.batch_files import options, torchvision_or_skip

@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from harness.cell import Cell
-from harness.exchange import everyones_bytes
-from harness.pulse import Pulse
-from harness.records import EvalRecord
-from harness.train import Trainer
-from harness.workloads import coco as module
-from harness.workloads.coco_files import Annotations
-from harness.workloads.coco_scores import METRICS, average_precision, detections, packed, unpacked
-from harness.world import World
+from harness.runs.heartbeat import HeartbeatWriter
+from harness.runs.records import EvalRecord
+from harness.training.all_gather import all_gather_bytes
+from harness.training.train import Trainer
+from harness.training.world import World
+from harness.workloads.coco import workload as module
+from harness.workloads.coco.files import Annotations
+from harness.workloads.coco.scores import METRICS, average_precision, detections, packed, unpacked
 from kfac_core.collectives import connect
 from tests.harness.workloads.batch_files import options
 from tests.harness.workloads.coco_folders import annotation, coco, lengths
@@ -172,7 +172,7 @@ def train(rank: int, world_size: int, folder: str, metric: str) -> list[EvalReco
     records = []
     try:
         world = World(rank, world_size, rank, torch.device("cpu"), "gloo")
-        Trainer(cell, world, Pulse(Path(folder) / f"{rank}-{world_size}"), records.append).run()
+        Trainer(cell, world, HeartbeatWriter(Path(folder) / f"{rank}-{world_size}"), records.append).run()
     finally:
         module.mask_rcnn = built
     return [record for record in records if isinstance(record, EvalRecord)]
@@ -191,7 +191,7 @@ def test_any_number_of_ranks_scores_the_same_to_the_last_bit(world, tmp_path):
 
 def gather(rank: int, world_size: int) -> list[bytes]:
     own = bytes([rank]) * (rank * 1000)  # rank 0 has nothing to say
-    return everyones_bytes(connect(), torch.device("cpu"), own)
+    return all_gather_bytes(connect(), torch.device("cpu"), own)
 
 
 def test_ranks_hear_bytes_of_any_length_from_each_other(world):

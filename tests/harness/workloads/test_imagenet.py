@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 
 from harness.cell import Cell
-from harness.models import cifar_resnet, imagenet_resnet
-from harness.pulse import Pulse
-from harness.train import Trainer
+from harness.runs.heartbeat import HeartbeatWriter
+from harness.training.train import Trainer
+from harness.training.world import World
 from harness.workloads import WORKLOADS
 from harness.workloads.imagenet import DEVIATION, MEAN, build
-from harness.workloads.photos import list_photos, middle_view, random_box, read_photo, training_view
-from harness.world import World
+from harness.workloads.models import cifar_resnet, imagenet_resnet
+from harness.workloads.sources.photos import list_photos, middle_view, random_box, read_photo, training_view
 from kfac_core import KFAC, KFACConfig
 from tests.harness.workloads.batch_files import CPU, options, share, torchvision_or_skip
 from tests.harness.workloads.photo_folders import CLASSES, SIDE, TEST_EACH, TRAIN_EACH, imagenet, write_photos
@@ -194,7 +194,7 @@ def test_a_run_ends_without_a_warning(tmp_path, recwarn):
             "training": {"global_batch_size": 4, "epochs": 1},
         }
     )  # fmt: skip
-    trainer = Trainer(cell, World(0, 1, 0, CPU, "gloo"), Pulse(tmp_path / "pulse"), lambda _: None)
+    trainer = Trainer(cell, World(0, 1, 0, CPU, "gloo"), HeartbeatWriter(tmp_path / "pulse"), lambda _: None)
     assert trainer.run().steps == 2
     assert [str(warning.message) for warning in recwarn] == []
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import DataError
-from harness.workloads.folders import data_folder
+from harness.workloads.sources.folders import data_folder
 from tests.harness.workloads.photo_folders import imagenet, write_photos
 
 
@@ -87,7 +87,7 @@ class TestStaging:
 
     def test_ranks_of_a_node_share_one_copy(self, root):
         program = (
-            "import sys; from pathlib import Path; from harness.workloads.staging import staged; "
+            "import sys; from pathlib import Path; from harness.workloads.sources.staging import staged; "
             "print(staged(Path(sys.argv[1]), ('train', 'val')))"
         )
         ranks = [

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import nn
 
-from harness.models.language import bert, gpt2, with_linear_projections
 from harness.workloads import WORKLOADS
-from harness.workloads.corpus import read_corpus
-from harness.workloads.language import build_bert, build_gpt
-from harness.workloads.language_cards import BERT_SPECIALS
-from harness.workloads.tokens import read_tokenizer, train_tokenizer
+from harness.workloads.cards.language import BERT_SPECIALS
+from harness.workloads.language.corpus import read_corpus
+from harness.workloads.language.tokens import read_tokenizer, train_tokenizer
+from harness.workloads.language.workload import build_bert, build_gpt
+from harness.workloads.models.language import bert, gpt2, with_linear_projections
 from kfac_core.config import KFACConfig
 from kfac_core.layers import find_layers
 from tests.harness.workloads.texts import SMALL, independently, options, share, write_texts
@@ -110,7 +110,7 @@ def test_nothing_held_out_is_in_the_training_text():
 TRAIN = """\
 import hashlib
 from tests.harness.workloads.test_language import embedded
-from harness.workloads.tokens import train_tokenizer
+from harness.workloads.language.tokens import train_tokenizer
 text = train_tokenizer(embedded("test").splitlines(), 400, ("[MASK]",)).to_str()
 print(hashlib.sha256(text.encode()).hexdigest())
 """
@@ -135,7 +135,7 @@ def test_the_same_text_trains_the_same_tokenizer_in_any_process():
 START = """\
 import sys
 from tests.harness.workloads.texts import options
-from harness.workloads.corpus import read_corpus
+from harness.workloads.language.corpus import read_corpus
 asked = options("gpt", "embedded", tokenizer="", vocabulary=320)
 print(int(read_corpus(asked, (), 11, 10).train.tokens.astype("int64").sum()))
 """

@@ -8,9 +8,9 @@ import pytest
 
 from harness.cli import main
 from harness.errors import DataError
-from harness.models.language import bert, gpt2
 from harness.workloads import WORKLOADS
-from harness.workloads.language import build_bert, build_gpt
+from harness.workloads.language.workload import build_bert, build_gpt
+from harness.workloads.models.language import bert, gpt2
 from tests.harness.workloads.texts import WORDS, options, share, write_texts, write_tokenizer
 
 WITHOUT_MASK = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]

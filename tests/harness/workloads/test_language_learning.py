@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from harness.cell import Cell
-from harness.pulse import Pulse
-from harness.records import EvalRecord, Record
-from harness.train import Trainer
-from harness.world import World
+from harness.runs.heartbeat import HeartbeatWriter
+from harness.runs.records import EvalRecord, Record
+from harness.training.train import Trainer
+from harness.training.world import World
 
 SIZE = {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 512, "sequence_length": 64, "dropout": 0.0}
 KFAC = {"damping": 0.003, "factor_update_steps": 5, "inverse_update_steps": 25}
@@ -31,7 +31,7 @@ def train(rank: int, world_size: int, name: str, changes: dict, folder: str, cac
     }  # fmt: skip
     records: list[Record] = []
     world = World(rank, world_size, rank, torch.device("cpu"), "gloo")
-    pulse = Pulse(Path(folder) / f"pulse-{rank}-{world_size}")
+    pulse = HeartbeatWriter(Path(folder) / f"pulse-{rank}-{world_size}")
     Trainer(Cell.model_validate({**fields, **changes}), world, pulse, records.append).run()
     return [record for record in records if isinstance(record, EvalRecord)]
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from harness.workloads.masking import mask, masked_count
+from harness.workloads.language.masking import mask, masked_count
 
 MASK = 4
 ORDINARY = np.arange(5, 105)

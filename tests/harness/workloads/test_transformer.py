@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from harness.models.translation import Attention, Transformer, sinusoids, translate
 from harness.workloads import WORKLOADS
-from harness.workloads.bleu import bleu
+from harness.workloads.models.translation import Attention, Transformer, sinusoids, translate
+from harness.workloads.translation.bleu import bleu
 from kfac_core.config import KFACConfig
 from kfac_core.layers import find_layers
 from tests.harness.workloads.sentences import (

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness.workloads import WORKLOADS
-from harness.workloads.pairs import read_pairs
+from harness.workloads.translation.pairs import read_pairs
 from tests.harness.workloads.sentences import (
     BEGIN,
     END,

@@ -13,9 +13,10 @@ import pytest
 
 from harness.cli import main
 from harness.errors import DataError
-from harness.workloads import WORKLOADS, multi30k_files
-from harness.workloads.download import Published
-from harness.workloads.multi30k_files import PUBLISHED, SOURCE
+from harness.workloads import WORKLOADS
+from harness.workloads.sources.download import Published
+from harness.workloads.translation import multi30k_files
+from harness.workloads.translation.multi30k_files import PUBLISHED, SOURCE
 from tests.harness.workloads.sentences import TRAIN, translation, write_pairs
 from tests.harness.workloads.texts import WORDS, write_tokenizer
 

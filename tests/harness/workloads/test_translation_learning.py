@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from harness.cli import main
-from harness.records import EvalRecord
+from harness.runs.records import EvalRecord
 from tests.harness.checkpoint.runs import cell, new_attempt, train
 from tests.harness.workloads.sentences import SMALL
 

@@ -1,0 +1,146 @@
+"""The least that each phase can take: its operations over the product rate, or its bytes over the copy rate.
+
+The operations are those of the best direct method known to us, so that no phase can look good by doing too
+much: displacements and symmetry for the patches of a dense convolution, symmetry for every other gram. What
+transforms save (`kfac_core.kernels.convolution.spectrum`) is not taken off: a fraction may exceed 1. A
+decomposition's floor is LAPACK's own time on the same matrices, one after another. An exchange's is one copy
+of what a rank does not have: the ranks of a benchmark share a host.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from harness.bench.rates import Rates
+from kfac_core import KFAC
+from kfac_core.placement import FactorShape, LayerShape
+from kfac_core.solvers import solver_of
+from kfac_core.timing.phases import Phase
+
+_ITEM_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one layer sees in a forward pass: elements of its input and positions B * S of its output."""
+
+    module: nn.Module
+    input_elements: int
+    rows: int
+
+
+def rooflines(kfac: KFAC, rank: int, calls: Mapping[str, Call], rates: Rates) -> dict[str, float]:
+    """Seconds by K-FAC phase of a step that does all work, on this rank."""
+    layers, shapes = kfac.placement.layers, kfac.shapes
+    heard = [shape for shape in shapes if rank in layers[shape.name].factor_workers]
+    applied = [shape for shape in shapes if rank in layers[shape.name].gradient_workers]
+    solved = [job.shape for job in kfac.placement.factor_jobs(shapes) if rank in job.inverse_workers]
+    factor_bytes = _ITEM_BYTES * sum(shape.elements for shape in solved)
+    gradient_bytes = _ITEM_BYTES * sum(shape.gradient_elements for shape in shapes)
+    changes_of_basis = 2 if kfac.config.solver == "eigen" else 1
+    seconds = {
+        Phase.FACTOR_COMPUTE: sum(factor_seconds(shape, calls[shape.name], rates) for shape in heard)
+        + 2 * factor_bytes / rates.copy_bytes,
+        Phase.INVERSE_COMPUTE: sum(_lapack_seconds(shape, kfac.config.solver) for shape in solved),
+        Phase.PRECONDITION: changes_of_basis * sum(_product_flops(shape) for shape in applied) / rates.flops
+        + 2 * gradient_bytes / rates.copy_bytes,
+        Phase.SCALE: 6 * gradient_bytes / rates.copy_bytes,  # a dot product, a scaling, a copy
+        **{phase: 2 * size / rates.copy_bytes for phase, size in received_bytes(kfac, rank).items()},
+    }
+    return {phase.value: value for phase, value in seconds.items()}
+
+
+def received_bytes(kfac: KFAC, rank: int) -> dict[Phase, int]:
+    """Bytes that reach this rank in a step that does all work, without the few of counts and traces."""
+    jobs, solver = kfac.placement.factor_jobs(kfac.shapes), solver_of(kfac.config)
+    layers = [(shape, kfac.placement.layers[shape.name]) for shape in kfac.shapes]
+    elements = {
+        Phase.FACTOR_COMM: sum(
+            job.shape.packed_elements * len(set(job.factor_workers) - {rank})
+            for job in jobs
+            if rank in job.inverse_workers
+        ),
+        Phase.INVERSE_COMM: sum(
+            solver.data_elements(job.shape)
+            for job in jobs
+            if rank in job.gradient_workers and rank not in job.inverse_workers
+        ),
+        Phase.PRECONDITION_COMM: sum(
+            shape.gradient_elements for shape, layer in layers if rank not in layer.gradient_workers
+        ),
+    }
+    return {phase: _ITEM_BYTES * count for phase, count in elements.items()}
+
+
+def layer_rooflines(kfac: KFAC, calls: Mapping[str, Call], rates: Rates) -> dict[str, dict[str, float]]:
+    """Seconds by layer of both its grams, and of its two products of matrices (four with eigenvectors)."""
+    changes_of_basis = 2 if kfac.config.solver == "eigen" else 1
+    return {
+        shape.name: {
+            Phase.FACTOR_COMPUTE.value: factor_seconds(shape, calls[shape.name], rates),
+            Phase.PRECONDITION.value: max(
+                changes_of_basis * _product_flops(shape) / rates.flops,
+                _ITEM_BYTES
+                * (shape.a.elements + shape.g.elements + 2 * shape.gradient_elements)
+                / rates.copy_bytes,
+            ),
+        }
+        for shape in kfac.shapes
+    }
+
+
+def factor_seconds(shape: LayerShape, call: Call, rates: Rates) -> float:
+    """Both grams of one layer: the larger of their arithmetic and of reading what they are made of."""
+    a = _gram_flops(call) if isinstance(call.module, nn.Conv2d) else _symmetric_flops(shape.a, call.rows)
+    g = _symmetric_flops(shape.g, call.rows)
+    output_elements = shape.g.dim * shape.g.blocks * call.rows
+    return max(a / rates.flops, _ITEM_BYTES * call.input_elements / rates.copy_bytes) + max(
+        g / rates.flops, _ITEM_BYTES * output_elements / rates.copy_bytes
+    )
+
+
+def _gram_flops(call: Call) -> float:
+    """Least operations of a convolution's A: by displacement where the stride is 1, else by patches."""
+    conv = call.module
+    assert isinstance(conv, nn.Conv2d)  # noqa: S101  asked before
+    height, width = conv.kernel_size
+    channels = conv.in_channels // conv.groups
+    patch = FactorShape(channels * height * width, conv.groups)
+    if conv.stride != (1, 1) or conv.dilation != (1, 1):
+        return _symmetric_flops(patch, call.rows)
+    displacements = (2 * height - 1) * (2 * width - 1)  # each costs 2 C^2 a pixel, and half come for nothing
+    pixels = min(call.rows, call.input_elements // conv.in_channels)
+    return float(displacements * channels**2 * conv.groups * pixels)
+
+
+def _symmetric_flops(factor: FactorShape, rows: int) -> float:
+    return float(factor.blocks * factor.dim * (factor.dim + 1) * rows)
+
+
+def _product_flops(shape: LayerShape) -> float:
+    return 2.0 * shape.a.blocks * shape.g.dim * shape.a.dim * (shape.g.dim + shape.a.dim)
+
+
+def _lapack_seconds(factor: FactorShape, solver: str) -> float:
+    if (factor, solver) not in _timed:
+        matrices = _well_conditioned(factor)
+        began = time.perf_counter()
+        if solver == "eigen":
+            torch.linalg.eigh(matrices)
+        else:
+            torch.cholesky_inverse(torch.linalg.cholesky(matrices))
+        _timed[factor, solver] = time.perf_counter() - began
+    return _timed[factor, solver]
+
+
+_timed: dict[tuple[FactorShape, str], float] = {}
+
+
+def _well_conditioned(factor: FactorShape) -> Tensor:
+    rows = torch.randn(factor.blocks, factor.dim // 2 + 1, factor.dim)
+    return rows.mT @ rows / factor.dim + 0.01 * torch.eye(factor.dim)

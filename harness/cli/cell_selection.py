@@ -1,0 +1,72 @@
+"""Which stored or written-down cells a verb is about, from a sweep's name or file and `--where`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.cell import Cell
+from harness.documents.validation_messages import did_you_mean
+from harness.errors import UserError
+from harness.runs.store import CellFolder, SweepFolder, sweep_folder
+
+
+def chosen_cells(
+    sweep: str | None, file: Path | None, overrides: Sequence[str], where: str | None, runs: Path
+) -> list[Cell]:
+    """The cells of one sweep, by the name of its stored runs or by its file.
+
+    Raises:
+        UserError: neither or both were given, or there is no such sweep or no matching cell.
+    """
+    from harness.cli.output import say_foreign  # noqa: PLC0415  # see the verbs
+    from harness.study.filters import select  # noqa: PLC0415
+
+    if (sweep is None) == (file is None):
+        raise UserError("give either the name of a sweep or its file: demo, or -f jobs/sweeps/demo.yaml")
+    if file is not None:
+        from harness.study.sweep import read_sweep  # noqa: PLC0415
+
+        return select(read_sweep(file, overrides).cells, where)
+    if overrides:
+        raise UserError("--set changes what a sweep file says; give the file with -f")
+    stored = stored_sweep(sweep or "", runs)
+    say_foreign(stored)
+    return select([folder.cell() for folder in stored.cell_folders()], where)
+
+
+def stored_sweep(name: str, runs: Path) -> SweepFolder:
+    """The folder of a sweep that has runs.
+
+    Raises:
+        UserError: it has none.
+    """
+    folder = sweep_folder(name, runs)
+    if not folder.path.is_dir():
+        known = stored_names(runs)
+        there = f"there are {', '.join(known)}" if known else "nothing is stored there"
+        raise UserError(f"{folder.path}: no runs of sweep {name!r}; {there}{did_you_mean(name, known)}")
+    return folder
+
+
+def stored_names(runs: Path) -> list[str]:
+    """Names of all sweeps with runs."""
+    folders = sorted(runs.iterdir()) if runs.is_dir() else []
+    return [path.name for path in folders if SweepFolder(path).holds_cells()]
+
+
+def stored_cell(prefix: str, runs: Path) -> CellFolder:
+    """The one stored cell, in any sweep, whose id begins with `prefix`.
+
+    Raises:
+        UserError: none does, or several do.
+    """
+    sweeps = [sweep_folder(name, runs) for name in stored_names(runs)]
+    found = [folder for sweep in sweeps for folder in sweep.cell_folders() if folder.id.startswith(prefix)]
+    if not found:
+        raise UserError(f"{prefix!r} begins no cell's id under {runs}; kronscale status lists them")
+    if len(found) > 1:
+        some = ", ".join(f"{folder.path.parent.name}/{folder.id}" for folder in found[:3])
+        some += " and others" if len(found) > 3 else ""
+        raise UserError(f"{prefix!r} begins the ids of {len(found)} cells: {some}; give more of it")
+    return found[0]

@@ -1,0 +1,178 @@
+"""The local launcher: ranks on this host, through a queue that knows the host's leases."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+
+from harness.cell import Cell
+from harness.errors import SiteError
+from harness.launchers.attempt_state import AttemptState
+from harness.launchers.cost_estimate import CostEstimate
+from harness.launchers.launch import (
+    WORKER_COMMAND,
+    Launch,
+    RanksStarted,
+    request_cancel,
+    supervisor_identity,
+    user_name,
+)
+from harness.launchers.process_identity import ProcessIdentity
+from harness.launchers.site import Site
+from harness.runs.store import Attempt, SweepFolder
+
+
+class LocalLauncher:
+    """Starts attempts in order of submission as CPUs and GPUs of this host come free."""
+
+    def check(self, cell: Cell, site: Site) -> None:
+        """Refuse a cell that the site can never run.
+
+        Raises:
+            SiteError: the cell needs more CPUs or GPUs than the site has.
+        """
+        cpus, gpus = len(site_cpus(site)), len(site_gpus(site))
+        needed = cell.world_size * site.cpus_per_rank
+        if needed > cpus and not site.oversubscribe:
+            raise SiteError(
+                f"{cell.id} needs {needed} CPUs, {site.cpus_per_rank} for each of {cell.world_size} ranks; "
+                f"site {site.name} has {cpus}: use fewer ranks or set oversubscribe: true"
+            )
+        if cell.world_size * site.gpus_per_rank > gpus:
+            raise SiteError(
+                f"{cell.id} needs {cell.world_size} GPUs, one a rank; site {site.name} has {gpus}: use fewer "
+                f"ranks or set gpus_per_rank: 0"
+            )
+
+    def plan(self, cell: Cell, site: Site, command: Sequence[str] = WORKER_COMMAND) -> Launch:
+        """How an attempt at `cell` will be launched; oversubscribed where it needs more than there is."""
+        cpus = site_cpus(site)
+        oversubscribed = cell.world_size * site.cpus_per_rank > len(cpus)
+        return Launch(
+            launcher="local",
+            site=site,
+            command=tuple(command),
+            cpus=cpus,
+            gpus=site_gpus(site) if site.gpus_per_rank else (),
+            cpus_per_rank=max(1, len(cpus) // cell.world_size) if oversubscribed else site.cpus_per_rank,
+            oversubscribed=oversubscribed,
+            host=socket.gethostname(),
+            user=user_name(),
+            submitted_at=time.time(),
+        )
+
+    def hours(self, cells: Sequence[Cell], site: Site) -> CostEstimate:
+        """The most that the cells can cost: their ranks' CPUs and GPUs until the time limit."""
+        ranks = sum(cell.world_size for cell in cells) * site.timeout_minutes / 60
+        return CostEstimate(gpu_hours=ranks * site.gpus_per_rank, core_hours=ranks * site.cpus_per_rank)
+
+    def preview(self, folder: SweepFolder, cells: Sequence[Cell], site: Site) -> str:
+        """The command that would start each rank, its tether and its rank left out; changes nothing."""
+        planned = ((self.plan(cell, site), folder.cell_folder(cell).path) for cell in cells)
+        return "\n".join(shlex.join([*launch.command, str(path)]) for launch, path in planned)
+
+    def launch(self, folder: SweepFolder, launches: Iterable[tuple[Attempt, Launch]]) -> None:
+        """Make attempts pending and see to it that a queue works on them; under the sweep's submit lock."""
+        for attempt, launch in launches:
+            launch.write(attempt)
+        self.resume(folder)
+
+    def interrupted(self, folder: SweepFolder) -> bool:
+        """Never: a pending attempt is one whose `launch.json` was written."""
+        return False
+
+    def resume(self, folder: SweepFolder) -> None:
+        """Start the sweep's queue if none is alive; under the sweep's submit lock."""
+        if self.works_on(folder):
+            return
+        with (folder.path / "queue.log").open("ab") as log:
+            subprocess.Popen(
+                [sys.executable, "-m", "harness.launchers.local.queue", str(folder.path.resolve())],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def works_on(self, folder: SweepFolder) -> bool:
+        """Whether something will start the sweep's pending attempts without being asked again."""
+        raw = Attempt(folder.path).read("queue.json")
+        return raw is not None and ProcessIdentity.read(raw).alive()
+
+    def fates(self, attempts: Sequence[Attempt]) -> dict[Attempt, AttemptState]:
+        """Those of the attempts that began and will never get an outcome: their gang is gone."""
+        begun = [attempt for attempt in attempts if (attempt.path / "begun.json").exists()]
+        gangs = ((attempt, supervisor_identity(attempt)) for attempt in begun)
+        return {attempt: fate for attempt, gang in gangs if (fate := _fate(gang)) is not None}
+
+    def cancel(self, attempts: Sequence[Attempt], *, checkpoint: bool = False) -> None:
+        """Ask for the end of attempts, pending or running; returns before they have ended."""
+        for attempt in attempts:
+            request_cancel(attempt, checkpoint=checkpoint)
+            if checkpoint and RanksStarted.read(attempt) is not None:
+                continue  # the gang looks at the file; a signal would end the ranks before they have saved
+            gang = supervisor_identity(attempt)
+            if gang is not None:
+                gang.terminate()  # sooner than the file is looked at, and the only way out of a wait in line
+
+
+def _fate(gang: ProcessIdentity | None) -> AttemptState | None:
+    if gang is None or not gang.alive():
+        return AttemptState("LOST", "its launcher's process is gone and left no outcome")
+    if gang.host != socket.gethostname():
+        return AttemptState(
+            None, f"its launcher ran on {gang.host}; whether it still does is known only there"
+        )
+    return None
+
+
+def site_cpus(site: Site) -> tuple[int, ...]:
+    """CPU numbers that the site leases on this host.
+
+    Raises:
+        SiteError: it counts on more than this process may use.
+    """
+    usable = sorted(os.sched_getaffinity(0))
+    if site.cpus is not None and site.cpus > len(usable):
+        raise SiteError(
+            f"site {site.name} says cpus={site.cpus}, this host lets you use {len(usable)}: lower it, or "
+            f"leave it out to use them all"
+        )
+    return tuple(usable[: site.cpus])
+
+
+def site_gpus(site: Site) -> tuple[int, ...]:
+    """GPU numbers that the site leases on this host, of those that CUDA_VISIBLE_DEVICES and the driver show.
+
+    Raises:
+        SiteError: it counts on more than there are.
+    """
+    if site.gpus == 0 or not site.gpus_per_rank:
+        return ()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    shown = _driver_gpus() if visible is None else _listed(visible)
+    if site.gpus is not None and site.gpus > len(shown):
+        raise SiteError(f"site {site.name} says gpus={site.gpus}, this host shows {len(shown)}: lower it")
+    return shown[: site.gpus]
+
+
+def _listed(visible: str) -> tuple[int, ...]:
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    if not all(name.isdigit() for name in names):
+        raise SiteError(f"CUDA_VISIBLE_DEVICES={visible} names GPUs by identifier; use numbers, such as 0,1")
+    return tuple(int(name) for name in names)
+
+
+def _driver_gpus() -> tuple[int, ...]:
+    import pynvml  # noqa: PLC0415  # only hosts with GPU cells ask the driver
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        return tuple(range(pynvml.nvmlDeviceGetCount()))
+    finally:
+        pynvml.nvmlShutdown()

@@ -1,0 +1,95 @@
+"""The local queue: hands a sweep's pending attempts to submitit, one after the other, while leases allow.
+
+`python -m harness.launchers.local.queue SWEEP_FOLDER`, started by the local launcher and detached from it.
+submitit's local executor starts whatever it is given at once; so it is given the next attempt only when the
+one before has its leases. At most one gang a sweep stands in line, its start-up hidden behind others' work.
+Killing the queue loses nothing: gangs live on, and the next one starts from the files.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import submitit
+
+from harness.launchers.launch import Launch, RanksStarted, supervisor_identity
+from harness.launchers.local.supervisor import supervise_attempt
+from harness.launchers.process_identity import ProcessIdentity
+from harness.runs.locks import exclusive, take
+from harness.runs.records import Outcome
+from harness.runs.store import Attempt, SweepFolder
+
+_POLL_SECONDS = 0.05
+_YEAR_MINUTES = 365 * 24 * 60  # submitit's clock runs while a gang waits for leases; the gang keeps its own
+
+
+def run_queue(folder: SweepFolder) -> None:
+    """Hand over pending attempts until there is none; returns at once if another queue does so already."""
+    lock = take(folder.path / "queue.lock")
+    if lock is None:
+        return
+    jobs: list[Any] = []
+    with lock:
+        presence = folder.path / "queue.json"
+        Attempt(folder.path).write(presence.name, ProcessIdentity.mine().to_dict())
+        while True:
+            for attempt in pending(folder):
+                jobs.append(_hand_over(attempt))
+                _wait_until_begun(attempt, jobs)
+            # Under the submitters' lock: what they add is seen here, or they see that the queue has gone.
+            with exclusive(folder.path / "submit.lock"):
+                if not any(pending(folder)):
+                    presence.unlink()
+                    lock.close()
+                    return
+
+
+def pending(folder: SweepFolder) -> Iterator[Attempt]:
+    """Attempts that wait to be handed over, in order of submission; re-checked when their turn comes."""
+    waiting = []
+    for cell_folder in folder.cell_folders():
+        attempt = cell_folder.latest()
+        if attempt is not None and _is_pending(attempt):
+            launch = Launch.read(attempt)
+            if launch is not None and launch.launcher == "local":
+                waiting.append((launch.submitted_at, attempt.path))
+    for _, path in sorted(waiting):
+        if _is_pending(Attempt(path)):
+            yield Attempt(path)
+
+
+def _is_pending(attempt: Attempt) -> bool:
+    if (attempt.path / "outcome.json").exists() or (attempt.path / "begun.json").exists():
+        return False
+    gang = supervisor_identity(attempt)
+    return gang is None or not gang.alive()
+
+
+def _hand_over(attempt: Attempt) -> Any:
+    executor = submitit.LocalExecutor(folder=attempt.path / "submitit")
+    executor.update_parameters(timeout_min=_YEAR_MINUTES, tasks_per_node=1, gpus_per_node=0)
+    job = executor.submit(supervise_attempt, str(attempt.path))
+    launch = Launch.read(attempt)
+    if launch is not None:
+        launch.model_copy(update={"job_id": job.job_id}).write(attempt)
+    return job
+
+
+def _wait_until_begun(attempt: Attempt, jobs: list[Any]) -> None:
+    job = jobs[-1]
+    while not (attempt.outcome() or RanksStarted.read(attempt)):
+        if job.done() and not (attempt.outcome() or RanksStarted.read(attempt)):
+            now = time.time()
+            log = Path(job.paths.stderr).relative_to(attempt.path)
+            cause = f"the launcher's job {job.job_id} ended before it started a rank; see {log}"
+            attempt.write_outcome(Outcome("FAILED", cause, None, "error", now, now))
+        time.sleep(_POLL_SECONDS)
+    jobs[:] = [job for job in jobs if not job.done()]  # asking also reaps the finished ones
+
+
+if __name__ == "__main__":
+    run_queue(SweepFolder(Path(sys.argv[1])))

@@ -1,0 +1,134 @@
+"""Runs one attempt's ranks on this host: leases first, an outcome last, nothing left behind."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from harness.launchers.launch import Launch, RanksStarted, cancel_requested
+from harness.launchers.local.leases import leased
+from harness.launchers.local.ranks import Ranks, RanksEnd
+from harness.launchers.oom import oom_kills
+from harness.launchers.outcome import judge, outcome_without_ranks
+from harness.launchers.process_identity import ProcessIdentity
+from harness.launchers.stopping import Stop, stop_request
+from harness.runs.locks import take
+from harness.runs.records import Outcome
+from harness.runs.store import Attempt
+
+
+def supervise_attempt(path: str) -> str | None:
+    """Run the attempt in folder `path`, launched before; blocks until it has an outcome.
+
+    Only for the main thread of a process that does nothing else: it takes over SIGTERM and SIGINT, which
+    cancel the attempt, and SIGUSR1, which preempts it: ranks save a checkpoint first. It ends every
+    descendant of the process.
+
+    Returns:
+        The final state, or None if the attempt is over already or another gang runs it.
+
+    Raises:
+        OSError: the outcome could not be written; the log says so.
+    """
+    attempt = Attempt(Path(path))
+    lock = take(attempt.path / "gang.lock")
+    if lock is None:
+        return None
+    with lock:
+        return None if attempt.outcome() is not None else _Supervisor(attempt).run()
+
+
+class _Interrupted(BaseException):
+    """A signal asked the gang to end while it waited for leases."""
+
+
+class _Supervisor:
+    def __init__(self, attempt: Attempt) -> None:
+        launch = Launch.read(attempt)
+        if launch is None:
+            raise FileNotFoundError(
+                f"{attempt.path / 'launch.json'}: an attempt without it was never launched"
+            )
+        self.attempt = attempt
+        self.launch = launch
+        self.world_size = attempt.cell_folder.cell().world_size
+        self._signals: set[int] = set()
+        self._waiting = False
+
+    def run(self) -> str | None:
+        self._waiting = True
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, self._on_signal)
+        try:
+            self.attempt.write("gang.json", ProcessIdentity.mine().to_dict())
+            outcome = self._run_with_leases()
+        except _Interrupted:
+            preempted = self._signals == {signal.SIGUSR1}
+            outcome = outcome_without_ranks(
+                "PREEMPTED" if preempted else "CANCELLED",
+                "preempted before it started" if preempted else "cancelled before it started",
+            )
+        if outcome is None:
+            return None
+        self._write(outcome)
+        return outcome.state
+
+    def _run_with_leases(self) -> Outcome | None:
+        launch, ranks = self.launch, self.world_size
+        share = launch.cpus_per_rank
+        cpus = len(launch.cpus) if launch.oversubscribed else ranks * share
+        pools = [("cpu", launch.cpus, cpus), ("gpu", launch.gpus, ranks * launch.site.gpus_per_rank)]
+        with leased(pools, give_up=self._cancelled) as held:
+            self._waiting = False
+            if self.attempt.outcome() is not None:  # cancelled by another process while this one waited
+                return None
+            if held is None or self._cancelled():
+                return outcome_without_ranks("CANCELLED", "cancelled before it started")
+            begun = RanksStarted(time.time(), held[0], held[1])
+            begun.write(self.attempt)
+            return self._run_ranks(begun)
+
+    def _run_ranks(self, begun: RanksStarted) -> Outcome:
+        self._limit_ends = time.monotonic() + self.launch.site.timeout_minutes * 60
+        kills_before = oom_kills()
+        try:
+            with Ranks(self.attempt) as ranks:
+                ranks.start(self.launch, begun, self.world_size)
+                ending = ranks.watch(self._stop, self.launch.site.grace_seconds)
+        except OSError as error:
+            return outcome_without_ranks("FAILED", f"the ranks could not be run: {error}", begun.started_at)
+        return self._judge(ending, begun, kills_before)
+
+    def _judge(self, ending: RanksEnd, begun: RanksStarted, kills_before: int | None) -> Outcome:
+        kills = oom_kills()
+        oom_killed = kills is not None and kills_before is not None and kills > kills_before
+        return judge(self.attempt, ending, begun.started_at, time.time(), oom_killed)
+
+    def _write(self, outcome: Outcome) -> None:
+        try:
+            self.attempt.write_outcome(outcome)
+        except OSError as error:
+            sys.stderr.write(
+                f"kronscale: cannot write {self.attempt.path / 'outcome.json'}: {error}; the attempt will "
+                f"show as LOST, but it ended {outcome.state} {outcome.cause}\n"
+            )
+            raise
+
+    def _cancelled(self) -> bool:
+        return bool(self._signals) or cancel_requested(self.attempt) is not None
+
+    def _stop(self) -> Stop | None:
+        """Whether the ranks have to end; a wish without a checkpoint outweighs one with."""
+        if self._signals - {signal.SIGUSR1} and cancel_requested(self.attempt) is None:
+            return Stop("cancel", save=False)
+        left = self._limit_ends - time.monotonic()
+        return stop_request(self.attempt, self.launch.site, left, preempted=bool(self._signals))
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._signals.add(number)
+        if self._waiting:  # a wait in line cannot be polled; once ranks run, the watch asks `_cancelled`
+            self._waiting = False
+            raise _Interrupted

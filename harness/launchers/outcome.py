@@ -1,0 +1,182 @@
+"""From the ranks' ends to an attempt's outcome: which rank was the cause, and one sentence for people."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from math import isnan
+from typing import Any
+
+from harness.cell import Target
+from harness.launchers.local.ranks import RankDeath, RanksEnd
+from harness.launchers.oom import is_memory_error
+from harness.launchers.stopping import Reason
+from harness.runs.checkpoint_requests import PREEMPTED_EXIT_CODE
+from harness.runs.checkpoint_store import resumable
+from harness.runs.effective_records import effective_evaluations
+from harness.runs.log_tail import last_lines, last_record
+from harness.runs.records import CheckpointRecord, FailureRecord, Outcome, RankExit, State
+from harness.runs.store import Attempt
+
+# What a rank says when the mistake was a peer's: TCP, gloo, NCCL and the store, in their own words.
+_LOST_PEER = re.compile(
+    r"connection (was )?(reset|closed|refused|aborted)|closed by peer|broken pipe|remote peer|gloo|"
+    r"ncclRemoteError|DistNetworkError|socket|(wait|store|recv|barrier).*time(d )?-?out",
+    re.IGNORECASE,
+)
+
+
+def judge(
+    attempt: Attempt, ending: RanksEnd, started_at: float, ended_at: float, oom_killed: bool
+) -> Outcome:
+    """The outcome of an attempt whose ranks are all gone.
+
+    Args:
+        attempt: read for pulses, records, logs and `result.json`; not written.
+        ending: why and in which order the ranks ended.
+        started_at: Unix time, seconds.
+        ended_at: Unix time, seconds.
+        oom_killed: whether the kernel killed for memory in this control group during the run.
+    """
+    result = attempt.read("result.json") or {}
+    codes = {death.exit_code for death in ending.deaths}
+    checkpoint = next((saved.step for _, saved in resumable(attempt)), None)
+    exits = _in_order_of_guilt(ending.deaths, [read_exit(attempt, death) for death in ending.deaths])
+    state: State
+    if codes == {PREEMPTED_EXIT_CODE}:
+        state, cause = _stopped(attempt, ending)
+    elif codes == {0} and result:
+        state, cause = "COMPLETED", _missed(attempt, result)
+    elif ending.reason in ("timeout", "cancel") or not any(death.own for death in ending.deaths):
+        state, cause = _ended_from_outside(ending, exits)
+    elif codes != {0}:
+        state, cause = _failed(attempt, exits[0], oom_killed)
+    else:
+        state, cause = "FAILED", "every rank exited with 0, but rank 0 left no result.json"
+    completed = state == "COMPLETED"
+    return Outcome(
+        state=state,
+        cause=cause,
+        reached_target=result.get("reached_target") if completed else None,
+        stop_reason=str(result["stop_reason"]) if completed else "error",
+        started_at=started_at,
+        ended_at=ended_at,
+        train_seconds=result.get("train_seconds"),
+        value=result.get("value"),
+        ranks=exits,
+        checkpoint_step=None if completed else checkpoint,
+    )
+
+
+def outcome_without_ranks(state: State, cause: str, started_at: float | None = None) -> Outcome:
+    """The outcome of an attempt whose ranks never ran, or are not to be judged by."""
+    now = time.time()
+    return Outcome(state, cause, None, "error", started_at if started_at is not None else now, now)
+
+
+def read_exit(attempt: Attempt, death: RankDeath) -> RankExit:
+    """One rank's end with its last step and phase and the first line of its exception."""
+    beat = attempt.last_heartbeat(death.rank)
+    failure = last_record(attempt.records(death.rank), FailureRecord.KIND)
+    error = None
+    if failure is not None:
+        lines = str(failure["message"]).strip().splitlines()
+        error = f"{failure['error']}: {lines[0]}" if lines else str(failure["error"])
+    return RankExit(
+        rank=death.rank,
+        exit_code=death.exit_code,
+        signal=_signal_name(death.exit_code),
+        step=beat.step if beat is not None and beat.step >= 0 else None,
+        phase=beat.phase if beat is not None else None,
+        error=error,
+    )
+
+
+def place(end: RankExit) -> str:
+    """Filter in training a rank was, for a sentence."""
+    if end.step is None:
+        return "before its first step"
+    return f"at step {end.step} in {end.phase}"
+
+
+def _in_order_of_guilt(deaths: Sequence[RankDeath], exits: Sequence[RankExit]) -> tuple[RankExit, ...]:
+    def guilt(index: int) -> tuple[bool, bool, bool, bool, int]:
+        death, end = deaths[index], exits[index]
+        about_a_peer = end.error is not None and _LOST_PEER.search(end.error) is not None
+        return death.exit_code == 0, not death.own, end.signal is None, about_a_peer, index
+
+    return tuple(exits[index] for index in sorted(range(len(exits)), key=guilt))
+
+
+_STOPPED: dict[Reason, tuple[State, str]] = {
+    "ranks": ("PREEMPTED", "preempted"),
+    "preempt": ("PREEMPTED", "preempted"),
+    "cancel": ("CANCELLED", "cancelled"),
+    "timeout": ("TIMEOUT", "stopped before the site's timeout_minutes"),
+}
+
+
+def _stopped(attempt: Attempt, ending: RanksEnd) -> tuple[State, str]:
+    """All ranks ended together, by agreement, with a checkpoint or with the reason why there is none."""
+    state, words = _STOPPED[ending.reason]
+    record = last_record(attempt.records(0), CheckpointRecord.KIND)
+    if record is None:
+        return state, f"{words}; rank 0 recorded no checkpoint"
+    if record["error"]:
+        return state, f"{words}; no checkpoint could be saved at step {record['step']}: {record['error']}"
+    return state, f"{words} by {record['reason']} with a checkpoint at step {record['step']}"
+
+
+def _ended_from_outside(ending: RanksEnd, exits: Sequence[RankExit]) -> tuple[State, str]:
+    behind = min(exits, key=lambda end: -1 if end.step is None else end.step, default=None)
+    where = f"; the last rank was {behind.rank}, {place(behind)}" if behind is not None else ""
+    if ending.reason == "timeout":
+        return "TIMEOUT", f"ran longer than the site's timeout_minutes{where}"
+    if ending.reason == "preempt":
+        return "PREEMPTED", f"preempted, and saved no checkpoint within the site's grace_seconds{where}"
+    return "CANCELLED", f"cancelled while running{where}"
+
+
+def _failed(attempt: Attempt, first: RankExit, oom_killed: bool) -> tuple[State, str]:
+    if first.signal is not None:
+        cause = f"rank {first.rank} was killed by {first.signal} {place(first)}"
+        if oom_killed and first.signal == "SIGKILL":
+            return "OOM", f"{cause}: the kernel ran out of memory"
+        return "FAILED", cause
+    if first.error is not None:
+        state: State = "OOM" if is_memory_error(first.error) else "FAILED"
+        return state, f"rank {first.rank} failed {place(first)}: {first.error}"
+    words = [line.strip() for line in last_lines(attempt.log(first.rank)) if line.strip()]
+    said = f"; its last words: {words[-1]}" if words else ""
+    cause = f"rank {first.rank} exited with code {first.exit_code} {place(first)}{said}"
+    return ("OOM" if is_memory_error(said) else "FAILED"), cause
+
+
+def _missed(attempt: Attempt, result: dict[str, Any]) -> str:
+    if result["reached_target"]:
+        return ""
+    target = attempt.cell_folder.cell().target
+    relation = ">=" if target.direction == "higher" else "<="
+    missed = f"target {target.metric} {relation} {target.value:g} not reached"
+    if result["stop_reason"] == "diverged":
+        return f"{missed}: diverged after {result['steps']} steps"
+    evaluations = effective_evaluations(attempt)  # of a resumed run all, not the last segment's alone
+    epochs = f"{evaluations[-1]['epoch']:g} epochs" if evaluations else f"{result['steps']} steps"
+    return f"{missed}: best {_best(evaluations, target, float(result['value'])):g} after {epochs}"
+
+
+def _best(evaluations: Sequence[Mapping[str, Any]], target: Target, last: float) -> float:
+    values = [last, *(float(record["value"]) for record in evaluations)]
+    best = max if target.direction == "higher" else min
+    return best((value for value in values if not isnan(value)), default=last)
+
+
+def _signal_name(exit_code: int) -> str | None:
+    if exit_code >= 0:
+        return None
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:  # a real-time signal has no name
+        return f"signal {-exit_code}"

@@ -1,0 +1,115 @@
+"""How cells are laid into jobs: nodes and ranks of one cell, slots of cells in one job, jobs in one array.
+
+A job has one or more slots side by side; the cells of a lane run one after another. Jobs whose nodes, slots
+and length are equal go into one array.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from harness.cell import Cell
+from harness.errors import SiteError
+from harness.launchers.cost_estimate import CostEstimate
+from harness.launchers.site import Site
+from harness.launchers.slurm_profile import SlurmProfile
+
+START_MINUTES = 2  # what starting ranks and ending them may cost a job beside its cells' own limits
+
+Item = TypeVar("Item")
+Job = Sequence[Sequence[Item]]
+"""Lanes of cells, or of attempts."""
+
+
+@dataclass(frozen=True)
+class JobLayout:
+    """What a job asks for; equal shapes share an array.
+
+    Attributes:
+        world_size: ranks of each of its cells.
+        nodes: of one cell, and so of a job; slots share them.
+        slots: cells side by side.
+        length: most cells in a lane.
+    """
+
+    world_size: int
+    nodes: int
+    slots: int
+    length: int
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Of one cell."""
+        return self.world_size // self.nodes
+
+    def minutes(self, site: Site) -> int:
+        """The time limit that a job needs, so that each of its cells can use up its own."""
+        return math.ceil(self.length * site.timeout_minutes) + START_MINUTES
+
+    def memory_mb(self, site: Site, slots: int) -> int | None:
+        """Memory on each node for `slots` of the slots; None to ask for nothing."""
+        profile = slurm(site)
+        if profile.memory_gb_per_node is None:
+            return None
+        share = min(1.0, slots * self.ranks_per_node / profile.ranks_per_node)
+        return math.floor(1024 * profile.memory_gb_per_node * share)
+
+    def hours(self, site: Site) -> CostEstimate:
+        """The most that one life of a job can cost: all of its time, on all that it holds."""
+        profile = slurm(site)
+        hours = self.minutes(site) / 60
+        ranks = self.world_size * self.slots
+        cpus, gpus = ranks * site.cpus_per_rank, ranks * site.gpus_per_rank
+        if profile.exclusive:
+            cpus = self.nodes * (profile.cpus_per_node or cpus // self.nodes)
+            gpus = self.nodes * (profile.gpus_per_node or gpus // self.nodes)
+        return CostEstimate(gpu_hours=gpus * hours, core_hours=cpus * hours, requeued=profile.requeue)
+
+
+def slurm(site: Site) -> SlurmProfile:
+    """The profile's `slurm:` section.
+
+    Raises:
+        SiteError: it has none.
+    """
+    if site.slurm is None:
+        raise SiteError(
+            f"site {site.name} has launcher: slurm but no slurm: section; it needs ranks_per_node"
+        )
+    return site.slurm
+
+
+def nodes_of(world_size: int, ranks_per_node: int) -> int:
+    """The fewest nodes that `world_size` ranks fill equally, at most `ranks_per_node` on each."""
+    fewest = math.ceil(world_size / ranks_per_node)
+    return next(nodes for nodes in range(fewest, world_size + 1) if world_size % nodes == 0)
+
+
+def lay_out(items: Iterable[tuple[Item, Cell]], site: Site) -> dict[JobLayout, list[Job[Item]]]:
+    """Jobs by shape, in the order of the cells.
+
+    Args:
+        items: what to run, with the cell that it is about.
+        site: has the profile that says what shares a job.
+    """
+    profile = slurm(site)
+    slots: dict[object, list[Item]] = {}
+    sizes: dict[object, int] = {}
+    for number, (item, cell) in enumerate(items):
+        key: object = (cell.world_size, cell.seed) if profile.pair_arms else number
+        slots.setdefault(key, []).append(item)
+        sizes[key] = cell.world_size
+    by_size: dict[int, list[list[Item]]] = defaultdict(list)
+    for block, lane in slots.items():
+        by_size[sizes[block]].append(lane)
+    jobs: dict[JobLayout, list[Job[Item]]] = defaultdict(list)
+    for world_size, found in by_size.items():
+        nodes = nodes_of(world_size, profile.ranks_per_node)
+        for start in range(0, len(found), profile.cells_per_job):
+            together = found[start : start + profile.cells_per_job]
+            jobs[JobLayout(world_size, nodes, len(together), max(map(len, together)))].append(together)
+    return dict(jobs)

@@ -1,0 +1,265 @@
+"""The run folder: where every file of a study lies, and what state its files say a cell is in.
+
+    <root>/<sweep>/<cell id>/cell.json                     the cell, written once
+    <root>/<sweep>/<cell id>/attempt-1/launch.json         who launched it, where, when
+                                       /environment.json   commit, versions, hosts (rank 0)
+                                       /rank-00000.jsonl   records, one writer each
+                                       /rank-00000.pulse   last step and phase
+                                       /logs/rank-00000.log
+                                       /outcome.json       last, by rename
+
+An attempt is never written into again once it has an outcome; a retry is a new attempt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from harness.cell import Cell
+from harness.errors import StoreError
+from harness.runs.heartbeat import Heartbeat, read_heartbeat
+from harness.runs.records import Outcome
+
+DEFAULT_ROOT = Path("results/runs")
+
+_ATTEMPT = re.compile(r"attempt-[1-9][0-9]*")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try at a cell."""
+
+    path: Path
+
+    @property
+    def number(self) -> int:
+        """1 for the first attempt."""
+        return int(self.path.name.removeprefix("attempt-"))
+
+    @property
+    def cell_folder(self) -> CellFolder:
+        """The cell that this is an attempt at."""
+        return CellFolder(self.path.parent)
+
+    def records(self, rank: int) -> Path:
+        """The rank's record file."""
+        return self.path / f"rank-{rank:05}.jsonl"
+
+    def make_logs(self) -> None:
+        """Make the folder of the ranks' output, where it is not there yet."""
+        with suppress(FileExistsError):
+            _make_inside(self.path / "logs")
+
+    def pulse(self, rank: int) -> Path:
+        """The rank's pulse file."""
+        return self.path / f"rank-{rank:05}.pulse"
+
+    def log(self, rank: int) -> Path:
+        """The rank's standard output and error."""
+        return self.path / "logs" / f"rank-{rank:05}.log"
+
+    def last_heartbeat(self, rank: int) -> Heartbeat | None:
+        """The rank's last known step and phase."""
+        return read_heartbeat(self.pulse(rank))
+
+    def outcome(self) -> Outcome | None:
+        """How the attempt ended, or None while it has not."""
+        try:
+            return Outcome.from_json((self.path / "outcome.json").read_text())
+        except FileNotFoundError:
+            return None
+
+    def write_outcome(self, outcome: Outcome) -> bool:
+        """Write the outcome unless there is one already; the first writer wins.
+
+        Returns:
+            Whether this call wrote it.
+        """
+        return write_once(self.path / "outcome.json", outcome.to_json())
+
+    def lineage(self) -> list[Attempt]:
+        """The attempt and those that it goes on from by their checkpoints, newest first."""
+        found = [self]
+        while (before := (found[-1].read("launch.json") or {}).get("continues")) is not None:
+            found.append(Attempt(self.path.parent / f"attempt-{before}"))
+        return found
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """A JSON file of the attempt, such as `launch.json`, or None if it is not there."""
+        try:
+            loaded: dict[str, Any] = json.loads((self.path / name).read_text())
+        except FileNotFoundError:
+            return None
+        return loaded
+
+    def write(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write a JSON file of the attempt, whole or not at all."""
+        write_atomically(self.path / name, json.dumps(content, indent=1) + "\n")
+
+
+@dataclass(frozen=True)
+class CellFolder:
+    """A cell's folder."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        """The cell's id."""
+        return self.path.name
+
+    def cell(self) -> Cell:
+        """The cell as it was submitted; its file is written once, and read once.
+
+        Raises:
+            StoreError: `cell.json` is missing or of another schema, or this version would call it otherwise.
+        """
+        return self._cell
+
+    @cached_property
+    def _cell(self) -> Cell:
+        try:
+            cell = Cell.model_validate_json((self.path / "cell.json").read_bytes())
+        except FileNotFoundError:
+            raise StoreError(f"{self.path} holds no cell.json: not a cell's folder") from None
+        except ValidationError as error:
+            raise StoreError(
+                f"{self.path / 'cell.json'} is no cell of this version: {error.errors()[0]['msg']}"
+            ) from None
+        if cell.id != self.id:  # else its runs would pass for runs of a cell that nobody has run
+            raise StoreError(
+                f"{self.path}: this version calls its cell {cell.id}, so another version of Kronscale wrote "
+                f"it; read it with that version, or run it anew with this one"
+            )
+        return cell
+
+    def attempts(self) -> list[Attempt]:
+        """All attempts, oldest first; what somebody put beside them, such as a copy, is none."""
+        named = (path for path in self.path.glob("attempt-*") if _ATTEMPT.fullmatch(path.name))
+        found = [Attempt(path) for path in named if path.is_dir()]
+        return sorted(found, key=lambda attempt: attempt.number)
+
+    def latest(self) -> Attempt | None:
+        """The newest attempt, if there is one."""
+        attempts = self.attempts()
+        return attempts[-1] if attempts else None
+
+    def new_attempt(self) -> Attempt:
+        """Make the folder of the next attempt; safe against another submitter, who gets another number."""
+        latest = self.latest()
+        number = latest.number + 1 if latest else 1
+        while True:
+            attempt = Attempt(self.path / f"attempt-{number}")
+            try:
+                _make_inside(attempt.path)
+            except FileExistsError:
+                number += 1
+            else:
+                attempt.make_logs()
+                return attempt
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """All cells of one sweep."""
+
+    path: Path
+
+    def make(self, *, group_readable: bool = False) -> None:
+        """Make the folder, which nobody else may enter, or its group may read; one that is there stays."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            self.path.mkdir(mode=0o700)
+            if group_readable:
+                self.path.chmod(0o2750)  # the group of this folder is also that of all that is made in it
+
+    def cell_folder(self, cell: Cell) -> CellFolder:
+        """Filter `cell` lives, whether it is there yet or not."""
+        return CellFolder(self.path / cell.id)
+
+    def stage(self, cell: Cell) -> CellFolder:
+        """Make the cell's folder and write `cell.json`; does nothing where both are there."""
+        self.make()
+        folder = self.cell_folder(cell)
+        with suppress(FileExistsError):
+            _make_inside(folder.path)
+        write_once(folder.path / "cell.json", cell.model_dump_json(indent=1) + "\n")
+        return folder
+
+    def cell_folders(self) -> Iterator[CellFolder]:
+        """The folder of every cell of this version, by name; `foreign` has the others."""
+        return (folder for folder in self._stored() if _refusal(folder) is None)
+
+    def foreign(self) -> list[str]:
+        """Why stored cells are none of this version, in a sentence each; whoever shows the rest says so."""
+        return [refusal for refusal in map(_refusal, self._stored()) if refusal is not None]
+
+    def holds_cells(self) -> bool:
+        """Whether there is any cell, of this version or not."""
+        return any(self._stored())
+
+    def _stored(self) -> Iterator[CellFolder]:
+        if self.path.is_dir():
+            for path in sorted(self.path.iterdir()):
+                if (path / "cell.json").is_file():
+                    yield CellFolder(path)
+
+
+def _refusal(folder: CellFolder) -> str | None:
+    try:
+        folder.cell()
+    except StoreError as error:
+        return str(error)
+    return None
+
+
+def sweep_folder(sweep: str, root: Path = DEFAULT_ROOT) -> SweepFolder:
+    """The folder of the sweep named `sweep`."""
+    return SweepFolder(root / sweep)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a reader sees all of it or none of it, also after a crash."""
+    temporary = _write_beside(path, text)
+    temporary.replace(path)
+
+
+def write_once(path: Path, text: str) -> bool:
+    """Write a file that must not be replaced; returns whether this call wrote it."""
+    if path.exists():
+        return False
+    temporary = _write_beside(path, text)
+    try:
+        os.link(temporary, path)  # unlike a rename, a link fails where the file is already there
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink()
+    return True
+
+
+def _make_inside(folder: Path) -> None:
+    """Make a folder as open as the one that it lies in, whatever the umask."""
+    folder.mkdir(mode=0o700)
+    folder.chmod(folder.parent.stat().st_mode & 0o2750)
+
+
+def _write_beside(path: Path, text: str) -> Path:
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.fchmod(descriptor, 0o600 | path.parent.stat().st_mode & 0o040)  # as open as its folder
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    return Path(name)

@@ -1,0 +1,143 @@
+"""`--where`: which of a study's cells a verb is about.
+
+    method=sgd                      seed in 0,1
+    world_size>=2                   id=sgd-p1-s0-c8bbfec821
+    kfac.damping<0.01               method=sgd and world_size>=2, seed=0
+
+Clauses are joined by `and` or commas, and all must hold. A field that a cell does not have (`kfac.damping`
+of SGD) matches nothing but `!=`.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from harness.cell import Cell
+from harness.documents.validation_messages import did_you_mean
+from harness.errors import FilterError
+from harness.study.sweep.fields import known_paths, value_of
+
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_CLAUSE = re.compile(r"\s*([A-Za-z_][\w.]*)\s*(?:(==|!=|<=|>=|=|<|>)\s*|\s(in)\s+)(.*?)\s*\Z", re.DOTALL)
+_WORDS = {"true": True, "false": False}
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A parsed expression; call `matches` on each cell."""
+
+    expression: str
+    clauses: tuple[_Clause, ...]
+
+    def matches(self, cell: Cell) -> bool:
+        """Whether every clause holds for `cell`.
+
+        Raises:
+            FilterError: a clause compares a number with what is none.
+        """
+        return all(clause.holds(cell, self.expression) for clause in self.clauses)
+
+
+def parse_filter(expression: str) -> Filter:
+    """Read an expression; the empty one matches every cell.
+
+    Raises:
+        FilterError: naming the expression, the part that is wrong, and what is allowed.
+    """
+    clauses: list[_Clause] = []
+    if re.search(r"\s+or\s+", expression):
+        raise FilterError(
+            f"--where {expression!r}: there is no `or`; values of one field go in a list, `field in a,b`"
+        )
+    for part in re.split(r"\s+and\s+", expression) if expression.strip() else []:
+        clauses += [_read_clause(piece, expression) for piece in _clause_texts(part)]
+    return Filter(expression, tuple(clauses))
+
+
+def select(cells: Iterable[Cell], expression: str | None) -> list[Cell]:
+    """The cells that match; all of them without an expression.
+
+    Raises:
+        FilterError: the expression cannot be read, or no cell matches it.
+    """
+    where = parse_filter(expression or "")
+    every = list(cells)
+    chosen = [cell for cell in every if where.matches(cell)]
+    if every and not chosen:
+        raise FilterError(f"--where {expression!r}: none of the {len(every)} cells matches")
+    return chosen
+
+
+@dataclass(frozen=True)
+class _Clause:
+    field: str
+    sign: str
+    values: tuple[str, ...]
+
+    def holds(self, cell: Cell, expression: str) -> bool:
+        value = cell.id if self.field == "id" else value_of(cell, self.field)
+        if value is None:
+            return self.sign == "!="
+        compare = _OPERATORS["=" if self.sign == "in" else self.sign]
+        return any(compare(value, self._like(value, text, expression)) for text in self.values)
+
+    def _like(self, value: Any, text: str, expression: str) -> Any:
+        """`text` as a value of the same kind as the cell's."""
+        if isinstance(value, bool) and text in _WORDS:
+            return _WORDS[text]
+        if isinstance(value, str) and self.sign in ("=", "==", "!=", "in"):
+            return text
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            try:
+                return float(text)
+            except ValueError:
+                pass
+        kind = {bool: "true or false", str: "text", tuple: "a list"}.get(type(value), "a number")
+        raise FilterError(
+            f"--where {expression!r}: {self.field}={value!r} is {kind} and cannot be compared by "
+            f"{self.sign} with {text!r}"
+        )
+
+
+def _clause_texts(part: str) -> list[str]:
+    """Split at commas; a piece without an operator of its own belongs to the list of the `in` before it."""
+    texts: list[str] = []
+    for piece in part.split(","):
+        before = _CLAUSE.match(texts[-1]) if texts else None
+        if before and before[3] and not _CLAUSE.match(piece):
+            texts[-1] += f",{piece}"
+        else:
+            texts.append(piece)
+    return texts
+
+
+def _read_clause(text: str, expression: str) -> _Clause:
+    match = _CLAUSE.match(text)
+    if match is None:
+        raise FilterError(
+            f"--where {expression!r}: cannot read {text.strip()!r}; write field=value, or one of "
+            "!= < <= > >= , or `field in a,b`, joined by `and`"
+        )
+    field, sign, listed, value = match.groups()
+    known = ["id", *known_paths()]
+    if field not in known and not field.startswith("workload.options."):
+        raise FilterError(
+            f"--where {expression!r}: {field} is no field{did_you_mean(field, known)}; "
+            f"allowed: {', '.join(known)}"
+        )
+    values = tuple(item.strip() for item in value.split(",")) if listed else (value,)
+    if not all(values):
+        raise FilterError(f"--where {expression!r}: {text.strip()!r} compares with nothing")
+    return _Clause(field, sign or listed, values)

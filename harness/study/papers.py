@@ -1,0 +1,96 @@
+"""What reproduces a paper: its sweeps at a size, and the figures that each of them fills.
+
+`jobs/papers/<paper>/<size>.yaml` lists the figures; the sweeps lie beside it in `<size>/`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from harness.cell import Spec
+from harness.documents.validation_messages import did_you_mean, explain, not_allowed
+from harness.documents.yaml_document import read_document
+from harness.errors import UserError
+
+FOLDER = Path("jobs/papers")
+
+
+class PaperError(UserError):
+    """A paper that is not there, or a mistake in its list of figures."""
+
+
+class PaperFigure(Spec):
+    """One figure or table of the paper.
+
+    Attributes:
+        shows: what it shows there.
+        figure: a key of `analysis.figures.FIGURES`.
+        sweep: name of the file, without `.yaml`, that fills it.
+    """
+
+    shows: str
+    figure: str
+    sweep: str
+
+
+class Paper(Spec):
+    """A paper at one size.
+
+    Attributes:
+        paper: short name, the folder's.
+        title: its citation.
+        about: what stands in for its data and scale.
+        summary: the sweep that the first table is about.
+        figures: in the paper's order.
+    """
+
+    paper: str
+    title: str
+    about: str
+    summary: str
+    figures: tuple[PaperFigure, ...]
+
+    @property
+    def sweeps(self) -> list[str]:
+        """The files to run, each once, the summary's first."""
+        return list(dict.fromkeys([self.summary, *(figure.sweep for figure in self.figures)]))
+
+
+def read_paper(name: str, size: str, folder: Path = FOLDER) -> tuple[Paper, dict[str, Path]]:
+    """A paper's list of figures, and the path of every sweep that fills them.
+
+    Raises:
+        PaperError: there is no such paper or size, no such sweep, or a mistake in the file, with its line.
+    """
+    path = folder / name / f"{size}.yaml"
+    if not path.is_file():
+        known = sorted(f"{found.parent.name} --size {found.stem}" for found in folder.glob("*/*.yaml"))
+        there = f"there are {', '.join(known)}" if known else f"{folder} has none"
+        if (folder / name).is_dir():
+            sizes = [found.stem for found in (folder / name).glob("*.yaml")]
+            raise PaperError(f"{path}: {name} has no such size{not_allowed(size, sizes)}")
+        raise PaperError(f"{path}: no such paper; {there}{did_you_mean(name, _names(folder))}")
+    document = read_document(path, PaperError)
+    for key in document.content:
+        if key not in Paper.model_fields:
+            raise document.error((key,), f" is no key of a paper{not_allowed(key, Paper.model_fields)}")
+    try:
+        paper = _PAPER.validate_json(json.dumps(document.content), strict=True)
+    except ValidationError as error:
+        place, sentence = explain(error)
+        raise document.error(place, sentence) from None
+    files = {sweep: folder / name / size / f"{sweep}.yaml" for sweep in paper.sweeps}
+    for sweep, file in files.items():
+        if not file.is_file():
+            raise PaperError(f"{path}: names sweep {sweep!r}, but {file} is not there")
+    return paper, files
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted({found.parent.name for found in folder.glob("*/*.yaml")})
+
+
+_PAPER = TypeAdapter(Paper)

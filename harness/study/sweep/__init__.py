@@ -1,0 +1,146 @@
+"""A sweep file spelled out as cells; every mistake in it is one line that names the file and the line.
+
+The format, field by field, is `jobs/sweeps/demo.yaml`. A method lays its fields over the shared ones, the
+command line's `--set` goes over both, and a point of the grid or an include entry over all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.cell import Cell
+from harness.documents.validation_messages import not_allowed
+from harness.documents.yaml_document import Document, described, read_document, read_value
+from harness.errors import SweepError
+from harness.study.sweep.axes import Axis, combinations, count, read_axes
+from harness.study.sweep.build import Builder, Draft
+from harness.study.sweep.fields import SHARED, Fields, leaves
+from harness.study.sweep.methods import Method, read_methods
+from harness.study.sweep.selection import Exclusions, read_exclusions, read_inclusions
+
+DEFAULT_REPEATS = 6  # the fewest whose 95 % bootstrap intervals cover close to 95 %
+MOST_CELLS = 100_000  # a slip of the grid, not a study
+
+_KEYS = ("sweep", "about", *SHARED, "methods", "grid", "zip", "include", "exclude", "repeats", "seeds")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A study: its cells, in the order of its file."""
+
+    name: str
+    about: str
+    path: Path
+    cells: list[Cell]
+
+
+def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
+    """Read a sweep file.
+
+    Args:
+        path: the file.
+        overrides: `training.epochs=5` and the like, values as in YAML; they win over what methods say.
+
+    Raises:
+        SweepError: the first mistake in the file or in the overrides.
+    """
+    document = read_document(path, SweepError)
+    for key in document.content:
+        if key not in _KEYS:
+            raise document.error((key,), f" is no key of a sweep file{not_allowed(key, _KEYS)}")
+    if "sweep" not in document.content:
+        raise document.error(("sweep",), " is missing: the name of the study")
+    about = document.content.get("about", "")
+    if not isinstance(about, str):
+        raise document.error(("about",), f" is {described(about)}, not text")
+    fields, top = _read_overrides(document, overrides)
+    methods = read_methods(document, fields)
+    axes = read_axes(document, methods)
+    _refuse_overridden_axes(document, axes, fields)
+    cells = _spell_out(document, methods, axes, _seeds(document, top))
+    return Sweep(cells[0].sweep, about, path, cells)
+
+
+def _spell_out(
+    document: Document, methods: Sequence[Method], axes: Sequence[Axis], seeds: Sequence[int]
+) -> list[Cell]:
+    asked = len(methods) * count(axes) * len(seeds)
+    if asked > MOST_CELLS:
+        raise document.error(("grid",), f" spells out {asked:,} cells; at most {MOST_CELLS:,} are allowed")
+    builder = Builder(document)
+    exclusions = read_exclusions(document, methods)
+    cells: dict[str, Cell] = {}
+    for draft in _drafts(builder, methods, axes, seeds, exclusions):
+        _add(document, cells, builder.cell(draft), draft)
+    exclusions.refuse_unused()
+    for method, place, fields in read_inclusions(document, methods):
+        draft = builder.draft(place, {**method.fields, **fields}, method.has_kfac)
+        for seed in [fields["seed"].value] if "seed" in fields else seeds:
+            _add(document, cells, builder.cell(draft.with_seed(seed)), draft)
+    if not cells:
+        raise document.error((), "no cell is left: methods, grid and exclude rule each other out")
+    return list(cells.values())
+
+
+def _drafts(
+    builder: Builder,
+    methods: Sequence[Method],
+    axes: Sequence[Axis],
+    seeds: Sequence[int],
+    exclusions: Exclusions,
+) -> Iterator[Draft]:
+    for method in methods:
+        for point in combinations(axes, method):
+            draft = builder.draft(method.place, {**method.fields, **point}, method.has_kfac)
+            for seed in seeds:
+                seeded = draft.with_seed(seed)
+                if not exclusions.match(seeded):
+                    yield seeded
+
+
+def _add(document: Document, cells: dict[str, Cell], cell: Cell, draft: Draft) -> None:
+    other = cells.setdefault(cell.content_hash, cell)
+    if other is not cell:
+        raise document.error(draft.owner, f": cell {cell.id} computes the same as cell {other.id}; drop one")
+
+
+def _read_overrides(document: Document, overrides: Sequence[str]) -> tuple[Fields, dict[str, Any]]:
+    fields: Fields = {}
+    top = {key: document.content[key] for key in ("repeats", "seeds") if key in document.content}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        flag = f"--set {key}"
+        if not equals or not key:
+            raise document.error((f"--set {override}",), ": write field=value, such as training.epochs=5")
+        value = read_value(text, flag, SweepError)
+        if key in ("repeats", "seeds"):
+            top = {key: value}
+        else:
+            fields.update(leaves(document, (flag,), key, value, SHARED))
+    return fields, top
+
+
+def _refuse_overridden_axes(document: Document, axes: Sequence[Axis], overrides: Fields) -> None:
+    for point in (point for axis in axes for point in axis):
+        for path in point.keys() & overrides.keys():
+            raise document.error(point[path].place, f" is walked by the file; {path} cannot be --set as well")
+
+
+def _seeds(document: Document, top: dict[str, Any]) -> list[int]:
+    if len(top) > 1:
+        raise document.error(
+            ("seeds",), " and repeats are both given; repeats: n stands for seeds 0 to n - 1"
+        )
+    if "seeds" in top:
+        seeds = top["seeds"]
+        whole = isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)
+        if not whole or not seeds or len(set(seeds)) < len(seeds):
+            raise document.error(("seeds",), f"={seeds!r} is no list of different whole numbers >= 0")
+        return list(seeds)
+    repeats = top.get("repeats", DEFAULT_REPEATS)
+    if type(repeats) is not int or not 1 <= repeats <= MOST_CELLS:
+        raise document.error(("repeats",), f"={repeats!r} is no whole number from 1 to {MOST_CELLS}")
+    return list(range(repeats))

@@ -1,0 +1,217 @@
+"""From merged fields to a checked cell, each distinct section checked once."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from pydantic import TypeAdapter, ValidationError
+
+from harness.cell import Cell, Optimizer, Target, Training, Workload
+from harness.documents.validation_messages import explain, not_allowed
+from harness.documents.yaml_document import Document, Place, described
+from harness.errors import UserError
+from harness.study.sweep.fields import Fields
+from harness.workloads import WORKLOADS, WorkloadCard
+from kfac_core.config import KFACConfig
+
+_MODELS: Mapping[str, TypeAdapter[Any]] = {
+    "workload": TypeAdapter(Workload),
+    "target": TypeAdapter(Target),
+    "training": TypeAdapter(Training),
+    "optimizer": TypeAdapter(Optimizer),
+    "kfac": TypeAdapter(KFACConfig),
+}
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A cell's sections, each valid by itself; whether they fit together is not yet asked.
+
+    Attributes:
+        owner: the method or include entry that asks for the cell.
+        fields: what the sections were read from, for errors.
+    """
+
+    owner: Place
+    fields: Fields
+    method: str
+    world_size: Any
+    workload: Workload
+    target: Target
+    training: Training
+    optimizer: Optimizer
+    kfac: KFACConfig | None
+    seed: int = 0
+
+    def with_seed(self, seed: int) -> Draft:
+        """The same draft for another seed."""
+        return replace(self, seed=seed)
+
+
+class Builder:
+    """Builds the cells of one sweep file."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._sections: dict[tuple[str, str], Any] = {}
+        self._fitting: set[tuple[str, Target]] = set()
+
+    def draft(self, owner: Place, fields: Fields, has_kfac: bool) -> Draft:
+        """Read the sections.
+
+        Raises:
+            SweepError: a section is missing or has a value that no run could use.
+        """
+        raw: dict[str, dict[str, Any]] = {section: {} for section in _MODELS}
+        for path, leaf in fields.items():
+            section, _, field = path.partition(".")
+            if field.startswith("options."):
+                raw[section].setdefault("options", {})[field.removeprefix("options.")] = leaf.value
+            elif field:
+                raw[section][field] = leaf.value
+        if "world_size" not in fields:
+            raise self._document.error(owner, " has no world_size; set one, or walk it in `grid`")
+        read = {
+            section: self._section(section, values, fields, owner)
+            for section, values in raw.items()
+            if section != "kfac" or has_kfac
+        }
+        self._check_target(read["workload"], read["target"], fields, owner)
+        return Draft(
+            owner, fields, fields["method"].value, fields["world_size"].value,
+            read["workload"], read["target"], read["training"], read["optimizer"], read.get("kfac"),
+        )  # fmt: skip
+
+    def cell(self, draft: Draft) -> Cell:
+        """The cell, its parts fitting each other.
+
+        Raises:
+            SweepError: the world size does not divide what it must, or the batch is larger than the data.
+        """
+        content = {name: getattr(draft, name) for name in Cell.model_fields if name != "sweep"}
+        try:
+            cell = Cell.model_validate({"sweep": self._document.content["sweep"], **content}, strict=True)
+        except ValidationError as error:
+            self._refuse_cell(draft, error)
+        batch = cell.training.batch_sizes(cell.world_size)[0]
+        examples = WORKLOADS[cell.workload.name].examples(cell.workload.options)
+        if examples and batch > examples:
+            field = "global_batch_size" if cell.training.scaling == "strong" else "local_batch_size"
+            value = getattr(cell.training, field)
+            place = self._place(draft.fields, draft.owner, "training", field)
+            raise self._document.error(
+                place,
+                f"={value} makes a global batch of {batch}, but {cell.workload.name} has "
+                f"{examples} training examples{_which(draft)}",
+            )
+        return cell
+
+    def _section(self, section: str, values: dict[str, Any], fields: Fields, owner: Place) -> Any:
+        text = json.dumps(values)
+        found = self._sections.get((section, text))
+        if found is not None:
+            return found
+        if not values and section != "kfac":
+            raise self._document.error((section,), f" is missing for {fields['method'].value}")
+        if section == "workload":
+            text_checked = json.dumps(self._with_options(values, fields, owner))
+        else:
+            text_checked = text
+        try:
+            # JSON and not Python mode: strict about numbers and text, while a list may still become a tuple
+            built = _MODELS[section].validate_json(text_checked, strict=True)
+        except ValidationError as error:
+            inside, sentence = explain(error)
+            place = self._place(fields, owner, section, str(inside[0]) if inside else "")
+            raise self._document.error(place, sentence) from None
+        self._sections[section, text] = built
+        return built
+
+    def _with_options(self, values: dict[str, Any], fields: Fields, owner: Place) -> dict[str, Any]:
+        """The workload with its card's options filled in: a cell's name covers the defaults too."""
+        name = values.get("name")
+        if not isinstance(name, str) or name not in WORKLOADS:
+            place = self._place(fields, owner, "workload", "name" if name is not None else "")
+            got = f"={name!r} is no workload" if name is not None else " has no name"
+            raise self._document.error(place, f"{got}{not_allowed(str(name), WORKLOADS)}")
+        card = WORKLOADS[name]
+        given = dict(values.get("options", {}))
+        for option, value in given.items():
+            place = fields[f"workload.options.{option}"].place
+            given[option] = self._option(card, name, option, value, place)
+        try:
+            card.examples(given)
+        except ValueError as error:
+            option, sentence = re.split("(?==)", str(error), maxsplit=1)
+            place = self._place(fields, owner, "workload", f"options.{option}")
+            raise self._document.error(place, sentence) from None
+        return {"name": name, "options": {**card.options, **given}}
+
+    def _option(self, card: WorkloadCard, workload: str, option: str, value: Any, place: Place) -> Any:
+        if option not in card.options:
+            raise self._document.error(
+                place, f" is no option of {workload}{not_allowed(option, card.options)}"
+            )
+        default = card.options[option]
+        if isinstance(default, float) and type(value) is int:
+            return float(value)
+        if type(value) is not type(default):
+            kind = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[
+                type(default)
+            ]
+            raise self._document.error(place, f" is {described(value)}, not {kind} (default {default!r})")
+        if value not in card.choices.get(option, (value,)):
+            raise self._document.error(
+                place, f"={value!r} is not known{not_allowed(str(value), card.choices[option])}"
+            )
+        return value
+
+    def _check_target(self, chosen: Workload, target: Target, fields: Fields, owner: Place) -> None:
+        workload, card = chosen.name, WORKLOADS[chosen.name]
+        option = card.needs.get(target.metric)
+        if option and not chosen.options[option]:
+            place = self._place(fields, owner, "target", "metric")
+            raise self._document.error(
+                place, f"={target.metric!r} needs workload.options.{option}: true, which takes time"
+            )
+        if (workload, target) in self._fitting:
+            return
+        metrics = card.metrics
+        if target.metric not in metrics:
+            place = self._place(fields, owner, "target", "metric")
+            known = not_allowed(target.metric, metrics)
+            raise self._document.error(place, f"={target.metric!r} is no metric of {workload}{known}")
+        better = metrics[target.metric]
+        if better != target.direction:
+            got, wanted = ("at_least", "at_most") if better == "lower" else ("at_most", "at_least")
+            place = self._place(fields, owner, "target", got)
+            raise self._document.error(
+                place, f"={target.value} contradicts {target.metric}, where {better} is better; use {wanted}"
+            )
+        self._fitting.add((workload, target))
+
+    def _refuse_cell(self, draft: Draft, error: ValidationError) -> NoReturn:
+        (field, *_), sentence = explain(error)
+        paths = [path for path in draft.fields if path.rpartition(".")[2] == field]
+        written = draft.fields[paths[0]].place if paths else (*draft.owner, str(field))
+        place = (field,) if field == "sweep" else written
+        refusal: UserError = self._document.error(
+            place, sentence + ("" if field in ("world_size", "sweep", "method") else _which(draft))
+        )
+        raise refusal from None
+
+    def _place(self, fields: Fields, owner: Place, section: str, field: str) -> Place:
+        """Filter a field was written, or the section that it would belong to."""
+        if f"{section}.{field}" in fields:
+            return fields[f"{section}.{field}"].place
+        own = (*owner, section)
+        written = own if own in self._document.lines else (section,)
+        return (*written, field) if field else written
+
+
+def _which(draft: Draft) -> str:
+    return f" (method {draft.method}, world_size={draft.world_size})"

@@ -1,0 +1,88 @@
+"""`include` adds single cells to the grid, `exclude` drops every cell that matches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from harness.documents.yaml_document import Document, Place, described
+from harness.study.sweep.build import Draft
+from harness.study.sweep.fields import SHARED, Fields, flatten, value_of
+from harness.study.sweep.methods import Method, refuse_unknown_method
+
+_SELECTABLE = ("method", "seed", *SHARED)
+
+
+class Exclusions:
+    """The entries of `exclude`; each must match at least one cell."""
+
+    def __init__(self, document: Document, entries: Sequence[tuple[Place, Fields]]) -> None:
+        self._document = document
+        self._entries = entries
+        self._used: set[Place] = set()
+
+    def match(self, draft: Draft) -> bool:
+        """Whether an entry drops `draft`; asked before its parts must fit, for they often do not."""
+        matching = [place for place, fields in self._entries if _agrees(draft, fields)]
+        self._used.update(matching)
+        return bool(matching)
+
+    def refuse_unused(self) -> None:
+        """Refuse an entry that dropped nothing.
+
+        Raises:
+            SweepError: there is one.
+        """
+        for place, fields in self._entries:
+            if place not in self._used:
+                wanted = ", ".join(f"{path}={leaf.value}" for path, leaf in fields.items())
+                raise self._document.error(place, f" matches no cell: {wanted}")
+
+
+def read_exclusions(document: Document, methods: Sequence[Method]) -> Exclusions:
+    """The entries of `exclude`.
+
+    Raises:
+        SweepError: an entry has an unknown field or method.
+    """
+    entries = list(_entries(document, "exclude"))
+    for _, fields in entries:
+        if "method" in fields:
+            refuse_unknown_method(document, fields["method"], methods)
+    return Exclusions(document, entries)
+
+
+def read_inclusions(document: Document, methods: Sequence[Method]) -> Iterator[tuple[Method, Place, Fields]]:
+    """The entries of `include` with the method that each builds on.
+
+    Raises:
+        SweepError: an entry has an unknown field, no method, or K-FAC settings for a method without.
+    """
+    for place, fields in _entries(document, "include"):
+        if "method" not in fields:
+            names = ", ".join(method.name for method in methods)
+            raise document.error(place, f" names no method; allowed: {names}")
+        method = refuse_unknown_method(document, fields["method"], methods)
+        kfac = [leaf for path, leaf in fields.items() if path.startswith("kfac.")]
+        if kfac and not method.has_kfac:
+            raise document.error(kfac[0].place, f" is set, but method {method.name} has no kfac section")
+        yield method, place, fields
+
+
+def _entries(document: Document, key: str) -> Iterator[tuple[Place, Fields]]:
+    listed: Any = document.content.get(key, [])
+    if not isinstance(listed, list):
+        raise document.error((key,), f" is {described(listed)}, not a list of mappings")
+    for index, entry in enumerate(listed):
+        fields = flatten(document, (key, index), entry, _SELECTABLE)
+        if not fields:
+            raise document.error((key, index), " is empty; name the fields to match")
+        yield (key, index), fields
+
+
+def _agrees(draft: Draft, fields: Fields) -> bool:
+    return all(_same(value_of(draft, path), leaf.value) for path, leaf in fields.items())
+
+
+def _same(value: Any, wanted: Any) -> bool:
+    return bool(value == (tuple(wanted) if isinstance(wanted, list) else wanted))

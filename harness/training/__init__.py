@@ -1,0 +1,1 @@
+"""One rank: joins its world, trains, measures every phase and writes records."""

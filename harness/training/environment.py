@@ -1,0 +1,102 @@
+"""What a result depends on besides its cell: code, versions, machine. An allow-list, never os.environ."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("torch", "numpy", "mpi4py", "pandas", "submitit", "scikit-learn", "kronscale")
+
+_GIT_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Written once per attempt by rank 0, as `environment.json`.
+
+    Attributes:
+        commit: of the checkout that ran; None outside of one, or where git does not say.
+        dirty: whether tracked files differed from that commit.
+        cpus: CPUs that rank 0 may run on.
+        threads: threads that torch uses in each rank.
+        hosts: host of every rank, in rank order.
+        near: ranks whose memory rank 0 reads in exchanges (`kfac_core.collectives.single_copy`).
+        keeps_freed_memory: whether malloc was told not to give it back (`harness.training.malloc`).
+    """
+
+    commit: str | None
+    dirty: bool | None
+    python: str
+    packages: dict[str, str]
+    platform: str
+    cpu: str
+    cpus: int
+    threads: int
+    device: str
+    backend: str
+    host: str
+    hosts: tuple[str, ...]
+    near: tuple[int, ...]
+    keeps_freed_memory: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for `environment.json`."""
+        return asdict(self)
+
+
+def read_environment(
+    device: torch.device,
+    backend: str,
+    hosts: tuple[str, ...],
+    near: Iterable[int] = (),
+    *,
+    keeps_freed_memory: bool = False,
+) -> Environment:
+    """The environment of this process."""
+    commit, dirty = _checkout()
+    return Environment(
+        commit=commit,
+        dirty=dirty,
+        python=platform.python_version(),
+        packages={name: metadata.version(name) for name in PACKAGES},
+        platform=platform.platform(),
+        cpu=_cpu_model(),
+        cpus=len(os.sched_getaffinity(0)),
+        threads=torch.get_num_threads(),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        backend=backend,
+        host=platform.node(),
+        hosts=hosts,
+        near=tuple(sorted(near)),
+        keeps_freed_memory=keeps_freed_memory,
+    )
+
+
+def _checkout() -> tuple[str | None, bool | None]:
+    try:
+        _git("ls-files", "--error-unmatch", "--", Path(__file__).name)  # a venv may lie inside of another's
+        return _git("rev-parse", "HEAD"), bool(_git("status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError):  # a git that is slow is no reason to end a run
+        return None, None
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *words]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=_GIT_SECONDS)
+    return done.stdout.strip()
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")

@@ -1,0 +1,82 @@
+"""The card of COCO, and what its options allow (no torch)."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+from harness.workloads.cards.card import Options, WorkloadCard
+from harness.workloads.cards.vision import EMBEDDED, FILES
+
+DETECTION_MODELS = ("maskrcnn_resnet50_fpn", "maskrcnn_resnet18_fpn")
+
+# Images that are trained on: 118,287 and 82,783 without those that nobody has annotated anything in.
+COCO_TRAIN = {2017: 117_266, 2014: 82_081}
+COCO_CLASSES = 80
+SCENE_TRAIN, SCENE_TEST = 400, 100
+DIGITS = 10
+
+_OPTIONS: dict[str, Any] = {
+    "model": "maskrcnn_resnet50_fpn",
+    "backbone": "",
+    "trainable_layers": 3,
+    "width": 1.0,
+    "min_size": 800,
+    "max_size": 1333,
+    "anchor_size": 32,
+    "proposals": 2000,
+    "sampled_boxes": 512,
+    "data": FILES,
+    "year": 2017,
+    "classes": COCO_CLASSES,
+    "augment": True,
+    "train_examples": 0,
+    "test_examples": 0,
+    "workers": 4,
+}
+_LEAST = {
+    "min_size": 32, "anchor_size": 1, "proposals": 2, "sampled_boxes": 2, "classes": 1, "train_examples": 0,
+    "test_examples": 0, "workers": 0, "trainable_layers": 0,
+}  # fmt: skip
+
+
+def coco_examples(options: Options) -> int:
+    """Images of an epoch, or what `train_examples` says of a part or of another set in COCO's format."""
+    for option, least in _LEAST.items():
+        if options[option] < least:
+            raise ValueError(f"{option}={options[option]} is not allowed; use a value >= {least}")
+    if options["width"] <= 0:
+        raise ValueError(f"width={options['width']} is not allowed; use a value > 0")
+    if options["trainable_layers"] > 5:
+        raise ValueError(f"trainable_layers={options['trainable_layers']} is not allowed; use 0 to 5")
+    if options["max_size"] < options["min_size"]:
+        raise ValueError(f"max_size={options['max_size']} is below min_size={options['min_size']}")
+    if options["year"] not in COCO_TRAIN:
+        raise ValueError(f"year={options['year']} is not known; allowed: 2014, 2017")
+    classes, wanted = options["classes"], int(options["train_examples"])
+    if options["data"] == EMBEDDED:
+        if classes != DIGITS:
+            raise ValueError(f"classes={classes} does not fit data=embedded, scenes of digits; use {DIGITS}")
+        most = SCENE_TRAIN
+    else:
+        most = COCO_TRAIN[options["year"]]
+        if classes != COCO_CLASSES and not wanted:
+            raise ValueError(
+                f"train_examples=0 means COCO's {most:,}; with classes={classes} say how many there are"
+            )
+    if wanted > most:
+        raise ValueError(f"train_examples={wanted} is not allowed; use 0 for all, or 1 to {most}")
+    return wanted or most
+
+
+COCO = WorkloadCard(
+    module="harness.workloads.coco.workload",
+    metrics=MappingProxyType(
+        {"box_map": "higher", "mask_map": "higher", "box_ap50": "higher", "mask_ap50": "higher"}
+    ),
+    options=MappingProxyType(_OPTIONS),
+    choices=MappingProxyType({"model": DETECTION_MODELS}),
+    train_examples=COCO_TRAIN[2017],
+    counted=coco_examples,
+    about="objects in photographs, their boxes and masks, 80 classes (COCO, Lin et al. 2014); Mask R-CNN",
+)

@@ -1,0 +1,61 @@
+"""The card of Multi30k, and what its options allow (no torch, no tokenizers)."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+from harness.workloads.cards.card import Options, WorkloadCard
+from harness.workloads.cards.language import named_or_made_up, refuse_sizes
+from harness.workloads.cards.vision import EMBEDDED, FILES
+
+PAD, BEGIN, END = SPECIALS = ("[PAD]", "[BOS]", "[EOS]")
+
+# Sizes as in Vaswani et al. 2017, table 3, "base"; `longest` as the authors of DP-KFAC prepare their data.
+_OPTIONS: dict[str, Any] = {
+    "layers": 6,
+    "hidden": 512,
+    "feed_forward": 2048,
+    "heads": 8,
+    "dropout": 0.1,
+    "tied": True,
+    "label_smoothing": 0.1,
+    "vocabulary": 10_000,
+    "longest": 100,
+    "data": FILES,
+    "source": "de",
+    "target": "en",
+    "download": False,
+    "tokenizer": "",
+    "train_examples": 0,
+    "test_examples": 0,
+    "bleu": False,
+}
+
+
+def multi30k_examples(options: Options) -> int:
+    """Pairs of an epoch, or 0: how many are not too long is known once they are read."""
+    refuse_sizes(options, len(SPECIALS), {"feed_forward": 1, "longest": 1})
+    if not 0 <= options["label_smoothing"] < 1:
+        raise ValueError(
+            f"label_smoothing={options['label_smoothing']} is not allowed; use a value in [0, 1)"
+        )
+    if options["source"] == options["target"]:
+        raise ValueError(f"target={options['target']!r} is the source too; name two languages")
+    if options["data"] == EMBEDDED:
+        raise ValueError("data='embedded' has no parallel text; use files, synthetic or a folder")
+    return named_or_made_up(options)
+
+
+MULTI30K = WorkloadCard(
+    module="harness.workloads.translation.workload",
+    metrics=MappingProxyType(
+        {"accuracy": "higher", "loss": "lower", "perplexity": "lower", "bleu": "higher"}
+    ),
+    options=MappingProxyType(_OPTIONS),
+    train_examples=0,
+    counted=multi30k_examples,
+    follows=MappingProxyType({"perplexity": "loss"}),
+    needs=MappingProxyType({"bleu": "bleu"}),
+    about="captions translated (Multi30k, Elliott et al. 2016) or any text in two files; the Transformer",
+)

@@ -1,0 +1,118 @@
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), held and augmented on the device.
+
+All images lie on the device as bytes; a batch is a gather from them, so that no worker process loads anything
+and the data phase stays small beside a step. Augmentation is the papers': four black pixels around, a crop of
+32 x 32, a mirror in half of the cases (He et al. 2016, section 4.2). What an example gets is a matter of
+seed, epoch and example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.workloads.cifar.files import VARIANTS, Images, Variant, read_cifar
+from harness.workloads.models import CifarVGG16, cifar_resnet
+from harness.workloads.sources.order import generator_of, local_batches, steps_per_epoch
+from harness.workloads.workload import Share
+
+PAD = 4
+TEST_BATCH = 500  # divides 10,000; activations of it are smaller than a training step's
+
+# Mean and deviation of the training pixels by channel, from 0 to 1, as commonly printed for each set.
+MOMENTS: Mapping[int, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    10: ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    100: ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
+
+
+class Cifar:
+    """CIFAR as one rank sees it."""
+
+    def __init__(self, variant: Variant, options: Mapping[str, Any], share: Share) -> None:
+        self._variant, self._options, self._share = variant, options, share
+        train, test = read_cifar(variant, options)
+        self._pixels, self._labels = _on_device(train, share.device)
+        self._test = _on_device(_part(test, share), share.device)
+        self._crops = _crops(self._pixels) if options["augment"] else None
+        mean, deviation = (torch.tensor(values, device=share.device) for values in MOMENTS[variant.classes])
+        # (x / 255 - mean) / deviation in one multiplication and one addition
+        self._scale = (1 / (255 * deviation)).view(3, 1, 1)
+        self._shift = (-mean / deviation).view(3, 1, 1)
+        self.steps_per_epoch = steps_per_epoch(share, len(self._labels))
+
+    def model(self) -> nn.Module:
+        """The network that `model` names, `width` times as wide as published."""
+        name, width, classes = self._options["model"], self._options["width"], self._variant.classes
+        if name == "vgg16":
+            network: nn.Module = CifarVGG16(classes, round(64 * width))
+        else:
+            network = cifar_resnet(int(name.removeprefix("resnet")), classes, round(16 * width))
+        return network.to(self._share.device)
+
+    def batches(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Shuffled and augmented anew each epoch; the incomplete last batch is left out."""
+        examples, device = len(self._labels), self._share.device
+        generator = generator_of(self._share, epoch)
+        order = torch.randperm(examples, generator=generator).to(device)
+        corners = torch.randint(0, 2 * PAD + 1, (2, examples), generator=generator).to(device)
+        mirrored = torch.randint(0, 2, (examples,), generator=generator).bool().to(device)
+        for mine in local_batches(self._share, order, first_step):
+            if self._crops is None:
+                pixels = self._pixels[mine]
+            else:
+                pixels = self._crops[mine, :, corners[0, mine], corners[1, mine]]
+                pixels = torch.where(mirrored[mine].view(-1, 1, 1, 1), pixels.flip(3), pixels)
+            yield self._normalised(pixels), self._labels[mine]
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Cross entropy, with `label_smoothing` of the probability spread over all classes."""
+        images, labels = batch
+        return functional.cross_entropy(
+            model(images), labels, label_smoothing=self._options["label_smoothing"]
+        )
+
+    def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
+        """Correct predictions and summed loss over every world_size-th test image."""
+        correct, loss = 0.0, 0.0
+        pixels, labels = self._test
+        for images, wanted in zip(pixels.split(TEST_BATCH), labels.split(TEST_BATCH), strict=True):
+            scores = model(self._normalised(images))
+            correct += float((scores.argmax(1) == wanted).sum())
+            loss += float(functional.cross_entropy(scores, wanted, reduction="sum"))
+        return {"accuracy": correct, "loss": loss}, len(labels)
+
+    def _normalised(self, pixels: Tensor) -> Tensor:
+        images = torch.addcmul(self._shift, pixels.float(), self._scale)
+        # A CPU's convolutions are faster on channels that lie together; a GPU's, in float32, are not.
+        return images.contiguous(memory_format=torch.channels_last) if images.is_cpu else images
+
+
+def build_cifar10(options: Mapping[str, Any], share: Share) -> Cifar:
+    """CIFAR-10 as the rank of `share` sees it."""
+    return Cifar(VARIANTS[10], options, share)
+
+
+def build_cifar100(options: Mapping[str, Any], share: Share) -> Cifar:
+    """CIFAR-100, its hundred fine classes, as the rank of `share` sees it."""
+    return Cifar(VARIANTS[100], options, share)
+
+
+def _part(images: Images, share: Share) -> Images:
+    pixels, labels = images
+    return Images(pixels[share.rank :: share.world_size], labels[share.rank :: share.world_size])
+
+
+def _on_device(images: Images, device: torch.device) -> tuple[Tensor, Tensor]:
+    pixels, labels = (torch.from_numpy(column.copy()).to(device) for column in images)
+    return pixels, labels
+
+
+def _crops(pixels: Tensor) -> Tensor:
+    """All crops of the padded images as a view `[N, 3, 2 PAD + 1, 2 PAD + 1, 32, 32]`: nothing is copied."""
+    padded = functional.pad(pixels, (PAD, PAD, PAD, PAD))
+    return padded.unfold(2, pixels.shape[2], 1).unfold(3, pixels.shape[3], 1)

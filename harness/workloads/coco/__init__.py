@@ -1,0 +1,1 @@
+"""COCO and scenes of digits: object detection and instance segmentation."""

@@ -1,0 +1,1 @@
+"""BERT (masked words) and GPT (next word) on text files."""

@@ -1,0 +1,1 @@
+"""Filter examples come from: folders, downloads, caches, archives, loaders and their order."""

@@ -1,0 +1,1 @@
+"""Multi30k: translation from English to German."""

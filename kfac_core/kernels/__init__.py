@@ -1,0 +1,1 @@
+"""Dense arithmetic: Gram matrices, packed triangles, matrix products, transposed copies."""

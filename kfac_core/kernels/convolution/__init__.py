@@ -1,0 +1,1 @@
+"""Gram matrices of a convolution's patches."""

@@ -1,0 +1,185 @@
+"""Symmetric matrices as one triangle, in LAPACK's rectangular full packed layout.
+
+A triangle of an n by n matrix is two half-sized triangles and a rectangle. Laid against each other the two
+small triangles fill a rectangle too, so packing is three block copies at memory speed, without a gather, and
+exactly n(n+1)/2 elements (Gustavson et al. 2010, ACM TOMS 37(2), "Rectangular Full Packed
+Format for Cholesky's Algorithm").
+
+    n = 2k      leading k x k block -> lower part of rows 1..k,  trailing k x k -> upper part of rows 0..k-1
+    n = 2k + 1  leading (k+1) x (k+1) -> lower part,             trailing k x k -> strictly upper part
+
+Small matrices, where operations cost more than bytes, reach the same places by index tables (`tables`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kfac_core.kernels.grams import Gram, Rows, mirror
+from kfac_core.kernels.matmul import multiply
+from kfac_core.kernels.packing_tables import LARGEST, table
+from kfac_core.kernels.transpose import transposed
+
+Writer = Callable[[Tensor, int, int, int, int], None]
+_STRIP = 512  # rows that are packed at once: a megabyte, which stays in the cache
+_ACROSS = 128  # rows or columns that are copied across the diagonal at once, where there are more than
+_IN_CACHE = 384  # of which all fit
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A gram that leaves for other ranks, as a triangle `[blocks, n(n+1)/2]`: half the memory until then."""
+
+    triangle: Tensor
+
+
+def packed(total: Gram | Packed) -> Packed:
+    """The triangle of a gram."""
+    if isinstance(total, Packed):
+        return total
+    matrices = total.rows if isinstance(total, Rows) else total
+    out = matrices.new_empty(len(matrices), packed_size(matrices.shape[-1]))
+    pack(total, out)
+    return Packed(out)
+
+
+def packed_size(n: int) -> int:
+    """Elements of one triangle of an `n` by `n` matrix, diagonal included."""
+    return n * (n + 1) // 2
+
+
+def pack(total: Gram | Packed, out: Tensor, scale: float = 1.0) -> None:
+    """Write the triangle of symmetric `scale * total` [blocks, n, n] to `out` [blocks, n(n+1)/2], contiguous.
+
+    Rows are multiplied straight into their place: the matrix is never made.
+    """
+    if isinstance(total, Packed):
+        torch.mul(total.triangle, scale, out=out)
+        return
+    if isinstance(total, Tensor) and total.shape[-1] <= LARGEST:
+        table(total.shape[-1], total).pack(total, out, scale)
+        return
+    write = _writer(total, scale)
+    n = total.rows.shape[-1] if isinstance(total, Rows) else total.shape[-1]
+    half, rest = n // 2, n - n // 2
+    rectangle, square = _split(out, half, rest)
+    write(square, 0, rest, rest, n)
+    shift, height = 1 - n % 2, rectangle.shape[-2]
+    for start in range(0, height, _STRIP):
+        stop = min(start + _STRIP, height)
+        low, high = start - shift + 1, stop - shift  # the columns in which this strip's staircase lies
+        write(rectangle[..., start:stop, :low], start - shift, stop - shift, 0, low)
+        if stop <= half:
+            write(rectangle[..., start:stop, high:], rest + start, rest + stop, rest + stop - 1, n)
+        _write_stairs(rectangle[..., start:stop, low:high], write, low, high, rest + start)
+
+
+def _write_stairs(stairs: Tensor, write: Writer, low: int, high: int, start: int) -> None:
+    """Upper triangle of the trailing block from `start` on, below it the lower one of the leading block."""
+    width = high - low
+    upper, lower = stairs[..., :width, :], stairs.new_empty(*stairs.shape[:-2], width, width)
+    write(upper, start, start + width, start, start + width)
+    write(lower, low, high, low, high)
+    upper.triu_()
+    stairs[..., width:, :].zero_()
+    stairs[..., 1:, :] += lower.tril_()
+
+
+def _writer(total: Gram, scale: float) -> Writer:
+    """Writes rows `top` to `bottom`, columns `left` to `right` of the scaled matrix."""
+    if isinstance(total, Rows):
+        columns = transposed(total.rows if len(total.rows) > 1 else total.rows[0])
+        scaled = columns * scale
+
+        def fill(place: Tensor, top: int, bottom: int, left: int, right: int) -> None:
+            if place.numel():
+                target = place if columns.ndim > 2 else place[0]
+                multiply(scaled[..., top:bottom, :], columns[..., left:right, :].mT, target)
+
+        return fill
+
+    def copy(place: Tensor, top: int, bottom: int, left: int, right: int) -> None:
+        if place.numel():
+            torch.mul(total[..., top:bottom, left:right], scale, out=place)
+
+    return copy
+
+
+def unpack(packed: Tensor, out: Tensor) -> None:
+    """Write both triangles to `out` [blocks, n, n] from what `pack` wrote, `[blocks, n(n+1)/2]`."""
+    if out.shape[-1] <= LARGEST:
+        table(out.shape[-1], out).unpack(packed, out)
+    else:
+        _spread(packed, out, Tensor.copy_)
+
+
+def fold_packed(packed: Tensor, scale: float, mean: Tensor, decay: float) -> None:
+    """`mean = decay * mean + scale * matrix`, in place, for the matrix that `pack` wrote; both symmetric."""
+    if mean.shape[-1] <= LARGEST:
+        table(mean.shape[-1], mean).fold(packed, scale, mean, decay)
+        return
+
+    def put(place: Tensor, part: Tensor) -> None:
+        kept = place if decay == 1.0 else place.mul_(decay)
+        kept.add_(part, alpha=scale)
+
+    _spread(packed, mean, put)
+
+
+def packed_trace(packed: Tensor, n: int) -> Tensor:
+    """Sum of the diagonals of all blocks of what `pack` wrote."""
+    if n <= LARGEST:
+        return table(n, packed).trace(packed)
+    lower, upper, _ = _views(packed, n)
+    return lower.diagonal(dim1=-2, dim2=-1).sum() + upper.diagonal(dim1=-2, dim2=-1).sum()
+
+
+def _spread(packed: Tensor, out: Tensor, put: Callable[[Tensor, Tensor], object]) -> None:
+    """`put` every part of one triangle into its place, and copy what it made there to the other triangle.
+
+    In strips, on a CPU, so that what is copied across is still in the cache.
+    """
+    n = out.shape[-1]
+    rest = n - n // 2
+    lower, upper, square = _views(packed, n)
+    width = _ACROSS if out.is_cpu and rest > _IN_CACHE else rest
+    for start in range(0, rest, width):
+        stop = min(start + width, rest)
+        put(out[..., start:stop, rest:], square[..., start:stop, :])
+        mirror(out[..., start:stop, rest:], out[..., rest:, start:stop])
+        if start:
+            put(out[..., start:stop, :start], lower[..., start:stop, :start])
+            mirror(out[..., start:stop, :start], out[..., :start, start:stop])
+        corner = lower[..., start:stop, start:stop].tril()
+        put(out[..., start:stop, start:stop], corner + corner.tril(-1).mT)
+    trailing = out[..., rest:, rest:]
+    for start in range(0, n - rest, width):
+        stop = min(start + width, n - rest)
+        if stop < n - rest:
+            put(trailing[..., start:stop, stop:], upper[..., start:stop, stop:])
+            mirror(trailing[..., start:stop, stop:], trailing[..., stop:, start:stop])
+        corner = upper[..., start:stop, start:stop].triu()
+        put(trailing[..., start:stop, start:stop], corner + corner.triu(1).mT)
+
+
+def _views(packed: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Where `pack` wrote the leading block's lower triangle, the trailing one's upper triangle, and the rest.
+
+    The triangles are squares of which only the named half is theirs.
+    """
+    half, rest = n // 2, n - n // 2
+    rectangle, square = _split(packed, half, rest)
+    if n % 2:
+        return rectangle, rectangle[..., :half, 1:], square
+    return rectangle[..., 1:, :], rectangle[..., :half, :], square
+
+
+def _split(packed: Tensor, half: int, rest: int) -> tuple[Tensor, Tensor]:
+    """Views: the rectangle of the two triangles, and the off-diagonal block [rest, half]."""
+    height = rest if rest > half else half + 1
+    rectangle = packed[..., : height * rest].unflatten(-1, (height, rest))
+    return rectangle, packed[..., height * rest :].unflatten(-1, (rest, half))

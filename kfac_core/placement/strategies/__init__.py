@@ -1,0 +1,80 @@
+"""The drawer of strategies: pure functions from layer shapes and world size to a `Placement`.
+
+To add one: write `kfac_core/strategies/<name>.py` with a function of this signature and add it here
+and to `kfac_core.config.STRATEGIES`. `tests/kfac_core/test_strategies.py` covers it without an edit.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol
+
+from kfac_core.config import KFACConfig
+from kfac_core.errors import PlacementError
+from kfac_core.placement.cost import CUBIC, CostModel
+from kfac_core.placement.placement import LayerShape, Placement
+from kfac_core.placement.strategies.comm_opt import comm_opt
+from kfac_core.placement.strategies.d_kfac import d_kfac
+from kfac_core.placement.strategies.dp_kfac import dp_kfac
+from kfac_core.placement.strategies.hybrid_opt import grad_workers, hybrid_opt
+from kfac_core.placement.strategies.mem_opt import mem_opt
+from kfac_core.placement.strategies.mpd_kfac import mpd_kfac
+from kfac_core.placement.strategies.spd_kfac import spd_kfac
+
+
+class Strategy(Protocol):
+    """Decides, for every layer, whose batches count, who inverts and who preconditions."""
+
+    def __call__(
+        self, layers: Sequence[LayerShape], world_size: int, config: KFACConfig, cost: CostModel
+    ) -> Placement:
+        """Place `layers` on ranks 0 to `world_size - 1`."""
+        ...
+
+
+STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
+    {
+        "comm_opt": comm_opt,
+        "mem_opt": mem_opt,
+        "hybrid_opt": hybrid_opt,
+        "dp_kfac": dp_kfac,
+        "mpd_kfac": mpd_kfac,
+        "d_kfac": d_kfac,
+        "spd_kfac": spd_kfac,
+    }
+)
+
+
+def place(
+    config: KFACConfig, layers: Sequence[LayerShape], world_size: int, cost: CostModel | None = None
+) -> Placement:
+    """The placement that `config` asks for, balanced by `cost`, or by `config.costs`, or by n^3.
+
+    Raises:
+        PlacementError: the world is empty, the strategy cannot divide it as asked, or a cost is no finite
+            number >= 0.
+    """
+    check_world_size(config, world_size)
+    if cost is None:
+        cost = config.costs.model() if config.costs is not None else CUBIC
+    for layer in layers:
+        for kind, factor in (("A", layer.a), ("G", layer.g)):
+            found = cost.inverse(factor)
+            if not 0 <= found < math.inf:
+                raise PlacementError(
+                    f"the cost of inverting {kind} of layer {layer.name}, {factor.dim} rows, is {found}; "
+                    "it has to be a finite number >= 0"
+                )
+    return STRATEGIES[config.strategy](layers, world_size, config, cost)
+
+
+def check_world_size(config: KFACConfig, world_size: int) -> None:
+    """Refuse a world that the strategy cannot divide; a sweep asks this before any rank starts.
+
+    Raises:
+        PlacementError: `world_size` is no whole number >= 1, or the fraction gives no whole group.
+    """
+    if world_size < 1:
+        raise PlacementError(f"world_size={world_size} is no whole number of ranks >= 1")
+    if config.strategy == "hybrid_opt" and config.grad_worker_fraction is not None:
+        grad_workers(world_size, config.grad_worker_fraction)

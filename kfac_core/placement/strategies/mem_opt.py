@@ -1,0 +1,17 @@
+"""MEM-OPT: SC20's K-FAC-lw, KAISA at fraction 1 / world_size."""
+
+from collections.abc import Sequence
+
+from kfac_core.config import KFACConfig
+from kfac_core.placement.cost import CostModel
+from kfac_core.placement.placement import LayerShape, Placement
+from kfac_core.placement.strategies.hybrid_opt import grid
+
+
+def mem_opt(layers: Sequence[LayerShape], world_size: int, config: KFACConfig, cost: CostModel) -> Placement:
+    """One rank owns a layer: it inverts, preconditions every step and hands the result to all others.
+
+    Second-order data lives on one rank only; the price is a model-sized exchange in every step.
+    `assignment="round_robin"` is K-FAC-lw as published in SC20.
+    """
+    return grid(layers, world_size, 1, config, cost)

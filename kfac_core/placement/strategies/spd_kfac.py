@@ -1,0 +1,32 @@
+"""SPD-KFAC: invert everywhere what is cheaper to invert than to send (arXiv:2107.06533)."""
+
+from collections.abc import Sequence
+
+from kfac_core.config import KFACConfig
+from kfac_core.placement.balance import balance
+from kfac_core.placement.cost import SPD_KFAC_64, CostModel
+from kfac_core.placement.footprint import data_elements
+from kfac_core.placement.placement import LayerShape, Placement
+from kfac_core.placement.strategies.everywhere import everywhere
+
+
+def spd_kfac(layers: Sequence[LayerShape], world_size: int, config: KFACConfig, cost: CostModel) -> Placement:
+    """Load-balancing placement: a factor is inverted by all where that costs less than sharing its inverse.
+
+    The others go, longest first, to the least-loaded rank (section IV-C, algorithm 1). Without a measured
+    cost of sharing, both costs are those of the paper's machine.
+    """
+    if cost.exchange is None:
+        cost = SPD_KFAC_64
+    assert cost.exchange is not None  # noqa: S101  that one has it
+    factors = [factor for layer in layers for factor in (layer.a, layer.g)]
+    costs = [cost.inverse(factor) for factor in factors]
+    alone = [
+        seconds <= cost.exchange(data_elements(config, factor))
+        for seconds, factor in zip(costs, factors, strict=True)
+    ]
+    shared = [index for index, by_all in enumerate(alone) if not by_all]
+    workers = [tuple(range(world_size))] * len(factors)
+    for index, worker in zip(shared, balance([costs[index] for index in shared], world_size), strict=True):
+        workers[index] = (worker,)
+    return everywhere(layers, world_size, workers[::2], workers[1::2])

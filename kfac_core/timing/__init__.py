@@ -1,0 +1,1 @@
+"""Phases of a step and the clocks that measure them."""

@@ -1,0 +1,256 @@
+"""Where a step's time goes: exclusive phase times that add up to the wall, and the traffic beside them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import torch
+
+from kfac_core.timing.clocks import CudaClock, HostClock, Span
+from kfac_core.timing.phases import COMM_PHASES, Phase
+
+OTHER = "other"
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass
+class Traffic:
+    """What one rank handed to collectives.
+
+    Attributes:
+        calls: collectives issued.
+        sent_bytes: payload bytes, without the copies that an algorithm makes on the way.
+        wait_seconds: spent until the last peer had arrived; None where that is not measured, see
+            `kfac_core.collectives.split_wait`.
+    """
+
+    calls: int = 0
+    sent_bytes: int = 0
+    wait_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class WindowTotals:
+    """What `drain` returns.
+
+    Attributes:
+        wall_seconds: host time between `start` and `stop`, read apart from the phases.
+        seconds: exclusive seconds by phase and of `other`; tests check that they add up to the wall.
+        calls: times each phase was entered; for the comm phases, collectives issued.
+        sent_bytes: payload bytes by phase.
+        wait_seconds: the part of `seconds` that collectives waited for late ranks, by phase, where that is
+            measured.
+        entries: times any phase was entered, which is what the timer itself costs.
+    """
+
+    wall_seconds: float
+    seconds: dict[str, float] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+    sent_bytes: dict[str, int] = field(default_factory=dict)
+    wait_seconds: dict[str, float] = field(default_factory=dict)
+    entries: int = 0
+
+    def __add__(self, later: WindowTotals) -> WindowTotals:
+        """Both together: a window that was cut, by a checkpoint for one."""
+        return WindowTotals(
+            self.wall_seconds + later.wall_seconds,
+            _added(self.seconds, later.seconds),
+            _added(self.calls, later.calls),
+            _added(self.sent_bytes, later.sent_bytes),
+            _added(self.wait_seconds, later.wait_seconds),
+            self.entries + later.entries,
+        )
+
+
+class PhaseTimer:
+    """Attributes every moment between `start` and `stop` to the innermost open phase, or to `other`.
+
+    A phase change is one mark: on a CPU a clock reading, on a GPU an event recorded on the current stream
+    and read when the clock stops, so that nothing waits for the device between phases.
+
+    Args:
+        device: where the work runs; events are used for CUDA.
+        observer: told the phase that is open after every change; the harness writes its pulse there.
+        traffic: counters of the collectives; what they gain inside a phase is booked on it.
+        ranges: show every phase to profilers: a `record_function` of torch's, and on a GPU an NVTX range.
+
+    Attributes:
+        sampled_step: set to a number, every stretch of every phase, and of every layer in it, is also kept
+            as a `Span` of that step, until it is set anew or the clock stops.
+    """
+
+    def __init__(
+        self,
+        device: torch.device | str = "cpu",
+        observer: Callable[[str], None] | None = None,
+        traffic: Traffic | None = None,
+        *,
+        ranges: bool = False,
+    ) -> None:
+        on_gpu = torch.device(device).type == "cuda"
+        self._clock: HostClock | CudaClock = CudaClock() if on_gpu else HostClock()
+        self._range: Callable[[str], AbstractContextManager[None]] | None = None
+        if ranges:
+            self._range = _nvtx_range if on_gpu else _profiler_range
+        self._observer = observer
+        self.traffic = traffic if traffic is not None else Traffic()
+        self._booked = replace(self.traffic)
+        self.sampled_step: int | None = None
+        self._open = [OTHER]
+        self._layer = ""
+        self._running = False
+        self._started = self._drained_at = 0.0
+        self._wall_seconds = 0.0
+        self._calls: dict[str, int] = {}
+        self._sent_bytes: dict[str, int] = {}
+        self._wait_seconds: dict[str, float] = {}
+        self._entries = 0
+
+    def count(self, traffic: Traffic) -> None:
+        """Book what these counters gain from now on, in place of those so far."""
+        if traffic is not self.traffic:
+            self.traffic, self._booked = traffic, replace(traffic)
+
+    def start(self) -> None:
+        """Let the clock run; what comes before is nobody's time."""
+        self._clock.mark(None, self.sampled_step, self._layer)
+        self._booked = replace(self.traffic)
+        self._started = time.perf_counter()
+        self._running = True
+
+    def stop(self) -> None:
+        """Halt the clock, for an evaluation, a checkpoint or the end of a window; waits for a GPU."""
+        self._clock.finish(self._open[-1], self.sampled_step, self._layer)
+        self._wall_seconds += time.perf_counter() - self._started
+        self._running, self.sampled_step = False, None
+
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """Book the time of the block, less that of phases opened inside it, on `phase`."""
+        if not self._running:
+            yield
+            return
+        self._enter(phase)
+        try:
+            if self._range is None:
+                yield
+            else:
+                with self._range(f"kronscale.{phase.value}"):
+                    yield
+        finally:
+            self._leave(phase)
+
+    def layer(self, name: str) -> AbstractContextManager[None]:
+        """In sampled steps, tell the spans of the block apart as that layer's; else nothing, at no cost."""
+        if self.sampled_step is None or not self._running:
+            return _NOTHING
+        return self._within(name)
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Host seconds between all starts and stops so far; read it while the clock stands still."""
+        return self._wall_seconds
+
+    def drain_spans(self) -> list[Span]:
+        """What was kept of sampled steps since the last call, in order, while the clock stands still."""
+        spans, self._clock.spans = self._clock.spans, []
+        return spans
+
+    def drain(self) -> WindowTotals:
+        """Totals since the last drain, while the clock stands still."""
+        if self._running:
+            raise RuntimeError("drain() while the clock runs: call stop() first")
+        wall_seconds = self._wall_seconds - self._drained_at
+        totals = WindowTotals(
+            wall_seconds,
+            self._clock.drain(),
+            self._calls,
+            self._sent_bytes,
+            self._wait_seconds,
+            self._entries,
+        )
+        self._drained_at = self._wall_seconds
+        self._calls, self._sent_bytes, self._wait_seconds, self._entries = {}, {}, {}, 0
+        return totals
+
+    @contextmanager
+    def _within(self, name: str) -> Iterator[None]:
+        self._clock.mark(self._open[-1], self.sampled_step, self._layer)
+        before, self._layer = self._layer, name
+        try:
+            yield
+        finally:
+            self._clock.mark(self._open[-1], self.sampled_step, name)
+            self._layer = before
+
+    def _enter(self, phase: Phase) -> None:
+        self._clock.mark(self._open[-1], self.sampled_step, self._layer)
+        self._book_traffic(self._open[-1])
+        self._entries += 1
+        if phase not in COMM_PHASES:
+            self._calls[phase.value] = self._calls.get(phase.value, 0) + 1
+        self._open.append(phase.value)
+        if self._observer is not None:
+            self._observer(phase.value)
+
+    def _leave(self, phase: Phase) -> None:
+        self._clock.mark(self._open.pop(), self.sampled_step, self._layer)
+        self._book_traffic(phase.value)
+        if self._observer is not None:
+            self._observer(self._open[-1])
+
+    def _book_traffic(self, phase: str) -> None:
+        """Book what the collectives were handed since the last phase change; like time, it is exclusive."""
+        calls = self.traffic.calls - self._booked.calls
+        if calls:
+            if phase in COMM_PHASES:
+                self._calls[phase] = self._calls.get(phase, 0) + calls
+            sent_bytes = self.traffic.sent_bytes - self._booked.sent_bytes
+            self._sent_bytes[phase] = self._sent_bytes.get(phase, 0) + sent_bytes
+        waited = (self.traffic.wait_seconds or 0.0) - (self._booked.wait_seconds or 0.0)
+        if waited:
+            self._wait_seconds[phase] = self._wait_seconds.get(phase, 0.0) + waited
+        if calls or waited:
+            self._booked = replace(self.traffic)
+
+
+def seconds_per_entry(
+    device: torch.device | str = "cpu", observer: Callable[[str], None] | None = None, entries: int = 500
+) -> float:
+    """What entering and leaving one phase costs here: the least of five rounds, a millisecond each on a CPU.
+
+    The least, because whatever else the machine does can only add to it.
+    """
+    timer = PhaseTimer(device, observer)
+    rounds = []
+    for _ in range(5):
+        timer.start()
+        for _ in range(entries):
+            with timer.phase(Phase.FORWARD):
+                pass
+        timer.stop()
+        rounds.append(timer.drain().wall_seconds / entries)
+    return min(rounds)
+
+
+@contextmanager
+def _profiler_range(name: str) -> Iterator[None]:
+    with torch.profiler.record_function(name):
+        yield
+
+
+@contextmanager
+def _nvtx_range(name: str) -> Iterator[None]:
+    with torch.profiler.record_function(name), torch.cuda.nvtx.range(name):
+        yield
+
+
+def _added(first: dict[str, Number], second: dict[str, Number]) -> dict[str, Number]:
+    return {key: first.get(key, 0) + second.get(key, 0) for key in (first | second)}
