@@ -68,11 +68,11 @@ def plan(
 
 def _print_summary(screen: Console, sweep: Sweep, seen: PlanSummary) -> None:
     cells = len(seen.cells)
-    standing = ", ".join(f"{count} {name}" for name, count in seen.counts.items())
+    states = ", ".join(f"{count} {state}" for state, count in seen.counts.items())
     targets = {_target_in_words(cell) for cell in seen.cells}
     batches = sorted({cell.training.batch_sizes(cell.world_size) for cell in seen.cells})
     screen.print(f"{sweep.name}: {sweep.about}" if sweep.about else sweep.name, markup=False)
-    screen.print(f"{cells} {'cell' if cells == 1 else 'cells'}: {standing}")
+    screen.print(f"{cells} {'cell' if cells == 1 else 'cells'}: {states}")
     screen.print(f"target: {'; '.join(sorted(targets))}", markup=False)
     screen.print(f"batch, global (local): {', '.join(f'{whole} ({local})' for whole, local in batches)}")
     screen.print(f"ranks: {seen.total_ranks} in all cells, {seen.largest_world} in the largest")
@@ -102,7 +102,7 @@ def _print_grid(screen: Console, seen: PlanSummary) -> None:
 
 def _print_cells(seen: PlanSummary, differs: dict[str, str], every: bool) -> None:
     shown = seen.cells if every else seen.cells[:_FIRST_CELLS]
-    lines = [f"{seen.standing[cell.id]:<8}{cell.id}  {differs[cell.id]}".rstrip() for cell in shown]
+    lines = [f"{seen.states[cell.id]:<8}{cell.id}  {differs[cell.id]}".rstrip() for cell in shown]
     if len(shown) < len(seen.cells):
         lines.append(f"... and {len(seen.cells) - len(shown)} more; --all lists them")
     typer.echo("\n".join(lines))  # as it is: an id folded at the terminal's edge could not be copied

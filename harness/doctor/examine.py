@@ -31,7 +31,8 @@ from harness.launchers.slurm.scheduler import NoAnswerError, end_named, jobs_of
 from harness.launchers.slurm.scheduler_state import scheduler_ids
 from harness.launchers.slurm.submission_manifest import unsettled
 from harness.runs.store import SweepFolder, sweep_folder
-from harness.study.status import IN_FLIGHT, CellStatus, read_statuses
+from harness.study.cell_states import IN_FLIGHT
+from harness.study.status import CellStatus, read_statuses
 from harness.study.submit import cancel, submit
 
 PROBE_COMMAND = (sys.executable, "-m", "harness.doctor.probe")

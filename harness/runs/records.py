@@ -20,7 +20,7 @@ as of windows in which neither was measured."""
 
 State = Literal[
     "STAGED", "PENDING", "RUNNING", "COMPLETED", "FAILED", "TIMEOUT", "PREEMPTED", "OOM", "NODE_FAIL",
-    "CANCELLED", "SKIPPED", "LOST",
+    "CANCELLED", "LOST",
 ]  # fmt: skip
 FINAL_STATES: tuple[State, ...] = (
     "COMPLETED", "FAILED", "TIMEOUT", "PREEMPTED", "OOM", "NODE_FAIL", "CANCELLED", "LOST",

@@ -1,4 +1,4 @@
-"""What a sweep would ask for, before anything is asked: states, worlds and placements of its cells."""
+"""Summary of a sweep before it is submitted: states, world sizes and placements of its cells."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from harness.cell import Cell
+from harness.runs.records import State
 from harness.runs.store import sweep_folder
+from harness.study.cell_states import IN_FLIGHT, stored_states
 from kfac_core.config import KFACConfig
 from kfac_core.placement import FactorShape, LayerShape
 from kfac_core.placement.strategies import STRATEGIES, place
 
-Standing = Literal["done", "failed", "pending", "new"]
-STANDINGS: tuple[Standing, ...] = ("done", "failed", "pending", "new")
+PlanState = Literal["done", "failed", "pending", "new"]
+"""What `submit` would find: a completed cell, one that ended otherwise, one in flight, one to start."""
 
-_ANY_LAYER = LayerShape(
-    "any", FactorShape(1), FactorShape(1)
-)  # the group's size does not depend on the layer
+_PLAN_STATES: tuple[PlanState, ...] = get_args(PlanState)
+_ANY_LAYER = LayerShape("any", FactorShape(1), FactorShape(1))  # group sizes do not depend on the layer
 
 
 @dataclass(frozen=True)
@@ -27,23 +28,22 @@ class PlanSummary:
     """A summary of cells.
 
     Attributes:
-        cells: the cells that it is about, in the order of their file.
-        standing: by cell id: `done` once the latest attempt has completed, `failed` if it ended otherwise,
-            `pending` while it has no outcome, `new` where there is no attempt.
+        cells: the cells in the order of their file.
+        states: state by cell id.
     """
 
     cells: Sequence[Cell]
-    standing: Mapping[str, Standing]
+    states: Mapping[str, PlanState]
 
     @property
-    def counts(self) -> dict[Standing, int]:
-        """Cells by standing, all four named."""
-        found = Counter(self.standing.values())
-        return {standing: found[standing] for standing in STANDINGS}
+    def counts(self) -> dict[PlanState, int]:
+        """Number of cells in each of the four states."""
+        found = Counter(self.states.values())
+        return {state: found[state] for state in _PLAN_STATES}
 
     @property
     def total_ranks(self) -> int:
-        """Ranks of all cells together."""
+        """Number of ranks of all cells together."""
         return sum(cell.world_size for cell in self.cells)
 
     @property
@@ -64,7 +64,7 @@ class PlanSummary:
         return {method: dict(row) for method, row in grid.items()}
 
     def placements(self) -> dict[str, str]:
-        """For each method, in words, who computes what."""
+        """Description of the placement of each method."""
         words: dict[str, dict[str, None]] = {}
         worlds: dict[str, dict[KFACConfig | None, set[int]]] = {}
         for cell in self.cells:
@@ -75,7 +75,7 @@ class PlanSummary:
         return {method: " / ".join(sentences) for method, sentences in words.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """The plan_summary as plain values, one entry per cell."""
+        """The summary as plain values, one entry per cell."""
         cells = [
             {
                 "id": cell.id,
@@ -84,7 +84,7 @@ class PlanSummary:
                 "seed": cell.seed,
                 "global_batch_size": cell.training.batch_sizes(cell.world_size)[0],
                 "local_batch_size": cell.training.batch_sizes(cell.world_size)[1],
-                "standing": self.standing[cell.id],
+                "state": self.states[cell.id],
             }
             for cell in self.cells
         ]
@@ -98,30 +98,27 @@ class PlanSummary:
 
 
 def plan_summary(cells: Sequence[Cell], runs: Path) -> PlanSummary:
-    """Look at what is stored of `cells`; writes nothing."""
-    return PlanSummary(cells, {cell.id: standing for cell, standing in _standings(cells, runs)})
+    """Summarise `cells` and what is stored of them; writes nothing."""
+    states: dict[str, PlanState] = {}
+    for name in dict.fromkeys(cell.sweep for cell in cells):
+        of_sweep = [cell for cell in cells if cell.sweep == name]
+        for cell, stored in stored_states(sweep_folder(name, runs), of_sweep):
+            states[cell.id] = _plan_state(stored.state)
+    return PlanSummary(cells, states)
 
 
 def placement_in_words(config: KFACConfig | None, world_sizes: Iterable[int]) -> str:
-    """What a strategy says of itself, with its gradient workers per layer on each world size."""
+    """The strategy's own description, and its gradient workers per layer on each world size."""
     if config is None:
         return "no K-FAC"
-    says = (STRATEGIES[config.strategy].__doc__ or config.strategy).splitlines()[0].rstrip(".")
+    strategy = (STRATEGIES[config.strategy].__doc__ or config.strategy).splitlines()[0].rstrip(".")
     groups = ", ".join(f"{place(config, [_ANY_LAYER], size).grad_workers} of {size}" for size in world_sizes)
-    return f"{says}; gradient workers per layer: {groups}"
+    return f"{strategy}; gradient workers per layer: {groups}"
 
 
-def _standings(cells: Sequence[Cell], runs: Path) -> Iterable[tuple[Cell, Standing]]:
-    for name in dict.fromkeys(cell.sweep for cell in cells):
-        folder = sweep_folder(name, runs)
-        # One listing in place of a look for each cell: a sweep of thousands may not have begun.
-        stored = {path.name for path in folder.path.iterdir()} if folder.path.is_dir() else set()
-        for cell in (cell for cell in cells if cell.sweep == name):
-            attempt = folder.cell_folder(cell).latest() if cell.id in stored else None
-            outcome = attempt.outcome() if attempt else None
-            if attempt is None:
-                yield cell, "new"
-            elif outcome is None:
-                yield cell, "pending"
-            else:
-                yield cell, "done" if outcome.state == "COMPLETED" else "failed"
+def _plan_state(state: State) -> PlanState:
+    if state == "STAGED":
+        return "new"
+    if state in IN_FLIGHT:
+        return "pending"
+    return "done" if state == "COMPLETED" else "failed"

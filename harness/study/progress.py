@@ -10,7 +10,8 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from harness.study.status import IN_FLIGHT, CellStatus, count_states
+from harness.study.cell_states import IN_FLIGHT
+from harness.study.status import CellStatus, count_states
 
 _LEAST_PAUSE_SECONDS = 0.5
 _DUTY = 0.05  # most of one CPU that looking may take from the ranks, whose time is being measured

@@ -1,12 +1,12 @@
-"""What state every cell is in, how far it has come, and why it failed.
+"""State, progress and cause of failure of every cell.
 
-Told from its files; its launcher is asked only about attempts without an outcome, all at once.
+Read from the run folder; launchers are asked only about attempts without an outcome, all at once.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,25 +20,23 @@ from harness.runs.effective_records import effective_evaluations
 from harness.runs.log_tail import last_record
 from harness.runs.records import FINAL_STATES, EvalRecord, Outcome, RankExit, State
 from harness.runs.store import Attempt, SweepFolder
-
-IN_FLIGHT: tuple[State, ...] = ("PENDING", "RUNNING")
-RETRYABLE: tuple[State, ...] = tuple(state for state in FINAL_STATES if state != "COMPLETED")
+from harness.study.cell_states import IN_FLIGHT, StoredState, stored_states
 
 
 @dataclass(frozen=True)
 class CellStatus:
-    """One cell as its files show it.
+    """State and progress of one cell.
 
     Attributes:
         attempt: the newest attempt, if any.
-        cause: why it ended as it did, one sentence; empty where there is nothing to explain.
-        rank: whom `step` and `phase` are about: the cause of a failure, else the rank furthest behind.
+        cause: why it ended, one sentence; empty if there is nothing to explain.
+        rank: the rank of `step` and `phase`: the one that failed first, else the one furthest behind.
         step: step in progress or last begun, counted from 0; None before the first.
-        total_steps: steps that a run takes without reaching its target.
+        total_steps: steps of a run that does not reach its target.
         value: newest value of the target's metric.
         started_at: Unix time, seconds.
         ended_at: Unix time, seconds.
-        checkpoint_step: the step that a retry would go on from, if there is a checkpoint.
+        checkpoint_step: the step at which a retry would resume, if there is a checkpoint.
     """
 
     cell: Cell
@@ -56,26 +54,26 @@ class CellStatus:
 
     @property
     def final(self) -> bool:
-        """Whether nothing happens to the cell any more unless someone retries it."""
+        """Whether the cell has ended; only a retry changes it."""
         return self.state in FINAL_STATES
 
     @property
     def elapsed_seconds(self) -> float | None:
-        """Since its ranks were started, to the end or to now."""
+        """From the start of its ranks to the end or to now."""
         if self.started_at is None:
             return None
         return (self.ended_at or time.time()) - self.started_at
 
     @property
     def eta_seconds(self) -> float | None:
-        """Until its last step at the pace so far; sooner if it reaches its target. None unless running."""
+        """Time to its last step at the pace so far, an upper bound; None unless running."""
         elapsed = self.elapsed_seconds
         if self.state != "RUNNING" or not self.step or not self.total_steps or elapsed is None:
             return None
         return elapsed * (self.total_steps - self.step) / self.step
 
     def to_dict(self) -> dict[str, Any]:
-        """For programs: flat, JSON types only."""
+        """Flat dictionary of JSON types."""
         names = (
             "state", "cause", "rank", "step", "total_steps", "phase", "value", "started_at", "ended_at",
             "checkpoint_step",
@@ -94,43 +92,34 @@ class CellStatus:
 
 
 def read_statuses(folder: SweepFolder, cells: Iterable[Cell] | None = None) -> list[CellStatus]:
-    """The status of the cells, or of all cells stored in the folder; in the order given.
+    """The status of the given cells, or of all cells stored in the folder, in the order given.
 
     Raises:
         StoreError: a stored cell cannot be read.
     """
     wanted = [stored.cell() for stored in folder.cell_folders()] if cells is None else cells
-    seen = [_read(folder, cell) for cell in wanted]
-    fates = _fates(status.attempt for status in seen if status.state in IN_FLIGHT and status.attempt)
-    return [_corrected(status, fates.get(status.attempt)) if status.attempt else status for status in seen]
+    statuses = [_status(cell, stored) for cell, stored in stored_states(folder, wanted)]
+    reported = _reported_states(one.attempt for one in statuses if one.state in IN_FLIGHT and one.attempt)
+    return [_corrected(one, reported.get(one.attempt)) if one.attempt else one for one in statuses]
 
 
 def count_states(statuses: Iterable[CellStatus]) -> dict[State, int]:
-    """How many cells are in each state, the commonest first."""
-    counts: dict[State, int] = defaultdict(int)
-    for status in statuses:
-        counts[status.state] += 1
-    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+    """Number of cells in each state, the commonest first."""
+    return dict(Counter(status.state for status in statuses).most_common())
 
 
 def is_stalled(folder: SweepFolder, statuses: Iterable[CellStatus]) -> bool:
-    """Whether cells are pending that nobody will start: their queue was killed."""
+    """Whether cells are pending and their queue was killed, so that nothing will start them."""
     names = {_launcher(status.attempt) for status in statuses if status.state == "PENDING" and status.attempt}
     return any(not LAUNCHERS[name].works_on(folder) for name in names)
 
 
-def _read(folder: SweepFolder, cell: Cell) -> CellStatus:
-    attempt = folder.cell_folder(cell).latest()
-    if attempt is None:
-        return CellStatus(cell, "STAGED")
-    outcome = attempt.outcome()
-    if outcome is not None:
-        return _ended(cell, attempt, outcome)
-    begun = RanksStarted.read(attempt)
-    if begun is not None:
-        return _running(CellStatus(cell, "RUNNING", attempt, started_at=begun.started_at))
-    launched = (attempt.path / "launch.json").exists()
-    return CellStatus(cell, "PENDING" if launched else "STAGED", attempt)
+def _status(cell: Cell, stored: StoredState) -> CellStatus:
+    if stored.attempt is not None and stored.outcome is not None:
+        return _ended(cell, stored.attempt, stored.outcome)
+    if stored.attempt is not None and stored.state == "RUNNING":
+        return _running(cell, stored.attempt)
+    return CellStatus(cell, stored.state, stored.attempt)
 
 
 def _ended(cell: Cell, attempt: Attempt, outcome: Outcome) -> CellStatus:
@@ -150,80 +139,83 @@ def _ended(cell: Cell, attempt: Attempt, outcome: Outcome) -> CellStatus:
     )
 
 
-def _running(status: CellStatus) -> CellStatus:
-    assert status.attempt is not None  # noqa: S101  # see _read
-    beats = [(status.attempt.last_heartbeat(rank), rank) for rank in range(status.cell.world_size)]
-    heard = [(beat, rank) for beat, rank in beats if beat is not None]
-    if not heard:
+def _running(cell: Cell, attempt: Attempt) -> CellStatus:
+    started = RanksStarted.read(attempt)
+    status = CellStatus(cell, "RUNNING", attempt, started_at=started.started_at if started else None)
+    heartbeats = [(attempt.last_heartbeat(rank), rank) for rank in range(cell.world_size)]
+    found = [(heartbeat, rank) for heartbeat, rank in heartbeats if heartbeat is not None]
+    if not found:
         return status
-    beat, rank = min(heard, key=lambda pair: pair[0].step)
-    newest = _newest_evaluation(status.attempt)
+    heartbeat, rank = min(found, key=lambda pair: pair[0].step)
+    newest = _newest_evaluation(attempt)
     return replace(
         status,
         rank=rank,
-        step=beat.step if beat.step >= 0 else None,
-        total_steps=beat.total_steps or None,
-        phase=beat.phase,
+        step=heartbeat.step if heartbeat.step >= 0 else None,
+        total_steps=heartbeat.total_steps or None,
+        phase=heartbeat.phase,
         value=newest["value"] if newest is not None else None,
-        ended_at=None,
-        checkpoint_step=next((saved.step for _, saved in resumable(status.attempt)), None),
-        cause=_resumed(status.attempt),
+        checkpoint_step=next((saved.step for _, saved in resumable(attempt)), None),
+        cause=_resume_note(attempt),
     )
 
 
 def _newest_evaluation(attempt: Attempt) -> dict[str, Any] | None:
     newest = last_record(attempt.records(0), EvalRecord.KIND)
-    if newest is None and len(attempt.lineage()) > 1:  # resumed, and not evaluated since
+    if newest is None and len(attempt.lineage()) > 1:  # resumed and not evaluated since
         return next(reversed(effective_evaluations(attempt)), None)
     return newest
 
 
-def _resumed(attempt: Attempt) -> str:
-    """Filter a resumed run went on, and what it had to pass over; empty for one that was not resumed."""
+def _resume_note(attempt: Attempt) -> str:
+    """The step at which a run was resumed, and checkpoints that it skipped; empty if it was not resumed."""
     segment = attempt.read("segment.json")
     if segment is None or not (segment["segment"] or segment["notes"]):
         return ""
     return "; ".join([f"resumed at step {segment['first_step']}", *segment["notes"]])
 
 
-def _fates(in_flight: Iterable[Attempt]) -> dict[Attempt, AttemptState]:
+def _reported_states(attempts: Iterable[Attempt]) -> dict[Attempt, AttemptState]:
+    """What the launchers report about attempts without an outcome; each launcher is asked once."""
     by_launcher: dict[str, list[Attempt]] = defaultdict(list)
-    for attempt in in_flight:
+    for attempt in attempts:
         by_launcher[_launcher(attempt)].append(attempt)
-    fates: dict[Attempt, AttemptState] = {}
-    for name, attempts in by_launcher.items():
-        fates |= LAUNCHERS[name].fates(attempts)
-    return fates
+    reported: dict[Attempt, AttemptState] = {}
+    for name, group in by_launcher.items():
+        reported |= LAUNCHERS[name].fates(group)
+    return reported
 
 
-def _corrected(status: CellStatus, fate: AttemptState | None) -> CellStatus:
+def _corrected(status: CellStatus, reported: AttemptState | None) -> CellStatus:
     attempt = status.attempt
-    if fate is None or attempt is None:
+    if reported is None or attempt is None:
         return status
-    if fate.state is None or fate.state in IN_FLIGHT:
-        cause = "; ".join(filter(None, [status.cause, fate.cause]))
-        return replace(status, state=fate.state or status.state, cause=cause)
+    if reported.state is None or reported.state in IN_FLIGHT:
+        cause = "; ".join(filter(None, [status.cause, reported.cause]))
+        return replace(status, state=reported.state or status.state, cause=cause)
     if outcome := attempt.outcome():  # it ended while its launcher was asked
         return _ended(status.cell, attempt, outcome)
-    cause = f"{fate.cause}; last seen {_place(status)}" if status.state == "RUNNING" else fate.cause
-    if not fate.sure:
-        return replace(status, state=fate.state, cause=cause)
-    return _ended(status.cell, attempt, _settled(status, attempt, replace(fate, cause=cause)))
+    cause = reported.cause
+    if status.state == "RUNNING":
+        cause += f"; last seen {_place(status)}"
+    if not reported.sure:
+        return replace(status, state=reported.state, cause=cause)
+    return _ended(status.cell, attempt, _written_outcome(status, attempt, replace(reported, cause=cause)))
 
 
-def _settled(status: CellStatus, attempt: Attempt, fate: AttemptState) -> Outcome:
-    """Write the outcome that nobody else is left to write, while the scheduler remembers the cause."""
+def _written_outcome(status: CellStatus, attempt: Attempt, reported: AttemptState) -> Outcome:
+    """Write the outcome of an attempt whose own processes are gone, while the scheduler knows the cause."""
     ranks: tuple[RankExit, ...] = ()
     if status.rank is not None:
         ranks = (RankExit(status.rank, None, step=status.step, phase=status.phase),)
     now = time.time()
     outcome = Outcome(
-        fate.state or "LOST", fate.cause, None, "error", status.started_at or now, now,
-        ranks=ranks, checkpoint_step=status.checkpoint_step, failed_nodes=fate.failed_nodes,
+        reported.state or "LOST", reported.cause, None, "error", status.started_at or now, now,
+        ranks=ranks, checkpoint_step=status.checkpoint_step, failed_nodes=reported.failed_nodes,
     )  # fmt: skip
     try:
         written = attempt.write_outcome(outcome)
-    except OSError:  # someone else's runs, or a full disk: shown all the same
+    except OSError:  # the folder is not writable or the disk is full; the status is shown all the same
         return outcome
     return outcome if written else attempt.outcome() or outcome
 

@@ -17,7 +17,8 @@ from harness.launchers.site import Site
 from harness.runs.checkpoint_store import CheckpointStore
 from harness.runs.locks import exclusive
 from harness.runs.store import DEFAULT_ROOT, Attempt, CellFolder, SweepFolder, sweep_folder
-from harness.study.status import IN_FLIGHT, RETRYABLE, CellStatus, is_stalled, read_statuses
+from harness.study.cell_states import IN_FLIGHT, RETRYABLE, stored_state
+from harness.study.status import CellStatus, is_stalled, read_statuses
 
 _CANCEL_POLL_SECONDS = 0.05
 _LONGEST_POLL_SECONDS = 2.0  # every look may ask a cluster's scheduler
@@ -218,7 +219,7 @@ def _new(
 def _attempt_at(cell_folder: CellFolder) -> Attempt:
     """A new attempt, or the one whose submission ended before anything was launched."""
     latest = cell_folder.latest()
-    if latest is not None and not (latest.path / "launch.json").exists() and latest.outcome() is None:
+    if latest is not None and stored_state(latest).state == "STAGED":
         latest.make_logs()  # the submission may have ended before it did
         return latest
     return cell_folder.new_attempt()

@@ -10,6 +10,7 @@ from harness.cli import main
 from harness.runs.records import Outcome
 from harness.runs.store import sweep_folder
 from harness.study.plan_summary import placement_in_words, plan_summary
+from harness.study.status import read_statuses
 from harness.study.sweep import read_sweep
 from kfac_core.config import KFACConfig
 
@@ -24,6 +25,7 @@ def runs(tmp_path):
         folder = sweep_folder("demo", tmp_path).stage(cell)
         for state in states:
             attempt = folder.new_attempt()
+            attempt.write("launch.json", {})
             if state:
                 attempt.write_outcome(Outcome(state, "", None, "epochs", time.time(), time.time()))
     sweep_folder("demo", tmp_path).stage(cells[4])  # a folder without an attempt is still new
@@ -32,7 +34,7 @@ def runs(tmp_path):
 
 def test_a_cell_stands_where_its_latest_attempt_ended(runs):
     seen = plan_summary(read_sweep(Path(DEMO)).cells, runs)
-    assert list(seen.standing.values())[:6] == ["done", "failed", "done", "pending", "new", "new"]
+    assert list(seen.states.values())[:6] == ["done", "failed", "done", "pending", "new", "new"]
     assert seen.counts == {"done": 2, "failed": 1, "pending": 1, "new": 32}
 
 
@@ -43,6 +45,15 @@ def test_json_holds_every_cell(runs, capsys):
     assert [(cell["world_size"], cell["local_batch_size"]) for cell in said["cells"]] == [
         (2, 128), (2, 128), (4, 64), (4, 64),
     ]  # fmt: skip
+    assert {cell["state"] for cell in said["cells"]} == {"new"}
+
+
+def test_a_cell_whose_submission_was_cut_off_is_new_for_plan_as_for_status(tmp_path):
+    cells = read_sweep(Path(DEMO)).cells
+    folder = sweep_folder("demo", tmp_path)
+    folder.stage(cells[0]).new_attempt()  # killed before it wrote launch.json
+    assert plan_summary(cells, tmp_path).states[cells[0].id] == "new"
+    assert read_statuses(folder, cells[:1])[0].state == "STAGED"
 
 
 def test_cells_that_differ_in_no_word_of_their_ids_are_told_apart(tmp_path, capsys):

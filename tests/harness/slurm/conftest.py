@@ -11,7 +11,8 @@ from harness.cell import Cell
 from harness.launchers.site import Site
 from harness.launchers.slurm_profile import SlurmProfile
 from harness.runs.store import Attempt, sweep_folder
-from harness.study.status import IN_FLIGHT, CellStatus, read_statuses
+from harness.study.cell_states import IN_FLIGHT
+from harness.study.status import CellStatus, read_statuses
 from tests.slurm_cluster.cluster import Cluster
 from tests.waiting import wait_for
 

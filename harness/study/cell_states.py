@@ -1,0 +1,47 @@
+"""State of a cell as its stored files show it; `status` corrects it by what the launchers report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from harness.cell import Cell
+from harness.runs.records import FINAL_STATES, Outcome, State
+from harness.runs.store import Attempt, SweepFolder
+
+IN_FLIGHT: tuple[State, ...] = ("PENDING", "RUNNING")
+RETRYABLE: tuple[State, ...] = tuple(state for state in FINAL_STATES if state != "COMPLETED")
+
+
+@dataclass(frozen=True)
+class StoredState:
+    """State of a cell.
+
+    Attributes:
+        attempt: the newest attempt, if any.
+        outcome: how that attempt ended, if it has.
+    """
+
+    state: State
+    attempt: Attempt | None = None
+    outcome: Outcome | None = None
+
+
+def stored_states(folder: SweepFolder, cells: Iterable[Cell]) -> Iterator[tuple[Cell, StoredState]]:
+    """The state of each of a sweep's cells, in their order; cells without an attempt are STAGED."""
+    # One listing instead of a look-up per cell: most of a sweep's thousands of cells may not have a folder.
+    names = {path.name for path in folder.path.iterdir()} if folder.path.is_dir() else set()
+    for cell in cells:
+        attempt = folder.cell_folder(cell).latest() if cell.id in names else None
+        yield cell, StoredState("STAGED") if attempt is None else stored_state(attempt)
+
+
+def stored_state(attempt: Attempt) -> StoredState:
+    """The state of the cell whose newest attempt is `attempt`; STAGED until the attempt is launched."""
+    outcome = attempt.outcome()
+    if outcome is not None:
+        return StoredState(outcome.state, attempt, outcome)
+    if (attempt.path / "begun.json").exists():
+        return StoredState("RUNNING", attempt)
+    launched = (attempt.path / "launch.json").exists()
+    return StoredState("PENDING" if launched else "STAGED", attempt)
