@@ -9,8 +9,8 @@ import sys
 from harness.doctor.findings import Finding, fault, ok, skipped, warning
 from harness.errors import SiteError
 from harness.launchers.local.launcher import site_cpus, site_gpus
+from harness.launchers.rank_environment import kept_from_jobs
 from harness.launchers.site import Site
-from harness.launchers.slurm.sbatch import scrubbed
 
 # In a process of its own: importing it starts MPI.
 _MPI_VERSION = "from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0])"
@@ -80,7 +80,7 @@ def judge_mpi_library(site: Site, version: str, error: str) -> Finding:
 
 
 def _mpi_library() -> tuple[str, str]:
-    environment = {name: value for name, value in os.environ.items() if not scrubbed(name)}
+    environment = {name: value for name, value in os.environ.items() if not kept_from_jobs(name)}
     try:
         done = subprocess.run(
             [sys.executable, "-c", _MPI_VERSION],

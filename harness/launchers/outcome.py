@@ -10,8 +10,8 @@ from math import isnan
 from typing import Any
 
 from harness.cell import Target
-from harness.launchers.local.ranks import RankDeath, RanksEnd
 from harness.launchers.oom import is_memory_error
+from harness.launchers.rank_exits import RankDeath, RanksEnd
 from harness.launchers.stopping import Reason
 from harness.runs.checkpoint_requests import PREEMPTED_EXIT_CODE
 from harness.runs.checkpoint_store import resumable

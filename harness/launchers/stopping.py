@@ -1,7 +1,9 @@
-"""Why ranks have to end before they are done, and whether they may save a checkpoint first."""
+"""Stops ranks before they are done: why, and whether they may save a checkpoint first."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,10 +13,12 @@ from harness.runs.store import Attempt
 
 Reason = Literal["ranks", "timeout", "cancel", "preempt"]
 
+_ASK_AGAIN_SECONDS = 1.0  # a rank that is still starting does not take the first request
+
 
 @dataclass(frozen=True)
 class Stop:
-    """A wish that the ranks end.
+    """A request that the ranks end.
 
     Attributes:
         save: whether they may save a checkpoint first.
@@ -25,23 +29,59 @@ class Stop:
 
 
 def stop_request(attempt: Attempt, site: Site, left_seconds: float, *, preempted: bool) -> Stop | None:
-    """Whether the attempt's ranks have to end, by what was asked for and the time that is left.
+    """Whether the attempt's ranks have to end, by its `cancel` file and the time that is left.
 
     Args:
         attempt: for its `cancel` file.
         site: for its time limit and the grace before it.
         left_seconds: until the time limit.
-        preempted: whether somebody wants the place back.
+        preempted: whether the ranks have to make room for others.
     """
-    wish = cancel_requested(attempt)
-    if wish == "now":
+    request = cancel_requested(attempt)
+    if request == "now":
         return Stop("cancel", save=False)
     if left_seconds < 0:
         return Stop("timeout", save=False)
-    if wish == "checkpoint":
+    if request == "checkpoint":
         return Stop("cancel", save=True)
     if preempted:
         return Stop("preempt", save=True)
     if left_seconds < min(site.grace_seconds, site.timeout_minutes * 30):
         return Stop("timeout", save=True)
     return None
+
+
+def watch_ranks(
+    running: Callable[[], bool],
+    request: Callable[[], Stop | None],
+    ask_to_save: Callable[[], None],
+    wait: Callable[[], None],
+    save_seconds: float,
+) -> Reason:
+    """Wait until the ranks have ended or have to be ended by the caller.
+
+    Args:
+        running: whether there is something to wait for.
+        request: whether the ranks have to end; called before every `wait`.
+        ask_to_save: asks the ranks to save a checkpoint and end; called again and again.
+        wait: returns after a fraction of a second, or sooner if a rank ends.
+        save_seconds: what the ranks get to save a checkpoint, where they may.
+
+    Returns:
+        Why the ranks had to end; "ranks" if nobody asked them to.
+    """
+    reason: Reason = "ranks"
+    save_ends, asked_at = float("inf"), float("-inf")
+    while running():
+        now = time.monotonic()
+        stop = request()
+        if stop is not None:
+            reason = stop.reason
+            save_ends = min(save_ends, now + save_seconds)
+            if not stop.save or now > save_ends:
+                break
+            if now - asked_at > _ASK_AGAIN_SECONDS:
+                ask_to_save()
+                asked_at = now
+        wait()
+    return reason

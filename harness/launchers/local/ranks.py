@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,9 @@ import psutil
 from harness.launchers.launch import Launch, RanksStarted
 from harness.launchers.local import parent_death as tether
 from harness.launchers.local.pmi import ProcessManager
-from harness.launchers.stopping import Reason, Stop
+from harness.launchers.rank_environment import rank_environment
+from harness.launchers.rank_exits import RankDeath, RanksEnd
+from harness.launchers.stopping import Stop, watch_ranks
 from harness.runs.checkpoint_requests import PREEMPTED_EXIT_CODE
 from harness.runs.store import Attempt
 
@@ -28,48 +30,7 @@ GRACE_SECONDS = 0.5  # ranks that die this soon after the first may be the cause
 TERM_SECONDS = 5.0  # from SIGTERM to SIGKILL
 
 _WATCH_SECONDS = 0.2  # deaths wake the watch at once; this is for the deadline and for cancel requests
-_ASK_AGAIN_SECONDS = 1.0  # a rank that is still starting does not hear the first time
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h: orphans of ranks become children of the gang
-
-# A submission from inside an allocation or under mpirun leaves these behind, and libraries believe them.
-_SCRUBBED_PREFIXES = (
-    "SLURM",
-    "SBATCH_",
-    "SRUN_",
-    "PMI",
-    "OMPI_",
-    "HYDRA_",
-    "MPI_LOCAL",
-    "SUBMITIT_",
-    "TORCHELASTIC_",
-)
-_SCRUBBED = frozenset({
-    "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
-    "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND",
-})  # fmt: skip
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-
-
-@dataclass(frozen=True)
-class RankDeath:
-    """The end of one rank.
-
-    Attributes:
-        exit_code: as of `subprocess`: minus the signal's number when killed by one.
-        own: whether the rank ended by itself; false when the gang ended it.
-    """
-
-    rank: int
-    exit_code: int
-    own: bool
-
-
-@dataclass(frozen=True)
-class RanksEnd:
-    """Why the ranks are gone, and all deaths in the order in which they were seen."""
-
-    reason: Reason
-    deaths: tuple[RankDeath, ...]
 
 
 @dataclass
@@ -80,6 +41,7 @@ class Ranks:
     _running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     _groups: list[int] = field(default_factory=list)
     _deaths: list[RankDeath] = field(default_factory=list)
+    _grace_ends: float = float("inf")
     _held: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Self:
@@ -112,34 +74,24 @@ class Ranks:
             self._running[rank] = process
             self._groups.append(process.pid)
 
-    def watch(self, stop: Callable[[], Stop | None], save_seconds: float) -> RanksEnd:
+    def watch(self, request: Callable[[], Stop | None], save_seconds: float) -> RanksEnd:
         """Wait until all ranks ended well, or end them all after the first that did not.
 
         Args:
-            stop: whether they have to end; asked a few times a second.
-            save_seconds: what they get for a checkpoint, where they may save one.
+            request: whether they have to end; called a few times a second.
+            save_seconds: what they get to save a checkpoint, where they may.
         """
-        reason: Reason = "ranks"
-        grace_ends = save_ends = float("inf")
-        asked = float("-inf")
-        while self._running:
-            now = time.monotonic()
-            wish = stop()
-            if wish is not None:
-                reason = wish.reason
-                save_ends = min(save_ends, now + save_seconds)
-                if not wish.save or now > save_ends:
-                    break
-                if now - asked > _ASK_AGAIN_SECONDS:
-                    self._ask_to_save()
-                    asked = now
-            if now > grace_ends:
-                break
-            self._wait(min(_WATCH_SECONDS, max(0.0, grace_ends - now)))
-            if self._reap(own=True) and grace_ends == float("inf"):
-                grace_ends = time.monotonic() + GRACE_SECONDS
+        reason = watch_ranks(self._go_on, request, self._ask_to_save, self._wait_for_death, save_seconds)
         self._end_all()
         return RanksEnd(reason, tuple(self._deaths))
+
+    def _go_on(self) -> bool:
+        return bool(self._running) and time.monotonic() <= self._grace_ends
+
+    def _wait_for_death(self) -> None:
+        self._wait(min(_WATCH_SECONDS, max(0.0, self._grace_ends - time.monotonic())))
+        if self._reap(own=True) and self._grace_ends == float("inf"):
+            self._grace_ends = time.monotonic() + GRACE_SECONDS
 
     def _wait(self, seconds: float) -> None:
         poll = select.poll()
@@ -208,27 +160,6 @@ def rank_command(
     worker = [*launch.command, str(attempt.path)]
     options = {"rank": rank, "world-size": world_size, "local-rank": rank, "threads": launch.cpus_per_rank}
     return [*tied, *worker, *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
-
-
-def rank_environment(inherited: Mapping[str, str], launch: Launch, gpus: Sequence[int]) -> dict[str, str]:
-    """What a rank finds in its environment: the inherited one without another launcher's traces.
-
-    Every rank sees all the GPUs that its gang leased: hiding a peer's GPU breaks NCCL's peer-to-peer path.
-    """
-    environment = {
-        name: value
-        for name, value in inherited.items()
-        if name not in _SCRUBBED and not name.startswith(_SCRUBBED_PREFIXES)
-    }
-    environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
-    return environment | own_variables(launch)
-
-
-def own_variables(launch: Launch) -> dict[str, str]:
-    """What every launcher sets for its ranks: threads, whole logs, and what the site says."""
-    environment = dict.fromkeys(_THREAD_VARIABLES, str(launch.cpus_per_rank))
-    environment["PYTHONUNBUFFERED"] = "1"  # the last words of a killed rank reach its log
-    return environment | launch.site.environment
 
 
 def _kill_quietly(process: psutil.Process) -> None:

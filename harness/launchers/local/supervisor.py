@@ -10,10 +10,11 @@ from types import FrameType
 
 from harness.launchers.launch import Launch, RanksStarted, cancel_requested
 from harness.launchers.local.leases import leased
-from harness.launchers.local.ranks import Ranks, RanksEnd
+from harness.launchers.local.ranks import Ranks
 from harness.launchers.oom import oom_kills
 from harness.launchers.outcome import judge, outcome_without_ranks
 from harness.launchers.process_identity import ProcessIdentity
+from harness.launchers.rank_exits import RanksEnd
 from harness.launchers.stopping import Stop, stop_request
 from harness.runs.locks import take
 from harness.runs.records import Outcome

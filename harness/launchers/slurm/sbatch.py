@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import SiteError
+from harness.launchers.rank_environment import kept_from_jobs
 from harness.launchers.slurm.job_layout import slurm
 from harness.launchers.slurm.scheduler import NoAnswerError
 
@@ -28,12 +29,6 @@ _NO_ANSWER = re.compile(
     r"authentication|munge|no respon",
     re.IGNORECASE,
 )
-# Of an allocation or an mpirun that the user submits from; a leaked SLURM_CPU_BIND slows every rank down.
-_SCRUBBED = re.compile(
-    r"(SLURM|SBATCH|SRUN|SUBMITIT|TORCHELASTIC|OMPI|HYDRA|PMI|PMIX|MPI_LOCAL)[A-Z]*(_|\Z)|"
-    r"(MASTER_(ADDR|PORT)|RANK|(LOCAL_|GROUP_|LOCAL_WORLD_|WORLD_)(RANK|SIZE)|CUDA_VISIBLE_DEVICES)\Z"
-)
-_KEPT = ("SLURM_CONF",)  # which cluster, not which allocation
 
 
 def batch_text(claim: SubmissionManifest) -> str:
@@ -68,7 +63,7 @@ def rehearse(text: str, site: Site) -> str:
 
 
 def _call(command: Sequence[str], site: Site, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not scrubbed(name)}
+    environment = {name: value for name, value in os.environ.items() if not kept_from_jobs(name)}
     try:
         done = subprocess.run(
             command, env=environment, input=text, capture_output=True, text=True, check=False
@@ -81,11 +76,6 @@ def _call(command: Sequence[str], site: Site, text: str | None = None) -> subpro
     if _NO_ANSWER.search(said) or not said:
         raise NoAnswerError(said or f"sbatch ended with {done.returncode}")
     raise SiteError(f"site {site.name}: sbatch refused: {said}")
-
-
-def scrubbed(name: str) -> bool:
-    """Whether a variable of the submitting shell must not reach a job."""
-    return _SCRUBBED.match(name) is not None and name not in _KEPT
 
 
 def _executor(claim: SubmissionManifest) -> ManifestExecutor:

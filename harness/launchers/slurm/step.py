@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from harness.launchers.launch import Launch
-from harness.launchers.local.ranks import TERM_SECONDS, RankDeath, RanksEnd, own_variables
+from harness.launchers.local.ranks import TERM_SECONDS
 from harness.launchers.oom import slurm_killed
-from harness.launchers.site import Site
+from harness.launchers.rank_environment import own_variables
+from harness.launchers.rank_exits import RankDeath, RanksEnd
 from harness.launchers.slurm import rank_wrapper as rank_program
 from harness.launchers.slurm.job_layout import JobLayout, slurm
 from harness.launchers.slurm.scheduler import kill_step
-from harness.launchers.stopping import Reason, stop_request
+from harness.launchers.stopping import Stop, stop_request, watch_ranks
 from harness.runs.checkpoint_requests import PREEMPTED_EXIT_CODE
 from harness.runs.store import Attempt
 
 _WATCH_SECONDS = 0.2
-_ASK_AGAIN_SECONDS = 1.0  # a rank that is still starting does not hear the first time
 # With this, Slurm's pmi2 answers a rank no more: all hang in MPI's initialization.
 _PMI_BROKE = b"mpi/pmi2: invalid client request"
 _WAIT_SECONDS = 60  # srun's --wait: how long the others may go on after the first task has ended well
@@ -66,51 +66,34 @@ def run_step(attempt: Attempt, launch: Launch, shape: JobLayout, leave: Callable
         OSError: srun could not be started.
     """
     process = _start(attempt, launch, shape)
+    site = launch.site
+    deadline = time.monotonic() + site.timeout_minutes * 60
+
+    def running() -> bool:
+        return process.poll() is None and not leave() and not _hangs(attempt, shape)
+
+    def request() -> Stop | None:
+        return stop_request(attempt, site, deadline - time.monotonic(), preempted=False)
+
+    def ask_to_save() -> None:
+        process.send_signal(signal.SIGUSR1)  # srun passes it on
+
     try:
-        reason = _watch(process, attempt, launch.site, leave, partial(_hangs, attempt, shape))
+        reason = watch_ranks(
+            running, request, ask_to_save, partial(_wait, process, _WATCH_SECONDS), site.grace_seconds
+        )
+        hung = process.poll() is None and _hangs(attempt, shape)
     finally:
         _end(process, attempt)
     said = (attempt.path / "logs" / "srun.log").read_text(errors="replace")
     return StepEnd(
-        ending=RanksEnd(reason or "ranks", tuple(_deaths(attempt, shape))),
+        ending=RanksEnd(reason, tuple(_deaths(attempt, shape))),
         lost_nodes=_lost_nodes(attempt, shape),
         out_of_memory=slurm_killed(said),
         started=bool(_starts(attempt)),
         exit_code=process.returncode,
-        hung=reason is None,
+        hung=hung,
     )
-
-
-def _watch(
-    process: subprocess.Popen[bytes],
-    attempt: Attempt,
-    site: Site,
-    leave: Callable[[], bool],
-    hangs: Callable[[], bool],
-) -> Reason | None:
-    """Wait until srun has ended or has to; ranks that may save are asked to, again and again.
-
-    Returns:
-        Why it has to end; None if its ranks hang at their start.
-    """
-    deadline = time.monotonic() + site.timeout_minutes * 60
-    reason: Reason = "ranks"
-    save_ends, asked = float("inf"), float("-inf")
-    while process.poll() is None and not leave():
-        if hangs():
-            return None
-        now = time.monotonic()
-        wish = stop_request(attempt, site, deadline - now, preempted=False)
-        if wish is not None:
-            reason = wish.reason
-            save_ends = min(save_ends, now + site.grace_seconds)
-            if not wish.save or now > save_ends:
-                break
-            if now - asked > _ASK_AGAIN_SECONDS:
-                process.send_signal(signal.SIGUSR1)  # srun passes it on
-                asked = now
-        _wait(process, _WATCH_SECONDS)
-    return reason
 
 
 def _start(attempt: Attempt, launch: Launch, shape: JobLayout) -> subprocess.Popen[bytes]:

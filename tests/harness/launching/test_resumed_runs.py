@@ -6,7 +6,7 @@ import time
 import pytest
 
 from harness.launchers.launch import Launch, RanksStarted
-from harness.launchers.local.ranks import RankDeath, RanksEnd
+from harness.launchers.rank_exits import RankDeath, RanksEnd
 from harness.launchers.outcome import judge
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.store import sweep_folder
