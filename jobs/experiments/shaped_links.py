@@ -1,17 +1,12 @@
-"""Does a model fitted to one and two ranks predict four, where links and not CPUs are the limit?
+"""Measure K-FAC steps on 1, 2 and 4 ranks whose links, not CPUs, are the limit.
 
-    python jobs/experiments/shaped_links.py measure results/prediction   (as root, nothing else running)
-    python jobs/experiments/shaped_links.py predict results/prediction
+    python jobs/experiments/shaped_links.py results/prediction   (as root, nothing else running)
 
-`measure` gives every rank a network namespace of its own on a bridge, with a token bucket of `RATE_MBIT` in
-each direction of its link, and runs real K-FAC steps of a perceptron over Gloo in worlds of 1, 2 and 4,
-besides the operations of the communicator on 2 ranks. The perceptron is small and wide, so that a step sends
-megabytes and computes for milliseconds: two cores carry four ranks without being the limit (the table says
-what share compute has).
-It writes `shaped_links_steps.csv` and `shaped_links_operations.csv`.
-
-`predict` sees of them what was measured on 1 and 2 ranks, calibrates from it, predicts 4 ranks and compares.
-It writes `shaped_links.csv`, the figure and the page `shaped_links.md`.
+Every rank gets its own network namespace on a bridge, with a token bucket of `RATE_MBIT` in each direction of
+its link. The ranks run real K-FAC steps of a perceptron over Gloo; 2 ranks also time the operations of the
+communicator. The perceptron is small and wide: a step sends megabytes and computes for milliseconds, so two
+cores carry four ranks without becoming the limit. The table reports the share of compute.
+Writes `shaped_links_steps.csv` and `shaped_links_operations.csv`, which `shaped_links_prediction.py` reads.
 """
 
 from __future__ import annotations
@@ -32,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
+from analysis.cost_model.models import read_model
 from harness.calibrate import operations
 from harness.emulate import Twin
 from harness.training.gradient_averaging import GradientAverage
@@ -154,8 +150,6 @@ def serve(rank: int, world_size: int, folder: Path) -> None:
 
 def _run(arm: str, rank: int, world_size: int) -> Iterator[dict[str, Any]]:
     """Windows of one arm; the first is left out."""
-    from analysis.cost_model.models import read_model  # noqa: PLC0415
-
     torch.manual_seed(0)
     table = read_model(MODEL)
     model = torch.nn.Sequential(*Twin(table.layers, 0, BATCH).parts)
@@ -193,14 +187,9 @@ def _run(arm: str, rank: int, world_size: int) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    verb, *rest = sys.argv[1:]
-    if verb == "rank":
-        serve(int(rest[0]), int(rest[1]), Path(rest[2]))
-    elif verb == "measure":
-        began = time.monotonic()
-        measure(Path(rest[0]))
-        sys.stdout.write(f"measured in {time.monotonic() - began:.0f} s\n")
-    elif verb == "predict":
-        import shaped_links_page
-
-        shaped_links_page.main(Path(rest[0]))
+    if sys.argv[1] == "rank":  # started by `measure` in the rank's namespace
+        serve(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    else:
+        started = time.monotonic()
+        measure(Path(sys.argv[1]))
+        sys.stdout.write(f"measured in {time.monotonic() - started:.0f} s\n")

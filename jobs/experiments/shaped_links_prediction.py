@@ -1,8 +1,15 @@
-"""The prediction, the comparison and the page of `shaped_links.py`."""
+"""Predict 4 ranks on shaped links from the measurements of `shaped_links.py` on 1 and 2, and compare.
+
+    python jobs/experiments/shaped_links_prediction.py results/prediction
+
+Calibrates from the rows of 1 and 2 ranks only. Writes the figure, `shaped_links_totals.csv` and the page
+`shaped_links.md`.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
@@ -221,3 +228,7 @@ def _cell(row: pd.Series[float]) -> str:
     measured, predicted = row["published_ms"], row["predicted_ms"]
     error = f"{predicted / measured - 1:+.0%}" if measured > 0 and math.isfinite(measured) else ""
     return f"{measured:.0f} / {predicted:.0f} / {error}"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
