@@ -8,7 +8,7 @@ from typing import cast
 
 import pandas as pd
 
-from analysis.statistics import PAIRED_RUNS, Interval, holm, paired_ratio, ratio
+from analysis.statistics.intervals import PAIRED_RUNS, Interval, holm, paired_ratio, ratio
 from analysis.study import Study
 
 SIGNIFICANT = 0.05

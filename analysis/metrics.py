@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis.comparisons import compared, points
 from analysis.rules import CLOCKS, Scoring
-from analysis.statistics import Interval, level
+from analysis.statistics.intervals import Interval, level
 from analysis.steps import run_speeds
 from analysis.study import Study
 

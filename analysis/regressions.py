@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.comparisons import SIGNIFICANT
 from analysis.metrics import time_to_accuracy
-from analysis.statistics import Interval, holm, ratio
+from analysis.statistics.intervals import Interval, holm, ratio
 from analysis.steps import kfac_bytes, peak_bytes, run_speeds
 from analysis.study import Study
 

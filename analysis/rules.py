@@ -15,7 +15,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from analysis.statistics import median
+from analysis.statistics.intervals import median
 
 
 @dataclass(frozen=True)

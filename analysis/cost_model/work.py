@@ -168,7 +168,7 @@ class Work:
                 for job in self.jobs
                 for share in (
                     (job.factor_workers, item * job.shape.packed_elements),
-                    (job.whole_on, item * (job.shape.elements - job.shape.packed_elements)),
+                    (job.unpacked_on, item * (job.shape.elements - job.shape.packed_elements)),
                 )
             ),
         }

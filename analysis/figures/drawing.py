@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.metrics import BASE, arm_order
-from analysis.statistics import Interval
+from analysis.statistics.intervals import Interval
 from analysis.study import Study
 
 ONE_COLUMN, TWO_COLUMNS = 3.5, 7.16

@@ -28,7 +28,7 @@ from analysis.figures.drawing import (
 from analysis.metrics import IDENTITY, in_order, kfac_cells
 from analysis.placements import inverse_loads
 from analysis.published import provenance, published
-from analysis.statistics import median
+from analysis.statistics.intervals import median
 from analysis.steps import rank_phase_costs
 from analysis.study import Study
 

@@ -18,7 +18,7 @@ from analysis.figures.drawing import (
     sentence,
 )
 from analysis.metrics import IDENTITY, in_order, time_to_accuracy
-from analysis.statistics import median
+from analysis.statistics.intervals import median
 from analysis.steps import peak_bytes, run_speeds
 from analysis.study import Study
 

@@ -18,8 +18,8 @@ from analysis.figures.drawing import (
     styles,
 )
 from analysis.metrics import IDENTITY, time_to_accuracy
-from analysis.profiles import LARGEST_RATIO, performance_ratios, profile, profile_score
-from analysis.statistics import median
+from analysis.statistics.intervals import median
+from analysis.statistics.profiles import LARGEST_RATIO, performance_ratios, profile, profile_score
 from analysis.study import Study
 
 _BROKEN = ("FAILED", "TIMEOUT", "OOM")  # of a lost node or a preemption no method is to blame

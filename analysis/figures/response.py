@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis.figures.drawing import ArmStyle, number, whisker
-from analysis.statistics import Interval, level
+from analysis.statistics.intervals import Interval, level
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from analysis.figures.drawing import (
     world_size_axis,
 )
 from analysis.metrics import IDENTITY, in_order, kfac_cells
-from analysis.statistics import level
+from analysis.statistics.intervals import level
 from analysis.steps import rank_phase_costs
 from analysis.study import Study
 

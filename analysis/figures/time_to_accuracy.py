@@ -28,7 +28,7 @@ from analysis.figures.drawing import (
     world_size_axis,
 )  # fmt: skip
 from analysis.metrics import time_to_accuracy
-from analysis.statistics import Interval, level
+from analysis.statistics.intervals import Interval, level
 from analysis.study import Study
 
 PANELS = {

@@ -64,7 +64,7 @@ def _table(found: list[Change]) -> Table:
     from rich.table import Table  # noqa: PLC0415  # see compare
     from rich.text import Text  # noqa: PLC0415
 
-    from analysis.summary import spell  # noqa: PLC0415
+    from analysis.report.summary import spell  # noqa: PLC0415
 
     table = Table(box=None)
     for column in ("arm", "ranks", "quantity", "n", "B / A", "p (Holm)", "verdict"):

@@ -114,9 +114,9 @@ def _evaluations(windows: int) -> Iterator[str]:
 
 def analyse(folder: Path) -> dict[str, float]:
     """Seconds of `load`, of the tables and of both, and the largest resident set, in this process."""
-    from analysis.findings import cautions, findings  # noqa: PLC0415  imports are outside the clock
-    from analysis.report_tables import environments, instrument, runs_table  # noqa: PLC0415
-    from analysis.summary import costs_table, rules_table, summary_table  # noqa: PLC0415
+    from analysis.report.findings import cautions, findings  # noqa: PLC0415  imports are outside the clock
+    from analysis.report.summary import costs_table, rules_table, summary_table  # noqa: PLC0415
+    from analysis.report.tables import environments, instrument, runs_table  # noqa: PLC0415
     from analysis.tables import load  # noqa: PLC0415
 
     began = time.perf_counter()

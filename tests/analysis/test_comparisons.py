@@ -11,7 +11,7 @@ import pytest
 
 from analysis.comparisons import baselines, compared, comparisons
 from analysis.metrics import arm_order, time_to_accuracy
-from analysis.statistics import MANN_WHITNEY, SIGNED_RANK, WELCH
+from analysis.statistics.intervals import MANN_WHITNEY, SIGNED_RANK, WELCH
 
 
 def test_arms_are_measured_against_first_order_arms_of_their_setting(study):

@@ -13,8 +13,15 @@ import math
 import numpy as np
 import pytest
 
-from analysis import limits
-from analysis.statistics import ORDER_STATISTIC_RUNS, PAIRED_RUNS, T_RUNS, level, paired_ratio, ratio
+from analysis.statistics import limits
+from analysis.statistics.intervals import (
+    ORDER_STATISTIC_RUNS,
+    PAIRED_RUNS,
+    T_RUNS,
+    level,
+    paired_ratio,
+    ratio,
+)
 
 STUDIES = 20_000
 SLACK = 0.004  # 2.6 standard errors of 20,000 repetitions at 95 %

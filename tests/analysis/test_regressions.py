@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from analysis.regressions import Change, changes, differing_environments
-from analysis.statistics import Interval
+from analysis.statistics.intervals import Interval
 from harness.cli import main
 from tests.analysis.conftest import Plan
 

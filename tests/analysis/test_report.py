@@ -15,12 +15,12 @@ import pytest
 
 from analysis.comparisons import comparisons
 from analysis.figures import FIGURES
-from analysis.findings import cautions, findings
-from analysis.markup import to_latex, to_markdown
 from analysis.metrics import time_to_accuracy
-from analysis.report import summary_table, write_report
+from analysis.report.findings import cautions, findings
+from analysis.report.markup import to_latex, to_markdown
+from analysis.report.page import write_report
+from analysis.report.summary import rules_table, summary_table
 from analysis.rules import SCORINGS
-from analysis.summary import rules_table
 from analysis.tables import load
 
 
@@ -176,7 +176,7 @@ def test_every_run_is_listed_with_its_folder_and_its_command(study, page):
 
 
 def test_text_from_users_is_escaped(ordinary_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("analysis.report.FIGURES", {})  # text is what this is about, and drawing is slow
+    monkeypatch.setattr("analysis.report.page.FIGURES", {})  # text is what this is about, and drawing is slow
     folder = tmp_path / "runs" / "one"
     cell = min(ordinary_folder.iterdir())
     shutil.copytree(cell, folder / cell.name)

@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.profiles import performance_ratios, profile, profile_score
 from analysis.rules import (
     CLOCKS,
     SCORINGS,
@@ -24,6 +23,7 @@ from analysis.rules import (
     mlperf_score,
     sustained,
 )
+from analysis.statistics.profiles import performance_ratios, profile, profile_score
 
 MISS = math.inf
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.limits import largest_rank, order_statistic, signed_rank
-from analysis.statistics import holm, level, paired_ratio, ratio
+from analysis.statistics.intervals import holm, level, paired_ratio, ratio
+from analysis.statistics.limits import largest_rank, order_statistic, signed_rank
 
 
 def test_one_or_two_runs_get_no_interval():

@@ -81,8 +81,11 @@ def test_report_prints_the_summary_as_it_is_and_the_pages_path(monkeypatch, tmp_
         "arm": ["sgd"], "world_size": ["4*"], "runs": [3], "reached": ["3/3"], "epochs": ["5"],
         "median_seconds": ["1.5 [bold, 2.0]"], "speedup": [""], "verdict": [""], "method": ["Welch t"],
     })  # fmt: skip
-    stub = SimpleNamespace(summary_table=lambda _: summary, write_report=lambda _, out: out / "report.html")
-    monkeypatch.setitem(sys.modules, "analysis.report", stub)
+    for module, stub in (
+        ("summary", SimpleNamespace(summary_table=lambda _: summary)),
+        ("page", SimpleNamespace(write_report=lambda _, out: out / "report.html")),
+    ):
+        monkeypatch.setitem(sys.modules, f"analysis.report.{module}", stub)
     frames = ("cells", "phases", "memory", "evaluations", "environments", "layers", "devices", "fields")
     empty = Study(**{name: pd.DataFrame({"segments": []}) for name in frames})
     monkeypatch.setitem(sys.modules, "analysis.tables", SimpleNamespace(load=lambda folder: empty))

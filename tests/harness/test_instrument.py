@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
-from analysis.report import write_report
+from analysis.report.page import write_report
 from analysis.steps import closure, rank_phase_costs, waits
 from analysis.tables import load
 from harness.cli import main
@@ -20,6 +22,9 @@ from harness.runs.records import PhaseRecord, to_line
 from harness.training.train import Trainer
 from harness.training.world import World
 from kfac_core.collectives import SplitWait, connect
+from kfac_core.factors import Factors
+from kfac_core.gradients import Gradients
+from kfac_core.second_order import SecondOrder
 from kfac_core.timing.phases import COMM_PHASES, KFAC_PHASES
 from tests.harness.checkpoint.runs import cell, new_attempt
 
@@ -27,43 +32,47 @@ DELAY, PERIOD = 0.12, 5  # seconds, several times what the collectives of a wind
 KFAC = {"factor_update_steps": 1, "inverse_update_steps": PERIOD, "damping": 0.01}
 
 
-def late(trainer: Trainer, owner: Any, name: str) -> None:
+@contextmanager
+def late(trainer: Trainer, owner: Any, name: str) -> Iterator[None]:
     """Make a method sleep in the first step of every window."""
-    prompt: Callable[..., Any] = getattr(owner, name)
+    original: Callable[..., Any] = getattr(owner, name)
 
     def slow(*args: Any, **kwargs: Any) -> Any:
-        if trainer._step % PERIOD == 0:
+        if trainer.state.step % PERIOD == 0:
             time.sleep(DELAY)
-        return prompt(*args, **kwargs)
+        return original(*args, **kwargs)
 
-    object.__setattr__(owner, name, slow)
+    with patch.object(owner, name, slow):
+        yield
 
 
-def late_batches(trainer: Trainer) -> None:
-    prompt = trainer._workload.batches
+@contextmanager
+def late_batches(trainer: Trainer) -> Iterator[None]:
+    original = trainer.workload.batches
 
     def slow(epoch: int, first: int = 0) -> Iterator[Any]:
-        for batch in prompt(epoch, first):
-            if trainer._step % PERIOD == 0:
+        for batch in original(epoch, first):
+            if trainer.state.step % PERIOD == 0:
                 time.sleep(DELAY)
             yield batch
 
-    object.__setattr__(trainer._workload, "batches", slow)
+    with patch.object(trainer.workload, "batches", slow):
+        yield
 
 
-SLOW: dict[str, Callable[[Trainer], None]] = {
+LATE: dict[str, Callable[[Trainer], AbstractContextManager[None]]] = {
     "data": late_batches,
-    "forward": lambda trainer: late(trainer, trainer._workload, "loss"),
-    "backward": lambda trainer: late(trainer, trainer._gradients, "clear"),
-    "factor_compute": lambda trainer: late(trainer, trainer.kfac._factors, "absorb_alone"),
-    "inverse_compute": lambda trainer: late(trainer, trainer.kfac._second_order, "solve"),
-    "precondition": lambda trainer: late(trainer, trainer.kfac._gradients, "read"),
-    "update": lambda trainer: late(trainer, trainer._optimizer, "step"),
+    "forward": lambda trainer: late(trainer, trainer.workload, "loss"),
+    "backward": lambda trainer: late(trainer, trainer.gradients, "clear"),
+    "factor_compute": lambda trainer: late(trainer, Factors, "accumulate_local"),
+    "inverse_compute": lambda trainer: late(trainer, SecondOrder, "solve"),
+    "precondition": lambda trainer: late(trainer, Gradients, "read"),
+    "update": lambda trainer: late(trainer, trainer.state.optimizer, "step"),
 }
 
 
 def windows(
-    rank: int, world_size: int, folder: str, method: str, split: bool, slow_phase: str = ""
+    rank: int, world_size: int, folder: str, method: str, split: bool, late_phase: str = ""
 ) -> list[PhaseRecord]:
     """Train digits for four windows; rank 1 is late in a phase if one is named."""
     communicator = SplitWait(connect()) if split else connect()
@@ -71,15 +80,14 @@ def windows(
     training = {"global_batch_size": 256, "epochs": 4, "window_steps": PERIOD}
     own = {"kfac": KFAC} if method != "sgd" else {}
     records: list[Any] = []
-    pulse = HeartbeatWriter(Path(folder) / f"pulse-{rank}")
-    trainer = Trainer(cell(method, world_size, training=training, **own), world, pulse, records.append)
-    if rank == 1 and slow_phase:
-        SLOW[slow_phase](trainer)
-    trainer.run()
+    heartbeat = HeartbeatWriter(Path(folder) / f"pulse-{rank}")
+    trainer = Trainer(cell(method, world_size, training=training, **own), world, heartbeat, records.append)
+    with LATE[late_phase](trainer) if rank == 1 and late_phase else nullcontext():
+        trainer.run()
     return [record for record in records if isinstance(record, PhaseRecord)]
 
 
-@pytest.mark.parametrize("phase", SLOW)
+@pytest.mark.parametrize("phase", LATE)
 def test_a_late_rank_is_late_in_its_phase_and_its_peer_waits(world, tmp_path, phase):
     prompt, slow = world(2).run(windows, str(tmp_path), "comm_opt", True, phase)
     assert len(prompt) == len(slow) == 4

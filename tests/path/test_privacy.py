@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.report import write_report
+from analysis.report.page import write_report
 from analysis.tables import load
 from harness.cell import Cell
 from harness.runs.store import sweep_folder

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from analysis.comparisons import Comparison, baselines, comparisons
 from analysis.metrics import time_to_accuracy
+from analysis.report.summary import spell
 from analysis.segments import resumed_note
-from analysis.statistics import Interval
+from analysis.statistics.intervals import Interval
 from analysis.study import Study
-from analysis.summary import spell
 
 
 def findings(study: Study) -> list[str]:

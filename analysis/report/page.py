@@ -13,14 +13,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from analysis.figures import FIGURES, NothingToDraw
 from analysis.figures.files import save
-from analysis.findings import cautions, findings
-from analysis.markup import to_latex, to_markdown
-from analysis.report_tables import environments, instrument, records, runs_table, targets
+from analysis.report.findings import cautions, findings
+from analysis.report.markup import to_latex, to_markdown
+from analysis.report.summary import costs_table, rules_table, summary_table
+from analysis.report.tables import environments, instrument, records, runs_table, targets
 from analysis.study import Study
-from analysis.summary import costs_table, rules_table, summary_table
 from analysis.tables import load
-
-__all__ = ["Panel", "summary_table", "write_report"]
 
 LARGEST_CSV = 1_500_000
 """Bytes of plotted numbers that the page carries itself; more is named and lies beside it."""
@@ -77,7 +75,7 @@ def write_report(
     (out / "tables.tex").write_text(_latex(content), encoding="utf-8")
     # Cell ids and causes come from users' files and exceptions: everything is escaped.
     environment = Environment(
-        loader=PackageLoader("analysis"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("analysis.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     path = out / "report.html"
     page = environment.get_template("report.html.j2").render(

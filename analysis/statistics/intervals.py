@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
-from analysis.limits import (
+from analysis.statistics.limits import (
     TAIL,
     Array,
     mann_whitney,
