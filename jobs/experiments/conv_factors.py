@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from kfac_core import KFACConfig
 from kfac_core.kernels.convolution.geometry import Geometry
-from kfac_core.kernels.convolution.patches import by_columns
+from kfac_core.kernels.convolution.patches import im2col
 from kfac_core.kernels.grams import dense
 from kfac_core.layers.convolution import ConvLayer
 
@@ -95,7 +95,7 @@ def main() -> None:
         torch.manual_seed(0)
         conv = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
         images = torch.randn(BATCH, inputs, size, size).relu()
-        exact = by_columns(images.double(), Geometry((3, 3), (stride, stride), margins=(1, 1, 1, 1)))[0]
+        exact = im2col(images.double(), Geometry((3, 3), (stride, stride), padding=(1, 1, 1, 1)))[0]
         error = float(((ours(images, conv) - exact).abs() / exact.abs().clamp_min(1e-30)).max())
         times: dict[str, list[float]] = {name: [] for name in forms}
         for repeat in range(given.repeats + 1):

@@ -30,12 +30,12 @@ class ConvLayer(KroneckerLayer):
         )
 
     def positions(self, inputs: Tensor, outputs: Tensor) -> tuple[int, int]:
-        """Output pixels are the positions; an input without batch dimension is one example."""
+        """Output pixels are positions; an input without a batch dimension is one example."""
         images = self._batched(outputs)
         return images.shape[0], images[0, 0].numel()
 
     def input_gram(self, inputs: Tensor) -> Gram:
-        """One row for the patch under each output pixel, without building the rows where there are many."""
+        """Sum over the patches under all output pixels; with many, no patch matrix is built."""
         images, geometry = self._windows(self._batched(inputs))
         height, width = geometry.output_size(images)
         count = images.shape[0] * height * width
@@ -49,7 +49,7 @@ class ConvLayer(KroneckerLayer):
         return with_bias(total, patch_sums(images, geometry), count) if self.has_bias else total
 
     def output_gram(self, gradients: Tensor) -> Gram:
-        """One row for each pixel of each image."""
+        """Sum over all pixels of all images."""
         return pixel_gram(self._batched(gradients), self.module.groups)
 
     def _batched(self, images: Tensor) -> Tensor:
@@ -60,12 +60,12 @@ class ConvLayer(KroneckerLayer):
         return images.unsqueeze(2) if dimensions == 1 else images
 
     def _windows(self, images: Tensor) -> tuple[Tensor, Geometry]:
-        """The images, padded unless with zeros, and how the windows lie on them."""
+        """The images, padded here unless padding is zeros, and the geometry of the windows."""
         conv = self.module
         kernel, stride, dilation = (_pair(v) for v in (conv.kernel_size, conv.stride, conv.dilation))
         if conv.padding == "valid":
             sides = [(0, 0) for _ in conv.kernel_size]
-        elif conv.padding == "same":  # torch puts the odd pixel at the end
+        elif conv.padding == "same":  # torch pads the odd pixel at the end
             totals = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
             sides = [(total // 2, total - total // 2) for total in totals]
         else:
@@ -79,7 +79,7 @@ class ConvLayer(KroneckerLayer):
 
 
 def _padded(images: Tensor, amounts: list[int], mode: str) -> Tensor:
-    if len(amounts) == 2:  # these modes pad exactly the dimensions that they are given
+    if len(amounts) == 2:  # these modes pad exactly the given dimensions
         return functional.pad(images.squeeze(2), amounts, mode=mode).unsqueeze(2)
     return functional.pad(images, amounts, mode=mode)
 

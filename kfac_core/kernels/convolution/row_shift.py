@@ -1,10 +1,10 @@
-"""The gram of convolution patches from shifted rows: of any stride and dilation, any number of groups.
+"""Gram matrix of convolution patches from shifted rows, for any stride, dilation and number of groups.
 
-Only horizontal neighbours are copied, k times instead of k * k, and edge rows make up for the rest. Let z[h]
-be the input row h with the kernel's k horizontal taps side by side. The block of taps (dy, dy') is the sum of
-z[h]T z[h + delta] over the rows h = dy, dy + stride, ... under the output, with delta = dy' - dy. Blocks of
-one delta whose rows meet share all but their edge rows, so the first costs one product and the others a
-correction by a few rows: at stride 1 three products, not nine, for k = 3.
+Only horizontal neighbours are copied: k times the input instead of k * k. Let z[h] be input row h with the
+kernel's k horizontal taps side by side. The block of taps (dy, dy') is the sum of z[h]T z[h + delta] over the
+rows h = dy, dy + stride, ... under the output, with delta = dy' - dy. Blocks of one delta whose rows overlap
+differ only in their edge rows: the first costs one product, the others a correction by a few rows. At stride
+1 and k = 3 that is three products instead of nine.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from kfac_core.kernels.grams import inner, outer_sum
 from kfac_core.kernels.scratch import scratch
 from kfac_core.kernels.transpose import transposed
 
-_ROOM = 1 << 24  # elements of rows at a time: a batch that has more is taken in parts
+_BUFFER_ELEMENTS = 1 << 24  # of rows built at once; a larger batch is taken in parts
 _NARROW, _WIDE = 8, 256  # elements of a pixel of z; see _inner
 _MANY_TAPS = 8  # side by side in a row
 _COPIED_FIRST = 8  # channels of a group, from which on they are brought inward before the taps are laid out
 
 
 def by_row_shift(images: Tensor, geometry: Geometry) -> Tensor:
-    """Sum of (patch patchT) over all windows of `images` [B, groups * C, height, width].
+    """Sum of patch patchT over all windows of `images` [B, groups * C, height, width].
 
     Returns:
         `[groups, n, n]` with n = C * kernel height * kernel width, the channel slowest as in a convolution's
         weight.
     """
-    above, below = geometry.margins[2:]
+    above, below = geometry.padding[2:]
     rows = images.shape[2] + above + below
     of_image = images.shape[1] * geometry.kernel[1] * rows * geometry.output_size(images)[1]
-    first, *others = images.split(max(1, _ROOM // max(1, of_image)))
+    first, *others = images.split(max(1, _BUFFER_ELEMENTS // max(1, of_image)))
     total = _of_part(first, geometry)
     for part in others:
         total += _of_part(part, geometry)
@@ -41,7 +41,7 @@ def by_row_shift(images: Tensor, geometry: Geometry) -> Tensor:
 
 
 def _of_part(images: Tensor, geometry: Geometry) -> Tensor:
-    taps, step, hop = geometry.kernel[0], geometry.dilation[0], geometry.stride[0]
+    taps, step, stride = geometry.kernel[0], geometry.dilation[0], geometry.stride[0]
     height = geometry.output_size(images)[0]
     rows = _Rows(images, geometry)
     total = images.new_empty(geometry.groups, taps, rows.size, taps, rows.size)
@@ -50,39 +50,39 @@ def _of_part(images: Tensor, geometry: Geometry) -> Tensor:
         newest: dict[int, tuple[int, Tensor]] = {}  # by phase of the rows: first row of a window, its block
         for tap in range(taps - difference):
             first = tap * step
-            start, block = newest.get(first % hop, (first, None))
-            moved = (first - start) // hop
+            start, block = newest.get(first % stride, (first, None))
+            moved = (first - start) // stride
             if block is None or 2 * moved >= height:
                 block = rows.product(first, first + delta, height)
             else:
-                end = start + height * hop
+                end = start + height * stride
                 block = block + rows.product(end, end + delta, moved)
                 block -= rows.product(start, start + delta, moved)
-            newest[first % hop] = (first, block)
+            newest[first % stride] = (first, block)
             total[:, tap, :, tap + difference] = block
             total[:, tap + difference, :, tap] = block.mT
     return _channel_first(total, geometry.kernel, images.shape[1] // geometry.groups)
 
 
 class _Rows:
-    """Rows with horizontal taps side by side, sorted by their phase, the row's number modulo the stride.
+    """Rows with horizontal taps side by side, grouped by phase: the row's number modulo the stride.
 
-    Rows are counted from the first of the top margin. A window of one phase's rows is a view that a matrix
-    product takes as it is.
+    Rows are counted from the first row of the top padding. A window of one phase's rows is a view that a
+    matrix product accepts without a copy.
 
     Attributes:
-        size: elements of a pixel, taps * C.
+        size: elements per pixel, taps * C.
     """
 
     def __init__(self, images: Tensor, geometry: Geometry) -> None:
-        groups, taps, (_, _, above, below) = geometry.groups, geometry.kernel[1], geometry.margins
+        groups, taps, (_, _, above, below) = geometry.groups, geometry.kernel[1], geometry.padding
         batch, channels, height, _ = images.shape
         channels //= groups
         width = geometry.output_size(images)[1]
         self.size = taps * channels
-        self._hop = geometry.stride[0]
+        self._stride = geometry.stride[0]
         self._pixels = batch * width  # of a row
-        counts = [len(range(phase, above + height + below, self._hop)) for phase in range(self._hop)]
+        counts = [len(range(phase, above + height + below, self._stride)) for phase in range(self._stride)]
         row = groups * self.size * self._pixels
         memory = scratch(images, row * sum(counts)).split([row * count for count in counts])
         inner = _inner(images, geometry, self.size)
@@ -107,15 +107,15 @@ class _Rows:
         return inner(one, other.mT)
 
     def _window(self, row: int, count: int) -> Tensor:
-        start = row // self._hop
-        return self._phases[row % self._hop][..., start * self._pixels : (start + count) * self._pixels]
+        start = row // self._stride
+        return self._phases[row % self._stride][..., start * self._pixels : (start + count) * self._pixels]
 
 
 def _inner(images: Tensor, geometry: Geometry, size: int) -> bool:
-    """Whether a pixel's taps and channels lie next to each other, or all pixels of one tap and channel do.
+    """Whether a pixel's taps and channels are contiguous, instead of all pixels of one tap and channel.
 
-    The first makes products of middling width up to twice as fast. Copying is faster the way that the images
-    lie, and the second way for long rows of taps.
+    The first makes products of medium width faster. Copying is faster in the memory layout of the images, and
+    the second way for many taps.
     """
     if size <= _NARROW or geometry.kernel[1] > _MANY_TAPS:
         return False
@@ -126,7 +126,7 @@ def _inner(images: Tensor, geometry: Geometry, size: int) -> bool:
 
 def _fill(rows: Tensor, source: Tensor, phase: int, geometry: Geometry) -> None:
     """Fill `rows` [groups, taps, C, row, B, width] from `source` [groups, C, row, B, column]."""
-    left, _, above, _ = geometry.margins
+    left, _, above, _ = geometry.padding
     lines, seen = _inside(phase - above, geometry.stride[0], rows.shape[3], source.shape[2])
     rows[:, :, :, : lines.start] = 0
     rows[:, :, :, lines.stop :] = 0
@@ -138,11 +138,11 @@ def _fill(rows: Tensor, source: Tensor, phase: int, geometry: Geometry) -> None:
         own[..., columns] = source[:, :, seen, :, seen_columns]
 
 
-def _inside(start: int, hop: int, count: int, size: int) -> tuple[slice, slice]:
-    """Which of the positions start, start + hop, ... lie in 0 to size - 1: their numbers, and they."""
-    first = min(count, max(0, -(start // hop)))
-    last = max(first, min(count, -((start - size) // hop)))
-    return slice(first, last), slice(start + first * hop, start + last * hop, hop)
+def _inside(start: int, stride: int, count: int, size: int) -> tuple[slice, slice]:
+    """Which of the positions start, start + stride, ... lie in 0 to size - 1: indices and positions."""
+    first = min(count, max(0, -(start // stride)))
+    last = max(first, min(count, -((start - size) // stride)))
+    return slice(first, last), slice(start + first * stride, start + last * stride, stride)
 
 
 def _channel_first(total: Tensor, kernel: tuple[int, int], channels: int) -> Tensor:
