@@ -15,9 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.long_frames import Cells, long_frame
-from analysis.segments import COLUMNS, standing
-from analysis.window_lines import (
+from analysis.records.long_frames import Cells, long_frame
+from analysis.records.window_lines import (
     OTHER,
     PHASE_ORDER,
     WINDOW_COLUMNS,
@@ -26,8 +25,9 @@ from analysis.window_lines import (
     read_line,
     total_of,
 )
+from analysis.segments import COLUMNS, are_effective
 from harness.errors import StoreError
-from harness.runs.records import SCHEMA_VERSION
+from harness.runs.records import SCHEMA_VERSION, DeviceRecord, EvalRecord, PhaseRecord
 
 __all__ = ["OTHER", "PHASE_ORDER", "RecordFrames", "read_records"]
 
@@ -102,9 +102,9 @@ def read_records(files: Sequence[tuple[str, Path]]) -> RecordFrames:
     of_segments = _segment_frame(segments)
     phases, memory = _window_frames(windows, of_segments)
     evaluated = _evaluation_frame(evaluations)
-    evaluated = evaluated[standing(evaluated, evaluated["step"], of_segments)].reset_index(drop=True)
+    evaluated = evaluated[are_effective(EvalRecord.KIND, evaluated, of_segments)].reset_index(drop=True)
     seen = _device_frame(devices)
-    seen = seen[standing(seen, seen["first_step"] + seen["steps"], of_segments)].reset_index(drop=True)
+    seen = seen[are_effective(DeviceRecord.KIND, seen, of_segments)].reset_index(drop=True)
     return RecordFrames(phases, memory, evaluated, of_segments, seen)
 
 
@@ -167,7 +167,7 @@ def _window_frames(lines: WindowLines, segments: pd.DataFrame) -> tuple[pd.DataF
     windows["segment"] = windows["segment"].fillna(0)  # schema 1 does not say: written in one piece
     for name in ("rank", "first_step", "steps", "samples", "segment"):
         windows[name] = windows[name].astype("int64")
-    counts = standing(windows, windows["first_step"] + windows["steps"], segments).to_numpy()
+    counts = are_effective(PhaseRecord.KIND, windows, segments).to_numpy()
     if not counts.all():
         windows = windows[counts].reset_index(drop=True)
         columns = {name: values[counts] for name, values in columns.items()}

@@ -1,13 +1,13 @@
-"""Runs that were stopped and resumed: which of their records count, and how they are marked.
-
-A segment begins with a record that says at which step it goes on. What earlier segments wrote about later
-steps was done again and does not count, so no step and no evaluation is in a table twice.
-"""
+"""Resumed runs: which of their records count (`harness.runs.effective_records`), and how tables mark them."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 import pandas as pd
+
+from harness.runs.effective_records import last_step, segment_limits
 
 COLUMNS = {
     "run": "str", "rank": "int64", "segment": "int64", "first_step": "int64", "away_seconds": "float64",
@@ -15,21 +15,28 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def standing(rows: pd.DataFrame, last_step: pd.Series, segments: pd.DataFrame) -> pd.Series:
-    """Whether each row still counts: no later segment of its run began before the row's last step.
+def are_effective(kind: str, rows: pd.DataFrame, segments: pd.DataFrame) -> pd.Series:
+    """Whether each row counts, so that no step and no evaluation is in a table twice.
 
     Args:
-        rows: with `run` and `segment`.
-        last_step: steps taken when the row was written, one a row.
-        segments: as in `COLUMNS`; a run without any was written in one piece.
+        kind: of the records.
+        rows: one record a row.
+        segments: as in `COLUMNS`; a run without segments was never resumed.
     """
-    starts = segments.groupby(["run", "segment"])["first_step"].min().sort_index(ascending=False)
-    later = starts.groupby("run").cummin().groupby("run").shift(1)  # the least start of those after it
-    if later.notna().sum() == 0:
+    first_steps: dict[str, dict[int, int]] = defaultdict(dict)
+    for run, segment, step in segments[["run", "segment", "first_step"]].drop_duplicates().to_numpy():
+        first_steps[run][segment] = min(step, first_steps[run].get(segment, step))
+    limits = {
+        (run, segment): limit
+        for run, steps in first_steps.items()
+        for segment, limit in segment_limits(steps).items()
+    }
+    if not limits:
         return pd.Series(data=True, index=rows.index)
     keys = pd.MultiIndex.from_arrays([rows["run"].astype("str"), rows["segment"]])
-    limit = pd.Series(later.reindex(keys).to_numpy(), index=rows.index).fillna(np.inf)
-    return last_step <= limit
+    limit = pd.Series(pd.Series(limits).reindex(keys).to_numpy(), index=rows.index).fillna(np.inf)
+    effective: pd.Series = last_step(kind, rows) <= limit
+    return effective
 
 
 def segment_columns(segments: pd.DataFrame) -> pd.DataFrame:

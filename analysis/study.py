@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.arms import name_arms
+from analysis.records.windows import Windows
 from analysis.rules import SCORINGS, Scoring
-from analysis.windows import Windows
+from harness.runs.arms import name_arms
 
 LONG_FRAMES = ("phases", "memory", "evaluations", "environments", "layers", "devices")
 
@@ -22,7 +22,7 @@ class Study:
     Attributes:
         cells: one row per cell, with the attempt that counts: its latest COMPLETED one, else its latest.
             `state` is the outcome's, or RUNNING (records, no outcome), PENDING (no records yet) or STAGED
-            (no attempt). `arm` and `setting` are explained in `analysis.arms`.
+            (no attempt). `arm` and `setting` are explained in `harness.runs.arms`.
         phases: one row per rank, window and phase: `seconds` (exclusive), `calls`, `sent_bytes`, and the
             window's `wall_seconds`, `steps`, `samples`, `first_step`. What no phase claims is `other`.
             `wait_seconds` is the part of `seconds` spent waiting for late ranks, NaN where the site did not

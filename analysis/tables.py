@@ -13,14 +13,14 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.arms import fields_of, name_arms
-from analysis.cache import cached
 from analysis.record_files import read_records
+from analysis.records.cache import cached
 from analysis.rules import SCORINGS
 from analysis.segments import segment_columns
 from analysis.study import LONG_FRAMES, Study
 from harness.cell import Cell
 from harness.errors import StoreError
+from harness.runs.arms import fields_of, name_arms
 from harness.runs.records import SCHEMA_VERSION
 from harness.runs.store import DEFAULT_ROOT, Attempt, CellFolder, SweepFolder
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.arms import ARM_SECTIONS
 from analysis.figures.drawing import (
     TWO_COLUMNS,
     Drawing,
@@ -22,6 +21,7 @@ from analysis.figures.response import Quantity, draw_response, summaries
 from analysis.metrics import IDENTITY, in_order
 from analysis.steps import kfac_bytes, run_speeds
 from analysis.study import Study
+from harness.runs.arms import ARM_SECTIONS
 
 QUANTITIES = (
     Quantity("seconds_per_step", "time per step (ms)", 1e3),

@@ -80,9 +80,9 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Stay until everything has ended.")] = False,
 ) -> None:  # fmt: skip
     """Show what state every cell is in, and why cells failed; without a sweep, of all sweeps."""
-    from harness.cli.arm_names import differences  # noqa: PLC0415
     from harness.cli.cell_selection import stored_names  # noqa: PLC0415  # --help answers before these are loaded
     from harness.cli.status_view import print_statuses  # noqa: PLC0415
+    from harness.runs.arms import differences  # noqa: PLC0415
 
     if watch:
         _follow(_cells(sweep, file, set_, where, runs), runs)

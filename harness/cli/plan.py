@@ -41,9 +41,9 @@ def plan(
 ) -> None:
     """Show what a sweep file would run, and what of it is done. Changes nothing."""
     # --help answers before pydantic and rich are loaded
-    from harness.cli.arm_names import differences  # noqa: PLC0415
     from harness.cli.output import console  # noqa: PLC0415
     from harness.launchers.site_profiles import read_site  # noqa: PLC0415
+    from harness.runs.arms import differences  # noqa: PLC0415
     from harness.study.filters import select  # noqa: PLC0415
     from harness.study.plan_summary import plan_summary  # noqa: PLC0415
     from harness.study.sweep import read_sweep  # noqa: PLC0415

@@ -9,9 +9,9 @@ from pathlib import Path
 import typer
 from rich.table import Table
 
-from harness.cli.arm_names import differences
 from harness.cli.output import console
 from harness.errors import UserError
+from harness.runs.arms import differences
 from harness.runs.store import Attempt, CellFolder, SweepFolder, sweep_folder
 from harness.study.progress import duration, metric, state_counts, steps
 from harness.study.status import CellStatus, is_stalled, read_statuses

@@ -1,44 +1,70 @@
-"""The records of one rank of a run that count, over all the attempts and segments that it went on through."""
+"""Which records of a run count: a resumed run repeats the steps after its checkpoint.
+
+Every start of a run is a segment (see `SegmentRecord`). A record counts if its last step is at most the limit
+of its segment: the earliest step at which a later segment began.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from harness.runs.records import EvalRecord
+from harness.runs.records import DeviceRecord, EvalRecord, PhaseRecord, SegmentRecord, TraceRecord
 from harness.runs.store import Attempt
 
 
 def effective_evaluations(attempt: Attempt) -> list[dict[str, Any]]:
-    """The run's evaluations, oldest first."""
+    """The evaluations of the run that count, oldest first."""
     return [record for record in effective_records(attempt, 0) if record["kind"] == EvalRecord.KIND]
 
 
 def effective_records(attempt: Attempt, rank: int) -> list[dict[str, Any]]:
-    """In the order written; without what a later segment did again (see `SegmentRecord`)."""
-    kept: list[dict[str, Any]] = []
-    for record in _lines(attempt, rank):
-        if record["kind"] == "segment":
-            kept = [earlier for earlier in kept if _last_step(earlier) <= record["first_step"]]
-        kept.append(record)
-    return kept
+    """The records of one rank that count, over all attempts of the run, in the order written."""
+    segment, first_steps, records = 0, {}, []
+    for record in _records(attempt, rank):
+        if record["kind"] == SegmentRecord.KIND:
+            segment += 1
+            first_steps[segment] = record["first_step"]
+        records.append((segment, record))
+    limits = segment_limits(first_steps)
+    return [one for segment, one in records if last_step(one["kind"], one) <= limits.get(segment, math.inf)]
 
 
-def _last_step(record: dict[str, Any]) -> int:
-    """Steps taken when it was written."""
-    if "steps" in record:
-        return int(record["first_step"] + record["steps"])
-    if record["kind"] == "trace":
-        return max((span[0] + 1 for span in record["spans"]), default=0)
-    return int(record["step"]) if record["kind"] == "evaluation" else 0
+def segment_limits(first_steps: Mapping[int, int]) -> dict[int, int]:
+    """Limits by segment; a segment that is missing here has none.
+
+    Args:
+        first_steps: the step at which each segment of one run began, by segment.
+    """
+    return {
+        segment: min(step for later, step in first_steps.items() if later > segment)
+        for segment in range(max(first_steps, default=0))
+    }
 
 
-def _lines(attempt: Attempt, rank: int) -> Iterator[dict[str, Any]]:
+def last_step(kind: str, record: Any) -> Any:
+    """Steps that the run had taken at the end of what a record is about; 0 for kinds that always count.
+
+    Args:
+        kind: the record's kind.
+        record: its fields, or a data frame of records of this kind.
+    """
+    if kind in (PhaseRecord.KIND, DeviceRecord.KIND):
+        return record["first_step"] + record["steps"]
+    if kind == EvalRecord.KIND:
+        return record["step"]
+    if kind == TraceRecord.KIND:
+        return max((step + 1 for step, *_ in record["spans"]), default=0)
+    return 0
+
+
+def _records(attempt: Attempt, rank: int) -> Iterator[dict[str, Any]]:
     for one in reversed(attempt.lineage()):
         path = one.records(rank)
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
             try:
                 yield json.loads(line)
             except ValueError:
-                continue  # cut short by a kill
+                continue  # truncated when its writer was killed

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.cell import Cell
-from harness.cli.arm_names import differences
 from harness.cli.calibrate import placing_costs
 from harness.errors import SweepError
+from harness.runs.arms import differences
 from harness.study.sweep import DEFAULT_REPEATS, read_sweep
-from kfac_core.placement.cost import Costs
+from kfac_core.config import Costs
 
 BASE = """\
 sweep: s

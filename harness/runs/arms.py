@@ -1,8 +1,8 @@
-"""Which runs may be compared with which: arms and settings, from what differs between the cells.
+"""Names of arms and settings, made from the fields in which the cells of a study differ.
 
 An **arm** is a set of runs that differ in world size and seed only. A **setting** is what a comparison holds
-fixed: workload, target and training. Both carry names that spell out only what varies in this study, so an
-ordinary sweep shows its methods' names, and a grid over damping shows `comm_opt damping=0.01`.
+fixed: workload, target and training. Both names contain only the fields that vary in this study: an ordinary
+sweep shows its methods' names, and a grid over damping shows `comm_opt damping=0.01`.
 """
 
 from __future__ import annotations
@@ -22,34 +22,42 @@ _LONGEST_VALUE = 40  # characters of a value in a name
 
 
 def fields_of(cell: Cell) -> dict[str, Any]:
-    """What decides a cell's numbers, flat; sections that it lacks are left out."""
+    """The cell's fields by dotted path, without its sweep and without sections that it does not have."""
     return _flat(cell.model_dump(mode="json", exclude={"sweep"}))
 
 
+def differences(cells: Sequence[Cell]) -> dict[str, str]:
+    """By cell id, the fields that vary, such as `damping=0.03`; without what an id shows anyway."""
+    names = name_arms([fields_of(cell) for cell in cells])
+    return {
+        cell.id: arm.removeprefix(cell.method).strip() for cell, (arm, _) in zip(cells, names, strict=True)
+    }
+
+
 def name_arms(rows: Sequence[Fields], without: Collection[str] = ()) -> list[tuple[str, str]]:
-    """(arm, setting) of every cell; the setting is empty where the study has only one.
+    """(arm, setting) of every cell; the setting is empty if the study has only one.
 
     Args:
         rows: `fields_of` every cell.
-        without: fields that a figure puts on an axis. Cells that differ in these only belong together, and in
-            what walks along with them too, such as a rate that grows with the batch.
+        without: fields that a figure shows on an axis. Cells that differ only in these, and in fields that
+            they determine (such as a learning rate that grows with the batch), are one arm.
     """
     axis = [tuple(str(row.get(field)) for field in without) for row in rows]
     settings = [_sections(row, SETTING_SECTIONS, without) for row in rows]
     differing = _varying(settings, axis)
-    setting_names = [_spell(setting, differing) for setting in settings]
+    setting_names = [_name(setting, differing) for setting in settings]
 
     own = [_sections(row, ARM_SECTIONS, without) for row in rows]
     by_method: dict[str, list[int]] = {}
-    for place, row in enumerate(rows):
-        by_method.setdefault(row["method"], []).append(place)
+    for index, row in enumerate(rows):
+        by_method.setdefault(row["method"], []).append(index)
     varying = {
-        method: _varying([own[place] for place in places], [axis[place] for place in places])
-        for method, places in by_method.items()
+        method: _varying([own[index] for index in indices], [axis[index] for index in indices])
+        for method, indices in by_method.items()
     }
     named = []
     for row, fields, setting in zip(rows, own, setting_names, strict=True):
-        arm = " ".join(filter(None, (row["method"], _spell(fields, varying[row["method"]]), setting)))
+        arm = " ".join(filter(None, (row["method"], _name(fields, varying[row["method"]]), setting)))
         named.append((arm, setting))
     return named
 
@@ -69,40 +77,40 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             flat.update(_flat(value, f"{path}."))
         elif value is not None:
-            flat[path] = _frozen(value)
+            flat[path] = _hashable(value)
     return flat
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+def _hashable(value: Any) -> Any:
+    return tuple(_hashable(item) for item in value) if isinstance(value, list) else value
 
 
 def _varying(rows: Sequence[Fields], axis: Sequence[tuple[str, ...]]) -> list[str]:
-    """Keys with several values, leaving out those whose value the axis decides."""
+    """Keys with several values, without those whose value the axis determines."""
     keys = dict.fromkeys(key for row in rows for key in row)
     several = [key for key in keys if len({row.get(key) for row in rows}) > 1]
-    return [key for key in several if not any(axis) or _spread_within(rows, axis, key)]
+    return [key for key in several if not any(axis) or _varies_at_a_point(rows, axis, key)]
 
 
-def _spread_within(rows: Sequence[Fields], axis: Sequence[tuple[str, ...]], key: str) -> bool:
+def _varies_at_a_point(rows: Sequence[Fields], axis: Sequence[tuple[str, ...]], key: str) -> bool:
     values: dict[tuple[str, ...], set[Any]] = {}
-    for row, place in zip(rows, axis, strict=True):
-        values.setdefault(place, set()).add(row.get(key))
+    for row, point in zip(rows, axis, strict=True):
+        values.setdefault(point, set()).add(row.get(key))
     return any(len(found) > 1 for found in values.values())
 
 
-def _spell(fields: Fields, keys: Sequence[str]) -> str:
+def _name(fields: Fields, keys: Sequence[str]) -> str:
     words = []
     for key in keys:
         value = fields.get(key)
         if value is not None:
             name = key.rpartition(".")[2]
-            words.append(str(value) if key == "workload.name" else f"{name}={_brief(value)}")
+            words.append(str(value) if key == "workload.name" else f"{name}={_shortened(value)}")
     return " ".join(words)
 
 
-def _brief(value: Any) -> str:
-    """A value in a name: of a long table its beginning, and a checksum that tells it from others."""
+def _shortened(value: Any) -> str:
+    """A value in a name; a long table is cut and gets a checksum that tells it from others."""
     text = str(value)
     if len(text) <= _LONGEST_VALUE:
         return text
