@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from harness.bench.spread import median_limits
+from harness.bench.median import median_interval
 from harness.bench.start import start_ranks
 from kfac_core.timing.phases import COMM_PHASES, Phase
 
@@ -84,11 +84,13 @@ def compare(ranks: list[dict[str, Rounds]]) -> dict[str, dict[str, Any]]:
         pick = min if phase in COMM_PHASES else max
         own = [pick(rank["timer_seconds"] for rank in one) for one in rounds]
         both = [_gain(one, "timed_with_seconds", "timed_without_seconds") for one in rounds]
-        timer = _spread(own)
-        elsewhere = _spread([gain - booked for gain, booked in zip(both, own, strict=True)])
-        ablation = doubling = _spread([_gain(one, "with_seconds", "without_seconds") for one in rounds])
+        timer = median_interval(own)
+        elsewhere = median_interval([gain - booked for gain, booked in zip(both, own, strict=True)])
+        ablation = doubling = median_interval(
+            [_gain(one, "with_seconds", "without_seconds") for one in rounds]
+        )
         if "twice_seconds" in rounds[0][0]:
-            doubling = _spread([_gain(one, "twice_seconds", "with_seconds") for one in rounds])
+            doubling = median_interval([_gain(one, "twice_seconds", "with_seconds") for one in rounds])
         between = {edge: pick(ablation[edge], doubling[edge]) for edge, pick in (("low", min), ("high", max))}
         table[phase] = {
             "timer": timer,
@@ -108,8 +110,3 @@ def _gain(ranks: Sequence[dict[str, float]], whole: str, part: str) -> float:
 
 def _meet(one: dict[str, float], other: dict[str, float]) -> bool:
     return one["low"] <= other["high"] and other["low"] <= one["high"]
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    low, high = median_limits(values)
-    return {"median": median(values), "low": low, "high": high}

@@ -39,18 +39,18 @@ class Subject:
     """
 
     def __init__(self, trainer: Trainer) -> None:
-        if trainer.kfac is None:
+        if trainer.state.kfac is None:
             raise ValueError(f"cell {trainer.cell.id} has no K-FAC to leave out")
-        if trainer.kfac.config.overlap_factors:
+        if trainer.state.kfac.config.overlap_factors:
             raise ValueError(
                 f"cell {trainer.cell.id}: overlap_factors leaves no phase that could be left out alone"
             )
-        self.trainer, self.kfac = trainer, trainer.kfac
-        self._batches = cycle(islice(trainer._workload.batches(0), BATCHES))
+        self.trainer, self.kfac = trainer, trainer.state.kfac
+        self._batches = cycle(islice(trainer.workload.batches(0), BATCHES))
         self.steps = trainer.cell.window_steps
-        for group in trainer._optimizer.param_groups:
+        for group in trainer.state.optimizer.param_groups:
             group["lr"] = 0.0
-        trainer._model.train()
+        trainer.state.model.train()
 
     def block(self, phase: Phase | None = None, times: int = 1, *, timed: bool = True) -> WindowTotals:
         """One inverse period; untimed, by one clock around it alone.
@@ -60,7 +60,7 @@ class Subject:
             times: 0 leaves it out, 2 does it twice.
             timed: whether the timer runs.
         """
-        timer, device = self.trainer._timer, self.trainer._world.device
+        timer, device = self.trainer.timer, self.trainer.world.device
         self._step_with_updates()  # every block finds memory and caches as a whole step leaves them
         with ExitStack() as change:
             if phase is not None and times == 0:
@@ -68,12 +68,12 @@ class Subject:
             elif phase is not None and times == 2:
                 change.enter_context(self._twice(phase))
             self.kfac.steps = 0
-            self.trainer._world.wait_for_all()
+            self.trainer.world.wait_for_all()
             began = time.perf_counter()
             if timed:
                 timer.start()
             for _ in range(self.steps):
-                self.trainer._train_step(next(self._batches))
+                self.trainer.train_step(next(self._batches))
             if timed:
                 timer.stop()
             elif device.type == "cuda":
@@ -109,8 +109,8 @@ class Subject:
                     stack.enter_context(patch.object(owner, name, partial(_twice, getattr(owner, name))))
             if phase == Phase.FACTOR_COMPUTE:
                 factors = self.kfac._factors
-                stack.enter_context(patch.object(factors, "absorb_received", self._absorbed_twice()))
-                for name in ("absorb_alone", "_pack"):
+                stack.enter_context(patch.object(factors, "accumulate_received", self._absorbed_twice()))
+                for name in ("accumulate_local", "_pack"):
                     stack.enter_context(patch.object(factors, name, partial(_twice, getattr(factors, name))))
             if phase == Phase.PRECONDITION:
                 gradients = self.kfac._gradients
@@ -120,7 +120,7 @@ class Subject:
     def _absorbed_twice(self) -> Callable[[Any], None]:
         """Folding in clears what arrived, so the second time is given it again."""
         factors = self.kfac._factors
-        absorb: Callable[[Any], None] = factors.absorb_received
+        absorb: Callable[[Any], None] = factors.accumulate_received
 
         def absorb_twice(statistics: Any) -> None:
             received = factors._received
@@ -134,7 +134,7 @@ class Subject:
         """What does a phase's work: an object, and names of its methods."""
         second_order, gradients = self.kfac._second_order, self.kfac._gradients
         return {
-            Phase.GRADIENT_COMM: [(self.trainer._gradients, "average")],
+            Phase.GRADIENT_COMM: [(self.trainer.gradients, "average")],
             Phase.INVERSE_COMPUTE: [(second_order, "solve")],
             Phase.INVERSE_COMM: [(second_order, "exchange_means", "exchange")],
             Phase.PRECONDITION: [(gradients, "read")],
@@ -167,7 +167,7 @@ class Subject:
             self._step_with_updates()
         with ExitStack() as stack:
             stack.enter_context(patch.object(capture, "_gram", lambda layer, kind, _: grams[layer, kind]))
-            for name in ("absorb_alone", "absorb_received"):
+            for name in ("accumulate_local", "accumulate_received"):
                 stack.enter_context(patch.object(factors, name, _nothing))
             stack.enter_context(patch.object(factors, "_pack", lambda bucket, _: packed[bucket]))
             yield
@@ -195,12 +195,12 @@ class Subject:
 
     def _step_with_updates(self) -> None:
         self.kfac.steps = 0
-        self.trainer._train_step(next(self._batches))
+        self.trainer.train_step(next(self._batches))
 
 
 def measure(subject: Subject, rounds: int) -> dict[str, Rounds]:
     """Rounds of each phase in turn; every second one is turned round."""
-    several = subject.trainer._world.world_size > 1
+    several = subject.trainer.world.world_size > 1
     phases = [phase for phase in ABLATED if several or phase not in COMM_PHASES]
     for _ in range(WARMUP_BLOCKS):
         subject.block()

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from harness.bench.spread import median_limits
+from harness.bench.median import median_interval
 from harness.bench.subject import FACTOR_STEPS, MODELS, Training
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.training.malloc import keep_freed_memory
@@ -61,12 +61,11 @@ def measure(model: str, batch: int, pairs: int, threads: int) -> dict[str, Any]:
                 (on if state else off).append(_step(training, kfac, timer)[0])
         cost = seconds_per_entry(observer=pulse.beat)
     ratios = [one / other - 1 for one, other in zip(on, off, strict=True)]
-    low, high = median_limits(ratios)
     settings = {"model": model, "batch": batch, "pairs": pairs, "threads": threads}
     return settings | {
         "on_seconds": on,
         "off_seconds": off,
-        "overhead": {"median": median(ratios), "low": low, "high": high},
+        "overhead": median_interval(ratios),
         "entries_per_step": entries,
         "seconds_per_entry": cost,
         "computed_overhead": entries * cost / median(off),

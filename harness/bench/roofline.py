@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from harness.bench.rates import Rates
 from kfac_core import KFAC
 from kfac_core.placement import FactorShape, LayerShape
-from kfac_core.solvers import solver_of
+from kfac_core.placement.footprint import data_elements
 from kfac_core.timing.phases import Phase
 
 _ITEM_BYTES = 4
@@ -57,7 +57,7 @@ def rooflines(kfac: KFAC, rank: int, calls: Mapping[str, Call], rates: Rates) ->
 
 def received_bytes(kfac: KFAC, rank: int) -> dict[Phase, int]:
     """Bytes that reach this rank in a step that does all work, without the few of counts and traces."""
-    jobs, solver = kfac.placement.factor_jobs(kfac.shapes), solver_of(kfac.config)
+    jobs = kfac.placement.factor_jobs(kfac.shapes)
     layers = [(shape, kfac.placement.layers[shape.name]) for shape in kfac.shapes]
     elements = {
         Phase.FACTOR_COMM: sum(
@@ -66,7 +66,7 @@ def received_bytes(kfac: KFAC, rank: int) -> dict[Phase, int]:
             if rank in job.inverse_workers
         ),
         Phase.INVERSE_COMM: sum(
-            solver.data_elements(job.shape)
+            data_elements(kfac.config, job.shape)
             for job in jobs
             if rank in job.gradient_workers and rank not in job.inverse_workers
         ),

@@ -25,9 +25,9 @@ from harness.launchers.cgroups import memory_limit_bytes
 from harness.runs.records import RecordWriter
 from harness.runs.store import write_atomically
 from harness.training.environment import read_environment
-from harness.training.rank_process import RankArguments, failure, leave
+from harness.training.rank_process import RankArguments, exit_at_once, failure_record
 from harness.training.train import Result  # and with it all that a rank that trains has to import
-from harness.training.world import World, join_world, leave_world
+from harness.training.world import World, finalize_world, join_world
 
 PATIENCE_SECONDS = 30.0  # for other ranks' files; no NFS keeps an old view of a folder for longer by default
 
@@ -48,9 +48,9 @@ def probe(place: RankArguments) -> int:
             world = join_world(attempt, rank, place.world_size, place.local_rank)
             exchange = read_exchange(place, world, time.perf_counter() - began)
             replace(report, exchange=exchange).write(attempt)
-            leave_world(world)
+            finalize_world(world)
         except Exception as error:
-            records.write(failure(rank, -1, "start", error))
+            records.write(failure_record(rank, -1, "start", error))
             traceback.print_exc()
             return 1
     if rank == 0:
@@ -96,7 +96,7 @@ def read_exchange(place: RankArguments, world: World, joined_seconds: float) -> 
         large_seconds=_all_reduce_seconds(world, _LARGE),
         clock_readings=tuple(_after_barrier(world) for _ in range(_ROUNDS)),
         visible_seconds=_seconds_until_seen(place, world),
-        near=tuple(sorted(world.communicator.near)),
+        near=tuple(sorted(world.communicator.readable_peers)),
     )
 
 
@@ -174,4 +174,4 @@ def _limit(kind: int) -> int | None:
 
 
 if __name__ == "__main__":
-    leave(probe(RankArguments.read(__doc__)))
+    exit_at_once(probe(RankArguments.read(__doc__)))

@@ -1,1 +1,1 @@
-"""One rank: joins its world, trains, measures every phase and writes records."""
+"""One rank of a run: joins its world, trains, measures every phase and writes records."""

@@ -1,4 +1,4 @@
-"""What a result depends on besides its cell: code, versions, machine. An allow-list, never os.environ."""
+"""What a result depends on besides its cell: code, versions and machine; never all of os.environ."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _GIT_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Environment:
-    """Written once per attempt by rank 0, as `environment.json`.
+    """The content of `environment.json`, which rank 0 writes once per attempt.
 
     Attributes:
-        commit: of the checkout that ran; None outside of one, or where git does not say.
+        commit: of the checkout that ran; None outside of one, or if git fails.
         dirty: whether tracked files differed from that commit.
         cpus: CPUs that rank 0 may run on.
         threads: threads that torch uses in each rank.
         hosts: host of every rank, in rank order.
-        near: ranks whose memory rank 0 reads in exchanges (`kfac_core.collectives.single_copy`).
-        keeps_freed_memory: whether malloc was told not to give it back (`harness.training.malloc`).
+        near: ranks whose memory rank 0 reads directly (`kfac_core.collectives.single_copy`).
+        keeps_freed_memory: whether malloc keeps freed memory (`harness.training.malloc`).
     """
 
     commit: str | None
@@ -56,7 +56,7 @@ def read_environment(
     device: torch.device,
     backend: str,
     hosts: tuple[str, ...],
-    near: Iterable[int] = (),
+    readable_peers: Iterable[int] = (),
     *,
     keeps_freed_memory: bool = False,
 ) -> Environment:
@@ -75,21 +75,21 @@ def read_environment(
         backend=backend,
         host=platform.node(),
         hosts=hosts,
-        near=tuple(sorted(near)),
+        near=tuple(sorted(readable_peers)),
         keeps_freed_memory=keeps_freed_memory,
     )
 
 
 def _checkout() -> tuple[str | None, bool | None]:
     try:
-        _git("ls-files", "--error-unmatch", "--", Path(__file__).name)  # a venv may lie inside of another's
+        _git("ls-files", "--error-unmatch", "--", Path(__file__).name)  # a venv may be in another repo
         return _git("rev-parse", "HEAD"), bool(_git("status", "--porcelain", "--untracked-files=no"))
-    except (OSError, subprocess.SubprocessError):  # a git that is slow is no reason to end a run
+    except (OSError, subprocess.SubprocessError):  # a slow git must not end a run
         return None, None
 
 
-def _git(*words: str) -> str:
-    command = ["git", "-C", str(Path(__file__).parent), *words]
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=_GIT_SECONDS)
     return done.stdout.strip()
 

@@ -9,10 +9,10 @@ from kfac_core.collectives import Communicator
 
 
 class GradientAverage:
-    """Lays every parameter's gradient into one buffer, so that averaging copies nothing.
+    """Makes every parameter's gradient a view of one buffer, so that averaging copies nothing.
 
-    The collective is issued after the backward pass and not overlapped with it: its cost is then a phase
-    of its own, the same for every method that is compared.
+    The collective runs after the backward pass and does not overlap it. Its cost is then a phase of its own,
+    the same for every method that is compared.
     """
 
     def __init__(self, model: nn.Module, communicator: Communicator) -> None:
@@ -37,8 +37,8 @@ class GradientAverage:
             self._buffer /= self._communicator.world_size
 
 
-def align(model: nn.Module, communicator: Communicator) -> None:
-    """Give every rank rank 0's parameters and buffers."""
+def broadcast_model(model: nn.Module, communicator: Communicator) -> None:
+    """Copy rank 0's parameters and buffers to every rank."""
     if communicator.world_size > 1:
         with torch.no_grad():
             for tensor in [*model.parameters(), *model.buffers()]:

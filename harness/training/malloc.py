@@ -1,4 +1,4 @@
-"""Keeps freed memory with the process, for the next step that asks for as much again."""
+"""malloc tuning: keeps freed memory in the process, for the next step that allocates as much again."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from collections.abc import Mapping
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 _NEVER = -1
-_LARGEST = 32 << 20  # bytes; glibc takes no larger threshold, and maps what is larger anew each time
-_CHOICES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+_LARGEST = 32 << 20  # bytes; glibc accepts no larger threshold, and always maps larger blocks
+_USER_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
-    """Ask glibc's malloc not to hand freed memory back to the system; returns whether it will.
+    """Set glibc's malloc not to return freed memory to the system; returns whether that worked.
 
-    By default a backward pass that frees its activations shrinks the heap, if they happen to lie at its end,
-    and the next forward pass takes a page fault each 4 KiB: 50,000 in a step of ResNet-32 at batch 128 on a
-    CPU, 528 ms in place of 462. Equal runs differ by that accident. What the user has said about malloc in
-    the environment stands, and other allocators and C libraries are left alone.
+    By default a backward pass that frees its activations shrinks the heap, if they happen to be at its end,
+    and the next forward pass takes a page fault for every 4 KiB. Equal runs then differ by chance. Settings
+    of malloc in the user's environment, other allocators and other C libraries are not changed.
     """
-    if any(name in environment for name in _CHOICES) or "malloc" in environment.get("LD_PRELOAD", ""):
+    if any(name in environment for name in _USER_SETTINGS) or "malloc" in environment.get("LD_PRELOAD", ""):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

@@ -19,7 +19,7 @@ WARMUP_START = 0.2  # SC20 starts the warm-up from a fifth of the peak rate
 def build_optimizer(
     spec: Optimizer, parameters: Iterable[nn.Parameter], kfac: KFAC | None, communicator: Communicator
 ) -> torch.optim.Optimizer:
-    """The optimizer that `spec` names; NLCG steps `kfac` itself, the others come after it."""
+    """The optimizer that `spec` names; NLCG steps `kfac` itself, the others step after it."""
     if spec.name == "nlcg":
         return NLCG(parameters, lr=spec.lr, kfac=kfac, communicator=communicator)
     lr, decay = spec.lr, spec.weight_decay
@@ -35,7 +35,7 @@ def build_optimizer(
 
 
 def learning_rate(spec: Optimizer, world_size: int, epoch: float) -> float:
-    """Rate at `epoch`, a fractional number of epochs: linear warm-up, then steps down (SC20, section VI)."""
+    """Rate at the fractional `epoch`: linear warm-up, then steps down (SC20, section VI)."""
     rate = spec.lr * (world_size if spec.lr_scaling == "linear" else 1)
     if epoch < spec.warmup_epochs:
         return rate * (WARMUP_START + (1 - WARMUP_START) * epoch / spec.warmup_epochs)

@@ -1,4 +1,4 @@
-"""The numbers that a model's forward and backward pass are computed in."""
+"""The precision of a model's forward and backward pass."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from harness.cell import Precision
 from harness.errors import SiteError
 
 
-class Arithmetic:
-    """One precision on one device, for the life of a rank.
+class ModelPrecision:
+    """Sets torch's precision of products for this process, and provides the model's autocast.
 
     Args:
-        precision: `float32` keeps all products in float32, also convolutions, which torch would give to a
-            GPU's TF32 units; `tf32` gives those units every product; `bfloat16` is autocast: weights,
-            gradients, K-FAC and the optimizer stay float32.
+        precision: `float32` computes all products in float32, also convolutions, for which torch uses a
+            GPU's TF32 units by default; `tf32` uses those units for every product; `bfloat16` is autocast:
+            weights, gradients, K-FAC and the optimizer stay float32.
 
     Raises:
-        SiteError: `tf32` without a GPU, which would be float32 by another name.
+        SiteError: `tf32` without a GPU, where it would be float32.
     """
 
     def __init__(self, precision: Precision, device: torch.device) -> None:
@@ -33,6 +33,6 @@ class Arithmetic:
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
-    def of_the_model(self) -> AbstractContextManager[Any]:
-        """A context for a forward pass; the backward pass follows it by itself."""
+    def autocast(self) -> AbstractContextManager[Any]:
+        """A context for forward passes; autograd uses the same precision in the backward pass."""
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bfloat16")

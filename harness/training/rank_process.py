@@ -1,4 +1,4 @@
-"""What every program that a launcher starts as a rank has: its command line, its last words, its exit."""
+"""What every program that a launcher starts as a rank shares: command line, failure record and exit."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from harness.runs.store import Attempt
 
 @dataclass(frozen=True)
 class RankArguments:
-    """What a launcher tells a rank.
+    """The arguments of a rank's command line.
 
     Attributes:
-        threads: that it may compute with.
+        threads: number of threads that torch may use.
     """
 
     attempt: Attempt
@@ -30,7 +30,7 @@ class RankArguments:
 
     @classmethod
     def read(cls, about: str | None) -> Self:
-        """Parse the command line that a launcher writes."""
+        """Parse this process's command line."""
         parser = argparse.ArgumentParser(description=about)
         parser.add_argument("attempt", type=Path)
         for option in ("rank", "world-size", "local-rank", "threads"):
@@ -39,8 +39,8 @@ class RankArguments:
         return cls(Attempt(given.attempt), given.rank, given.world_size, given.local_rank, given.threads)
 
 
-def failure(rank: int, step: int, phase: str, error: Exception) -> FailureRecord:
-    """The last record of a rank that ends by `error`, while it is being handled."""
+def failure_record(rank: int, step: int, phase: str, error: Exception) -> FailureRecord:
+    """The last record of a rank that fails with `error`; call it while `error` is being handled."""
     return FailureRecord(
         rank=rank,
         step=step,
@@ -51,7 +51,7 @@ def failure(rank: int, step: int, phase: str, error: Exception) -> FailureRecord
     )
 
 
-def leave(code: int) -> NoReturn:
+def exit_at_once(code: int) -> NoReturn:
     """Exit without waiting for other ranks."""
     sys.stdout.flush()
     sys.stderr.flush()

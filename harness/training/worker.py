@@ -1,8 +1,8 @@
 """One rank of one attempt, from start to exit: `python -m harness.training.worker ATTEMPT --rank R ...`.
 
-Exits 0 when training ended, 75 when it stopped to be resumed, 1 on an exception, after writing what failed
-and where. A rank that fails takes part in no further collective: its launcher sees the exit and ends the
-others.
+Exits with 0 when training ended, with 75 when it stopped to be resumed, and with 1 on an exception, after
+writing a failure record. A rank that fails takes part in no further collective: its launcher sees the exit
+and stops the other ranks.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.layers_file import describe
 from harness.runs.records import RecordWriter
 from harness.runs.store import Attempt
-from harness.training.checkpoint.checkpoints import Checkpoints, Plan
+from harness.training.checkpoint import Checkpoints, Schedule
 from harness.training.environment import read_environment
 from harness.training.malloc import keep_freed_memory
-from harness.training.rank_process import RankArguments, failure, leave
+from harness.training.rank_process import RankArguments, exit_at_once, failure_record
 from harness.training.train import Result, Trainer
-from harness.training.world import host_names, join_world, leave_world
+from harness.training.world import finalize_world, host_names, join_world
 from kfac_core.collectives import SplitWait
 
 
 def run_rank(attempt: Attempt, rank: int, world_size: int, local_rank: int, threads: int) -> int:
     """Train this rank's share of the attempt's cell; returns the exit code."""
     torch.set_num_threads(threads)
-    asked = SignalRequests()  # first, so that a signal during the start is not the rank's end
-    pulse = HeartbeatWriter(attempt.pulse(rank))
+    requests = SignalRequests()  # first, so that a signal during the start does not kill the rank
+    heartbeat = HeartbeatWriter(attempt.pulse(rank))
     with RecordWriter(attempt.records(rank)) as records:
         try:
-            result = _train(attempt, (rank, world_size, local_rank), pulse, records, asked)
+            result = _train(attempt, (rank, world_size, local_rank), heartbeat, records, requests)
         except Exception as error:
-            beat = attempt.last_heartbeat(rank)
-            records.write(failure(rank, pulse.step, beat.phase if beat else "start", error))
+            last = attempt.last_heartbeat(rank)
+            records.write(failure_record(rank, heartbeat.step, last.phase if last else "start", error))
             traceback.print_exc()
             return 1
     if result.stop_reason == "preempted":
@@ -51,47 +51,49 @@ def run_rank(attempt: Attempt, rank: int, world_size: int, local_rank: int, thre
 
 
 def main() -> None:
-    """Parse the command line that a launcher writes, run, and leave without waiting for other ranks."""
-    place = RankArguments.read(__doc__)
-    leave(run_rank(place.attempt, place.rank, place.world_size, place.local_rank, place.threads))
+    """Parse the launcher's command line, train, and exit without waiting for other ranks."""
+    given = RankArguments.read(__doc__)
+    exit_at_once(run_rank(given.attempt, given.rank, given.world_size, given.local_rank, given.threads))
 
 
 def _train(
     attempt: Attempt,
-    place: tuple[int, int, int],
-    pulse: HeartbeatWriter,
+    ranks: tuple[int, int, int],
+    heartbeat: HeartbeatWriter,
     records: RecordWriter,
-    asked: SignalRequests,
+    requests: SignalRequests,
 ) -> Result:
+    """Train as one of `ranks`: rank, world size, local rank."""
     cell = attempt.cell_folder.cell()
-    world = join_world(attempt, *place)
+    world = join_world(attempt, *ranks)
     kept = world.device.type == "cpu" and keep_freed_memory()
     site = (attempt.read("launch.json") or {}).get("site") or {}
     if site.get("split_wait") and world.world_size > 1:
         world = replace(world, communicator=SplitWait(world.communicator))
     hosts = host_names(world)
     if world.rank == 0:
-        near = world.communicator.near
-        environment = read_environment(world.device, world.backend, hosts, near, keeps_freed_memory=kept)
+        readable = world.communicator.readable_peers
+        environment = read_environment(world.device, world.backend, hosts, readable, keeps_freed_memory=kept)
         attempt.write("environment.json", environment.to_json())
-    checkpoints = Checkpoints(attempt, world, records.write, Plan.read(attempt), asked)
+    checkpoints = Checkpoints(attempt, world, records.write, Schedule.read(attempt), requests)
     trainer = Trainer(
         cell,
         world,
-        pulse,
+        heartbeat,
         records.write,
         checkpoints,
-        _traced(site),
-        ranges=bool(site.get("profiler_ranges")),
+        _traced_steps(site),
+        profiler_ranges=bool(site.get("profiler_ranges")),
     )
-    if world.rank == 0 and trainer.kfac is not None:
-        attempt.write("layers.json", describe(trainer.kfac.shapes, trainer.kfac.placement))
+    kfac = trainer.state.kfac
+    if world.rank == 0 and kfac is not None:
+        attempt.write("layers.json", describe(kfac.shapes, kfac.placement))
     result = trainer.run()
-    leave_world(world)  # rank 0 says "done" only when everyone is
+    finalize_world(world)  # rank 0 writes its result only when all ranks are done
     return result
 
 
-def _traced(site: Mapping[str, Any]) -> range:
+def _traced_steps(site: Mapping[str, Any]) -> range:
     first, end = site.get("traced_steps") or (0, 0)
     return range(first, end)
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from harness.bench.ablation import ABLATED, compare
 from harness.bench.core import amortised, slowest, summary
-from harness.bench.spread import median_limits
+from harness.bench.median import median_interval
 from harness.bench.subject import MODELS
 from harness.cli import main
 
@@ -118,8 +118,9 @@ def test_the_timers_cost_is_measured_in_pairs_and_computed_from_its_entries(tmp_
 
 def test_limits_of_a_median_are_order_statistics_that_cover_it():
     values = [float(n) for n in range(1, 31)]
-    assert median_limits(values) == (10.0, 21.0)  # tables of the sign test, n = 30
-    assert median_limits(values[:6]) == (1.0, 6.0)
+    # tables of the sign test, n = 30
+    assert median_interval(values) == {"median": 15.5, "low": 10.0, "high": 21.0}
+    assert median_interval(values[:6]) == {"median": 3.5, "low": 1.0, "high": 6.0}
 
 
 def test_compare_takes_the_slowest_rank_of_computing_and_the_fastest_of_communication():

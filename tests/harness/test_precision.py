@@ -5,7 +5,7 @@ import torch
 
 from harness.errors import SiteError
 from harness.runs.records import EvalRecord
-from harness.training.precision import Arithmetic
+from harness.training.precision import ModelPrecision
 from kfac_core import KFAC
 from tests.harness.test_train import KFAC as KFAC_FIELDS
 from tests.harness.test_train import cell, train_on_rank
@@ -38,22 +38,22 @@ def test_bfloat16_learns_like_float32_and_leaves_gradients_and_factors_in_float3
 
 def test_only_the_model_is_inside_autocast():
     matrix = torch.full((8, 8), 1 + 2**-12)  # bfloat16 has seven bits behind the point
-    arithmetic = Arithmetic("bfloat16", CPU)
-    with arithmetic.of_the_model():
+    precision = ModelPrecision("bfloat16", CPU)
+    with precision.autocast():
         assert torch.equal(matrix @ matrix, torch.full((8, 8), 8.0, dtype=torch.bfloat16))
     assert torch.equal(matrix @ matrix, matrix.double().mm(matrix.double()).float())
 
 
 def test_tf32_without_a_gpu_is_refused_not_ignored():
     with pytest.raises(SiteError, match="precision=tf32 needs a GPU, and this rank computes on cpu"):
-        Arithmetic("tf32", CPU)
+        ModelPrecision("tf32", CPU)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "rounded"), [("float32", False), ("tf32", True)])
 def test_a_gpu_rounds_products_only_where_tf32_is_asked_for(precision, rounded):
     device = torch.device("cuda")
-    Arithmetic(precision, device)
+    ModelPrecision(precision, device)
     try:
         # 1 + 2^-12 is 1 in TF32's ten bits
         matrix = torch.full((256, 256), 1 + 2**-12, device=device)
@@ -63,4 +63,4 @@ def test_a_gpu_rounds_products_only_where_tf32_is_asked_for(precision, rounded):
         convolutions = torch.nn.functional.conv2d(image, kernel)[0, 0, 0, 0].item() == 64.0
         assert (products, convolutions) == (rounded, rounded)
     finally:
-        Arithmetic("float32", device)
+        ModelPrecision("float32", device)

@@ -10,7 +10,7 @@ import torch
 
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import DeviceRecord, PhaseRecord, TraceRecord
-from harness.training.gauges.device import DeviceGauge
+from harness.training.measurement.device import DeviceGauge
 from harness.training.train import Trainer
 from harness.training.world import World
 from kfac_core.timing.phases import KFAC_PHASES, Phase

@@ -248,10 +248,10 @@ def test_forked_loader_workers_live_beside_mpi(mpi_world):
 
 DIES = """
 import os, signal, sys, torch
-from harness.training.mpi import forget_shared_memory
+from harness.training.world.mpi import unlink_shared_memory
 from kfac_core.collectives.mpi import MPICommunicator
 communicator = MPICommunicator()
-forget_shared_memory()
+unlink_shared_memory()
 if communicator.rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 communicator.all_reduce(torch.ones(4))

@@ -1,1 +1,5 @@
-"""Checkpoints: agreed on by all ranks, written whole or not at all, gone on from bit for bit."""
+"""Checkpoints: all ranks agree on a step, save all or nothing, and resume bit for bit."""
+
+from harness.training.checkpoint.checkpoints import Checkpoints, Schedule
+
+__all__ = ["Checkpoints", "Schedule"]

@@ -1,9 +1,9 @@
-"""Which step to save at: agreed on by all ranks beside the training, which no step waits for.
+"""Agreement of all ranks on the step to save before, without holding up training.
 
-Ranks run ahead of each other, on GPUs by many steps. So whoever is asked announces it in the store; every
-rank then promises the step that it will not go past unasked, and rank 0 names the largest of them. A thread
-of each rank does the talking, twice a second; the loop compares two numbers a step. Only between a promise
-and rank 0's answer, some milliseconds, may a rank wait.
+Ranks run ahead of each other, on GPUs by many steps. So a rank that receives a request publishes it in the
+store. Every rank then proposes the next step, which it will not pass before the ranks agree, and rank 0
+chooses the largest proposal. A thread of each rank communicates, twice a second; the training loop compares
+two numbers a step. A rank waits only between its proposal and rank 0's choice.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Protocol
 from harness.runs.checkpoint_requests import Request
 
 POLL_SECONDS = 0.5
-_ANSWER_TIMEOUT = timedelta(seconds=60)  # a peer that says nothing for so long is gone, or will be ended
+_ANSWER_TIMEOUT = timedelta(seconds=60)  # a peer that does not answer for so long is gone, or will be stopped
 
 
 class Store(Protocol):
-    """What this needs of torch's TCPStore."""
+    """The part of torch's TCPStore that `Agreement` uses."""
 
     def set(self, key: str, value: str, /) -> None:
         """Publish."""
@@ -35,129 +35,130 @@ class Store(Protocol):
         """Whether all keys have values."""
 
     def compare_set(self, key: str, expected: str, value: str, /) -> bytes:
-        """Publish if nobody has; the value that is there now."""
+        """Publish if the key has no value yet; returns the present value."""
 
 
 class Agreement:
-    """One rank's side of it.
+    """One rank's side of the agreement.
 
     Args:
-        store: shared by all ranks and used by nobody else meanwhile; None in a world of one.
-        asked: whether this rank was asked; called twice a second, in another thread.
+        store: shared by all ranks, and used for nothing else meanwhile; None in a world of one.
+        poll_request: returns a request that this rank received, if any; called twice a second, in a thread.
     """
 
     def __init__(
-        self, rank: int, world_size: int, store: Store | None, asked: Callable[[], Request | None]
+        self, rank: int, world_size: int, store: Store | None, poll_request: Callable[[], Request | None]
     ) -> None:
-        self._rank, self._world_size, self._store, self._asked = rank, world_size, store, asked
-        self._lock = threading.Condition()
+        self._rank, self._world_size, self._store, self._poll_request = rank, world_size, store, poll_request
+        self._condition = threading.Condition()
         self._round = 0
         self._step = -1
-        self._promise: int | None = None
-        self._target: int | None = None
+        self._proposed_step: int | None = None
+        self._agreed_step: int | None = None
         self._request: Request | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="checkpoint-agreement", daemon=True)
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Start to watch for requests."""
         self._thread.start()
 
-    def at(self, step: int) -> Request | None:
-        """Why all ranks save before `step`, or None if they do not; called by the loop before every step."""
-        with self._lock:
+    def request_at(self, step: int) -> Request | None:
+        """Why all ranks save before `step`, or None if they do not; call it before every step."""
+        with self._condition:
             self._step = step
-            if self._promise is None or step < self._promise:
+            if self._proposed_step is None or step < self._proposed_step:
                 return None
-            while self._target is None and self._promise is not None:
-                self._lock.wait()
-            return self._request if self._target == step else None
+            while self._agreed_step is None and self._proposed_step is not None:
+                self._condition.wait()
+            return self._request if self._agreed_step == step else None
 
-    def done(self) -> None:
-        """A checkpoint is over; if it is the one that `at` asked for, listen for the next request."""
-        with self._lock:
-            if self._target is None or self._target != self._step:
-                return  # made at an epoch's start, while the ranks are agreeing on another
+    def finish_round(self) -> None:
+        """A checkpoint is complete; if it is the agreed one, watch for the next request."""
+        with self._condition:
+            if self._agreed_step is None or self._agreed_step != self._step:
+                return  # made at the start of an epoch, while the ranks agree on another
             self._round += 1
-            self._promise = self._target = self._request = None
-            self._lock.notify_all()
+            self._proposed_step = self._agreed_step = self._request = None
+            self._condition.notify_all()
 
     def close(self) -> None:
-        """Stop listening; no rank is inside the loop any more."""
+        """Stop watching; call it when the loop has ended on every rank."""
         self._closed.set()
         self._thread.join()
 
     def _watch(self) -> None:
-        answered = -1
+        last_agreed = -1
         while not self._closed.wait(POLL_SECONDS):
-            if answered == self._round:
-                continue  # agreed already; the loop is on its way to the step
-            answer_to = self._round
+            if last_agreed == self._round:
+                continue  # the loop has not reached the agreed step yet
+            number = self._round
             try:
-                request = self._announced(answer_to)
+                request = self._find_request(number)
                 if request is not None:
-                    self._settle(answer_to, request)
-                    answered = answer_to
+                    self._agree(number, request)
+                    last_agreed = number
             except RuntimeError:  # torch's store: a peer did not answer in time, or rank 0 is gone
-                self._give_up()
+                self._withdraw()
                 return
 
-    def _announced(self, number: int) -> Request | None:
-        own = self._asked()
+    def _find_request(self, number: int) -> Request | None:
+        """The first request that any rank published in this round."""
+        own = self._poll_request()
         if self._store is None:
             return own
         key = f"checkpoint/{number}/request"
         if own is not None:
-            there = self._store.compare_set(key, "", json.dumps(asdict(own)))
+            published = self._store.compare_set(key, "", json.dumps(asdict(own)))
         elif self._store.check([key]):
-            there = self._store.get(key)
+            published = self._store.get(key)
         else:
             return None
-        return Request(**json.loads(there))
+        return Request(**json.loads(published))
 
-    def _settle(self, number: int, request: Request) -> None:
-        with self._lock:
-            promise = self._promise = self._step + 1
+    def _agree(self, number: int, request: Request) -> None:
+        with self._condition:
+            proposed = self._proposed_step = self._step + 1
             self._request = request
         if self._store is None:
-            target = promise
+            agreed = proposed
         else:
             prefix = f"checkpoint/{number}"
-            self._store.set(f"{prefix}/promise/{self._rank}", str(promise))
+            self._store.set(f"{prefix}/proposal/{self._rank}", str(proposed))
             if self._rank == 0:
                 ranks = range(self._world_size)
-                promises = [int(self._store.get(f"{prefix}/promise/{rank}")) for rank in ranks]
-                self._store.set(f"{prefix}/step", str(max(promises)))
-            target = int(self._store.get(f"{prefix}/step"))
-        with self._lock:
-            self._target = target
-            self._lock.notify_all()
+                proposals = [int(self._store.get(f"{prefix}/proposal/{rank}")) for rank in ranks]
+                self._store.set(f"{prefix}/step", str(max(proposals)))
+            agreed = int(self._store.get(f"{prefix}/step"))
+        with self._condition:
+            self._agreed_step = agreed
+            self._condition.notify_all()
 
-    def _give_up(self) -> None:
-        """Let the loop go on; if a peer is gone the next collective says so."""
-        with self._lock:
-            self._promise = None
-            self._lock.notify_all()
+    def _withdraw(self) -> None:
+        """Let the loop continue; if a peer is gone, the next collective fails."""
+        with self._condition:
+            self._proposed_step = None
+            self._condition.notify_all()
 
 
 class EveryMinutes:
-    """Asks every so many minutes, on the rank that it is given to."""
+    """Requests a checkpoint every so many minutes."""
 
     def __init__(self, minutes: float) -> None:
         self._seconds = minutes * 60
         self._last = time.monotonic()
 
     def __call__(self) -> Request | None:
-        """A request once the time is up, until `reset`."""
+        """A request once the time has passed, until `reset`."""
         return Request("interval", stops=False) if time.monotonic() - self._last > self._seconds else None
 
     def reset(self) -> None:
-        """Count from now on: there has been a checkpoint."""
+        """Count from now on, after a checkpoint."""
         self._last = time.monotonic()
 
 
 def own_connection(store: object) -> Store | None:
-    """A connection to torch's store that a thread can wait on without holding up who else uses it."""
+    """A second connection to torch's store, on which a thread can wait without blocking other users."""
     clone = getattr(store, "clone", None)
     if clone is None:
         return None

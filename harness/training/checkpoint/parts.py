@@ -1,4 +1,4 @@
-"""Parts of a checkpoint: streamed to disk under a checksum, and read back only if it still holds."""
+"""Parts of a checkpoint: written to disk with a checksum, and read back only if the checksum matches."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from typing import IO, Any, cast
 import torch
 
 SHARED = "shared.pt"
-"""Written by rank 0: what is the same on every rank."""
+"""File of what is the same on every rank; written by rank 0."""
 
 
 def own_part(rank: int) -> str:
-    """Name of what only this rank has."""
+    """File of what only this rank has."""
     return f"rank-{rank:05}.pt"
 
 
 class DamagedError(Exception):
-    """A part is not what its manifest says, or cannot be read."""
+    """A part cannot be read, or does not match its manifest."""
 
 
 @dataclass(frozen=True)
-class Sum:
+class PartSum:
     """Size and checksum of a file's content."""
 
     size_bytes: int
     crc32: int
 
 
-class _Summed:
-    """Passes what it is given on, and sums it up.
+class _SummingWriter:
+    """A file that computes size and checksum of what is written to it.
 
-    An error is kept for later instead of raised: torch's zip writer, left by an exception, writes on in its
-    destructor and aborts the process.
+    It stores an error instead of raising it: after an exception torch's zip writer continues to write in its
+    destructor, and aborts the process.
     """
 
     def __init__(self, file: IO[bytes] | None) -> None:
@@ -56,40 +56,40 @@ class _Summed:
         return len(view)
 
     def flush(self) -> None:
-        """Nothing is held back here."""
+        """Nothing is buffered here."""
 
-    def sum(self) -> Sum:
-        return Sum(self.size_bytes, self.crc32)
+    def sum(self) -> PartSum:
+        return PartSum(self.size_bytes, self.crc32)
 
 
-def write_part(path: Path, content: Any) -> Sum:
-    """Write tensors, numbers, strings and containers of them; they are on the disk when this returns.
+def write_part(path: Path, content: Any) -> PartSum:
+    """Write tensors, numbers, strings and containers of them, and sync them to disk.
 
     Raises:
-        OSError: the disk is full or gone.
+        OSError: the disk is full or missing.
     """
     with path.open("wb") as file:
-        summed = _Summed(file)
-        torch.save(content, cast("IO[bytes]", summed))
-        if summed.error is not None:
-            raise summed.error
+        writer = _SummingWriter(file)
+        torch.save(content, cast("IO[bytes]", writer))
+        if writer.error is not None:
+            raise writer.error
         file.flush()
         os.fsync(file.fileno())
-    return summed.sum()
+    return writer.sum()
 
 
-def sum_of(content: Any) -> Sum:
-    """What `write_part` would return, without writing."""
-    summed = _Summed(None)
-    torch.save(content, cast("IO[bytes]", summed))
-    return summed.sum()
+def sum_of(content: Any) -> PartSum:
+    """The sum that `write_part` would return, without writing."""
+    writer = _SummingWriter(None)
+    torch.save(content, cast("IO[bytes]", writer))
+    return writer.sum()
 
 
-def read_part(path: Path, expected: Sum) -> Any:
-    """Read what `write_part` wrote, onto the CPU; runs no code that the file holds.
+def read_part(path: Path, expected: PartSum) -> Any:
+    """Read what `write_part` wrote, onto the CPU, without running code that the file contains.
 
     Raises:
-        DamagedError: it is missing, was changed, or holds what is no plain data.
+        DamagedError: the file is missing, was changed, or contains more than plain data.
     """
     try:
         with path.open("rb") as file:
@@ -97,10 +97,10 @@ def read_part(path: Path, expected: Sum) -> Any:
             while chunk := file.read(1 << 20):
                 size_bytes += len(chunk)
                 crc32 = zlib.crc32(chunk, crc32)
-            if (got := Sum(size_bytes, crc32)) != expected:
+            if (got := PartSum(size_bytes, crc32)) != expected:
                 raise DamagedError(
-                    f"{path.name} has {got.size_bytes} bytes with checksum {got.crc32:08x}, written were "
-                    f"{expected.size_bytes} with {expected.crc32:08x}"
+                    f"{path.name} must have {expected.size_bytes} bytes with checksum "
+                    f"{expected.crc32:08x}, got {got.size_bytes} with {got.crc32:08x}"
                 )
             file.seek(0)
             return torch.load(file, map_location="cpu", weights_only=True)

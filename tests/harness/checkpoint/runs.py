@@ -15,12 +15,12 @@ from harness.runs.checkpoint_requests import Request
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import EvalRecord, PhaseRecord, Record, RecordWriter
 from harness.runs.store import Attempt, sweep_folder
-from harness.training.checkpoint.checkpoints import Checkpoints, Plan
+from harness.training.checkpoint import Checkpoints, Schedule
 from harness.training.train import Result, Trainer
 from harness.training.world import World
 
 KFAC = {"factor_update_steps": 2, "inverse_update_steps": 5, "damping": 0.01}
-NEVER = Plan()
+NEVER = Schedule()
 METHODS: dict[str, dict[str, Any]] = {
     "sgd": {},
     "comm_opt": {"kfac": KFAC},
@@ -76,7 +76,7 @@ class Run:
 
 
 def train(
-    rank: int, world_size: int, cell: Cell, attempt: Attempt, plan: Plan = NEVER,
+    rank: int, world_size: int, cell: Cell, attempt: Attempt, schedule: Schedule = NEVER,
     stop_before: int | None = None, sabotage: Callable[[Trainer], None] | None = None,
 ) -> Run:  # fmt: skip
     """Train on this rank, from a checkpoint if there is one; stop before the step given, if one is."""
@@ -89,7 +89,7 @@ def train(
             records.append(record)
             writer.write(record)
 
-        checkpoints = Checkpoints(attempt, world, write, plan)
+        checkpoints = Checkpoints(attempt, world, write, schedule)
         trainer = Trainer(cell, world, HeartbeatWriter(attempt.pulse(rank)), write, checkpoints)
         _arrange_stop(checkpoints, stop_before)
         if sabotage is not None:
@@ -110,12 +110,12 @@ def _arrange_stop(checkpoints: Checkpoints, stop_before: int | None) -> None:
 
 
 def bits_of(trainer: Trainer) -> dict[str, bytes]:
-    found = {name: p.detach().numpy().tobytes() for name, p in trainer._model.named_parameters()}
-    for index, state in enumerate(trainer._optimizer.state.values()):
+    found = {name: p.detach().numpy().tobytes() for name, p in trainer.state.model.named_parameters()}
+    for index, state in enumerate(trainer.state.optimizer.state.values()):
         for key, value in state.items():
             found[f"optimizer.{index}.{key}"] = torch.as_tensor(value).numpy().tobytes()
-    if trainer.kfac is not None:
-        shard = trainer.kfac.state_shard()
+    if trainer.state.kfac is not None:
+        shard = trainer.state.kfac.state_shard()
         for kind in ("factors", "second_order"):
             found |= {f"{kind}.{name}": value.numpy().tobytes() for name, value in shard[kind].items()}
     found["random"] = torch.get_rng_state().numpy().tobytes()

@@ -43,9 +43,9 @@ class Rank(threading.Thread):
     def run(self):
         self.agreement.start()
         for self.step in count():
-            if self.agreement.at(self.step) is not None:
+            if self.agreement.request_at(self.step) is not None:
                 self.saved.append(self.step)
-                self.agreement.done()
+                self.agreement.finish_round()
                 if len(self.saved) == self.rounds:
                     return
             time.sleep(self.pause_seconds * random.random())  # noqa: S311  a pace, no secret

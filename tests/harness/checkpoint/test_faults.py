@@ -17,11 +17,10 @@ import torch.distributed as dist
 from harness.runs import checkpoint_store as shelf
 from harness.runs.checkpoint_store import CheckpointStore
 from harness.runs.records import CheckpointRecord, SegmentRecord
-from harness.training.checkpoint import parts, saving
-from harness.training.checkpoint.checkpoints import Plan
+from harness.training.checkpoint import Schedule, parts, saving
 from tests.harness.checkpoint.runs import cell, new_attempt, train
 
-EVERY_EPOCH = Plan(every_epochs=1)
+EVERY_EPOCH = Schedule(every_epochs=1)
 
 
 def noted(run, kind):
@@ -58,7 +57,7 @@ def test_a_full_disk_costs_the_checkpoint_and_neither_the_run_nor_the_one_before
         attempt.path / "kept" / "step-00000003", CheckpointStore(attempt).folder / "step-00000003"
     )
 
-    full = ranks.run(partial(train, plan=EVERY_EPOCH, stop_before=13), spec, attempt)
+    full = ranks.run(partial(train, schedule=EVERY_EPOCH, stop_before=13), spec, attempt)
     errors = [(record.step, record.error) for record in noted(full[0], CheckpointRecord)]
     assert [step for step, _ in errors] == [5, 10, 13]
     assert all("No space left on device" in error for _, error in errors)
@@ -90,7 +89,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said_so(world, tmp_path, damage
     ranks, spec = world(2), cell("mem_opt", 2)
     whole = ranks.run(train, spec, new_attempt(tmp_path / "whole", spec))
     attempt = new_attempt(tmp_path / "cut", spec)
-    ranks.run(partial(train, plan=EVERY_EPOCH, stop_before=13), spec, attempt)
+    ranks.run(partial(train, schedule=EVERY_EPOCH, stop_before=13), spec, attempt)
     newest, before = CheckpointStore(attempt).newest_first()
     assert (newest.step, before.step) == (13, 10)
     DAMAGE[damage](newest.path)

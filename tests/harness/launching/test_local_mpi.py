@@ -14,8 +14,11 @@ import pytest
 from harness.cell import Cell
 from harness.errors import SiteError
 from harness.launchers import LAUNCHERS
+from harness.launchers.launch import Launch
+from harness.launchers.local import mpiexec
 from harness.launchers.site_profiles import read_site
 from harness.runs.store import Attempt, sweep_folder
+from harness.study.submit import submit
 from harness.training.malloc import keep_freed_memory
 from tests.kfac_core.mpi_worlds import MPIEXEC
 
@@ -93,12 +96,34 @@ def test_a_rank_killed_in_an_mpi_world_is_named_and_takes_the_others_along(
     assert shared_memory() <= before
 
 
+def test_without_mpiexec_a_cell_is_refused_before_anything_is_written(
+    make_cell, site, tmp_path, monkeypatch, command
+):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SiteError, match=r"site test: backend: mpi needs the mpiexec of MPICH .* pip install"):
+        submit([make_cell(2)], site.model_copy(update={"backend": "mpi"}), tmp_path, command)
+    assert not (tmp_path / "study").exists() or not list((tmp_path / "study").glob("*/attempt-*"))
+
+
+def test_an_mpiexec_that_does_not_know_hydras_options_is_the_cause(
+    make_cell, make_attempt, tmp_path, monkeypatch
+):
+    other = tmp_path / "mpiexec"
+    other.write_text("#!/bin/sh\necho unknown option $1 >&2; exit 213\n")
+    other.chmod(0o755)
+    monkeypatch.setattr(mpiexec, "find_mpiexec", lambda: other)
+    attempt = make_attempt(make_cell(2), backend="mpi")
+    with pytest.raises(OSError, match="did not start 2 ranks: unknown option -launcher"):
+        mpiexec.start_world([], attempt, Launch.read(attempt), [[0], [1]], dict(os.environ))
+
+
 CLAIM = """
 import logging, os, sys
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
-from harness.training.mpi import find_mpi
+from harness.training.world.mpi import find_mpi
 claimed_rank, claimed_size = int(sys.argv[1] or os.environ["PMI_RANK"]), int(sys.argv[2])
-world, reason = find_mpi(claimed_rank, claimed_size, wanted=False)
+world, reason = find_mpi(claimed_rank, claimed_size, required=False)
 inherited = sorted(name for name in os.environ if "PMI" in name)
 print("found" if world else "not found:", reason, inherited, flush=True)
 """
@@ -108,8 +133,8 @@ print("found" if world else "not found:", reason, inherited, flush=True)
     ("rank", "size", "said"),
     [
         ("", 2, {"found  []"}),
-        ("", 4, {f"MPI says rank {r} of 2, the launcher says rank {r} of 4" for r in (0, 1)}),
-        ("0", 2, {"found  []", "MPI says rank 1 of 2, the launcher says rank 0 of 2"}),
+        ("", 4, {f"MPI reports rank {r} of 2, the launcher reports rank {r} of 4" for r in (0, 1)}),
+        ("0", 2, {"found  []", "MPI reports rank 1 of 2, the launcher reports rank 0 of 2"}),
     ],
     ids=["the-same", "another-size", "another-rank"],
 )
@@ -118,13 +143,13 @@ def test_mpi_is_believed_only_where_it_agrees_with_the_launcher(rank, size, said
     assert done.returncode == 0
     for sentence in said:
         assert sentence in done.stdout
-    if "MPI says" in "".join(said):
+    if "MPI reports" in "".join(said):
         assert "the rendezvous goes through the run folder instead" in done.stdout
 
 
 def test_a_plain_rank_starts_no_mpi():
     program = (
-        "import sys; from harness.training.mpi import find_mpi; print(find_mpi(0, 2, wanted=False));"
+        "import sys; from harness.training.world.mpi import find_mpi; print(find_mpi(0, 2, required=False));"
         "sys.exit('mpi4py.MPI' in sys.modules)"
     )
     plain = {name: value for name, value in os.environ.items() if "PMI" not in name}
@@ -151,7 +176,7 @@ def test_asking_for_mpi_without_an_mpi_launch_fails_with_what_to_do(real_attempt
         [*rank, "--local-rank", "0", "--threads", "1"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert "backend=mpi, but MPI says rank 0 of 1, the launcher says rank 0 of 2" in done.stderr
+    assert "backend=mpi, but MPI reports rank 0 of 1, the launcher reports rank 0 of 2" in done.stderr
     assert "or use backend: gloo" in done.stderr
 
 

@@ -156,16 +156,16 @@ def train_with_an_empty_rank(rank, world_size, asked, attempt):
 
 def empty_on_rank_one(trainer):
     """Every other step of rank 1 has no object in it: its mask head sees nothing."""
-    if trainer._world.rank != 1:
+    if trainer.world.rank != 1:
         return
-    batches = trainer._workload.batches
+    batches = trainer.workload.batches
 
     def some_without(epoch, first_step=0):
         for step, (images, targets) in enumerate(batches(epoch, first_step)):
             bare = [{key: value[:0] for key, value in target.items()} for target in targets]
             yield images, (bare if step % 2 else targets)
 
-    trainer._workload.batches = some_without
+    trainer.workload.batches = some_without
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -13,11 +13,10 @@ from torch import nn
 from harness.cell import Cell
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import EvalRecord
-from harness.training.all_gather import all_gather_bytes
 from harness.training.train import Trainer
-from harness.training.world import World
+from harness.training.world import World, all_gather_bytes
 from harness.workloads.coco import workload as module
-from harness.workloads.coco.files import Annotations
+from harness.workloads.coco.annotations import Annotations
 from harness.workloads.coco.scores import METRICS, average_precision, detections, packed, unpacked
 from kfac_core.collectives import connect
 from tests.harness.workloads.batch_files import options

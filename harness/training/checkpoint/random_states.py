@@ -22,7 +22,7 @@ def random_states(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_states(states: Mapping[str, Any], device: torch.device) -> None:
-    """Bring all generators back to where `random_states` saw them."""
+    """Set all generators to what `random_states` returned."""
     version, internal, gauss_next = states["python"]
     random.setstate((version, tuple(internal), gauss_next))
     name, keys, position, has_gauss, gauss = states["numpy"]

@@ -1,4 +1,4 @@
-"""A rank's GPU as its driver sees it, through NVML: energy, clocks, heat, and who else computes on it."""
+"""A rank's GPU as NVML reports it: energy, clocks, temperature, and other processes that compute on it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,18 @@ _THROTTLES = {
 
 
 class DeviceGauge:
-    """Reads one GPU at the end of every window; says why where it cannot.
+    """Reads one GPU at the end of every window.
 
     Args:
-        device: where the rank computes. A rank on CPUs has no GPU to ask about.
+        device: where the rank computes.
+
+    Attributes:
+        reason: why nothing can be read; empty where it can.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._handle: Any = None
-        self._told = False
+        self._reported = False
         self._energy: float | None = None
         self.reason = ""
         if device.type != "cuda":
@@ -45,19 +48,19 @@ class DeviceGauge:
         except pynvml.NVMLError as error:
             self.reason = f"NVML: {error}"
             return
-        self._energy = _ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
+        self._energy = _query(pynvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
 
     def read(self, rank: int, segment: int, first_step: int, steps: int) -> DeviceRecord | None:
-        """The window's record; without a driver one record with the reason, and None from then on."""
+        """The window's record; without a GPU or driver one record with the reason, and None from then on."""
         if self._handle is None:
-            if self._told:
+            if self._reported:
                 return None
-            self._told = True
+            self._reported = True
             return DeviceRecord(rank, segment, first_step, steps, self.reason)
-        before, self._energy = self._energy, _ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
+        before, self._energy = self._energy, _query(pynvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
         known = before is not None and self._energy is not None
-        power = _ask(pynvml.nvmlDeviceGetPowerUsage, self._handle)
-        memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, self._handle)
+        power = _query(pynvml.nvmlDeviceGetPowerUsage, self._handle)
+        memory = _query(pynvml.nvmlDeviceGetMemoryInfo, self._handle)
         return DeviceRecord(
             rank=rank,
             segment=segment,
@@ -66,9 +69,9 @@ class DeviceGauge:
             reason="" if known else "the GPU has no energy counter",
             energy_joules=(self._energy - before) / 1e3 if known else None,  # type: ignore[operator]  # both known
             power_watts=power / 1e3 if power is not None else None,
-            sm_clock_mhz=_ask(pynvml.nvmlDeviceGetClockInfo, self._handle, pynvml.NVML_CLOCK_SM),
-            memory_clock_mhz=_ask(pynvml.nvmlDeviceGetClockInfo, self._handle, pynvml.NVML_CLOCK_MEM),
-            temperature_celsius=_ask(
+            sm_clock_mhz=_query(pynvml.nvmlDeviceGetClockInfo, self._handle, pynvml.NVML_CLOCK_SM),
+            memory_clock_mhz=_query(pynvml.nvmlDeviceGetClockInfo, self._handle, pynvml.NVML_CLOCK_MEM),
+            temperature_celsius=_query(
                 pynvml.nvmlDeviceGetTemperature, self._handle, pynvml.NVML_TEMPERATURE_GPU
             ),
             throttle_reasons=self._throttles(),
@@ -77,21 +80,21 @@ class DeviceGauge:
         )
 
     def _throttles(self) -> tuple[str, ...] | None:
-        bits = _ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
+        bits = _query(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
         if bits is None:
             return None
         return tuple(name for name, constant in _THROTTLES.items() if bits & getattr(pynvml, constant, 0))
 
     def _foreign(self) -> tuple[int, ...] | None:
-        processes = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
+        processes = _query(pynvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
         if processes is None:
             return None
         return tuple(sorted(process.pid for process in processes if process.pid != os.getpid()))
 
 
-def _ask(question: Callable[..., Any], *words: Any) -> Any:
-    """What NVML answers, or None where this GPU or driver cannot say."""
+def _query(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The value that NVML returns, or None where this GPU or driver does not support the query."""
     try:
-        return question(*words)
+        return function(*arguments)
     except pynvml.NVMLError:
         return None

@@ -1,4 +1,4 @@
-"""Sampled steps of a window as one record: when each phase of each of them began, and how long it took."""
+"""The trace record of a window: start and duration of every phase in its traced steps."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from kfac_core.timing.timer import PhaseTimer
 
 
 def trace_record(timer: PhaseTimer, rank: int, segment: int) -> TraceRecord | None:
-    """What the timer kept since the last call, on the host's Unix clock; None if no step was sampled."""
+    """The spans since the last call, on the host's Unix clock; None if no step was traced."""
     spans = timer.drain_spans()
     if not spans:
         return None
     first = spans[0].started
     began = time.time() - (time.perf_counter() - first)
-    told = tuple((span.step, span.phase, span.started - first, span.seconds, span.layer) for span in spans)
-    return TraceRecord(rank, segment, socket.gethostname(), began, told)
+    rows = tuple((span.step, span.phase, span.started - first, span.seconds, span.layer) for span in spans)
+    return TraceRecord(rank, segment, socket.gethostname(), began, rows)

@@ -1,0 +1,121 @@
+"""Joining the world of a run: device, backend, rendezvous and communicator of one rank."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]  # public, but hidden from checkers
+
+from harness.errors import SiteError
+from harness.launchers.launch import Launch
+from harness.runs.store import Attempt
+from harness.training.world.mpi import finalize_mpi, find_mpi, unlink_shared_memory
+from harness.training.world.rendezvous import (
+    PEER_TIMEOUT,
+    TEXT_BYTES,
+    decode_text,
+    encode_text,
+    rendezvous_in_folder,
+    rendezvous_over_mpi,
+)
+from kfac_core.collectives import Communicator, connect
+from kfac_core.collectives.mpi import MPICommunicator
+from kfac_core.collectives.single import SingleCommunicator
+
+
+@dataclass(frozen=True)
+class World:
+    """One rank's view of the ranks that train together.
+
+    Attributes:
+        backend: `nccl`, `gloo` or `mpi`; torch.distributed is initialised for the first two only.
+        communicator: carries all traffic of the training.
+        store: shared by all ranks, for small values; None in a world of one.
+        no_mpi: why MPI is not used, not even for the rendezvous; empty where it is.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+    backend: str
+    communicator: Communicator = field(default_factory=connect)
+    store: Store | None = None
+    no_mpi: str = ""
+
+    def wait_for_all(self) -> None:
+        """Return when every rank has called this."""
+        self.communicator.all_reduce(torch.zeros(1, device=self.device))
+
+
+def join_world(attempt: Attempt, rank: int, world_size: int, local_rank: int) -> World:
+    """Join the other ranks of `attempt` over the backend of its site.
+
+    The rendezvous goes over MPI where the ranks are one MPI world, else through the attempt's folder.
+
+    Raises:
+        SiteError: the site's backend cannot work on this host, or this rank's GPU is missing.
+        TimeoutError: rank 0 published no address in time.
+    """
+    launch = Launch.read(attempt)
+    device = _device(launch, local_rank)
+    backend = _backend(launch, device)
+    if world_size == 1:
+        alone = SingleCommunicator()
+        return World(rank, world_size, local_rank, device, backend, alone, no_mpi="a world of one needs none")
+    base, reason = find_mpi(rank, world_size, required=backend == "mpi")
+    mpi = MPICommunicator(base, PEER_TIMEOUT.total_seconds()) if base is not None else None
+    if backend == "mpi" and mpi is None:
+        raise SiteError(
+            f"backend=mpi, but {reason}; give the site an MPI launch that its MPI library understands (mpi: "
+            f"pmi2 or pmix on Slurm; MPICH or a relative with launcher: local), or use backend: gloo"
+        )
+    store = rendezvous_over_mpi(mpi) if mpi is not None else rendezvous_in_folder(attempt, rank, world_size)
+    unlink_shared_memory()
+    if backend == "mpi" and mpi is not None:
+        return World(rank, world_size, local_rank, device, backend, mpi, store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=PEER_TIMEOUT)
+    return World(rank, world_size, local_rank, device, backend, connect(), store, reason)
+
+
+def finalize_world(world: World) -> None:
+    """Wait for the other ranks and finalize MPI, after a successful run; a rank that failed just exits."""
+    world.wait_for_all()
+    finalize_mpi()
+
+
+def host_names(world: World) -> tuple[str, ...]:
+    """Host of every rank, in rank order."""
+    names = torch.zeros(world.world_size, TEXT_BYTES, dtype=torch.uint8, device=world.device)
+    names[world.rank] = encode_text(socket.gethostname())
+    all_ranks = tuple(range(world.world_size))
+    world.communicator.gather_parts(names.view(-1), [TEXT_BYTES] * world.world_size, all_ranks)
+    return tuple(decode_text(name) for name in names)
+
+
+def _device(launch: Launch | None, local_rank: int) -> torch.device:
+    """The GPU with the number `local_rank`; NCCL needs all GPUs of the node visible, for peer-to-peer."""
+    if launch is None or not launch.site.gpus_per_rank:
+        return torch.device("cpu")
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if local_rank >= visible:  # training on a CPU or on a peer's GPU would work too, and nobody would notice
+        raise SiteError(
+            f"site {launch.site.name} has gpus_per_rank: 1, but torch {torch.__version__} on "
+            f"{socket.gethostname()} sees {visible} GPUs and this is local rank {local_rank}; each rank must "
+            "see the GPUs of all ranks on its node (kronscale doctor reports why one does not), or set "
+            "gpus_per_rank: 0"
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _backend(launch: Launch | None, device: torch.device) -> str:
+    backend = launch.site.backend if launch is not None else "auto"
+    default = "nccl" if device.type == "cuda" else "gloo"
+    if backend not in ("auto", "mpi", default):
+        raise SiteError(f"backend={backend} cannot carry tensors on {device}; allowed: auto, {default}, mpi")
+    return default if backend == "auto" else backend
