@@ -20,11 +20,12 @@ from torch.nn import functional
 
 from kfac_core import KFACConfig
 from kfac_core.collectives import Communicator, connect
+from kfac_core.config import Costs
 from kfac_core.kernels.grams import dense
 from kfac_core.layers import find_layers
 from kfac_core.placement import FactorShape
-from kfac_core.placement.cost import Costs
-from kfac_core.solvers import SOLVERS
+from kfac_core.placement.footprint import data_elements
+from kfac_core.solvers import solver_of
 
 Point = tuple[float, float]
 """Size and seconds."""
@@ -61,11 +62,12 @@ def gemm_points(device: torch.device, dtype: torch.dtype = torch.float32) -> lis
 
 def decomposition_points(device: torch.device, solver: str) -> list[Point]:
     """A factor to second-order data, with the solver that runs: dimension and seconds."""
-    with_solver, found = SOLVERS[solver], []
+    config = KFACConfig(solver=solver)
+    with_solver, found = solver_of(config), []
     for n in _dims(device):
         rows = torch.randn(2 * n, n, device=device)
         factor = (rows.mT @ rows / len(rows)).unsqueeze(0)
-        out = factor.new_empty(with_solver.data_elements(FactorShape(n)))
+        out = factor.new_empty(data_elements(config, FactorShape(n)))
         solve = partial(with_solver.solve, factor, 0.01, out)
         found.append((float(n), timed(solve, device, 3)))
     return _rising(found)

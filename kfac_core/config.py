@@ -5,17 +5,43 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from kfac_core.errors import ConfigError
-from kfac_core.placement.cost import Costs
 from kfac_core.schedule import Hyperparameter, Interval, Milestones
 
-SOLVERS = ("eigen", "inverse", "inverse_pi")
 STRATEGIES = ("comm_opt", "mem_opt", "hybrid_opt", "dp_kfac", "mpd_kfac", "d_kfac", "spd_kfac")
+"""Registry of strategies: each is the function of that name in `kfac_core/placement/strategies/<name>.py`."""
+
+SOLVERS: Mapping[str, tuple[str, str]] = MappingProxyType({
+    "eigen": ("eigen", "EigenSolver"),
+    "inverse": ("inverse", "InverseSolver"),
+    "inverse_pi": ("inverse", "InversePiSolver"),
+})  # fmt: skip
+"""Registry of solvers: module in `kfac_core/solvers/` and class, loaded on first use: they import torch."""
+
 DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Measured costs of a machine, by which layers are assigned to ranks; `kronscale calibrate` prints them.
+
+    Attributes:
+        inverse_seconds: pairs (n, seconds to invert or decompose an `n` by `n` factor), two or more.
+
+    Raises:
+        ConfigError: fewer than two pairs, a repeated size, or a number that is not positive and finite.
+    """
+
+    inverse_seconds: tuple[tuple[int, float], ...]
+
+    def __post_init__(self) -> None:
+        """Check the pairs; lists, as files hold them, become tuples."""
+        object.__setattr__(self, "inverse_seconds", _size_pairs(self.inverse_seconds))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +49,7 @@ class KFACConfig:
     """What K-FAC computes, and who computes it. Defaults are those of the SC20 runs on ImageNet.
 
     Attributes:
-        strategy: who computes what: a key of `kfac_core.placement.strategies.STRATEGIES`.
+        strategy: who computes what: one of `STRATEGIES`.
         grad_worker_fraction: share of the world that preconditions each layer; for `hybrid_opt`
             only, where `world_size * grad_worker_fraction` must be a whole number dividing
             `world_size` (KAISA, section 3).
@@ -97,7 +123,7 @@ class KFACConfig:
         if not isinstance(self.costs, Costs | None):
             object.__setattr__(self, "costs", _costs(self.costs))
         _one_of("strategy", self.strategy, STRATEGIES)
-        _one_of("solver", self.solver, SOLVERS)
+        _one_of("solver", self.solver, tuple(SOLVERS))
         if self.strategy == "hybrid_opt":
             if self.grad_worker_fraction is None:
                 raise ConfigError("strategy=hybrid_opt needs grad_worker_fraction, a number in (0, 1]")
@@ -178,6 +204,24 @@ def _costs(values: object) -> Costs:
     if not isinstance(values, Mapping) or set(values) != set(Costs.__dataclass_fields__):
         raise ConfigError(f"costs={values!r} is no mapping of inverse_seconds to pairs of a size and seconds")
     return Costs(**values)
+
+
+def _size_pairs(points: Sequence[Sequence[float]]) -> tuple[tuple[int, float], ...]:
+    try:
+        pairs = [(n, seconds) for n, seconds in points]
+    except (TypeError, ValueError):
+        pairs = []
+    good = all(isinstance(n, int) and _is_positive(n) and _is_positive(s) for n, s in pairs)
+    if not good or len({n for n, _ in pairs}) < max(2, len(pairs)):
+        raise ConfigError(
+            f"inverse_seconds={points!r} must be pairs of a size and seconds, two or more, each size once: "
+            "[[64, 0.0002], [576, 0.014]]"
+        )
+    return tuple(sorted((int(n), float(seconds)) for n, seconds in pairs))
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def nearest(value: str, allowed: tuple[str, ...]) -> str:

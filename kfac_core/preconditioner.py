@@ -1,19 +1,20 @@
-"""K-FAC in front of any optimizer: the phases of a step, in order, on one page."""
+"""The K-FAC preconditioner: the phases of a step, in order."""
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from kfac_core.capture import Capture, full_precision, is_heard
+from kfac_core import state as states
+from kfac_core.capture import Capture, full_precision, is_captured
 from kfac_core.collectives import Communicator, connect
 from kfac_core.config import KFACConfig
 from kfac_core.errors import ConfigError
@@ -26,41 +27,40 @@ from kfac_core.placement.footprint import state_bytes
 from kfac_core.placement.strategies import place
 from kfac_core.schedule import interval_at, value_at
 from kfac_core.second_order import Failure, SecondOrder
-from kfac_core.state import gather_state, restore_shard, restore_state, state_shard
 from kfac_core.timing.phases import Phase
 from kfac_core.timing.timer import PhaseTimer
-from kfac_core.wrappers import LearningRate, forget_compiled, read_lr, unwrap
+from kfac_core.wrappers import LearningRate, read_lr, reset_compiled, unwrap
 
 
 class KFAC:
     """Replaces the gradients of supported layers by F^-1 times the gradient, F Kronecker-factored.
 
-    Call `step()` after the gradients are averaged over ranks (and unscaled, under a GradScaler) and before
-    the optimizer's own step. Layers of other kinds keep their averaged gradient. All ranks make theirs at the
-    same time.
+    Call `step()` after the gradients are averaged over ranks (and unscaled, with a GradScaler) and before
+    the optimizer's own step. Layers of other kinds keep their averaged gradient. All ranks construct it at
+    the same time.
 
     Args:
         model: the model, also wrapped in DistributedDataParallel or compiled by torch.compile.
         config: hyperparameters and distribution strategy.
-        lr: the learning rate that kl-clip bounds the step with: a number, a callable without arguments, or
-            the optimizer whose first parameter group has it.
+        lr: the learning rate in the kl-clip bound: a number, a callable without arguments, or the optimizer
+            whose first parameter group has it.
         steps_per_epoch: needed by schedules that count in epochs.
         grad_scaler: the GradScaler that scales the loss; a step that overflowed is skipped whole.
-        cost: what placing knows of the machine; None is `config.costs`, and without them n^3.
-        timer: books the time and traffic of each phase; a fresh one by default.
+        cost: cost model of the machine for placement; None is `config.costs`, and without them n^3.
+        timer: books the time and traffic of each phase; a new one by default.
         process_group: the ranks that share their gradients and the work; by default those of the model's
             DistributedDataParallel wrapper, else torch.distributed's world, else this process alone.
-        communicator: carries the traffic in the place of torch.distributed.
+        communicator: carries the traffic instead of torch.distributed.
 
     Attributes:
         placement: who computes what; `print(kfac.placement)` draws the grid of the KAISA paper.
-        steps: steps taken so far, skipped ones not counted.
+        steps: steps taken so far, without skipped ones.
         skipped_steps: steps that overflowed under the GradScaler.
-        plain_modules: modules with trained parameters that K-FAC leaves alone; logged once.
+        plain_modules: modules with trained parameters that K-FAC does not precondition; logged once.
 
     Raises:
         ConfigError: the model has no layer that K-FAC supports, or all of them are skipped; a schedule in
-            epochs lacks `steps_per_epoch`; this rank is no member of the process group.
+            epochs lacks `steps_per_epoch`; this rank is not a member of the process group.
         PlacementError: the strategy cannot divide this world.
 
     Source: Pauloski et al., "Convolutional neural network training with distributed K-FAC", SC20;
@@ -88,7 +88,7 @@ class KFAC:
         self._scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
         self._timer = timer if timer is not None else PhaseTimer()
         bare, self._wrapper = unwrap(model)
-        forget_compiled()
+        reset_compiled()
         ddp_group = self._wrapper.process_group if self._wrapper is not None else None
         self._communicator = communicator if communicator is not None else connect(process_group or ddp_group)
         self._timer.count(self._communicator.traffic)
@@ -108,22 +108,22 @@ class KFAC:
         self._factors = Factors(*arguments)
         self._second_order = SecondOrder(*arguments)
         self._gradients = Gradients(self._layers, self.placement, self._communicator, like)
-        self._warn_of_others()  # raised as an error, it leaves no rank waiting and no hook
-        self._capture = self._listen(like.dtype)
+        self._warn_of_other_kfac()  # before any hook: a filter may turn the warning into an error
+        self._capture = self._install_capture(like.dtype)
         self._must_solve = self._paused = False
-        self._unheard = {(job.layer, job.kind) for job in self._second_order.own}
-        self._unsaid: list[str] = []
+        self._check_statistics = True  # once, at the first second-order update
+        self._pending_warnings: list[str] = []
 
     @torch.no_grad()
     def step(self) -> None:
-        """Precondition the gradients in place; on update steps renew factors and second-order data first."""
+        """Precondition the gradients in place; on update steps, first update factors and second order."""
         with self._timer.phase(Phase.PRECONDITION):
             self._gradients.read()
         if self._scaler is not None and not all_finite(self._model.parameters()):
             self.discard()
             self.skipped_steps += 1
             return
-        with full_precision(self._gradients.raw[0]):  # also for who calls this inside autocast
+        with full_precision(self._gradients.raw[0]):  # also when called inside autocast
             if self._due("factor_update_steps"):
                 self._update_factors()
             if self._due("inverse_update_steps") or self._must_solve:
@@ -133,23 +133,23 @@ class KFAC:
         self._warn()
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be copied: a model's copy would share the hooks of the original."""
-        raise TypeError("KFAC listens to one model: make another for a copy, and load_state_dict() into it")
+        """KFAC cannot be copied or pickled: a copy would share the hooks of the original."""
+        raise TypeError("KFAC belongs to one model: make another for a copy, and load_state_dict() into it")
 
     def discard(self) -> None:
-        """Drop the batch whose backward pass is over, as when its gradients are thrown away.
+        """Discard the statistics of the last backward pass, as when its gradients are thrown away.
 
-        Under `overlap_factors`, which may have sent some of it already, every rank has to call this.
+        With `overlap_factors`, which may have sent some of them already, every rank must call this.
         """
         try:
             if self.config.overlap_factors:
                 self._send_factors()
         finally:
-            self._forget_factors()
+            self._discard_factors()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Forward passes in here leave no statistics: a gradient penalty's, a probe's, `torch.func`'s."""
+        """A context whose forward passes are not captured, as for a gradient penalty or `torch.func`."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -163,18 +163,18 @@ class KFAC:
 
     @property
     def damping(self) -> float:
-        """The damping in force at the next step."""
+        """The damping of the next step."""
         return value_at(self.config.damping, self.steps, self._steps_per_epoch)
 
     def memory(self, rank: int | None = None) -> dict[str, int]:
-        """Bytes of K-FAC state by kind, on this rank or any other: it follows from the placement.
+        """Bytes of K-FAC state by kind, on this rank or any other, from the placement.
 
         Returns:
             `factors`: running means; `second_order`: eigen data or inverses; `gradients`: the two flat
-            gradient buffers; `statistics`: sums that live from a backward pass to the end of a factor step.
-            Not in it: what a process keeps once, scratch memory of its largest factor (of 65,536 elements
-            if that is smaller and ranks share a host) and 6 n^2 bytes of index tables for each size
-            n <= 320 that travels.
+            gradient buffers; `statistics`: sums kept from a backward pass to the end of a factor update.
+            Not included is what a process allocates once: scratch memory of its largest factor (at least
+            65,536 elements if ranks share a host) and 6 n^2 bytes of index tables for each size n <= 320
+            that is sent.
         """
         own = self._communicator.rank if rank is None else rank
         return state_bytes(
@@ -183,7 +183,7 @@ class KFAC:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on bitwise, the same on every rank, on the CPU; every rank must call it."""
-        return gather_state(self)
+        return states.gather_state(self._snapshot())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state, also on another world size, strategy or solver.
@@ -194,14 +194,15 @@ class KFAC:
         Raises:
             ConfigError: the state is of other layers.
         """
-        restore_state(self, state)
+        states.check_state(self._snapshot(), state)
+        self._restore(partial(states.restore_state, state=state))
 
     def state_shard(self) -> dict[str, Any]:
         """This rank's part of the state, on the CPU; nothing travels, and the parts hold nothing twice.
 
         Only factors that several ranks keep (d_kfac, spd_kfac's small ones) are in each keeper's part.
         """
-        return state_shard(self)
+        return states.state_shard(self._snapshot())
 
     def load_state_shard(self, shard: Mapping[str, Any]) -> None:
         """Go on bitwise in the world, strategy and solver of `shard`; every rank must call it.
@@ -211,55 +212,68 @@ class KFAC:
         Raises:
             ConfigError: the shard is not this rank's.
         """
-        restore_shard(self, shard)
+        states.check_shard(self._snapshot(), shard)
+        self._restore(partial(states.restore_shard, shard=shard))
 
     def remove(self) -> None:
         """Take K-FAC's hooks off the model."""
         self._capture.remove()
 
+    def _snapshot(self) -> states.Snapshot:
+        progress = states.Progress(self.steps, self.skipped_steps, self._must_solve)
+        return states.Snapshot(
+            self.config, self.shapes, self._communicator, self._factors, self._second_order, progress
+        )
+
+    def _restore(self, restored: Callable[[states.Snapshot], states.Progress]) -> None:
+        self.discard()
+        progress = restored(self._snapshot())
+        self.steps, self.skipped_steps = progress.steps, progress.skipped_steps
+        self._must_solve = progress.must_solve
+
     def _due(self, interval: str) -> bool:
         steps = interval_at(getattr(self.config, interval), self.steps, self._steps_per_epoch)
         return self.steps % steps == 0
 
-    def _listen(self, dtype: torch.dtype) -> Capture:
+    def _install_capture(self, dtype: torch.dtype) -> Capture:
         placed, rank = self.placement.layers.values(), self._communicator.rank
         return Capture(
             self._layers,
             [index for index, layer in enumerate(placed) if rank in layer.factor_workers],
-            {(job.layer, job.kind) for job in self._factors.jobs if rank not in job.whole_on},
+            {(job.layer, job.kind) for job in self._factors.jobs if rank not in job.unpacked_on},
             dtype,
-            listening=lambda: not self._paused and self._due("factor_update_steps"),
-            measured=self._computes_factors,
+            is_active=lambda: not self._paused and self._due("factor_update_steps"),
+            timed=self._factor_compute,
             loss_scale=lambda: self._scaler.get_scale() if self._scaler is not None else 1.0,
             is_last=lambda: bool(getattr(self._wrapper, "require_backward_grad_sync", True)),
-            told=self._hear if self.config.overlap_factors else None,
+            on_gradient=self._on_gradient if self.config.overlap_factors else None,
         )
 
     @contextmanager
-    def _computes_factors(self, layer: int) -> Iterator[None]:
+    def _factor_compute(self, layer: int) -> Iterator[None]:
         with self._timer.phase(Phase.FACTOR_COMPUTE), self._timer.layer(self.shapes[layer].name):
             yield
 
-    def _hear(self, layer: int, complete: bool) -> None:
+    def _on_gradient(self, layer: int, complete: bool) -> None:
         with self._timer.phase(Phase.FACTOR_COMPUTE):
-            ready = self._factors.hear(layer, self._capture.statistics, complete=complete)
-        if ready:
+            packed = self._factors.on_gradient(layer, self._capture.statistics, complete=complete)
+        if packed:
             with self._timer.phase(Phase.FACTOR_COMM):
                 self._factors.send()
 
-    def _warn_of_others(self) -> None:
-        """Says which layers another KFAC listens to; who made it may have lost it, so it is no error."""
-        shared = [layer.shape.name for layer in self._layers if is_heard(layer.module)]
+    def _warn_of_other_kfac(self) -> None:
+        """Warn of layers with hooks of another KFAC; not an error, as its owner may have lost it."""
+        shared = [layer.shape.name for layer in self._layers if is_captured(layer.module)]
         if shared:
             warnings.warn(
-                f"K-FAC: another KFAC still listens to {_few(shared)}: it takes time and memory in every "
+                f"K-FAC: another KFAC still has hooks on {_few(shared)}: it takes time and memory in every "
                 "step, and a gradient preconditioned by both is wrong; call its remove() when it is done",
                 RuntimeWarning,
                 stacklevel=3,  # where KFAC() was called
             )
 
     def _check_schedules(self) -> None:
-        """A schedule that cannot be read is refused now, not by a hook in the first forward pass."""
+        """Raise a schedule's error now, not in a hook of the first forward pass."""
         value_at(self.config.damping, self.steps, self._steps_per_epoch)
         for interval in ("factor_update_steps", "inverse_update_steps"):
             self._due(interval)
@@ -267,18 +281,18 @@ class KFAC:
     def _update_factors(self) -> None:
         try:
             self._send_factors()
-            self._absorb_factors()
+            self._accumulate_factors()
         finally:
-            self._forget_factors()
+            self._discard_factors()
 
-    def _forget_factors(self) -> None:
-        """Leave nothing to the next step; after an error, that others have sent something too."""
+    def _discard_factors(self) -> None:
+        """Leave no statistics to the next step; after an error, also receive and drop what others sent."""
         self._capture.clear()
         with self._timer.phase(Phase.FACTOR_COMM):
-            self._factors.forget()
+            self._factors.discard()
 
     def _send_factors(self) -> None:
-        """Begin all that travels; after an error the others get theirs too, without this rank's rest."""
+        """Send all buckets; after an error the remaining ones without this rank's statistics."""
         try:
             self._pack_and_send()
         except BaseException:
@@ -294,50 +308,52 @@ class KFAC:
             with self._timer.phase(Phase.FACTOR_COMM):
                 self._factors.send()
 
-    def _absorb_factors(self) -> None:
+    def _accumulate_factors(self) -> None:
         with self._timer.phase(Phase.FACTOR_COMPUTE):
-            self._factors.absorb_alone(self._capture.statistics)
+            self._factors.accumulate_local(self._capture.statistics)
         received_all = False
         while not received_all:
             with self._timer.phase(Phase.FACTOR_COMM):
                 received_all = self._factors.receive()
             with self._timer.phase(Phase.FACTOR_COMPUTE):
-                self._factors.absorb_received(self._capture.statistics)
+                self._factors.accumulate_received(self._capture.statistics)
 
     def _update_second_order(self) -> None:
         factors, second_order = self._factors.running, self._second_order
-        known = len(self.failures)
+        known_failures = len(self.failures)
         with self._timer.phase(Phase.INVERSE_COMM):
             second_order.exchange_means(factors)
         with self._timer.phase(Phase.INVERSE_COMPUTE):
             second_order.solve(factors, self.damping, self.steps, self._timer.layer)
             for (layer, kind), refused in self._factors.refused.items():
-                if refused:  # the solver has waited for the device already
+                if refused:  # no extra synchronisation: the solver has already waited for the device
                     second_order.report(layer, kind, self.steps, f"{int(refused)} updates were not finite")
                     refused.zero_()
         with self._timer.phase(Phase.INVERSE_COMM):
             second_order.exchange()
         self._must_solve = False
-        self._unsaid += [str(failure) for failure in self.failures[known:]] + self._unheard_layers()
+        self._pending_warnings += [str(failure) for failure in self.failures[known_failures:]]
+        self._pending_warnings += self._missing_statistics()
 
     def _warn(self) -> None:
-        """Last of all in a step: as an error it would leave other ranks in an exchange."""
-        messages, self._unsaid = self._unsaid, []
+        """Last in a step: a filter may turn a warning into an error, and other ranks would hang."""
+        messages, self._pending_warnings = self._pending_warnings, []
         for message in messages:
             warnings.warn(message, RuntimeWarning, stacklevel=4)  # where step() was called
 
-    def _unheard_layers(self) -> list[str]:
-        """Says once which layers no rank has had statistics of: they train as if without K-FAC."""
-        updates = self._factors.updates
-        unheard = {key for key in self._unheard if int(updates[key]) == 0}
-        self._unheard = set()
-        if not unheard or self.failures:
+    def _missing_statistics(self) -> list[str]:
+        """At the first update, a warning of layers without statistics on any rank."""
+        if not self._check_statistics:
             return []
-        names = sorted({self.shapes[layer].name for layer, _ in unheard})
+        self._check_statistics = False
+        own, updates = self._second_order.own, self._factors.updates
+        missing = {job.layer for job in own if int(updates[job.layer, job.kind]) == 0}
+        if not missing or self.failures:
+            return []
         return [
-            f"K-FAC: no statistics of {_few(names)} by step {self.steps}: a layer "
-            "without part in training passes, or whose weight is used without a call of it, keeps its plain "
-            "gradient's direction"
+            f"K-FAC: no statistics of {_few(sorted(self.shapes[layer].name for layer in missing))} by step "
+            f"{self.steps}: a layer that takes no part in training passes, or whose weight is used without "
+            "calling the layer, keeps the direction of its plain gradient"
         ]
 
     def _precondition(self) -> None:
@@ -355,5 +371,5 @@ class KFAC:
 
 
 def _few(names: list[str]) -> str:
-    """At most four layers, for people; one that is the whole model has no name."""
+    """At most four layer names; a layer that is the whole model has an empty one."""
     return f"{', '.join(name or 'the model' for name in names[:4])}{' and others' if names[4:] else ''}"

@@ -16,19 +16,20 @@ from kfac_core.config import KFACConfig
 from kfac_core.factors import Key
 from kfac_core.kernels.scratch import scratch
 from kfac_core.placement import FactorJob, LayerShape, Placement
+from kfac_core.placement.footprint import data_elements
 from kfac_core.solvers import solver_of
 from kfac_core.solvers.solver import LinAlgError
 
-_ALIGNED = 16  # elements: products with a matrix that begins elsewhere were seen to take 4 to 8 % longer
+_ALIGNED = 16  # elements: products with a matrix that starts at another offset are slower
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A factor that could not be used; the layer went on with its last good data.
+    """A factor that could not be used; the layer keeps its last good second-order data.
 
     Attributes:
-        step: `KFAC.steps` when it was found.
-        reason: what the solver said, or that statistics were not finite.
+        step: `KFAC.steps` at the failure.
+        reason: the solver's error, or that statistics were not finite.
     """
 
     layer: str
@@ -38,7 +39,7 @@ class Failure:
     reason: str
 
     def __str__(self) -> str:
-        """One sentence, as warned."""
+        """The warning's text."""
         return (
             f"K-FAC: {self.kind.upper()} factor of layer {self.layer} at step {self.step} on rank "
             f"{self.rank}: {self.reason}; the last good second-order data stays in use"
@@ -46,7 +47,9 @@ class Failure:
 
 
 class SecondOrder:
-    """One flat buffer for this rank's column of the grid: a part per member, then what everyone solves alone.
+    """Second-order data of this rank's column of the grid, in one flat buffer.
+
+    The buffer has a part per member of the column, then the factors that every member solves for itself.
 
     Args:
         like: dtype of the arithmetic (at least float32) and device.
@@ -54,7 +57,7 @@ class SecondOrder:
     Attributes:
         data: flat second-order data by factor, views into the buffer.
         own: the factors that this rank solves.
-        solved: those of them that it solved at least once; their data is worth keeping.
+        solved: those of them that it solved at least once; a failed solve keeps their data.
         failures: factors that could not be decomposed, oldest first.
     """
 
@@ -67,7 +70,7 @@ class SecondOrder:
         like: Tensor,
     ) -> None:
         self._shapes, self._communicator, self._like = shapes, communicator, like
-        self._solver = solver_of(config)
+        self._config, self._solver = config, solver_of(config)
         self._warm = config.eigen_start == "warm"
         rank = communicator.rank
         self._column = placement.column(rank % placement.columns)
@@ -76,18 +79,18 @@ class SecondOrder:
         shared = sorted(
             (job for job in ordered if len(job.inverse_workers) == 1), key=lambda job: job.inverse_workers[0]
         )
-        alone = [job for job in ordered if len(job.inverse_workers) > 1]
+        replicated = [job for job in ordered if len(job.inverse_workers) > 1]
         sizes = dict.fromkeys(self._column, 0)
         for job in shared:
-            sizes[job.inverse_workers[0]] += self._solver.data_elements(job.shape)
+            sizes[job.inverse_workers[0]] += data_elements(self._config, job.shape)
         self._sizes = list(sizes.values())
         self._shared = sum(self._sizes)
-        elements = [self._solver.data_elements(job.shape) for job in shared + alone]
+        elements = [data_elements(self._config, job.shape) for job in shared + replicated]
         stored = getattr(torch, config.inverse_dtype) if config.inverse_dtype else like.dtype
         self._buffer = like.new_zeros(sum(elements), dtype=stored)
         parts = self._buffer.split(elements)
         self.data: dict[Key, Tensor] = {
-            (job.layer, job.kind): part for job, part in zip(shared + alone, parts, strict=True)
+            (job.layer, job.kind): part for job, part in zip(shared + replicated, parts, strict=True)
         }
         self._views: dict[int, Any] = {}
         self.own = [job for job in jobs if rank in job.inverse_workers]
@@ -96,8 +99,8 @@ class SecondOrder:
         self._means_travel = self._solver.needs_traces and any(
             layer.a_inverse_workers != layer.g_inverse_workers for layer in placement.layers.values()
         )
-        # Of a factor that several ranks keep one speaks, or the sum would count it several times.
-        self._spoken = {
+        # Of a factor that several ranks keep, one contributes, or the sum would count it several times.
+        self._mean_sources = {
             (job.layer, job.kind)
             for job in placement.factor_jobs(shapes)
             if not self._means_travel or job.inverse_workers[0] == rank
@@ -105,8 +108,8 @@ class SecondOrder:
         self.failures: list[Failure] = []
 
     def _shifts_what_follows(self, job: FactorJob) -> bool:
-        """Whether what lies after this factor's data begins badly: such come last in their part."""
-        return self._solver.data_elements(job.shape) % _ALIGNED != 0
+        """Whether this factor's data ends at an unaligned offset; such factors come last in their part."""
+        return data_elements(self._config, job.shape) % _ALIGNED != 0
 
     def exchange_means(self, factors: Mapping[Key, Tensor]) -> None:
         """Mean diagonal of every factor, for solvers that split the damping by it."""
@@ -114,10 +117,10 @@ class SecondOrder:
             return
         self._means.zero_()
         for (layer, kind), factor in factors.items():
-            if (layer, kind) not in self._spoken:
+            if (layer, kind) not in self._mean_sources:
                 continue
             mean = factor.diagonal(dim1=-2, dim2=-1).to(self._means.dtype).mean()
-            # A broken factor counts as the identity, so that it does not take its partner's damping along.
+            # A factor that is not finite counts as the identity, to leave its partner's damping usable.
             self._means[layer, int(kind == "g")] = mean.nan_to_num(1.0, 1.0, 1.0)
         if self._means_travel:
             self._communicator.all_reduce(self._means)
@@ -127,18 +130,18 @@ class SecondOrder:
         factors: Mapping[Key, Tensor],
         damping: float,
         step: int,
-        measured: Callable[[str], AbstractContextManager[None]],
+        timed: Callable[[str], AbstractContextManager[None]],
     ) -> None:
-        """Invert or decompose the factors that this rank keeps; what fails is reported and left as it was.
+        """Invert or decompose the factors that this rank keeps; a failed one is reported and keeps its data.
 
-        `measured` gives a context for the work on a layer, by its name.
+        `timed` gives a context for the work on a layer, from its name.
         """
         for job in self.own:
-            with measured(self._shapes[job.layer].name):
+            with timed(self._shapes[job.layer].name):
                 self._renew(job, factors[job.layer, job.kind], damping, step)
 
     def exchange(self) -> None:
-        """Fetch what the other members of the column solved."""
+        """All-gather the column's data: each member receives what the others solved."""
         if len(self._column) > 1 and self._shared:
             shared = self._buffer[: self._shared]
             self._communicator.gather_parts(shared, self._sizes, self._column)
@@ -149,17 +152,17 @@ class SecondOrder:
         gradients: Sequence[Tensor],
         damping: float,
         out: Sequence[Tensor],
-        measured: Callable[[str], AbstractContextManager[None]],
+        timed: Callable[[str], AbstractContextManager[None]],
     ) -> None:
         """Precondition these layers' gradients to `out`, in the wider precision of gradients and data.
 
-        `gradients` and `out` are lists over all layers; `measured` as in `solve`.
+        `gradients` and `out` are lists over all layers; `timed` as in `solve`.
         """
         precondition = self._solver.precondition
         exact = torch.promote_types(self._buffer.dtype, self._like.dtype)
         shift = self._like.new_full((), damping, dtype=exact)
         for layer in layers:
-            with measured(self._shapes[layer].name):
+            with timed(self._shapes[layer].name):
                 if exact == self._like.dtype:
                     precondition(gradients[layer], self._viewed(layer, exact), shift, out[layer])
                 else:
@@ -168,21 +171,21 @@ class SecondOrder:
                     out[layer].copy_(wide)
 
     def empty(self, elements: int) -> Tensor:
-        """Room for so many elements of second-order data."""
+        """Uninitialised second-order data of so many elements."""
         return self._buffer.new_empty(elements)
 
     def restore(self, saved: Mapping[Key, Tensor], solved: Container[Key]) -> None:
-        """Take over saved data of the factors that this rank applies, and which of it a solver had made."""
+        """Load saved data of the factors that this rank applies, and which of them had been solved."""
         for key, data in self.data.items():
             data.copy_(saved[key])
         self.solved = {(job.layer, job.kind) for job in self.own if (job.layer, job.kind) in solved}
 
     def report(self, layer: int, kind: str, step: int, reason: str) -> None:
-        """Remember a failure."""
+        """Add to `failures`."""
         self.failures.append(Failure(self._shapes[layer].name, kind, step, self._communicator.rank, reason))
 
     def _viewed(self, layer: int, dtype: torch.dtype) -> Any:
-        """A layer's data as its solver takes it: views, made once, or copies in a wider precision."""
+        """A layer's data in its solver's form: views, made once, or copies in a wider precision."""
         views = self._views.get(layer)
         if views is None or self._buffer.dtype != dtype:
             data = self.data[layer, "a"].to(dtype), self.data[layer, "g"].to(dtype)
@@ -199,18 +202,18 @@ class SecondOrder:
             self.solved.add(key)
         except LinAlgError as error:
             self.report(job.layer, job.kind, step, f"no decomposition, also in float64: {error}")
-            if key not in self.solved:  # nothing good yet: as if the factor were the identity
+            if key not in self.solved:  # no good data yet: use the identity as the factor
                 identity = torch.eye(job.shape.dim, dtype=self._like.dtype, device=self._like.device)
                 identity = identity.repeat(job.shape.blocks, 1, 1)
                 data.copy_(self._solve(identity, split, data.numel(), None))
 
     def _solve(self, factor: Tensor, damping: Tensor | float, elements: int, last: Tensor | None) -> Tensor:
-        """Solve in the working precision, then once more in float64; so many elements, as they are stored.
+        """Solve in the working precision and, if that fails, in float64; returns data in the stored dtype.
 
-        They lie in scratch memory, still in cache: what a failure leaves half done overwrites no good data,
-        and reading all of it once for a NaN takes 1 % of the copy to its place.
+        The result is in scratch memory, so that a failed solve never overwrites good data. It is still in
+        cache when it is read once to find a NaN.
         """
-        wide = torch.promote_types(self._buffer.dtype, torch.float32)  # a float16 sum ends at 65,504
+        wide = torch.promote_types(self._buffer.dtype, torch.float32)  # a float16 sum overflows at 65,504
         for dtype in dict.fromkeys((self._like.dtype, torch.float64)):
             exact = factor.to(dtype)
             data = scratch(exact, elements)

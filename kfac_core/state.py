@@ -1,25 +1,64 @@
-"""Saving K-FAC and going on elsewhere: the state belongs to layers, not to the ranks that held it."""
+"""Saving and restoring K-FAC.
+
+Saved state is keyed by layer, not by rank, so that it can be restored on another world size, strategy or
+solver. The functions work on a `Snapshot` that `KFAC` hands over.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
+from kfac_core.collectives import Communicator
+from kfac_core.config import KFACConfig
 from kfac_core.errors import ConfigError
-from kfac_core.factors import Key
-from kfac_core.placement import FactorJob
+from kfac_core.factors import Factors, Key
+from kfac_core.placement import FactorJob, LayerShape
 from kfac_core.placement.footprint import data_elements, data_layout
-
-if TYPE_CHECKING:
-    from kfac_core.preconditioner import KFAC
+from kfac_core.second_order import SecondOrder
 
 STATE_VERSION = 2
 _READABLE = (1, STATE_VERSION)  # 1 did not say of a gathered state what was solved, or was to be
 
 
-def gather_state(kfac: KFAC) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Progress:
+    """The scalar part of K-FAC's state.
+
+    Attributes:
+        must_solve: second-order data has to be solved at the next step, due or not.
+    """
+
+    steps: int
+    skipped_steps: int
+    must_solve: bool
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What K-FAC's state is made of on this rank: references, not copies."""
+
+    config: KFACConfig
+    shapes: Sequence[LayerShape]
+    communicator: Communicator
+    factors: Factors
+    second_order: SecondOrder
+    progress: Progress
+
+    def named_jobs(self) -> Iterator[tuple[str, FactorJob]]:
+        """Every factor with its name, `<layer>.a` or `<layer>.g`."""
+        for job in self.factors.jobs:
+            yield f"{self.shapes[job.layer].name}.{job.kind}", job
+
+    def keys(self) -> dict[str, Key]:
+        """Key of every factor by name."""
+        return {name: (job.layer, job.kind) for name, job in self.named_jobs()}
+
+
+def gather_state(kfac: Snapshot) -> dict[str, Any]:
     """Collect every factor and its second-order data from its owner; a collective call.
 
     Plain tensors, numbers and strings, so that `torch.load(..., weights_only=True)` reads it back.
@@ -28,22 +67,22 @@ def gather_state(kfac: KFAC) -> dict[str, Any]:
     second_order: dict[str, Tensor] = {}
     updates: dict[str, int] = {}
     solved: list[str] = []
-    for name, job in _named_jobs(kfac):
+    for name, job in kfac.named_jobs():
         key = job.layer, job.kind
-        factors[name] = _fetch(kfac, job, kfac._factors.running.get(key), kfac._factors.empty(job.shape))
+        factors[name] = _fetch(kfac, job, kfac.factors.running.get(key), kfac.factors.empty(job.shape))
         elements = data_elements(kfac.config, job.shape)
-        like = kfac._second_order.empty(elements)
-        second_order[name] = _fetch(kfac, job, kfac._second_order.data.get(key), like)
-        count, room = kfac._factors.updates.get(key), kfac._factors.empty(None)
-        updates[name] = int(_fetch(kfac, job, count, room))
-        if int(_fetch(kfac, job, room.fill_(key in kfac._second_order.solved), room)):
+        like = kfac.second_order.empty(elements)
+        second_order[name] = _fetch(kfac, job, kfac.second_order.data.get(key), like)
+        count, buffer = kfac.factors.updates.get(key), kfac.factors.empty(None)
+        updates[name] = int(_fetch(kfac, job, count, buffer))
+        if int(_fetch(kfac, job, buffer.fill_(key in kfac.second_order.solved), buffer)):
             solved.append(name)
     return {
         "version": STATE_VERSION,
-        "steps": kfac.steps,
-        "skipped_steps": kfac.skipped_steps,
+        "steps": kfac.progress.steps,
+        "skipped_steps": kfac.progress.skipped_steps,
         "solver": data_layout(kfac.config),
-        "must_solve": kfac._must_solve,
+        "must_solve": kfac.progress.must_solve,
         "factors": factors,
         "second_order": second_order,
         "solved": solved,
@@ -51,45 +90,53 @@ def gather_state(kfac: KFAC) -> dict[str, Any]:
     }
 
 
-def restore_state(kfac: KFAC, state: Mapping[str, Any]) -> None:
-    """Hand each rank what its placement asks for.
+def check_state(kfac: Snapshot, state: Mapping[str, Any]) -> None:
+    """Check that a gathered state fits, before anything is changed.
 
     Raises:
         ConfigError: another version, other layers or other shapes.
     """
     _check_version(state)
-    names = _names(kfac)
-    odd = names.keys() ^ state["factors"].keys()
+    odd = kfac.keys().keys() ^ state["factors"].keys()
     if odd:
         some = ", ".join(sorted(odd)[:4])
         raise ConfigError(f"the saved K-FAC state is of other layers: {some} do not match")
     _check_shapes(kfac, state["factors"])
-    kfac.discard()
-    kfac.steps, kfac.skipped_steps = int(state["steps"]), int(state["skipped_steps"])
-    factors: dict[Key, Tensor] = {names[name]: value for name, value in state["factors"].items()}
-    kfac._factors.restore(factors, {names[name]: count for name, count in state["updates"].items()})
-    another = state["solver"] != data_layout(kfac.config)
-    kfac._must_solve = (another or bool(state.get("must_solve", False))) and kfac.steps > 0
-    if not another:
-        data = {names[name]: value for name, value in state["second_order"].items()}
-        kfac._second_order.restore(data, {names[name] for name in state.get("solved", names)})
 
 
-def state_shard(kfac: KFAC) -> dict[str, Any]:
-    """What this rank alone has to save: the factors that it keeps and what it made of them; nothing travels.
+def restore_state(kfac: Snapshot, state: Mapping[str, Any]) -> Progress:
+    """Give each rank the factors and second-order data that its placement asks for.
 
-    The shards of all ranks together are the whole state, see `merge_shards`. Plain tensors, numbers and
-    strings on the CPU.
+    Args:
+        kfac: where to write.
+        state: of `gather_state` or `merge_shards`, checked by `check_state`.
     """
-    factors, second_order = kfac._factors, kfac._second_order
-    own = {key: name for name, key in _names(kfac).items() if key in factors.running}
+    names = kfac.keys()
+    factors: dict[Key, Tensor] = {names[name]: value for name, value in state["factors"].items()}
+    kfac.factors.restore(factors, {names[name]: count for name, count in state["updates"].items()})
+    steps, other_solver = int(state["steps"]), state["solver"] != data_layout(kfac.config)
+    if not other_solver:
+        data = {names[name]: value for name, value in state["second_order"].items()}
+        kfac.second_order.restore(data, {names[name] for name in state.get("solved", names)})
+    must_solve = (other_solver or bool(state.get("must_solve", False))) and steps > 0
+    return Progress(steps, int(state["skipped_steps"]), must_solve)
+
+
+def state_shard(kfac: Snapshot) -> dict[str, Any]:
+    """This rank's part of the state: the factors it keeps and their second-order data; no communication.
+
+    The shards of all ranks together are the whole state (`merge_shards`). Plain tensors, numbers and strings
+    on the CPU.
+    """
+    factors, second_order = kfac.factors, kfac.second_order
+    own = {key: name for name, key in kfac.keys().items() if key in factors.running}
     solved = {(job.layer, job.kind) for job in second_order.own}
     return {
         "version": STATE_VERSION,
-        "steps": kfac.steps,
-        "skipped_steps": kfac.skipped_steps,
+        "steps": kfac.progress.steps,
+        "skipped_steps": kfac.progress.skipped_steps,
         "solver": data_layout(kfac.config),
-        "must_solve": kfac._must_solve,
+        "must_solve": kfac.progress.must_solve,
         "factors": {name: _saved(factors.running[key]) for key, name in own.items()},
         "updates": {name: int(factors.updates[key]) for key, name in own.items()},
         "refused": {name: int(factors.refused[key]) for key, name in own.items()},
@@ -98,36 +145,42 @@ def state_shard(kfac: KFAC) -> dict[str, Any]:
     }
 
 
-def restore_shard(kfac: KFAC, shard: Mapping[str, Any]) -> None:
-    """Go on from this rank's own shard, in the world and with the configuration it was saved under.
-
-    Every rank calls it: second-order data comes back from the rank that solved it, bit for bit.
+def check_shard(kfac: Snapshot, shard: Mapping[str, Any]) -> None:
+    """Check that a shard is this rank's, before anything is changed.
 
     Raises:
         ConfigError: another version, or the shard of another rank, placement, model or solver.
     """
     _check_version(shard)
-    names = _names(kfac)
-    own = {name for name, key in names.items() if key in kfac._factors.running}
+    own = {name for name, key in kfac.keys().items() if key in kfac.factors.running}
     if set(shard["factors"]) != own or shard["solver"] != data_layout(kfac.config):
         raise ConfigError(
             f"this K-FAC shard holds {len(shard['factors'])} factors for solver {shard['solver']}, this rank "
             f"keeps {len(own)} for {data_layout(kfac.config)}, and not the same ones: merge_shards moves it"
         )
     _check_shapes(kfac, shard["factors"])
-    kfac.discard()
-    kfac.steps, kfac.skipped_steps = int(shard["steps"]), int(shard["skipped_steps"])
-    kfac._must_solve = bool(shard["must_solve"])
-    factors, second_order = kfac._factors, kfac._second_order
-    for name in own:
+
+
+def restore_shard(kfac: Snapshot, shard: Mapping[str, Any]) -> Progress:
+    """Restore this rank's own shard in the world and configuration that it was saved under.
+
+    Every rank calls it: second-order data comes back from the rank that solved it, bit for bit.
+
+    Args:
+        kfac: where to write.
+        shard: of `state_shard` on this rank, checked by `check_shard`.
+    """
+    names, factors, second_order = kfac.keys(), kfac.factors, kfac.second_order
+    for name, factor in shard["factors"].items():
         key = names[name]
-        factors.running[key].copy_(shard["factors"][name])
+        factors.running[key].copy_(factor)
         factors.updates[key].fill_(shard["updates"][name])
         factors.refused[key].fill_(shard["refused"][name])
     for name, data in shard["second_order"].items():
         second_order.data[names[name]].copy_(data)
     second_order.solved = {names[name] for name in shard["solved"]}
     second_order.exchange()
+    return Progress(int(shard["steps"]), int(shard["skipped_steps"]), bool(shard["must_solve"]))
 
 
 def merge_shards(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -143,12 +196,8 @@ def merge_shards(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return whole
 
 
-def _names(kfac: KFAC) -> dict[str, Key]:
-    return {name: (job.layer, job.kind) for name, job in _named_jobs(kfac)}
-
-
 def _saved(tensor: Tensor) -> Tensor:
-    """A copy of its own on the CPU: a view would drag the whole buffer into the file."""
+    """A separate copy on the CPU: saving a view would save the whole buffer."""
     return tensor.detach().to("cpu", copy=True)
 
 
@@ -158,22 +207,17 @@ def _check_version(state: Mapping[str, Any]) -> None:
         raise ConfigError(f"K-FAC state of version {version}; this one reads 1 and {STATE_VERSION}")
 
 
-def _check_shapes(kfac: KFAC, factors: Mapping[str, Tensor]) -> None:
-    for name, job in _named_jobs(kfac):
+def _check_shapes(kfac: Snapshot, factors: Mapping[str, Tensor]) -> None:
+    for name, job in kfac.named_jobs():
         if name in factors:
             want = (job.shape.blocks, job.shape.dim, job.shape.dim)
             if (got := tuple(factors[name].shape)) != want:
                 raise ConfigError(f"factor {name} is saved as {list(got)}, this model has {list(want)}")
 
 
-def _named_jobs(kfac: KFAC) -> Iterator[tuple[str, FactorJob]]:
-    for job in kfac._factors.jobs:
-        yield f"{kfac.shapes[job.layer].name}.{job.kind}", job
-
-
-def _fetch(kfac: KFAC, job: FactorJob, held: Tensor | None, like: Tensor) -> Tensor:
+def _fetch(kfac: Snapshot, job: FactorJob, held: Tensor | None, like: Tensor) -> Tensor:
     """The tensor of the job's first inverse worker, on the CPU of every rank."""
-    communicator, source = kfac._communicator, job.inverse_workers[0]
+    communicator, source = kfac.communicator, job.inverse_workers[0]
     value = held.clone() if held is not None else like
     if len(job.inverse_workers) < communicator.world_size:
         communicator.broadcast(value, source)

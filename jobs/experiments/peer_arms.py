@@ -26,7 +26,7 @@ from harness.calibrate import costs, decomposition_points
 from kfac_core import KFACConfig
 from kfac_core.kernels.grams import Rows
 from kfac_core.kernels.packing import packed
-from kfac_core.placement.cost import Costs
+from kfac_core.config import Costs
 from kfac_core.timing.timer import PhaseTimer
 
 DAMPING, LR, KL_CLIP = 0.003, 0.1, 0.001
@@ -113,12 +113,12 @@ def make_ours(training: Training, variant: str, _: Path) -> Arm:
     def exchanges() -> dict[str, Callable[[], None]]:
         kfac, capture = subject.kfac, subject.kfac._capture
         kfac.steps = 0
-        leaving, capture._leaving = capture._leaving, ()
+        leaving, capture._packed_early = capture._packed_early, ()
         training.loss().backward()
         by_kind = [dict(zip("ag", own.shares() or (), strict=False)) for own in capture.statistics]
         early = [by_kind[at][kind].gram for at, kind in leaving if kind in by_kind[at]]  # as hooks find them
         kfac.discard()
-        capture._leaving = leaving
+        capture._packed_early = leaving
         training.loss().backward()
         statistics = capture.statistics
 

@@ -1,10 +1,10 @@
-"""What placing needs to know of a machine: how long inverses and sharing them take (no torch)."""
+"""Cost models for placement: how long inverses take, and sending them to other ranks."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kfac_core.errors import ConfigError
@@ -34,46 +34,6 @@ SPD_KFAC_64 = CostModel(
 """Seconds on 64 RTX 2080 Ti over 100 Gb/s InfiniBand. Sharing is as fitted in the release of
 arXiv:2107.06533; its law of inverses is dearer than sharing at every size, against the paper's own numbers,
 so that one is fitted anew to them (results/prediction/spd_kfac.md)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Costs:
-    """A machine's costs as numbers that a configuration can hold; `kronscale calibrate` prints them.
-
-    Attributes:
-        inverse_seconds: pairs (n, seconds to invert or decompose an `n` by `n` factor), two or more.
-
-    Raises:
-        ConfigError: fewer than two pairs, a size twice, or a number that is not positive and finite.
-    """
-
-    inverse_seconds: tuple[tuple[int, float], ...]
-
-    def __post_init__(self) -> None:
-        """Refuse what nothing could be placed by; lists, as files hold them, become tuples."""
-        object.__setattr__(self, "inverse_seconds", _pairs(self.inverse_seconds))
-
-    def model(self) -> CostModel:
-        """The same as functions."""
-        return measured(dict(self.inverse_seconds))
-
-
-def _pairs(points: Sequence[Sequence[float]]) -> tuple[tuple[int, float], ...]:
-    try:
-        pairs = [(n, seconds) for n, seconds in points]
-    except (TypeError, ValueError):
-        pairs = []
-    good = all(isinstance(n, int) and _is_positive(n) and _is_positive(s) for n, s in pairs)
-    if not good or len({n for n, _ in pairs}) < max(2, len(pairs)):
-        raise ConfigError(
-            f"inverse_seconds={points!r} are no pairs of a size and seconds, two or more, each size once: "
-            "[[64, 0.0002], [576, 0.014]]"
-        )
-    return tuple(sorted((int(n), float(seconds)) for n, seconds in pairs))
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def measured(

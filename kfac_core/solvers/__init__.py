@@ -1,21 +1,22 @@
-"""The drawer of solvers. To add one: a class with `Solver`'s methods, named here and in `config.SOLVERS`."""
+"""Solvers: from a factor to second-order data to a preconditioned gradient.
 
-from collections.abc import Mapping
-from types import MappingProxyType
+To add one: write `kfac_core/solvers/<name>.py` with a class that has `Solver`'s methods, and add its line to
+`kfac_core.config.SOLVERS`; `kfac_core.placement.footprint.data_elements` says how large its data is.
+"""
 
-from kfac_core.config import KFACConfig
-from kfac_core.solvers.eigen import EigenSolver
-from kfac_core.solvers.inverse import InversePiSolver, InverseSolver
+from importlib import import_module
+
+from kfac_core.config import SOLVERS, KFACConfig
 from kfac_core.solvers.low_rank import LowRankEigenSolver
 from kfac_core.solvers.solver import Solver
 
-__all__ = ["SOLVERS", "Solver", "solver_of"]
-
-SOLVERS: Mapping[str, Solver] = MappingProxyType(
-    {"eigen": EigenSolver(), "inverse": InverseSolver(), "inverse_pi": InversePiSolver()}
-)
+__all__ = ["Solver", "solver_of"]
 
 
 def solver_of(config: KFACConfig) -> Solver:
     """The solver that a configuration asks for."""
-    return SOLVERS[config.solver] if config.eigen_rank is None else LowRankEigenSolver(config.eigen_rank)
+    if config.eigen_rank is not None:
+        return LowRankEigenSolver(config.eigen_rank)
+    module, name = SOLVERS[config.solver]
+    solver: Solver = getattr(import_module(f"{__name__}.{module}"), name)()
+    return solver

@@ -13,7 +13,7 @@ from kfac_core.placement import FactorShape, LayerShape
 
 SMALLEST_EIGENVALUE = 1e-10  # below it an eigenvalue is rounding noise; the released SC20 code does the same
 
-_UPPER_FROM = 256  # rows; MKL reduces an upper triangle 5 to 13 % faster from there on, below 20 % slower
+_UPPER_FROM = 256  # rows, from which on MKL reduces an upper triangle faster than a lower one
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Eigenbases:
 
     Attributes:
         q_a: eigenvectors of A as columns, `[blocks, n, n]`.
-        q_at: the same as rows: to transpose in each step takes 2 % of preconditioning small layers.
+        q_at: the same as rows, kept to save a transpose per step.
         d_a: eigenvalues of A as a row, `[blocks, 1, n]`; with `tokens`, as a column.
         q_g: eigenvectors of G as columns.
         q_gt: the same as rows.
@@ -44,20 +44,16 @@ class EigenSolver:
 
     needs_traces = False
 
-    def data_elements(self, factor: FactorShape) -> int:
-        """Eigenvectors and eigenvalues."""
-        return factor.elements + factor.blocks * factor.dim
-
     def factor_damping(self, damping: float, own_mean: Tensor, other_mean: Tensor) -> float:
-        """None: the product is damped when the gradient is preconditioned."""
+        """Zero: the product is damped when the gradient is preconditioned."""
         return 0.0
 
     def solve(self, factor: Tensor, damping: Tensor | float, out: Tensor, last: Tensor | None = None) -> None:
-        """Eigenvectors as rows, then eigenvalues; with `last` one step of orthogonal iteration from it.
+        """Eigenvectors as rows, then eigenvalues; with `last`, by one step of orthogonal iteration from it.
 
-        A running mean turns slowly, so its last basis is nearly one of eigenvectors: multiplied by the factor
-        and orthonormalised it is nearer, and the Rayleigh quotients are the best values for it. Source: Vyas
-        et al. 2024, "SOAP", arXiv:2409.11321, section 4.2.
+        A running mean changes slowly, so its last eigenbasis is a good start. Multiplication by the factor
+        and orthonormalisation improve it; Rayleigh quotients are its best eigenvalues. Source: Vyas et al.
+        2024, "SOAP", arXiv:2409.11321, section 4.2.
         """
         shape = FactorShape(factor.shape[-1], factor.shape[0])
         vectors, values = _columns(out, shape)
@@ -65,7 +61,7 @@ class EigenSolver:
             vectors.fill_(1.0)
             values.copy_(factor.view_as(values))
         elif last is None:
-            decomposed(factor, out=(values, vectors))  # columns, one after another: LAPACK writes them there
+            decomposed(factor, out=(values, vectors))  # LAPACK writes contiguous columns in place
         else:
             better, turned = iterated(factor, *_columns(last.to(factor.dtype), shape))
             values.copy_(better)
@@ -73,7 +69,7 @@ class EigenSolver:
         torch.threshold_(values, SMALLEST_EIGENVALUE, 0.0)
 
     def views(self, a_data: Tensor, g_data: Tensor, shape: LayerShape) -> Eigenbases:
-        """Both bases, as `precondition` takes them."""
+        """Both bases, in the form that `precondition` takes."""
         (q_a, d_a), (q_g, d_g) = _columns(a_data, shape.a), _columns(g_data, shape.g)
         if shape.has_tokens:
             return Eigenbases(q_a, q_a.mT, d_a, q_g[0], q_g[0].mT, d_g, tokens=True)
@@ -97,7 +93,7 @@ class EigenSolver:
 def decomposed(factor: Tensor, out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
     """Eigenvalues `[blocks, n]` and eigenvectors as columns of the symmetric `factor` [blocks, n, n].
 
-    LAPACK wants columns one after another: the transpose is copied so five times as fast as the factor.
+    LAPACK needs contiguous columns: passing the transpose makes that copy fast.
     """
     upper = factor.shape[-1] >= _UPPER_FROM and factor.device.type == "cpu"
     values, vectors = torch.linalg.eigh(factor.mT, UPLO="U" if upper else "L", out=out)
@@ -107,8 +103,8 @@ def decomposed(factor: Tensor, out: tuple[Tensor, Tensor] | None = None) -> tupl
 def iterated(factor: Tensor, vectors: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """One step of orthogonal iteration from `vectors` [blocks, n, kept]: better values and vectors.
 
-    Columns are put in order of falling eigenvalues first: a column keeps its direction against those before
-    it only, so that the smallest in front would soon be drowned by what it has of the largest.
+    Columns are first sorted by decreasing eigenvalue: QR makes a column orthogonal to those before it, so a
+    small eigenvector in front would soon turn towards the largest.
     """
     order = values.argsort(-1, descending=True).unsqueeze(-2)
     vectors, _ = torch.linalg.qr(inner(factor, vectors.take_along_dim(order, -1)))

@@ -1,4 +1,4 @@
-"""Explicit inverses: each factor damped and inverted by itself."""
+"""Explicit inverses: each factor is damped and inverted by itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kfac_core.kernels.matmul import multiply
-from kfac_core.placement import FactorShape, LayerShape
+from kfac_core.placement import LayerShape
 
 
 @dataclass(frozen=True)
@@ -27,31 +27,27 @@ class Inverses:
 
 
 class InverseSolver:
-    """(G + damping I)^-1 W (A + damping I)^-1, as SC20 compares against."""
+    """(G + damping I)^-1 W (A + damping I)^-1, the baseline in SC20."""
 
     needs_traces = False
-
-    def data_elements(self, factor: FactorShape) -> int:
-        """The inverse."""
-        return factor.elements
 
     def factor_damping(self, damping: float, own_mean: Tensor, other_mean: Tensor) -> Tensor | float:
         """The damping itself on both factors; the product then carries cross terms."""
         return damping
 
     def solve(self, factor: Tensor, damping: Tensor | float, out: Tensor, last: Tensor | None = None) -> None:
-        """Cholesky inverse of a damped copy: the running factor must not collect damping."""
+        """Cholesky inverse of a damped copy: the running factor must not accumulate damping."""
         damped = out.view(factor.shape).copy_(factor)
         damped.diagonal(dim1=-2, dim2=-1).add_(damping)
         if factor.shape[-1] == 1:
             damped.reciprocal_()
             return
-        columns = damped.mT  # LAPACK's order: it works where the matrix lies, and copies it nowhere
+        columns = damped.mT  # LAPACK's order, so that it works in place without a copy
         torch.linalg.cholesky(columns, out=columns)
         torch.cholesky_inverse(columns, out=columns)
 
     def views(self, a_data: Tensor, g_data: Tensor, shape: LayerShape) -> Inverses:
-        """Both inverses, as `precondition` takes them."""
+        """Both inverses, in the form that `precondition` takes."""
         g_inverse = g_data.view(shape.g.blocks, shape.g.dim, shape.g.dim)
         if shape.has_tokens:
             return Inverses(a_data.unsqueeze(-1), g_inverse[0], tokens=True)
@@ -61,15 +57,17 @@ class InverseSolver:
         return Inverses(a_inverse[0], g_inverse[0], tokens=False)
 
     def precondition(self, gradient: Tensor, views: Inverses, damping: Tensor, out: Tensor) -> None:
-        """The inverse of G from the left, of A from the right."""
+        """Multiply by the inverse of G from the left and of A from the right."""
         if views.tokens:
             multiply(gradient.squeeze(-1), views.g.mT, out.squeeze(-1)).mul_(views.a)
             return
-        multiply(multiply(views.g, gradient), views.a.mT, out)  # A is symmetric, and its columns contiguous
+        multiply(
+            multiply(views.g, gradient), views.a.mT, out
+        )  # A is symmetric; columns of A.mT are contiguous
 
 
 class InversePiSolver(InverseSolver):
-    """DP-KFAC's inverse: the damping is split by pi = sqrt(mean diagonal of A / mean diagonal of G).
+    """DP-KFAC's inverse, with damping split by pi = sqrt(mean diagonal of A / mean diagonal of G).
 
     A gets sqrt(damping) * pi, G gets sqrt(damping) / pi (Martens & Grosse 2015, section 6.3).
     """
@@ -77,6 +75,6 @@ class InversePiSolver(InverseSolver):
     needs_traces = True
 
     def factor_damping(self, damping: float, own_mean: Tensor, other_mean: Tensor) -> Tensor:
-        """Each factor's share is sqrt(damping) times the root of its own mean over the other's."""
+        """sqrt(damping * own_mean / other_mean)."""
         tiny = torch.finfo(own_mean.dtype).tiny
         return (damping * own_mean.clamp_min(tiny) / other_mean.clamp_min(tiny)).sqrt()

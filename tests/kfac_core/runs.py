@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from kfac_core import KFAC, KFACConfig
 from kfac_core.placement import FactorShape
-from kfac_core.solvers.solver import Solver
+from kfac_core.placement.footprint import data_elements
+from kfac_core.solvers import solver_of
 from tests.kfac_core.nets import batch, conv_net
 
 LR, GLOBAL_BATCH = 0.1, 12
@@ -91,11 +92,11 @@ def run(
     return history, {name: layer.factor_workers for name, layer in kfac.placement.layers.items()}
 
 
-def solved(solver: Solver, factor: Tensor, damping: float = 0.0, last: Tensor | None = None) -> Tensor:
+def solved(config: KFACConfig, factor: Tensor, damping: float = 0.0, last: Tensor | None = None) -> Tensor:
     """Second-order data of `factor`, flat, in memory of its own."""
     shape = FactorShape(factor.shape[-1], factor.shape[0])
-    out = torch.full((solver.data_elements(shape),), torch.nan, dtype=factor.dtype)
-    solver.solve(factor, damping, out, last)
+    out = torch.full((data_elements(config, shape),), torch.nan, dtype=factor.dtype)
+    solver_of(config).solve(factor, damping, out, last)
     return out
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from kfac_core import ConfigError, KFACConfig
-from kfac_core.placement.cost import Costs
+from kfac_core.config import Costs
 
 TWO = [[64, 1e-4], [576, 1e-2]]
 

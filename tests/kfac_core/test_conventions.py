@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kfac_core import KFAC, KFACConfig
-from kfac_core.solvers import SOLVERS
 from tests.kfac_core.dense import factors
 from tests.kfac_core.runs import solved
 
@@ -144,7 +143,7 @@ def test_factors_change_only_every_factor_steps_and_from_that_step_alone():
 
 def test_eigenvalues_below_1e_10_count_as_zero():
     values = torch.tensor([1e-11, 2e-10, 1.0], dtype=torch.float64)
-    found = solved(SOLVERS["eigen"], torch.diag(values)[None])[-3:]
+    found = solved(KFACConfig(solver="eigen"), torch.diag(values)[None])[-3:]
     want = values * torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64)
     torch.testing.assert_close(found, want, rtol=1e-12, atol=0)
 
@@ -154,7 +153,7 @@ def test_the_eigenvectors_of_large_factors_too_make_up_the_factor_which_stays_as
     factor = torch.randn(2, dim, dim, dtype=torch.float64)
     factor = factor @ factor.mT
     before = factor.clone()
-    data = solved(SOLVERS["eigen"], factor)
+    data = solved(KFACConfig(solver="eigen"), factor)
     rows, values = data[: factor.numel()].view_as(factor), data[factor.numel() :].view(2, 1, dim)
     torch.testing.assert_close(rows.mT * values @ rows, factor, rtol=1e-10, atol=1e-8)
     assert torch.equal(factor, before)

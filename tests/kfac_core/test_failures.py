@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kfac_core import KFAC, ConfigError, KFACConfig
-from kfac_core.solvers import SOLVERS, eigen
+from kfac_core.solvers import eigen
 from kfac_core.solvers.solver import LinAlgError
 from tests.kfac_core.runs import LR, average_gradients, build, data, solved
 
@@ -75,7 +75,7 @@ def singular(solver: str = "inverse", value: float = 1e8) -> KFAC:
 def test_what_float32_cannot_factor_is_solved_in_float64():
     kfac = singular()
     with pytest.raises(LinAlgError):
-        solved(SOLVERS["inverse"], kfac._factors.running[0, "a"], 1.0)
+        solved(KFACConfig(solver="inverse"), kfac._factors.running[0, "a"], 1.0)
     kfac._update_second_order()
     assert kfac.failures == []
     want = torch.linalg.inv(torch.full((5, 5), 1e8, dtype=torch.float64) + torch.eye(5, dtype=torch.float64))

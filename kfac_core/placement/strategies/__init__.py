@@ -6,20 +6,16 @@ and to `kfac_core.config.STRATEGIES`. `tests/kfac_core/test_strategies.py` cover
 
 import math
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from types import MappingProxyType
 from typing import Protocol
 
+from kfac_core.config import STRATEGIES as STRATEGY_NAMES
 from kfac_core.config import KFACConfig
 from kfac_core.errors import PlacementError
-from kfac_core.placement.cost import CUBIC, CostModel
+from kfac_core.placement.cost import CUBIC, CostModel, measured
 from kfac_core.placement.placement import LayerShape, Placement
-from kfac_core.placement.strategies.comm_opt import comm_opt
-from kfac_core.placement.strategies.d_kfac import d_kfac
-from kfac_core.placement.strategies.dp_kfac import dp_kfac
-from kfac_core.placement.strategies.hybrid_opt import grad_workers, hybrid_opt
-from kfac_core.placement.strategies.mem_opt import mem_opt
-from kfac_core.placement.strategies.mpd_kfac import mpd_kfac
-from kfac_core.placement.strategies.spd_kfac import spd_kfac
+from kfac_core.placement.strategies.hybrid_opt import grad_workers
 
 
 class Strategy(Protocol):
@@ -33,15 +29,7 @@ class Strategy(Protocol):
 
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
-    {
-        "comm_opt": comm_opt,
-        "mem_opt": mem_opt,
-        "hybrid_opt": hybrid_opt,
-        "dp_kfac": dp_kfac,
-        "mpd_kfac": mpd_kfac,
-        "d_kfac": d_kfac,
-        "spd_kfac": spd_kfac,
-    }
+    {name: getattr(import_module(f"{__name__}.{name}"), name) for name in STRATEGY_NAMES}
 )
 
 
@@ -56,7 +44,7 @@ def place(
     """
     check_world_size(config, world_size)
     if cost is None:
-        cost = config.costs.model() if config.costs is not None else CUBIC
+        cost = measured(dict(config.costs.inverse_seconds)) if config.costs is not None else CUBIC
     for layer in layers:
         for kind, factor in (("A", layer.a), ("G", layer.g)):
             found = cost.inverse(factor)
