@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import pandas as pd
 
+from analysis.records.windows import SUMMED
 from analysis.study import Study
-from analysis.windows import SUMMED
 
 CLOSURE_LIMIT = 0.02
 """Largest share of a window's wall time by which its phases may miss it (practice of this project)."""

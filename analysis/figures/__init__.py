@@ -1,4 +1,4 @@
-"""The drawer of figures. To add one: a file here with `draw(study) -> Drawing`, and a line in `FIGURES`.
+"""The registry of figures. To add one: a file here with `draw(study) -> Drawing`, and a line in `FIGURES`.
 
 `tests/analysis/test_figures.py` covers it without an edit.
 """
@@ -39,7 +39,7 @@ __all__ = ["FIGURES", "Drawing", "FigureKind", "NothingToDraw"]
 
 @dataclass(frozen=True)
 class FigureKind:
-    """A figure that any study of the right shape can fill."""
+    """A registered figure: its title, and the function that draws a study."""
 
     title: str
     draw: Draw

@@ -17,7 +17,7 @@ from analysis.figures.drawing import (
     styles,
     whiskers,
 )
-from analysis.figures.response import Quantity, draw_response, summaries, ticks
+from analysis.figures.response import draw_response, final_metric, summaries, ticks
 from analysis.published import provenance, published
 from analysis.study import Study
 
@@ -25,16 +25,14 @@ PUBLISHED = {"SGD (SC20)": "SGD", "K-FAC (SC20)": "K-FAC eigen"}
 
 
 def draw(study: Study) -> Drawing:
-    """Own runs beside SC20's, which are recalled and therefore hollow."""
+    """Own runs beside SC20's; those numbers are recalled, so their markers are hollow."""
     runs = fixed_length_runs(study)
     if runs["world_size"].nunique() < 2:
         raise NothingToDraw("no second world size")
     table = published("sc20_cifar10")
     own = styles(runs["series"])
     metric = " / ".join(sorted(runs["metric"].unique()))
-    quantity = Quantity("value", f"{metric} at the end (%)", 100.0)
-    if metric != "accuracy":
-        quantity = Quantity("value", f"{metric} at the end")
+    quantity = final_metric(runs)
     width = ONE_COLUMN if table.empty else TWO_COLUMNS
     figure, axes = panels(width, 2.6, columns=1 if table.empty else 2)
     found = draw_response(axes[0], runs, "world_size", quantity, own)

@@ -1,4 +1,4 @@
-"""What two figures share: accuracy over batch size, own runs beside the published ones."""
+"""Accuracy over batch size, own runs beside the published ones; shared by two figures."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from analysis.figures.drawing import (
     styles,
     whiskers,
 )
-from analysis.figures.response import Quantity, draw_response, summaries, ticks
+from analysis.figures.response import draw_response, final_metric, summaries, ticks
 from analysis.metrics import finals
 from analysis.published import provenance
 from analysis.study import Study
 
 BATCH_FIELDS = ("training.global_batch_size", "training.local_batch_size")
-METRIC = Quantity("value", "", 1.0)
 
 
 def fixed_length_runs(study: Study, *axis: str) -> pd.DataFrame:
-    """Last evaluations of the runs that went on after their target, with their `series` over `axis`.
+    """Last evaluations of the runs that continue after their target, with their `series` over `axis`.
 
     Raises:
-        NothingToDraw: there are none.
+        NothingToDraw: there are no such runs.
     """
     names = dict(zip(study.cells["run"], study.series(*axis), strict=True))
     runs = finals(study)
@@ -62,8 +61,7 @@ def accuracy_by_batch(
     looks = styles([*dict.fromkeys(runs["series"]), *columns])
     own = {name: looks[name] for name in dict.fromkeys(runs["series"])}
     metric = " / ".join(sorted(runs["metric"].unique()))
-    quantity = Quantity("value", f"{metric} at the end (%)" if metric == "accuracy" else metric,
-                        100.0 if metric == "accuracy" else 1.0)  # fmt: skip
+    quantity = final_metric(runs)
     figure, axes = panels(TWO_COLUMNS, 2.7, columns=1 if table.empty else 2)
     found = draw_response(axes[0], runs, "global_batch_size", quantity, own)
     axes[0].set_xlabel("global batch size (examples)")

@@ -20,6 +20,7 @@ from analysis.figures.drawing import (
     handles,
     legend_below,
     panels,
+    ranks_label,
     remarks,
     sentence,
     whiskers,
@@ -39,7 +40,7 @@ def draw(study: Study) -> Drawing:
         raise NothingToDraw("no arm with a first-order arm to be compared with")
     table = published("headline")
     table = table[table["unit"] == UNIT] if not table.empty else table
-    looks = {arm: look for arm, look in arm_styles(study).items() if any(arm == key[0] for key in found)}
+    looks = arm_styles(study, [arm for arm, _ in found])
     figure, (axis,) = panels(TWO_COLUMNS, 0.19 * len(found) + 0.3 * len(table) + 1.4, columns=1)
     labels: list[str] = []
     rows = []
@@ -55,8 +56,7 @@ def draw(study: Study) -> Drawing:
             axis.text(0, y, "  not reached by the typical run", fontsize=6, va="center", color=look.colour)
         if low is not None and high is not None:
             axis.plot([max(low, -400), high], [y, y], color=look.colour, linewidth=0.9)
-        star = "*" if scored[scored["world_size"] == size]["oversubscribed"].any() else ""
-        labels.append(f"{arm}, {size}{star} rank" + ("s" if size > 1 else ""))
+        labels.append(f"{arm}, {ranks_label(size, scored[scored['world_size'] == size])}")
         rows.append((arm, size, one.baseline, saved, low, high, one.speedup.method, one.holm_p, one.verdict))
     claims: Iterator[Any] = table.itertuples(index=False)
     for row in claims:

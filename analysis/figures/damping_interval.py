@@ -19,7 +19,7 @@ from analysis.figures.drawing import (
     counts,
     legend_below,
     number,
-    panels,
+    panel_grid,
     remarks,
     sentence,
 )
@@ -45,16 +45,11 @@ def draw(study: Study) -> Drawing:
     runs = in_order(study, runs.reset_index(drop=True))
     series = list(dict.fromkeys(runs["series"]))
     width = ONE_COLUMN if len(series) == 1 else TWO_COLUMNS
-    columns = min(len(series), 3)
-    rows = -(-len(series) // columns)
-    figure, axes = panels(width, 2.5 * rows + 0.3, columns, rows)
+    figure, axes = panel_grid(series, 3, 2.5, 0.3, width=width)
     finite = runs["shown"][np.isfinite(runs["shown"])]
     scale = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
-    for name, axis in zip(series, axes, strict=False):
+    for name, axis in zip(series, axes, strict=True):
         _map(axis, runs[runs["series"] == name], scale)
-        axis.set_title(name, fontsize=8)
-    for axis in axes[len(series) :]:
-        axis.set_axis_off()
     entry = Patch(facecolor="white", edgecolor=GREY, hatch="////", label="median run missed or no run")
     shown = Patch(facecolor=colormaps["cividis"](0.2), label=f"{label[0].lower()}{label[1:]}, median")
     legend_below(figure, [shown, entry], columns=1)

@@ -1,13 +1,13 @@
-"""What all figures agree on: what drawing one gives, and how arms, phases and world sizes look.
+"""What all figures share: the result of drawing, and how arms and world sizes look.
 
-Colours are Okabe and Ito's (2008), told apart by the colour-blind; a marker, line style or hatch goes with
-each, so that a figure survives a black-and-white printer.
+Colours are Okabe and Ito's (2008), which colour-blind readers can distinguish. Each comes with a marker, a
+line style or a hatch, so that figures also work in black and white.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -34,28 +34,28 @@ STYLE: Any = {
 _LETTER_INCHES, _HANDLE_INCHES = 0.06, 0.35  # of a legend in this style
 
 GREY = "#666666"
-_COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")  # one more than colours: no two of 56 looks are the same
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")  # one more than colours, so 56 styles differ
 _LINES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")
 
 
 class Drawing(NamedTuple):
-    """A figure, the numbers plotted in it with the runs they come from, and its caption."""
+    """A figure, the plotted numbers with the runs that they come from, and a caption."""
 
     figure: Figure
     numbers: pd.DataFrame
     caption: str
 
 
-class NothingToDraw(Exception):  # noqa: N818  an answer about the study, not an error of the program
-    """The study lacks what the figure shows; the message says what."""
+class NothingToDraw(Exception):  # noqa: N818  a result about the study, not a program error
+    """The study lacks data that the figure needs; the message names it."""
 
 
 class Draw(Protocol):
     """Draws one figure.
 
     Raises:
-        NothingToDraw: the study lacks what the figure shows.
+        NothingToDraw: the study lacks data that the figure needs.
     """
 
     def __call__(self, study: Study) -> Drawing:
@@ -65,30 +65,31 @@ class Draw(Protocol):
 
 @dataclass(frozen=True)
 class ArmStyle:
-    """How an arm looks in every figure of a study."""
+    """Colour, marker and line of an arm, the same in every figure of a study."""
 
     colour: str
     marker: str
     line: Literal["-", "--", "-.", ":"]
 
 
-def arm_styles(study: Study) -> dict[str, ArmStyle]:
-    """A look for every arm, in the order in which they are shown."""
-    return styles(arm_order(study))
+def arm_styles(study: Study, drawn: Collection[str]) -> dict[str, ArmStyle]:
+    """The styles of the arms in `drawn`, in display order; an arm has the same style in every figure."""
+    wanted = set(drawn)
+    return {arm: style for arm, style in styles(arm_order(study)).items() if arm in wanted}
 
 
 def styles(names: Iterable[str]) -> dict[str, ArmStyle]:
-    """A look for every name, in this order."""
+    """A style for every name, in this order."""
     return {
-        name: ArmStyle(_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)], _LINES[i % len(_LINES)])
+        name: ArmStyle(COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)], _LINES[i % len(_LINES)])
         for i, name in enumerate(dict.fromkeys(names))
     }
 
 
-def handles(looks: Mapping[str, ArmStyle], lines: bool = False) -> list[Line2D]:
-    """Entries of a legend, a marker each, with the line's style where lines are drawn."""
+def handles(looks: Mapping[str, ArmStyle], lines: bool = False, size: float = 4) -> list[Line2D]:
+    """Legend entries: a marker each, with the line style if the figure draws lines."""
     return [
-        Line2D([], [], color=look.colour, marker=look.marker, markersize=4,
+        Line2D([], [], color=look.colour, marker=look.marker, markersize=size,
                linestyle=look.line if lines else "none", label=name)
         for name, look in looks.items()
     ]  # fmt: skip
@@ -97,7 +98,7 @@ def handles(looks: Mapping[str, ArmStyle], lines: bool = False) -> list[Line2D]:
 def panels(
     width: float, height: float, columns: int, rows: int = 1, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of equal panels, sizes in inches, with room kept below for a legend."""
+    """A figure of equal panels, sizes in inches, with space for a legend below."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False, **options)
@@ -106,8 +107,37 @@ def panels(
     return figure, list(axes.flat)
 
 
+def panel_grid(
+    titles: Sequence[str], most: int, height: float, margin: float, width: float = TWO_COLUMNS, **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """A titled panel per entry, at most `most` side by side.
+
+    Args:
+        titles: of the panels.
+        most: panels in a row.
+        height: of a row of panels, in inches.
+        margin: height of what is not panels, in inches.
+        width: of the figure, in inches.
+        options: `ylabel` of the first panel in each row; everything else goes to `subplots`.
+
+    Returns:
+        The figure and the panels, without the empty ones at the end.
+    """
+    columns = min(len(titles), most)
+    rows = -(-len(titles) // columns)
+    ylabel = options.pop("ylabel", "")
+    figure, axes = panels(width, height * rows + margin, columns, rows, **options)
+    for axis, title in zip(axes, titles, strict=False):
+        axis.set_title(title, fontsize=8)
+    for axis in axes[len(titles) :]:
+        axis.set_axis_off()
+    for axis in axes[::columns]:
+        axis.set_ylabel(ylabel)
+    return figure, axes[: len(titles)]
+
+
 def legend_below(figure: Figure, handles: Sequence[Any], columns: int) -> None:
-    """A legend under the panels, where it hides no data; in fewer columns where so many would not fit."""
+    """A legend under the panels, with fewer columns if `columns` do not fit."""
     with mpl.rc_context(STYLE):
         entry = _HANDLE_INCHES + _LETTER_INCHES * max(
             (len(str(one.get_label())) for one in handles), default=0
@@ -118,22 +148,41 @@ def legend_below(figure: Figure, handles: Sequence[Any], columns: int) -> None:
 
 def world_size_axis(axis: Axes, frame: pd.DataFrame) -> None:
     """Mark world sizes on an axis in log2 units; `*` where any run had more ranks than CPUs."""
-    crowded = frame.groupby("world_size")["oversubscribed"].any()
-    sizes = [int(size) for size in crowded.index]
+    labels = _world_sizes(frame)
+    sizes = list(labels)
     axis.set_xticks([math.log2(size) for size in sizes])
-    axis.set_xticklabels([f"{size}*" if crowded[size] else str(size) for size in sizes])
+    axis.set_xticklabels(list(labels.values()))
     axis.set_xlabel("ranks (log2)")
     axis.set_xlim(math.log2(sizes[0]) - 0.5, math.log2(sizes[-1]) + 0.5)
 
 
+def world_size_bars(axis: Axes, frame: pd.DataFrame) -> None:
+    """Mark world sizes on an axis of bars at 0, 1, ...; `*` as in `world_size_axis`."""
+    labels = _world_sizes(frame)
+    axis.set_xticks(range(len(labels)), list(labels.values()))
+    axis.set_xlim(-0.6, len(labels) - 0.4)
+    axis.set_xlabel("ranks")
+
+
+def _world_sizes(frame: pd.DataFrame) -> dict[int, str]:
+    oversubscribed = frame.groupby("world_size")["oversubscribed"].any()
+    return {int(size): f"{size}*" if oversubscribed[size] else str(size) for size in oversubscribed.index}
+
+
+def ranks_label(size: int, runs: pd.DataFrame) -> str:
+    """`1 rank`, `4* ranks`: the star if any of `runs` had more ranks than CPUs."""
+    star = "*" if runs["oversubscribed"].any() else ""
+    return f"{size}{star} rank" + ("s" if size > 1 else "")
+
+
 def dodge(arms: Sequence[str], width: float = 0.5) -> dict[str, float]:
-    """Sideways shifts in log2 units that keep the points of different arms apart."""
+    """Horizontal shifts in log2 units that separate the points of different arms."""
     step = width / max(len(arms), 2)
     return {arm: (i - (len(arms) - 1) / 2) * step for i, arm in enumerate(arms)}
 
 
 def whisker(axis: Axes, x: float, interval: Interval, colour: str) -> None:
-    """The estimate as a bar and the interval, where there is one, as a whisker."""
+    """Draw the estimate as a bar and its interval, if it has one, as a whisker."""
     if math.isfinite(interval.estimate):
         axis.plot([x - 0.06, x + 0.06], [interval.estimate] * 2, color=colour, linewidth=1.2)
     if interval.low is not None and interval.high is not None and math.isfinite(interval.high):
@@ -141,7 +190,7 @@ def whisker(axis: Axes, x: float, interval: Interval, colour: str) -> None:
 
 
 def counts(frame: pd.DataFrame, by: Sequence[str] = ("arm", "world_size")) -> str:
-    """`n = 3 runs per point`, or the range where points differ."""
+    """`n = 3 runs per point`, or the range if points differ."""
     n = frame.groupby(list(by))["run"].nunique()
     low, high = int(n.min()), int(n.max())
     runs = "run" if high == 1 else "runs"
@@ -149,7 +198,7 @@ def counts(frame: pd.DataFrame, by: Sequence[str] = ("arm", "world_size")) -> st
 
 
 def whiskers(intervals: Iterable[Interval]) -> str:
-    """What the whiskers of a figure are, and why a point may lack one."""
+    """Caption: how the whiskers were computed, and why a point has none."""
     drawn: set[str] = set()
     lacking: set[str] = set()
     for interval in intervals:
@@ -160,12 +209,12 @@ def whiskers(intervals: Iterable[Interval]) -> str:
 
 
 def remarks(study: Study, frame: pd.DataFrame, among: pd.Series | None = None) -> str:
-    """What a reader must know about the runs behind a figure: gaps, and ranks that shared a CPU.
+    """Caption: cells without data, a missing first-order arm, and ranks that shared a CPU.
 
     Args:
         study: all cells.
-        frame: what is drawn.
-        among: which rows of `study.cells` the figure is about; all by default.
+        frame: the rows that are drawn.
+        among: mask over `study.cells`: the cells that the figure is about; all by default.
     """
     notes = []
     if study.cells["strategy"].notna().all():
@@ -182,10 +231,10 @@ def remarks(study: Study, frame: pd.DataFrame, among: pd.Series | None = None) -
 
 
 def number(value: float) -> str:
-    """Four figures at most, without an exponent where it can be helped: 0.003, 128, 16384."""
+    """At most four digits, without an exponent if possible: 0.003, 128, 16384."""
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def sentence(*parts: str) -> str:
-    """A caption from its parts, leaving out empty ones."""
+    """Join the parts of a caption that are not empty."""
     return " ".join(part for part in parts if part)

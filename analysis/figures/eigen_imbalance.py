@@ -1,4 +1,4 @@
-"""How evenly inverting is spread: the slowest and the fastest worker as the world grows (SC20)."""
+"""Load balance of the inverse workers: the slowest and the fastest as the world grows (SC20)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def draw(study: Study) -> Drawing:
     """Left: speed-ups of own workers over one rank. Right: bounds derived from the papers' networks."""
     numbers = worker_speedups(study)
     table = published("eigen_speedup")
-    looks = {arm: look for arm, look in arm_styles(study).items() if arm in set(numbers["arm"])}
+    looks = arm_styles(study, numbers["arm"])
     figure, axes = panels(TWO_COLUMNS, 2.9, columns=1 if table.empty else 2)
     shifts = dodge(list(looks))
     for arm, size, group in points(numbers):
@@ -67,7 +67,7 @@ def worker_speedups(study: Study) -> pd.DataFrame:
     """Two rows per run on several ranks: the `slowest` and `fastest` worker that has a factor to invert.
 
     `speedup` is the median of the same arm on one rank over that worker's seconds per step;
-    `predicted_speedup` is what n^3 of the factors it was given makes of that, for the slowest.
+    `predicted_speedup`, for the slowest, follows from n^3 of the factors placed on the heaviest rank.
     """
     costs = rank_phase_costs(study)
     costs = costs[costs["phase"] == PHASE]

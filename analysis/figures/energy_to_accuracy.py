@@ -1,4 +1,4 @@
-"""Energy to accuracy: joules of all GPUs until a run's target, and what they drew meanwhile."""
+"""Energy to accuracy: joules of all GPUs until a run's target, and their mean power."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def draw(study: Study) -> Drawing:
     runs = energy_to_target(study)
     if runs.empty:
         raise NothingToDraw(f"no run has counted its GPUs' energy: {why_none(study)}")
-    looks = {arm: look for arm, look in arm_styles(study).items() if arm in set(runs["arm"])}
+    looks = arm_styles(study, runs["arm"])
     figure, axes = panels(TWO_COLUMNS, 2.6, columns=2)
     shifts = dodge(list(looks))
     found, rows = [], []

@@ -1,4 +1,4 @@
-"""How large the factors of a model are, and which of them the inverse time goes to (TPDS22, DP-KFAC)."""
+"""Factor sizes of a model, and which factors dominate the inverse time (TPDS22, DP-KFAC)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A drawing as PDF, PNG and CSV, byte for byte the same whenever it is drawn from the same records."""
+"""A drawing as PDF, PNG and CSV, byte-identical whenever it is drawn from the same records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import matplotlib as mpl
 
 from analysis.figures.drawing import STYLE, Drawing
 
-# Dates and program versions in a file's head would make every run of the same study a new file.
+# Dates and program versions in the metadata would change the bytes of an unchanged figure.
 _NO_METADATA: dict[str, dict[str, None]] = {
     "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
     "png": {"Software": None},
@@ -35,6 +35,6 @@ def image(drawing: Drawing, kind: Literal["pdf", "png"]) -> bytes:
     """The drawing in one format."""
     buffer = io.BytesIO()
     with mpl.rc_context(STYLE):
-        drawing.figure.draw_without_rendering()  # a tick label has a width only after a first pass
+        drawing.figure.draw_without_rendering()  # tick labels get their widths in a first pass
         drawing.figure.savefig(buffer, format=kind, metadata=_NO_METADATA[kind])
     return buffer.getvalue()

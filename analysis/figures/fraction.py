@@ -41,7 +41,7 @@ def draw(study: Study) -> Drawing:
     runs = cells[IDENTITY].assign(fraction=fraction)[family]
     runs = runs.merge(run_speeds(study), on="run").merge(kfac_bytes(study), on="run", how="left")
     runs = in_order(study, runs.dropna(subset="fraction"))
-    runs["rest"] = _rest(study, runs)
+    runs["rest"] = _other_settings(study, runs)
     several = runs.groupby(["world_size", "setting", "rest"])["fraction"].transform("nunique") > 1
     runs = runs[several].reset_index(drop=True)
     if runs.empty:
@@ -50,7 +50,7 @@ def draw(study: Study) -> Drawing:
     size = runs["world_size"].astype("str") + " ranks"
     runs["series"] = size + (" " + runs["setting"] if settings else "")
     if runs["rest"].nunique() > 1:
-        runs["series"] += " " + _rest(study, runs)
+        runs["series"] += " " + _other_settings(study, runs)
     looks = styles(runs.sort_values("world_size")["series"])
     figure, axes = panels(TWO_COLUMNS, 2.6, columns=2)
     found = []
@@ -72,11 +72,10 @@ def draw(study: Study) -> Drawing:
     return Drawing(figure, numbers, caption)
 
 
-def _rest(study: Study, runs: pd.DataFrame) -> pd.Series:
-    """What of each run's optimizer and K-FAC beside strategy and fraction differs between these runs.
+def _other_settings(study: Study, runs: pd.DataFrame) -> pd.Series:
+    """The settings of optimizer and K-FAC, beside strategy and fraction, that differ between these runs.
 
-    Only runs that agree in it lie on one curve: another solver or interval would be taken for the fraction's
-    doing.
+    Only runs that agree in them share a curve, so that no other effect is taken for the fraction's.
     """
     fields = study.fields.set_index("run").loc[runs["run"].astype("str").tolist()].astype("str")
     paths = [path for path in map(str, fields) if path.partition(".")[0] in ARM_SECTIONS]

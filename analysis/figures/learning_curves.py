@@ -16,6 +16,7 @@ from analysis.figures.drawing import (
     NothingToDraw,
     arm_styles,
     counts,
+    handles,
     legend_below,
     panels,
     remarks,
@@ -37,19 +38,15 @@ def draw(study: Study) -> Drawing:
     if numbers["value"].notna().sum() == 0:
         raise NothingToDraw("no run has been evaluated")
     numbers = numbers[numbers["world_size"] == numbers["world_size"].max()].reset_index(drop=True)
-    styles = {arm: style for arm, style in arm_styles(study).items() if arm in set(numbers["arm"])}
+    styles = arm_styles(study, numbers["arm"])
     figure, axes = panels(TWO_COLUMNS, 2.6, columns=2, sharey=True)
     for axis, (column, label) in zip(axes, AXES.items(), strict=True):
         _lines(axis, numbers, column, styles, arm_order(study))
         axis.set_xlabel(label)
         axis.set_xlim(left=0)
     axes[0].set_ylabel(" / ".join(sorted(numbers["metric"].unique())))
-    handles = [
-        Line2D([], [], color=s.colour, linestyle=s.line, marker=s.marker, markersize=3, label=arm)
-        for arm, s in styles.items()
-    ]
     target = Line2D([], [], color=GREY, linestyle=":", label="target")
-    legend_below(figure, [*handles, target], columns=min(len(styles) + 1, 4))
+    legend_below(figure, [*handles(styles, lines=True, size=3), target], columns=min(len(styles) + 1, 4))
     return Drawing(figure, numbers, _caption(study, numbers))
 
 

@@ -23,14 +23,14 @@ AXES = {"step": "steps", "train_seconds": "training time (s)"}
 
 
 def draw(study: Study) -> Drawing:
-    """Every run a line, at the largest world size evaluated; a loss that is no number ends its line."""
+    """Every run a line, at the largest world size evaluated; a non-finite loss ends its line."""
     columns = ["run", *AXES, "train_loss"]
     numbers = study.cells[IDENTITY].merge(study.evaluations.astype({"run": "str"})[columns], on="run")
     if not np.isfinite(numbers["train_loss"]).any():
         raise NothingToDraw("no run has recorded a training loss")
     numbers = numbers[numbers["world_size"] == numbers["world_size"].max()]
     numbers = in_order(study, numbers.sort_values(["run", "step"]))
-    looks = {arm: look for arm, look in arm_styles(study).items() if arm in set(numbers["arm"])}
+    looks = arm_styles(study, numbers["arm"])
     figure, axes = panels(TWO_COLUMNS, 2.6, columns=2, sharey=True)
     for axis, (column, label) in zip(axes, AXES.items(), strict=True):
         for arm, look in looks.items():

@@ -18,6 +18,7 @@ from analysis.figures.drawing import (
     arm_styles,
     counts,
     dodge,
+    handles,
     legend_below,
     panels,
     remarks,
@@ -25,7 +26,6 @@ from analysis.figures.drawing import (
     world_size_axis,
 )  # fmt: skip
 from analysis.metrics import IDENTITY, in_order
-from analysis.steps import memory_peaks
 from analysis.study import Study
 
 PEAK = "rss_peak"
@@ -40,12 +40,12 @@ MEGABYTE = 1e6
 
 def draw(study: Study) -> Drawing:
     """Left: peak resident memory of every rank. Right: K-FAC's state on the rank that holds most."""
-    peaks = memory_peaks(study)
+    peaks = study.memory_peaks
     peaks = peaks[(peaks["kind"] == PEAK) | peaks["kind"].str.startswith("kfac_")]
     if peaks.empty:
         raise NothingToDraw("no rank has recorded its memory")
     numbers = in_order(study, study.cells[IDENTITY].merge(peaks, on="run"))
-    styles = {arm: style for arm, style in arm_styles(study).items() if arm in set(numbers["arm"])}
+    styles = arm_styles(study, numbers["arm"])
     figure, (left, right) = panels(TWO_COLUMNS, 2.7, columns=2)
     shifts = dodge(list(styles), width=0.66)
     for arm, world_size, rows in points(numbers):
@@ -77,28 +77,15 @@ def _state(axis: Axes, x: float, rows: pd.DataFrame, style: ArmStyle, width: flo
     for kind, value in largest.sort_index().items():
         height = float(value) / MEGABYTE
         hatch = HATCHES.get(str(kind), "++")
-        axis.bar(
-            x,
-            height,
-            width,
-            bottom,
-            color=style.colour,
-            alpha=0.55,
-            hatch=hatch,
-            edgecolor="black",
-            linewidth=0.4,
-        )
+        axis.bar(x, height, width, bottom, color=style.colour, alpha=0.55, hatch=hatch, edgecolor="black",
+                 linewidth=0.4)  # fmt: skip
         bottom += height
     axis.plot([x] * len(totals), totals / MEGABYTE, ".", color="black", markersize=3)
 
 
 def _handles(styles: dict[str, ArmStyle], numbers: pd.DataFrame) -> list[Line2D | Patch]:
-    arms: list[Line2D | Patch] = [
-        Line2D([], [], color=style.colour, marker=style.marker, linestyle="none", markersize=4, label=arm)
-        for arm, style in styles.items()
-    ]
     kinds = sorted(set(numbers["kind"]) - {PEAK})
-    return arms + [
+    return handles(styles) + [
         Patch(facecolor="white", edgecolor="black", linewidth=0.4, hatch=HATCHES.get(kind, "++"),
               label=kind.removeprefix("kfac_").replace("_", " "))
         for kind in kinds

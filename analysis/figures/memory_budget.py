@@ -1,4 +1,4 @@
-"""A fixed memory budget: what each method can do with it, larger batches for the cheaper one (KAISA)."""
+"""A fixed memory budget: the batch size, throughput and accuracy that each method reaches in it (KAISA)."""
 
 from __future__ import annotations
 

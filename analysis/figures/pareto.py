@@ -1,4 +1,4 @@
-"""Time against memory: which arms are beaten in both by another one."""
+"""Time against memory, with the Pareto front of every setting."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from matplotlib.lines import Line2D
 
 from analysis.figures.drawing import (
     GREY,
-    TWO_COLUMNS,
     Drawing,
     NothingToDraw,
     arm_styles,
     counts,
     handles,
     legend_below,
-    panels,
+    panel_grid,
+    ranks_label,
     remarks,
     sentence,
 )
@@ -34,16 +34,13 @@ def draw(study: Study) -> Drawing:
     runs = in_order(study, runs)
     by_target = bool((runs.groupby(["arm", "world_size"])["scored_seconds"].median() < float("inf")).any())
     runs["time"] = runs["scored_seconds"] if by_target else runs["seconds_per_step"] * 1e3
-    sizes = sorted(runs["world_size"].unique())
-    columns = min(len(sizes), COLUMNS)
-    figure, axes = panels(
-        TWO_COLUMNS, 2.3 * -(-len(sizes) // columns) + 0.7, columns, -(-len(sizes) // columns)
-    )
-    looks = {arm: look for arm, look in arm_styles(study).items() if arm in set(runs["arm"])}
-    for size, axis in zip(sizes, axes, strict=False):
-        own = runs[runs["world_size"] == size]
-        star = "*" if own["oversubscribed"].any() else ""
-        axis.set_title(f"{size}{star} rank" + ("s" if size > 1 else ""), fontsize=8)
+    own_runs = {int(str(size)): own for size, own in runs.groupby("world_size")}
+    figure, axes = panel_grid(
+        [ranks_label(size, own) for size, own in own_runs.items()], COLUMNS, 2.3, 0.7,
+        ylabel="time to target (s)" if by_target else "time per step (ms)",
+    )  # fmt: skip
+    looks = arm_styles(study, runs["arm"])
+    for own, axis in zip(own_runs.values(), axes, strict=True):
         centres: dict[str, list[tuple[float, float]]] = {}
         for arm, group in own.groupby("arm", sort=False):
             look = looks[str(arm)]
@@ -54,14 +51,10 @@ def draw(study: Study) -> Drawing:
             if centre[1] < float("inf"):
                 axis.plot(*centre, look.marker, color=look.colour, markersize=5.5)
                 centres.setdefault(str(group["setting"].iloc[0]), []).append(centre)
-        for beside in centres.values():  # a smaller model beats a larger one in both, which says nothing
+        for beside in centres.values():  # settings apart: a smaller model always wins in both
             axis.plot(*zip(*_front(beside), strict=True), "-", color=GREY, linewidth=0.8, zorder=0)
         axis.set_xlabel("peak memory per rank (MB)")
         axis.set_ylim(bottom=0)
-    for axis in axes[len(sizes) :]:
-        axis.set_axis_off()
-    for axis in axes[::columns]:
-        axis.set_ylabel("time to target (s)" if by_target else "time per step (ms)")
     front_key = Line2D([], [], color=GREY, label="not beaten in both")
     legend_below(figure, [*handles(looks), front_key], columns=4)
     kind = " / ".join(sorted(runs["kind"].unique()))
@@ -79,7 +72,7 @@ def draw(study: Study) -> Drawing:
 
 
 def _front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points that no other one beats in memory and in time, by memory."""
+    """The Pareto-optimal points of (memory, time), ordered by memory."""
     front: list[tuple[float, float]] = []
     for memory, time in sorted(points):
         if not front or time < front[-1][1]:

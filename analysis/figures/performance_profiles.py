@@ -22,7 +22,7 @@ from analysis.statistics.intervals import median
 from analysis.statistics.profiles import LARGEST_RATIO, performance_ratios, profile, profile_score
 from analysis.study import Study
 
-_BROKEN = ("FAILED", "TIMEOUT", "OOM")  # of a lost node or a preemption no method is to blame
+_BROKEN = ("FAILED", "TIMEOUT", "OOM")  # lost nodes and preemptions are not the method's fault
 
 
 def draw(study: Study) -> Drawing:
@@ -44,13 +44,13 @@ def draw(study: Study) -> Drawing:
     looks = styles(order)
     figure, (axis,) = panels(ONE_COLUMN, 2.9, columns=1)
     scores = {name: profile_score(ratios[name]) for name in order}
-    for turn, name in enumerate(order):
+    for index, name in enumerate(order):
         steps, shares = profile(ratios[name])
         x, y = [*steps, LARGEST_RATIO], [*shares * 100, shares[-1] * 100]
-        axis.plot(x, [value + turn * 0.6 for value in y], looks[name].line, drawstyle="steps-post",
+        axis.plot(x, [value + index * 0.6 for value in y], looks[name].line, drawstyle="steps-post",
                   color=looks[name].colour, linewidth=1.1)  # fmt: skip
         axis.plot(
-            steps, shares * 100 + turn * 0.6, looks[name].marker, color=looks[name].colour, markersize=3
+            steps, shares * 100 + index * 0.6, looks[name].marker, color=looks[name].colour, markersize=3
         )
     axis.set_xlim(1 - 0.05, LARGEST_RATIO)
     axis.set_ylim(0, 105)

@@ -1,4 +1,4 @@
-"""Who does what: ranks by layers, with inverse workers, gradient workers and receivers (KAISA)."""
+"""Placement as a grid of ranks by layers, with inverse workers, gradient workers and receivers (KAISA)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from matplotlib.patches import Patch
 
 from analysis.figures.drawing import (
     GREY,
-    TWO_COLUMNS,
     Drawing,
     NothingToDraw,
     legend_below,
-    panels,
+    panel_grid,
     remarks,
     sentence,
 )
@@ -25,7 +24,7 @@ from analysis.study import Study
 
 RECEIVER, WORKER = "#EEEEEE", "#56B4E9"
 LABELLED = 24
-"""Layers that still have room for their names."""
+"""Largest number of layers that are labelled with their names."""
 
 
 def draw(study: Study) -> Drawing:
@@ -36,18 +35,14 @@ def draw(study: Study) -> Drawing:
     cells = cells[cells["world_size"] == cells["world_size"].max()]
     chosen = cells.sort_values("seed").drop_duplicates("arm").set_index("arm")
     arms = [arm for arm in arm_order(study) if arm in chosen.index]
-    columns = min(len(arms), 4)
-    rows = -(-len(arms) // columns)
-    figure, axes = panels(TWO_COLUMNS, 1.9 * rows + 0.7, columns, rows)
+    figure, axes = panel_grid(arms, 4, 1.9, 0.7)
     parts = []
-    for arm, axis in zip(arms, axes, strict=False):
+    for arm, axis in zip(arms, axes, strict=True):
         layers = study.layers[study.layers["run"] == chosen.loc[arm, "run"]]
         _grid(axis, layers, int(chosen.loc[arm, "world_size"]))
         axis.set_title(arm, fontsize=7)
         identity = chosen.reset_index()[IDENTITY]
         parts.append(identity[identity["arm"] == arm].merge(layers.astype({"run": "str"}), on="run"))
-    for axis in axes[len(arms) :]:
-        axis.set_axis_off()
     legend_below(figure, _keys(), columns=4)
     size = int(cells["world_size"].max())
     caption = sentence(

@@ -1,4 +1,4 @@
-"""Figures of predictions: what was measured is filled, what was predicted hollow."""
+"""Figures of predictions: measured values are filled, predicted values hollow."""
 
 from __future__ import annotations
 
@@ -11,11 +11,19 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.figures.drawing import GREY, STYLE, TWO_COLUMNS, Drawing, legend_below, panels
-from analysis.figures.phase_breakdown import EDGE, LOOKS
+from analysis.figures.drawing import (
+    COLOURS,
+    GREY,
+    MARKERS,
+    STYLE,
+    TWO_COLUMNS,
+    Drawing,
+    legend_below,
+    panels,
+)
+from analysis.figures.phase_styles import EDGE, phase_look, phase_patch
 
-_COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
+_COLOURS = (*COLOURS, "#F0E442")  # SGD and all seven strategies
 
 
 def breakdown(rows: pd.DataFrame, caption: str) -> Drawing:
@@ -23,7 +31,7 @@ def breakdown(rows: pd.DataFrame, caption: str) -> Drawing:
 
     Args:
         rows: `model`, `algorithm`, `phase`, `published_ms`, `predicted_ms`.
-        caption: what the reader must know.
+        caption: context for the reader.
     """
     algorithms = list(dict.fromkeys(rows["algorithm"]))
     phases = list(dict.fromkeys(rows["phase"]))
@@ -35,7 +43,7 @@ def breakdown(rows: pd.DataFrame, caption: str) -> Drawing:
             for shift, column in ((-0.2, "published_ms"), (0.2, "predicted_ms")):
                 bottom = 0.0
                 for row in own[own["model"] == model].to_dict("records"):
-                    colour, hatch = _look(row["phase"])
+                    colour, hatch = phase_look(row["phase"])
                     look: dict[str, Any]
                     if column == "predicted_ms":
                         look = {"facecolor": "none", "edgecolor": colour, "hatch": hatch, "linewidth": 1.0}
@@ -47,19 +55,10 @@ def breakdown(rows: pd.DataFrame, caption: str) -> Drawing:
         axis.set_xticklabels(models)
         axis.set_title(algorithm, fontsize=8)
     axes[0].set_ylabel("time per step (ms)")
-    handles = [_patch(phase) for phase in phases]
+    handles = [phase_patch(phase) for phase in phases]
     hollow_patch = Patch(facecolor="none", edgecolor=GREY, label="predicted: hollow, right")
     legend_below(figure, [*handles, hollow_patch], columns=4)
     return Drawing(figure, rows, caption)
-
-
-def _look(phase: str) -> tuple[str, str]:
-    return LOOKS["backward"] if phase == "forward_backward" else LOOKS[phase]
-
-
-def _patch(phase: str) -> Patch:
-    colour, hatch = _look(phase)
-    return Patch(facecolor=colour, hatch=hatch, label=phase.replace("_", " "), **EDGE)
 
 
 def scaling(rows: pd.DataFrame, caption: str) -> Drawing:
@@ -69,12 +68,12 @@ def scaling(rows: pd.DataFrame, caption: str) -> Drawing:
         rows: `arm`, `world_size`, `seconds`, `low`, `high`, `peak_bytes`, `fits`, `extrapolated` (larger than
             any world that was measured: shaded), `crossover` (a sentence where an arm overtakes another
             between this world size and the one before, or empty).
-        caption: what the reader must know; it names the largest measured world.
+        caption: context for the reader; it names the largest measured world.
     """
     figure, (time, memory) = panels(TWO_COLUMNS, 3.0, columns=2)
     handles = []
     for place, arm in enumerate(dict.fromkeys(rows["arm"])):
-        colour, marker = _COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)]
+        colour, marker = _COLOURS[place % len(_COLOURS)], MARKERS[place % len(MARKERS)]
         own = rows[rows["arm"] == arm]
         _line(time, own, own["seconds"], colour, marker)
         time.fill_between(_log2(own), own["low"], own["high"], color=colour, alpha=0.12, linewidth=0)
@@ -100,7 +99,7 @@ def scaling(rows: pd.DataFrame, caption: str) -> Drawing:
 
 
 def _line(axis: Axes, own: pd.DataFrame, values: pd.Series[float], colour: str, marker: str) -> None:
-    """Hollow, as all that is predicted; a cross where it does not fit."""
+    """Draw one arm: hollow markers, and a cross if it does not fit in memory."""
     axis.plot(_log2(own), values, color=colour, linewidth=0.8)
     for x, value, fits in zip(_log2(own), values, own["fits"], strict=True):
         axis.plot([x], [value], marker if fits else "x", color=colour, mfc="none", markersize=4)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pandas as pd
-from matplotlib.patches import Patch
 
 from analysis.figures.drawing import (
     TWO_COLUMNS,
@@ -17,7 +16,7 @@ from analysis.figures.drawing import (
     remarks,
     sentence,
 )
-from analysis.figures.phase_breakdown import LOOKS
+from analysis.figures.phase_styles import EDGE, phase_look, phase_patch
 from analysis.metrics import IDENTITY, arm_order, in_order
 from analysis.published import provenance, published
 from analysis.steps import phase_costs
@@ -31,7 +30,7 @@ STAGES = {
     "inverse computation": (("inverse_compute",), "inverse_compute_ms", "inverse_compute"),
     "inverse communication": (("inverse_comm", "precondition_comm"), "inverse_comm_ms", "inverse_comm"),
 }
-"""The paper's six parts: our phases, its column, and whose look it takes."""
+"""The paper's six parts: our phases, the column of the published table, the phase whose style is used."""
 
 
 def draw(study: Study) -> Drawing:
@@ -57,19 +56,15 @@ def draw(study: Study) -> Drawing:
         left, gap = 0.0, 0.6 if place >= len(own) else 0.0
         for part, (_, _, look) in STAGES.items():
             share = float(parts.get(part, 0.0)) / float(parts.sum()) * 100
-            colour, hatch = LOOKS[look]
-            axis.barh(-place - gap, share, 0.7, left, color=colour, hatch=hatch, edgecolor="#222222",
-                      linewidth=0.4)  # fmt: skip
+            colour, hatch = phase_look(look)
+            axis.barh(-place - gap, share, 0.7, left, color=colour, hatch=hatch, **EDGE)
             left += share
     places = [-place - (0.6 if place >= len(own) else 0.0) for place in range(len(bars))]
     axis.set_yticks(places, [name for name, _ in bars], fontsize=6.5)
     axis.set_xlim(0, 100)
     axis.set_xlabel("share of these six parts of an iteration (%)")
     axis.grid(False)
-    entries = [
-        Patch(facecolor=LOOKS[look][0], hatch=LOOKS[look][1], edgecolor="#222222", linewidth=0.4, label=part)
-        for part, (_, _, look) in STAGES.items()
-    ]
+    entries = [phase_patch(look, part) for part, (_, _, look) in STAGES.items()]
     legend_below(figure, entries, columns=3)
     caption = sentence(
         f"Upper bars: own arms on {int(size)} rank(s), slowest rank, amortised; sums over runs",

@@ -1,4 +1,4 @@
-"""What several figures share: a quantity over a field that a sweep varies, a line for every series."""
+"""Quantities over a field that a sweep varies, a line for every series; shared by several figures."""
 
 from __future__ import annotations
 
@@ -14,31 +14,39 @@ from analysis.statistics.intervals import Interval, level
 
 @dataclass(frozen=True)
 class Quantity:
-    """A column of the runs, as a panel shows it: times `factor`, under `label` with its unit."""
+    """A column of the runs that a panel shows, multiplied by `factor` and labelled with its unit."""
 
     column: str
     label: str
     factor: float = 1.0
 
 
+def final_metric(runs: pd.DataFrame) -> Quantity:
+    """The target's metric at the end of the runs, accuracy in percent."""
+    metric = " / ".join(sorted(runs["metric"].unique()))
+    if metric == "accuracy":
+        return Quantity("value", "accuracy at the end (%)", 100.0)
+    return Quantity("value", f"{metric} at the end")
+
+
 def draw_response(
     axis: Axes, runs: pd.DataFrame, x: str, quantity: Quantity, looks: Mapping[str, ArmStyle]
 ) -> list[Interval]:
-    """Every run a dot, medians joined by a line, with an interval where n allows one; x in equal steps.
+    """Draw every run as a dot, and join the medians, with an interval if n allows one.
 
     Args:
         axis: the panel.
         runs: rows with `series`, `x` and the quantity's column.
-        x: column of the field that varies; its values stand in order, with equal distances.
+        x: column of the field that varies; its values are drawn in order, at equal distances.
         quantity: what the panel shows.
         looks: the series to draw, in order.
     """
     values = sorted(runs[x].unique())
-    place = {value: index for index, value in enumerate(values)}
+    place = {value: position for position, value in enumerate(values)}
     found = []
-    for turn, (name, look) in enumerate(looks.items()):
+    for index, (name, look) in enumerate(looks.items()):
         own = runs[runs["series"] == name].dropna(subset=quantity.column)
-        shift = (turn - (len(looks) - 1) / 2) * min(0.16, 0.5 / len(looks))
+        shift = (index - (len(looks) - 1) / 2) * min(0.16, 0.5 / len(looks))
         centres = []
         for value, group in own.groupby(x, sort=True):
             at = place[value] + shift
@@ -48,22 +56,21 @@ def draw_response(
             whisker(axis, at, interval.scaled(quantity.factor), look.colour)
             centres.append((at, interval.estimate * quantity.factor))
             found.append(interval)
-        axis.plot(
-            *zip(*centres, strict=True), look.line, color=look.colour, linewidth=0.9
-        ) if centres else None
+        if centres:
+            axis.plot(*zip(*centres, strict=True), look.line, color=look.colour, linewidth=0.9)
     ticks(axis, values)
     axis.set_ylabel(quantity.label)
     return found
 
 
 def ticks(axis: Axes, values: Sequence[float]) -> None:
-    """The values of a field in equal steps."""
+    """Mark the values of a field at equal distances."""
     axis.set_xticks(range(len(values)), [number(value) for value in values])
     axis.set_xlim(-0.5, len(values) - 0.5)
 
 
 def summaries(runs: pd.DataFrame, x: str, quantities: Sequence[Quantity]) -> pd.DataFrame:
-    """The drawn medians and limits beside every run: the CSV of such a figure."""
+    """Runs with the drawn medians and limits: the CSV of such a figure."""
     rows = []
     for (series, value), group in runs.groupby(["series", x], sort=False):
         row: dict[str, object] = {"series": series, x: value}

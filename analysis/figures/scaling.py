@@ -19,6 +19,7 @@ from analysis.figures.drawing import (
     arm_styles,
     counts,
     dodge,
+    handles,
     legend_below,
     panels,
     remarks,
@@ -38,12 +39,12 @@ FACTORS = {"seconds_per_step": 1e3, "speedup": 1.0, "efficiency": 100.0}
 
 
 def draw(study: Study) -> Drawing:
-    """Measured against each arm's own absolute base, with the ideal as a dotted line."""
+    """Every arm against its own base, with ideal scaling as a dotted line."""
     runs = scaling(study)
     if runs.empty:
         raise NothingToDraw("no rank has recorded a window of steps")
     levels = scaling_levels(study)
-    styles = {arm: style for arm, style in arm_styles(study).items() if arm in set(runs["arm"])}
+    styles = arm_styles(study, runs["arm"])
     shifts = dodge(list(styles), width=0.2)
     figure, axes = panels(TWO_COLUMNS, 2.6, columns=3)
     for arm, style in styles.items():
@@ -59,12 +60,8 @@ def draw(study: Study) -> Drawing:
         world_size_axis(axis, runs)
         axis.set_ylabel(label)
         axis.set_ylim(bottom=0)
-    handles: list[Any] = [
-        Line2D([], [], color=s.colour, marker=s.marker, linestyle=s.line, markersize=4, label=arm)
-        for arm, s in styles.items()
-    ]
     ideal = Line2D([], [], color=GREY, linestyle=":", label="ideal")
-    legend_below(figure, [*handles, ideal], columns=min(len(styles) + 1, 4))
+    legend_below(figure, [*handles(styles, lines=True), ideal], columns=min(len(styles) + 1, 4))
     numbers = runs.merge(_flat(levels), on=["arm", "world_size"])
     return Drawing(figure, numbers, _caption(study, runs, levels))
 

@@ -48,7 +48,7 @@ def draw(study: Study) -> Drawing:
     steps = [float(row[STAGES[row["phase"]][1]]) for _, row in numbers.iterrows()]
     numbers["seconds_per_update"] = numbers["seconds_per_step"] * pd.Series(steps, index=numbers.index)
     numbers = in_order(study, numbers.reset_index(drop=True))
-    looks = {arm: look for arm, look in arm_styles(study).items() if arm in set(numbers["arm"])}
+    looks = arm_styles(study, numbers["arm"])
     figure, axes = panels(TWO_COLUMNS, 4.2, columns=2, rows=2)
     shifts = dodge(list(looks))
     found, rows = [], []

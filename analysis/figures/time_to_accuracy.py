@@ -19,6 +19,7 @@ from analysis.figures.drawing import (
     arm_styles,
     counts,
     dodge,
+    handles,
     legend_below,
     panels,
     remarks,
@@ -39,11 +40,11 @@ PANELS = {
 
 
 def draw(study: Study) -> Drawing:
-    """Every run a dot; a run that missed its target hollow, with an arrow, where it stopped."""
+    """Every run a dot; a run that missed its target is hollow, with an arrow, at its end."""
     runs = time_to_accuracy(study).dropna(subset=["seconds"])
     if runs.empty:
         raise NothingToDraw("no run has trained up to its first evaluation")
-    styles = {arm: style for arm, style in arm_styles(study).items() if arm in set(runs["arm"])}
+    styles = arm_styles(study, runs["arm"])
     figure, axes = panels(TWO_COLUMNS, 2.6, columns=3)
     intervals: dict[tuple[str, int], Interval] = {}
     shifts = dodge(list(styles))
@@ -57,21 +58,27 @@ def draw(study: Study) -> Drawing:
         axis.set_ylabel(label)
         axis.margins(y=0.15)  # the arrow of a miss points beyond its dot
         axis.set_ylim(bottom=0)
-    legend_below(figure, _handles(styles, runs), columns=min(len(styles) + 1, 4))
+    entries = handles(styles, size=6)
+    if not runs["reached"].all():
+        entries.append(
+            Line2D([], [], color=GREY, marker="o", markerfacecolor="white", linestyle="none",
+                   label="missed: at least")
+        )  # fmt: skip
+    legend_below(figure, entries, columns=min(len(styles) + 1, 4))
     numbers = runs.merge(_flat(intervals), on=["arm", "world_size"])
     return Drawing(figure, numbers, _caption(study, numbers, list(intervals.values())))
 
 
 def _panel(axis: Axes, x: float, group: pd.DataFrame, column: str, style: ArmStyle) -> Interval:
-    """One point of one panel; what a miss has is not its time to the target but where it stopped."""
-    arrived, missed = group[group["reached"]], group[~group["reached"]]
+    """Draw one arm at one world size; a missed run is drawn at its end, as a lower limit."""
+    reached, missed = group[group["reached"]], group[~group["reached"]]
     look: dict[str, Any] = {
         "marker": style.marker,
         "linestyle": "none",
         "markersize": 4,
         "color": style.colour,
     }
-    axis.plot([x] * len(arrived), arrived[column], alpha=0.7, markeredgewidth=0, **look)
+    axis.plot([x] * len(reached), reached[column], alpha=0.7, markeredgewidth=0, **look)
     axis.plot([x] * len(missed), missed[column], markerfacecolor="white", **look)
     if column != "seconds_per_epoch":
         for value in missed[column].dropna():
@@ -90,26 +97,6 @@ def _flat(intervals: dict[tuple[str, int], Interval]) -> pd.DataFrame:
     rows = [(arm, size, i.estimate, i.low, i.high, i.method) for (arm, size), i in intervals.items()]
     parts = ["median_seconds", "low_seconds", "high_seconds", "interval"]
     return pd.DataFrame(rows, columns=["arm", "world_size", *parts])
-
-
-def _handles(styles: dict[str, ArmStyle], runs: pd.DataFrame) -> list[Line2D]:
-    handles = [
-        Line2D([], [], color=style.colour, marker=style.marker, linestyle="none", label=arm)
-        for arm, style in styles.items()
-    ]
-    if not runs["reached"].all():
-        handles.append(
-            Line2D(
-                [],
-                [],
-                color=GREY,
-                marker="o",
-                markerfacecolor="white",
-                linestyle="none",
-                label="missed: at least",
-            )
-        )
-    return handles
 
 
 def _caption(study: Study, numbers: pd.DataFrame, intervals: list[Interval]) -> str:

@@ -19,14 +19,14 @@ from analysis.figures.drawing import (
     styles,
     whiskers,
 )
-from analysis.figures.response import Quantity, draw_response, summaries
+from analysis.figures.response import Quantity, draw_response, final_metric, summaries
 from analysis.study import Study
 
 INTERVAL_FIELDS = ("kfac.inverse_update_steps", "kfac.factor_update_steps")
 
 
 def draw(study: Study) -> Drawing:
-    """Two panels over the inverse interval E; the first-order arm, which has none, is a level."""
+    """Two panels over the inverse interval E; the first-order arm, which has none, is a horizontal line."""
     runs = fixed_length_runs(study, *INTERVAL_FIELDS)
     fields = ["inverse_update_steps", "factor_update_steps"]
     runs = runs.merge(study.cells[["run", *fields]], on="run")
@@ -38,11 +38,7 @@ def draw(study: Study) -> Drawing:
     looks = styles([*dict.fromkeys(flat["series"]), *dict.fromkeys(own["series"])])
     kfac = {name: look for name, look in looks.items() if name in set(own["series"])}
     metric = " / ".join(sorted(own["metric"].unique()))
-    percent = metric == "accuracy"
-    quantities = (
-        Quantity("value", f"{metric} at the end" + (" (%)" if percent else ""), 100.0 if percent else 1.0),
-        Quantity("train_seconds", "training time (s)"),
-    )
+    quantities = (final_metric(own), Quantity("train_seconds", "training time (s)"))
     figure, axes = panels(TWO_COLUMNS, 2.6, columns=2)
     found = []
     for axis, quantity in zip(axes, quantities, strict=True):

@@ -7,16 +7,16 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from analysis.figures.drawing import (
-    TWO_COLUMNS,
     Drawing,
     NothingToDraw,
     counts,
     legend_below,
-    panels,
+    panel_grid,
     remarks,
     sentence,
+    world_size_bars,
 )
-from analysis.figures.phase_breakdown import LOOKS
+from analysis.figures.phase_styles import EDGE, LOOKS
 from analysis.metrics import IDENTITY, arm_order, in_order
 from analysis.steps import waits
 from analysis.study import Study
@@ -33,30 +33,16 @@ def draw(study: Study) -> Drawing:
         raise NothingToDraw("no run on several ranks has recorded communication")
     numbers = in_order(study, numbers)
     arms = [arm for arm in arm_order(study) if arm in set(numbers["arm"])]
-    columns = min(len(arms), COLUMNS)
-    rows = -(-len(arms) // columns)
-    figure, axes = panels(TWO_COLUMNS, 2.1 * rows + 0.9, columns, rows, sharey=True)
-    for arm, axis in zip(arms, axes, strict=False):
+    figure, axes = panel_grid(arms, COLUMNS, 2.1, 0.9, sharey=True, ylabel="time per step (ms)")
+    for arm, axis in zip(arms, axes, strict=True):
         _bars(axis, numbers[numbers["arm"] == arm])
-        axis.set_title(arm, fontsize=8)
-    for axis in axes[len(arms) :]:
-        axis.set_axis_off()
-    for axis in axes[::columns]:
-        axis.set_ylabel("time per step (ms)")
     used = numbers.groupby("phase")[list(PARTS)].sum().sum(axis=1)
     entries = [
-        Patch(
-            facecolor=LOOKS.get(p, ("#FFFFFF", ""))[0],
-            edgecolor="#222222",
-            linewidth=0.4,
-            label=p.replace("_", " "),
-        )
-        for p in LOOKS
-        if used.get(p, 0) > 0
+        Patch(facecolor=colour, label=phase.replace("_", " "), **EDGE)
+        for phase, (colour, _) in LOOKS.items()
+        if used.get(phase, 0) > 0
     ]
-    entries.append(
-        Patch(facecolor="white", edgecolor="#222222", linewidth=0.4, hatch="////", label="waiting")
-    )
+    entries.append(Patch(facecolor="white", hatch="////", label="waiting", **EDGE))
     legend_below(figure, entries, columns=5)
     caption = sentence(
         "Communication per step: left bars move bytes, right bars (hatched) wait; mean over ranks.",
@@ -68,7 +54,7 @@ def draw(study: Study) -> Drawing:
 
 
 def _how(numbers: pd.DataFrame) -> str:
-    """How waiting was told from moving."""
+    """Caption: whether waiting was measured or bounded."""
     measured = "Ranks met before every collective: waiting is what that took."
     bounds = (
         "In each window of steps the rank that spends least in a phase gives its transfer, an upper bound; "
@@ -85,17 +71,13 @@ def _how(numbers: pd.DataFrame) -> str:
 
 def _bars(axis: Axes, numbers: pd.DataFrame) -> None:
     sizes = sorted(numbers["world_size"].unique())
-    crowded = numbers.groupby("world_size")["oversubscribed"].any()
     means = numbers.groupby(["world_size", "phase"])[list(PARTS)].mean()
     for place, size in enumerate(sizes):
         for part, shift, hatch in zip(PARTS, (-0.2, 0.2), ("", "////"), strict=True):
             bottom = 0.0
-            for phase in LOOKS:
+            for phase, (colour, _) in LOOKS.items():
                 height = float(means[part].get((size, phase), 0.0)) * 1e3
                 if height > 0:
-                    axis.bar(place + shift, height, 0.36, bottom, color=LOOKS[phase][0], hatch=hatch,
-                             edgecolor="#222222", linewidth=0.4)  # fmt: skip
+                    axis.bar(place + shift, height, 0.36, bottom, color=colour, hatch=hatch, **EDGE)
                     bottom += height
-    axis.set_xticks(range(len(sizes)), [f"{size}*" if crowded[size] else str(size) for size in sizes])
-    axis.set_xlim(-0.6, len(sizes) - 0.4)
-    axis.set_xlabel("ranks")
+    world_size_bars(axis, numbers)

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import analysis.window_lines
+import analysis.records.window_lines
 from analysis.steps import closure, rank_phase_costs
 from analysis.tables import load
 
@@ -38,7 +38,7 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module", params=[20_000, 1 << 26], ids=["many batches", "one batch"])
 def study(request, folder, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(analysis.window_lines, "_BATCH_BYTES", request.param)
+        patch.setattr(analysis.records.window_lines, "_BATCH_BYTES", request.param)
         patch.setattr("analysis.tables.cached", lambda path, read: read(path))
         return load(folder)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.report import write_report
+from analysis.report.page import write_report
 from analysis.tables import load
 from harness.runs.records import Record, RecordWriter, SegmentRecord, to_line
 from harness.runs.store import Attempt, SweepFolder

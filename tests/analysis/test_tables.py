@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import analysis.cache
+import analysis.records.cache
 from analysis.tables import load
 from harness.cell import Cell
 from harness.errors import StoreError
@@ -145,7 +145,7 @@ def test_a_changed_record_file_is_read_again(folder):
 
 def test_derived_frames_can_be_deleted(folder):
     before = load(folder.path)
-    derived = analysis.cache.derived_folder(folder.path)
+    derived = analysis.records.cache.derived_folder(folder.path)
     assert derived == folder.path.parent.parent / "derived" / "synthetic"
     assert list(derived.rglob("*.parquet"))
     shutil.rmtree(derived)

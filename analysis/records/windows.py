@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from analysis.window_lines import OTHER
+from analysis.records.window_lines import OTHER
 
 WINDOW = ["run", "rank", "first_step"]
 SUMMED = ("seconds", "calls", "sent_bytes", "wait_seconds")
