@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
 from harness.launchers.stopping import Reason
+from harness.runs.store import Attempt
 
 
 @dataclass(frozen=True)
@@ -27,3 +30,12 @@ class RanksEnd:
 
     reason: Reason
     deaths: tuple[RankDeath, ...]
+
+
+def end_lines(attempt: Attempt, rank: int) -> list[dict[str, Any]]:
+    """Lines of the rank's end file, which `rank_wrapper` writes: one from its start, one from its end."""
+    try:
+        text = (attempt.path / f"rank-{rank:05}.end").read_text()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

@@ -22,6 +22,7 @@ from harness.launchers.launch import (
     supervisor_identity,
     user_name,
 )
+from harness.launchers.local.mpiexec import NO_MPIEXEC, find_mpiexec
 from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.site import Site
 from harness.runs.store import Attempt, SweepFolder
@@ -34,7 +35,7 @@ class LocalLauncher:
         """Refuse a cell that the site can never run.
 
         Raises:
-            SiteError: the cell needs more CPUs or GPUs than the site has.
+            SiteError: the cell needs more CPUs or GPUs than the site has, or an `mpiexec` that is not there.
         """
         cpus, gpus = len(site_cpus(site)), len(site_gpus(site))
         needed = cell.world_size * site.cpus_per_rank
@@ -48,6 +49,8 @@ class LocalLauncher:
                 f"{cell.id} needs {cell.world_size} GPUs, one a rank; site {site.name} has {gpus}: use fewer "
                 f"ranks or set gpus_per_rank: 0"
             )
+        if site.backend == "mpi" and cell.world_size > 1 and find_mpiexec() is None:
+            raise SiteError(f"site {site.name}: {NO_MPIEXEC}")
 
     def plan(self, cell: Cell, site: Site, command: Sequence[str] = WORKER_COMMAND) -> Launch:
         """How an attempt at `cell` will be launched; oversubscribed where it needs more than there is."""

@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -18,10 +18,10 @@ from typing import Self
 import psutil
 
 from harness.launchers.launch import Launch, RanksStarted
-from harness.launchers.local import parent_death as tether
-from harness.launchers.local.pmi import ProcessManager
+from harness.launchers.local import parent_death
+from harness.launchers.local.mpiexec import start_world
 from harness.launchers.rank_environment import rank_environment
-from harness.launchers.rank_exits import RankDeath, RanksEnd
+from harness.launchers.rank_exits import RankDeath, RanksEnd, end_lines
 from harness.launchers.stopping import Stop, watch_ranks
 from harness.runs.checkpoint_requests import PREEMPTED_EXIT_CODE
 from harness.runs.store import Attempt
@@ -33,16 +33,30 @@ _WATCH_SECONDS = 0.2  # deaths wake the watch at once; this is for the deadline 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h: orphans of ranks become children of the gang
 
 
+@dataclass(frozen=True)
+class _RunningRank:
+    """A rank's process, which leads a process group.
+
+    Attributes:
+        descriptor: becomes readable when the exit code is known.
+        exit_code: None as long as it is not.
+    """
+
+    pid: int
+    descriptor: int
+    exit_code: Callable[[], int | None]
+
+
 @dataclass
 class Ranks:
-    """The running ranks of one attempt; leaving the `with` block leaves none of them."""
+    """The running ranks of one attempt; leaving the `with` block ends all of them."""
 
     attempt: Attempt
-    _running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _running: dict[int, _RunningRank] = field(default_factory=dict)
     _groups: list[int] = field(default_factory=list)
     _deaths: list[RankDeath] = field(default_factory=list)
     _grace_ends: float = float("inf")
-    _held: ExitStack = field(default_factory=ExitStack)
+    _mpiexec: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -50,29 +64,32 @@ class Ranks:
 
     def __exit__(self, *_: object) -> None:
         self._end_all()
-        self._held.close()
 
-    def start(self, launch: Launch, begun: RanksStarted, world_size: int) -> None:
+    def start(self, launch: Launch, started: RanksStarted, world_size: int) -> None:
         """Start every rank, pinned to its leases.
 
         Raises:
-            OSError: a process could not be made.
+            OSError: a process could not be started.
         """
-        environment = rank_environment(os.environ, launch, begun.gpus)
-        manager = None
+        environment = rank_environment(os.environ, launch, started.gpus)
+        cpus = [_cpus_of(rank, launch, started) for rank in range(world_size)]
         if launch.site.backend == "mpi" and world_size > 1:
-            manager = self._held.enter_context(ProcessManager(world_size))
+            self._mpiexec = start_world(_tied(started.cpus), self.attempt, launch, cpus, environment)
+            for rank in range(world_size):
+                self._add(rank, *_under_wrapper(self.attempt, rank))
+            return
         for rank in range(world_size):
-            place, inherited = manager.of_rank(rank) if manager is not None else ({}, ())
-            command = rank_command(self.attempt, launch, begun, rank, world_size)
             with self.attempt.log(rank).open("ab") as log:
                 process = subprocess.Popen(
-                    command,
+                    [*_tied(cpus[rank]), *rank_command(self.attempt, launch, rank, world_size)],
                     stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                    env=environment | place, pass_fds=inherited, start_new_session=True,
+                    env=environment, start_new_session=True,
                 )  # fmt: skip
-            self._running[rank] = process
-            self._groups.append(process.pid)
+            self._add(rank, process.pid, os.pidfd_open(process.pid), process.poll)
+
+    def _add(self, rank: int, pid: int, descriptor: int, exit_code: Callable[[], int | None]) -> None:
+        self._running[rank] = _RunningRank(pid, descriptor, exit_code)
+        self._groups.append(pid)
 
     def watch(self, request: Callable[[], Stop | None], save_seconds: float) -> RanksEnd:
         """Wait until all ranks ended well, or end them all after the first that did not.
@@ -95,44 +112,44 @@ class Ranks:
 
     def _wait(self, seconds: float) -> None:
         poll = select.poll()
-        descriptors = [os.pidfd_open(process.pid) for process in self._running.values()]
-        try:
-            for descriptor in descriptors:
-                poll.register(descriptor, select.POLLIN)
-            poll.poll(seconds * 1000 + 1)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+        for running in self._running.values():
+            poll.register(running.descriptor, select.POLLIN)
+        poll.poll(seconds * 1000 + 1)
 
     def _reap(self, *, own: bool) -> bool:
-        """Note who died; returns whether anyone died badly."""
-        bad = False
-        for rank, process in list(self._running.items()):
-            exit_code = process.poll()
+        """Record the ranks that have ended; returns whether any of them failed."""
+        failed = False
+        for rank, running in list(self._running.items()):
+            exit_code = running.exit_code()
             if exit_code is not None:
                 del self._running[rank]
+                os.close(running.descriptor)
                 self._deaths.append(RankDeath(rank, exit_code, own))
-                bad = bad or exit_code not in (0, PREEMPTED_EXIT_CODE)
-        return bad
+                failed = failed or exit_code not in (0, PREEMPTED_EXIT_CODE)
+        return failed
 
     def _ask_to_save(self) -> None:
-        for process in self._running.values():  # not their groups: data loaders have nothing to save
-            process.send_signal(signal.SIGUSR1)
+        for running in self._running.values():  # not their groups: data loaders have nothing to save
+            with suppress(ProcessLookupError):
+                os.kill(running.pid, signal.SIGUSR1)
 
     def _end_all(self) -> None:
         self._reap(own=True)
         self._signal_groups(signal.SIGTERM)
-        ends = time.monotonic() + TERM_SECONDS
-        while self._running and time.monotonic() < ends:
-            self._wait(ends - time.monotonic())
+        deadline = time.monotonic() + TERM_SECONDS
+        while self._running and time.monotonic() < deadline:
+            self._wait(deadline - time.monotonic())
             self._reap(own=False)
         self._signal_groups(signal.SIGKILL)
-        for child in psutil.Process().children(recursive=True):  # those that left their rank's group
-            if child.pid not in self._groups:
-                _kill_quietly(child)
-        while self._running:  # SIGKILL cannot be refused; a rank stuck in the kernel is worth waiting for
+        while self._running:  # SIGKILL cannot be ignored; a rank stuck in the kernel is worth waiting for
             self._wait(_WATCH_SECONDS)
             self._reap(own=False)
+        if self._mpiexec is not None:  # it ends after its ranks, and removes its files
+            with suppress(subprocess.TimeoutExpired):
+                self._mpiexec.wait(TERM_SECONDS)
+        for child in psutil.Process().children(recursive=True):  # those that left their rank's group
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
         self._groups.clear()
 
     def _signal_groups(self, number: signal.Signals) -> None:
@@ -143,27 +160,35 @@ class Ranks:
                 continue
 
 
-def rank_command(
-    attempt: Attempt, launch: Launch, begun: RanksStarted, rank: int, world_size: int
-) -> list[str]:
-    """The command line of one rank, tether included."""
-    share = launch.cpus_per_rank
-    cpus = begun.cpus if launch.oversubscribed else begun.cpus[rank * share : (rank + 1) * share]
-    tied = [
-        sys.executable,
-        "-I",
-        "-S",
-        str(Path(tether.__file__)),
-        str(os.getpid()),
-        ",".join(map(str, cpus)),
-    ]
-    worker = [*launch.command, str(attempt.path)]
+def rank_command(attempt: Attempt, launch: Launch, rank: int, world_size: int) -> list[str]:
+    """The command line of one rank."""
     options = {"rank": rank, "world-size": world_size, "local-rank": rank, "threads": launch.cpus_per_rank}
-    return [*tied, *worker, *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
+    words = (word for name, value in options.items() for word in (f"--{name}", str(value)))
+    return [*launch.command, str(attempt.path), *words]
 
 
-def _kill_quietly(process: psutil.Process) -> None:
+def _cpus_of(rank: int, launch: Launch, started: RanksStarted) -> tuple[int, ...]:
+    share = launch.cpus_per_rank
+    return started.cpus if launch.oversubscribed else started.cpus[rank * share : (rank + 1) * share]
+
+
+def _tied(cpus: Sequence[int]) -> list[str]:
+    """Words before a command that pin it and have it die with this process."""
+    program = str(Path(parent_death.__file__))
+    return [sys.executable, "-I", "-S", program, str(os.getpid()), ",".join(map(str, cpus))]
+
+
+def _under_wrapper(attempt: Attempt, rank: int) -> tuple[int, int, Callable[[], int | None]]:
+    """Process, descriptor and exit code of a rank that mpiexec has started."""
+    start = end_lines(attempt, rank)[0]
     try:
-        process.kill()
-    except psutil.NoSuchProcess:
-        return
+        descriptor = os.pidfd_open(start["wrapper"])
+    except ProcessLookupError:  # it has ended already
+        descriptor = os.open(os.devnull, os.O_RDONLY)  # always readable
+
+    def exit_code() -> int | None:
+        wrapper_ended = bool(select.select([descriptor], [], [], 0)[0])
+        code = end_lines(attempt, rank)[-1].get("exit_code")
+        return -signal.SIGKILL if code is None and wrapper_ended else code
+
+    return start["pid"], descriptor, exit_code

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -14,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from harness.launchers import rank_wrapper
 from harness.launchers.launch import Launch
 from harness.launchers.local.ranks import TERM_SECONDS
 from harness.launchers.oom import slurm_killed
 from harness.launchers.rank_environment import own_variables
-from harness.launchers.rank_exits import RankDeath, RanksEnd
-from harness.launchers.slurm import rank_wrapper as rank_program
+from harness.launchers.rank_exits import RankDeath, RanksEnd, end_lines
 from harness.launchers.slurm.job_layout import JobLayout, slurm
 from harness.launchers.slurm.scheduler import kill_step
 from harness.launchers.stopping import Stop, stop_request, watch_ranks
@@ -130,8 +129,8 @@ def srun_command(attempt: Attempt, launch: Launch, shape: JobLayout) -> list[str
     # All of a cell's GPUs on a node are visible to all of its ranks there.
     options = profile.gpu_option(shape.ranks_per_node * site.gpus_per_rank)
     words += [f"--{name}={value}" for name, value in options.items()]
-    start = [sys.executable, "-I", "-S", str(Path(rank_program.__file__))]
-    return [*words, *profile.srun, *start, str(attempt.path), str(launch.cpus_per_rank), *launch.command]
+    start = [sys.executable, "-I", "-S", str(Path(rank_wrapper.__file__))]
+    return [*words, *profile.srun, *start, str(attempt.path), str(launch.cpus_per_rank), "-", *launch.command]
 
 
 def ranks_nodes(attempt: Attempt) -> set[str]:
@@ -169,7 +168,7 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 def _deaths(attempt: Attempt, shape: JobLayout) -> list[RankDeath]:
     """All ranks' ends in order of time; a rank without a word was killed along with its parent."""
-    ends = {rank: _lines(attempt, rank)[-1] for rank in _starts(attempt)}
+    ends = {rank: end_lines(attempt, rank)[-1] for rank in _starts(attempt)}
     said = sorted((end["at"], rank) for rank, end in ends.items() if "exit_code" in end)
     deaths = [RankDeath(rank, ends[rank]["exit_code"], ends[rank]["own"]) for _, rank in said]
     silent = [rank for rank in range(shape.world_size) if "exit_code" not in ends.get(rank, {})]
@@ -181,7 +180,7 @@ def _lost_nodes(attempt: Attempt, shape: JobLayout) -> tuple[str, ...]:
     """Nodes, other than this one, all of whose ranks started and left no word of their end."""
     silent: dict[str, int] = {}
     for rank, start in _starts(attempt).items():
-        if "exit_code" not in _lines(attempt, rank)[-1]:
+        if "exit_code" not in end_lines(attempt, rank)[-1]:
             silent[start["node"]] = silent.get(start["node"], 0) + 1
     here = os.environ.get("SLURMD_NODENAME")
     return tuple(sorted(n for n, count in silent.items() if count == shape.ranks_per_node and n != here))
@@ -191,12 +190,7 @@ def _starts(attempt: Attempt) -> Mapping[int, dict[str, Any]]:
     found = {}
     for path in sorted(attempt.path.glob("rank-*.end")):
         rank = int(path.stem.removeprefix("rank-"))
-        lines = _lines(attempt, rank)
+        lines = end_lines(attempt, rank)
         if lines:
             found[rank] = lines[0]
     return found
-
-
-def _lines(attempt: Attempt, rank: int) -> list[dict[str, Any]]:
-    text = (attempt.path / f"rank-{rank:05}.end").read_text()
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

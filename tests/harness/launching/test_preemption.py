@@ -126,9 +126,10 @@ def test_a_preempted_gang_saves_and_a_fresh_retry_starts_anew(
     assert main(["cancel", "study", "--runs", str(tmp_path)]) == 0
 
 
-def test_ranks_are_asked_to_save_before_the_time_limit(cell, site, tmp_path, look, wait_for, start_gang):
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_ranks_are_asked_to_save_before_the_time_limit(cell, site, tmp_path, start_gang, backend):
     long = cell.model_copy(update={"training": cell.training.model_copy(update={"epochs": 100_000})})
-    limited = site.model_copy(update={"timeout_minutes": 0.4, "grace_seconds": 10.0})
+    limited = site.model_copy(update={"timeout_minutes": 0.4, "grace_seconds": 10.0, "backend": backend})
     attempt = sweep_folder("study", tmp_path).stage(long).new_attempt()
     LAUNCHERS["local"].plan(long, limited).write(attempt)
     outcome = start_gang(attempt).outcome()

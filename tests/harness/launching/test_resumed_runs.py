@@ -6,8 +6,8 @@ import time
 import pytest
 
 from harness.launchers.launch import Launch, RanksStarted
-from harness.launchers.rank_exits import RankDeath, RanksEnd
 from harness.launchers.outcome import judge
+from harness.launchers.rank_exits import RankDeath, RanksEnd
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.store import sweep_folder
 from harness.study.status import read_statuses

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from harness.launchers.slurm import rank_wrapper as rank
+from harness.launchers import rank_wrapper
 
 
 @pytest.mark.parametrize(("folder_mode", "file_mode"), [(0o2750, 0o640), (0o700, 0o600)])
@@ -25,7 +25,7 @@ def test_the_group_may_read_what_it_may_enter(tmp_path, folder_mode, file_mode):
     }
     says = [sys.executable, "-c", "print('here')"]
     done = subprocess.run(
-        [sys.executable, "-I", "-S", rank.__file__, str(attempt), "1", *says],
+        [sys.executable, "-I", "-S", rank_wrapper.__file__, str(attempt), "1", "-", *says],
         env=os.environ | place, umask=0o027, check=False,
     )  # fmt: skip
     assert done.returncode == 0

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from analysis.tables import load
+from analysis.records.tables import load
 from harness.cell import Cell
 from harness.launchers.site import Site
 from harness.launchers.slurm_profile import SlurmProfile

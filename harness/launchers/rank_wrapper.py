@@ -1,10 +1,14 @@
-"""Starts one rank of a step and stays its parent: `python rank.py ATTEMPT THREADS COMMAND...` under srun.
+"""Parent of one rank: `python rank_wrapper.py ATTEMPT THREADS CPUS COMMAND...` under srun or Hydra's mpiexec.
 
-Slurm tells nobody how a single task ended. This program does: `rank-00001.end` holds a line from its start
-and, however the rank ended, a line from its end. It also gives the rank its log, as srun would pass every
-line over the network and read a `%` in the path as a pattern, and mends what Slurm tells it of PMI. Imports
-nothing of this project and nothing slow: there is one a rank. Signals of Slurm it takes note of and outlives:
-they reach the rank itself too.
+Neither srun nor mpiexec reports how a single rank ended. This program does: `rank-00001.end` gets a line when
+the rank starts and, however the rank ends, a line when it ends. The program also redirects the rank's output
+to its log (srun would pass every line over the network and read a `%` in the path as a pattern) and corrects
+what Slurm tells the rank about PMI. It notes and survives signals; Slurm sends them to the rank itself too.
+
+CPUS are CPU numbers by rank, such as `0,1;2,3`, to pin the ranks of one host; `-` under srun, which does so
+itself. With CPUS the rank dies with this program, and it gets a session of its own: when a rank dies, Hydra
+sends SIGUSR1 to the sessions of the others. Imports nothing of this project and nothing slow: there is one
+process per rank.
 """
 
 from __future__ import annotations
@@ -19,32 +23,46 @@ import threading
 import time
 
 # Slurm's pmi2 reads each request of a PMI-1 client, such as MPICH, by one `read` of 1,024 bytes, and yet
-# allows values of that length. The line around such a value is longer: its rest is an `invalid client
+# allows values of that length. The line around such a value is longer: its tail is an `invalid client
 # request`, and all ranks hang in MPI's initialization.
-_CLAIMED, _SAFE = b"vallen_max=1024\n", b"vallen_max=512\n"
+_OFFERED, _SAFE = b"vallen_max=1024\n", b"vallen_max=512\n"
 _PMI_BYTES = 65536  # more than any message
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# Rank, world size and local rank.
+_SLURM_NAMES = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
+_HYDRA_NAMES = ("PMI_RANK", "PMI_SIZE", "PMI_RANK")
 
 
-def main(attempt: str, threads: str, command: list[str]) -> int:
+def main(attempt: str, threads: str, cpus: str, command: list[str]) -> int:
     """Run the rank to its end; returns the exit code for srun.
 
     Raises:
         OSError: the log or the file of the end cannot be written.
     """
     environment = os.environ
-    rank, world_size = environment["SLURM_PROCID"], environment["SLURM_NTASKS"]
-    local_rank, node = environment["SLURM_LOCALID"], environment.get("SLURMD_NODENAME", "")
+    on_slurm = cpus == "-"
+    names = (
+        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
+        if on_slurm
+        else ("PMI_RANK", "PMI_SIZE", "PMI_RANK")
+    )
+    rank, world_size, local_rank = (environment[name] for name in names)
     signalled: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda number, _frame: signalled.append(number))
     end = _open(attempt, f"rank-{int(rank):05}.end")
-    step = f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
-    _write(end, rank=int(rank), node=node, step=step, at=time.time())
     log = _open(attempt, f"logs/rank-{int(rank):05}.log")
     words = ["--rank", rank, "--world-size", world_size, "--local-rank", local_rank, "--threads", threads]
-    child = _fork_with_pmi() if "PMI_FD" in environment else os.fork()
+    child = _fork_with_pmi() if on_slurm and "PMI_FD" in environment else os.fork()
     if child == 0:
+        if not on_slurm:
+            _isolate(cpus.split(";")[int(rank)])
         _become([*command, attempt, *words], log)
+    place: dict[str, object] = {"wrapper": os.getpid(), "pid": child}
+    if on_slurm:
+        step = f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
+        place = {"node": environment.get("SLURMD_NODENAME", ""), "step": step}
+    _write(end, rank=int(rank), **place, at=time.time())
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     _write(end, exit_code=code, own=signal.SIGTERM not in signalled, at=time.time())
     return code if code >= 0 else 128 - code  # as shells count a death by signal
@@ -56,8 +74,17 @@ def _open(attempt: str, name: str) -> int:
     return os.open(f"{attempt}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)
 
 
+def _isolate(cpus: str) -> None:
+    """Give the rank its session and CPUs, and have it die with its parent."""
+    import ctypes  # noqa: PLC0415  # srun's ranks do not need it
+
+    os.setsid()
+    os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _fork_with_pmi() -> int:
-    """Fork, and stay between the child's PMI and Slurm's as long as both are there."""
+    """Fork, and relay between the child's PMI and Slurm's as long as both are there."""
     slurms = int(os.environ["PMI_FD"])
     ours, childs = (end.detach() for end in socket.socketpair())
     child = os.fork()
@@ -72,9 +99,10 @@ def _fork_with_pmi() -> int:
 
 
 def _relay(ours: int, slurms: int) -> None:
-    """Pass on what each says to the other until one is gone.
+    """Pass the messages of each side to the other until one is gone.
 
-    Who has asked waits for the answer, and each writes a message at once: a read has all of one, and no more.
+    A side that has sent a request waits for the answer, and each side writes a message at once: one read gets
+    one whole message.
     """
     other = {ours: slurms, slurms: ours}
     poll = select.poll()
@@ -86,8 +114,8 @@ def _relay(ours: int, slurms: int) -> None:
                 message = os.read(file, _PMI_BYTES)
                 if not message:
                     return
-                if message.startswith(b"cmd=maxes "):  # no message of PMI-2 does
-                    message = message.replace(_CLAIMED, _SAFE)
+                if message.startswith(b"cmd=maxes "):  # PMI-2 has no such message
+                    message = message.replace(_OFFERED, _SAFE)
                 os.write(other[file], message)
     except OSError:  # as when a side is killed between two messages
         return
@@ -100,7 +128,7 @@ def _become(command: list[str], log: int) -> None:
     os.dup2(log, 2)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    for number in (signal.SIGUSR1, signal.SIGUSR2):  # until the rank can act on it, a warning is not its end
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # a request for a checkpoint must not end a starting rank
         signal.signal(number, signal.SIG_IGN)
     try:
         os.execvp(command[0], command)  # noqa: S606  # no shell is wanted
@@ -114,4 +142,4 @@ def _write(file: int, **fields: object) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]))
