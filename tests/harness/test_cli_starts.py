@@ -70,3 +70,25 @@ def test_a_closed_pipe_is_no_traceback():
     done = subprocess.run(["sh", "-c", command], env=environment, text=True, capture_output=True, check=False)
     assert done.stderr == ""
     assert done.stdout.startswith("demo: ")
+
+
+def test_commands_that_run_studies_import_nothing_of_analysis(tmp_path):
+    sweep = tmp_path / "one.yaml"
+    sweep.write_text(
+        "sweep: one\nworkload: digits\ntarget: {metric: accuracy, at_least: 0.5}\noptimizer: {lr: 0.1}\n"
+        "training: {global_batch_size: 256, epochs: 1}\nmethods: [{name: sgd}]\nworld_size: 1\nrepeats: 1\n"
+    )
+    loop = RUNNER.replace(
+        "sys.exit(main())",
+        "codes = [main([*words, '--runs', sys.argv[1]]) for words in (\n"
+        "    ['plan', '-f', sys.argv[2], '--site', 'local'], ['submit', '-f', sys.argv[2], '--dry-run'],\n"
+        "    ['run', '-f', sys.argv[2]], ['status', 'one'], ['status', 'one', '--json'], ['logs', 'sgd-p1'],\n"
+        "    ['submit', '-f', sys.argv[2]], ['cancel', 'one'], ['retry', 'one'])]\n"
+        "sys.exit(any(codes) or str([name for name in sys.modules if name.startswith('analysis')]))",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", loop, str(tmp_path / "runs"), str(sweep)],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}, text=True, capture_output=True, check=False,
+    )  # fmt: skip
+    assert "[]" in done.stderr, done.stdout + done.stderr
+    assert "1 cell completed already" in done.stdout
