@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 
+from harness.training.world.single_copy import find_readable_peers
 from kfac_core import KFACConfig
 from kfac_core.collectives import Communicator, connect
 from kfac_core.config import Costs
@@ -206,7 +207,7 @@ def _serve(
     file_store = FileStore(store, world_size)
     backend = "nccl" if gpus else "gloo"
     dist.init_process_group(backend, store=file_store, rank=rank, world_size=world_size)
-    rows = list(operations(connect(single_copy=single_copy), sizes, device))
+    rows = list(operations(connect(find_peers=find_readable_peers if single_copy else None), sizes, device))
     if rank == 0:
         results.put(rows)
     dist.barrier()

@@ -214,7 +214,7 @@ def _size_pairs(points: Sequence[Sequence[float]]) -> tuple[tuple[int, float], .
     good = all(isinstance(n, int) and _is_positive(n) and _is_positive(s) for n, s in pairs)
     if not good or len({n for n, _ in pairs}) < max(2, len(pairs)):
         raise ConfigError(
-            f"inverse_seconds={points!r} must be pairs of a size and seconds, two or more, each size once: "
+            f"inverse_seconds={points!r} are not pairs of a size and seconds, two or more, each size once: "
             "[[64, 0.0002], [576, 0.014]]"
         )
     return tuple(sorted((int(n), float(seconds)) for n, seconds in pairs))

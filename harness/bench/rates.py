@@ -1,4 +1,4 @@
-"""What this machine can do, measured where the benchmark runs: products, copies, the link between ranks."""
+"""The rates of this machine: products, copies, the link between ranks; measured where the benchmark runs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from harness.training.world.single_copy import find_readable_peers
 from kfac_core.collectives import connect
 from kfac_core.kernels.matmul import multiply
 
@@ -24,12 +25,12 @@ class Rates:
     """The best of several repetitions on one rank, all ranks measuring at the same time.
 
     Attributes:
-        flops: of a float32 matrix product, 1/s; the best of square and of tall and narrow shapes, and of
-            torch's BLAS and the products that K-FAC uses.
-        blas_flops: the same of torch's BLAS alone, which is what other packages multiply with.
+        flops: of a float32 matrix product, 1/s; the best of square, tall and narrow shapes, by torch's BLAS
+            or by the products that K-FAC uses.
+        blas_flops: the same by torch's BLAS alone, which other packages use.
         copy_bytes: read and written by a copy of 64 MB, bytes/s.
-        link_bytes: of a 16 MB buffer over the time of its all-reduce, the way that K-FAC's sums travel,
-            bytes/s; None in a world of one.
+        link_bytes: bytes of a 16 MB buffer over the time of its all-reduce by K-FAC's communicator, bytes/s;
+            None in a world of one.
     """
 
     flops: float
@@ -39,7 +40,7 @@ class Rates:
 
 
 def measure_rates() -> Rates:
-    """Measure; every rank calls it."""
+    """Measure all rates; every rank must call it."""
     flops = blas_flops = 0.0
     for rows, inner, columns in _PRODUCTS:
         left, right = torch.randn(inner, rows), torch.randn(inner, columns)
@@ -52,7 +53,7 @@ def measure_rates() -> Rates:
     copy_bytes = 8.0 * _COPIED_ELEMENTS / _least_seconds(lambda: target.copy_(source))
     link_bytes = None
     if dist.is_initialized():
-        buffer, communicator = torch.zeros(_REDUCED_ELEMENTS), connect()
+        buffer, communicator = torch.zeros(_REDUCED_ELEMENTS), connect(find_peers=find_readable_peers)
         link_bytes = 4.0 * _REDUCED_ELEMENTS / _least_seconds(lambda: communicator.all_reduce(buffer))
     return Rates(flops, blas_flops, copy_bytes, link_bytes)
 

@@ -28,7 +28,7 @@ class Environment:
         cpus: CPUs that rank 0 may run on.
         threads: threads that torch uses in each rank.
         hosts: host of every rank, in rank order.
-        near: ranks whose memory rank 0 reads directly (`kfac_core.collectives.single_copy`).
+        near: ranks whose memory rank 0 reads directly (`harness.training.world.single_copy`).
         keeps_freed_memory: whether malloc keeps freed memory (`harness.training.malloc`).
     """
 

@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 
 from analysis.cost_model.models import read_model
+from harness.training.world.single_copy import find_readable_peers
 from kfac_core import KFACConfig
 from kfac_core.collectives import Communicator, connect
 from kfac_core.collectives.mpi import MPICommunicator, library_name
@@ -110,8 +111,12 @@ def time_world(folder: str) -> None:
     mpi = MPICommunicator()
     store = dist.FileStore(f"{folder}/store", mpi.world_size)
     dist.init_process_group("gloo", store=store, rank=mpi.rank, world_size=mpi.world_size)
-    over: dict[str, Communicator] = {"gloo": connect(single_copy=False), "near": connect(), "mpi": mpi}
-    if len(over["near"].near) < mpi.world_size - 1:
+    over: dict[str, Communicator] = {
+        "gloo": connect(),
+        "near": connect(find_peers=find_readable_peers),
+        "mpi": mpi,
+    }
+    if len(over["near"].readable_peers) < mpi.world_size - 1:
         raise SystemExit("these ranks may not read each other's memory: there is nothing to compare")
     order = random.Random(Path(folder).name)  # noqa: S311  the same on every rank, no secret
     found = []

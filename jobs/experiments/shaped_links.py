@@ -76,7 +76,6 @@ def measure(folder: Path) -> None:
                         **os.environ,
                         "GLOO_SOCKET_IFNAME": "eth0",
                         "OMP_NUM_THREADS": "1",
-                        "KFAC_SINGLE_COPY": "0",
                     },
                 )
                 for rank, name in enumerate(names)

@@ -8,23 +8,26 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from kfac_core.collectives.communicator import Communicator, PendingCollective
+from kfac_core.collectives.peer_memory import PeerFinder, PeerMemory
 from kfac_core.collectives.single import SingleCommunicator
 from kfac_core.collectives.split_wait import SplitWait
 from kfac_core.collectives.torch_distributed import TorchCommunicator
 from kfac_core.errors import ConfigError
 
-__all__ = ["Communicator", "PendingCollective", "SplitWait", "connect"]
+__all__ = ["Communicator", "PeerFinder", "PeerMemory", "PendingCollective", "SplitWait", "connect"]
 
 
-def connect(process_group: dist.ProcessGroup | None = None, *, single_copy: bool = True) -> Communicator:
+def connect(
+    process_group: dist.ProcessGroup | None = None, *, find_peers: PeerFinder | None = None
+) -> Communicator:
     """The communicator of this process: torch.distributed where it is initialised, else a world of one.
 
     Every rank of the group calls it at the same time.
 
     Args:
         process_group: the ranks that work together; None is the whole world.
-        single_copy: whether ranks on one host that exchange over Gloo may read each other's memory instead,
-            where their kernel lets them.
+        find_peers: for ranks on one host that communicate over Gloo: finds those whose memory this rank may
+            read instead. None, the default, reads nobody's memory.
 
     Raises:
         ConfigError: this rank is no member of the group.
@@ -35,4 +38,4 @@ def connect(process_group: dist.ProcessGroup | None = None, *, single_copy: bool
         raise ConfigError(f"rank {dist.get_rank()} is no member of process_group, and cannot run K-FAC in it")
     if dist.get_world_size(process_group) == 1:
         return SingleCommunicator()
-    return TorchCommunicator(process_group, single_copy=single_copy)
+    return TorchCommunicator(process_group, find_peers=find_peers)

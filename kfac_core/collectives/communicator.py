@@ -1,4 +1,4 @@
-"""The protocol of the drawer: what K-FAC asks of a network, in flat buffers cut into one part per rank."""
+"""The communicator protocol: the collectives that K-FAC needs, on flat buffers with one part per rank."""
 
 from __future__ import annotations
 
@@ -11,53 +11,54 @@ from torch import Tensor
 from kfac_core.placement import Ranks
 from kfac_core.timing.timer import Traffic
 
-Finish = Callable[[], None]
-"""Waits for the end of something that was begun."""
+Wait = Callable[[], None]
+"""Waits until a started operation has finished."""
 
 
-def nothing() -> None:
-    """The end of what is over already."""
+def no_wait() -> None:
+    """The `Wait` of an operation that has already finished."""
 
 
 @dataclass(frozen=True)
 class PendingCollective:
-    """An exchange that was begun; called, it waits for all of it.
+    """A collective that was started; calling it waits until it is complete.
 
     Attributes:
-        arrive: waits until this rank's result is in the buffer; before that nobody touches the buffer.
-        release: after that, waits until peers have what they need of it; before that nobody writes there.
+        wait: waits until this rank's result is in the buffer; do not touch the buffer before.
+        release: after `wait`, waits until peers have read what they need; do not write the buffer before.
     """
 
-    arrive: Finish
-    release: Finish = nothing
+    wait: Wait
+    release: Wait = no_wait
 
     def __call__(self) -> None:
-        """Arrive and release."""
-        self.arrive()
+        """Wait, then release."""
+        self.wait()
         self.release()
 
 
 class Communicator(Protocol):
-    """Moves flat buffers between ranks; counts what it is handed.
+    """Runs collectives on flat buffers and counts the bytes that this rank hands over.
 
-    A buffer that several ranks have parts in is cut by `sizes`: consecutive element counts, one a member
-    of the group, zeros allowed. Every member calls with the same sizes.
+    `sizes` divides a buffer into one part per member of the group: consecutive element counts, zeros allowed.
+    Every member passes the same sizes.
 
     Attributes:
-        in_background: whether an exchange that was begun is under way before its end is waited for.
-        near: ranks whose memory this one reads, where others would send it what is there.
+        in_background: whether a started collective makes progress before it is waited for.
+        readable_peers: ranks whose memory this rank reads directly, so that they need not send.
     """
 
     rank: int
     world_size: int
     in_background: bool
-    near: frozenset[int]
+    readable_peers: frozenset[int]
     traffic: Traffic
 
     def prepare(self, groups: Sequence[Ranks], like: Tensor) -> None:
-        """Make ready for exchanges of buffers like `like` inside these groups.
+        """Create these groups for collectives on buffers like `like`.
 
-        Every rank calls it at the same time, with all groups in one order, also those it is no member of.
+        Every rank calls it at the same time with all groups in the same order, including groups that it is
+        not a member of.
         """
         ...
 
@@ -65,29 +66,30 @@ class Communicator(Protocol):
         """Sum `buffer` over the world, in place."""
         ...
 
-    def begin_all_reduce(self, buffer: Tensor) -> PendingCollective:
-        """Begin to sum `buffer` over the world, in place; several may be under way, begun in one order."""
+    def all_reduce_async(self, buffer: Tensor) -> PendingCollective:
+        """Start to sum `buffer` over the world, in place; all ranks start collectives in the same order."""
         ...
 
     def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> PendingCollective:
-        """Begin to bring every part to its owner, whose own part then holds the sum of the *other* ranks'.
+        """Start to reduce every part to its owner, whose own part then holds the sum of the *other* ranks'.
 
-        What it held before is lost, and so are the other parts. Several may be under way, begun in one order.
+        Previous contents of the own part are lost, and so are the other parts. All ranks start collectives
+        in the same order.
         """
         ...
 
     def gather_parts(self, buffer: Tensor, sizes: Sequence[int], group: Ranks) -> None:
-        """Each member of `group` has filled its part; afterwards every member holds all parts."""
+        """All-gather: each member of `group` has filled its part; afterwards every member holds all parts."""
         ...
 
     def broadcast(self, buffer: Tensor, source: int) -> None:
-        """Make `buffer` on every rank what it is on `source`."""
+        """Copy `buffer` from `source` to every rank."""
         ...
 
-    def apart(self) -> Communicator:
-        """The same world and counters, for exchanges that may mingle with this one's in any order."""
+    def duplicate(self) -> Communicator:
+        """A communicator of the same ranks and counters, whose collectives may interleave with this one's."""
         ...
 
-    def meet(self, group: Ranks) -> None:
-        """Return when every member of `group` has called this; it moves nothing and is not counted."""
+    def barrier(self, group: Ranks) -> None:
+        """Return when every member of `group` has called this; not counted as traffic."""
         ...

@@ -1,4 +1,4 @@
-"""Collectives over MPI: the data plane of CPU ranks, and of GPU ranks where the MPI library is CUDA-aware."""
+"""Collectives over MPI, for CPU ranks, and for GPU ranks where the MPI library is CUDA-aware."""
 
 from __future__ import annotations
 
@@ -21,38 +21,35 @@ from kfac_core.timing.timer import Traffic
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-PEER_TIMEOUT_SECONDS = 300.0  # torch.distributed waits as long for a lost peer in the harness
+PEER_TIMEOUT_SECONDS = 300.0  # as the harness sets it for torch.distributed
 
-# MPICH sums into scratch memory as large as what it is handed. Beyond some MB the C library returns that to
-# the system after every call, and the page faults cost as much as the sum: in pieces 100 MB take half the
-# time.
+# MPICH sums into scratch memory as large as the buffer. Beyond some MB the C library returns that memory to
+# the system after every call, and the page faults cost as much as the sum. Pieces avoid that.
 _PIECE_BYTES = 4 << 20
 
-_WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}  # MPI has no sum for them
+_WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}  # MPI cannot sum the narrow ones
 
 
 class MPICommunicator:
-    """An MPI communicator of its own, with subgroups made on first use.
+    """A duplicated MPI communicator, with subgroups created on first use.
 
-    Tensors are handed to MPI where they lie: no copy is made of what is moved. Every exchange is one
-    collective, however many parts it has, but for large sums, which are made piece by piece. Moves are exact
-    in every dtype. Sums of float64, float32 and integers are MPI's own; bfloat16 and float16 are summed in
-    float32 and rounded once.
+    MPI reads and writes the tensors in place, without a copy. Every call is one collective, however many
+    parts it has; only large sums are made piece by piece. Moves are exact in every dtype. Sums of float64,
+    float32 and integers are MPI's own; bfloat16 and float16 are summed in float32 and rounded once.
 
-    Each collective is started without blocking and tested until it is complete, giving way to other
-    processes meanwhile: MPI's own wait has no end when a peer is lost, and spins on the core that a late
-    peer may need.
+    Each collective is non-blocking and tested until it is complete, yielding the core in between. MPI's own
+    wait never returns when a peer is lost, and spins on the core that a late peer may need.
 
     Args:
         base: the ranks that work together, duplicated here (a collective call); None is MPI's world.
-        timeout_seconds: a collective that takes longer has lost a peer.
+        timeout_seconds: after this time in one collective a peer counts as lost.
 
     Raises:
         ImportError: mpi4py or an MPI library is missing.
     """
 
-    in_background = False  # nobody makes progress on what is not waited for
-    near: frozenset[int] = frozenset()  # MPI may do so itself, and does not say
+    in_background = False  # MPI makes no progress outside its calls
+    readable_peers: frozenset[int] = frozenset()  # MPI may read peers' memory itself, but does not report it
 
     def __init__(
         self, base: MPI.Intracomm | None = None, timeout_seconds: float = PEER_TIMEOUT_SECONDS
@@ -74,23 +71,23 @@ class MPICommunicator:
         }  # fmt: skip
 
     def prepare(self, groups: Sequence[Ranks], like: Tensor) -> None:
-        """Nothing: MPI makes a group among its members, whatever other groups each of them knows."""
+        """Nothing: MPI creates a group among its members alone, on first use."""
 
     def all_reduce(self, buffer: Tensor) -> None:
         """Sum `buffer` over the world, in place."""
         self._count(buffer)
         wide = self._widened(buffer)
         for piece in _pieces(wide):
-            self._finish([self._start_sum(piece)], "all_reduce", buffer)
+            self._wait([self._start_sum(piece)], "all_reduce", buffer)
         if wide is not buffer:
             buffer.copy_(wide)
 
-    def begin_all_reduce(self, buffer: Tensor) -> PendingCollective:
-        """The same, when its end is waited for."""
+    def all_reduce_async(self, buffer: Tensor) -> PendingCollective:
+        """The same, run when it is waited for."""
         return PendingCollective(partial(self.all_reduce, buffer))
 
     def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> PendingCollective:
-        """One reduce-scatter, when its end is waited for."""
+        """One reduce-scatter, run when it is waited for."""
         return PendingCollective(partial(self._reduce_parts, buffer, sizes))
 
     def gather_parts(self, buffer: Tensor, sizes: Sequence[int], group: Ranks) -> None:
@@ -98,34 +95,34 @@ class MPICommunicator:
         own = buffer.split(list(sizes))[group.index(self.rank)]
         if own.numel():
             self._count(own)
-        _ready(buffer)
+        _synchronize(buffer)
         starts = [0, *accumulate(sizes)][:-1]
         message = [self._raw(buffer), (list(sizes), starts), self._moved[buffer.element_size()]]
         request = self._group(group).Iallgatherv(self._mpi.IN_PLACE, message)
-        self._finish([request], "gather_parts", buffer)
+        self._wait([request], "gather_parts", buffer)
 
     def broadcast(self, buffer: Tensor, source: int) -> None:
         """One broadcast over the world."""
         if source == self.rank:
             self._count(buffer)
-        _ready(buffer)
+        _synchronize(buffer)
         message = [self._raw(buffer), self._moved[buffer.element_size()]]
-        self._finish([self._all.Ibcast(message, source)], "broadcast", buffer)
+        self._wait([self._all.Ibcast(message, source)], "broadcast", buffer)
 
-    def apart(self) -> MPICommunicator:
-        """This one: what is waited for at once does not mingle."""
+    def duplicate(self) -> MPICommunicator:
+        """This communicator: collectives that run when waited for do not interleave."""
         return self
 
-    def meet(self, group: Ranks) -> None:
+    def barrier(self, group: Ranks) -> None:
         """A barrier of the group."""
-        self.finish_all([self._group(group).Ibarrier()], "meet")
+        self.wait_all([self._group(group).Ibarrier()], "barrier")
 
     def start_all_reduce(self, buffer: Tensor) -> tuple[Tensor, list[MPI.Request]]:
-        """Begin to sum `buffer` over the world.
+        """Start to sum `buffer` over the world.
 
         Returns:
-            Where the sum will be, `buffer` itself but for dtypes that are summed in float32, not to be
-            touched before `finish_all` has waited for the requests beside it.
+            The tensor that will hold the sum and its requests. It is `buffer` itself, except for dtypes that
+            are summed in float32; do not touch it before `wait_all` has returned.
 
         Raises:
             ConfigError: MPI has no sum for its dtype, or cannot reach its device.
@@ -134,28 +131,28 @@ class MPICommunicator:
         wide = self._widened(buffer)
         return wide, [self._start_sum(piece) for piece in _pieces(wide)]
 
-    def finish_all(self, requests: Sequence[MPI.Request], what: str) -> None:
+    def wait_all(self, requests: Sequence[MPI.Request], what: str) -> None:
         """Wait until all requests are complete.
 
         Raises:
-            TimeoutError: they were not in time.
+            TimeoutError: they took longer than `timeout_seconds`.
         """
-        ends = time.monotonic() + self._timeout_seconds
+        deadline = time.monotonic() + self._timeout_seconds
         while not self._mpi.Request.Testall(list(requests)):
-            if time.monotonic() > ends:
+            if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"{what} over MPI: rank {self.rank} of {self.world_size} waited "
-                    f"{self._timeout_seconds:g} s for its peers: one of them is lost, or does something else"
+                    f"{self._timeout_seconds:g} s for its peers: one of them is lost, or is in another call"
                 )
             os.sched_yield()
 
     def _start_sum(self, buffer: Tensor) -> MPI.Request:
-        _ready(buffer)
+        _synchronize(buffer)
         message = [self._raw(buffer), self._sum_type(buffer)]
         return self._all.Iallreduce(self._mpi.IN_PLACE, message, op=self._mpi.SUM)
 
     def _reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> None:
-        """One reduce-scatter; large parts piece by piece, a reduce-scatter an owner, all owners at once."""
+        """One reduce-scatter; large parts piece by piece, one reduce-scatter per owner, all at once."""
         self._count(buffer)
         buffer.split(list(sizes))[self.rank].zero_()
         wide = self._widened(buffer)
@@ -173,19 +170,19 @@ class MPICommunicator:
             buffer.split(list(sizes))[self.rank].copy_(parts[self.rank])
 
     def _reduce_scatter(self, sums: Sequence[tuple[Tensor, list[int]]], own: Tensor, whole: Tensor) -> None:
-        """Sum each tensor, cut by its counts, over the world; what this rank gets of them goes to `own`."""
-        received = torch.empty_like(own)  # in place, MPI would leave it at the beginning of the tensor
-        _ready(whole)
+        """Sum each tensor, divided by its counts, over the world; this rank's part goes to `own`."""
+        received = torch.empty_like(own)  # in place, MPI would write it to the start of the tensor
+        _synchronize(whole)
         requests = []
         for tensor, counts in sums:
             mine = received if counts[self.rank] else received[:0]
             send, receive = ([self._raw(one), self._sum_type(one)] for one in (tensor, mine))
             requests.append(self._all.Ireduce_scatter(send, receive, counts, op=self._mpi.SUM))
-        self._finish(requests, "reduce_parts", whole)
+        self._wait(requests, "reduce_parts", whole)
         own.copy_(received)
 
-    def _finish(self, requests: Sequence[MPI.Request], what: str, buffer: Tensor) -> None:
-        self.finish_all(requests, f"{what} of {buffer.numel()} x {buffer.dtype}")
+    def _wait(self, requests: Sequence[MPI.Request], what: str, buffer: Tensor) -> None:
+        self.wait_all(requests, f"{what} of {buffer.numel()} x {buffer.dtype}")
 
     def _group(self, ranks: Ranks) -> MPI.Intracomm:
         if ranks not in self._groups:
@@ -194,10 +191,10 @@ class MPICommunicator:
         return self._groups[ranks]
 
     def _raw(self, buffer: Tensor) -> Any:
-        """The tensor's own memory, for MPI.
+        """The tensor's memory as an MPI buffer.
 
         Raises:
-            ConfigError: it does not lie in one piece, or on a device that MPI cannot read.
+            ConfigError: the tensor is not contiguous, or on a device that MPI cannot read.
         """
         if not buffer.is_contiguous():
             raise ConfigError(f"MPI moves contiguous tensors; got strides {buffer.stride()}")
@@ -224,7 +221,7 @@ class MPICommunicator:
 
 
 def is_cuda_aware() -> bool:
-    """Whether the MPI library says that it takes device pointers (MPICH's and Open MPI's own extension)."""
+    """Whether the MPI library reports that it takes device pointers (an extension of MPICH and Open MPI)."""
     from mpi4py import MPI  # noqa: PLC0415  # importing it starts MPI
 
     try:
@@ -251,11 +248,11 @@ def _pieces(buffer: Tensor) -> Sequence[Tensor]:
 
 
 def _only(owner: int, piece: Tensor, sizes: Sequence[int]) -> list[int]:
-    """Counts of a reduce-scatter that hands all of `piece` to its owner."""
+    """Counts of a reduce-scatter that gives all of `piece` to its owner."""
     return [piece.numel() if rank == owner else 0 for rank in range(len(sizes))]
 
 
-def _ready(buffer: Tensor) -> None:
-    """Let the device finish what is queued before MPI, which knows no streams, reads its memory."""
+def _synchronize(buffer: Tensor) -> None:
+    """Wait for the device's queued work: MPI, which does not know streams, reads its memory next."""
     if buffer.is_cuda:
         torch.cuda.current_stream(buffer.device).synchronize()

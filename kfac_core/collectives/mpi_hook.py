@@ -1,4 +1,4 @@
-"""DistributedDataParallel with its gradients averaged over MPI: a communication hook.
+"""A DistributedDataParallel communication hook that averages gradients over MPI.
 
 communicator = MPICommunicator()
 model.register_comm_hook(MPIGradients(communicator), average_over_mpi)
@@ -17,20 +17,20 @@ from kfac_core.collectives.mpi import MPICommunicator
 
 
 class MPIGradients:
-    """What the hook carries from bucket to bucket: the sums that are on their way.
+    """State of the hook: the pending sums of the buckets so far.
 
     Args:
-        communicator: counts the buckets in its traffic; may be the one that K-FAC works over.
+        communicator: counts the buckets in its traffic; may be K-FAC's own.
     """
 
     def __init__(self, communicator: MPICommunicator) -> None:
         self.communicator = communicator
         self._started: list[tuple[Tensor, Tensor, Future[Tensor]]] = []
-        self._requests: list[Any] = []  # of mpi4py, which is not imported before a communicator is made
+        self._requests: list[Any] = []  # mpi4py's, which is imported only with a communicator
 
     def add(self, buffer: Tensor) -> Future[Tensor]:
         """Start to average a bucket, in place."""
-        buffer /= self.communicator.world_size  # before the sum, as DDP does: half precision overflows late
+        buffer /= self.communicator.world_size  # before the sum, as in DDP: half precision overflows later
         summed, requests = self.communicator.start_all_reduce(buffer)
         future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
         self._started.append((buffer, summed, future))
@@ -39,7 +39,7 @@ class MPIGradients:
 
     def finish(self) -> None:
         """Wait for all buckets."""
-        self.communicator.finish_all(self._requests, f"average of {len(self._started)} gradient buckets")
+        self.communicator.wait_all(self._requests, f"average of {len(self._started)} gradient buckets")
         for buffer, summed, future in self._started:
             future.set_result(buffer if summed is buffer else buffer.copy_(summed))
         self._started, self._requests = [], []
@@ -48,8 +48,8 @@ class MPIGradients:
 def average_over_mpi(state: MPIGradients, bucket: GradBucket) -> Future[Tensor]:
     """Average a bucket of gradients over the ranks, for `DistributedDataParallel.register_comm_hook`.
 
-    Every bucket's sum is started when its gradients are there, and all are waited for behind the last one:
-    they overlap with the backward pass as far as the MPI library makes progress by itself.
+    Every bucket's sum starts when its gradients are ready, and all are waited for after the last bucket. They
+    overlap with the backward pass as far as the MPI library makes progress by itself.
 
     Raises:
         TimeoutError: a rank is lost.

@@ -1,4 +1,4 @@
-"""The world of one rank: nothing to move."""
+"""The communicator of a world of one rank."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from kfac_core.collectives.communicator import PendingCollective, nothing
+from kfac_core.collectives.communicator import PendingCollective, no_wait
 from kfac_core.placement import Ranks
 from kfac_core.timing.timer import Traffic
 
 
 class SingleCommunicator:
-    """Every sum is complete and every part is here already."""
+    """Every collective is complete at once."""
 
     rank = 0
     world_size = 1
     in_background = True
-    near: frozenset[int] = frozenset()
+    readable_peers: frozenset[int] = frozenset()
 
     def __init__(self) -> None:
         self.traffic = Traffic()
 
     def prepare(self, groups: Sequence[Ranks], like: Tensor) -> None:
-        """There are none."""
+        """Nothing to prepare."""
 
     def all_reduce(self, buffer: Tensor) -> None:
         """Nothing to add."""
 
-    def begin_all_reduce(self, buffer: Tensor) -> PendingCollective:
+    def all_reduce_async(self, buffer: Tensor) -> PendingCollective:
         """Nothing to add."""
-        return PendingCollective(nothing)
+        return PendingCollective(no_wait)
 
     def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> PendingCollective:
-        """There are no others."""
+        """Zero: the sum over no other ranks."""
         buffer.zero_()
-        return PendingCollective(nothing)
+        return PendingCollective(no_wait)
 
     def gather_parts(self, buffer: Tensor, sizes: Sequence[int], group: Ranks) -> None:
         """Nothing to fetch."""
@@ -43,9 +43,9 @@ class SingleCommunicator:
     def broadcast(self, buffer: Tensor, source: int) -> None:
         """Nothing to fetch."""
 
-    def apart(self) -> SingleCommunicator:
-        """Nothing can mingle."""
+    def duplicate(self) -> SingleCommunicator:
+        """This communicator: nothing can interleave."""
         return self
 
-    def meet(self, group: Ranks) -> None:
-        """Nobody to wait for."""
+    def barrier(self, group: Ranks) -> None:
+        """No other rank to wait for."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kfac_core.collectives import direct
 from kfac_core.collectives.communicator import PendingCollective
-from kfac_core.collectives.single_copy import find_readable_peers
+from kfac_core.collectives.peer_memory import PeerFinder
 from kfac_core.placement import Ranks
 from kfac_core.timing.timer import Traffic
 
@@ -31,31 +31,33 @@ class TorchCommunicator:
 
     Args:
         process_group: the ranks that work together, this one among them; None is the whole world.
-        single_copy: whether ranks of one host may read each other's memory.
+        find_peers: finds the ranks on this host whose memory this rank reads; None reads none.
 
     Attributes:
-        near: ranks whose memory this one reads.
+        readable_peers: ranks whose memory this rank reads.
     """
 
     in_background = True
 
-    def __init__(self, process_group: dist.ProcessGroup | None = None, *, single_copy: bool = True) -> None:
+    def __init__(
+        self, process_group: dist.ProcessGroup | None = None, *, find_peers: PeerFinder | None = None
+    ) -> None:
         whole = process_group if process_group is not None else dist.group.WORLD
         assert whole is not None  # noqa: S101  torch.distributed is initialised
         self._all = whole
         self._gloo = "gloo" in dist.get_backend(whole)
         self._global_ranks = dist.get_process_group_ranks(self._all)
-        self._single_copy = single_copy
+        self._find_peers = find_peers
         self.rank = dist.get_rank(self._all)
         self.world_size = len(self._global_ranks)
         self.traffic = Traffic()
         self._timeout = _timeout(whole)  # else a new group waits for a lost peer as long as torch's default
         seconds = self._timeout.total_seconds() if self._timeout is not None else None
-        near, self._all_near = (
-            find_readable_peers(whole, seconds) if self._gloo and single_copy else ({}, False)
+        peers, self._all_readable = (
+            find_peers(whole, seconds) if self._gloo and find_peers is not None else ({}, False)
         )
-        self.near = frozenset(near)
-        self._peers = [direct.Peer(place, near.get(rank)) for rank, place in enumerate(self._global_ranks)]
+        self.readable_peers = frozenset(peers)
+        self._peers = [direct.Peer(place, peers.get(rank)) for rank, place in enumerate(self._global_ranks)]
         self._tag = 0  # of the newest exchange that goes straight from rank to rank
         self._groups: dict[Ranks, dist.ProcessGroup] = {tuple(range(self.world_size)): self._all}
 
@@ -73,12 +75,12 @@ class TorchCommunicator:
 
     def all_reduce(self, buffer: Tensor) -> None:
         """Sum `buffer` over the world, in place."""
-        self.begin_all_reduce(buffer)()
+        self.all_reduce_async(buffer)()
 
-    def begin_all_reduce(self, buffer: Tensor) -> PendingCollective:
+    def all_reduce_async(self, buffer: Tensor) -> PendingCollective:
         """The same without waiting for it."""
         self._count(buffer)
-        if self._all_near and self._is_direct(buffer) and buffer.is_contiguous():
+        if self._all_readable and self._is_direct(buffer) and buffer.is_contiguous():
             parts = buffer.view(-1).tensor_split(self.world_size)
             return direct.all_reduce(parts, self.rank, self._peers, self._all, self._next_tag())
         return PendingCollective(partial(_wait, [dist.all_reduce(buffer, group=self._all, async_op=True)]))
@@ -120,17 +122,17 @@ class TorchCommunicator:
             self._count(buffer)
         dist.broadcast(buffer, self._global_ranks[source], group=self._all)
 
-    def apart(self) -> TorchCommunicator:
+    def duplicate(self) -> TorchCommunicator:
         """A process group of its own for the same ranks."""
         made = self._made(self._global_ranks, member=True)
         assert made is not None  # noqa: S101  this rank is a member
         if "nccl" in dist.get_backend(self._all):
             dist.barrier(group=made)  # connected now, not in a hook that not all ranks may reach at once
-        other = TorchCommunicator(made, single_copy=self._single_copy)
+        other = TorchCommunicator(made, find_peers=self._find_peers)
         other.traffic = self.traffic
         return other
 
-    def meet(self, group: Ranks) -> None:
+    def barrier(self, group: Ranks) -> None:
         """A barrier of the group; over Gloo a word from each member to each other."""
         if self._gloo:
             words, members = torch.zeros(len(group)).split(1), [self._peers[rank] for rank in group]

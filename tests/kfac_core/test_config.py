@@ -39,10 +39,10 @@ TWO = [[64, 1e-4], [576, 1e-2]]
         ({"costs": 5}, "costs=5 is no mapping of inverse_seconds"),
         ({"costs": {"inverse_seconds": TWO, "links": 1}}, r"costs=\{.*'links': 1\} is no mapping of"),
         ({"costs": {"inverse_seconds": TWO[:1]}}, "two or more, each size once"),
-        ({"costs": {"inverse_seconds": [[64, 1e-4], [8, 0]]}}, r"are no pairs of a size and seconds"),
-        ({"costs": {"inverse_seconds": [[64, 1e-4], [1.5, 1e-5]]}}, r"are no pairs of a size and seconds"),
+        ({"costs": {"inverse_seconds": [[64, 1e-4], [8, 0]]}}, r"are not pairs of a size and seconds"),
+        ({"costs": {"inverse_seconds": [[64, 1e-4], [1.5, 1e-5]]}}, r"are not pairs of a size and seconds"),
         ({"costs": {"inverse_seconds": [*TWO, [64, 2e-4]]}}, "two or more, each size once"),
-        ({"costs": {"inverse_seconds": 3}}, "inverse_seconds=3 are no pairs of a size and seconds"),
+        ({"costs": {"inverse_seconds": 3}}, "inverse_seconds=3 are not pairs of a size and seconds"),
     ],
 )
 def test_bad_values_are_refused(options, message):

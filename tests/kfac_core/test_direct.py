@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from harness.training.world.single_copy import find_readable_peers
 from kfac_core.collectives import direct
 from kfac_core.collectives.torch_distributed import TorchCommunicator
 
@@ -17,12 +18,13 @@ ROUNDS = 5  # back to back, so that a message taken for one of another round wou
 
 def on_hosts(rank: int, world_size: int, ranks_per_host: int) -> TorchCommunicator:
     """A communicator that takes its world for so many ranks a host."""
-    communicator = TorchCommunicator(single_copy=ranks_per_host > 1)
-    assert communicator.near == (set(range(world_size)) - {rank} if ranks_per_host > 1 else set())
+    communicator = TorchCommunicator(find_peers=find_readable_peers if ranks_per_host > 1 else None)
+    assert communicator.readable_peers == (set(range(world_size)) - {rank} if ranks_per_host > 1 else set())
     host = set(range(world_size)[rank // ranks_per_host * ranks_per_host :][:ranks_per_host])
-    communicator._all_near = ranks_per_host >= world_size
+    communicator._all_readable = ranks_per_host >= world_size
     communicator._peers = [
-        peer if place in host else replace(peer, near=None) for place, peer in enumerate(communicator._peers)
+        peer if place in host else replace(peer, process=None)
+        for place, peer in enumerate(communicator._peers)
     ]
     return communicator
 
@@ -32,7 +34,7 @@ def both_ways(rank: int, world_size: int, ranks_per_host: int) -> list[tuple[Ten
     communicator, everyone = on_hosts(rank, world_size, ranks_per_host), tuple(range(world_size))
     found = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(direct, "_CACHED", 5000)
+        patch.setattr(direct, "_CACHED_ELEMENTS", 5000)
         for turn in range(ROUNDS):
             draw = torch.Generator().manual_seed(turn)
             sizes = torch.randint(0, 4, (world_size,), generator=draw).mul_(turn * 9000 + 1).tolist()
@@ -47,7 +49,7 @@ def both_ways(rank: int, world_size: int, ranks_per_host: int) -> list[tuple[Ten
             straight, reduced, later = values.clone(), values.clone(), values.clone()
             with patch.context() as pieces:
                 if turn % 2:  # in several pieces, else whole
-                    pieces.setattr(direct, "_ROOM", 2 * direct._LEAST_PIECE)
+                    pieces.setattr(direct, "_RECEIVE_ELEMENTS", 2 * direct._MIN_PIECE_ELEMENTS)
                 before = communicator.reduce_parts(straight, sizes)
                 after = communicator.reduce_parts(later, sizes)
             after()  # two are under way together, and the second is waited for first
@@ -60,8 +62,8 @@ def both_ways(rank: int, world_size: int, ranks_per_host: int) -> list[tuple[Ten
             for elements in (summed.numel(), 2 * world_size, 1):  # the last is less than a part each
                 one, two = values[:elements].clone(), values[:elements].clone()
                 finish_one, finish_two = (
-                    communicator.begin_all_reduce(one),
-                    communicator.begin_all_reduce(two),
+                    communicator.all_reduce_async(one),
+                    communicator.all_reduce_async(two),
                 )
                 finish_one()
                 finish_two()
@@ -73,14 +75,14 @@ def both_ways(rank: int, world_size: int, ranks_per_host: int) -> list[tuple[Ten
 @pytest.mark.parametrize(
     ("world_size", "ranks_per_host"), [(2, 1), (2, 2), (3, 1), (3, 2), (3, 3), (4, 1), (4, 2), (4, 3), (4, 4)]
 )
-def test_straight_exchanges_equal_gloos_collectives(world, world_size, ranks_per_host):
+def test_point_to_point_exchanges_equal_gloos_collectives(world, world_size, ranks_per_host):
     for found in world(world_size).run(both_ways, ranks_per_host):
         for straight, collective in found:
             torch.testing.assert_close(straight, collective, rtol=1e-14, atol=0)
 
 
 def sums(rank: int, world_size: int, ranks_per_host: int) -> tuple[Tensor, Tensor]:
-    communicator, size = on_hosts(rank, world_size, ranks_per_host), 2 * direct._CACHED + 1
+    communicator, size = on_hosts(rank, world_size, ranks_per_host), 2 * direct._CACHED_ELEMENTS + 1
     values = torch.rand(size * world_size, generator=torch.Generator().manual_seed(rank))
     everywhere = values.clone()
     communicator.reduce_parts(values, [size] * world_size)()
@@ -104,15 +106,15 @@ def arrives_before_others_look(rank: int, world_size: int, ranks_per_host: int) 
     sent, sizes = values.clone(), [20_000, 20_000]
     begun = communicator.reduce_parts(values, sizes)
     if rank == 0:
-        begun.arrive()
+        begun.wait()
     dist.barrier()  # a rank that waited for its own part to be fetched would not come here
     if rank == 1:
-        begun.arrive()
+        begun.wait()
     begun.release()
     return values.split(sizes)[rank], sent.split(sizes)[rank] + (1 - 2 * rank)
 
 
 @pytest.mark.parametrize("ranks_per_host", [1, 2])
-def test_what_a_rank_gets_does_not_wait_for_what_it_gives(world, ranks_per_host):
+def test_waiting_for_a_result_does_not_wait_for_peers_to_read(world, ranks_per_host):
     for got, want in world(2).run(arrives_before_others_look, ranks_per_host):
         assert torch.equal(got, want)

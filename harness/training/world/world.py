@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,8 @@ from harness.training.world.rendezvous import (
     rendezvous_in_folder,
     rendezvous_over_mpi,
 )
-from kfac_core.collectives import Communicator, connect
+from harness.training.world.single_copy import find_readable_peers
+from kfac_core.collectives import Communicator, PeerFinder, connect
 from kfac_core.collectives.mpi import MPICommunicator
 from kfac_core.collectives.single import SingleCommunicator
 
@@ -78,7 +80,9 @@ def join_world(attempt: Attempt, rank: int, world_size: int, local_rank: int) ->
     if backend == "mpi" and mpi is not None:
         return World(rank, world_size, local_rank, device, backend, mpi, store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=PEER_TIMEOUT)
-    return World(rank, world_size, local_rank, device, backend, connect(), store, reason)
+    return World(
+        rank, world_size, local_rank, device, backend, connect(find_peers=_peer_finder(launch)), store, reason
+    )
 
 
 def finalize_world(world: World) -> None:
@@ -94,6 +98,13 @@ def host_names(world: World) -> tuple[str, ...]:
     all_ranks = tuple(range(world.world_size))
     world.communicator.gather_parts(names.view(-1), [TEXT_BYTES] * world.world_size, all_ranks)
     return tuple(decode_text(name) for name in names)
+
+
+def _peer_finder(launch: Launch | None) -> PeerFinder | None:
+    """How ranks of one host read each other's memory; None where the site does not want them to."""
+    if launch is None or not launch.site.reads_peer_memory:
+        return None
+    return partial(find_readable_peers, ptrace_any=launch.site.ptrace_any)
 
 
 def _device(launch: Launch | None, local_rank: int) -> torch.device:

@@ -9,13 +9,15 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 import torch
 from torch import Tensor
 
 from harness.launchers.outcome import _LOST_PEER
-from kfac_core.collectives import single_copy
-from kfac_core.collectives.single_copy import PeerProcess
+from harness.launchers.site import Site
+from harness.training.world import single_copy
+from harness.training.world.single_copy import PeerProcess, find_readable_peers
 from kfac_core.collectives.torch_distributed import TorchCommunicator
 
 PAYLOAD = b"what another process holds in its memory"
@@ -73,12 +75,12 @@ def test_a_process_that_is_gone_counts_as_a_lost_peer(holder, ends):
 def test_an_end_of_the_connection_and_silence_count_as_a_lost_peer(ends):
     near, theirs = ends
     with pytest.raises(TimeoutError, match=r"rank 3.* was silent for 0.2 s") as silent:
-        near.hear(0, 0)
+        near.receive(0, 0)
     theirs.close()
     with pytest.raises(ConnectionError, match=r"rank 3.* is gone") as closed:
-        near.hear(0, 0)
+        near.receive(0, 0)
     with pytest.raises(ConnectionError) as broken:
-        near.tell(0, 0)
+        near.send(0, 0)
     assert all(_LOST_PEER.search(str(caught.value)) for caught in (silent, closed, broken))
 
 
@@ -86,9 +88,9 @@ def test_messages_are_told_apart_and_keep_their_order(ends):
     near, theirs = ends
     peer = PeerProcess(2, os.getpid(), theirs, 0.2)
     for message in ((1, 0, 10), (2, 0, 20), (1, 1, 11), (1, 0, 12), (2, 0, 2**62)):
-        peer.tell(*message)
+        peer.send(*message)
     asked = [(2, 0), (1, 0), (1, 1), (2, 0), (1, 0)]
-    assert [near.hear(*key) for key in asked] == [20, 10, 11, 2**62, 12]
+    assert [near.receive(*key) for key in asked] == [20, 10, 11, 2**62, 12]
     assert not near._inbox
 
 
@@ -98,8 +100,8 @@ def test_both_may_tell_more_than_fits_before_either_hears(ends):
 
     def exchange(peer: PeerProcess) -> list[int]:
         for value in values:
-            peer.tell(0, 0, value)
-        return [peer.hear(0, 0) for _ in values]
+            peer.send(0, 0, value)
+        return [peer.receive(0, 0) for _ in values]
 
     with ThreadPoolExecutor() as threads:
         heard = list(threads.map(exchange, [ends[0], PeerProcess(2, os.getpid(), ends[1], 20.0)]))
@@ -108,7 +110,7 @@ def test_both_may_tell_more_than_fits_before_either_hears(ends):
 
 def test_strangers_are_turned_away_from_where_peers_connect():
     card = torch.tensor([1, os.getpid(), 0, 12345])
-    listener = single_copy._listening(card, 2)
+    listener = single_copy._listening(card, 2, ptrace_any=False)
     stranger = subprocess.Popen(
         [sys.executable, "-c", STRANGER, single_copy._name(card)[1:]], stdout=subprocess.PIPE, text=True
     )
@@ -126,14 +128,14 @@ def near(rank: int, world_size: int, how: str, where: int) -> tuple[list[int], b
     with pytest.MonkeyPatch.context() as patch:
         if rank == where:
             break_off(patch, how)
-        communicator = TorchCommunicator()
+        communicator = TorchCommunicator(find_peers=find_readable_peers)
     values = torch.zeros(world_size, 1000)
     values[rank] = rank + 1.0
     communicator.gather_parts(values.view(-1), [1000] * world_size, tuple(range(world_size)))
     everyone = torch.arange(1.0, world_size + 1)[:, None].expand_as(values)
     arrived = torch.equal(values, everyone)
     communicator.all_reduce(values)
-    return sorted(communicator.near), arrived and torch.equal(values, everyone * world_size)
+    return sorted(communicator.readable_peers), arrived and torch.equal(values, everyone * world_size)
 
 
 def break_off(patch: pytest.MonkeyPatch, how: str) -> None:
@@ -142,8 +144,6 @@ def break_off(patch: pytest.MonkeyPatch, how: str) -> None:
 
     real_name = single_copy._name
     match how:
-        case "switched off":
-            patch.setenv(single_copy.OFF, "0")
         case "refused":
             patch.setattr(single_copy, "read", refuse)
         case "no such call":
@@ -163,7 +163,6 @@ def break_off(patch: pytest.MonkeyPatch, how: str) -> None:
     "how",
     [
         "nothing",
-        "switched off",
         "refused",
         "no such call",
         "another host",
@@ -179,25 +178,54 @@ def test_ranks_are_near_where_each_reads_the_other(world, how, where):
         others = {0, 1, 2} - {rank}
         if how == "no way up":
             assert found == [other for other in sorted(others) if min(rank, other) != where]
-        elif how == "switched off" or (how != "nothing" and rank == where):
+        elif how != "nothing" and rank == where:
             assert found == []
         else:
             assert found == sorted(others if how == "nothing" else others - {where})
 
 
-def test_yamas_restriction_is_lifted_for_this_process_only_where_it_holds(tmp_path, monkeypatch):
+@pytest.mark.parametrize("ptrace_any", [False, True])
+def test_yamas_restriction_is_lifted_only_if_the_site_says_so(tmp_path, monkeypatch, ptrace_any):
     class Libc:
         def __init__(self) -> None:
-            self.asked: list[tuple[object, ...]] = []
+            self.calls: list[tuple[object, ...]] = []
 
         def prctl(self, *arguments: object) -> None:
-            self.asked.append(arguments)
+            self.calls.append(arguments)
 
     libc, scope = Libc(), tmp_path / "ptrace_scope"
     monkeypatch.setattr(single_copy, "_libc", libc)
     monkeypatch.setattr(single_copy, "_YAMA", scope)
-    for number, (value, times) in enumerate([(None, 0), ("0", 0), ("2", 0), ("1", 1)]):
+    for number, (value, restricted) in enumerate([(None, False), ("0", False), ("2", False), ("1", True)]):
         if value is not None:
             scope.write_text(f"{value}\n")
-        single_copy._listening(torch.tensor([1, os.getpid(), 0, 777000 + number]), 1).close()
-        assert len(libc.asked) == times
+        card = torch.tensor([1, os.getpid(), 0, 777000 + number])
+        single_copy._listening(card, 1, ptrace_any=ptrace_any).close()
+        assert len(libc.calls) == (restricted and ptrace_any)
+
+
+def test_a_bare_communicator_reads_nobodys_memory(world):
+    assert world(2).run(bare) == [([], False), ([], False)]
+
+
+def bare(rank: int, world_size: int) -> tuple[list[int], bool]:
+    """Whom a communicator without a finder reads, and whether it has opened a socket to a peer for it."""
+    before = set(psutil.Process().net_connections("unix"))
+    communicator = TorchCommunicator()
+    opened = set(psutil.Process().net_connections("unix")) - before
+    return sorted(communicator.readable_peers), any("kfac-" in str(each.laddr) for each in opened)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reads"),
+    [
+        ({"launcher": "local"}, True),
+        ({"launcher": "local", "single_copy": False}, False),
+        ({"launcher": "slurm"}, False),
+        ({"launcher": "slurm", "single_copy": True}, True),
+    ],
+)
+def test_the_site_decides_and_by_default_only_local_ranks_read(fields, reads):
+    site = Site(name="here", **fields)
+    assert site.reads_peer_memory is reads
+    assert site.ptrace_any is False

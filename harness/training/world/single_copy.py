@@ -1,12 +1,13 @@
-"""Exchanging with ranks on this host by reading their memory.
+"""Communication between ranks of one host by reading each other's memory (cross-memory attach).
 
-What Gloo moves between two processes of a host is copied into the kernel and out of it again, in pieces, by
-threads that wake each other. `process_vm_readv` copies once, out of the peer's buffer into this rank's; MPI
-libraries call it cross-memory attach. Two ranks agree on when over a Unix socket of their own: its messages
-wake the thread that waits for them, and its end tells of a lost peer at once.
+Gloo copies data between two processes of a host into the kernel and out again, in pieces, by threads that
+wake each other. `process_vm_readv` copies it once, from the peer's buffer into this rank's, as MPI libraries
+do. Two ranks synchronise over a Unix socket: its messages wake the waiting thread, and its end reports a lost
+peer.
 
 Nothing of it is left behind in a file system. A kernel may refuse it (containers, Yama), so ranks try it on
-each other before they count on it. `KFAC_SINGLE_COPY=0` in the environment leaves everything to Gloo.
+each other before they rely on it, and Gloo carries what is refused. The site profile's `single_copy` turns it
+on or off, and `ptrace_any` lifts Yama's restriction.
 """
 
 from __future__ import annotations
@@ -28,8 +29,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-OFF = "KFAC_SINGLE_COPY"  # in the environment, 0 where ranks are to exchange as if on hosts of their own
-
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 _PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1)
 _NAMESPACES = ("pid", "net")  # of process ids, and of the names of sockets
@@ -39,15 +38,15 @@ _CREDENTIALS = struct.Struct("iII")  # process, user, group
 
 
 class PeerProcess:
-    """Another rank's process on this host.
+    """Another rank's process on this host (`kfac_core.collectives.PeerMemory`).
 
-    Messages are told apart by a tag and a subject, and kept until they are asked for.
+    Messages are matched by tag and subject, and kept until they are received.
 
     Args:
-        rank: the process's, for people.
-        pid: the process.
-        connection: to it, a stream; closed with this.
-        seconds: that it may be silent when something is expected of it; None is for ever.
+        rank: its rank, for messages.
+        pid: its process id.
+        connection: a stream socket to it; closed with this object.
+        seconds: how long to wait for a message; None waits for ever.
     """
 
     def __init__(self, rank: int, pid: int, connection: socket.socket, seconds: float | None) -> None:
@@ -55,24 +54,24 @@ class PeerProcess:
         self._connection.setblocking(False)
         self._seconds = math.inf if seconds is None else seconds
         self._inbox: dict[tuple[int, int], deque[int]] = defaultdict(deque)
-        self._begun = b""  # of a message
+        self._partial = b""  # message
 
     def __del__(self) -> None:
-        """The peer reads an end, should it still wait."""
+        """A peer that still waits then reads the end of the stream."""
         self._connection.close()
 
-    def tell(self, tag: int, subject: int, value: int = 0) -> None:
-        """Send a message; its errors are those of `hear`."""
+    def send(self, tag: int, subject: int, value: int = 0) -> None:
+        """Send a message; its errors are those of `receive`."""
         message = _MESSAGE.pack(tag, subject, value)
         while message:
             try:
                 message = message[self._connection.send(message) :]
             except BlockingIOError:
-                # The peer may be telling, too, and hear nothing before it is through.
+                # The peer may be sending too, and receive nothing before it is done.
                 self._wait(select.POLLIN | select.POLLOUT)
 
-    def hear(self, tag: int, subject: int) -> int:
-        """Wait for a message; its value.
+    def receive(self, tag: int, subject: int) -> int:
+        """Wait for a message and return its value.
 
         Raises:
             ConnectionError: the process is gone.
@@ -98,7 +97,7 @@ class PeerProcess:
             raise ConnectionError(f"remote peer: {self} cannot be read: {error.strerror}") from error
 
     def _wait(self, events: int) -> None:
-        """Return when there is room to tell, if that is among the events, or after taking what has come."""
+        """Wait until a message can be sent (if `events` ask for that) or until messages have arrived."""
         poll = select.poll()
         poll.register(self._connection, events)
         happened = poll.poll(None if math.isinf(self._seconds) else math.ceil(1000 * self._seconds))
@@ -108,35 +107,37 @@ class PeerProcess:
             received = self._connection.recv(64 * _MESSAGE.size)
             if not received:
                 raise ConnectionError(f"connection closed by peer: {self} is gone")
-            self._begun += received
-            whole = len(self._begun) - len(self._begun) % _MESSAGE.size
-            for tag, subject, value in _MESSAGE.iter_unpack(self._begun[:whole]):
+            self._partial += received
+            whole = len(self._partial) - len(self._partial) % _MESSAGE.size
+            for tag, subject, value in _MESSAGE.iter_unpack(self._partial[:whole]):
                 self._inbox[tag, subject].append(value)
-            self._begun = self._begun[whole:]
+            self._partial = self._partial[whole:]
 
     def __str__(self) -> str:
-        """As an error names it."""
+        """For error messages."""
         return f"rank {self._rank}, process {self._pid} on this host,"
 
 
 def find_readable_peers(
-    group: dist.ProcessGroup, seconds: float | None
+    group: dist.ProcessGroup, seconds: float | None, *, ptrace_any: bool = False
 ) -> tuple[dict[int, PeerProcess], bool]:
-    """Members of a Gloo group that can read this one and be read by it, by their rank in the group.
+    """Members of a Gloo group that can read this rank's memory and be read by it (`PeerFinder`).
 
-    Every member calls it at the same time. There are none on all of them where one has switched it off.
+    Every member calls it at the same time.
 
     Args:
         group: of any size and on any hosts.
-        seconds: to wait for a peer that does not answer, later on; None is for ever.
+        seconds: how long to wait for a silent peer later on; None waits for ever.
+        ptrace_any: where Yama lets only parents read a process, allow every process of this user to read this
+            one, as MPI libraries do (`PR_SET_PTRACER_ANY`).
 
     Returns:
-        Them, and whether every member has all others, which all say alike.
+        The peers by rank in the group, and whether every member reads all others (the same on all members).
     """
     rank, size, ranks = dist.get_rank(group), dist.get_world_size(group), dist.get_process_group_ranks(group)
     own = torch.tensor([_host(), os.getpid(), 0, secrets.randbits(62)])
     own[2] = own.data_ptr()
-    listener = _listening(own, size) if own[0] else None
+    listener = _listening(own, size, ptrace_any=ptrace_any) if own[0] else None
     cards = [torch.empty_like(own) for _ in ranks]
     dist.all_gather(cards, own, group=group)
     allowed = all(bool(card[0]) for card in cards)
@@ -156,12 +157,12 @@ def find_readable_peers(
         while not found.keys() >= set(mutual):  # lower ranks have all connected already
             found |= _accepted(listener, cards)
         listener.close()
-    near = {
+    peers = {
         other: PeerProcess(ranks[other], int(cards[other][1]), found.pop(other), seconds) for other in mutual
     }
     for connection in found.values():
         connection.close()
-    return near, int(both.sum()) == size * (size - 1)
+    return peers, int(both.sum()) == size * (size - 1)
 
 
 def read(pid: int, address: int, out: Tensor) -> None:
@@ -187,9 +188,7 @@ class _Segment(ctypes.Structure):
 
 
 def _host() -> int:
-    """A number for this kernel and its names of processes and sockets; 0 where nobody is to be read."""
-    if os.environ.get(OFF) == "0":
-        return 0
+    """A number for this kernel and its process and network namespaces; 0 where they cannot be read."""
     try:
         kernel = Path("/proc/sys/kernel/random/boot_id").read_text()
         names = [str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in _NAMESPACES]
@@ -198,19 +197,18 @@ def _host() -> int:
     return zlib.crc32(f"{kernel}{names}".encode()) + 1
 
 
-def _listening(card: Tensor, size: int) -> socket.socket:
-    """Where as many as `size` peers can connect, under a name without a file; lets them read this process."""
+def _listening(card: Tensor, size: int, *, ptrace_any: bool) -> socket.socket:
+    """A socket that up to `size` peers can connect to, under a name without a file."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(_name(card))
     listener.listen(size)
-    if _YAMA.exists() and _YAMA.read_text().strip() == "1":
-        # Only parents may read a process, unless it agrees to more: all of this user's, as for MPI libraries.
+    if ptrace_any and _YAMA.exists() and _YAMA.read_text().strip() == "1":
         _libc.prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
     return listener
 
 
 def _shows(card: Tensor, own: Tensor) -> bool:
-    """Whether the memory that a card names holds that card."""
+    """Whether the memory at the address that a card names holds that card."""
     if card[0] != own[0]:
         return False
     seen = torch.zeros_like(card)
@@ -222,7 +220,7 @@ def _shows(card: Tensor, own: Tensor) -> bool:
 
 
 def _reached(card: Tensor, rank: int) -> socket.socket | None:
-    """A connection to the one that listens under this card, who is told whose it is."""
+    """Connect to the process that listens under this card, and send it this rank."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(_name(card))
@@ -234,7 +232,7 @@ def _reached(card: Tensor, rank: int) -> socket.socket | None:
 
 
 def _accepted(listener: socket.socket, cards: Sequence[Tensor]) -> dict[int, socket.socket]:
-    """The connection of the next peer that has made one, by its rank; another process is turned away."""
+    """Accept the next connection, by the peer's rank; a process that is no peer is rejected."""
     connection, _ = listener.accept()
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, *_ = _CREDENTIALS.unpack(credentials)
