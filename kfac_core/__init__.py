@@ -1,4 +1,4 @@
-"""Floor 1: distributed K-FAC as a library.
+"""Distributed K-FAC as a library.
 
     from kfac_core import KFAC, KFACConfig
 
@@ -8,8 +8,8 @@
     kfac.step()
     optimizer.step()
 
-`KFAC` is loaded on first use, so that `kfac_core.config`, `kfac_core.placement` and `kfac_core.placement.strategies`
-serve a login node without importing torch.
+`KFAC` is loaded on first use, so that a login node can import `kfac_core.config` and `kfac_core.placement`
+without torch.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ __all__ = ["KFAC", "ConfigError", "KFACConfig", "Phase", "PlacementError"]
 
 def __getattr__(name: str) -> Any:
     if name == "KFAC":
-        from kfac_core.preconditioner import KFAC  # noqa: PLC0415  torch is imported only when K-FAC is
+        from kfac_core.preconditioner import KFAC  # noqa: PLC0415  torch is imported only with K-FAC
 
         return KFAC
     raise AttributeError(f"module 'kfac_core' has no attribute {name!r}")

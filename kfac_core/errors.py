@@ -1,8 +1,8 @@
-"""One ValueError child per kind of user mistake; each message says what, got, allowed, where."""
+"""Errors: one ValueError child per kind of user mistake; messages say what, got, allowed and where."""
 
 
 class ConfigError(ValueError):
-    """A hyperparameter has a value that no K-FAC run could use."""
+    """A hyperparameter has a value that K-FAC cannot use."""
 
 
 class PlacementError(ValueError):

@@ -1,4 +1,4 @@
-"""Running means of the factors, kept only by the ranks that invert them."""
+"""Running means of the factors, kept by their inverse workers only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kfac_core.kernels.grams import Gram, dense, fold, is_finite, trace
 from kfac_core.kernels.packing import Packed, fold_packed, pack, packed_trace, unpack
 from kfac_core.kernels.scratch import scratch
 from kfac_core.placement import FactorJob, FactorShape, LayerShape, Placement
-from kfac_core.placement.buckets import Bucket, buckets, travelling_elements
+from kfac_core.placement.buckets import Bucket, buckets, sent_elements
 
 Key = tuple[int, str]
 """A factor: position of its layer, and `a` or `g`."""
@@ -27,16 +27,16 @@ Key = tuple[int, str]
 class Factors:
     """The factors that this rank is an inverse worker of.
 
-    A factor travels as one triangle and the number of examples behind it, in flat buffers cut by owner. With
-    that number the mean over ranks is the mean over examples, whatever each rank's batch was. What a rank
-    itself adds to a factor that only it keeps is never packed.
+    A factor is sent as one triangle with its number of examples, in flat buffers with one part per owner.
+    That number makes the mean over ranks a mean over examples, whatever each rank's batch size. A rank never
+    packs its own contribution to a factor that it alone keeps.
 
     Args:
         like: dtype of the statistics (at least float32) and device.
 
     Attributes:
         running: running mean by factor, `[blocks, n, n]`, identity before the first update.
-        refused: by factor, updates left out because a statistic was no finite number; on the device.
+        refused: by factor, updates skipped because a statistic was not finite; on the device.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class Factors:
         self._like = like
         self.jobs = placement.factor_jobs(shapes)
         self.own = [job for job in self.jobs if communicator.rank in job.inverse_workers]
-        self._alone = [job for job in self.own if not job.travels]
+        self._local_jobs = [job for job in self.own if not job.is_sent]
         self._buckets = buckets(self.jobs, communicator.world_size, overlap=config.overlap_factors)
         if config.overlap_factors and self._buckets:
-            self._communicator = communicator.apart()
+            self._communicator = communicator.duplicate()
         self._stored = getattr(torch, config.factor_dtype) if config.factor_dtype else like.dtype
         self._in_place = like.is_cpu and self._stored == like.dtype
         self.running: dict[Key, Tensor] = {}
@@ -65,102 +65,103 @@ class Factors:
             self.running[job.layer, job.kind] = self.empty(job.shape).copy_(identity)
         self.updates = {key: like.new_zeros(()) for key in self.running}
         self.refused = {key: like.new_zeros(()) for key in self.running}
-        self._complete: set[int] = set()  # layers, and below those whose buckets have left
-        self._gone: set[int] = set()
-        self._left = 0  # buckets that are packed, or gone
+        self._complete: set[int] = set()  # layers whose statistics are complete
+        self._sent_layers: set[int] = set()
+        self._next_bucket = 0  # of `_buckets`: the first that is not packed
         self._packed: list[_Filled] = []
-        self._begun: list[tuple[_Filled, PendingCollective]] = []
-        self._arrived: list[tuple[_Filled, PendingCollective]] = []
+        self._in_flight: list[tuple[_Filled, PendingCollective]] = []
+        self._unreleased: list[PendingCollective] = []
         self._received: list[_Received] = []
 
-    def hear(self, layer: int, statistics: Sequence[Statistics], *, complete: bool) -> bool:
-        """A layer's statistics have grown, for the last time in this step if `complete`.
+    def on_gradient(self, layer: int, statistics: Sequence[Statistics], *, complete: bool) -> bool:
+        """Pack every bucket that this layer's gradient completes; `complete` if it is the layer's last one.
 
         Returns:
-            Whether a bucket has been packed by it, and may be sent.
+            Whether a bucket was packed and can be sent.
 
         Raises:
-            ConfigError: they have left already.
+            ConfigError: the layer's factors have already been sent in this step.
         """
-        if layer in self._gone:
+        if layer in self._sent_layers:
             raise ConfigError(
-                f"overlap_factors: layer {self._names[layer]} got a gradient after its factors left; have "
-                "one backward pass before each KFAC.step(), or put no_sync() of the DistributedDataParallel "
-                "that KFAC was given around those before it; or leave overlap_factors out"
+                f"overlap_factors: layer {self._names[layer]} got a gradient after its factors were sent; "
+                "use one backward pass before each KFAC.step(), or wrap all but the last in no_sync() of the "
+                "DistributedDataParallel that KFAC was given, or switch overlap_factors off"
             )
         if complete:
             self._complete.add(layer)
-        before = self._left
-        for bucket in takewhile(lambda bucket: bucket.layers <= self._complete, self._waiting()):
-            self._make_ready(bucket, statistics)
-            self._gone |= bucket.layers
-        return self._left > before
+        before = self._next_bucket
+        for bucket in takewhile(lambda bucket: bucket.layers <= self._complete, self._unpacked()):
+            self._pack_next(bucket, statistics)
+            self._sent_layers |= bucket.layers
+        return self._next_bucket > before
 
     def pack(self, statistics: Sequence[Statistics]) -> bool:
-        """Make the next bucket that has not left ready for the way; returns whether it was the last."""
-        for bucket in self._waiting()[:1]:
-            self._make_ready(bucket, statistics)
-        return not self._waiting()
+        """Pack the next bucket; returns whether it was the last."""
+        for bucket in self._unpacked()[:1]:
+            self._pack_next(bucket, statistics)
+        return not self._unpacked()
 
     def send(self) -> None:
-        """Send what has been packed on its way."""
+        """Start the collectives of all packed buckets."""
         while self._packed:
             packed = self._packed[0]
             if packed.bucket.sizes is None:
-                begun = self._communicator.begin_all_reduce(packed.buffer)
+                pending = self._communicator.all_reduce_async(packed.buffer)
             else:
-                begun = self._communicator.reduce_parts(packed.buffer, packed.bucket.sizes)
-            self._begun.append((self._packed.pop(0), begun))
+                pending = self._communicator.reduce_parts(packed.buffer, packed.bucket.sizes)
+            self._in_flight.append((self._packed.pop(0), pending))
 
     def receive(self) -> bool:
-        """Wait for the next bucket, to be absorbed while others are on their way; whether it was the last.
+        """Wait for the next bucket; returns whether it was the last. Others stay in flight meanwhile.
 
-        Ranks have not as much to pack of a bucket as to absorb: one at a time, they hardly wait for each
-        other. Where nothing moves before it is waited for, that would be a wait a bucket: all at once then.
+        Packing and accumulating a bucket cost different ranks different time. Bucket by bucket, ranks hardly
+        wait for each other. Where nothing moves before it is waited for, each bucket would be a wait, so all
+        are received at once.
         """
-        for _ in range(1 if self._communicator.in_background else len(self._begun)):
-            if self._begun:
-                packed, begun = self._begun.pop(0)
-                self._arrived.append((packed, begun))
-                begun.arrive()
+        for _ in range(1 if self._communicator.in_background else len(self._in_flight)):
+            if self._in_flight:
+                packed, pending = self._in_flight.pop(0)
+                self._unreleased.append(pending)
+                pending.wait()
                 self._received += packed.received_by(self._communicator.rank)
-        return not self._begun
+        return not self._in_flight
 
     def exchange(self) -> None:
-        """Send what has been packed, and wait for all that is on its way; what came before is dropped."""
+        """Send all packed buckets and wait for all in flight; buckets received before are dropped."""
         self._received = []
         self.send()
         while not self.receive():
             pass
-        self._end()
+        self._reset()
 
-    def forget(self) -> None:
-        """End a step: drop what has not been absorbed; every rank must, it waits for the others."""
+    def discard(self) -> None:
+        """End a step: drop what has not been accumulated. Every rank must call this; it waits for peers."""
         self._packed = []
         self.exchange()
         self._received = []
 
-    def absorb_alone(self, statistics: Sequence[Statistics]) -> None:
-        """Fold in what nobody else adds to: `decay * old + (1 - decay) * new`.
+    def accumulate_local(self, statistics: Sequence[Statistics]) -> None:
+        """Update factors that no other rank contributes to: `decay * old + (1 - decay) * new`.
 
-        A layer that no rank has statistics of keeps its factors. So does one whose statistics hold a NaN or
-        an infinity: it is counted in `refused`, and no step waits for the device to find out.
+        A layer that no rank has statistics of keeps its factors. So does one whose statistics contain a NaN
+        or an infinity: `refused` counts it, without waiting for the device.
         """
-        for job in self._alone:
+        for job in self._local_jobs:
             share = statistics[job.layer].share(job.kind)
             if share is not None:
                 self._average(job, _kept(share), share.scale / statistics[job.layer].examples)
 
-    def absorb_received(self, statistics: Sequence[Statistics]) -> None:
-        """Fold in, in the same way, what has been received, with this rank's own share."""
+    def accumulate_received(self, statistics: Sequence[Statistics]) -> None:
+        """Update factors in the same way from what was received and this rank's own contribution."""
         for received in self._received:
-            seen = statistics[received.job.layer]
-            share = None if received.whole else seen.share(received.job.kind)
-            self._absorb(received.job, received.part, share, seen.examples)
+            local = statistics[received.job.layer]
+            share = None if received.whole else local.share(received.job.kind)
+            self._accumulate(received.job, received.part, share, local.examples)
         self._received = []
 
-    def _absorb(self, job: FactorJob, part: Tensor, own: Share | None, examples: int) -> None:
-        """Fold in what came from other ranks, and this rank's own share where it is not in it yet."""
+    def _accumulate(self, job: FactorJob, part: Tensor, own: Share | None, examples: int) -> None:
+        """Update a factor from other ranks' sum and, unless `part` includes it, this rank's contribution."""
         key = job.layer, job.kind
         packed, count = part[:-1].view(job.shape.blocks, -1), part[-1]
         if own is not None:
@@ -183,20 +184,20 @@ class Factors:
                 fold_packed(packed, weight, self.running[key], decay)
 
     def empty(self, shape: FactorShape | None) -> Tensor:
-        """Room for a running factor of this shape, or for an update count."""
+        """An uninitialised running factor of this shape, or update count."""
         if shape is None:
             return self._like.new_empty(())
         return self._like.new_empty(shape.blocks, shape.dim, shape.dim, dtype=self._stored)
 
     def restore(self, saved: Mapping[Key, Tensor], updates: Mapping[Key, int]) -> None:
-        """Take over saved running means and update counts of the factors that this rank keeps."""
+        """Load saved running means and update counts of the factors that this rank keeps."""
         for key, running in self.running.items():
             running.copy_(saved[key])
             self.updates[key].fill_(updates[key])
             self.refused[key].zero_()
 
     def _average(self, job: FactorJob, total: Gram, scale: float) -> None:
-        """Fold `scale * total` into a running mean."""
+        """Update a running mean with `scale * total`."""
         key = job.layer, job.kind
         decay = self._decay(key)
         if not self._in_place:
@@ -205,19 +206,19 @@ class Factors:
             fold(total, (1.0 - decay) * scale, self.running[key], decay)
 
     def _decay(self, key: Key) -> float:
-        """What the next update leaves of a running mean."""
+        """The weight of a running mean in its next update."""
         if self._config.factor_start == "first" and self._in_place and not self.updates[key]:
             return 0.0
         return self._config.factor_decay
 
     def _is_usable(self, key: Key, size: Tensor) -> bool:
-        """Whether an update of this trace has finite elements only (`grams.is_finite`); counts it."""
+        """Whether an update with this trace is finite (see `grams.is_finite`); counts it either way."""
         finite = math.isfinite(size)
         (self.updates if finite else self.refused)[key] += 1
         return finite
 
     def _average_masked(self, job: FactorJob, mean: Tensor, present: Tensor | None) -> None:
-        """The same without waiting for the device to say whether the mean is finite."""
+        """The same without a host synchronisation to learn whether the mean is finite."""
         key = job.layer, job.kind
         running, updates = self.running[key], self.updates[key]
         new_weight = 1.0 - self._config.factor_decay
@@ -231,29 +232,27 @@ class Factors:
         updates += usable
         self.refused[key] += ~finite
 
-    def _waiting(self) -> list[Bucket]:
-        """Buckets that have not left."""
-        return self._buckets[self._left :]
+    def _unpacked(self) -> list[Bucket]:
+        return self._buckets[self._next_bucket :]
 
-    def _end(self) -> None:
-        """All have come; once the others have what they need of this rank's buffers, begin anew."""
-        while self._arrived:
-            _, begun = self._arrived.pop(0)
-            begun.release()
-        self._left = 0
+    def _reset(self) -> None:
+        """Wait until peers have read this rank's buffers, then start over with the first bucket."""
+        while self._unreleased:
+            self._unreleased.pop(0).release()
+        self._next_bucket = 0
         self._complete.clear()
-        self._gone.clear()
+        self._sent_layers.clear()
 
-    def _make_ready(self, bucket: Bucket, statistics: Sequence[Statistics]) -> None:
+    def _pack_next(self, bucket: Bucket, statistics: Sequence[Statistics]) -> None:
         self._packed.append(self._pack(bucket, statistics))
-        self._left += 1
+        self._next_bucket += 1
 
     def _pack(self, bucket: Bucket, statistics: Sequence[Statistics]) -> _Filled:
-        """What this rank adds to the factors of a bucket that others keep."""
-        packed = _Filled(bucket, self._like.new_empty(sum(map(travelling_elements, bucket.jobs))))
+        """This rank's contributions to the factors of a bucket that other ranks keep."""
+        packed = _Filled(bucket, self._like.new_empty(sum(map(sent_elements, bucket.jobs))))
         for job, part in packed.parts():
             if job.inverse_workers == (self._communicator.rank,):
-                continue  # here the others' will be
+                continue  # receives the others' sum
             share = statistics[job.layer].share(job.kind)
             if share is None:
                 part.zero_()
@@ -265,13 +264,13 @@ class Factors:
 
 def _kept(share: Share) -> Gram:
     """The gram of a share that stays on its rank."""
-    assert not isinstance(share.gram, Packed)  # noqa: S101  what is packed early leaves
+    assert not isinstance(share.gram, Packed)  # noqa: S101  only grams that are sent are packed early
     return share.gram
 
 
 @dataclass(frozen=True)
 class _Received:
-    """What came of a factor: the triangle and the number of examples, of all ranks or of the others."""
+    """A received factor: its triangle and number of examples, of all ranks if `whole`, else of the others."""
 
     job: FactorJob
     part: Tensor
@@ -286,11 +285,11 @@ class _Filled:
     buffer: Tensor
 
     def parts(self) -> Iterator[tuple[FactorJob, Tensor]]:
-        """Every factor with its place, a view: the triangle, and the number of examples."""
-        sizes = [travelling_elements(job) for job in self.bucket.jobs]
+        """Every factor with its view of the buffer: the triangle, then the number of examples."""
+        sizes = [sent_elements(job) for job in self.bucket.jobs]
         return zip(self.bucket.jobs, self.buffer.split(sizes), strict=True)
 
     def received_by(self, rank: int) -> list[_Received]:
-        """What of it is for a rank that the buffer has arrived at."""
+        """The factors in it that `rank` keeps, once the collective is complete."""
         whole = self.bucket.sizes is None
         return [_Received(job, part, whole) for job, part in self.parts() if rank in job.inverse_workers]

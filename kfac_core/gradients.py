@@ -1,4 +1,4 @@
-"""Gradient matrices of all layers in two flat buffers: as they came, and preconditioned."""
+"""Gradient matrices of all layers in two flat buffers: averaged, and preconditioned."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kfac_core.placement import Placement
 
 
 class Gradients:
-    """Layers lie in the order of their columns, so that a row exchanges one part per column.
+    """Gradients of all layers, ordered by column, so that a row exchanges one part per column.
 
     Attributes:
         raw: averaged gradient of each layer, of `LayerShape.gradient_shape`: a view of the buffer, or, from
@@ -38,16 +38,16 @@ class Gradients:
         elements = [shapes[index].gradient_elements for index in order]
         self._raw = like.new_zeros(sum(elements))
         self._preconditioned = torch.zeros_like(self._raw)
-        # A copy costs a CPU as much as the dot products that it saves; on a GPU each of those is a launch.
+        # On a CPU a copy costs as much as the separate dot products that it saves; on a GPU each is a launch.
         self._copies = like.device.type != "cpu"
-        self._room: list[Tensor] = [self._raw] * len(layers)
+        self._buffers: list[Tensor] = [self._raw] * len(layers)
         self.preconditioned: list[Tensor] = [self._raw] * len(layers)
         for index, raw, preconditioned in zip(
             order, self._raw.split(elements), self._preconditioned.split(elements), strict=True
         ):
             size = shapes[index].gradient_shape
-            self._room[index], self.preconditioned[index] = raw.view(size), preconditioned.view(size)
-        self.raw = list(self._room)
+            self._buffers[index], self.preconditioned[index] = raw.view(size), preconditioned.view(size)
+        self.raw = list(self._buffers)
         rank, columns = communicator.rank, placement.columns
         self._row = placement.row(rank // columns)
         self._sizes = [0] * columns
@@ -56,25 +56,25 @@ class Gradients:
         self.own = [index for index, column in enumerate(column_of) if column == rank % columns]
 
     def read(self) -> None:
-        """Collect the averaged gradients from the parameters.
+        """Read the averaged gradients of the parameters.
 
         Raises:
             ConfigError: there are none.
         """
         if all(layer.weight.grad is None for layer in self._layers):
-            raise ConfigError("no layer that K-FAC takes has a gradient: KFAC.step() comes after backward()")
-        rooms = zip(self._layers, self._room, strict=True)
-        self.raw = [layer.read_gradient(room, always_copy=self._copies) for layer, room in rooms]
+            raise ConfigError("no layer that K-FAC takes has a gradient: call KFAC.step() after backward()")
+        pairs = zip(self._layers, self._buffers, strict=True)
+        self.raw = [layer.read_gradient(buffer, always_copy=self._copies) for layer, buffer in pairs]
 
     def exchange(self) -> None:
-        """Fetch the layers that the other members of the row preconditioned."""
+        """All-gather the row's gradients: each member receives what the others preconditioned."""
         if len(self._row) > 1:
             self._communicator.gather_parts(self._preconditioned, self._sizes, self._row)
 
     def clip(self, lr: float, kl_clip: float) -> None:
         """Scale all layers by nu = min(1, sqrt(kl_clip / |lr^2 sum <Wp, W>|)).
 
-        The scalar stays on the device: no step waits for it.
+        The scalar stays on the device, so that the host does not wait for it.
         """
         if self._copies:
             change = torch.dot(self._preconditioned, self._raw)
@@ -85,18 +85,18 @@ class Gradients:
         self._preconditioned *= (kl_clip / predicted).sqrt().clamp_max(1.0)
 
     def write(self) -> None:
-        """Put the preconditioned gradients into the parameters' own gradient tensors."""
+        """Copy the preconditioned gradients into the parameters' gradient tensors."""
         targets = [
             pair
             for layer, matrix in zip(self._layers, self.preconditioned, strict=True)
             for pair in layer.gradient_targets(matrix)
         ]
         torch._foreach_copy_([gradient for gradient, _ in targets], [value for _, value in targets])
-        self.raw = list(self._room)  # or the parameters' gradients would outlive `zero_grad`
+        self.raw = list(self._buffers)  # else the parameters' gradients would outlive `zero_grad`
 
 
 def all_finite(parameters: Iterable[nn.Parameter]) -> bool:
-    """Whether every gradient is a finite number; waits for the device, once."""
+    """Whether every element of every gradient is finite; waits for the device once."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     dense = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
     return not dense or bool(torch.stack([gradient.isfinite().all() for gradient in dense]).all())

@@ -1,6 +1,6 @@
-"""Update decoupling: hyperparameters that change while training goes on (no torch).
+"""Schedules: hyperparameters that change during training (no torch).
 
-Both intervals and the damping are a number, a `Milestones`, or any callable from the step to a value.
+Damping and both update intervals are a number, a `Milestones`, or any callable from the step to a value.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kfac_core.errors import ConfigError
 class Milestones:
     """`initial * factor ** (milestones passed)`, as the SC20 code schedules damping and intervals.
 
-    The value follows from the step alone, so asking twice, or resuming, changes nothing.
+    The value depends on the step alone, so evaluating it twice, or resuming, changes nothing.
 
     Attributes:
         initial: value before the first milestone, > 0.
@@ -34,18 +34,18 @@ class Milestones:
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        """Refuse what is no schedule."""
+        """Check the values."""
         for name in ("initial", "factor"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ConfigError(f"{name}={value} lies outside (0, inf)")
         if not self.at or list(self.at) != sorted(set(self.at)) or self.at[0] < 0:
-            raise ConfigError(f"at={list(self.at)} is no ascending list of milestones >= 0")
+            raise ConfigError(f"at={list(self.at)} is not an ascending list of milestones >= 0")
         if self.unit not in ("epochs", "steps"):
             raise ConfigError(f"unit={self.unit!r} is not one of epochs, steps")
 
     def value(self, step: int, steps_per_epoch: int | None) -> float:
-        """The value in force at `step`."""
+        """The value at `step`."""
         if self.unit == "epochs" and steps_per_epoch is None:
             raise ConfigError(
                 "a schedule in epochs needs steps_per_epoch; pass it to KFAC, or use unit=steps"
@@ -60,10 +60,10 @@ Interval = int | Milestones | Callable[[int], float]
 
 
 def value_at(hyperparameter: Hyperparameter, step: int, steps_per_epoch: int | None) -> float:
-    """A damping at `step`.
+    """A hyperparameter's value at `step`.
 
     Raises:
-        ConfigError: the schedule gives no number in (0, inf), or counts epochs of unknown length.
+        ConfigError: the schedule's value is not in (0, inf), or it is in epochs without `steps_per_epoch`.
     """
     if isinstance(hyperparameter, Milestones):
         return hyperparameter.value(step, steps_per_epoch)
@@ -76,18 +76,17 @@ def value_at(hyperparameter: Hyperparameter, step: int, steps_per_epoch: int | N
 
 
 def interval_at(interval: Interval, step: int, steps_per_epoch: int | None) -> int:
-    """An interval at `step`, in whole steps >= 1; fractions are cut off as in the SC20 code."""
+    """An interval at `step`, in whole steps >= 1, truncated as in the SC20 code."""
     return max(1, int(value_at(interval, step, steps_per_epoch)))
 
 
 def constant_updates_per_epoch(
     steps_per_epoch: int, inverse_updates: float = 1.25, factor_updates_per_inverse: int = 10
 ) -> tuple[int, int]:
-    """SC20's rule for scaling runs: the same number of updates in an epoch however many ranks share it.
+    """SC20's rule for scaling runs: the same number of updates per epoch at any world size.
 
     At ImageNet's 2503, 1252, 626, 313, 157 steps per epoch, on 16 to 256 GPUs, it gives E = 2002, 1001,
-    500, 250, 125, which the paper rounds to 2000, 1000, ..., and F = E / 10 with fractions cut off (SC20,
-    section VI-C).
+    500, 250, 125, which the paper rounds to 2000, 1000, ..., and F = E / 10, truncated (SC20, section VI-C).
 
     Returns:
         (factor_update_steps, inverse_update_steps).

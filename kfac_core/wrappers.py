@@ -1,4 +1,4 @@
-"""What is around a model that K-FAC is given, and where its learning rate comes from."""
+"""Unwraps the model that K-FAC is given, and reads its learning rate."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from kfac_core.errors import ConfigError
 LearningRate = float | Callable[[], float] | Optimizer
 
 
-def forget_compiled() -> None:
-    """What torch.compile has compiled before K-FAC's hooks were there would run without them.
+def reset_compiled() -> None:
+    """Make torch.compile compile again: graphs compiled before K-FAC's hooks would run without them.
 
-    A model that was compiled in place, or whose compiled wrapper somebody else holds, does not show it.
+    This is unconditional: a model compiled in place, or used through another reference to its compiled
+    wrapper, cannot be recognised.
     """
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
@@ -38,15 +39,15 @@ def unwrap(model: nn.Module) -> tuple[nn.Module, DistributedDataParallel | None]
 
 
 def read_lr(lr: LearningRate) -> Callable[[], float]:
-    """The learning rate in force: a number, what a callable says, or that of the first parameter group.
+    """A function for the current learning rate, from a number, a callable or an optimizer's first group.
 
     Raises:
-        ConfigError: it is none of these, but a scheduler, say.
+        ConfigError: `lr` is none of these, for example a scheduler.
     """
     if isinstance(lr, Optimizer):
         return lambda: float(lr.param_groups[0]["lr"])
     if callable(lr):
         return lr
     if not isinstance(lr, numbers.Real | torch.Tensor):
-        raise ConfigError(f"lr: a {type(lr).__name__}; allowed: a number, a callable, or the optimizer")
+        raise ConfigError(f"lr must be a number, a callable or the optimizer, got a {type(lr).__name__}")
     return lambda: float(lr)

@@ -76,7 +76,7 @@ MUTANTS = (
         'factor_damping(damping, *means) if job.kind == "a" else 0.0',
     ),
     Mutant(
-        "every rank computes every G", "strategies/comm_opt.py",
+        "every rank computes every G", "placement/strategies/comm_opt.py",
         "[(g,) for g in workers[1::2]]", "[tuple(range(world_size))] * len(layers)",
     ),
     Mutant(
@@ -94,13 +94,13 @@ MUTANTS = (
     ),
     Mutant("G without B", "capture.py", "float(self._batch) ** 2 if", "float(self._batch) if"),
     Mutant(
-        "members of a row in the wrong order", "placement.py",
+        "members of a row in the wrong order", "placement/placement.py",
         "return tuple(range(index * self.columns, (index + 1) * self.columns))",
         "return tuple(reversed(range(index * self.columns, (index + 1) * self.columns)))",
     ),
     Mutant(
-        "pack loses the diagonal", "collectives/packing.py",
-        "stairs[..., 1:, :] += lower.tril_()", "stairs[..., 1:, :] += lower.tril_(-1)",
+        "pack loses the diagonal", "kernels/packing.py",
+        "block[..., 1:, :] += lower.tril_()", "block[..., 1:, :] += lower.tril_(-1)",
     ),
     Mutant(
         "bias column at the wrong end", "layers/layer.py",
@@ -117,7 +117,7 @@ MUTANTS = (
         "if self.steps == 0 or self._must_solve:",
     ),
     Mutant(
-        "dp_kfac with factors of the global batch", "strategies/dp_kfac.py",
+        "dp_kfac with factors of the global batch", "placement/strategies/dp_kfac.py",
         "factor_workers=layer.gradient_workers,", "factor_workers=layer.factor_workers,",
     ),
     Mutant(
@@ -134,7 +134,7 @@ MUTANTS = (
     ),
     Mutant(
         "factors listen in every step", "preconditioner.py",
-        'listening=lambda: not self._paused and self._due("factor_update_steps")', "listening=lambda: True",
+        'is_active=lambda: not self._paused and self._due("factor_update_steps")', "is_active=lambda: True",
     ),
     Mutant(
         "pi upside down", "solvers/inverse.py",
@@ -146,8 +146,8 @@ MUTANTS = (
         "SMALLEST_EIGENVALUE = 1e-10", "SMALLEST_EIGENVALUE = 0.0",
     ),
     Mutant(
-        "tables of odd sizes are one column off", "collectives/tables.py",
-        "+ high - rest + 1 - shift", "+ high - rest",
+        "tables of odd sizes are one column off", "kernels/packing_tables.py",
+        "+ high - lead + 1 - shift", "+ high - lead",
     ),
     Mutant(
         "a frozen layer's passes count", "capture.py",

@@ -21,12 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.bench.subject import FACTOR_STEPS, INVERSE_STEPS, KINDS, Preconditioned, Training
+from harness.bench.replica import FACTOR_STEPS, INVERSE_STEPS, KINDS, Preconditioned, Training
 from harness.calibrate import costs, decomposition_points
 from kfac_core import KFACConfig
+from kfac_core.config import Costs
 from kfac_core.kernels.grams import Rows
 from kfac_core.kernels.packing import packed
-from kfac_core.config import Costs
 from kfac_core.timing.timer import PhaseTimer
 
 DAMPING, LR, KL_CLIP = 0.003, 0.1, 0.001
@@ -327,7 +327,7 @@ def stepper(training: Training, theirs: Any, prepare: Callable[[str], None], clo
 
     def step(kind: str) -> dict[str, float]:
         prepare(kind)
-        training.meet()
+        training.synchronize()
         clock.seconds.clear()
         began = time.perf_counter()
         training.loss().backward()

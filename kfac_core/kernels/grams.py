@@ -1,7 +1,7 @@
-"""Sums of outer products, computed at once or kept as the rows that they are made of.
+"""Gram matrices: sums of outer products of rows, computed at once or kept as rows.
 
-A factor of n = 4608 fed by 32 rows is 85 MB made of 0.6 MB. Kept as rows it is folded into the running mean
-by one product that reads and writes the mean once, and no other matrix of n^2 elements is made.
+A factor of n = 4608 from 32 rows takes 85 MB, its rows 0.6 MB. Kept as rows, it is added to the running mean
+by one product that reads and writes the mean once, without another matrix of n^2 elements.
 """
 
 from __future__ import annotations
@@ -11,33 +11,34 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kfac_core.kernels.matmul import is_compiled, multiply
+from kfac_core.kernels.matmul import multiply, prefers_onednn
 from kfac_core.kernels.transpose import transposed
 
-_FEW = 4  # rows are kept if n is at least so many times their number
-_LARGE, _MIDDLE = 256, 64  # elements of a row, from which on four and two strips are faster
-_LEAST_PRODUCT = 2**13  # elements of a batch's rows, below which none are
-_COMPILED = 24  # elements of a row, from which on the product of all is worth a copy
+_KEPT_RATIO = 4  # rows are kept if n is at least this many times their number
+_FOUR_STRIPS, _TWO_STRIPS = 256, 64  # minimum n for four and two strips
+_MIN_STRIPPED = 2**13  # minimum elements of a batch's rows for strips
+_ONEDNN_MIN_N = 24  # minimum n for one oneDNN product of all rows, which needs a copy
 _NARROW, _LONG = 12, 4096  # see is_thin
-_COPIED = 2**20  # elements of a batch that are copied at once
-_DIRECT = 2**13  # elements that are copied across the diagonal one by one: their two copies would take longer
-_COMPILED_FOLD = 2**15  # elements of all rows, from which on oneDNN folds them as fast as BLAS or faster
-_FOLDED = 128  # columns of kept rows that are folded at once; worth it from half as many rows on
+_COPIED = 2**20  # elements of a batch copied at a time
+_STRIP_ELEMENTS = 1 << 18  # of the mean, folded at a time
+_DIRECT = 2**13  # maximum elements mirrored without a transposed copy
+_ONEDNN_MIN_FOLD = 2**15  # minimum elements of all rows for folding by oneDNN
+_FOLD_STRIP = 128  # columns of kept rows folded at a time; needs at least half as many rows
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The sum of row rowT over `rows` [blocks, rows, n], not computed yet."""
+    """The sum of row rowT over `rows` [blocks, rows, n], not yet computed."""
 
     rows: Tensor
 
 
 Gram = Tensor | Rows
-"""A sum of outer products, `[blocks, n, n]`, or its rows."""
+"""A sum of outer products, `[blocks, n, n]`, or the rows of one."""
 
 
 def gram(rows: Tensor, *, with_ones: bool = False) -> Gram:
-    """The sum of row rowT over `rows` [blocks, rows, n], with a one appended to each row on request."""
+    """The sum of row rowT over `rows` [blocks, rows, n], optionally with a one appended to each row."""
     count, n = rows.shape[1:]
     if keeps_rows(count, n):
         ones = (rows.new_ones(*rows.shape[:2], 1),) if with_ones else ()
@@ -47,16 +48,16 @@ def gram(rows: Tensor, *, with_ones: bool = False) -> Gram:
 
 
 def outer_sum(rows: Tensor) -> Tensor:
-    """The sum of row rowT over all `rows` [batches, rows, n]: `[n, n]`, a product a batch or one of all.
+    """The sum of row rowT over all `rows` [batches, rows, n]: `[n, n]`, by a product per batch or one of all.
 
-    On a CPU a large one is made in strips of its upper triangle, which are copied to the lower one.
+    On a CPU a large one is computed in strips of its upper triangle, which are mirrored to the lower one.
     """
     n = rows.shape[2]
-    if n >= _COMPILED and is_compiled(rows):
+    if n >= _ONEDNN_MIN_N and prefers_onednn(rows):
         first, *others = rows.split(max(1, _COPIED // max(1, rows[0].numel())))
-        total = _of_columns(_columns(first))
+        total = _column_sum(_columns(first))
         for part in others:
-            total += _of_columns(_columns(part))
+            total += _column_sum(_columns(part))
         return total
     if is_thin(rows):
         return inner(rows.mT, rows).sum(0)
@@ -75,11 +76,11 @@ def _columns(rows: Tensor) -> Tensor:
     return rows.permute(2, 0, 1).flatten(1).contiguous()
 
 
-def _of_columns(columns: Tensor) -> Tensor:
+def _column_sum(columns: Tensor) -> Tensor:
     """The sum of column columnT over `columns` [n, count], contiguous."""
     n = len(columns)
     total = columns.new_empty(n, n)
-    for start, stop in _strips_of(n, 4 if n >= _LARGE else 1):
+    for start, stop in _strips_of(n, 4 if n >= _FOUR_STRIPS else 1):
         strip = multiply(columns[start:stop], columns[start:].mT, total[start:stop, start:])
         mirror(strip[:, stop - start :], total[stop:, start:stop])
     return total
@@ -91,22 +92,21 @@ def _strips_of(n: int, count: int) -> list[tuple[int, int]]:
 
 
 def _strip_count(rows: Tensor) -> int:
-    """Strips that a sum is made in: 4 take 10/16 of the multiplications, 2 take 12/16.
+    """Strips of the upper triangle: 4 take 10/16 of the multiplications, 2 take 12/16.
 
-    They take 0.67 to 0.83 of the time at 256 and 512 columns, 0.81 to 0.93 at 64 to 192. More
-    of them (8: 9/16) are too narrow to be any faster.
+    More of them (8: 9/16) are too narrow to be faster.
     """
     count, n = rows.shape[1:]
-    if rows.device.type != "cpu" or n < _MIDDLE or count * n < _LEAST_PRODUCT:
+    if rows.device.type != "cpu" or n < _TWO_STRIPS or count * n < _MIN_STRIPPED:
         return 1
-    return 4 if n >= _LARGE else 2
+    return 4 if n >= _FOUR_STRIPS else 2
 
 
 def is_thin(rows: Tensor) -> bool:
-    """Whether a BLAS may add up the products of all `rows` [..., rows, n] one after another.
+    """Whether a BLAS may add the products of all `rows` [..., rows, n] sequentially, which loses precision.
 
-    MKL does on AMD's processors where n is below 12: 131,072 rows come out 1e-5 beside the exact sum, and
-    524,288 of one element 5e-5. In pieces of 4,096 it is 1e-7.
+    MKL does so on AMD's processors for n < 12: the relative error is 1e-5 for 131,072 rows, and 5e-5 for
+    524,288 of one element. In pieces of 4,096 rows it is 1e-7.
     """
     return rows.is_cpu and rows.shape[-1] < _NARROW and rows.shape[:-1].numel() > _LONG
 
@@ -114,7 +114,7 @@ def is_thin(rows: Tensor) -> bool:
 def inner(one: Tensor, other: Tensor) -> Tensor:
     """`one` [..., n, rows] times `other` [..., rows, m], in pieces where one of them is thin."""
     count = other.shape[-2]
-    if one.ndim == 3 and len(one) == 1 and min(one.shape[1], other.shape[2]) >= _COMPILED:
+    if one.ndim == 3 and len(one) == 1 and min(one.shape[1], other.shape[2]) >= _ONEDNN_MIN_N:
         return multiply(one[0], other[0]).unsqueeze(0)
     if count <= _LONG or not (is_thin(one.mT) or is_thin(other)):
         return torch.matmul(one, other)
@@ -125,12 +125,12 @@ def inner(one: Tensor, other: Tensor) -> Tensor:
 
 
 def keeps_rows(count: int, n: int) -> bool:
-    """Whether so many rows of n elements are worth keeping in place of their product."""
-    return count * _FEW <= n
+    """Whether `count` rows of n elements are kept instead of their product."""
+    return count * _KEPT_RATIO <= n
 
 
 def with_bias(total: Tensor, sums: Tensor, count: int) -> Tensor:
-    """The gram of rows with a one appended, from that without, the sums of the rows and their number.
+    """The gram of rows with a one appended, from the gram without, the sum of the rows and their number.
 
     `total` is `[blocks, n, n]`, `sums` `[blocks, n]`, the result `[blocks, n + 1, n + 1]`.
     """
@@ -144,22 +144,22 @@ def with_bias(total: Tensor, sums: Tensor, count: int) -> Tensor:
 
 
 def dense(total: Gram) -> Tensor:
-    """The matrix; a gram that is one already is returned as it is."""
+    """The matrix; a gram that is already a matrix is returned unchanged."""
     return torch.matmul(total.rows.mT, total.rows) if isinstance(total, Rows) else total
 
 
 def trace(total: Gram) -> Tensor:
-    """Sum of the diagonals of all blocks, of float16 ones in float32, from n elements or the rows only."""
+    """Sum of the diagonals of all blocks, at least in float32, read from the diagonal or the rows only."""
     if isinstance(total, Rows):
         return total.rows.square().sum()
     return total.diagonal(dim1=-2, dim2=-1).sum(dtype=torch.promote_types(total.dtype, torch.float32))
 
 
 def is_finite(total: Gram) -> Tensor:
-    """Whether all elements, and their trace, are finite numbers, on the device, from the diagonal only.
+    """Whether all elements, and the trace, are finite: a tensor on the device, from the diagonal only.
 
-    No element of a positive semi-definite matrix is larger than the largest of its diagonal, and a NaN or an
-    infinity in a row reaches the diagonal.
+    No element of a positive semi-definite matrix exceeds the largest diagonal element, and a NaN or an
+    infinity in a row appears on the diagonal.
     """
     return trace(total).isfinite()
 
@@ -169,30 +169,30 @@ def fold(total: Gram, scale: float, mean: Tensor, decay: float) -> None:
     if isinstance(total, Rows):
         _fold_rows(total.rows, scale, mean, decay)
     else:
-        for own, new in zip(_strips(mean), _strips(total), strict=True):  # both passes of a strip in cache
+        for own, new in zip(_strips(mean), _strips(total), strict=True):  # both passes over a strip in cache
             own.mul_(decay).add_(new, alpha=scale)
 
 
 def _fold_rows(rows: Tensor, scale: float, mean: Tensor, decay: float) -> None:
-    """The same for rows; of large or many the upper triangle only, in strips that are mirrored.
+    """The same for rows. Large or many ones compute the upper triangle only, in strips that are mirrored.
 
-    That is half the multiplications, but a mean that is read and written by column.
+    That saves half the multiplications, but reads and writes the mean by column.
     """
     blocks, count, n = rows.shape
-    compiled = count * n >= _COMPILED_FOLD and is_compiled(rows, mean)
-    if not rows.is_cpu or blocks > 1 or (2 * count < _FOLDED and not compiled):
+    onednn = count * n >= _ONEDNN_MIN_FOLD and prefers_onednn(rows, mean)
+    if not rows.is_cpu or blocks > 1 or (2 * count < _FOLD_STRIP and not onednn):
         mean.baddbmm_(rows.mT, rows, beta=decay, alpha=scale)
         return
     columns = transposed(rows[0])
-    for start in range(0, n, _FOLDED):
-        stop = start + _FOLDED
+    for start in range(0, n, _FOLD_STRIP):
+        stop = start + _FOLD_STRIP
         strip = mean[0, start:stop, start:]
-        if compiled:
+        if onednn:
             product = multiply(columns[start:stop] * scale, columns[start:].mT)
             torch.add(product, strip, alpha=decay, out=strip)
         else:
             strip.addmm_(columns[start:stop], rows[0, :, start:], beta=decay, alpha=scale)
-        mirror(strip[:, _FOLDED:], mean[0, stop:, start:stop])
+        mirror(strip[:, _FOLD_STRIP:], mean[0, stop:, start:stop])
 
 
 def mirror(part: Tensor, out: Tensor) -> None:
@@ -201,11 +201,8 @@ def mirror(part: Tensor, out: Tensor) -> None:
 
 
 def _strips(matrices: Tensor) -> tuple[Tensor, ...]:
-    """Rows of all blocks in strips of about a megabyte on a CPU."""
+    """Rows of all blocks; on a CPU in strips of about a megabyte."""
     flat = matrices.flatten(0, 1)
     if matrices.device.type != "cpu":
         return (flat,)
     return torch.split(flat, max(1, _STRIP_ELEMENTS // flat.shape[1]))
-
-
-_STRIP_ELEMENTS = 1 << 18

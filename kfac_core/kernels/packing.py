@@ -1,14 +1,14 @@
 """Symmetric matrices as one triangle, in LAPACK's rectangular full packed layout.
 
-A triangle of an n by n matrix is two half-sized triangles and a rectangle. Laid against each other the two
-small triangles fill a rectangle too, so packing is three block copies at memory speed, without a gather, and
-exactly n(n+1)/2 elements (Gustavson et al. 2010, ACM TOMS 37(2), "Rectangular Full Packed
-Format for Cholesky's Algorithm").
+A triangle of an n by n matrix is two half-sized triangles and a rectangle. The two small triangles together
+fill another rectangle, so packing is three block copies at memory bandwidth, without a gather, and takes
+exactly n(n+1)/2 elements (Gustavson et al. 2010, ACM TOMS 37(2), "Rectangular Full Packed Format for
+Cholesky's Algorithm").
 
     n = 2k      leading k x k block -> lower part of rows 1..k,  trailing k x k -> upper part of rows 0..k-1
     n = 2k + 1  leading (k+1) x (k+1) -> lower part,             trailing k x k -> strictly upper part
 
-Small matrices, where operations cost more than bytes, reach the same places by index tables (`tables`).
+Small matrices, where operations cost more than bytes, are packed by index tables (`packing_tables`).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from kfac_core.kernels.packing_tables import LARGEST, table
 from kfac_core.kernels.transpose import transposed
 
 Writer = Callable[[Tensor, int, int, int, int], None]
-_STRIP = 512  # rows that are packed at once: a megabyte, which stays in the cache
-_ACROSS = 128  # rows or columns that are copied across the diagonal at once, where there are more than
-_IN_CACHE = 384  # of which all fit
+_STRIP = 512  # rows packed at a time: a megabyte, which stays in cache
+_MIRROR_STRIP = 128  # rows or columns mirrored at a time where there are more than
+_IN_CACHE = 384  # rows, of which all fit in cache
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A gram that leaves for other ranks, as a triangle `[blocks, n(n+1)/2]`: half the memory until then."""
+    """A gram to be sent to other ranks, as a triangle `[blocks, n(n+1)/2]` of half the memory."""
 
     triangle: Tensor
 
@@ -55,7 +55,7 @@ def packed_size(n: int) -> int:
 def pack(total: Gram | Packed, out: Tensor, scale: float = 1.0) -> None:
     """Write the triangle of symmetric `scale * total` [blocks, n, n] to `out` [blocks, n(n+1)/2], contiguous.
 
-    Rows are multiplied straight into their place: the matrix is never made.
+    `Rows` are multiplied straight into place, without the whole matrix.
     """
     if isinstance(total, Packed):
         torch.mul(total.triangle, scale, out=out)
@@ -65,32 +65,32 @@ def pack(total: Gram | Packed, out: Tensor, scale: float = 1.0) -> None:
         return
     write = _writer(total, scale)
     n = total.rows.shape[-1] if isinstance(total, Rows) else total.shape[-1]
-    half, rest = n // 2, n - n // 2
-    rectangle, square = _split(out, half, rest)
-    write(square, 0, rest, rest, n)
+    half, lead = n // 2, n - n // 2
+    rectangle, square = _split(out, half, lead)
+    write(square, 0, lead, lead, n)
     shift, height = 1 - n % 2, rectangle.shape[-2]
     for start in range(0, height, _STRIP):
         stop = min(start + _STRIP, height)
-        low, high = start - shift + 1, stop - shift  # the columns in which this strip's staircase lies
+        low, high = start - shift + 1, stop - shift  # columns that this strip's diagonal block covers
         write(rectangle[..., start:stop, :low], start - shift, stop - shift, 0, low)
         if stop <= half:
-            write(rectangle[..., start:stop, high:], rest + start, rest + stop, rest + stop - 1, n)
-        _write_stairs(rectangle[..., start:stop, low:high], write, low, high, rest + start)
+            write(rectangle[..., start:stop, high:], lead + start, lead + stop, lead + stop - 1, n)
+        _write_diagonal_block(rectangle[..., start:stop, low:high], write, low, high, lead + start)
 
 
-def _write_stairs(stairs: Tensor, write: Writer, low: int, high: int, start: int) -> None:
-    """Upper triangle of the trailing block from `start` on, below it the lower one of the leading block."""
+def _write_diagonal_block(block: Tensor, write: Writer, low: int, high: int, start: int) -> None:
+    """The trailing block's upper triangle from `start`, and below it the leading block's lower triangle."""
     width = high - low
-    upper, lower = stairs[..., :width, :], stairs.new_empty(*stairs.shape[:-2], width, width)
+    upper, lower = block[..., :width, :], block.new_empty(*block.shape[:-2], width, width)
     write(upper, start, start + width, start, start + width)
     write(lower, low, high, low, high)
     upper.triu_()
-    stairs[..., width:, :].zero_()
-    stairs[..., 1:, :] += lower.tril_()
+    block[..., width:, :].zero_()
+    block[..., 1:, :] += lower.tril_()
 
 
 def _writer(total: Gram, scale: float) -> Writer:
-    """Writes rows `top` to `bottom`, columns `left` to `right` of the scaled matrix."""
+    """A function that writes rows `top` to `bottom`, columns `left` to `right` of the scaled matrix."""
     if isinstance(total, Rows):
         columns = transposed(total.rows if len(total.rows) > 1 else total.rows[0])
         scaled = columns * scale
@@ -139,27 +139,27 @@ def packed_trace(packed: Tensor, n: int) -> Tensor:
 
 
 def _spread(packed: Tensor, out: Tensor, put: Callable[[Tensor, Tensor], object]) -> None:
-    """`put` every part of one triangle into its place, and copy what it made there to the other triangle.
+    """`put` every part of one triangle in place and mirror the result to the other triangle.
 
-    In strips, on a CPU, so that what is copied across is still in the cache.
+    On a CPU in strips, so that the mirrored elements are still in cache.
     """
     n = out.shape[-1]
-    rest = n - n // 2
+    lead = n - n // 2
     lower, upper, square = _views(packed, n)
-    width = _ACROSS if out.is_cpu and rest > _IN_CACHE else rest
-    for start in range(0, rest, width):
-        stop = min(start + width, rest)
-        put(out[..., start:stop, rest:], square[..., start:stop, :])
-        mirror(out[..., start:stop, rest:], out[..., rest:, start:stop])
+    width = _MIRROR_STRIP if out.is_cpu and lead > _IN_CACHE else lead
+    for start in range(0, lead, width):
+        stop = min(start + width, lead)
+        put(out[..., start:stop, lead:], square[..., start:stop, :])
+        mirror(out[..., start:stop, lead:], out[..., lead:, start:stop])
         if start:
             put(out[..., start:stop, :start], lower[..., start:stop, :start])
             mirror(out[..., start:stop, :start], out[..., :start, start:stop])
         corner = lower[..., start:stop, start:stop].tril()
         put(out[..., start:stop, start:stop], corner + corner.tril(-1).mT)
-    trailing = out[..., rest:, rest:]
-    for start in range(0, n - rest, width):
-        stop = min(start + width, n - rest)
-        if stop < n - rest:
+    trailing = out[..., lead:, lead:]
+    for start in range(0, n - lead, width):
+        stop = min(start + width, n - lead)
+        if stop < n - lead:
             put(trailing[..., start:stop, stop:], upper[..., start:stop, stop:])
             mirror(trailing[..., start:stop, stop:], trailing[..., stop:, start:stop])
         corner = upper[..., start:stop, start:stop].triu()
@@ -167,19 +167,19 @@ def _spread(packed: Tensor, out: Tensor, put: Callable[[Tensor, Tensor], object]
 
 
 def _views(packed: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Where `pack` wrote the leading block's lower triangle, the trailing one's upper triangle, and the rest.
+    """Views: the leading block's lower triangle, the trailing block's upper one, the off-diagonal block.
 
-    The triangles are squares of which only the named half is theirs.
+    The triangles are squares of which only that half is valid.
     """
-    half, rest = n // 2, n - n // 2
-    rectangle, square = _split(packed, half, rest)
+    half, lead = n // 2, n - n // 2
+    rectangle, square = _split(packed, half, lead)
     if n % 2:
         return rectangle, rectangle[..., :half, 1:], square
     return rectangle[..., 1:, :], rectangle[..., :half, :], square
 
 
-def _split(packed: Tensor, half: int, rest: int) -> tuple[Tensor, Tensor]:
-    """Views: the rectangle of the two triangles, and the off-diagonal block [rest, half]."""
-    height = rest if rest > half else half + 1
-    rectangle = packed[..., : height * rest].unflatten(-1, (height, rest))
-    return rectangle, packed[..., height * rest :].unflatten(-1, (rest, half))
+def _split(packed: Tensor, half: int, lead: int) -> tuple[Tensor, Tensor]:
+    """Views: the rectangle of the two triangles, and the off-diagonal block [lead, half]."""
+    height = lead if lead > half else half + 1
+    rectangle = packed[..., : height * lead].unflatten(-1, (height, lead))
+    return rectangle, packed[..., height * lead :].unflatten(-1, (lead, half))

@@ -1,7 +1,7 @@
-"""Packing small symmetric matrices by index tables, to the places that `packing` gives their elements.
+"""Index tables that pack small symmetric matrices in the same layout as `packing`.
 
-Copied block by block a small matrix takes a dozen operations of some microseconds each; by a table it is one
-`index_select`: 7 in place of 45 microseconds at n = 64, and 34 in place of 78 at n = 288.
+Block by block, a small matrix takes a dozen operations that cost more than its bytes; with a table it takes
+one `index_select`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from torch import Tensor
 from kfac_core.kernels.scratch import is_plain, scratch
 
 LARGEST = 320
-"""The largest n with a table. At 576 one still saves a quarter of the time, but takes 2 MB on every rank."""
+"""The largest n with a table; larger tables take too much memory on every rank for what they save."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Positions for all matrices of one size.
+    """The index table of one matrix size.
 
     Attributes:
-        sources: of every packed element in the matrix, `[n(n+1)/2]`.
-        places: of every element of the matrix in the packed triangle, `[n * n]`.
-        diagonal: of the diagonal's elements there, `[n]`.
+        sources: index in the matrix of every packed element, `[n(n+1)/2]`.
+        places: index in the packed triangle of every matrix element, `[n * n]`.
+        diagonal: index in the packed triangle of the diagonal's elements, `[n]`.
     """
 
     sources: Tensor
@@ -54,23 +54,23 @@ class Table:
 
 def table(n: int, like: Tensor) -> Table:
     """The table for matrices of `n` rows on the device of `like`."""
-    return _kept(n, like.device) if is_plain(like) else _made(n, like.device)
+    return _cached_table(n, like.device) if is_plain(like) else _make_table(n, like.device)
 
 
 @cache
-def _kept(n: int, device: torch.device) -> Table:
-    with torch.inference_mode(False):  # else no later pass outside of it could use the table
-        return _made(n, device)
+def _cached_table(n: int, device: torch.device) -> Table:
+    with torch.inference_mode(False):  # else passes outside inference mode could not use it
+        return _make_table(n, device)
 
 
-def _made(n: int, device: torch.device) -> Table:
-    half, rest, shift = n // 2, n - n // 2, 1 - n % 2
+def _make_table(n: int, device: torch.device) -> Table:
+    half, lead, shift = n // 2, n - n // 2, 1 - n % 2
     indices = torch.arange(n, dtype=torch.int32, device=device)
     low, high = torch.minimum(indices[:, None], indices), torch.maximum(indices[:, None], indices)
-    leading = (high + shift) * rest + low
-    trailing = (low - rest) * rest + high - rest + 1 - shift
-    across = (rest + shift) * rest + low * half + high - rest
-    places = torch.where(high < rest, leading, torch.where(low >= rest, trailing, across))
+    leading = (high + shift) * lead + low
+    trailing = (low - lead) * lead + high - lead + 1 - shift
+    across = (lead + shift) * lead + low * half + high - lead
+    places = torch.where(high < lead, leading, torch.where(low >= lead, trailing, across))
     rows, columns = torch.triu_indices(n, n, device=device)
     sources = torch.empty(rows.shape, dtype=torch.int32, device=device)
     sources[places[rows, columns].long()] = (rows * n + columns).int()
@@ -78,5 +78,5 @@ def _made(n: int, device: torch.device) -> Table:
 
 
 def _flat(matrices: Tensor) -> Tensor:
-    """`[blocks, n * n]`, or `[n * n]` of a single block, which is selected from faster."""
+    """`[blocks, n * n]`, or `[n * n]` for a single block, where `index_select` is faster."""
     return matrices.view(len(matrices), -1).squeeze(0)

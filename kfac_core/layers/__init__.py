@@ -1,6 +1,6 @@
-"""The drawer of layers: what a module contributes to K-FAC.
+"""Registry of layer types: what a module contributes to K-FAC.
 
-To add one: subclass `KroneckerLayer` in `kfac_core/layers/<name>.py` and add its module type here.
+To add one, subclass `KroneckerLayer` in `kfac_core/layers/<name>.py` and add its module type here.
 """
 
 import re
@@ -24,11 +24,11 @@ LAYERS: Mapping[type[nn.Module], type[KroneckerLayer]] = MappingProxyType(
 
 
 def find_layers(model: nn.Module, config: KFACConfig) -> list[KroneckerLayer]:
-    """The layers of `model` that K-FAC supports, trains and is not told to skip, in the model's order.
+    """The supported layers of `model` that are trained and not skipped, in the model's order.
 
     A layer whose weight is frozen now, or complex, is left out; a frozen bias alone is not preconditioned.
-    Modules that tie a parameter are left out too: its one gradient is the sum of theirs, and no factor pair
-    describes it. A module that is called several times is one layer.
+    Modules that share a parameter are left out too: its gradient is the sum over both modules, which no
+    factor pair describes. A module that is called several times is one layer.
     """
     owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     patterns = [re.compile(pattern) for pattern in config.skip]
@@ -46,7 +46,7 @@ def find_layers(model: nn.Module, config: KFACConfig) -> list[KroneckerLayer]:
 
 
 def plain_modules(model: nn.Module, layers: list[KroneckerLayer]) -> list[str]:
-    """Names and types of modules with trained parameters of their own that K-FAC leaves alone."""
+    """Names and types of modules with trained parameters of their own that K-FAC does not precondition."""
     taken = {id(layer.module) for layer in layers}
     return [
         f"{name or '(root)'} ({type(module).__name__})"

@@ -18,7 +18,7 @@ class EmbeddingLayer(KroneckerLayer):
 
     @classmethod
     def supports(cls, module: nn.Module) -> bool:
-        """Options that make the layer no linear map of one-hot inputs are not covered."""
+        """No options that make the layer more than a linear map of one-hot inputs."""
         return (
             isinstance(module, nn.Embedding)
             and not module.sparse
@@ -38,12 +38,12 @@ class EmbeddingLayer(KroneckerLayer):
         return examples, inputs.numel() // max(examples, 1)
 
     def input_gram(self, inputs: Tensor) -> Gram:
-        """How often each token occurs."""
+        """The number of occurrences of each token."""
         counts = torch.bincount(inputs.flatten(), minlength=self.module.num_embeddings)
         if self.module.padding_idx is not None:
             counts[self.module.padding_idx] = 0
         return counts.to(torch.promote_types(self.weight.dtype, torch.float32)).view(-1, 1, 1)
 
     def output_gram(self, gradients: Tensor) -> Gram:
-        """One row for each token of each example."""
+        """Sum over all tokens of all examples."""
         return gram(gradients.reshape(1, -1, self.module.embedding_dim))

@@ -1,4 +1,4 @@
-"""The protocol of the drawer: what a module contributes to K-FAC."""
+"""The base class of layers: what a module contributes to K-FAC."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ class KroneckerLayer(ABC):
     Notation, with B examples in the batch and S positions at which the module applies its weight to each
     (1 for a plain Linear, output pixels for a convolution, tokens in a sequence, calls of a shared module):
 
-        a  [blocks, rows, a.dim]  inputs of the weight, a one appended where there is a trained bias
+        a  [blocks, rows, a.dim]  inputs of the weight, with a one appended for a trained bias
         g  [blocks, rows, g.dim]  gradients of the batch-mean loss by the module's output, rows = B * S
 
         A = 1/(B S^2) sum a aT        G = B S sum g gT         (Grosse & Martens 2016, "KFC", as in SC20)
 
-    `input_gram` and `output_gram` return the bare sums; `capture` scales them, so that no layer can get
-    the scale wrong on its own.
+    `input_gram` and `output_gram` return unscaled sums. Only `capture` scales them, the same for all layers.
 
     Attributes:
         name: the module's qualified name.
-        module: the module, its parameters' gradients the only thing that K-FAC ever writes to.
-        has_bias: whether there is a bias and it is trained; a frozen one is no part of the curvature.
+        module: the module; K-FAC writes to nothing but its parameters' gradients.
+        has_bias: whether there is a trained bias; a frozen one is not part of the curvature.
     """
 
     def __init__(self, name: str, module: nn.Module, config: KFACConfig) -> None:
@@ -40,7 +39,7 @@ class KroneckerLayer(ABC):
 
     @classmethod
     def supports(cls, module: nn.Module) -> bool:
-        """Whether this module's options are covered."""
+        """Whether this module's options are supported."""
         return True
 
     @property
@@ -64,20 +63,20 @@ class KroneckerLayer(ABC):
     def weight(self) -> nn.Parameter:
         """The weight."""
         weight = self.module.weight
-        assert isinstance(weight, nn.Parameter)  # noqa: S101  the registry admits only modules that have one
+        assert isinstance(weight, nn.Parameter)  # noqa: S101  every registered module type has one
         return weight
 
     def read_gradient(self, out: Tensor, *, always_copy: bool = True) -> Tensor:
         """Weight and bias gradient as one matrix of `shape.gradient_shape`; zeros where there is none.
 
         Returns:
-            `out`, into which they were copied; or, unless `always_copy`, the weight's own gradient where it
-            is such a matrix as it lies.
+            `out` with copies; or, unless `always_copy`, a view of the weight's gradient if its memory already
+            is this matrix.
         """
         if not (always_copy or self.has_bias):
-            alone = self.weight.grad
-            if alone is not None and alone.dtype == out.dtype and alone.is_contiguous():
-                return alone.view(out.shape)
+            gradient = self.weight.grad
+            if gradient is not None and gradient.dtype == out.dtype and gradient.is_contiguous():
+                return gradient.view(out.shape)
         for (gradient, _), view in zip(self._gradients(), self._views(out), strict=True):
             if gradient is None:
                 view.zero_()
@@ -97,7 +96,7 @@ class KroneckerLayer(ABC):
         parameters = [self.weight]
         if self.has_bias:
             bias = self.module.bias
-            assert isinstance(bias, nn.Parameter)  # noqa: S101  has_bias says so
+            assert isinstance(bias, nn.Parameter)  # noqa: S101  has_bias implies it
             parameters.append(bias)
         return [(parameter.grad, parameter) for parameter in parameters]
 

@@ -10,8 +10,8 @@ from kfac_core.placement import FactorShape, LayerShape
 class LinearLayer(KroneckerLayer):
     """`nn.Linear` on `[batch, ..., features]`.
 
-    The dimensions between are positions of their own with `sequence="expand"`, or with `sequence="reduce"`
-    summed up first: mean of the inputs, sum of the gradients (Eschenhagen et al. 2023, arXiv:2311.00636).
+    With `sequence="expand"` the dimensions in between are positions. `sequence="reduce"` reduces them first:
+    mean of the inputs, sum of the gradients (Eschenhagen et al. 2023, arXiv:2311.00636).
     """
 
     module: nn.Linear
@@ -26,20 +26,20 @@ class LinearLayer(KroneckerLayer):
         )
 
     def positions(self, inputs: Tensor, outputs: Tensor) -> tuple[int, int]:
-        """The first dimension is the batch; a bare vector is one example."""
+        """The first dimension is the batch; a single vector is one example."""
         examples = outputs.shape[0] if outputs.ndim > 1 else 1
         if self._reduces(outputs):
             return examples, 1
         return examples, outputs.numel() // (self.module.out_features * max(examples, 1))
 
     def input_gram(self, inputs: Tensor) -> Gram:
-        """One row for each position of each example, or for their mean."""
+        """Sum over all positions of all examples, or over each example's mean."""
         if self._reduces(inputs):
             inputs = inputs.flatten(1, -2).mean(1)
         return gram(inputs.reshape(1, -1, self.module.in_features), with_ones=self.has_bias)
 
     def output_gram(self, gradients: Tensor) -> Gram:
-        """One row for each position of each example, or for their sum."""
+        """Sum over all positions of all examples, or over each example's sum."""
         if self._reduces(gradients):
             gradients = gradients.flatten(1, -2).sum(1)
         return gram(gradients.reshape(1, -1, self.module.out_features))

@@ -1,6 +1,6 @@
-"""The drawer of optimizers that no kept library has: `NLCG`, with diagonal BFGS or K-FAC in front.
+"""Optimizers that no maintained library has: `NLCG`, preconditioned by diagonal BFGS or K-FAC.
 
-Each is a `torch.optim.Optimizer`, so that learning-rate schedulers and checkpoints treat it as any other.
+Each is a `torch.optim.Optimizer`, so that learning-rate schedulers and checkpoints work as usual.
 """
 
 from kfac_core.optimizers.nlcg import NLCG

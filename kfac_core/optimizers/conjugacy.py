@@ -1,7 +1,7 @@
-"""How much of the old direction a conjugate-gradient step keeps: the four formulas of beta.
+"""Beta, the weight of the old direction in a conjugate-gradient step: four formulas.
 
 Each takes, at step k: g `[n]`, y = g - g_old `[n]`, new = (-g).z `[]`, and the memory of step k - 1 with
-d `[n]`, delta = (-g_old).z_old `[]` and, for `KEEP_Z`, z `[n]`. Each gives `[]` and waits for nothing.
+d `[n]`, delta = (-g_old).z_old `[]` and, for `KEEP_Z`, z `[n]`. Each returns `[]` without synchronising.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-EPS = 1e-8  # the release adds it to the denominators of the method
+EPS = 1e-8  # in the method's denominators, as in the release
 KEEP_Z = frozenset({"PR", "HS"})
 
 
 def clipped_beta(rule: str, g: Tensor, y: Tensor, new: Tensor, old: Mapping[str, Tensor]) -> Tensor:
-    """Beta in [0, 1], `[]`: a negative one restarts, above one the old direction would grow by itself."""
+    """Beta clipped to [0, 1], `[]`: a negative one restarts; above one the old direction would grow."""
     return BETAS[rule](g, y, new, old).clamp(0.0, 1.0)
 
 
@@ -38,8 +38,8 @@ def _dai_yuan(g: Tensor, y: Tensor, new: Tensor, old: Mapping[str, Tensor]) -> T
 
 
 # arXiv:1812.02886 has FR (the release's default) and PR; HS and DY are those of Hager & Zhang, "A survey of
-# nonlinear conjugate gradient methods", 2006, with z in the place of the residual. On a convex quadratic with
-# exact line search all four are the beta of linear CG.
+# nonlinear conjugate gradient methods", 2006, with z instead of the residual. On a convex quadratic with
+# exact line search all four equal the beta of linear CG.
 BETAS: Mapping[str, Callable[[Tensor, Tensor, Tensor, Mapping[str, Tensor]], Tensor]] = MappingProxyType(
     {"FR": _fletcher_reeves, "PR": _polak_ribiere, "HS": _hestenes_stiefel, "DY": _dai_yuan}
 )

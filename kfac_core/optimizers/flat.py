@@ -17,11 +17,11 @@ class FlatParameters:
     """Parameters of all groups in the order of the groups: one vector of n numbers.
 
     Attributes:
-        first: the parameter that torch's `Optimizer.state` files the one state under.
+        first: the parameter under which torch's `Optimizer.state` stores the one state.
         like: an empty tensor with the vectors' dtype (float32 at least) and device.
 
     Raises:
-        ConfigError: the parameters lie on several devices, have several dtypes, or are not real.
+        ConfigError: the parameters have several devices or dtypes, or are not real.
     """
 
     def __init__(self, groups: Sequence[dict[str, Any]]) -> None:
@@ -36,7 +36,7 @@ class FlatParameters:
                     f"NLCG keeps one vector over all parameters: {what} {', '.join(kinds)}; use one"
                 )
         if not self.first.is_floating_point():
-            raise ConfigError(f"dtype={self.first.dtype} is no real floating-point type")
+            raise ConfigError(f"dtype={self.first.dtype} is not a real floating-point type")
         dtype = torch.promote_types(
             self.first.dtype, torch.float32
         )  # half precision cannot hold y = g - g_old
@@ -44,11 +44,11 @@ class FlatParameters:
 
     @property
     def size(self) -> int:
-        """Parameters in all."""
+        """The number of parameters, n."""
         return sum(self._sizes)
 
     def gradient(self) -> Tensor:
-        """A copy of all gradients, `[n]`; zeros where a parameter has none."""
+        """A copy of all gradients, `[n]`; zeros for a parameter without one."""
         flat = self.like.new_zeros(self.size)
         present = [
             (part.view_as(p), p.grad)
@@ -62,8 +62,9 @@ class FlatParameters:
     def adapt_by_layer(self, g: Tensor, eta: float, eps: float) -> None:
         """LARS: scale each parameter's part of g `[n]` by eta |w| / (|g| + 0.1 eta |w| + eps), in place.
 
-        A part whose |w| is zero keeps its gradient: the release's ratio is zero there, and a bias that starts
-        at zero would never move. You et al., arXiv:1708.03888, with the constants of the NLCG release.
+        A part whose |w| is zero keeps its gradient. (The release's ratio is zero there, so that a bias
+        initialised to zero would never change.) You et al., arXiv:1708.03888, with the constants of the NLCG
+        release.
         """
         parts = list(g.split(self._sizes))
         w_norm = torch.stack([norm.to(g.dtype) for norm in torch._foreach_norm(self._parameters)])

@@ -1,4 +1,4 @@
-"""Stochastic preconditioned nonlinear conjugate gradient, the whole step on one page."""
+"""NLCG: stochastic preconditioned nonlinear conjugate gradient."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ from kfac_core.preconditioner import KFAC
 
 
 class NLCG(Optimizer):
-    """Steps along d = z + beta d_old: z the preconditioned descent direction, beta one number for all layers.
+    """Steps along d = z + beta d_old, with preconditioned descent direction z and one beta for all layers.
 
     Call `step(loss)` after the gradients are averaged over ranks; NLCG averages the loss itself (one scalar
-    a step), so that every rank takes the same branch of the step control.
+    per step), so that every rank takes the same branch of the step control.
 
-    Symbols, with n parameters in all; vectors are `[n]`, scalars `[]`:
+    Symbols, with n parameters; vectors are `[n]`, scalars `[]`:
         k           steps so far, a host number
         g, y        averaged gradient, and its change g - g_old, `[n]`
-        s           displacement of the last step, the one that y answers to, `[n]`
+        s           displacement of the last step, which caused y, `[n]`
         h           diagonal of the BFGS approximation of the Hessian, one at k = 0, `[n]`
-        z           -g / (h + eps), or -g, or -F^-1 g with K-FAC (-g in layers that it lacks), `[n]`
+        z           -g / (h + eps), or -g, or -F^-1 g with K-FAC (-g in layers it does not cover), `[n]`
         new, delta  (-g).z now and one step ago, `[]`
         d           conjugate direction, z + beta d_old, `[n]`
-        scale       what step control multiplies lr by, in [1e-4, 1], a host number
+        scale       factor of step control on lr, in [1e-4, 1], a host number
         dropped     share of the last displacement that step control takes back, in [0, 0.9]
 
-    The release settles what the paper leaves open: the dropped share is taken back from theta while d stays
-    whole for the next step, and LARS scales g before anything else. Two things differ from it: s is the
-    displacement itself, not d times the present lr, and eps is not added to y^2 and (h s)^2.
+    Where the paper is not specific this follows the release: the dropped share is subtracted from theta while
+    d is kept whole for the next step, and LARS scales g before anything else. Two differences: s is the
+    displacement itself, not d times the current lr, and eps is not added to y^2 and (h s)^2.
 
-    Host and device: only a control step, one in five, waits for the device, to read two moving averages.
+    Only a control step, one in five, waits for the device, to read two moving averages.
 
     Args:
-        params: parameters or groups, of one dtype on one device; a group's one option is `lr`.
+        params: parameters or groups, of one dtype on one device; a group's only option is `lr`.
         lr: learning rate, >= 0; schedulers may change it.
         beta: `FR` Fletcher-Reeves, `PR` Polak-Ribiere, `HS` Hestenes-Stiefel, `DY` Dai-Yuan.
         precondition: `bfgs`, `none` or `kfac`; None means `kfac` if one is given, else `bfgs`.
         step_control: whether the loss, which must then be positive, drives `scale`; False needs no loss.
-        restart_steps: every so many steps beta is zero; None for never.
+        restart_steps: interval at which beta is set to zero; None for never.
         lars: eta of LARS, 0.001 in the release; None for no LARS.
-        kfac: steps inside `step()` and leaves F^-1 g in the `.grad`s; built with kl_clip=None.
+        kfac: stepped inside `step()`, which leaves F^-1 g in the `.grad`s; it must have kl_clip=None.
         communicator: the ranks; torch.distributed's world by default, a world of one without it.
 
     Raises:
-        ConfigError: a value is outside its range, or two of them contradict each other.
+        ConfigError: a value is outside its range, or two values conflict.
 
     Source: Adya, Palakkode, Tuzel, "Nonlinear conjugate gradients for scaling synchronous distributed DNN
-    training", arXiv:1812.02886, and its release; K-FAC in the place of BFGS is ours.
+    training", arXiv:1812.02886, and its release; K-FAC instead of BFGS is this package's addition.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class NLCG(Optimizer):
         )
         self._communicator = communicator if communicator is not None else connect()
         self._flat = FlatParameters(self.param_groups)
-        self.state[self._flat.first] = {"k": 0, "scale": 1.0}  # as torch's LBFGS files its one state
+        self.state[self._flat.first] = {"k": 0, "scale": 1.0}  # as torch's LBFGS stores its one state
         self._built = True
 
     @torch.no_grad()
@@ -92,11 +92,11 @@ class NLCG(Optimizer):
         """One step; returns the loss.
 
         Args:
-            closure: this rank's mean loss, or a function that computes it and the averaged gradients; the
-                name is torch's.
+            closure: this rank's mean loss, or a function that computes it and the averaged gradients (torch's
+                name for it).
 
         Raises:
-            ConfigError: step control has no loss, or one whose moving average is not positive.
+            ConfigError: step control got no loss, or its moving average is not positive.
         """
         loss = _evaluate(closure)
         flat, old = self._flat, self._memory
@@ -123,14 +123,14 @@ class NLCG(Optimizer):
 
     @property
     def scale(self) -> float:
-        """What step control multiplies the learning rate by, in [1e-4, 1]."""
+        """Factor of step control on the learning rate, in [1e-4, 1]."""
         return float(self._memory["scale"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken, to the bit; a K-FAC in front is resumed apart.
+        """Resume bitwise from `state_dict`; load the state of a `kfac` separately.
 
         Raises:
-            ConfigError: the state is that of other parameters, or of an NLCG with other options.
+            ConfigError: the state is of other parameters, or of an NLCG with other options.
         """
         saved = state_dict["state"].get(0, {})
         expected = self._memory_keys(saved.get("k", 0))
@@ -148,14 +148,15 @@ class NLCG(Optimizer):
         }
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Take a group at construction.
+        """Add a group, during construction only.
 
         Raises:
-            ConfigError: later, when the vectors have their length.
+            ConfigError: after construction, when the length of the vectors is fixed.
         """
         if self._built:
             raise ConfigError(
-                "add_param_group after construction: NLCG keeps one vector over all parameters; build anew"
+                "add_param_group after construction: NLCG keeps one vector over all parameters; "
+                "make a new NLCG"
             )
         super().add_param_group(param_group)
 
@@ -189,7 +190,7 @@ class NLCG(Optimizer):
         return -g / (h + EPS)
 
     def _control(self, loss: Any) -> float:
-        """Fold the loss into its average; every five steps set `scale` and return the share to drop."""
+        """Update the average loss; every five steps set `scale` and return the share to drop."""
         old = self._memory
         k, mean = old["k"], self._mean_over_ranks(loss)
         average = mean if k == 0 else OLD_LOSS_WEIGHT * old["loss_ema"] + (1 - OLD_LOSS_WEIGHT) * mean
@@ -201,7 +202,7 @@ class NLCG(Optimizer):
         now, before = torch.stack([average, old["loss_ema_old"]]).tolist()  # the only wait for the device
         if before <= 0 or now <= 0:
             raise ConfigError(
-                f"step_control=True needs a positive loss, and its average fell to {min(now, before)} at "
+                f"step_control=True needs a positive loss, and its average is {min(now, before)} at "
                 f"step {k}; use step_control=False"
             )
         old["loss_ema_old"] = average
@@ -228,7 +229,7 @@ def _evaluate(closure: Any) -> Any:
 
 
 def _bfgs_diagonal(h: Tensor, s: Tensor, y: Tensor) -> Tensor:
-    """|h - (h s)^2 / s.(h s) + y^2 / y.s| where both divisors reach eps, else h, `[n]`; nothing waits."""
+    """|h - (h s)^2 / s.(h s) + y^2 / y.s| where both divisors are >= eps, else h, `[n]`."""
     hs = h * s
     curvature, modelled = torch.dot(y, s), torch.dot(s, hs)
     renewed = (h - hs * hs / modelled + y * y / curvature).abs()

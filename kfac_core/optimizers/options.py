@@ -1,4 +1,4 @@
-"""What an NLCG is asked to do: one frozen record that refuses bad values when it is built."""
+"""Options of `NLCG`, checked at construction."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from kfac_core.optimizers.conjugacy import BETAS
 from kfac_core.preconditioner import KFAC
 
 PRECONDITIONERS = ("bfgs", "kfac", "none")
-# What torch, its schedulers and named parameters put into a group; any other option would go unread.
+# Set by torch, its schedulers and named parameters; NLCG would ignore any other option.
 GROUP_KEYS = ("params", "lr", "initial_lr", "param_names")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NLCGOptions:
-    """The arguments of `NLCG` beside parameters and lr, which explains them.
+    """The arguments of `NLCG` other than parameters and lr; documented there.
 
     Raises:
-        ConfigError: a value is outside its range, or two of them contradict each other.
+        ConfigError: a value is outside its range, or two values conflict.
     """
 
     beta: str
@@ -33,46 +33,48 @@ class NLCGOptions:
     kfac: KFAC | None
 
     def __post_init__(self) -> None:
-        """Refuse what no run could use."""
+        """Check every value."""
         _one_of("beta", self.beta, tuple(BETAS))
         _one_of("precondition", self.precondition, PRECONDITIONERS)
         steps = self.restart_steps
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
-            raise ConfigError(f"restart_steps={steps!r} is no whole number of steps >= 1; use None for never")
+            raise ConfigError(
+                f"restart_steps={steps!r} is not a whole number of steps >= 1; use None for never"
+            )
         if self.lars is not None and not 0 < self.lars < math.inf:
             raise ConfigError(f"lars={self.lars} lies outside (0, inf); use None for no LARS")
-        self._refuse_contradictions()
+        self._check_conflicts()
 
-    def _refuse_contradictions(self) -> None:
+    def _check_conflicts(self) -> None:
         if self.precondition == "kfac" and self.kfac is None:
             raise ConfigError("precondition='kfac' needs kfac, the KFAC of the same model")
         if self.kfac is None:
             return
         if self.precondition != "kfac":
             raise ConfigError(
-                f"precondition={self.precondition!r} leaves kfac unused; leave one of them out: K-FAC "
-                "takes the place of BFGS"
+                f"precondition={self.precondition!r} leaves kfac unused; remove one of them: K-FAC "
+                "replaces BFGS"
             )
         if self.lars is not None:
             raise ConfigError(
-                f"lars={self.lars} would scale gradients that K-FAC has read unscaled; leave lars or kfac out"
+                f"lars={self.lars} would scale gradients that K-FAC has read unscaled; remove lars or kfac"
             )
         if self.kfac.config.kl_clip is not None:
             raise ConfigError(
-                f"kl_clip={self.kfac.config.kl_clip} rescales K-FAC's direction anew each step, and beta "
+                f"kl_clip={self.kfac.config.kl_clip} rescales K-FAC's direction in each step, but beta "
                 "compares two steps; use KFACConfig(kl_clip=None)"
             )
 
 
 def check_groups(groups: Sequence[dict[str, Any]]) -> None:
-    """Refuse a learning rate that no run could use, and group options that NLCG would not read.
+    """Check learning rates, and that groups have no options that NLCG would ignore.
 
     Raises:
         ConfigError: naming the group, the value and what is allowed.
     """
     for index, group in enumerate(groups):
         lr = float(group["lr"])
-        if not 0 <= lr < math.inf:  # written so that NaN is refused too
+        if not 0 <= lr < math.inf:  # negated, so that NaN is an error too
             raise ConfigError(f"lr={lr} of parameter group {index} lies outside [0, inf)")
         for key in group:
             if key not in GROUP_KEYS:

@@ -1,21 +1,21 @@
-"""Loss-driven step control: the table that turns a rise of the loss into a shorter step."""
+"""Step control: shortens the step when the loss rises, by a table."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 PERIOD_STEPS = 5  # the release's `step_line_search_period`
-OLD_LOSS_WEIGHT = 0.7  # of the moving average of the loss; the new loss has the rest
+OLD_LOSS_WEIGHT = 0.7  # of the old average in the moving average of the loss
 SMALLEST_SCALE = 1e-4
 TOLERATED_RATIO, GROWTH = 1.01, 1.05
 
 
 class Row(NamedTuple):
-    """What to do when the loss ratio lies above `above`.
+    """The change when the loss ratio exceeds `above`.
 
     Attributes:
         shrink: factor on the scale of the step.
-        dropped: share of the old direction to take back.
+        dropped: share of the last displacement to subtract.
     """
 
     above: float
@@ -23,7 +23,7 @@ class Row(NamedTuple):
     dropped: float
 
 
-# The release of arXiv:1812.02886, `online_line_search` at threshold 1; the paper gives the idea alone.
+# The release of arXiv:1812.02886, `online_line_search` at threshold 1; the paper has only the idea.
 TABLE = (
     Row(1.15, 0.5, 0.9),
     Row(1.125, 0.7, 0.7),
@@ -36,11 +36,11 @@ BELOW_THE_TABLE = Row(TOLERATED_RATIO, 1.0, 0.1)
 
 
 def controlled(scale: float, ratio: float) -> tuple[float, float]:
-    """The new scale in [1e-4, 1] and the share of the old direction to drop, in [0, 0.9].
+    """The new scale in [1e-4, 1] and the share of the last displacement to drop, in [0, 0.9].
 
     Args:
         scale: scale of the step so far.
-        ratio: moving average of the loss now over that of `PERIOD_STEPS` ago.
+        ratio: moving average of the loss over its value `PERIOD_STEPS` steps ago.
     """
     if ratio < TOLERATED_RATIO:
         return min(1.0, GROWTH * scale), 0.0

@@ -1,6 +1,6 @@
-"""Dealing jobs to bins, layers to ranks, so that no bin has much more to do than another (no torch).
+"""Load balancing: assigns jobs to bins, such as layers to ranks (no torch).
 
-Every rank deals for itself and all have to come to the same result: of equals the first is taken.
+Every rank computes the assignment for itself, and all must get the same one: of equals the first is taken.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Collection, Iterator, Sequence
 from operator import itemgetter
 
 Work = tuple[float, float]
-"""A job's two kinds of work: inverses, which are due now and then, and products, which are in every step."""
+"""A job's two kinds of work: inverses, on update steps only, and preconditioning, in every step."""
 
-Trade = tuple[tuple[int, int], ...]
-"""Jobs that move, each with its new bin."""
+Exchange = tuple[tuple[int, int], ...]
+"""Jobs that move, each with its new bin: one job, or two that swap bins."""
 
-_LEAST_GAIN = 1e-9  # in squares of shares; below it is rounding
+_MIN_GAIN = 1e-9  # in squares of shares; anything smaller is rounding
 
 
 def balance(costs: Sequence[float], bins: int) -> list[int]:
-    """Deal jobs to bins, longest first, each to the least-loaded bin (Graham's LPT rule).
+    """Assign jobs to bins, longest first, each to the least-loaded bin (Graham's LPT rule).
 
-    Where round robin happens to load its fullest bin less, it is taken.
+    Round robin is taken instead where it loads its fullest bin less.
 
     Returns:
         The bin of each job, in the order of `costs`.
@@ -37,12 +37,12 @@ def balance(costs: Sequence[float], bins: int) -> list[int]:
 
 
 def balance_both(costs: Sequence[Work], bins: int) -> list[int]:
-    """Deal jobs to bins so that both kinds of work are even, whatever one costs beside the other.
+    """Assign jobs to bins so that both kinds of work are even, whatever their relative cost.
 
-    Starts from `balance` by the first kind. Then jobs out of the fullest bin of either kind move to another
-    bin or change places with one there, the best such trade first, as long as the squares of all loads, each
-    a share of its kind, get smaller. ResNet-50 on 2 ranks: the busiest inverts 1.2 % more than the mean and
-    preconditions 0.6 % more; by `balance` alone it is 0 and 15 %.
+    Starts from `balance` by the first kind. Then local search: a job of the fullest bin of either kind moves
+    to another bin or swaps bins with a job there, the best such exchange first, as long as the sum of squares
+    of all loads, each a share of its kind, decreases. ResNet-50 on 2 ranks: the busiest rank inverts 1.2 %
+    and preconditions 0.6 % more than the mean; with `balance` alone it is 0 and 15 %.
     """
     first, second = zip(*costs, strict=True) if costs else ((), ())
     shares = list(zip(_shares(first), _shares(second), strict=True))
@@ -50,11 +50,11 @@ def balance_both(costs: Sequence[Work], bins: int) -> list[int]:
     while True:
         kinds = [totals(kind, chosen, bins) for kind in zip(*shares, strict=True)]
         fullest = {loads.index(max(loads)) for loads in kinds}
-        trades = _trades(shares, chosen, list(zip(*kinds, strict=True)), fullest)
-        gain, trade = max(trades, key=itemgetter(0), default=(0.0, ()))
-        if not gain >= _LEAST_GAIN:  # also where it is no number
+        exchanges = _exchanges(shares, chosen, list(zip(*kinds, strict=True)), fullest)
+        gain, exchange = max(exchanges, key=itemgetter(0), default=(0.0, ()))
+        if not gain >= _MIN_GAIN:  # also true for NaN
             return chosen
-        for job, index in trade:
+        for job, index in exchange:
             chosen[job] = index
 
 
@@ -71,10 +71,10 @@ def _shares(costs: Sequence[float]) -> list[float]:
     return [cost / total for cost in costs]
 
 
-def _trades(
+def _exchanges(
     shares: Sequence[Work], chosen: Sequence[int], loads: Sequence[Work], fullest: Collection[int]
-) -> Iterator[tuple[float, Trade]]:
-    """Every move of a job out of a bin in `fullest`, and every swap, with what is gained by it."""
+) -> Iterator[tuple[float, Exchange]]:
+    """Every move or swap of a job in one of the `fullest` bins, with its gain."""
     for job, here in enumerate(chosen):
         if here not in fullest:
             continue
@@ -89,5 +89,5 @@ def _trades(
 
 
 def _gain(here: Work, there: Work, x: float, y: float) -> float:
-    """By how much the squares of two loads get smaller when (x, y) goes from `here` to `there`."""
+    """The decrease in the sum of squares of two loads when (x, y) moves from `here` to `there`."""
     return 2 * (x * (here[0] - there[0] - x) + y * (here[1] - there[1] - y))

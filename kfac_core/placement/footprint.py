@@ -27,7 +27,7 @@ def state_bytes(
         "gradients": 2 * item_bytes * sum(shape.gradient_elements for shape in shapes),
         "statistics": item_bytes
         * sum(
-            job.shape.elements if rank in job.whole_on else job.shape.packed_elements
+            job.shape.elements if rank in job.unpacked_on else job.shape.packed_elements
             for job in jobs
             if rank in job.factor_workers
         ),

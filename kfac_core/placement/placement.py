@@ -1,9 +1,9 @@
-"""Who computes what: a strategy's whole decision as data, checked once and executed by the collectives.
+"""Placement: who computes what. A strategy's whole decision as data, which the collectives execute.
 
-A placement arranges the world as KAISA's grid of `m` rows by `n` columns, `m * n = world_size`. The layers
-are dealt out to the columns. The ranks of a column are the *gradient workers* of its layers: they hold the
-second-order data and precondition. A row receives: in each row, the one member that lies in a layer's column
-hands the preconditioned gradient to the others.
+A placement arranges the world as KAISA's grid of `m` rows by `n` columns, `m * n = world_size`. Each layer is
+assigned to a column. The ranks of a column are the *gradient workers* of its layers: they hold the
+second-order data and precondition. Rows receive: in each row, the one member in a layer's column sends the
+preconditioned gradient to the others.
 
     world_size = 8, m = 2 gradient workers:     column  0  1  2  3
                                          row 0          0  1  2  3     rows exchange preconditioned
@@ -23,15 +23,15 @@ from kfac_core.errors import PlacementError
 
 Ranks = tuple[int, ...]
 
-LARGEST_WHOLE = 320
-"""Rows of the largest factor whose grams wait whole for the step that sends them: `FactorJob.whole_on`."""
+LARGEST_UNPACKED = 320
+"""Rows of the largest factor whose grams stay unpacked until the step: see `FactorJob.unpacked_on`."""
 
-_ROWS_SHOWN, _RANKS_SHOWN = 16, 16  # of a printed grid: what fits a screen
+_ROWS_SHOWN, _RANKS_SHOWN = 16, 16  # of a printed grid, to fit a screen
 
 
 @dataclass(frozen=True)
 class FactorShape:
-    """A symmetric factor: `blocks` independent `dim` by `dim` matrices; one but for grouped layers."""
+    """A symmetric factor: `blocks` independent `dim` by `dim` matrices; one block unless grouped."""
 
     dim: int
     blocks: int = 1
@@ -43,7 +43,7 @@ class FactorShape:
 
     @property
     def packed_elements(self) -> int:
-        """Elements of one triangle with its diagonal: what travels."""
+        """Elements of one triangle with its diagonal, as it is sent."""
         return self.blocks * self.dim * (self.dim + 1) // 2
 
 
@@ -74,7 +74,7 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class FactorJob:
-    """One factor of one layer with the ranks that have to do with it.
+    """One factor of one layer with the ranks that work on it.
 
     Attributes:
         layer: position of the layer in the model's order.
@@ -92,18 +92,18 @@ class FactorJob:
     gradient_workers: Ranks
 
     @property
-    def travels(self) -> bool:
-        """Whether more than one rank has to do with its mean."""
+    def is_sent(self) -> bool:
+        """Whether its mean involves more than one rank."""
         return len({*self.factor_workers, *self.inverse_workers}) > 1
 
     @property
-    def whole_on(self) -> Ranks:
-        """Ranks whose own share waits as a matrix for the end of the backward pass; elsewhere, as a triangle.
+    def unpacked_on(self) -> Ranks:
+        """Ranks that keep their own statistics as a matrix until the step; others pack them in the hook.
 
-        Whoever alone keeps the factor sends nothing. Small matrices hold little, and packed in hooks, between
-        a model's kernels, each took 0.08 to 0.1 ms; one after the other at the step, 0.01.
+        A rank that alone keeps the factor sends nothing. Small matrices take little memory, and packing them
+        one after another at the step is faster than in hooks, between the model's kernels.
         """
-        if self.shape.dim <= LARGEST_WHOLE:
+        if self.shape.dim <= LARGEST_UNPACKED:
             return self.factor_workers
         alone = len(self.inverse_workers) == 1 and self.inverse_workers[0] in self.factor_workers
         return self.inverse_workers if alone else ()
@@ -115,8 +115,7 @@ class LayerPlacement:
 
     Attributes:
         factor_workers: ranks whose batches the factors average over.
-        a_inverse_workers: ranks that turn A into second-order data; more than one when each computes
-            it for itself instead of receiving it.
+        a_inverse_workers: ranks that compute A's second-order data; several if each computes it for itself.
         g_inverse_workers: the same for G.
         gradient_workers: ranks that precondition the layer's gradient: one column of the grid.
     """
@@ -137,7 +136,7 @@ class Placement:
         layers: placement by layer name, in the order of the model.
 
     Raises:
-        PlacementError: a layer breaks an invariant; that is a strategy's bug, not a user's mistake.
+        PlacementError: a layer violates an invariant, which is a bug in the strategy.
     """
 
     world_size: int
@@ -154,7 +153,9 @@ class Placement:
         columns = {self.column(index): index for index in range(self.columns)}
         for name, layer in self.layers.items():
             if layer.gradient_workers not in columns:
-                raise PlacementError(f"layer {name}: gradient workers {layer.gradient_workers} are no column")
+                raise PlacementError(
+                    f"layer {name}: gradient workers {layer.gradient_workers} must be a column of the grid"
+                )
             for inverse_workers in (layer.a_inverse_workers, layer.g_inverse_workers):
                 if not inverse_workers or not set(inverse_workers) <= set(layer.gradient_workers):
                     raise PlacementError(
@@ -178,7 +179,7 @@ class Placement:
 
     @property
     def groups(self) -> list[Ranks]:
-        """All columns, then all rows, that hold several ranks and not all."""
+        """All columns, then all rows, that have several ranks but not all."""
         columns = [self.column(index) for index in range(self.columns)]
         rows = [self.row(index) for index in range(self.grad_workers)]
         return [ranks for ranks in columns + rows if 1 < len(ranks) < self.world_size]
@@ -198,16 +199,16 @@ class Placement:
         return jobs
 
     def gradient_source(self, name: str, rank: int) -> int:
-        """The rank whose preconditioned gradient of layer `name` ends up on `rank`."""
+        """The rank that preconditions layer `name` for `rank`."""
         column = self.layers[name].gradient_workers[0]
         return rank // self.columns * self.columns + column
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy by value; a mapping proxy cannot be."""
+        """Pickle and copy by value, as a mapping proxy cannot be pickled."""
         return Placement, (self.world_size, self.grad_workers, dict(self.layers))
 
     def __str__(self) -> str:
-        """The grid of the KAISA paper: a row of ranks a line, then each column's layers."""
+        """The grid of the KAISA paper: one line per row of ranks, then one per layer."""
         width = len(str(self.world_size - 1)) + 1
         lines = [f"{self.grad_workers} x {self.columns} ranks: columns precondition, rows receive"]
         rows = [self.row(index) for index in range(min(self.grad_workers, _ROWS_SHOWN))]

@@ -61,9 +61,7 @@ class InverseSolver:
         if views.tokens:
             multiply(gradient.squeeze(-1), views.g.mT, out.squeeze(-1)).mul_(views.a)
             return
-        multiply(
-            multiply(views.g, gradient), views.a.mT, out
-        )  # A is symmetric; columns of A.mT are contiguous
+        multiply(multiply(views.g, gradient), views.a.mT, out)  # A = A.mT, which has contiguous columns
 
 
 class InversePiSolver(InverseSolver):

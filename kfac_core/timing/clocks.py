@@ -1,4 +1,4 @@
-"""What a phase timer reads: the host's clock, or events on a GPU's stream."""
+"""Clocks of the phase timer: the host's, or events on a GPU's stream."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of one phase in a sampled step.
+    """An interval of one phase in a sampled step.
 
     Attributes:
-        step: as `PhaseTimer.sampled_step` said.
-        started: on the host's `time.perf_counter`, seconds; on a GPU its own clock, laid against that one
-            where the timer was started.
-        layer: whose work it was, where K-FAC works layer by layer; else empty.
+        step: `PhaseTimer.sampled_step` at the time.
+        started: seconds of the host's `time.perf_counter`; on a GPU, of the device's clock, aligned with it
+            when the timer was started.
+        layer: the layer, where K-FAC works layer by layer; else empty.
     """
 
     step: int
@@ -28,7 +28,7 @@ class Span:
 
 
 class HostClock:
-    """Adds the time since the last mark to the phase that was open."""
+    """Books the time between marks on the open phase, by the host's clock."""
 
     def __init__(self) -> None:
         self._last = 0.0
@@ -36,7 +36,7 @@ class HostClock:
         self.spans: list[Span] = []
 
     def mark(self, phase: str | None, step: int | None, layer: str) -> None:
-        """Book the time since the last mark on `phase`, if any; as a span too where a step is given."""
+        """Book the time since the last mark on `phase`, if any; with a step, also as a span."""
         now = time.perf_counter()
         if phase is not None:
             self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._last
@@ -45,7 +45,7 @@ class HostClock:
         self._last = now
 
     def finish(self, phase: str, step: int | None, layer: str) -> None:
-        """The last mark before the clock stands still."""
+        """The last mark before the clock stops."""
         self.mark(phase, step, layer)
 
     def drain(self) -> dict[str, float]:
@@ -55,7 +55,7 @@ class HostClock:
 
 
 class CudaClock:
-    """Records an event at every mark; reads them all when the clock stops. Events are reused."""
+    """Records a CUDA event at every mark and reads all when the clock stops. Events are reused."""
 
     def __init__(self) -> None:
         self._marks: list[tuple[torch.cuda.Event, str | None, int | None, str]] = []
@@ -65,7 +65,7 @@ class CudaClock:
         self.spans: list[Span] = []
 
     def mark(self, phase: str | None, step: int | None, layer: str) -> None:
-        """Book the time since the last mark on `phase`, if any; as a span too where a step is given."""
+        """Book the time since the last mark on `phase`, if any; with a step, also as a span."""
         if not self._marks:
             self._started = time.perf_counter()
         event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
@@ -73,7 +73,7 @@ class CudaClock:
         self._marks.append((event, phase, step, layer))
 
     def finish(self, phase: str, step: int | None, layer: str) -> None:
-        """Wait for the device and read all events: host and device agree on when the clock stopped."""
+        """Wait for the device and read all events, so that the clock stops on host and device together."""
         self.mark(phase, step, layer)
         self._marks[-1][0].synchronize()
         now = self._started

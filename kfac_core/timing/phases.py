@@ -1,10 +1,10 @@
-"""The parts of a training step, named once for timers, records, figures and the cost model."""
+"""The phases of a training step, for timers, records, figures and the cost model."""
 
 from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """A part of a step. Phases are exclusive: a moment belongs to the innermost open one."""
+    """A part of a step. Phases are exclusive: time belongs to the innermost open one."""
 
     DATA = "data"
     FORWARD = "forward"
@@ -29,7 +29,7 @@ KFAC_PHASES = (
     Phase.PRECONDITION_COMM,
     Phase.SCALE,
 )
-"""What K-FAC adds to a step of plain SGD."""
+"""The phases that K-FAC adds to a step of plain SGD."""
 
 COMM_PHASES = (Phase.GRADIENT_COMM, Phase.FACTOR_COMM, Phase.INVERSE_COMM, Phase.PRECONDITION_COMM)
 """The phases that move bytes between ranks."""

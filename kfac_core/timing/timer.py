@@ -1,4 +1,4 @@
-"""Where a step's time goes: exclusive phase times that add up to the wall, and the traffic beside them."""
+"""The phase timer: exclusive phase times that add up to the wall time, and traffic by phase."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Number = TypeVar("Number", int, float)
 
 @dataclass
 class Traffic:
-    """What one rank handed to collectives.
+    """Counters of what one rank passed to collectives.
 
     Attributes:
         calls: collectives issued.
-        sent_bytes: payload bytes, without the copies that an algorithm makes on the way.
-        wait_seconds: spent until the last peer had arrived; None where that is not measured, see
+        sent_bytes: payload bytes, without copies made inside a collective's algorithm.
+        wait_seconds: time until the last peer had arrived; None where it is not measured, see
             `kfac_core.collectives.split_wait`.
     """
 
@@ -38,16 +38,15 @@ class Traffic:
 
 @dataclass(frozen=True)
 class WindowTotals:
-    """What `drain` returns.
+    """Totals of a window, as `PhaseTimer.drain` returns them.
 
     Attributes:
-        wall_seconds: host time between `start` and `stop`, read apart from the phases.
-        seconds: exclusive seconds by phase and of `other`; tests check that they add up to the wall.
+        wall_seconds: host time between `start` and `stop`, measured independently of the phases.
+        seconds: exclusive seconds by phase and of `other`; tests check that they add up to the wall time.
         calls: times each phase was entered; for the comm phases, collectives issued.
         sent_bytes: payload bytes by phase.
-        wait_seconds: the part of `seconds` that collectives waited for late ranks, by phase, where that is
-            measured.
-        entries: times any phase was entered, which is what the timer itself costs.
+        wait_seconds: the part of `seconds` spent waiting for late ranks, by phase, where it is measured.
+        entries: times any phase was entered, which determines the timer's own cost.
     """
 
     wall_seconds: float
@@ -58,7 +57,7 @@ class WindowTotals:
     entries: int = 0
 
     def __add__(self, later: WindowTotals) -> WindowTotals:
-        """Both together: a window that was cut, by a checkpoint for one."""
+        """The totals of both, for a window that was interrupted, for example by a checkpoint."""
         return WindowTotals(
             self.wall_seconds + later.wall_seconds,
             _added(self.seconds, later.seconds),
@@ -77,13 +76,13 @@ class PhaseTimer:
 
     Args:
         device: where the work runs; events are used for CUDA.
-        observer: told the phase that is open after every change; the harness writes its pulse there.
-        traffic: counters of the collectives; what they gain inside a phase is booked on it.
-        ranges: show every phase to profilers: a `record_function` of torch's, and on a GPU an NVTX range.
+        observer: callback with the open phase after every change; the harness writes its heartbeat there.
+        traffic: counters of the collectives; their increase within a phase is booked on it.
+        ranges: mark every phase for profilers, with torch's `record_function` and on a GPU an NVTX range.
 
     Attributes:
-        sampled_step: set to a number, every stretch of every phase, and of every layer in it, is also kept
-            as a `Span` of that step, until it is set anew or the clock stops.
+        sampled_step: while set to a number, every interval of every phase, and of every layer in it, is also
+            kept as a `Span` of that step; reset when the clock stops.
     """
 
     def __init__(
@@ -114,26 +113,26 @@ class PhaseTimer:
         self._entries = 0
 
     def count(self, traffic: Traffic) -> None:
-        """Book what these counters gain from now on, in place of those so far."""
+        """Book the increase of these counters from now on, instead of the previous ones."""
         if traffic is not self.traffic:
             self.traffic, self._booked = traffic, replace(traffic)
 
     def start(self) -> None:
-        """Let the clock run; what comes before is nobody's time."""
+        """Start the clock."""
         self._clock.mark(None, self.sampled_step, self._layer)
         self._booked = replace(self.traffic)
         self._started = time.perf_counter()
         self._running = True
 
     def stop(self) -> None:
-        """Halt the clock, for an evaluation, a checkpoint or the end of a window; waits for a GPU."""
+        """Stop the clock, for an evaluation, a checkpoint or the end of a window; waits for a GPU."""
         self._clock.finish(self._open[-1], self.sampled_step, self._layer)
         self._wall_seconds += time.perf_counter() - self._started
         self._running, self.sampled_step = False, None
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
-        """Book the time of the block, less that of phases opened inside it, on `phase`."""
+        """Book the time of the block, without that of phases opened inside it, on `phase`."""
         if not self._running:
             yield
             return
@@ -148,23 +147,23 @@ class PhaseTimer:
             self._leave(phase)
 
     def layer(self, name: str) -> AbstractContextManager[None]:
-        """In sampled steps, tell the spans of the block apart as that layer's; else nothing, at no cost."""
+        """In sampled steps, mark the spans of the block as that layer's; else do nothing, at no cost."""
         if self.sampled_step is None or not self._running:
             return _NOTHING
         return self._within(name)
 
     @property
     def elapsed_seconds(self) -> float:
-        """Host seconds between all starts and stops so far; read it while the clock stands still."""
+        """Host seconds between all starts and stops so far; read it while the clock is stopped."""
         return self._wall_seconds
 
     def drain_spans(self) -> list[Span]:
-        """What was kept of sampled steps since the last call, in order, while the clock stands still."""
+        """Spans of sampled steps since the last call, in order; call it while the clock is stopped."""
         spans, self._clock.spans = self._clock.spans, []
         return spans
 
     def drain(self) -> WindowTotals:
-        """Totals since the last drain, while the clock stands still."""
+        """Totals since the last drain; call it while the clock is stopped."""
         if self._running:
             raise RuntimeError("drain() while the clock runs: call stop() first")
         wall_seconds = self._wall_seconds - self._drained_at
@@ -207,7 +206,7 @@ class PhaseTimer:
             self._observer(self._open[-1])
 
     def _book_traffic(self, phase: str) -> None:
-        """Book what the collectives were handed since the last phase change; like time, it is exclusive."""
+        """Book the traffic since the last phase change; like time, it is exclusive."""
         calls = self.traffic.calls - self._booked.calls
         if calls:
             if phase in COMM_PHASES:
@@ -224,9 +223,9 @@ class PhaseTimer:
 def seconds_per_entry(
     device: torch.device | str = "cpu", observer: Callable[[str], None] | None = None, entries: int = 500
 ) -> float:
-    """What entering and leaving one phase costs here: the least of five rounds, a millisecond each on a CPU.
+    """Seconds to enter and leave one phase on this machine: the minimum of five rounds.
 
-    The least, because whatever else the machine does can only add to it.
+    The minimum, because other work on the machine can only add to it.
     """
     timer = PhaseTimer(device, observer)
     rounds = []

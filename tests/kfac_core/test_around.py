@@ -82,7 +82,7 @@ def saved(model: nn.Module, kfac: KFAC) -> None:
 
 
 @pytest.mark.parametrize("around", [frozen_meanwhile, thrown_away, probed, copied, saved])
-def test_factors_are_those_of_the_batch_that_was_stepped_on(around):
+def test_factors_are_those_of_the_batch_of_the_step(around):
     for got, want in zip(factors_after(around), factors_after(lambda *_: None), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
 
@@ -91,7 +91,7 @@ def test_a_failed_step_leaves_nothing_to_the_next(monkeypatch):
     def fails(model: nn.Module, kfac: KFAC) -> None:
         another_backward(model)
         with monkeypatch.context() as patch:
-            patch.setattr(kfac._factors, "absorb_alone", lambda _: 1 / 0)
+            patch.setattr(kfac._factors, "accumulate_local", lambda _: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 kfac.step()
 
@@ -160,7 +160,7 @@ def test_arithmetic_is_in_the_widest_dtype_of_any_layer():
     assert [weight.grad.dtype for weight in model.parameters()] == [torch.float32] * 2 + [torch.float64] * 2
 
 
-def test_an_overflow_of_parameters_that_were_replaced_is_seen():
+def test_an_overflow_in_replaced_parameters_is_detected():
     model = net()
     scaler = torch.amp.GradScaler("cpu")
     kfac = KFAC(model, CONFIG, lr=0.1, grad_scaler=scaler)
@@ -172,10 +172,10 @@ def test_an_overflow_of_parameters_that_were_replaced_is_seen():
     assert (kfac.skipped_steps, kfac.steps) == (1, 0)
 
 
-def test_a_learning_rate_that_is_none_is_refused_at_once():
+def test_an_invalid_learning_rate_is_an_error_at_construction():
     model = net()
     scheduler = StepLR(torch.optim.SGD(model.parameters(), 0.1), 1)
-    with pytest.raises(ConfigError, match="lr: a StepLR; allowed: a number, a callable, or the optimizer"):
+    with pytest.raises(ConfigError, match="lr must be a number, a callable or the optimizer, got a StepLR"):
         KFAC(model, CONFIG, lr=scheduler)
 
 
@@ -194,7 +194,7 @@ def compiled_elsewhere(model: nn.Sequential) -> nn.Module:
 
 
 @pytest.mark.parametrize("how", [compiled_in_place, compiled_in_part, compiled_elsewhere])
-def test_what_was_compiled_and_run_before_is_heard(how):
+def test_a_model_compiled_and_run_before_is_captured(how):
     torch._dynamo.reset()
     model = net()
     runs, (x, y) = how(model), batch()
@@ -205,17 +205,17 @@ def test_what_was_compiled_and_run_before_is_heard(how):
     assert [int(count) for count in kfac._factors.updates.values()] == [1] * 4
 
 
-def test_kfac_itself_is_not_copied():
+def test_kfac_cannot_be_pickled():
     kfac = KFAC(net(), CONFIG, lr=0.1)
     with pytest.raises(TypeError, match="load_state_dict"):
         torch.save(kfac, io.BytesIO())
 
 
-def test_who_makes_two_for_one_layer_is_told_until_the_first_is_removed():
+def test_a_second_kfac_on_a_layer_warns_until_the_first_is_removed():
     layer = nn.Linear(4, 3)
     model = nn.Sequential(nn.Linear(5, 4), layer)
     first = KFAC(layer, CONFIG, lr=0.1)
-    with pytest.warns(RuntimeWarning, match=r"another KFAC still listens to 1:.*remove\(\)") as told:
+    with pytest.warns(RuntimeWarning, match=r"another KFAC still has hooks on 1:.*remove\(\)") as told:
         KFAC(model, CONFIG, lr=0.1).remove()
     assert [warning.filename for warning in told] == [__file__]
     with warnings.catch_warnings():
@@ -224,11 +224,11 @@ def test_who_makes_two_for_one_layer_is_told_until_the_first_is_removed():
         KFAC(copy.deepcopy(model), CONFIG, lr=0.1)  # a copy is not listened to
         first.remove()
         KFAC(model, CONFIG, lr=0.1)
-    with pytest.warns(RuntimeWarning, match="listens to the model:"):
+    with pytest.warns(RuntimeWarning, match="has hooks on the model:"):
         KFAC(layer, CONFIG, lr=0.1)
 
 
-def test_one_that_could_not_be_made_leaves_no_hooks():
+def test_a_failed_constructor_leaves_no_hooks():
     model = net()
     with pytest.raises(ConfigError, match="steps_per_epoch"):
         KFAC(model, replace(CONFIG, damping=Milestones(initial=0.1, factor=0.5, at=(2,))), lr=0.1)

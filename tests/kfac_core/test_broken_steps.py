@@ -35,13 +35,13 @@ class Net(nn.Module):
 
 
 def made(options: dict[str, Any]) -> tuple[Net, KFAC]:
-    before = buckets._LEAST_ELEMENTS, buckets._LEAST_AT_ONCE, buckets._PIECES
-    buckets._LEAST_ELEMENTS, buckets._LEAST_AT_ONCE, buckets._PIECES = 1, 1, 10**6
+    before = buckets._MIN_ELEMENTS, buckets._MIN_ELEMENTS_AT_STEP, buckets._MAX_BUCKETS
+    buckets._MIN_ELEMENTS, buckets._MIN_ELEMENTS_AT_STEP, buckets._MAX_BUCKETS = 1, 1, 10**6
     model = Net()
     try:
         return model, KFAC(model, KFACConfig(**options), lr=0.1)
     finally:
-        buckets._LEAST_ELEMENTS, buckets._LEAST_AT_ONCE, buckets._PIECES = before
+        buckets._MIN_ELEMENTS, buckets._MIN_ELEMENTS_AT_STEP, buckets._MAX_BUCKETS = before
 
 
 def backward(
@@ -93,7 +93,7 @@ def factors_after_a_failure(
         kfac.step()
     except KeyboardInterrupt:
         held = kfac._factors
-        assert not (held._begun or held._packed or held._arrived or held._received)
+        assert not (held._in_flight or held._packed or held._unreleased or held._received)
     else:
         raise AssertionError("nothing failed")
     if restore:
@@ -110,8 +110,8 @@ def test_a_failure_between_two_buckets_leaves_nothing_to_the_next_step(world, at
 
 
 @pytest.mark.parametrize("at", [(1, 1), (2, 3), (3, 1)])
-def test_a_failure_while_buckets_are_absorbed_leaves_nothing_on_its_way(world, at):
-    for want, got in world(2).run(factors_after_a_failure, at, True, "absorb_received"):
+def test_a_failure_while_buckets_are_accumulated_leaves_nothing_in_flight(world, at):
+    for want, got in world(2).run(factors_after_a_failure, at, True, "accumulate_received"):
         for one, other in zip(want, got, strict=True):
             torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-14)
 
@@ -144,7 +144,7 @@ def rolls_back(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor]]:
     return want, stepped(model, kfac, 2, rank, world_size)
 
 
-def test_rolling_back_while_ranks_are_differently_far_is_no_trouble(world):
+def test_loading_a_state_works_while_ranks_have_sent_different_buckets(world):
     for want, got in world(2).run(rolls_back):
         for one, other in zip(want, got, strict=True):
             torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-14)
@@ -159,7 +159,7 @@ def discards(rank: int, world_size: int, overlap: bool) -> tuple[list[Tensor], l
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_batch_that_is_discarded_leaves_no_trace(world, overlap):
+def test_a_discarded_batch_has_no_effect(world, overlap):
     for want, got in world(2).run(discards, overlap):
         for one, other in zip(want, got, strict=True):
             torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-14)
@@ -174,7 +174,7 @@ def begins_again(rank: int, world_size: int) -> list[Any]:
     kfac = KFAC(model, config, lr=0.1, cost=placed)
     over, sent = kfac._factors._communicator, []
     assert [bucket.sizes is None for bucket in kfac._factors._buckets] == [False, True]
-    real_reduce, real_sum = over.reduce_parts, over.begin_all_reduce
+    real_reduce, real_sum = over.reduce_parts, over.all_reduce_async
     monkey = pytest.MonkeyPatch()
     monkey.setattr(over, "reduce_parts", lambda *args: (sent.append("parts"), real_reduce(*args))[1])
 
@@ -184,7 +184,7 @@ def begins_again(rank: int, world_size: int) -> list[Any]:
             raise MemoryError
         return real_sum(buffer)
 
-    monkey.setattr(over, "begin_all_reduce", sums)
+    monkey.setattr(over, "all_reduce_async", sums)
     x = torch.randn(8, 4, dtype=torch.float64)
     try:
         functional.cross_entropy(model(x), torch.arange(8) % 3).backward()
@@ -195,7 +195,7 @@ def begins_again(rank: int, world_size: int) -> list[Any]:
     return sent
 
 
-def test_a_bucket_that_could_not_be_begun_leaves_once(world):
+def test_a_bucket_whose_collective_failed_to_start_is_sent_once(world):
     assert world(2).run(begins_again) == [["parts", "sum", "failed", "sum"]] * 2
 
 
@@ -223,5 +223,5 @@ def warned_as_errors(rank: int, world_size: int) -> tuple[int, int]:
     return raised, len(kfac.failures)
 
 
-def test_a_warning_raised_as_an_error_keeps_no_rank_waiting_and_comes_once(world):
+def test_a_warning_raised_as_an_error_blocks_no_rank_and_is_raised_once(world):
     assert world(2).run(warned_as_errors) == [(1, 2), (0, 0)]

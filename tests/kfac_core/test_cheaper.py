@@ -37,7 +37,7 @@ def test_part_of_the_batch_gives_the_factors_of_a_batch_of_that_part(fraction, e
         torch.testing.assert_close(factor, whole[key], rtol=1e-12, atol=1e-14)
 
 
-def test_a_warm_basis_converges_to_the_eigenvectors_of_a_factor_that_stands_still():
+def test_a_warm_basis_converges_to_the_eigenvectors_of_a_constant_factor():
     generator = torch.Generator().manual_seed(0)
     basis, _ = torch.linalg.qr(torch.randn(1, 12, 12, dtype=torch.float64, generator=generator))
     values = 2.0 ** -torch.arange(12, dtype=torch.float64)

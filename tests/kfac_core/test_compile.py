@@ -29,7 +29,7 @@ def test_compiled_models_take_the_same_steps(backend, handed):
         assert kfac._factors.updates[key] == want_kfac._factors.updates[key] == 6
 
 
-def test_what_was_compiled_before_kfac_came_is_compiled_again_with_its_hooks():
+def test_code_compiled_before_kfac_is_compiled_again_with_its_hooks():
     torch._dynamo.reset()
     model = torch.compile(build("mlp"), backend="eager")
     x, y = data("mlp", 0)
@@ -39,7 +39,7 @@ def test_what_was_compiled_before_kfac_came_is_compiled_again_with_its_hooks():
     assert [int(count) for count in kfac._factors.updates.values()] == [2] * 6
 
 
-def test_a_layer_that_is_never_heard_of_is_named_once(recwarn):
+def test_a_layer_without_statistics_is_named_once(recwarn):
     model = build("mlp")
     kfac = KFAC(model, KFACConfig(**OPTIONS), lr=LR)
     kfac._capture.remove()  # as when the pass goes around the modules

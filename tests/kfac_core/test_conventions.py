@@ -85,7 +85,7 @@ def test_one_minus_the_decay_turns_it_into_the_weight_of_the_new_factor():
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
 
 
-def test_factor_start_first_forgets_the_identity_and_only_it():
+def test_factor_start_first_drops_the_identity_and_nothing_else():
     model = conv()
     kfac = make(model, factor_decay=0.9, factor_start="first")
     backward(model)
@@ -100,7 +100,7 @@ def test_factor_start_first_forgets_the_identity_and_only_it():
 
 
 @pytest.mark.parametrize("solver", ["inverse", "inverse_pi", "eigen"])
-def test_damping_never_gathers_in_the_factors(solver):
+def test_damping_never_accumulates_in_the_factors(solver):
     model = conv()
     kfac = make(model, solver=solver, damping=0.5)
     backward(model)
@@ -111,7 +111,7 @@ def test_damping_never_gathers_in_the_factors(solver):
     assert all(torch.equal(a, b) for a, b in zip(before, running(kfac), strict=True))
 
 
-def test_damping_that_gathered_would_be_seen():
+def test_accumulated_damping_would_be_detected():
     model, once, five_times = conv(), [], []
     kfac = make(model, solver="inverse", damping=0.5)
     backward(model)
@@ -230,7 +230,7 @@ def test_kl_clip_never_scales_up():
     assert all(torch.equal(got[name], unclipped[name]) for name in got)
 
 
-def test_a_gradient_of_zero_stays_zero_behind_the_clip():
+def test_a_gradient_of_zero_stays_zero_after_the_clip():
     model = conv()
     kfac = make(model)
     backward(model)
@@ -240,7 +240,7 @@ def test_a_gradient_of_zero_stays_zero_behind_the_clip():
     assert all(not gradient.any() for gradient in gradients(model).values())
 
 
-def test_layers_that_kfac_leaves_alone_keep_their_gradient_unscaled():
+def test_layers_that_kfac_does_not_cover_keep_their_gradient_unscaled():
     got, plain = clipped(10.0, 0.001)
     for name in ("1.weight", "1.bias"):  # BatchNorm
         assert torch.equal(got[name], plain[name])

@@ -75,7 +75,7 @@ def unequal_passes(rank: int, world_size: int, sizes: list[int]) -> list[Tensor]
 
 
 @pytest.mark.parametrize("sizes", [[4, 240], [240, 4]])
-def test_a_triangle_and_rows_of_two_passes_add_up(world, sizes):
+def test_a_triangle_and_rows_of_two_passes_are_summed(world, sizes):
     expected = unequal_passes(0, 1, sizes)
     for gradients in world(2).run(unequal_passes, sizes):
         for one, other in zip(expected, gradients, strict=True):
@@ -185,14 +185,14 @@ def outside(rank: int, world_size: int) -> str:
     return "taken"
 
 
-def test_a_rank_outside_the_group_is_refused(world):
+def test_a_rank_outside_the_group_is_an_error(world):
     assert world(2).run(outside) == [
         "taken",
         "rank 1 is no member of process_group, and cannot run K-FAC in it",
     ]
 
 
-def statistics_heard(rank: int, world_size: int) -> list[str]:
+def layers_with_statistics(rank: int, world_size: int) -> list[str]:
     model = build("mlp")
     kfac = KFAC(model, KFACConfig(strategy="dp_kfac", factor_update_steps=1), lr=LR)
     x, y = data("mlp", 0)
@@ -200,5 +200,5 @@ def statistics_heard(rank: int, world_size: int) -> list[str]:
     return [s.name for s, sums in zip(kfac.shapes, kfac._capture.statistics, strict=True) if sums.shares()]
 
 
-def test_dp_kfac_builds_factors_on_their_owner_alone(world):
-    assert world(2).run(statistics_heard) == [["0", "4"], ["2"]]
+def test_dp_kfac_computes_factors_on_their_owner_alone(world):
+    assert world(2).run(layers_with_statistics) == [["0", "4"], ["2"]]

@@ -98,7 +98,7 @@ def test_gradients_equal_the_dense_reference(world, world_size, solver, strategy
 
 
 @pytest.mark.parametrize("strategy", [s for s in STRATEGIES if s[0] != "dp_kfac"])
-def test_the_world_size_leaves_no_trace_at_a_fixed_global_batch(world, strategy):
+def test_the_world_size_has_no_effect_at_a_fixed_global_batch(world, strategy):
     name, extra = strategy
     options = {
         "strategy": name,
@@ -116,7 +116,7 @@ def test_the_world_size_leaves_no_trace_at_a_fixed_global_batch(world, strategy)
                     assert (got[parameter] - value).norm() <= 1e-10 * value.norm(), parameter
 
 
-def test_factors_equal_their_definition_and_other_scales_would_be_seen():
+def test_factors_equal_their_definition_including_scale():
     model = conv_net()
     x, y = batch(GLOBAL_BATCH, seed=0)
     want = factors(model, x, y)

@@ -97,7 +97,7 @@ def test_a_factor_without_decomposition_leaves_the_last_good_data_in_use(solver)
 
 @pytest.mark.parametrize("solver", ["eigen", "inverse"])
 @pytest.mark.parametrize("silent", [True, False])
-def test_what_a_failing_solver_leaves_half_done_overwrites_no_good_data(solver, silent, monkeypatch):
+def test_a_failing_solver_overwrites_no_good_data(solver, silent, monkeypatch):
     kfac = singular(solver, value=1.0)
     kfac._update_second_order()
     good = kfac._second_order._buffer.clone()
@@ -160,6 +160,6 @@ def test_a_factor_that_never_had_good_data_counts_as_the_identity(solver):
         assert torch.equal(kfac._second_order.data[key], want)
 
 
-def test_a_model_without_a_layer_to_take_is_refused():
+def test_a_model_without_a_supported_layer_is_an_error():
     with pytest.raises(ConfigError, match="Sequential has no trained layer"):
         KFAC(build("mlp"), KFACConfig(skip=(".*",)), lr=LR)

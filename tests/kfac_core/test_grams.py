@@ -58,7 +58,7 @@ def test_folding_is_decay_times_old_plus_scale_times_new(count, n, blocks):
 
 @pytest.mark.parametrize("count", [2, 60])  # as rows, and multiplied
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e30])
-def test_one_bad_number_anywhere_is_found(count, bad):
+def test_one_bad_number_anywhere_is_detected(count, bad):
     rows = rows_of(count, 30).float()
     assert is_finite(gram(rows))
     rows[0, 1, 17] = bad  # 1e30 squared is no float32

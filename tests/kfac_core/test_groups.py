@@ -22,11 +22,11 @@ def timeouts(rank: int, world_size: int) -> list[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(communicator, "_is_direct", lambda _: False)  # as over NCCL, where groups are needed
         communicator.prepare(rows, torch.empty(0))
-    groups = [communicator._all, communicator.apart()._all, communicator._groups[rows[rank // 2]]]
+    groups = [communicator._all, communicator.duplicate()._all, communicator._groups[rows[rank // 2]]]
     return [group._get_backend(torch.device("cpu")).options._timeout for group in groups]
 
 
-def test_groups_made_later_wait_for_a_lost_peer_as_long_as_the_first(world):
+def test_groups_created_later_have_the_timeout_of_the_first(world):
     for first, *later in world(4).run(timeouts):
         assert later == [first, first]
         assert first.total_seconds() != 1800  # torch's own default, which new groups would have
@@ -51,7 +51,7 @@ def on_a_grid(rank: int, world_size: int, layers: int, group: bool, direct: bool
         weight.grad /= world_size
     for everyone in kfac.placement.groups:
         if rank in everyone:
-            kfac._communicator.meet(everyone)
+            kfac._communicator.barrier(everyone)
     kfac.step()
     patch.undo()
     return [weight.grad.clone() for weight in model.parameters()]
@@ -59,7 +59,7 @@ def on_a_grid(rank: int, world_size: int, layers: int, group: bool, direct: bool
 
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize(("layers", "group"), [(1, False), (2, True), (3, False)])
-def test_rows_and_columns_meet_whatever_groups_a_rank_knows_of(world, layers, group, direct):
+def test_rows_and_columns_work_whatever_groups_a_rank_has(world, layers, group, direct):
     found = world(4).run(on_a_grid, layers, group, direct)
     for gradients in found[1:]:
         for one, other in zip(found[0], gradients, strict=True):

@@ -16,7 +16,7 @@ from tests.kfac_core.runs import assert_same, run, solved
 
 DAMPING, STEPS = 0.05, 4
 OPTIONS: dict[str, Any] = {"damping": 0.01, "factor_update_steps": 1, "inverse_update_steps": 1}
-SHAPES = {  # against a rank of 4: which of both factors is cut
+SHAPES = {  # against a rank of 4: which of both factors is truncated
     "a": LayerShape("one", FactorShape(9), FactorShape(3)),
     "g": LayerShape("one", FactorShape(4), FactorShape(7)),
     "both": LayerShape("one", FactorShape(9), FactorShape(6)),
@@ -32,7 +32,7 @@ def factor(shape: FactorShape, seed: int) -> Tensor:
     return rows.mT @ rows / rows.shape[1]
 
 
-def levelled(matrix: Tensor, rank: int) -> Tensor:
+def truncated(matrix: Tensor, rank: int) -> Tensor:
     """`matrix` with all eigenvalues but the largest `rank` replaced by their mean."""
     values, vectors = torch.linalg.eigh(matrix)
     if rank < len(values):
@@ -41,7 +41,7 @@ def levelled(matrix: Tensor, rank: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_gradient_is_preconditioned_by_the_dense_system_of_levelled_factors(name):
+def test_a_gradient_is_preconditioned_by_the_dense_system_of_truncated_factors(name):
     shape, rank = SHAPES[name], 4
     config = KFACConfig(eigen_rank=rank)
     solver = solver_of(config)
@@ -55,15 +55,15 @@ def test_a_gradient_is_preconditioned_by_the_dense_system_of_levelled_factors(na
     solver.precondition(gradient.view(matrix), views, damping, out.view(matrix))
     g = g.expand(shape.a.blocks, -1, -1)
     want = [
-        solve("eigen", DAMPING, levelled(one_a, rank), levelled(one_g, rank), w, (1.0, 1.0))
+        solve("eigen", DAMPING, truncated(one_a, rank), truncated(one_g, rank), w, (1.0, 1.0))
         for one_a, one_g, w in zip(a, g, gradient, strict=True)
     ]
     torch.testing.assert_close(out, torch.stack(want), rtol=1e-10, atol=1e-12)
-    assert torch.equal(gradient, before), "a lent gradient must stay what it is"
+    assert torch.equal(gradient, before), "the gradient must not change"
 
 
 @pytest.mark.parametrize("dim", [1, 4, 5, 30])
-def test_the_data_is_as_large_as_said_and_smaller_than_all_of_it(dim):
+def test_the_data_has_the_documented_size_and_is_smaller_than_full_data(dim):
     shape, config = FactorShape(dim, 2), KFACConfig(eigen_rank=4)
     data = solved(config, factor(shape, 0), DAMPING)
     assert data.isfinite().all(), "written whole"
@@ -102,7 +102,7 @@ def test_a_rank_as_large_as_every_factor_changes_nothing_and_a_small_one_does():
     assert any((small[-1][name] - value).norm() > 1e-3 * value.norm() for name, value in whole[-1].items())
 
 
-def test_a_saved_state_of_another_rank_is_solved_anew():
+def test_a_saved_state_of_another_eigen_rank_is_solved_again():
     def start(**options: Any) -> tuple[nn.Module, KFAC]:
         torch.manual_seed(0)
         model = nn.Linear(6, 5).double()
@@ -138,6 +138,6 @@ def _after_one(pair: tuple[nn.Module, KFAC], step: Any) -> tuple[nn.Module, KFAC
 @pytest.mark.parametrize(
     "options", [{"eigen_rank": 0}, {"eigen_rank": 1.5}, {"eigen_rank": 8, "solver": "inverse"}]
 )
-def test_ranks_that_mean_nothing_are_refused(options):
+def test_invalid_eigen_ranks_are_errors(options):
     with pytest.raises(ConfigError, match="eigen_rank="):
         KFACConfig(**options)

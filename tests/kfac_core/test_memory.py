@@ -87,7 +87,7 @@ def measure(rank: int, world_size: int, strategy: str, fraction: float | None) -
 
     for n in (WIDTH, WIDTH + 1):
         table(n, x)  # made once a size and process, like kept scratch memory: no state of a KFAC
-    scratch(x, direct._CACHED)
+    scratch(x, direct._CACHED_ELEMENTS)
     gc.collect()
     plain, preconditioned = Ledger(), Ledger()
     steps(plain, PhaseTimer(observer=plain.look), lambda: None)

@@ -65,7 +65,7 @@ def exchange(rank: int, world_size: int, over: str, dtype: torch.dtype) -> tuple
 
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
 @pytest.mark.parametrize("world_size", WORLDS)
-def test_every_collective_equals_gloos_and_hands_over_as_many_bytes(mpi_world, world_size, dtype):
+def test_every_collective_equals_gloos_and_counts_the_same_bytes(mpi_world, world_size, dtype):
     ranks = mpi_world(world_size)
     compared = zip(ranks.run(exchange, "mpi", dtype), ranks.run(exchange, "gloo", dtype), strict=True)
     for (got, traffic), (want, gloo_traffic) in compared:
@@ -151,7 +151,7 @@ def count_calls(rank: int, world_size: int, strategy: str) -> int:
 
 
 @pytest.mark.parametrize("strategy", ["comm_opt", "mem_opt", "spd_kfac"])
-def test_a_step_takes_at_most_one_collective_a_phase_whatever_the_layers(mpi_world, strategy):
+def test_a_step_takes_at_most_one_collective_per_phase_for_any_layers(mpi_world, strategy):
     assert max(mpi_world(4).run(count_calls, strategy)) <= 3  # factors; second-order data; gradients
 
 
@@ -200,7 +200,7 @@ def refusals(rank: int, world_size: int) -> list[str]:
     return said
 
 
-def test_what_mpi_cannot_carry_is_refused_with_what_it_can(mpi_world):
+def test_tensors_that_mpi_cannot_carry_are_errors_that_say_what_it_can(mpi_world):
     for dtype, layout, device in mpi_world(2).run(refusals):
         assert "cannot sum a tensor of torch.complex64; allowed: torch.float64, torch.float32" in dtype
         assert "contiguous tensors; got strides (1, 3)" in layout
@@ -218,7 +218,7 @@ def wait_alone(rank: int, world_size: int) -> tuple[float, str]:
     return 0.3, ""
 
 
-def test_a_collective_without_its_peers_ends_and_names_itself():
+def test_a_collective_without_its_peers_times_out_and_names_itself():
     with_two = MPIWorld(2)  # of its own: its request stays open
     try:
         (seconds, said), _ = with_two.run(wait_alone)
@@ -240,7 +240,7 @@ def load(rank: int, world_size: int) -> tuple[list[int], float]:
     return seen, float(total)
 
 
-def test_forked_loader_workers_live_beside_mpi(mpi_world):
+def test_forked_loader_workers_run_beside_mpi(mpi_world):
     results = mpi_world(2).run(load)
     assert [seen for seen, _ in results] == [list(range(0, 20, 2)), list(range(1, 20, 2))]
     assert [total for _, total in results] == [20, 20]
@@ -274,7 +274,7 @@ def test_a_killed_rank_ends_the_world_under_mpiexec():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_cuda_tensor_is_carried_by_a_cuda_aware_library_and_refused_by_another():
+def test_a_cuda_tensor_needs_a_cuda_aware_library():
     communicator, tensor = MPICommunicator(), torch.full((3,), 2.0, device="cuda")
     if is_cuda_aware():
         communicator.all_reduce(tensor)

@@ -177,7 +177,7 @@ def test_the_scale_recovers_after_a_rise():
 
 
 @pytest.mark.parametrize("beta", BETAS)
-def test_a_restart_forgets_the_old_direction_every_so_many_steps(beta):
+def test_a_restart_drops_the_old_direction_at_its_interval(beta):
     reference = compare(ScalarSettings(LONG_STEP, beta, bfgs=False, restart_steps=4), None)
     assert all(value == 0 for value in reference.betas[::4])
     assert any(value > 0 for value in reference.betas[1::4])

@@ -86,7 +86,7 @@ def test_the_path_equals_the_transcription_with_dense_solves(solver, beta):
     kfac.remove()
 
 
-def test_the_gradients_are_left_preconditioned_and_the_raw_copy_is_not():
+def test_the_gradients_end_preconditioned_and_the_raw_copy_does_not():
     model = net()
     kfac = KFAC(model, KFACConfig(kl_clip=None, **SHARED), lr=LR)
     optimizer = NLCG(model.parameters(), LR, kfac=kfac)

@@ -79,7 +79,7 @@ def test_every_world_size_takes_the_path_of_one_rank(world, world_size, options)
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_with_their_own_losses_the_ranks_would_part(world, world_size):
+def test_with_their_own_losses_the_ranks_would_diverge(world, world_size):
     results = world(world_size).run(walk, {}, True)
     assert results[0][1] < results[-1][1], "the premise of the test above: the losses lead to two branches"
     assert (results[0][0][-1] - results[-1][0][-1]).norm() > 1e-3
@@ -94,6 +94,6 @@ def traffic(rank: int, world_size: int, step_control: bool) -> tuple[int, int]:
     return counted.calls, counted.sent_bytes
 
 
-def test_what_travels_is_one_scalar_a_step_and_nothing_without_control(world):
+def test_traffic_is_one_scalar_per_step_and_nothing_without_control(world):
     assert world(2).run(traffic, True) == [(STEPS, 8 * STEPS)] * 2
     assert world(2).run(traffic, False) == [(0, 0)] * 2

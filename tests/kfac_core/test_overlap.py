@@ -55,10 +55,10 @@ def gradients(
     """By step, without overlap, with it, and with grams packed early; and how many buckets had left when the
     backward pass ended."""
     torch.set_num_threads(1)
-    least, buckets._LEAST_ELEMENTS = buckets._LEAST_ELEMENTS, 1  # tiny layers leave in buckets of their own
+    least, buckets._MIN_ELEMENTS = buckets._MIN_ELEMENTS, 1  # tiny layers leave in buckets of their own
     found: list[list[Tensor]] = []
-    calls, begun, whole = [], [], placement.LARGEST_WHOLE
-    for overlap, placement.LARGEST_WHOLE in ((False, whole), (True, whole), (False, 0)):
+    calls, begun, whole = [], [], placement.LARGEST_UNPACKED
+    for overlap, placement.LARGEST_UNPACKED in ((False, whole), (True, whole), (False, 0)):
         model, kfac = made(net, options, overlap=overlap)
         for step in range(3):
             x, y = (part[rank::world_size].chunk(micro_batches) for part in data(net, step))
@@ -67,12 +67,12 @@ def gradients(
                 with model.no_sync() if index < micro_batches - 1 else nullcontext():
                     functional.cross_entropy(model(x[index]), y[index]).backward()
                 if overlap:
-                    begun.append(len(kfac._factors._begun))
+                    begun.append(len(kfac._factors._in_flight))
             kfac.step()
             found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
         calls.append([kfac._communicator.traffic.calls, kfac._communicator.traffic.sent_bytes])
         kfac.remove()
-    buckets._LEAST_ELEMENTS, placement.LARGEST_WHOLE = least, whole
+    buckets._MIN_ELEMENTS, placement.LARGEST_UNPACKED = least, whole
     return found, calls, begun
 
 
@@ -100,10 +100,10 @@ def test_every_strategy_computes_the_same_bits(world, world_size, options):
 def without_overlap(rank: int, world_size: int, options: dict[str, Any]) -> tuple[list[Any], list[int]]:
     """Gradients of three steps, of one bucket and of several; and how many buckets those are."""
     torch.set_num_threads(1)
-    whole = buckets._LEAST_AT_ONCE
+    whole = buckets._MIN_ELEMENTS_AT_STEP
     found, counts = [], []
     for least in (whole, 1):
-        buckets._LEAST_AT_ONCE = least
+        buckets._MIN_ELEMENTS_AT_STEP = least
         model, kfac = made("conv", options, overlap=False)
         counts.append(len(kfac._factors._buckets))
         for step in range(3):
@@ -113,19 +113,19 @@ def without_overlap(rank: int, world_size: int, options: dict[str, Any]) -> tupl
             kfac.step()
             found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
         kfac.remove()
-    buckets._LEAST_AT_ONCE = whole
+    buckets._MIN_ELEMENTS_AT_STEP = whole
     return found, counts
 
 
 @pytest.mark.parametrize("options", STRATEGIES, ids=lambda options: options["strategy"])
-def test_large_factors_leave_one_bucket_after_the_other_and_nothing_changes(world, options):
+def test_sending_large_factors_in_several_buckets_changes_nothing(world, options):
     for found, (one, several) in world(2).run(without_overlap, options):
         torch.testing.assert_close(found[:3], found[3:], rtol=0.0, atol=0.0)
         if options["strategy"] != "dp_kfac":  # whose factors stay where they are
             assert several >= 3 > one
 
 
-def test_accumulated_passes_leave_with_the_last_one(world):
+def test_factors_of_accumulated_passes_are_sent_with_the_last_one(world):
     for found, _, begun in world(2).run(gradients, "conv", {"strategy": "mem_opt"}, 3):
         for early in (found[3:6], found[6:]):
             torch.testing.assert_close(found[:3], early, rtol=0.0, atol=0.0)
@@ -133,7 +133,7 @@ def test_accumulated_passes_leave_with_the_last_one(world):
         assert begun[2] >= 3
 
 
-def test_shared_checkpointed_and_unused_layers_are_waited_for(world):
+def test_shared_checkpointed_and_unused_layers_are_complete_before_sending(world):
     for found, _, begun in world(2).run(gradients, "unusual", {"strategy": "mem_opt"}):
         for early in (found[3:6], found[6:]):
             torch.testing.assert_close(found[:3], early, rtol=0.0, atol=0.0)
@@ -155,7 +155,7 @@ class Reentrant(nn.Module):
 
 
 def reentrant(rank: int, world_size: int) -> list[list[Tensor]]:
-    least, buckets._LEAST_ELEMENTS = buckets._LEAST_ELEMENTS, 1
+    least, buckets._MIN_ELEMENTS = buckets._MIN_ELEMENTS, 1
     found = []
     for overlap in (False, True):
         model = Reentrant()
@@ -166,11 +166,11 @@ def reentrant(rank: int, world_size: int) -> list[list[Tensor]]:
         kfac.step()
         found.append([p.grad.clone() for p in model.parameters()])
         kfac.remove()
-    buckets._LEAST_ELEMENTS = least
+    buckets._MIN_ELEMENTS = least
     return found
 
 
-def test_a_module_in_two_reentrant_checkpoints_leaves_at_the_step(world):
+def test_a_module_in_two_reentrant_checkpoints_is_sent_at_the_step(world):
     for late, early in world(2).run(reentrant):
         torch.testing.assert_close(late, early, rtol=0.0, atol=0.0)
 
@@ -184,7 +184,7 @@ def rolled_back(rank: int, world_size: int) -> list[list[Tensor]]:
         if in_vain:
             x, y = data("mlp", 1)
             functional.cross_entropy(model(x), y).backward()
-            assert kfac._factors._begun
+            assert kfac._factors._in_flight
             kfac.load_state_dict(saved)
         model.zero_grad()
         x, y = (part[rank::world_size] for part in data("mlp", 0))
@@ -195,7 +195,7 @@ def rolled_back(rank: int, world_size: int) -> list[list[Tensor]]:
     return found
 
 
-def test_a_state_loaded_in_between_drops_what_has_left(world):
+def test_a_state_loaded_in_between_drops_factors_in_flight(world):
     for straight, back in world(2).run(rolled_back):
         torch.testing.assert_close(straight, back, rtol=0.0, atol=0.0)
 
@@ -238,7 +238,7 @@ def two_passes(rank: int, world_size: int) -> str:
     return said
 
 
-def test_a_gradient_that_comes_too_late_is_refused_by_name(world):
+def test_a_gradient_that_comes_too_late_is_an_error_with_a_hint(world):
     for said in world(2).run(two_passes):
         assert "overlap_factors" in said
         assert "no_sync()" in said
@@ -269,7 +269,7 @@ def overflowed(rank: int, world_size: int) -> list[Tensor]:
     return found
 
 
-def test_a_skipped_step_leaves_nothing_behind(world):
+def test_a_skipped_step_has_no_effect(world):
     for late, early in world(2).run(overflowed):
         assert torch.equal(late, early)
 
@@ -286,13 +286,13 @@ def waited(rank: int, world_size: int) -> tuple[int, float]:
     return communicator.traffic.sent_bytes, communicator.traffic.wait_seconds or 0.0
 
 
-def test_waiting_is_still_told_apart(world):
+def test_waiting_is_still_measured(world):
     for sent, seconds in world(2).run(waited):
         assert sent > 0
         assert seconds > 0
 
 
-def test_buckets_hold_every_travelling_factor_once_last_layers_first():
+def test_buckets_hold_every_sent_factor_once_last_layers_first():
     everyone = (0, 1, 2)
     jobs = [
         FactorJob(layer, kind, FactorShape(n), everyone, (layer % 3,) if layer else everyone, everyone)
@@ -311,5 +311,5 @@ def test_buckets_hold_every_travelling_factor_once_last_layers_first():
         if bucket.sizes is not None:
             owners = [job.inverse_workers[0] for job in bucket.jobs]
             assert owners == sorted(owners)
-            assert sum(bucket.sizes) == sum(map(buckets.travelling_elements, bucket.jobs))
+            assert sum(bucket.sizes) == sum(map(buckets.sent_elements, bucket.jobs))
     assert len(buckets.buckets([*jobs, alone], 3, overlap=False)) == 2

@@ -19,7 +19,7 @@ def way(request, monkeypatch):
 
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("n", [*range(1, 12), 64, 65, LARGEST - 1, LARGEST])
-def test_tables_lead_to_the_same_places_as_blocks(monkeypatch, n, blocks):
+def test_tables_give_the_layout_of_blocks(monkeypatch, n, blocks):
     matrix = torch.randn(blocks, n, n)
     matrix += matrix.mT.clone()
     by_table, by_block = torch.full((2, blocks, packed_size(n)), float("nan"))

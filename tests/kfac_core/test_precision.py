@@ -106,7 +106,7 @@ def test_bf16_autocast_keeps_float32_factors_close_to_those_of_float32(net):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_autocast_does_not_round_what_a_layer_was_given_in_float32(bias):
+def test_autocast_does_not_round_float32_inputs_of_a_layer(bias):
     model, x = nn.Linear(4, 3, bias=bias), torch.randn(64, 4)
     kfac = KFAC(model, KFACConfig(factor_decay=0.0, **EVERY_STEP), lr=LR)
     with torch.autocast("cpu", torch.bfloat16):
@@ -156,7 +156,7 @@ def test_factors_and_second_order_data_have_the_dtypes_asked_for():
 
 
 @pytest.mark.parametrize("solver", ["eigen", "inverse"])
-def test_second_order_data_that_fits_float16_is_no_failure_though_its_sum_would_not(solver):
+def test_second_order_data_that_fits_float16_is_valid_even_if_its_sum_overflows(solver):
     torch.manual_seed(0)
     model = torch.nn.Linear(300, 10)
     options = {"solver": solver, "inverse_dtype": "float16", "damping": 1e-3, "factor_start": "first"}

@@ -8,12 +8,12 @@ import torch
 from kfac_core.kernels import grams
 from kfac_core.kernels import matmul as products
 from kfac_core.kernels.grams import Rows, fold, outer_sum
-from kfac_core.kernels.matmul import is_amd, is_compiled, multiply
+from kfac_core.kernels.matmul import is_amd, multiply, prefers_onednn
 from kfac_core.kernels.packing import pack, packed_size, unpack
 
 
 @pytest.fixture
-def forget():
+def fresh_caches():
     for asked in (products._linear, is_amd):
         asked.cache_clear()
     yield
@@ -22,16 +22,16 @@ def forget():
 
 
 @pytest.fixture
-def compiled(monkeypatch, forget):
+def onednn(monkeypatch, fresh_caches):
     """oneDNN multiplies whatever the processor and however small the matrices."""
     monkeypatch.setattr(products, "is_amd", lambda: True)
-    monkeypatch.setattr(products, "_WORTH", 1)
-    monkeypatch.setattr(grams, "_COMPILED", 1)
+    monkeypatch.setattr(products, "_MIN_MULTIPLICATIONS", 1)
+    monkeypatch.setattr(grams, "_ONEDNN_MIN_N", 1)
     if products._linear() is None:
         pytest.skip("this torch has no oneDNN")
 
 
-def test_a_processor_of_amd_is_known_by_its_name(monkeypatch, forget):
+def test_an_amd_processor_is_recognised_by_its_name(monkeypatch, fresh_caches):
     for name, amd in {"AMD EPYC 9755": True, "Intel(R) Xeon(R) Platinum 8481C": False}.items():
         is_amd.cache_clear()
         monkeypatch.setattr(
@@ -43,19 +43,19 @@ def test_a_processor_of_amd_is_known_by_its_name(monkeypatch, forget):
     assert not is_amd()
 
 
-def test_blas_multiplies_where_it_is_as_fast(monkeypatch, forget):
+def test_blas_multiplies_where_it_is_as_fast(monkeypatch, fresh_caches):
     monkeypatch.setattr(products, "is_amd", lambda: False)
     assert products._linear() is None
-    assert not is_compiled(torch.randn(400, 400))
+    assert not prefers_onednn(torch.randn(400, 400))
     one, other = torch.randn(400, 500), torch.randn(500, 300)
     assert torch.equal(multiply(one, other), one @ other)
 
 
-def test_what_onednn_cannot_multiply_is_left_to_blas(compiled):
+def test_blas_multiplies_what_onednn_cannot(onednn):
     exact = torch.randn(300, 300, dtype=torch.float64)
-    assert is_compiled(exact.float())
+    assert prefers_onednn(exact.float())
     for matrix in (exact, exact.to("meta"), torch.nn.Parameter(exact)):
-        assert not is_compiled(matrix)
+        assert not prefers_onednn(matrix)
     assert torch.equal(multiply(exact, exact.mT), exact @ exact.mT)
     batch = torch.randn(3, 40, 50)
     assert torch.equal(multiply(batch, batch.mT), batch @ batch.mT)
@@ -64,13 +64,13 @@ def test_what_onednn_cannot_multiply_is_left_to_blas(compiled):
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 70, 5), (64, 576, 576), (300, 200, 129)])
-def test_a_compiled_product_equals_that_of_blas(compiled, shape):
+def test_a_product_by_onednn_equals_that_of_blas(onednn, shape):
     m, k, n = shape
     generator = torch.Generator().manual_seed(0)
     exact_one = torch.randn(m, k, dtype=torch.float64, generator=generator)
     exact_other = torch.randn(k, n, dtype=torch.float64, generator=generator)
     exact = exact_one @ exact_other
-    ones, others = (list(_laid_out(matrix.float())) for matrix in (exact_one, exact_other))
+    ones, others = (list(_layouts(matrix.float())) for matrix in (exact_one, exact_other))
     for one, other in product(ones, others):
         out = torch.full((m, 2 * n), torch.nan)[:, ::2] if n > 1 else torch.full((m, n), torch.nan)
         before = one.clone(), other.clone()
@@ -80,7 +80,7 @@ def test_a_compiled_product_equals_that_of_blas(compiled, shape):
         assert torch.equal(one, before[0]) and torch.equal(other, before[1])
 
 
-def _laid_out(matrix):
+def _layouts(matrix):
     """By row, by column, as part of a larger matrix by row and by column, and with gaps."""
     rows, columns = matrix.shape
     yield matrix.contiguous()
@@ -97,7 +97,7 @@ def _laid_out(matrix):
 
 @pytest.mark.parametrize("n", [1, 24, 63, 256, 515])
 @pytest.mark.parametrize("batches", [1, 3])
-def test_sums_of_outer_products_are_symmetric_and_exact(compiled, n, batches):
+def test_sums_of_outer_products_are_symmetric_and_exact(onednn, n, batches):
     rows = torch.randn(batches, 700, n, generator=torch.Generator().manual_seed(0))
     exact = torch.einsum("bri,brj->ij", *2 * [rows.double()])
     for layout in (rows, rows.mT.contiguous().mT, torch.randn(batches, 700, 2 * n)[..., ::2].copy_(rows)):
@@ -108,8 +108,8 @@ def test_sums_of_outer_products_are_symmetric_and_exact(compiled, n, batches):
 
 @pytest.mark.parametrize("n", [130, 257, 600])
 @pytest.mark.parametrize("count", [1, 70])
-def test_kept_rows_are_folded_in_and_packed_as_their_product(compiled, monkeypatch, n, count):
-    monkeypatch.setattr(grams, "_COMPILED_FOLD", 1)
+def test_kept_rows_are_folded_and_packed_as_their_product(onednn, monkeypatch, n, count):
+    monkeypatch.setattr(grams, "_ONEDNN_MIN_FOLD", 1)
     rows = torch.randn(1, count, n, generator=torch.Generator().manual_seed(0))
     exact = rows.double().mT @ rows.double()
     mean = torch.eye(n).repeat(1, 1, 1)

@@ -12,7 +12,7 @@ from tests.kfac_core.runs import GLOBAL_BATCH, LR, assert_same, build, data, tra
 HALVED = Milestones(initial=0.04, factor=0.5, at=(2, 4))
 
 
-def test_milestones_multiply_once_each_however_often_they_are_asked():
+def test_milestones_multiply_once_each_however_often_they_are_evaluated():
     values = [HALVED.value(step, 10) for step in (0, 19, 20, 39, 40, 400) for _ in range(3)][::3]
     assert values == [0.04, 0.04, 0.02, 0.02, 0.01, 0.01]
     assert HALVED.value(0, 10) == 0.04  # a resumed run may ask for an earlier step
@@ -23,7 +23,7 @@ def test_milestones_count_in_steps_or_in_parts_of_an_epoch():
     assert Milestones(initial=1.0, factor=2.0, at=(0.5,)).value(5, 10) == 2.0
 
 
-def test_callables_are_asked_for_the_step_and_intervals_are_cut_to_whole_steps():
+def test_callables_get_the_step_and_intervals_are_truncated_to_whole_steps():
     assert value_at(lambda step: 1 / (1 + step), 3, None) == 0.25
     assert interval_at(lambda step: 12.9, 0, None) == 12
     assert interval_at(Milestones(initial=10, factor=0.01, at=(1,), unit="steps"), 1, None) == 1
@@ -43,24 +43,24 @@ def test_sc20s_scaling_rule(steps_per_epoch, inverse_steps):
     [
         ({"initial": 0, "factor": 2, "at": (1,)}, r"initial=0 lies outside \(0, inf\)"),
         ({"initial": 1, "factor": -2, "at": (1,)}, "factor=-2"),
-        ({"initial": 1, "factor": 2, "at": ()}, r"at=\[\] is no ascending list"),
+        ({"initial": 1, "factor": 2, "at": ()}, r"at=\[\] is not an ascending list"),
         ({"initial": 1, "factor": 2, "at": (3, 1)}, r"at=\[3, 1\]"),
         ({"initial": 1, "factor": 2, "at": (1,), "unit": "days"}, "unit='days' is not one of epochs, steps"),
     ],
 )
-def test_what_is_no_schedule_is_refused(options, message):
+def test_invalid_milestones_raise_a_config_error(options, message):
     with pytest.raises(ConfigError, match=message):
         Milestones(**options)
 
 
 @pytest.mark.parametrize("name", ["damping", "factor_update_steps", "inverse_update_steps"])
-def test_a_schedule_in_epochs_without_their_length_is_refused_at_construction(name):
+def test_a_schedule_in_epochs_without_steps_per_epoch_is_an_error_at_construction(name):
     with pytest.raises(ConfigError, match="needs steps_per_epoch"):
         KFAC(build("mlp"), KFACConfig(**{name: HALVED}), lr=LR)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_callable_that_leaves_the_range_is_refused_when_it_does(value):
+def test_a_callable_that_leaves_the_range_is_an_error_at_that_step(value):
     model = build("mlp")
     kfac = KFAC(model, KFACConfig(damping=lambda step: value if step else 1.0), lr=LR)
     train(model, kfac, "mlp", [0])

@@ -32,7 +32,7 @@ def waited(rank: int, world_size: int, over_mpi: bool) -> dict[str, float]:
     }
     seconds = {}
     for name, run in collectives.items():
-        communicator.meet(everyone)
+        communicator.barrier(everyone)
         before = communicator.traffic.wait_seconds or 0.0
         if rank == world_size - 1:
             time.sleep(DELAY)
@@ -41,7 +41,7 @@ def waited(rank: int, world_size: int, over_mpi: bool) -> dict[str, float]:
     row = (0, 1) if rank < 2 else (2, 3)
     if world_size == 4:
         communicator.gather_parts(torch.ones(2), [1, 1], row)  # makes the group
-        communicator.meet(everyone)
+        communicator.barrier(everyone)
         before = communicator.traffic.wait_seconds or 0.0
         if rank == world_size - 1:
             time.sleep(DELAY)
@@ -65,7 +65,7 @@ def test_a_row_of_the_grid_does_not_wait_for_another_row(world):
     assert max(rows[0], rows[1], rows[3]) < DELAY / 2
 
 
-def test_traffic_counts_as_if_ranks_did_not_meet():
+def test_barriers_are_not_counted_as_traffic():
     inner = SingleCommunicator()
     assert inner.traffic.wait_seconds is None
     split = SplitWait(inner)

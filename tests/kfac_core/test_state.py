@@ -154,7 +154,7 @@ def measured(
     rank: int, world_size: int, options: dict[str, Any], largest_whole: int
 ) -> tuple[list[dict[str, int]], dict[str, int]]:
     """What `memory` says of every rank, and the bytes of this rank's tensors after a forward and backward."""
-    usual, placement.LARGEST_WHOLE = placement.LARGEST_WHOLE, largest_whole
+    usual, placement.LARGEST_UNPACKED = placement.LARGEST_UNPACKED, largest_whole
     model, kfac = start(options)
     train(model, kfac, "mlp", range(2), rank, world_size)
     kfac._capture.clear()
@@ -169,7 +169,7 @@ def measured(
     }
     sizes = {kind: sum(t.numel() * t.element_size() for t in tensors) for kind, tensors in held.items()}
     said = [kfac.memory(other) for other in range(world_size)]
-    placement.LARGEST_WHOLE = usual
+    placement.LARGEST_UNPACKED = usual
     return said, sizes
 
 

@@ -104,7 +104,7 @@ def test_resnet50s_inverses_and_its_preconditioning_are_even_at_once(
         assert world_size * max(loads) / sum(loads) > 1.14
 
 
-def test_what_is_dealt_does_not_depend_on_the_unit_of_either_kind():
+def test_the_assignment_does_not_depend_on_the_unit_of_either_kind():
     layers = [layer.shape for layer in find_layers(resnet50(), KFACConfig())]
     slow = CostModel(inverse=lambda factor: 2.0**30 * factor.dim**3)
     config = KFACConfig(strategy="mem_opt")
@@ -142,7 +142,7 @@ def test_balancing_both_ends_where_no_move_and_no_swap_out_of_a_fullest_bin_help
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1.0])
-def test_a_cost_that_nothing_can_be_dealt_by_is_refused(strategy, cost):
+def test_an_invalid_cost_is_an_error(strategy, cost):
     layers = [LayerShape(f"l{i}", FactorShape(10 + i), FactorShape(4)) for i in range(3)]
     broken = CostModel(inverse=lambda factor: cost if factor.dim == 11 else 1.0)
     fraction = {"grad_worker_fraction": 0.5} if strategy == "hybrid_opt" else {}
@@ -152,11 +152,11 @@ def test_a_cost_that_nothing_can_be_dealt_by_is_refused(strategy, cost):
         place(KFACConfig(strategy=strategy, **fraction), layers, 2, broken)
 
 
-def test_dealing_ends_where_a_cost_is_no_number():
+def test_balancing_ends_if_a_cost_is_nan():
     assert len(balance_both([(float("nan"), 1.0), (1.0, 2.0), (2.0, 2.0)], 2)) == 3
 
 
-def test_nothing_to_deal_is_dealt():
+def test_balancing_no_jobs_or_zero_costs_works():
     assert balance_both([], 3) == []
     assert balance_both([(1.0, 0.0), (1.0, 0.0)], 2) == [0, 1]
 
@@ -171,7 +171,7 @@ def test_balancing_is_within_the_greedy_bound(costs, bins):
     assert max(loads) <= (4 / 3) * least * (1 + 1e-12)
 
 
-def test_round_robin_is_taken_where_longest_first_is_unlucky():
+def test_round_robin_is_taken_where_it_beats_longest_first():
     costs = [3.0, 3.0, 2.0, 2.0, 2.0]  # longest first: 3+2+2 against 3+2; here 3, 2, 2 against 3, 2
     unlucky = [3.0, 2.0, 3.0, 2.0, 0.0, 2.0]  # round robin: 3+3 against 2+2+2
     assert balance(unlucky, 2) == [0, 1, 0, 1, 0, 1]
@@ -229,7 +229,7 @@ def test_comm_opt_spreads_both_factors_of_one_layer():
     assert (placed.a_inverse_workers, placed.g_inverse_workers) == ((0,), (1,))
 
 
-def test_dp_kfac_trusts_the_owner_alone():
+def test_dp_kfac_uses_the_batch_of_the_owner_alone():
     layers = [LayerShape(f"l{i}", FactorShape(10), FactorShape(10)) for i in range(5)]
     placement = place(KFACConfig(strategy="dp_kfac"), layers, 3)
     owners = [layer.factor_workers for layer in placement.layers.values()]
@@ -243,12 +243,12 @@ def test_fractions_survive_floating_point():
 
 
 @pytest.mark.parametrize(("world_size", "fraction"), [(8, 0.3), (6, 4 / 6), (4, 0.1), (2, 1e-9)])
-def test_fractions_without_whole_groups_are_refused_with_what_is_allowed(world_size, fraction):
+def test_fractions_without_whole_groups_are_errors_that_list_what_is_allowed(world_size, fraction):
     with pytest.raises(PlacementError, match=rf"world of {world_size}; use .*1/{world_size}"):
         grad_workers(world_size, fraction)
 
 
-def test_an_empty_world_is_refused():
+def test_an_empty_world_is_an_error():
     with pytest.raises(PlacementError, match="world_size=0"):
         place(KFACConfig(), [], 0)
 
@@ -282,7 +282,7 @@ def preconditioned(rank: int, world_size: int, solver: str, strategy: str) -> li
 
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("solver", ["eigen", "inverse", "inverse_pi"])
-def test_factors_inverted_here_by_all_and_there_by_one_change_no_gradient(world, solver, world_size):
+def test_mixing_replicated_and_single_inverse_workers_changes_no_gradient(world, solver, world_size):
     ranks = world(world_size)
     pairs = [ranks.run(preconditioned, solver, strategy) for strategy in ("spd_kfac", "comm_opt")]
     for mixed, single in zip(*pairs, strict=True):
@@ -298,7 +298,7 @@ def test_spd_kfac_inverts_small_factors_everywhere_and_large_ones_once():
     assert len(placement.layers["large"].a_inverse_workers) == 1
 
 
-def test_an_embeddings_thousands_of_numbers_are_no_thousands_of_inverses():
+def test_an_embeddings_diagonal_does_not_cost_thousands_of_inverses():
     words = FactorShape(1, blocks=50_257)
     assert SPD_KFAC_64.inverse(words) < SPD_KFAC_64.inverse(FactorShape(512))
     cost = measured({16: 1e-4, 512: 1e-2})

@@ -14,7 +14,7 @@ def spin(monkeypatch):
     """Lets a clock of our own run on; a busy machine cannot touch it."""
     now = [100.0]
     for module in ("timer", "clocks"):
-        monkeypatch.setattr(f"kfac_core.{module}.time", SimpleNamespace(perf_counter=lambda: now[0]))
+        monkeypatch.setattr(f"kfac_core.timing.{module}.time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def spend(seconds: float) -> None:
         now[0] += seconds
@@ -51,7 +51,7 @@ def test_nested_phases_are_exclusive_and_add_up_to_the_wall(spin):
     assert sum(totals.seconds.values()) == pytest.approx(totals.wall_seconds, rel=1e-9)
 
 
-def test_time_between_stop_and_start_is_nobodys(spin):
+def test_time_between_stop_and_start_is_not_booked(spin):
     timer = PhaseTimer()
     timer.start()
     timer.stop()
@@ -75,7 +75,7 @@ def test_traffic_inside_a_phase_is_booked_on_it():
     assert timer.drain().sent_bytes == {}
 
 
-def test_traffic_of_an_inner_phase_is_not_the_outer_ones():
+def test_traffic_of_an_inner_phase_is_not_booked_on_the_outer_one():
     traffic = Traffic()
     timer = PhaseTimer(traffic=traffic)
     timer.start()
@@ -91,7 +91,7 @@ def test_traffic_of_an_inner_phase_is_not_the_outer_ones():
     assert totals.sent_bytes == {"factor_comm": 100}
 
 
-def test_an_exception_leaves_the_timer_in_order(spin):
+def test_an_exception_leaves_the_timer_consistent(spin):
     timer = PhaseTimer()
     timer.start()
     with pytest.raises(RuntimeError), timer.phase(Phase.FORWARD):
@@ -101,10 +101,10 @@ def test_an_exception_leaves_the_timer_in_order(spin):
     assert timer.drain().seconds["other"] == pytest.approx(0.01, abs=1e-9)
 
 
-def test_the_observer_always_knows_the_open_phase():
-    heard: list[str] = []
-    timer = PhaseTimer(observer=heard.append)
+def test_the_observer_gets_every_open_phase():
+    phases: list[str] = []
+    timer = PhaseTimer(observer=phases.append)
     timer.start()
     with timer.phase(Phase.FORWARD), timer.phase(Phase.FACTOR_COMPUTE):
         pass
-    assert heard == ["forward", "factor_compute", "forward", "other"]
+    assert phases == ["forward", "factor_compute", "forward", "other"]

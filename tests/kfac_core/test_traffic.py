@@ -141,6 +141,6 @@ def booked(rank: int, world_size: int) -> tuple[int, int]:
     return sum(timer.drain().sent_bytes.values()), kfac._communicator.traffic.sent_bytes
 
 
-def test_a_timer_of_ones_own_books_the_traffic_too(world):
+def test_a_timer_passed_in_books_the_traffic_too(world):
     for on_the_timer, counted in world(2).run(booked):
         assert on_the_timer == counted > 0

@@ -159,7 +159,7 @@ def test_tied_weights_keep_their_plain_gradient():
 
 
 @pytest.mark.parametrize("used", ["never", "later"])
-def test_a_layer_that_takes_no_part_in_a_step_is_left_alone(used):
+def test_a_layer_that_takes_no_part_in_a_step_keeps_its_factors(used):
     model = nn.ModuleDict({"used": nn.Linear(4, 3), "aside": nn.Linear(4, 3)}).double()
     kfac = KFAC(model, FRESH, lr=LR)
     for step in range(3):

@@ -21,7 +21,7 @@ def test_a_transposed_copy_equals_the_transpose(shape, dtype):
     assert shape == matrices.shape and torch.equal(matrices == 0, torch.zeros(shape, dtype=torch.bool))
 
 
-def test_what_is_copied_from_may_lie_anywhere():
+def test_the_source_of_a_copy_may_have_any_strides():
     matrices = torch.randn(6, 40, 50)
     for part in (matrices[:, 3:20, 5::2], matrices.mT, matrices.transpose(0, 1), matrices[::2, 1]):
         assert torch.equal(transposed(part), part.mT.clone())
@@ -29,7 +29,7 @@ def test_what_is_copied_from_may_lie_anywhere():
 
 @pytest.mark.parametrize("together", [1, 100, 1 << 18])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_pixels_are_copied_into_any_order(monkeypatch, together, layout):
+def test_pixels_are_copied_to_any_strides(monkeypatch, together, layout):
     monkeypatch.setattr(transpose, "_IN_CACHE", together)
     images = torch.randn(5, 3, 4, 6).to(memory_format=layout)
     plain = images.permute(0, 2, 3, 1)

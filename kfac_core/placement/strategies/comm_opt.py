@@ -12,8 +12,8 @@ from kfac_core.placement.strategies.everywhere import everywhere
 def comm_opt(layers: Sequence[LayerShape], world_size: int, config: KFACConfig, cost: CostModel) -> Placement:
     """Split the work factor by factor, share the second-order data with all, precondition everywhere.
 
-    A and G of one layer may go to different ranks, so up to `2 * len(layers)` ranks invert at once
-    (SC20, section IV-B). Steps without an update need no K-FAC traffic. The released SC20 code splits a
+    A and G of one layer may be inverted on different ranks, so up to `2 * len(layers)` ranks invert at once
+    (SC20, section IV-B). Steps without an update have no K-FAC traffic. The released SC20 code splits a
     layer only where ranks outnumber layers: `split_factors="when_ranks_exceed_layers"`.
     """
     split = config.split_factors or "always"

@@ -9,6 +9,6 @@ from kfac_core.placement.strategies.everywhere import everywhere
 
 
 def d_kfac(layers: Sequence[LayerShape], world_size: int, config: KFACConfig, cost: CostModel) -> Placement:
-    """Every rank inverts every factor: nothing but factors travels (arXiv:2107.06533, figure 1)."""
+    """Every rank inverts every factor; only factors are communicated (arXiv:2107.06533, figure 1)."""
     everyone = tuple(range(world_size))
     return everywhere(layers, world_size, [everyone] * len(layers), [everyone] * len(layers))

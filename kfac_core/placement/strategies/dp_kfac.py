@@ -10,10 +10,10 @@ from kfac_core.placement.strategies.mem_opt import mem_opt
 
 
 def dp_kfac(layers: Sequence[LayerShape], world_size: int, config: KFACConfig, cost: CostModel) -> Placement:
-    """MEM-OPT whose owner builds the factors from its own batch alone: no factor traffic at all.
+    """MEM-OPT whose owner computes the factors from its own batch alone, without factor traffic.
 
-    The factors see `local_batch_size` examples instead of the global batch, so the numbers differ from
-    the other strategies' by design. Published with round robin, which is the default here.
+    The factors average over `local_batch_size` examples instead of the global batch, so results differ from
+    the other strategies' by design. Published with round robin, the default here.
     """
     config = replace(config, assignment=config.assignment or "round_robin")
     placement = mem_opt(layers, world_size, config, cost)

@@ -1,4 +1,4 @@
-"""The shape that comm_opt, mpd_kfac, d_kfac and spd_kfac share: all ranks precondition every layer."""
+"""The grid that comm_opt, mpd_kfac, d_kfac and spd_kfac share: all ranks precondition every layer."""
 
 from collections.abc import Sequence
 

@@ -15,8 +15,8 @@ def hybrid_opt(
 ) -> Placement:
     """Give each layer a group of gradient workers and one rank of it that inverts for all (KAISA, section 3).
 
-    KAISA deals the costliest layer first to the group with the least inverses so far. From there layers
-    change places until what the groups precondition in every step is even too (`balance_both`).
+    KAISA assigns layers, costliest first, to the group with the least work for inverses so far. From there,
+    layers swap groups until preconditioning, which is in every step, is even too (`balance_both`).
     """
     if config.grad_worker_fraction is None:
         raise PlacementError("hybrid_opt needs grad_worker_fraction")
@@ -52,11 +52,11 @@ def grid(
 def grad_workers(world_size: int, fraction: float) -> int:
     """Gradient workers per layer, `m = world_size * fraction`.
 
-    A fraction is often written as a quotient whose float is slightly off (98 * (2 / 98) is not 2), so the
-    nearest whole number is taken when the product is within one part in a million of it.
+    A fraction is often a quotient whose float is slightly off (98 * (2 / 98) is not 2), so that a product
+    within one part in a million of a whole number counts as that number.
 
     Raises:
-        PlacementError: `m` is no whole number >= 1, or does not divide `world_size`.
+        PlacementError: `m` is not a whole number >= 1, or does not divide `world_size`.
     """
     exact = world_size * fraction
     workers = round(exact)
@@ -70,12 +70,12 @@ def grad_workers(world_size: int, fraction: float) -> int:
 
 
 def _work(layer: LayerShape, config: KFACConfig, cost: CostModel) -> Work:
-    """Of a layer's inverse worker, and of each of its gradient workers in every step."""
+    """A layer's cost to its inverse worker, and to each gradient worker in every step."""
     return cost.inverse(layer.a) + cost.inverse(layer.g), float(precondition_flops(config, layer))
 
 
 def _balance_twice(work: Sequence[Work], workers: int, columns: int) -> list[int]:
-    """Columns first, then the ranks inside each column; returns the inverse worker of each layer."""
+    """Balance over columns, then over the ranks of each column; returns each layer's inverse worker."""
     column_of = balance_both(work, columns)
     owner = [0] * len(work)
     for column in range(columns):
@@ -87,7 +87,7 @@ def _balance_twice(work: Sequence[Work], workers: int, columns: int) -> list[int
 
 
 def _unevenness(work: Sequence[Work], owners: Sequence[int], workers: int, columns: int) -> float:
-    """Shares of all inverses on the busiest rank and of all products in the busiest column, over the mean."""
+    """Maximum over mean of the inverses by rank, plus that of preconditioning by column."""
     inverses, products = zip(*work, strict=True) if work else ((), ())
     by_rank = totals(inverses, owners, workers * columns)
     by_column = totals(products, [owner % columns for owner in owners], columns)

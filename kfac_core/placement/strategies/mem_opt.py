@@ -9,9 +9,9 @@ from kfac_core.placement.strategies.hybrid_opt import grid
 
 
 def mem_opt(layers: Sequence[LayerShape], world_size: int, config: KFACConfig, cost: CostModel) -> Placement:
-    """One rank owns a layer: it inverts, preconditions every step and hands the result to all others.
+    """One rank owns a layer: it inverts it, preconditions in every step and sends the result to all others.
 
-    Second-order data lives on one rank only; the price is a model-sized exchange in every step.
+    Second-order data is on one rank only; the cost is a model-sized exchange in every step.
     `assignment="round_robin"` is K-FAC-lw as published in SC20.
     """
     return grid(layers, world_size, 1, config, cost)

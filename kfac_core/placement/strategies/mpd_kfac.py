@@ -10,7 +10,7 @@ from kfac_core.placement.strategies.comm_opt import comm_opt
 
 
 def mpd_kfac(layers: Sequence[LayerShape], world_size: int, config: KFACConfig, cost: CostModel) -> Placement:
-    """Whole layers to ranks, round robin as published, inverses broadcast to all (Osawa et al. 2019)."""
+    """Whole layers by round robin, as published; inverses are broadcast to all ranks (Osawa et al. 2019)."""
     assignment = config.assignment or "round_robin"
     layer_wise = replace(config, strategy="comm_opt", split_factors="never", assignment=assignment)
     return comm_opt(layers, world_size, layer_wise, cost)

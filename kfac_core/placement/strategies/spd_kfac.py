@@ -1,4 +1,4 @@
-"""SPD-KFAC: invert everywhere what is cheaper to invert than to send (arXiv:2107.06533)."""
+"""SPD-KFAC: every rank inverts the factors that are cheaper to invert than to send (arXiv:2107.06533)."""
 
 from collections.abc import Sequence
 
@@ -11,21 +11,21 @@ from kfac_core.placement.strategies.everywhere import everywhere
 
 
 def spd_kfac(layers: Sequence[LayerShape], world_size: int, config: KFACConfig, cost: CostModel) -> Placement:
-    """Load-balancing placement: a factor is inverted by all where that costs less than sharing its inverse.
+    """Load-balancing placement: all ranks invert a factor where that costs less than sharing its inverse.
 
-    The others go, longest first, to the least-loaded rank (section IV-C, algorithm 1). Without a measured
-    cost of sharing, both costs are those of the paper's machine.
+    The others are assigned, longest first, to the least-loaded rank (section IV-C, algorithm 1). Without a
+    measured cost of sharing, both costs are those of the paper's machine.
     """
     if cost.exchange is None:
         cost = SPD_KFAC_64
-    assert cost.exchange is not None  # noqa: S101  that one has it
+    assert cost.exchange is not None  # noqa: S101  SPD_KFAC_64 has it
     factors = [factor for layer in layers for factor in (layer.a, layer.g)]
     costs = [cost.inverse(factor) for factor in factors]
-    alone = [
+    replicated = [
         seconds <= cost.exchange(data_elements(config, factor))
         for seconds, factor in zip(costs, factors, strict=True)
     ]
-    shared = [index for index, by_all in enumerate(alone) if not by_all]
+    shared = [index for index, by_all in enumerate(replicated) if not by_all]
     workers = [tuple(range(world_size))] * len(factors)
     for index, worker in zip(shared, balance([costs[index] for index in shared], world_size), strict=True):
         workers[index] = (worker,)
