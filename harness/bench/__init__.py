@@ -1,1 +1,1 @@
-"""Benchmarks of the parts, each against plain training in the same run and against the machine's limits."""
+"""Benchmarks of K-FAC's parts against plain training in the same run and against the machine's limits."""

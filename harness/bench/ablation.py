@@ -1,9 +1,10 @@
-"""`kronscale bench ablation`: a phase's time as a difference, beside what the timer says (no torch here).
+"""`kronscale bench ablation`: a phase's time as a difference, beside the timer's value (no torch here).
 
-Zhang et al. 2022 (DP-KFAC) break a step down so: run without a part, and subtract. That needs no timer, so
-where both agree, neither is far off. They are not the same number: without a phase the others run faster too,
-for it no longer takes their caches from them, so that a step loses more than the phase. A step in which a
-phase's work is done twice gains less: the second time finds its data in the caches. The phase lies between.
+Zhang et al. 2022 (DP-KFAC) break a step down like this: run it without a part, and subtract. That needs no
+timer, so where both agree, neither is far off. They are not the same number. Without a phase the other phases
+run faster too, because it no longer evicts their data from the caches: the step loses more than the phase. If
+a phase's work is done twice, the step gains less than the phase, because the second time finds its data in
+the caches. The phase's own time lies between the two.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from harness.bench.median import median_interval
 from harness.bench.start import start_ranks
 from kfac_core.timing.phases import COMM_PHASES, Phase
 
-ABLATED = (
+PHASES = (
     Phase.GRADIENT_COMM, Phase.FACTOR_COMPUTE, Phase.FACTOR_COMM, Phase.INVERSE_COMPUTE, Phase.INVERSE_COMM,
     Phase.PRECONDITION, Phase.PRECONDITION_COMM, Phase.SCALE,
 )  # fmt: skip
-"""Phases that a step can be run without; the model's own and the optimizer's it cannot."""
+"""Phases that a step can run without: all but those of the model and the optimizer."""
 
 Rounds = list[dict[str, float]]
 
 
 @dataclass(frozen=True)
 class AblationBench:
-    """What is measured: one cell of a sweep on ranks of this machine.
+    """The settings: one cell of a sweep, on ranks of this machine.
 
     Attributes:
-        cell: the cell, as JSON; its strategy, intervals, model and batch are those of the study.
-        rounds: for each phase; one is five inverse periods, of a communication phase four.
+        cell: as JSON.
+        rounds: for each phase; a round is five inverse periods, for a communication phase four.
     """
 
     cell: str
@@ -60,21 +61,22 @@ class AblationBench:
 
 
 def compare(ranks: list[dict[str, Rounds]]) -> dict[str, dict[str, Any]]:
-    """By phase: seconds a step by timer and by ablation, each with 95 % limits of the median over rounds.
+    """By phase: seconds per step by timer and by ablation, each as a median over rounds with 95 % limits.
 
-    A round has, of a block's step, `with_seconds`, `without_seconds` and, of computing phases,
-    `twice_seconds` by a clock around blocks without timer; `timed_with_seconds` and `timed_without_seconds`
-    of blocks with it; and `timer_seconds`: what the timer books on the phase, less what it still books there
-    without the phase's work. A communication phase in which no rank calls a collective is left out. A step
-    takes as long as its slowest rank. Of a computing phase the timer's value is the slowest rank's, for that
-    is what the others wait for, and of a communication phase the fastest rank's, for waiting does not go away
-    with the phase: it moves to the next one.
+    A round has these seconds per step. Without the timer: `with_seconds`, `without_seconds` and, for
+    computing phases, `twice_seconds`. With the timer: `timed_with_seconds`, `timed_without_seconds`, and
+    `timer_seconds`, which is what the timer books on the phase less what it still books without the phase's
+    work. A communication phase in which no rank calls a collective is left out.
+
+    A step takes as long as its slowest rank. The timer's value of a computing phase is the slowest rank's,
+    because the others wait for it. That of a communication phase is the fastest rank's, because waiting does
+    not go away with the phase: it moves to the next one.
 
     Returns:
-        By phase `timer`; `ablation`, the work left out; `doubling`, the work done twice, of computing phases
-        (`ablation` again of others); `elsewhere`, what all other phases, as timed, lose with this one; each
-        with median, low and high. `step_seconds`. `alone`: whether the limits of timer and ablation meet;
-        `agree`: whether the timer's meet what lies between the limits of ablation and doubling.
+        By phase `timer`; `ablation`, the work left out; `doubling`, the work done twice (`ablation` again for
+        communication phases); `elsewhere`, what all other phases, as timed, lose without this one; each with
+        median, low and high. `step_seconds`. `alone`: whether the limits of timer and ablation overlap;
+        `agree`: whether the timer's limits overlap the range from ablation to doubling.
     """
     table = {}
     for phase in ranks[0]:
@@ -98,8 +100,8 @@ def compare(ranks: list[dict[str, Rounds]]) -> dict[str, dict[str, Any]]:
             "doubling": doubling,
             "elsewhere": elsewhere,
             "step_seconds": median(max(rank["with_seconds"] for rank in one) for one in rounds),
-            "alone": _meet(timer, ablation),
-            "agree": _meet(timer, between),
+            "alone": _overlap(timer, ablation),
+            "agree": _overlap(timer, between),
         }
     return table
 
@@ -108,5 +110,5 @@ def _gain(ranks: Sequence[dict[str, float]], whole: str, part: str) -> float:
     return max(rank[whole] for rank in ranks) - max(rank[part] for rank in ranks)
 
 
-def _meet(one: dict[str, float], other: dict[str, float]) -> bool:
+def _overlap(one: dict[str, float], other: dict[str, float]) -> bool:
     return one["low"] <= other["high"] and other["low"] <= one["high"]

@@ -1,4 +1,4 @@
-"""`kronscale bench core`: starts the ranks, and turns their figures into one table (no torch here)."""
+"""`kronscale bench core`: starts the ranks and summarises their figures (no torch here)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from harness.bench.start import start_ranks
 
 KINDS = ("full", "factor", "plain")
 INTERVALS = ((1, 1), (10, 10), (10, 100))
-"""Pairs of factor and inverse interval that a table reports."""
+"""Pairs of factor and inverse update interval that are reported."""
 
 
 @dataclass(frozen=True)
 class CoreBench:
-    """What is measured; see `harness.bench.core_rank.Options`."""
+    """The settings; see `harness.bench.core_rank.Options`."""
 
     model: str
     batch: int
@@ -38,7 +38,7 @@ class CoreBench:
             `layers`: see `by_shape`; `ranks`: everything measured.
 
         Raises:
-            UserError: a rank failed, with the end of what it said.
+            UserError: a rank failed; with the end of its log.
         """
         with tempfile.TemporaryDirectory(prefix="kronscale-bench-") as name:
             folder = Path(name)
@@ -70,51 +70,54 @@ def summary(ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def by_shape(rank: dict[str, Any]) -> list[dict[str, Any]]:
-    """What layers of equal size and floor take on one rank, smallest first.
+    """Times of layers with equal shape and roofline on one rank, smallest first.
 
     Returns:
-        Of each kind `shape` (rows and columns of its gradient), `count`, and by phase `seconds`, the median
-        over repetitions of the mean over these layers, `floor_seconds` and `fraction_of_floor`.
+        For each kind `shape` (rows and columns of its gradient), `count`, and by phase `seconds` (the median
+        over repetitions of the mean over these layers), `floor_seconds` (the roofline) and
+        `fraction_of_floor`.
     """
     kinds: dict[tuple[Any, ...], list[str]] = {}
-    for name, floor in rank["layer_rooflines"].items():
-        kinds.setdefault((*rank["shapes"][name], *floor.items()), []).append(name)
+    for name, least_seconds in rank["layer_rooflines"].items():
+        kinds.setdefault((*rank["shapes"][name], *least_seconds.items()), []).append(name)
     table = []
-    for (rows, columns, *floor), names in sorted(kinds.items()):
+    for (rows, columns, *rooflines), names in sorted(kinds.items()):
         row: dict[str, Any] = {"shape": [rows, columns], "count": len(names)}
-        for phase, least in floor:
+        for phase, roofline in rooflines:
             times = [
                 statistics.fmean(step.get(name, {}).get(phase, 0.0) for name in names)
                 for step in rank["layers"]
             ]
             taken = statistics.median(times)
             if taken:
-                row[phase] = {"seconds": taken, "floor_seconds": least, "fraction_of_floor": least / taken}
+                row[phase] = {
+                    "seconds": taken, "floor_seconds": roofline, "fraction_of_floor": roofline / taken
+                }  # fmt: skip
         table.append(row)
     return table
 
 
 def amortised(seconds: Mapping[str, float], factor_steps: int, inverse_steps: int) -> float:
-    """Mean seconds of a step over one inverse period, from those of each kind of step."""
+    """Mean seconds per step over one inverse period, from the seconds of each kind of step."""
     factor_only = inverse_steps // factor_steps - 1
     plain = inverse_steps - 1 - factor_only
     return (seconds["full"] + factor_only * seconds["factor"] + plain * seconds["plain"]) / inverse_steps
 
 
 def slowest(ranks: Iterable[list[float]]) -> list[float]:
-    """By repetition, the largest of all ranks' times."""
+    """For each repetition the largest time of all ranks."""
     return [max(times) for times in zip(*ranks, strict=True)]
 
 
 def _phase(ranks: list[dict[str, Any]], phase: str, sgd: float) -> dict[str, Any]:
-    """Spread over repetitions in a full step, share of SGD's time by kind of step, and the floor."""
+    """Spread over repetitions in a full step, ratio to SGD's time by kind of step, and the roofline."""
     times = _times(ranks, "full", phase)
-    floor = max((rank["rooflines"].get(phase, 0.0) for rank in ranks), default=0.0)
+    roofline = max((rank["rooflines"].get(phase, 0.0) for rank in ranks), default=0.0)
     return {
         "seconds": _spread(times),
         "of_sgd": {kind: _median(ranks, kind, phase) / sgd for kind in KINDS},
-        "floor_seconds": floor or None,
-        "fraction_of_floor": floor / statistics.median(times) if floor and any(times) else None,
+        "floor_seconds": roofline or None,
+        "fraction_of_floor": roofline / statistics.median(times) if roofline and any(times) else None,
     }
 
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # public, but hidden from checkers
 
 from harness.bench.rates import measure_rates
+from harness.bench.replica import KINDS, MODELS, Preconditioned, Training
 from harness.bench.roofline import layer_rooflines, rooflines
-from harness.bench.subject import KINDS, MODELS, Preconditioned, Training
 from harness.training.malloc import keep_freed_memory
 from kfac_core import KFACConfig
 
@@ -28,12 +28,12 @@ class Options:
     """What to measure; the same for every rank.
 
     Attributes:
-        model: key of `harness.bench.subject.MODELS`.
+        model: key of `harness.bench.replica.MODELS`.
         batch: examples of each rank.
         kfac: settings of `KFACConfig` beside the intervals.
         repeats: measured rounds; each has two plain iterations and one of every kind.
         warmup: rounds before them.
-        store: file through which the ranks meet.
+        store: file of the rendezvous.
     """
 
     model: str
@@ -47,20 +47,20 @@ class Options:
 
     @classmethod
     def read(cls, path: Path) -> Options:
-        """From the file that the driver wrote."""
+        """Read the file that `CoreBench` wrote."""
         raw = json.loads(path.read_text())
         return cls(**{field.name: raw[field.name] for field in fields(cls)})
 
 
 def measure(options: Options, rank: int) -> dict[str, Any]:
-    """Every figure of this rank.
+    """All figures of this rank.
 
     Returns:
         `sgd`: seconds of each plain forward and backward pass; `kinds`: by kind of step, seconds by phase of
-        each repetition; `calls`: collectives by phase of a full step; `memory`: bytes, `peak_extra` what the
-        largest resident set grew by under K-FAC; `rates`; `rooflines`: seconds of a full step's phases;
-        `layers`: of each repetition, seconds by layer and phase; `layer_rooflines`; `shapes`: rows and columns
-        of each layer's gradient.
+        each repetition; `calls`: collectives by phase of a full step; `memory`: bytes, with `peak_extra`, the
+        growth of the largest resident set under K-FAC; `rates`; `rooflines`: seconds of a full step's phases;
+        `layers`: for each repetition, seconds by layer and phase; `layer_rooflines`; `shapes`: rows and
+        columns of each layer's gradient.
     """
     torch.set_num_threads(options.threads)
     keep_freed_memory()
@@ -72,38 +72,38 @@ def measure(options: Options, rank: int) -> dict[str, Any]:
     training = Training(model, options.batch, rank, options.ranks)
     for _ in range(options.warmup):
         _plain_seconds(plain)
-        _plain_seconds(training)  # both replicas hold all that plain training needs
+        _plain_seconds(training)  # both replicas have allocated all that plain training needs
     before = _peak_bytes()
-    subject = Preconditioned(training, KFACConfig(**options.kfac))
+    preconditioned = Preconditioned(training, KFACConfig(**options.kfac))
     for _ in range(options.warmup):
         for kind in KINDS:
-            subject.step(kind)
+            preconditioned.step(kind)
     sgd: list[float] = []
     kinds: dict[str, Times] = {kind: [] for kind in KINDS}
     for _ in range(options.repeats):
         sgd.append(_plain_seconds(plain))
         for kind, times in kinds.items():
-            times.append(subject.step(kind))
+            times.append(preconditioned.step(kind))
         sgd.append(_plain_seconds(plain))
     peak = _peak_bytes()
-    layers = [subject.layers() for _ in range(options.repeats)]
+    layers = [preconditioned.layers() for _ in range(options.repeats)]
     rates, calls = measure_rates(), training.calls()
     return {
         "rank": rank,
         "sgd": sgd,
         "kinds": kinds,
-        "calls": subject.calls,
-        "memory": {**subject.kfac.memory(), "peak_extra": peak - before},
+        "calls": preconditioned.calls,
+        "memory": {**preconditioned.kfac.memory(), "peak_extra": peak - before},
         "rates": asdict(rates),
-        "rooflines": rooflines(subject.kfac, rank, calls, rates),
+        "rooflines": rooflines(preconditioned.kfac, rank, calls, rates),
         "layers": layers,
-        "layer_rooflines": layer_rooflines(subject.kfac, calls, rates),
-        "shapes": {shape.name: [shape.g.dim, shape.a.dim] for shape in subject.kfac.shapes},
+        "layer_rooflines": layer_rooflines(preconditioned.kfac, calls, rates),
+        "shapes": {shape.name: [shape.g.dim, shape.a.dim] for shape in preconditioned.kfac.shapes},
     }
 
 
 def _plain_seconds(training: Training) -> float:
-    training.meet()
+    training.synchronize()
     began = time.perf_counter()
     training.loss().backward()
     return time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""What the phase timer costs: steps with it and without it, in pairs, in one process."""
+"""The cost of the phase timer: steps with and without it, in pairs, in one process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from harness.bench.median import median_interval
-from harness.bench.subject import FACTOR_STEPS, MODELS, Training
+from harness.bench.replica import FACTOR_STEPS, MODELS, Training
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.training.malloc import keep_freed_memory
 from kfac_core import KFAC, KFACConfig, Phase
@@ -22,32 +22,32 @@ WARMUP_STEPS = 3
 
 
 class SwitchedTimer(PhaseTimer):
-    """A timer that can be as if it were not there: no clock, no pulse, no generator."""
+    """A timer that can be switched off: no clock, no heartbeat, no generator."""
 
     on = True
 
-    def phase(self, phase: Phase) -> AbstractContextManager[None]:  # type: ignore[override]  # off is no generator
+    def phase(self, phase: Phase) -> AbstractContextManager[None]:  # type: ignore[override]  # off: no generator
         """Book the block on `phase`, or do nothing at all."""
         return super().phase(phase) if self.on else nullcontext()
 
 
 def measure(model: str, batch: int, pairs: int, threads: int) -> dict[str, Any]:
-    """Time steps that renew factors, the kind with most phases, with and without the timer.
+    """Time steps with factor updates, the kind with most phases, with and without the timer.
 
-    Pairs follow each other, and every second one is turned round, so that a machine that slows down favours
-    neither. A step has its own start, stop and drain of the timer, which a run has once a window.
+    The order within every second pair is reversed, so that a machine that slows down favours neither. Each
+    step starts, stops and drains the timer, which a run does once per window.
 
     Returns:
         `on_seconds` and `off_seconds` of every pair; `overhead`: the median of their ratios less one, with
-        95 % limits from order statistics; `entries_per_step`, `seconds_per_entry` and `computed_overhead`,
+        95 % limits; `entries_per_step`, `seconds_per_entry` and `computed_overhead`,
         their product over the median step without timer.
     """
     torch.set_num_threads(threads)
     keep_freed_memory()
     training = Training(MODELS[model], batch, 0, 1)
     with tempfile.TemporaryDirectory(prefix="kronscale-bench-") as folder:
-        pulse = HeartbeatWriter(Path(folder) / "pulse")
-        timer = SwitchedTimer(observer=pulse.beat)
+        heartbeat = HeartbeatWriter(Path(folder) / "heartbeat")
+        timer = SwitchedTimer(observer=heartbeat.beat)
         config = KFACConfig(factor_update_steps=FACTOR_STEPS, inverse_update_steps=10**9)
         kfac = KFAC(training.model, config, lr=0.1, timer=timer)
         entries = 0
@@ -59,7 +59,7 @@ def measure(model: str, batch: int, pairs: int, threads: int) -> dict[str, Any]:
             for state in (True, False) if pair % 2 else (False, True):
                 timer.on = state
                 (on if state else off).append(_step(training, kfac, timer)[0])
-        cost = seconds_per_entry(observer=pulse.beat)
+        cost = seconds_per_entry(observer=heartbeat.beat)
     ratios = [one / other - 1 for one, other in zip(on, off, strict=True)]
     settings = {"model": model, "batch": batch, "pairs": pairs, "threads": threads}
     return settings | {
@@ -73,8 +73,8 @@ def measure(model: str, batch: int, pairs: int, threads: int) -> dict[str, Any]:
 
 
 def _step(training: Training, kfac: KFAC, timer: SwitchedTimer) -> tuple[float, int]:
-    """Seconds of one step, and how many phases it entered; the first of all solves the factors too."""
-    training.meet()
+    """Seconds of one step, and how many phases it entered; the first step also solves the factors."""
+    training.synchronize()
     kfac.steps = FACTOR_STEPS if kfac.steps else 0
     began = time.perf_counter()
     if timer.on:

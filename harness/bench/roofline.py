@@ -1,10 +1,10 @@
-"""The least that each phase can take: its operations over the product rate, or its bytes over the copy rate.
+"""Rooflines: the least time of each phase, by its operations and the product rate or its bytes and copy rate.
 
-The operations are those of the best direct method known to us, so that no phase can look good by doing too
-much: displacements and symmetry for the patches of a dense convolution, symmetry for every other gram. What
-transforms save (`kfac_core.kernels.convolution.spectrum`) is not taken off: a fraction may exceed 1. A
-decomposition's floor is LAPACK's own time on the same matrices, one after another. An exchange's is one copy
-of what a rank does not have: the ranks of a benchmark share a host.
+The operations are those of the best direct method, so that a phase cannot look good by doing too much:
+displacements and symmetry for the patches of a dense convolution, symmetry for every other gram. What
+transforms save (`kfac_core.kernels.convolution.spectrum`) is not subtracted, so a fraction may exceed 1. The
+roofline of a decomposition is LAPACK's own time on the same matrices, one after another. That of a
+communication phase is one copy of what a rank does not have, as the ranks of a benchmark share a host.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ITEM_BYTES = 4
 
 @dataclass(frozen=True)
 class Call:
-    """What one layer sees in a forward pass: elements of its input and positions B * S of its output."""
+    """One layer's call in a forward pass: elements of its input and positions B * S of its output."""
 
     module: nn.Module
     input_elements: int
@@ -37,26 +37,26 @@ class Call:
 def rooflines(kfac: KFAC, rank: int, calls: Mapping[str, Call], rates: Rates) -> dict[str, float]:
     """Seconds by K-FAC phase of a step that does all work, on this rank."""
     layers, shapes = kfac.placement.layers, kfac.shapes
-    heard = [shape for shape in shapes if rank in layers[shape.name].factor_workers]
+    captured = [shape for shape in shapes if rank in layers[shape.name].factor_workers]
     applied = [shape for shape in shapes if rank in layers[shape.name].gradient_workers]
     solved = [job.shape for job in kfac.placement.factor_jobs(shapes) if rank in job.inverse_workers]
     factor_bytes = _ITEM_BYTES * sum(shape.elements for shape in solved)
     gradient_bytes = _ITEM_BYTES * sum(shape.gradient_elements for shape in shapes)
     changes_of_basis = 2 if kfac.config.solver == "eigen" else 1
     seconds = {
-        Phase.FACTOR_COMPUTE: sum(factor_seconds(shape, calls[shape.name], rates) for shape in heard)
+        Phase.FACTOR_COMPUTE: sum(factor_seconds(shape, calls[shape.name], rates) for shape in captured)
         + 2 * factor_bytes / rates.copy_bytes,
         Phase.INVERSE_COMPUTE: sum(_lapack_seconds(shape, kfac.config.solver) for shape in solved),
         Phase.PRECONDITION: changes_of_basis * sum(_product_flops(shape) for shape in applied) / rates.flops
         + 2 * gradient_bytes / rates.copy_bytes,
-        Phase.SCALE: 6 * gradient_bytes / rates.copy_bytes,  # a dot product, a scaling, a copy
+        Phase.SCALE: 6 * gradient_bytes / rates.copy_bytes,  # dot product, scaling and copy
         **{phase: 2 * size / rates.copy_bytes for phase, size in received_bytes(kfac, rank).items()},
     }
     return {phase.value: value for phase, value in seconds.items()}
 
 
 def received_bytes(kfac: KFAC, rank: int) -> dict[Phase, int]:
-    """Bytes that reach this rank in a step that does all work, without the few of counts and traces."""
+    """Bytes that this rank receives in a step that does all work, without the few of counts and traces."""
     jobs = kfac.placement.factor_jobs(kfac.shapes)
     layers = [(shape, kfac.placement.layers[shape.name]) for shape in kfac.shapes]
     elements = {
@@ -95,7 +95,7 @@ def layer_rooflines(kfac: KFAC, calls: Mapping[str, Call], rates: Rates) -> dict
 
 
 def factor_seconds(shape: LayerShape, call: Call, rates: Rates) -> float:
-    """Both grams of one layer: the larger of their arithmetic and of reading what they are made of."""
+    """Seconds of both grams of one layer: of each, the larger of its arithmetic and of reading its input."""
     a = _gram_flops(call) if isinstance(call.module, nn.Conv2d) else _symmetric_flops(shape.a, call.rows)
     g = _symmetric_flops(shape.g, call.rows)
     output_elements = shape.g.dim * shape.g.blocks * call.rows
@@ -105,15 +105,15 @@ def factor_seconds(shape: LayerShape, call: Call, rates: Rates) -> float:
 
 
 def _gram_flops(call: Call) -> float:
-    """Least operations of a convolution's A: by displacement where the stride is 1, else by patches."""
+    """Least operations of a convolution's A factor: by displacement for stride 1, else by patches."""
     conv = call.module
-    assert isinstance(conv, nn.Conv2d)  # noqa: S101  asked before
+    assert isinstance(conv, nn.Conv2d)  # noqa: S101  checked by the caller
     height, width = conv.kernel_size
     channels = conv.in_channels // conv.groups
     patch = FactorShape(channels * height * width, conv.groups)
     if conv.stride != (1, 1) or conv.dilation != (1, 1):
         return _symmetric_flops(patch, call.rows)
-    displacements = (2 * height - 1) * (2 * width - 1)  # each costs 2 C^2 a pixel, and half come for nothing
+    displacements = (2 * height - 1) * (2 * width - 1)  # 2 C^2 a pixel each, and half by symmetry
     pixels = min(call.rows, call.input_elements // conv.in_channels)
     return float(displacements * channels**2 * conv.groups * pixels)
 

@@ -1,4 +1,4 @@
-"""Starts the ranks of a benchmark on this machine, and ends them together."""
+"""Starts the ranks of a benchmark on this machine and stops them together."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from harness.errors import UserError
 
 
 def start_ranks(module: str, folder: Path, ranks: int, threads: int) -> None:
-    """Run `python -m module FOLDER/options.json --rank R` for every rank, to the end.
+    """Run `python -m module FOLDER/options.json --rank R` for every rank, and wait for all of them.
 
     Raises:
-        UserError: a rank failed, with the end of what it said.
+        UserError: a rank failed; with the end of its log.
     """
     command = [sys.executable, "-m", module, str(folder / "options.json"), "--rank"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
@@ -28,7 +28,7 @@ def start_ranks(module: str, folder: Path, ranks: int, threads: int) -> None:
         for rank, process in enumerate(processes):
             if process.wait():
                 tail = " | ".join(logs[rank].read_text().splitlines()[-3:])
-                raise UserError(f"rank {rank} of the benchmark ended with {process.returncode}: {tail}")
+                raise UserError(f"rank {rank} of the benchmark exited with {process.returncode}: {tail}")
     finally:
         for process in processes:
             process.kill()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _MODELS = {
     "resnet32": 128,
     "resnet50": 8,
-}  # with the batch of a rank; kept in step with harness.bench.subject
+}  # with the batch of a rank; kept in step with harness.bench.replica
 
 
 def register(app: typer.Typer) -> None:

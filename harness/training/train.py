@@ -19,14 +19,12 @@ from torch import nn
 from harness.cell import Cell
 from harness.runs.checkpoint_requests import Request
 from harness.runs.heartbeat import HeartbeatWriter
-from harness.runs.records import EvalRecord, PhaseRecord, Record
+from harness.runs.records import EvalRecord, Record
 from harness.training.checkpoint import Checkpoints
 from harness.training.evaluation import evaluate
 from harness.training.gradient_averaging import GradientAverage, broadcast_model
 from harness.training.measurement.clocks import RunClocks
-from harness.training.measurement.device import DeviceGauge
-from harness.training.measurement.memory import read_memory
-from harness.training.measurement.traced_steps import trace_record
+from harness.training.measurement.windows import WindowRecorder
 from harness.training.optimizers import build_optimizer, learning_rate
 from harness.training.precision import ModelPrecision
 from harness.training.training_state import TrainingState
@@ -34,7 +32,7 @@ from harness.training.world import World, all_gather_rows
 from harness.workloads.workload import Share, Workload, build_workload
 from kfac_core import KFAC, Phase
 from kfac_core.optimizers import NLCG
-from kfac_core.timing.timer import PhaseTimer, WindowTotals, seconds_per_entry
+from kfac_core.timing.timer import PhaseTimer, seconds_per_entry
 
 
 @dataclass(frozen=True)
@@ -83,12 +81,13 @@ class Trainer:
         self.timer = PhaseTimer(
             world.device, observer=heartbeat.beat, traffic=traffic, ranges=profiler_ranges
         )
-        self._entry_seconds = seconds_per_entry(world.device, heartbeat.beat)
+        entry_seconds = seconds_per_entry(world.device, heartbeat.beat)
         heartbeat.beat("start")
-        self._traced_steps, self._gpu = traced_steps, DeviceGauge(world.device)
+        self._traced_steps = traced_steps
         self._precision = ModelPrecision(cell.training.precision, world.device)
         _, local_batch_size = cell.training.batch_sizes(world.world_size)
         self._share = Share(world.rank, world.world_size, local_batch_size, cell.seed, world.device)
+        self._windows = WindowRecorder(self.timer, world, write, entry_seconds, local_batch_size)
         self.workload: Workload = build_workload(cell, self._share)
         model = self.workload.model()
         broadcast_model(model, world.communicator)
@@ -126,7 +125,7 @@ class Trainer:
                 reason = "target"
                 break
         if reason != "preempted":  # else the open window is in the checkpoint
-            self._close_window()
+            self._windows.close(self.state, self._segment)
         self._heartbeat.beat("done")
         reached = reason != "diverged" and self.cell.target.reached_by(value)
         train_seconds, digest = self._slowest(self.state.clocks.train_seconds), _digest(self.state.model)
@@ -177,7 +176,7 @@ class Trainer:
             state.step += 1
             if state.step - state.window_start == self.cell.window_steps:
                 self.timer.stop()
-                self._close_window()
+                self._windows.close(state, self._segment)
                 self.timer.start()
         self.timer.stop()
         return True
@@ -186,8 +185,7 @@ class Trainer:
         """Save between two steps, off the train clock; returns whether the run must stop now."""
         assert self._checkpoints is not None  # noqa: S101  it made the request
         self.timer.stop()
-        self.state.window += self.timer.drain()
-        self._write_if_any(trace_record(self.timer, self.world.rank, self._segment))
+        self._windows.suspend(self.state, self._segment)
         self._heartbeat.beat("checkpoint")
         with self.state.clocks.checkpoint():
             self._checkpoints.save(self.state, request)
@@ -230,39 +228,6 @@ class Trainer:
                 )
             )
         return value, train_loss
-
-    def _close_window(self) -> None:
-        """Write the records of the open window, if it has a step; the clock is stopped meanwhile."""
-        state, rank, segment = self.state, self.world.rank, self._segment
-        steps = state.step - state.window_start
-        if not steps:
-            return
-        totals = state.window + self.timer.drain()
-        state.window = WindowTotals(0.0)
-        waits_measured = self.world.communicator.traffic.wait_seconds is not None
-        self._write(
-            PhaseRecord(
-                rank=rank,
-                first_step=state.window_start,
-                steps=steps,
-                samples=steps * self._share.local_batch_size,
-                wall_seconds=totals.wall_seconds,
-                seconds=totals.seconds,
-                calls=totals.calls,
-                sent_bytes=totals.sent_bytes,
-                memory_bytes=read_memory(state, self.world.device),
-                segment=segment,
-                wait_seconds=totals.wait_seconds if waits_measured else None,
-                instrument_seconds=totals.entries * self._entry_seconds,
-            )
-        )
-        self._write_if_any(trace_record(self.timer, rank, segment))
-        self._write_if_any(self._gpu.read(rank, segment, state.window_start, steps))
-        state.window_start = state.step
-
-    def _write_if_any(self, record: Record | None) -> None:
-        if record is not None:
-            self._write(record)
 
     @property
     def _segment(self) -> int:

@@ -39,7 +39,7 @@ import torch.multiprocessing as mp
 from peer_arms import MAKERS, Arm, Clock
 
 from harness.bench.core import INTERVALS, amortised
-from harness.bench.subject import KINDS, MODELS, Training
+from harness.bench.replica import KINDS, MODELS, Training
 from harness.training.malloc import keep_freed_memory
 
 EXCHANGES = ("factor_comm", "inverse_comm", "precondition_comm")
@@ -93,7 +93,7 @@ Row = dict[str, Any]
 
 
 def plain_seconds(training: Training) -> float:
-    training.meet()
+    training.synchronize()
     began = time.perf_counter()
     training.loss().backward()
     return time.perf_counter() - began

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 from torch import nn
 
-from harness.bench.ablation import ABLATED, compare
+from harness.bench.ablation import PHASES, compare
 from harness.bench.core import amortised, slowest, summary
 from harness.bench.median import median_interval
-from harness.bench.subject import MODELS
+from harness.bench.replica import MODELS
 from harness.cli import main
 
 
@@ -173,7 +173,7 @@ def test_ablation_finds_each_phase_of_a_real_cell_at_two_ranks(tmp_path, capfd):
     assert main(words) == 0, capfd.readouterr().err
     rows = {row["phase"]: row for row in csv.DictReader(table.open())}
     none = {"inverse_comm"}  # mem_opt has none
-    assert set(rows) == {phase.value for phase in ABLATED} - none
+    assert set(rows) == {phase.value for phase in PHASES} - none
     heavy = rows["factor_compute"]  # the largest of them here
     assert heavy["agree"] == "yes"
     for way in ("ablation", "doubling"):
