@@ -125,7 +125,7 @@ MISTAKES = {
     ),
     "a schedule out of order": (
         "strategy: hybrid_opt", "damping: {initial: 0.1, factor: 0.5, at: [2, 1]}, strategy: hybrid_opt",
-        ":8: methods[1].kfac.damping.at=[2.0, 1.0] is no ascending list of milestones >= 0",
+        ":8: methods[1].kfac.damping.at=[2.0, 1.0] is not an ascending list of milestones >= 0",
     ),
     "NLCG's steps scaled by kl-clip": (
         "{name: hybrid,", "{name: hybrid, optimizer: {name: nlcg},",
