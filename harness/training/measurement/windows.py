@@ -1,0 +1,71 @@
+"""Writes the records of one rank's windows: phases, traced steps and the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from harness.runs.records import PhaseRecord, Record
+from harness.training.measurement.device import DeviceGauge
+from harness.training.measurement.memory import read_memory
+from harness.training.measurement.traced_steps import trace_record
+from harness.training.training_state import TrainingState
+from harness.training.world import World
+from kfac_core.timing.timer import PhaseTimer, WindowTotals
+
+
+class WindowRecorder:
+    """Writes the records of each window while the phase timer is stopped.
+
+    Args:
+        entry_seconds: cost of entering one phase, see `kfac_core.timing.timer.seconds_per_entry`.
+        local_batch_size: examples per step of this rank.
+    """
+
+    def __init__(
+        self,
+        timer: PhaseTimer,
+        world: World,
+        write: Callable[[Record], None],
+        entry_seconds: float,
+        local_batch_size: int,
+    ) -> None:
+        self._timer, self._world, self._write = timer, world, write
+        self._entry_seconds, self._local_batch_size = entry_seconds, local_batch_size
+        self._gpu = DeviceGauge(world.device)
+
+    def suspend(self, state: TrainingState, segment: int) -> None:
+        """Move the timer's totals into `state`, so that a checkpoint includes the open window."""
+        state.window += self._timer.drain()
+        self._write_if_any(trace_record(self._timer, self._world.rank, segment))
+
+    def close(self, state: TrainingState, segment: int) -> None:
+        """Write the records of the open window, if it has a step, and begin the next one."""
+        steps = state.step - state.window_start
+        if not steps:
+            return
+        totals = state.window + self._timer.drain()
+        state.window = WindowTotals(0.0)
+        rank, waits_measured = self._world.rank, self._world.communicator.traffic.wait_seconds is not None
+        self._write(
+            PhaseRecord(
+                rank=rank,
+                first_step=state.window_start,
+                steps=steps,
+                samples=steps * self._local_batch_size,
+                wall_seconds=totals.wall_seconds,
+                seconds=totals.seconds,
+                calls=totals.calls,
+                sent_bytes=totals.sent_bytes,
+                memory_bytes=read_memory(state, self._world.device),
+                segment=segment,
+                wait_seconds=totals.wait_seconds if waits_measured else None,
+                instrument_seconds=totals.entries * self._entry_seconds,
+            )
+        )
+        self._write_if_any(trace_record(self._timer, rank, segment))
+        self._write_if_any(self._gpu.read(rank, segment, state.window_start, steps))
+        state.window_start = state.step
+
+    def _write_if_any(self, record: Record | None) -> None:
+        if record is not None:
+            self._write(record)
