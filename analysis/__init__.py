@@ -1,4 +1,4 @@
-"""Floor 3: turns records into tables, figures and a report. Runs on a laptop; imports no torch.
+"""Turns records into tables, figures and a report. Runs on a laptop; imports no torch.
 
     import analysis
 
@@ -6,7 +6,7 @@
     study.cells
     analysis.figures.FIGURES["scaling"].draw(study).figure
 
-Everything is loaded on first use: importing the package costs nothing on a login node.
+Everything is loaded on first use, so importing the package is cheap on a login node.
 """
 
 from importlib import import_module
@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from analysis import figures
-    from analysis.tables import Study, load
+    from analysis.records.study import Study
+    from analysis.records.tables import load
 
 __all__ = ["Study", "figures", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in {"Study", "load"}:
-        return getattr(import_module("analysis.tables"), name)
     if name == "figures":
         return import_module("analysis.figures")
+    if name in __all__:
+        return getattr(import_module(f"analysis.records.{'study' if name == 'Study' else 'tables'}"), name)
     raise AttributeError(f"module 'analysis' has no attribute {name!r}")

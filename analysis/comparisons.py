@@ -1,4 +1,4 @@
-"""Arms against each other: which is the baseline, which runs are pairs, and what may be claimed."""
+"""Comparisons of arms: the baseline of each, the pairing of runs, and the significant differences."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import cast
 
 import pandas as pd
 
+from analysis.records.study import Study
 from analysis.statistics.intervals import PAIRED_RUNS, Interval, holm, paired_ratio, ratio
-from analysis.study import Study
 
 SIGNIFICANT = 0.05
 """Adjusted p below which a difference is claimed."""
@@ -23,9 +23,9 @@ class Comparison:
         speedup: seconds to the target, baseline's over the arm's.
         fewer_epochs: its first factor, epochs to the target.
         cheaper_epochs: its second factor, seconds per epoch.
-        crowded: whether runs had more ranks than CPUs, so that their seconds say nothing about methods.
+        oversubscribed: whether runs had more ranks than CPUs, so that seconds cannot be compared.
         holm_p: p of `speedup`, adjusted for all comparisons of the study; None without an interval, or if
-            crowded.
+            oversubscribed.
     """
 
     arm: str
@@ -34,13 +34,13 @@ class Comparison:
     speedup: Interval
     fewer_epochs: Interval
     cheaper_epochs: Interval
-    crowded: bool = False
+    oversubscribed: bool = False
     holm_p: float | None = None
 
     @property
     def verdict(self) -> str:
-        """`faster` or `slower` where interval and adjusted p agree that the arms differ, else `undecided`."""
-        if self.crowded:
+        """`faster` or `slower` if interval and adjusted p agree that the arms differ, else `undecided`."""
+        if self.oversubscribed:
             return "not judged"
         if self.holm_p is None or self.holm_p >= SIGNIFICANT or not self.speedup.excludes(1):
             return "undecided"
@@ -48,9 +48,9 @@ class Comparison:
 
 
 def baselines(study: Study) -> dict[str, str]:
-    """For every arm the first-order arm of the same setting that it is measured against, if there is one.
+    """The baseline of every arm: the first-order arm of the same setting, if there is one.
 
-    Where a setting has several, plain SGD comes first, then the order of their names.
+    If a setting has several, plain SGD is chosen, else the first by name.
     """
     cells = study.cells
     first_order = cells[cells["strategy"].isna()]
@@ -68,7 +68,7 @@ def comparisons(study: Study, scored: pd.DataFrame) -> dict[tuple[str, int], Com
     """Every arm against its baseline, by arm and world size; Holm over all of them.
 
     Args:
-        study: where the baselines come from.
+        study: defines the baselines.
         scored: rows of `analysis.metrics.time_to_accuracy`.
     """
     runs = {(arm, size): group for arm, size, group in points(scored)}
@@ -78,23 +78,23 @@ def comparisons(study: Study, scored: pd.DataFrame) -> dict[tuple[str, int], Com
         for arm, size in runs
         if arm in baseline and baseline[arm] != arm and (baseline[arm], size) in runs
     ]
-    crowded = {size for (_, size), group in runs.items() if group["oversubscribed"].any()}
-    judged = sum(size not in crowded for _, _, size in family)
+    oversubscribed = {size for (_, size), group in runs.items() if group["oversubscribed"].any()}
+    judged = sum(size not in oversubscribed for _, _, size in family)
     found = {
         (arm, size): _compare(arm, against, size, runs[arm, size], runs[against, size], judged)
         for arm, against, size in family
     }
-    tested = [key for key, one in found.items() if one.speedup.p_value is not None and not one.crowded]
+    tested = [key for key, one in found.items() if one.speedup.p_value is not None and not one.oversubscribed]
     adjusted = holm([float(found[key].speedup.p_value or 0) for key in tested])
     return found | {key: replace(found[key], holm_p=p) for key, p in zip(tested, adjusted, strict=True)}
 
 
 def compared(top: pd.DataFrame, bottom: pd.DataFrame, column: str, family: int = 1) -> Interval:
-    """`column` of `top` over that of `bottom`, in pairs where the runs of both come from the same blocks.
+    """`column` of `top` over that of `bottom`, in pairs if the runs of both come from the same blocks.
 
-    Pairs are used where there are enough for exact limits, and for an exact test that can still reach 5 %
-    after Holm's correction for a `family` of comparisons; with fewer, unpaired ranks say more, and what the
-    blocks have in common only makes their limits wider than they need be.
+    Pairs are used if there are enough for exact limits, and for an exact test that can reach 5 % after
+    Holm's correction for a `family` of comparisons. With fewer, unpaired ranks have more power; the variation
+    between blocks then only widens the limits.
     """
     pairs = _pairs(top, bottom)
     if pairs is not None and len(pairs) >= PAIRED_RUNS and family * 2 / 2 ** len(pairs) < SIGNIFICANT:
@@ -118,7 +118,7 @@ def _compare(
         speedup=compared(base, runs, "scored_seconds", family),
         fewer_epochs=compared(base, runs, "scored_epochs", family),
         cheaper_epochs=compared(timed[0], timed[1], "seconds_per_epoch", family),
-        crowded=bool(runs["oversubscribed"].any() or base["oversubscribed"].any()),
+        oversubscribed=bool(runs["oversubscribed"].any() or base["oversubscribed"].any()),
     )  # fmt: skip
 
 

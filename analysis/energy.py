@@ -1,19 +1,19 @@
-"""Energy of GPUs, from what their driver counted over every window."""
+"""Energy of GPUs, from their driver's counters over every window."""
 
 from __future__ import annotations
 
 import pandas as pd
 
 from analysis.metrics import time_to_accuracy
-from analysis.study import Study
+from analysis.records.study import Study
 
 
 def energy_to_target(study: Study) -> pd.DataFrame:
-    """Joules of all GPUs of every run that counted them: to its target, and in all.
+    """Joules of all GPUs of every run that recorded energy: to its target, and in total.
 
     Columns beside those of `time_to_accuracy`: `joules` of the windows that began before the run reached its
-    target, infinite where it did not; `all_joules`; and `watts`, all of them over the slowest rank's windows'
-    wall time. Ranks that share a GPU count it once each, so a run has to have a GPU a rank.
+    target, infinite if it did not; `all_joules`; and `watts`, the total over the wall time of the slowest
+    rank's windows. Ranks that share a GPU would count it once each, so every rank needs its own GPU.
     """
     counted = study.devices.dropna(subset=["energy_joules"])
     scored = time_to_accuracy(study)
@@ -32,6 +32,6 @@ def energy_to_target(study: Study) -> pd.DataFrame:
 
 
 def why_none(study: Study) -> str:
-    """Why no run has counted its energy, as the runs themselves say."""
+    """Why no run has recorded its energy: the reasons in the device records."""
     said = sorted(set(study.devices["reason"]) - {""})
-    return "; ".join(said) if said else "their records are of before devices were read"
+    return "; ".join(said) if said else "their records are older than device records"

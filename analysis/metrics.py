@@ -9,13 +9,13 @@ from typing import Any, cast
 import pandas as pd
 
 from analysis.comparisons import compared, points
+from analysis.records.study import Study
 from analysis.rules import CLOCKS, Scoring
 from analysis.statistics.intervals import Interval, level
 from analysis.steps import run_speeds
-from analysis.study import Study
 
 BASE = "the base itself"
-"""Why a base's speed-up over itself has no interval."""
+"""Method of the base's own speed-up, which has no interval."""
 
 IDENTITY = ["run", "arm", "setting", "method", "world_size", "seed", "state", "oversubscribed", "block"]
 
@@ -30,8 +30,8 @@ def time_to_accuracy(study: Study) -> pd.DataFrame:
 
     Columns beside the run's identity: `reached`; `seconds` and `epochs` at the crossing or, for a run that
     missed, at its last evaluation (right-censored, never dropped); `seconds_per_epoch`, their quotient; and
-    `scored_seconds` and `scored_epochs`: the same with a miss as infinity, for medians. A run that stopped
-    at its first crossing is left out where the rule asks for more evaluations in a row than it lived to see.
+    `scored_seconds` and `scored_epochs`: the same with a miss as infinity, for medians. If the rule requires
+    more evaluations in a row than a run has, because it stopped at its first crossing, the run is left out.
     """
     histories = {str(run): rows for run, rows in study.evaluations.groupby("run", observed=True)}
     rows: list[dict[str, Any]] = []
@@ -93,9 +93,9 @@ def scaling(study: Study) -> pd.DataFrame:
 def scaling_levels(study: Study) -> pd.DataFrame:
     """One row per arm and world size: step time, speed-up and efficiency as `Interval` objects.
 
-    The base is the same arm at world size 1, or at its smallest where 1 was not run: `base_world_size`.
-    Speed-up is the ratio of samples per second, which is right for strong scaling (same work, less time)
-    and for weak scaling (more work, same time). Efficiency is speed-up over `world_size / base_world_size`.
+    The base is the same arm at world size 1 or, without such runs, at its smallest: `base_world_size`.
+    Speed-up is the ratio of samples per second, which suits strong scaling (same work, less time) and
+    weak scaling (more work, same time). Efficiency is speed-up over `world_size / base_world_size`.
     """
     rows = []
     for arm, runs in scaling(study).groupby("arm", sort=False):
@@ -122,14 +122,14 @@ def scaling_levels(study: Study) -> pd.DataFrame:
 
 
 def in_order(study: Study, frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows sorted for showing: first-order arms before K-FAC's, then by name, world size and seed."""
+    """Rows in display order: first-order arms before K-FAC's, then by name, world size and seed."""
     order = {arm: place for place, arm in enumerate(arm_order(study))}
     keys = pd.DataFrame({"arm": frame["arm"].map(order), "p": frame["world_size"], "s": frame["seed"]})
     return frame.loc[keys.sort_values(["arm", "p", "s"]).index].reset_index(drop=True)
 
 
 def kfac_cells(study: Study) -> pd.Series:
-    """Which rows of `study.cells` run K-FAC."""
+    """Mask over `study.cells`: the cells that use K-FAC."""
     return study.cells["strategy"].notna()
 
 
@@ -144,7 +144,7 @@ def finals(study: Study) -> pd.DataFrame:
     """One row per run that was evaluated: the target's metric at its last evaluation, and the clocks there.
 
     Columns beside the run's identity: `value`, `best_value`, `train_seconds`, `epochs`, `fixed_length`:
-    whether the run went on after its target, so that its last value says more than that it got there.
+    whether the run continued after its target, so that its last value is not just the target.
     """
     cells = study.cells
     rows = study.evaluations.astype({"run": "str"}).merge(

@@ -1,4 +1,4 @@
-"""Who does what in a run, from its layers.json: per rank loads and roles, as frames."""
+"""The placement of a run, from its layers.json, as frames of loads and factor sizes."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis.study import Study
-
-ROLES = ("factor_workers", "a_inverse_workers", "g_inverse_workers", "gradient_workers")
+from analysis.records.study import Study
 
 
-def ranks(spelt: Sequence[int]) -> range:
-    """The ranks that `[start, stop, step]` of layers.json stands for."""
-    start, stop, step = (int(value) for value in spelt)
+def ranks(bounds: Sequence[int]) -> range:
+    """The ranks of a `[start, stop, step]` in layers.json."""
+    start, stop, step = (int(value) for value in bounds)
     return range(start, stop, step)
 
 
 def inverse_loads(study: Study) -> pd.DataFrame:
-    """One row per run and rank: `load`, n³ summed over what it inverts, and the model's `total_load`."""
+    """One row per run and rank: `load`, the sum of n³ over its factors, and the model's `total_load`."""
     worlds = dict(zip(study.cells["run"], study.cells["world_size"], strict=True))
     rows = []
     for run, layers in study.layers.groupby("run"):

@@ -1,4 +1,4 @@
-"""The papers' numbers as frames, with where each comes from; never a target, never a test's reference."""
+"""The papers' numbers as frames, with their sources; never used as a target or as a test's reference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SOURCES = {
 def published(name: str) -> pd.DataFrame:
     """One of `results/published/*.csv`, with `kind` (first word of its `source`) and `printed`.
 
-    Empty where the package runs without the repository's folder `results/`.
+    Empty if the package runs without the repository's folder `results/`.
     """
     path = FOLDER / f"{name}.csv"
     if not path.is_file():
@@ -34,5 +34,5 @@ def published(name: str) -> pd.DataFrame:
 
 
 def provenance(table: pd.DataFrame) -> str:
-    """For captions: where these numbers come from, and how they are drawn."""
+    """Caption: the sources of these numbers, and how each kind is drawn."""
     return "; ".join(SOURCES.get(kind, kind) for kind in dict.fromkeys(table["kind"]))

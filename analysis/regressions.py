@@ -1,4 +1,4 @@
-"""What changed between two sets of results for the same cells, and what of it is a regression."""
+"""Changes between two sets of results for the same cells, and which of them are regressions."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import pandas as pd
 
 from analysis.comparisons import SIGNIFICANT
 from analysis.metrics import time_to_accuracy
+from analysis.records.study import Study
 from analysis.statistics.intervals import Interval, holm, ratio
 from analysis.steps import kfac_bytes, peak_bytes, run_speeds
-from analysis.study import Study
 
 NOT_COMPARED = {"run", "method", "seed"}
-"""Columns of `Study.fields` in which runs of the same point may differ."""
+"""Columns of `Study.fields` that may differ between runs of the same point."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One quantity of one arm on one world size, after over before; all quantities are better when less.
+    """One quantity of one arm on one world size, after over before; smaller is better for all quantities.
 
     Attributes:
         least: the smallest change that matters, as a share.
-        holm_p: p of `ratio`, adjusted for everything that the two sets were compared in.
+        holm_p: p of `ratio`, adjusted for all comparisons of the two sets.
     """
 
     arm: str
@@ -38,7 +38,7 @@ class Change:
 
     @property
     def verdict(self) -> str:
-        """`regression` or `improvement` where effect, interval and p agree; `same`, or `undecided`."""
+        """`regression` or `improvement` if effect, interval and p agree; else `same` or `undecided`."""
         if self.ratio.low is None or self.ratio.high is None:
             return "undecided"
         if self.holm_p is not None and self.holm_p < SIGNIFICANT and self.ratio.excludes(1):
@@ -54,7 +54,7 @@ def changes(before: Study, after: Study, least: float) -> list[Change]:
     """Every quantity of every point that both have, in the order of `after`; Holm over all of them."""
     old, new = _points(before), _points(after)
     found = []
-    for key, arm in _names(after).items():
+    for key, arm in zip(_keys(after), after.cells["arm"], strict=True):
         if key not in old or key not in new:
             continue
         size = int(json.loads(key)["world_size"])
@@ -70,22 +70,18 @@ def changes(before: Study, after: Study, least: float) -> list[Change]:
 
 
 def differing_environments(before: Study, after: Study) -> list[str]:
-    """`cpu: X, then Y` for every key whose values are not the same set: an alternative cause of a change."""
+    """`cpu: X, then Y` for every key whose values differ: these too may have caused a change."""
     values: list[dict[str, tuple[str, ...]]] = [
         {str(key): tuple(sorted(set(rows["value"]))) for key, rows in study.environments.groupby("key")}
         for study in (before, after)
     ]
     keys = sorted({*values[0], *values[1]})
-    spelt = [{key: " | ".join(side.get(key, ("nothing",))) for key in keys} for side in values]
-    return [f"{key}: {spelt[0][key]}, then {spelt[1][key]}" for key in keys if spelt[0][key] != spelt[1][key]]
-
-
-def _names(study: Study) -> dict[str, str]:
-    return dict(zip(_keys(study), study.cells["arm"], strict=True))
+    texts = [{key: " | ".join(side.get(key, ("nothing",))) for key in keys} for side in values]
+    return [f"{key}: {texts[0][key]}, then {texts[1][key]}" for key in keys if texts[0][key] != texts[1][key]]
 
 
 def _points(study: Study) -> dict[str, pd.DataFrame]:
-    """Runs by what decides their numbers, seeds apart."""
+    """Runs by all fields that determine their numbers, except the seed."""
     runs = pd.DataFrame({"run": study.cells["run"], "key": _keys(study)})
     for quantity, measure in QUANTITIES.items():
         values = measure(study)
@@ -105,24 +101,16 @@ def _plain(row: Mapping[Any, Any]) -> dict[str, Any]:
     return {str(key): value for key, value in row.items() if value is not None}
 
 
-def _seconds(study: Study) -> pd.Series:
-    return time_to_accuracy(study).set_index("run")["scored_seconds"]
-
-
-def _epochs(study: Study) -> pd.Series:
-    return time_to_accuracy(study).set_index("run")["scored_epochs"]
-
-
 QUANTITIES: Mapping[str, Callable[[Study], pd.Series]] = MappingProxyType(
     {
-        "seconds to target": _seconds,
-        "epochs to target": _epochs,
+        "seconds to target": lambda study: time_to_accuracy(study).set_index("run")["scored_seconds"],
+        "epochs to target": lambda study: time_to_accuracy(study).set_index("run")["scored_epochs"],
         "seconds per step": lambda study: run_speeds(study).set_index("run")["seconds_per_step"],
         "peak bytes": lambda study: peak_bytes(study).set_index("run")["peak_bytes"].astype("float64"),
         "K-FAC bytes": lambda study: kfac_bytes(study).set_index("run")["kfac_bytes"],
     }
 )
-"""Quantities that get worse by growing."""
+"""The compared quantities; smaller is better."""
 
 COUNTED = {"K-FAC bytes"}
-"""Those of them that are exact."""
+"""The quantities that are exact, without noise."""

@@ -1,4 +1,4 @@
-"""Rules of time to accuracy, each a switch: which evaluation counts, whose clock, how runs become a score.
+"""Rules of time to accuracy: which evaluation counts, on which clock, and how runs become a score.
 
 Sources: MLPerf Training rules, "Run Results" and "Benchmark Results" (mlcommons/training_policies d73e20f);
 AlgoPerf technical documentation, "External tuning ruleset" and "Scoring" (mlcommons/algorithmic-efficiency
@@ -20,12 +20,15 @@ from analysis.statistics.intervals import median
 
 @dataclass(frozen=True)
 class Rule:
-    """The first of `k` evaluations in a row at or beyond the target; k = 1 is the first crossing."""
+    """The first of `k` evaluations in a row at or beyond the target; k = 1 is the first crossing.
+
+    Runs that stopped at their first crossing cannot be scored with k > 1.
+    """
 
     k: int = 1
 
     def __call__(self, reached: np.ndarray) -> int | None:
-        """From "this evaluation was at or beyond the target", in time order, to the one that counts."""
+        """Index of the evaluation that counts; `reached`, in time order: whether each is at the target."""
         starts = range(len(reached) - self.k + 1)
         return next((start for start in starts if reached[start : start + self.k].all()), None)
 
@@ -37,17 +40,9 @@ class Rule:
         )
 
 
-first_crossing = Rule(1)
-
-
-def sustained(k: int) -> Rule:
-    """`k` evaluations in a row; runs that stopped at their first crossing cannot be scored by it."""
-    return Rule(k)
-
-
 @dataclass(frozen=True)
 class Clock:
-    """Which seconds of an evaluation count."""
+    """Computes the seconds of evaluations."""
 
     seconds: Callable[[pd.DataFrame], pd.Series]
     about: str
@@ -72,10 +67,10 @@ def median_score(runs: pd.DataFrame) -> float:
 
 
 def mlperf_score(runs: pd.DataFrame) -> float:
-    """Mean without the fastest and the slowest run; one miss is the slowest, two make the result invalid.
+    """Mean without the fastest and the slowest run; one miss is the slowest, two are invalid.
 
     Returns:
-        Seconds; NaN where the result is invalid, or where fewer than three runs leave nothing to average.
+        Seconds; NaN if the result is invalid, or if there are fewer than three runs.
     """
     ordered = np.sort(runs["scored_seconds"].to_numpy(dtype=float))
     if len(ordered) < 3 or np.isinf(ordered).sum() > 1:
@@ -84,7 +79,7 @@ def mlperf_score(runs: pd.DataFrame) -> float:
 
 
 def algoperf_score(runs: pd.DataFrame) -> float:
-    """Median over studies of each study's fastest trial; a miss is infinite and takes part in the median.
+    """Median over studies of each study's fastest trial; a miss is infinite and part of the median.
 
     A study is a seed, its trials are the arms among `runs`: give it one arm, and it is the median over seeds
     (self-tuning ruleset); give it all arms of a method, and each seed takes its best (external tuning
@@ -98,7 +93,7 @@ Aggregate = Callable[[pd.DataFrame], float]
 
 @dataclass(frozen=True)
 class Scoring:
-    """A whole rule of time to accuracy.
+    """A complete rule of time to accuracy.
 
     Attributes:
         rule: which evaluation counts.
@@ -108,7 +103,7 @@ class Scoring:
     """
 
     title: str
-    rule: Rule = first_crossing
+    rule: Rule = Rule()
     clock: str = "train"
     aggregate: Aggregate = median_score
     pools_arms: bool = False
@@ -122,7 +117,7 @@ class Scoring:
 SCORINGS: Mapping[str, Scoring] = MappingProxyType(
     {
         "first": Scoring("first crossing, train clock, median"),
-        "sustained": Scoring("3 in a row, train clock, median", rule=sustained(3)),
+        "sustained": Scoring("3 in a row, train clock, median", rule=Rule(3)),
         "wall": Scoring("first crossing, wall clock, median", clock="wall"),
         "mlperf": Scoring("MLPerf", clock="wall", aggregate=mlperf_score),
         "algoperf": Scoring("AlgoPerf", aggregate=algoperf_score, pools_arms=True),

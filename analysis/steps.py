@@ -1,19 +1,19 @@
-"""What a step costs: seconds by phase, bytes sent, memory; and whether the instrument's parts add up.
+"""The cost of a step: seconds by phase, bytes sent, memory; and whether the phases add up to the wall time.
 
-Costs are sums over windows divided by steps, so that K-FAC's periodic work is amortised; a median step
-would hide the inverse. Only whole windows count, and the first, which holds the warm-up, does not; where a
-run has no other window, all of its windows count.
+Costs are sums over windows divided by steps, which amortises K-FAC's periodic work; a median step would hide
+the inverse. Only full windows count. The first one, which includes the warm-up, does not, unless a run has no
+other window.
 """
 
 from __future__ import annotations
 
 import pandas as pd
 
+from analysis.records.study import Study
 from analysis.records.windows import SUMMED
-from analysis.study import Study
 
 CLOSURE_LIMIT = 0.02
-"""Largest share of a window's wall time by which its phases may miss it (practice of this project)."""
+"""Largest residual of a window that closes, as a share of its wall time (our choice)."""
 
 
 def rank_speeds(study: Study) -> pd.DataFrame:
@@ -60,10 +60,10 @@ def rank_phase_costs(study: Study) -> pd.DataFrame:
 def waits(study: Study) -> pd.DataFrame:
     """One row per run and communication phase: `transfer` and `wait` seconds per step, mean over ranks.
 
-    `measured` says how. Where ranks met before every collective (`split_wait` of the site), waiting is what
-    that took, and transfer the rest. Elsewhere, in each window the rank that spends least in a phase waits
-    least: its seconds are an upper bound of what moving takes, and what the others spend beyond it, on
-    average, is a lower bound of waiting for late ranks.
+    If `measured`, the ranks synchronised before every collective (`split_wait` of the site): that time is
+    waiting, the remainder transfer. Otherwise both are bounds: in each window, the rank that spends least in
+    a phase waits least. Its seconds are an upper bound of the transfer, and the mean excess of the others is
+    a lower bound of waiting.
     """
     phases = counting_windows(study)
     phases = phases[phases["phase"].astype("str").str.endswith("_comm")]
@@ -84,22 +84,17 @@ def waits(study: Study) -> pd.DataFrame:
 
 
 def waits_measured(study: Study) -> pd.Series:
-    """By run that communicates: whether its waiting was measured rather than bounded; see `waits`."""
+    """For every run that communicates: whether waiting was measured, not bounded; see `waits`."""
     sums = study.windows.sums
     moving = sums[sums["phase"].astype("str").str.endswith("_comm") & (sums["calls"] > 0)]
     return moving["wait_seconds"].notna().groupby(moving["run"].astype("str")).all()
 
 
-def memory_peaks(study: Study) -> pd.DataFrame:
-    """One row per run, rank and kind: the largest `bytes` of any window."""
-    return study.memory_peaks
-
-
 def closure(study: Study) -> pd.DataFrame:
-    """One row per rank and window: do the phases add up to the wall time?
+    """One row per rank and window: whether the phases add up to the wall time.
 
-    `residual_share` is how far phases and `other` together lie from the wall; where `other` is negative,
-    phases claim more than there was, and that counts as residual too. `other_share` is `other` over wall.
+    `residual_share` is the difference between wall time and the sum of phases and `other`; a negative `other`
+    (phases add up to more than the wall time) is residual too. `other_share` is `other` over wall time.
     """
     frame = study.windows.frame.copy()
     missing = (frame["wall_seconds"] - frame["claimed_seconds"]).abs()
@@ -111,7 +106,7 @@ def closure(study: Study) -> pd.DataFrame:
 
 
 def run_closure(study: Study) -> pd.DataFrame:
-    """One row per run: how far its windows close, and what the timers took.
+    """One row per run: how well its windows close, and the cost of the timers.
 
     Columns: `windows`, how many are `open`, the `worst` residual share; the `wall_seconds`, `other_seconds`
     and `steps` of all ranks' windows; `instrument_seconds` of those in which it was measured, NaN if none,
@@ -136,25 +131,25 @@ def run_closure(study: Study) -> pd.DataFrame:
 
 
 def counting_windows(study: Study) -> pd.DataFrame:
-    """The rows of `study.phases` that costs are computed from; see the head of this module."""
+    """The rows of `study.phases` that costs are computed from; see the module's docstring."""
     return study.phases[study.windows.counting]
 
 
 def kfac_bytes(study: Study) -> pd.DataFrame:
-    """One row per K-FAC run: `kfac_bytes`, its state on the rank that holds most."""
-    peaks = memory_peaks(study)
+    """One row per K-FAC run: `kfac_bytes`, its state on the rank with most."""
+    peaks = study.memory_peaks
     state = peaks[peaks["kind"].str.startswith("kfac_")]
     largest = state.groupby(["run", "rank"])["bytes"].sum().groupby("run").max()
     return largest.rename("kfac_bytes").reset_index().astype({"run": "str", "kfac_bytes": "float64"})
 
 
 PEAKS = ("device_allocated_peak", "rss_peak")
-"""What a rank needs at most: the allocator's peak on a GPU where it was recorded, else the process's."""
+"""Kinds of peak memory: the GPU allocator's if it was recorded, else the process's."""
 
 
 def peak_bytes(study: Study) -> pd.DataFrame:
-    """One row per run: `peak_bytes` of the rank that needs most, and its `kind`."""
-    peaks = memory_peaks(study)
+    """One row per run: the largest `peak_bytes` of any rank, and its `kind`."""
+    peaks = study.memory_peaks
     peaks = peaks[peaks["kind"].isin(PEAKS)]
     peaks = peaks.assign(order=peaks["kind"].map({kind: place for place, kind in enumerate(PEAKS)}))
     largest = (

@@ -19,7 +19,7 @@ from analysis.figures.drawing import (
 )
 from analysis.figures.response import draw_response, final_metric, summaries, ticks
 from analysis.published import provenance, published
-from analysis.study import Study
+from analysis.records.study import Study
 
 PUBLISHED = {"SGD (SC20)": "SGD", "K-FAC (SC20)": "K-FAC eigen"}
 

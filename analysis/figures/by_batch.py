@@ -24,7 +24,7 @@ from analysis.figures.drawing import (
 from analysis.figures.response import draw_response, final_metric, summaries, ticks
 from analysis.metrics import finals
 from analysis.published import provenance
-from analysis.study import Study
+from analysis.records.study import Study
 
 BATCH_FIELDS = ("training.global_batch_size", "training.local_batch_size")
 

@@ -27,7 +27,7 @@ from analysis.figures.drawing import (
 )
 from analysis.metrics import time_to_accuracy
 from analysis.published import provenance, published
-from analysis.study import Study
+from analysis.records.study import Study
 
 UNIT = "percent less time"
 

@@ -24,8 +24,8 @@ from analysis.figures.drawing import (
     sentence,
 )
 from analysis.metrics import finals, in_order, kfac_cells, time_to_accuracy
+from analysis.records.study import Study
 from analysis.statistics.intervals import median
-from analysis.study import Study
 
 FIELDS = ("kfac.damping", "kfac.inverse_update_steps", "kfac.factor_update_steps")
 

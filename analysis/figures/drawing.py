@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.metrics import BASE, arm_order
+from analysis.records.study import Study
 from analysis.statistics.intervals import Interval
-from analysis.study import Study
 
 ONE_COLUMN, TWO_COLUMNS = 3.5, 7.16
 """Widths in inches of one and two columns of the IEEE's journals."""

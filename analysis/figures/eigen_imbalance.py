@@ -28,9 +28,9 @@ from analysis.figures.drawing import (
 from analysis.metrics import IDENTITY, in_order, kfac_cells
 from analysis.placements import inverse_loads
 from analysis.published import provenance, published
+from analysis.records.study import Study
 from analysis.statistics.intervals import median
 from analysis.steps import rank_phase_costs
-from analysis.study import Study
 
 PHASE = "inverse_compute"
 

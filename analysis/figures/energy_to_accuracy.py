@@ -24,8 +24,8 @@ from analysis.figures.drawing import (
     whiskers,
     world_size_axis,
 )
+from analysis.records.study import Study
 from analysis.statistics.intervals import level
-from analysis.study import Study
 
 PANELS = {"joules": ("energy to target (kJ)", 1e-3), "watts": ("mean power (W)", 1.0)}
 

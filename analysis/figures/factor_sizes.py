@@ -18,7 +18,7 @@ from analysis.figures.drawing import (
 )
 from analysis.metrics import IDENTITY, in_order, kfac_cells
 from analysis.placements import factor_sizes
-from analysis.study import Study
+from analysis.records.study import Study
 
 
 def draw(study: Study) -> Drawing:

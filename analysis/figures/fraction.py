@@ -19,8 +19,8 @@ from analysis.figures.drawing import (
 )
 from analysis.figures.response import Quantity, draw_response, summaries
 from analysis.metrics import IDENTITY, in_order
+from analysis.records.study import Study
 from analysis.steps import kfac_bytes, run_speeds
-from analysis.study import Study
 from harness.runs.arms import ARM_SECTIONS
 
 QUANTITIES = (

@@ -23,7 +23,7 @@ from analysis.figures.drawing import (
     sentence,
 )  # fmt: skip
 from analysis.metrics import IDENTITY, arm_order
-from analysis.study import Study
+from analysis.records.study import Study
 
 AXES = {"epoch": "epochs", "train_seconds": "training time (s)"}
 

@@ -17,7 +17,7 @@ from analysis.figures.drawing import (
     sentence,
 )
 from analysis.metrics import IDENTITY, in_order
-from analysis.study import Study
+from analysis.records.study import Study
 
 AXES = {"step": "steps", "train_seconds": "training time (s)"}
 

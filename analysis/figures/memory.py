@@ -26,7 +26,7 @@ from analysis.figures.drawing import (
     world_size_axis,
 )  # fmt: skip
 from analysis.metrics import IDENTITY, in_order
-from analysis.study import Study
+from analysis.records.study import Study
 
 PEAK = "rss_peak"
 HATCHES = {

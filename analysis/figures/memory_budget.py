@@ -21,8 +21,8 @@ from analysis.figures.drawing import (
     styles,
 )
 from analysis.metrics import IDENTITY, finals, in_order
+from analysis.records.study import Study
 from analysis.steps import peak_bytes, run_speeds
-from analysis.study import Study
 
 
 def draw(study: Study) -> Drawing:

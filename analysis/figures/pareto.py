@@ -18,9 +18,9 @@ from analysis.figures.drawing import (
     sentence,
 )
 from analysis.metrics import IDENTITY, in_order, time_to_accuracy
+from analysis.records.study import Study
 from analysis.statistics.intervals import median
 from analysis.steps import peak_bytes, run_speeds
-from analysis.study import Study
 
 COLUMNS = 3
 

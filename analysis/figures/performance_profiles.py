@@ -18,9 +18,9 @@ from analysis.figures.drawing import (
     styles,
 )
 from analysis.metrics import IDENTITY, time_to_accuracy
+from analysis.records.study import Study
 from analysis.statistics.intervals import median
 from analysis.statistics.profiles import LARGEST_RATIO, performance_ratios, profile, profile_score
-from analysis.study import Study
 
 _BROKEN = ("FAILED", "TIMEOUT", "OOM")  # lost nodes and preemptions are not the method's fault
 

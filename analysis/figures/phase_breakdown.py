@@ -17,9 +17,9 @@ from analysis.figures.drawing import (
 )
 from analysis.figures.phase_styles import EDGE, phase_look, phase_patch
 from analysis.metrics import IDENTITY, arm_order, in_order, scaling
-from analysis.record_files import PHASE_ORDER
+from analysis.records.study import Study
+from analysis.records.window_lines import PHASE_ORDER
 from analysis.steps import phase_costs
-from analysis.study import Study
 
 COLUMNS = 4
 

@@ -20,7 +20,7 @@ from analysis.figures.drawing import (
 )
 from analysis.metrics import IDENTITY, arm_order, kfac_cells
 from analysis.placements import ranks
-from analysis.study import Study
+from analysis.records.study import Study
 
 RECEIVER, WORKER = "#EEEEEE", "#56B4E9"
 LABELLED = 24

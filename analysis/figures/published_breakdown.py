@@ -19,8 +19,8 @@ from analysis.figures.drawing import (
 from analysis.figures.phase_styles import EDGE, phase_look, phase_patch
 from analysis.metrics import IDENTITY, arm_order, in_order
 from analysis.published import provenance, published
+from analysis.records.study import Study
 from analysis.steps import phase_costs
-from analysis.study import Study
 
 STAGES = {
     "forward and backward": (("forward", "backward"), "forward_backward_ms", "backward"),

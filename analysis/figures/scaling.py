@@ -28,7 +28,7 @@ from analysis.figures.drawing import (
     world_size_axis,
 )  # fmt: skip
 from analysis.metrics import scaling, scaling_levels
-from analysis.study import Study
+from analysis.records.study import Study
 
 PANELS = {
     "seconds_per_step": "time per step (ms)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from analysis.figures.by_batch import BATCH_FIELDS, accuracy_by_batch, fixed_length_runs
 from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.published import published
-from analysis.study import Study
+from analysis.records.study import Study
 
 
 def draw(study: Study) -> Drawing:

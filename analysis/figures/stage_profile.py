@@ -24,9 +24,9 @@ from analysis.figures.drawing import (
     world_size_axis,
 )
 from analysis.metrics import IDENTITY, in_order, kfac_cells
+from analysis.records.study import Study
 from analysis.statistics.intervals import level
 from analysis.steps import rank_phase_costs
-from analysis.study import Study
 
 STAGES = {
     "factor_compute": ("factor computation", "factor_update_steps"),

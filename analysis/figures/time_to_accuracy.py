@@ -29,8 +29,8 @@ from analysis.figures.drawing import (
     world_size_axis,
 )  # fmt: skip
 from analysis.metrics import time_to_accuracy
+from analysis.records.study import Study
 from analysis.statistics.intervals import Interval, level
-from analysis.study import Study
 
 PANELS = {
     "seconds": "time to target (s)",

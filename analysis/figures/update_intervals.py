@@ -20,7 +20,7 @@ from analysis.figures.drawing import (
     whiskers,
 )
 from analysis.figures.response import Quantity, draw_response, final_metric, summaries
-from analysis.study import Study
+from analysis.records.study import Study
 
 INTERVAL_FIELDS = ("kfac.inverse_update_steps", "kfac.factor_update_steps")
 

@@ -18,8 +18,8 @@ from analysis.figures.drawing import (
 )
 from analysis.figures.phase_styles import EDGE, LOOKS
 from analysis.metrics import IDENTITY, arm_order, in_order
+from analysis.records.study import Study
 from analysis.steps import waits
-from analysis.study import Study
 
 COLUMNS = 4
 PARTS = ("transfer_seconds_per_step", "wait_seconds_per_step")

@@ -1,4 +1,4 @@
-"""Frames of a sweep kept as Parquet, valid while no file that they were read from has changed."""
+"""Caches the frames of a sweep as Parquet until a file that they were read from changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 LAYOUT_VERSION = 6
-"""Raise when a column of a kept frame changes, so that frames of the old layout are read again."""
+"""Raise this when a column of a cached frame changes, so that old caches are discarded."""
 
 STAMP_LENGTH = 16
 
@@ -19,20 +19,22 @@ Frames = dict[str, pd.DataFrame]
 
 
 def cached(sweep_path: Path, read: Callable[[Path], Frames]) -> Frames:
-    """The frames that `read` gives for a sweep, from `derived/<sweep>/` where they are still true."""
+    """The frames that `read` returns for a sweep, from `derived/<sweep>/` if they are up to date."""
     folder = derived_folder(sweep_path)
     stamp = fingerprint(sweep_path)
-    kept = folder / stamp
-    if kept.is_dir():
-        return {path.stem: pd.read_parquet(path) for path in kept.glob("*.parquet")}
+    stored = folder / stamp
+    if stored.is_dir():
+        return {path.stem: pd.read_parquet(path) for path in stored.glob("*.parquet")}
     frames = read(sweep_path)
-    with contextlib.suppress(OSError):  # a folder that cannot be written costs time, not the answer
-        _keep(frames, kept)
+    with contextlib.suppress(
+        OSError
+    ):  # without a writable folder there is no cache, but the frames are right
+        _store(frames, stored)
     return frames
 
 
 def derived_folder(sweep_path: Path) -> Path:
-    """Where the frames of a sweep are kept: `results/derived/demo` for `results/runs/demo`."""
+    """The cache folder of a sweep: `results/derived/demo` for `results/runs/demo`."""
     resolved = sweep_path.resolve()
     return resolved.parent.parent / "derived" / resolved.name
 
@@ -44,12 +46,12 @@ def fingerprint(sweep_path: Path) -> str:
         for path in sorted(sweep_path.glob(pattern)):
             status = path.stat()
             digest.update(f"{path.relative_to(sweep_path)} {status.st_size} {status.st_mtime_ns}\n".encode())
-    for path in sorted(sweep_path.glob("*/attempt-*")):  # an attempt without files yet still counts
+    for path in sorted(sweep_path.glob("*/attempt-*")):  # an attempt without files counts too
         digest.update(f"{path.relative_to(sweep_path)}\n".encode())
     return digest.hexdigest()[:STAMP_LENGTH]
 
 
-def _keep(frames: Frames, folder: Path) -> None:
+def _store(frames: Frames, folder: Path) -> None:
     for old in folder.parent.glob("[0-9a-f]" * STAMP_LENGTH):
         shutil.rmtree(old, ignore_errors=True)
     temporary = folder.with_name(f".{folder.name}")

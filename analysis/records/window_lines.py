@@ -1,7 +1,7 @@
-"""Lines of window records to plain columns, batch by batch, through pyarrow's JSON reader.
+"""Parses the lines of window records into plain columns, batch by batch, with pyarrow's JSON reader.
 
-The next batch is read while one is parsed, and a batch is turned into columns at once, so that no more than
-two are in memory as text.
+The next batch is read while one is parsed. A parsed batch keeps no text, so at most two are in memory as
+text.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from harness.errors import StoreError
 from kfac_core.timing.phases import Phase
 
 OTHER = "other"
-"""The part of a window's wall time that no phase claims."""
+"""The part of a window's wall time that belongs to no phase."""
 
 PHASE_ORDER = (*(phase.value for phase in Phase), OTHER)
 WINDOW_COLUMNS = ("rank", "first_step", "steps", "samples", "wall_seconds", "segment", "instrument_seconds")
 
-_BATCH_BYTES = 48 << 20  # enough blocks of arrow's for both threads of a small machine
-_BLOCK_BYTES = 1 << 20  # arrow's own default; larger ones left a thread idle
+_BATCH_BYTES = 48 << 20  # enough blocks for both threads of a small machine
+_BLOCK_BYTES = 1 << 20  # arrow's default; with larger blocks a thread was idle
 
 _MAPPINGS = {
     "seconds": pa.float64(),
@@ -42,7 +42,7 @@ _KNOWN = pa.schema(
     + [(name, pa.float64()) for name in ("wall_seconds", "instrument_seconds")]
     + [(name, pa.struct([(phase, kind) for phase in PHASE_ORDER])) for name, kind in _MAPPINGS.items()]
 )
-"""What arrow need not guess, which takes a third off its time; it finds out what else a line holds."""
+"""Known columns, which saves arrow type inference; it infers the types of all others."""
 
 Columns = dict[str, np.ndarray]
 """Columns of windows by name; those of a mapping by `<mapping>.<key>`, NaN where a record lacks the key."""
@@ -50,7 +50,7 @@ Columns = dict[str, np.ndarray]
 
 @dataclass
 class _Batch:
-    """Window lines of several files: a piece of text each."""
+    """Window lines of several files: one piece of text per file."""
 
     pieces: list[bytes] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
@@ -58,10 +58,10 @@ class _Batch:
 
 
 class WindowLines:
-    """Window lines, parsed batch by batch in a thread of their own; arrow holds no lock meanwhile.
+    """Collects window lines and parses them batch by batch in a second thread; arrow releases the GIL.
 
     Attributes:
-        runs: whose the lines are, and how many follow each other.
+        runs: the run and number of lines of each added piece, in order.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class WindowLines:
         self._parsed: list[Future[Columns]] = []
 
     def add(self, text: bytes, lines: int, run: str, file: Path) -> None:
-        """Add whole lines of one file, in one piece."""
+        """Add one piece of text: complete lines of one file."""
         if not lines:
             return
         self.runs.append((run, lines))
@@ -83,7 +83,7 @@ class WindowLines:
             self._parse()
 
     def columns(self) -> Columns:
-        """All windows, in the order in which they were added."""
+        """The columns of all windows, in the order of `add`."""
         with self._parser:
             self._parse()
             batches = [one.result() for one in self._parsed]
@@ -104,7 +104,7 @@ class WindowLines:
 
 
 def _columns(batch: _Batch) -> Columns:
-    """A batch as plain columns."""
+    """Parse a batch into plain columns."""
     if not batch.pieces:
         return {name: np.empty(0) for name in WINDOW_COLUMNS}
     try:
@@ -114,7 +114,7 @@ def _columns(batch: _Batch) -> Columns:
             arrow_json.ParseOptions(explicit_schema=_KNOWN),
         )
     except pa.ArrowInvalid:
-        # A damaged line, or a NaN that arrow's grammar lacks: slower, but it names the line.
+        # A damaged line, or NaN, which arrow rejects: Python is slower, but names the line.
         pieces = zip(batch.pieces, batch.files, strict=True)
         table = pa.Table.from_pylist(
             [read_line(line, file) for text, file in pieces for line in text.split(b"\n")]
@@ -123,7 +123,7 @@ def _columns(batch: _Batch) -> Columns:
 
 
 def _flat(table: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """Columns with a number in them; a mapping without any in no record is as if it were not there."""
+    """Columns that hold a number in some record; empty ones are left out."""
     for name in table.column_names:
         column = table[name]
         if pa.types.is_struct(column.type):
@@ -137,13 +137,13 @@ def _flat(table: Any) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def mapping(columns: Columns, name: str) -> Columns:
-    """Take a mapping's columns out of `columns`, by key."""
+    """Remove a mapping's columns from `columns` and return them by key."""
     start = f"{name}."
     return {key.removeprefix(start): columns.pop(key) for key in list(columns) if key.startswith(start)}
 
 
 def total_of(columns: Mapping[str, np.ndarray], windows: int) -> np.ndarray:
-    """Sum over columns, NaN counting as nothing."""
+    """Sum over columns, with NaN as 0."""
     total = np.zeros(windows)
     for values in columns.values():
         total += np.nan_to_num(values)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pandas as pd
+
 from analysis.comparisons import Comparison, baselines, comparisons
 from analysis.metrics import time_to_accuracy
+from analysis.records.study import Study
 from analysis.report.summary import spell
-from analysis.segments import resumed_note
 from analysis.statistics.intervals import Interval
-from analysis.study import Study
 
 
 def findings(study: Study) -> list[str]:
@@ -26,7 +27,7 @@ def findings(study: Study) -> list[str]:
         return [_why_nothing_is_compared(study)]
     decided = [one for one in found.values() if one.verdict in ("faster", "slower")]
     open_ones = [one for one in found.values() if one.verdict == "undecided"]
-    if all(one.crowded for one in found.values()):
+    if all(one.oversubscribed for one in found.values()):
         return ["Nothing is judged: every comparable world size had more ranks than CPUs."]
     sentences = [_decided(one) for one in sorted(decided, key=lambda one: -one.speedup.estimate)]
     if open_ones:
@@ -35,7 +36,7 @@ def findings(study: Study) -> list[str]:
 
 
 def cautions(study: Study) -> list[str]:
-    """What weakens the numbers: cells without data, misses, crowded CPUs, a missing baseline or seed."""
+    """Caveats: cells without data, misses, oversubscribed CPUs, a missing baseline or seed."""
     notes = []
     resumed = resumed_note(study.cells)
     if resumed:
@@ -60,6 +61,20 @@ def cautions(study: Study) -> list[str]:
     if len(seeds) and seeds.min() != seeds.max():
         notes.append(f"Points rest on {seeds.min()} to {seeds.max()} runs: some seeds are missing.")
     return notes
+
+
+def resumed_note(cells: pd.DataFrame) -> str:
+    """A caution about resumed runs; empty if there are none."""
+    resumed = cells[cells["segments"] > 1]
+    if resumed.empty:
+        return ""
+    note = (
+        f"{len(resumed)} of {len(cells)} runs were stopped and resumed: their clocks add up over their "
+        f"segments and leave out what lay between, at most {resumed['away_seconds'].max():.4g} s a run; the "
+        "table of runs marks them."
+    )
+    moved = int((~resumed["bitwise"].astype("bool")).sum())
+    return note if not moved else f"{note} {moved} went on in a world of another size, not bit for bit."
 
 
 def _decided(one: Comparison) -> str:

@@ -13,12 +13,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from analysis.figures import FIGURES, NothingToDraw
 from analysis.figures.files import save
+from analysis.records.study import Study
+from analysis.records.tables import load
 from analysis.report.findings import cautions, findings
 from analysis.report.markup import to_latex, to_markdown
 from analysis.report.summary import costs_table, rules_table, summary_table
 from analysis.report.tables import environments, instrument, records, runs_table, targets
-from analysis.study import Study
-from analysis.tables import load
 
 LARGEST_CSV = 1_500_000
 """Bytes of plotted numbers that the page carries itself; more is named and lies beside it."""

@@ -9,10 +9,10 @@ import pandas as pd
 
 from analysis.comparisons import Comparison, baselines, comparisons, points
 from analysis.metrics import IDENTITY, aggregated, in_order, time_to_accuracy
+from analysis.records.study import Study
 from analysis.rules import SCORINGS
 from analysis.statistics.intervals import Interval, level
 from analysis.steps import kfac_bytes, peak_bytes, phase_costs, run_speeds
-from analysis.study import Study
 
 COLUMNS = [
     "arm", "world_size", "runs", "reached", "median_seconds", "speedup", "fewer_epochs", "cheaper_epochs",

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 
 from analysis.metrics import in_order, time_to_accuracy
+from analysis.records.study import Study
 from analysis.steps import CLOSURE_LIMIT, run_closure, waits_measured
-from analysis.study import Study
 
 
 def targets(study: Study) -> list[str]:

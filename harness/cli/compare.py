@@ -33,8 +33,8 @@ def compare(
 ) -> None:
     """Compare the cells that both have; exit code 3 where effect and interval agree that B is worse."""
     # pandas takes a second, which --help need not wait for
+    from analysis.records.tables import load  # noqa: PLC0415
     from analysis.regressions import changes, differing_environments  # noqa: PLC0415
-    from analysis.tables import load  # noqa: PLC0415
     from harness.errors import UserError  # noqa: PLC0415
 
     studies = load(before, runs), load(after, runs)

@@ -40,12 +40,11 @@ def report(
     """Write report.html with figures and tables from stored runs, and print the summary."""
     folder = _folder(sweep, file, runs)
     # Loaded after the question is known to make sense: pandas and matplotlib take a second
-    from analysis.report.findings import findings  # noqa: PLC0415
+    from analysis.records.tables import load  # noqa: PLC0415
+    from analysis.report.findings import findings, resumed_note  # noqa: PLC0415
     from analysis.report.page import write_report  # noqa: PLC0415
     from analysis.report.summary import summary_table  # noqa: PLC0415
     from analysis.rules import SCORINGS  # noqa: PLC0415
-    from analysis.segments import resumed_note  # noqa: PLC0415
-    from analysis.tables import load  # noqa: PLC0415
     from harness.cli.output import console, say_foreign  # noqa: PLC0415
     from harness.documents.validation_messages import not_allowed  # noqa: PLC0415
     from harness.runs.store import SweepFolder  # noqa: PLC0415

@@ -83,8 +83,8 @@ def _run(file: Path, site: str, runs: Path) -> int:
 
 
 def _report(paper: Paper, files: dict[str, Path], runs: Path, folder: Path) -> Path:
+    from analysis.records.tables import load  # noqa: PLC0415
     from analysis.report.page import Panel, write_report  # noqa: PLC0415  # see reproduce
-    from analysis.tables import load  # noqa: PLC0415
     from harness.runs.store import sweep_folder  # noqa: PLC0415
     from harness.study.sweep import read_sweep  # noqa: PLC0415
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.record_files import PHASE_ORDER
+from analysis.records.window_lines import PHASE_ORDER
 from harness.cell import Cell
 from harness.runs.records import EvalRecord, Outcome, PhaseRecord, SegmentRecord, to_line
 from harness.runs.store import Attempt, SweepFolder
@@ -114,10 +114,10 @@ def _evaluations(windows: int) -> Iterator[str]:
 
 def analyse(folder: Path) -> dict[str, float]:
     """Seconds of `load`, of the tables and of both, and the largest resident set, in this process."""
+    from analysis.records.tables import load  # noqa: PLC0415
     from analysis.report.findings import cautions, findings  # noqa: PLC0415  imports are outside the clock
     from analysis.report.summary import costs_table, rules_table, summary_table  # noqa: PLC0415
     from analysis.report.tables import environments, instrument, runs_table  # noqa: PLC0415
-    from analysis.tables import load  # noqa: PLC0415
 
     began = time.perf_counter()
     study = load(folder)

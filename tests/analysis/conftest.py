@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from analysis.tables import Study, load
+from analysis.records.study import Study
+from analysis.records.tables import load
 from harness.cell import Cell
 from harness.runs.layers_file import describe
 from harness.runs.records import DeviceRecord, EvalRecord, Outcome, PhaseRecord, RecordWriter

@@ -6,7 +6,7 @@ import pytest
 
 from analysis.energy import energy_to_target
 from analysis.figures import FIGURES, NothingToDraw
-from analysis.tables import load
+from analysis.records.tables import load
 from harness.runs.records import DeviceRecord, RecordWriter
 from tests.analysis.conftest import STEPS_PER_EPOCH, Plan
 

@@ -24,7 +24,6 @@ from analysis.steps import (
     closure,
     counting_windows,
     kfac_bytes,
-    memory_peaks,
     peak_bytes,
     phase_costs,
     rank_phase_costs,
@@ -145,7 +144,7 @@ def test_windows_whose_phases_exceed_the_wall_do_not_close(study):
 
 
 def test_memory_is_the_peak_by_rank_and_kind(study):
-    peaks = memory_peaks(study).merge(study.cells[["run", "arm", "world_size"]], on="run")
+    peaks = study.memory_peaks.merge(study.cells[["run", "arm", "world_size"]], on="run")
     rank3 = peaks[(peaks["rank"] == 3) & (peaks["kind"] == "rss_peak")]
     assert set(rank3["bytes"]) == {306_000_000}
     owned = (
@@ -157,8 +156,9 @@ def test_memory_is_the_peak_by_rank_and_kind(study):
 def test_nothing_measured_gives_empty_tables_not_errors(odd_studies):
     for name in ("no cells", "only failed cells"):
         empty = odd_studies[name]
-        for table in (time_to_accuracy, scaling, scaling_levels, closure, memory_peaks, phase_costs):
+        for table in (time_to_accuracy, scaling, scaling_levels, closure, phase_costs):
             assert table(empty).empty
+        assert empty.memory_peaks.empty
 
 
 def test_waiting_is_what_ranks_spend_beyond_the_fastest_one(study):

@@ -16,12 +16,12 @@ import pytest
 from analysis.comparisons import comparisons
 from analysis.figures import FIGURES
 from analysis.metrics import time_to_accuracy
+from analysis.records.tables import load
 from analysis.report.findings import cautions, findings
 from analysis.report.markup import to_latex, to_markdown
 from analysis.report.page import write_report
 from analysis.report.summary import rules_table, summary_table
 from analysis.rules import SCORINGS
-from analysis.tables import load
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_the_summary_names_every_point_with_its_speed_up(study):
 
 def test_what_came_out_is_said_first_and_only_where_it_is_decided(study, page):
     said = findings(study)
-    expected = [one for one in comparisons(study, time_to_accuracy(study)).values() if not one.crowded]
+    expected = [one for one in comparisons(study, time_to_accuracy(study)).values() if not one.oversubscribed]
     decided = [one for one in expected if one.verdict != "undecided"]
     assert decided
     assert len(said) == len(decided) + (len(decided) < len(expected))

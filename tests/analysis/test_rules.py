@@ -17,11 +17,10 @@ import pytest
 from analysis.rules import (
     CLOCKS,
     SCORINGS,
+    Rule,
     algoperf_score,
-    first_crossing,
     median_score,
     mlperf_score,
-    sustained,
 )
 from analysis.statistics.profiles import performance_ratios, profile, profile_score
 
@@ -40,8 +39,8 @@ MISS = math.inf
 )
 def test_rules_pick_the_evaluation_that_counts(curve, first, twice):
     reached = np.array(curve) >= 0.95
-    assert first_crossing(reached) == first
-    assert sustained(2)(reached) == twice
+    assert Rule()(reached) == first
+    assert Rule(2)(reached) == twice
 
 
 def runs(*seconds, seeds=None):

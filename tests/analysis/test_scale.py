@@ -16,8 +16,8 @@ import pandas as pd
 import pytest
 
 import analysis.records.window_lines
+from analysis.records.tables import load
 from analysis.steps import closure, rank_phase_costs
-from analysis.tables import load
 
 SCRIPT = Path(__file__).parents[2] / "jobs" / "experiments" / "ten_million_rows.py"
 KEYS = ["run", "rank", "phase"]
@@ -39,7 +39,7 @@ def folder(tmp_path_factory) -> Path:
 def study(request, folder, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(analysis.records.window_lines, "_BATCH_BYTES", request.param)
-        patch.setattr("analysis.tables.cached", lambda path, read: read(path))
+        patch.setattr("analysis.records.tables.cached", lambda path, read: read(path))
         return load(folder)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from analysis.records.tables import load
 from analysis.report.page import write_report
-from analysis.tables import load
 from harness.runs.records import Record, RecordWriter, SegmentRecord, to_line
 from harness.runs.store import Attempt, SweepFolder
 from tests.analysis.conftest import WINDOW, Plan, evaluation, make_cell, window_record, write_run

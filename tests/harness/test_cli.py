@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from analysis.study import Study
+from analysis.records.study import Study
 from harness import cli
 from harness.cell import Cell
 from harness.errors import FilterError
@@ -88,7 +88,7 @@ def test_report_prints_the_summary_as_it_is_and_the_pages_path(monkeypatch, tmp_
         monkeypatch.setitem(sys.modules, f"analysis.report.{module}", stub)
     frames = ("cells", "phases", "memory", "evaluations", "environments", "layers", "devices", "fields")
     empty = Study(**{name: pd.DataFrame({"segments": []}) for name in frames})
-    monkeypatch.setitem(sys.modules, "analysis.tables", SimpleNamespace(load=lambda folder: empty))
+    monkeypatch.setitem(sys.modules, "analysis.records.tables", SimpleNamespace(load=lambda folder: empty))
     (tmp_path / "demo").mkdir()
     assert cli.main(["report", "-f", DEMO, "--runs", str(tmp_path)]) == 0
     said = capsys.readouterr().out

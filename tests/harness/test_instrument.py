@@ -13,9 +13,9 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from analysis.records.tables import load
 from analysis.report.page import write_report
 from analysis.steps import closure, rank_phase_costs, waits
-from analysis.tables import load
 from harness.cli import main
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import PhaseRecord, to_line

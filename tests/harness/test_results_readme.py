@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.tables import CELL_COLUMNS, LAYER_COLUMNS, load
+from analysis.records.tables import CELL_COLUMNS, LAYER_COLUMNS, load
 from harness.runs.records import (
     SCHEMA_VERSION,
     CheckpointRecord,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from analysis.records.tables import load
 from analysis.report.page import write_report
-from analysis.tables import load
 from harness.cell import Cell
 from harness.runs.store import sweep_folder
 from harness.study.submit import cancel

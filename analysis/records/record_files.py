@@ -1,6 +1,6 @@
-"""Record files to long frames: one row per rank, window and phase (or kind of memory), or per evaluation.
+"""Reads record files into long frames: one row per rank, window and phase (or kind of memory), or evaluation.
 
-Evaluations are few and may hold NaN, which the reader of windows refuses; Python reads those.
+Python parses evaluations: they are few, and may hold NaN, which the fast reader of windows rejects.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.records.long_frames import Cells, long_frame
+from analysis.records.segments import COLUMNS, are_effective
 from analysis.records.window_lines import (
     OTHER,
     PHASE_ORDER,
@@ -25,11 +26,8 @@ from analysis.records.window_lines import (
     read_line,
     total_of,
 )
-from analysis.segments import COLUMNS, are_effective
 from harness.errors import StoreError
 from harness.runs.records import SCHEMA_VERSION, DeviceRecord, EvalRecord, PhaseRecord
-
-__all__ = ["OTHER", "PHASE_ORDER", "RecordFrames", "read_records"]
 
 EVALUATION_COLUMNS = (
     "step", "epoch", "samples", "train_seconds", "eval_seconds", "wall_seconds",
@@ -64,7 +62,7 @@ class _Lines:
 
 
 class RecordFrames(NamedTuple):
-    """What the record files of a sweep say; `run` is the caller's name for an attempt."""
+    """The record files of a sweep as frames; `run` is the caller's name for an attempt."""
 
     phases: pd.DataFrame
     memory: pd.DataFrame
@@ -76,8 +74,8 @@ class RecordFrames(NamedTuple):
 def read_records(files: Sequence[tuple[str, Path]]) -> RecordFrames:
     """Read record files, given as (run, path); a run's attempts in order.
 
-    A last line cut short, as a killed rank leaves it, is skipped, also where a resumed rank wrote on below.
-    Windows and evaluations that a later segment did again are left out.
+    A truncated last line, which a killed rank leaves, is skipped, also if a resumed rank continues below it.
+    Windows and evaluations that a later segment repeated are left out.
 
     Raises:
         StoreError: a line is of a newer schema, or is damaged anywhere but at the end of its file.
@@ -109,9 +107,9 @@ def read_records(files: Sequence[tuple[str, Path]]) -> RecordFrames:
 
 
 def _bulk(content: bytes) -> tuple[int, int]:
-    """Where the windows begin that are all of the rest of a file, and how many; most files are like that.
+    """Start and number of the windows, if nothing else follows the first one, as in most files.
 
-    Then there is no need to look at their lines one by one. 0 windows: look.
+    Those lines need not be classified one by one. 0 windows: classify every line.
     """
     first = content.find(_WINDOW_HEAD)
     if first < 0 or not content.endswith(b"\n") or (first and content[first - 1 : first] != b"\n"):
@@ -123,13 +121,8 @@ def _bulk(content: bytes) -> tuple[int, int]:
 
 def _whole_lines(content: bytes) -> list[bytes]:
     *lines, tail = content.split(b"\n")
-    if tail.strip(b"\0 "):
-        try:
-            json.loads(tail)
-        except ValueError:
-            pass  # the rank was killed while it wrote this line
-        else:
-            lines.append(tail)
+    if tail.strip(b"\0 ") and _whole(tail):  # else the rank was killed while it wrote this line
+        lines.append(tail)
     if content.count(_SEGMENT) > 1:
         after = [*lines[1:], b""]
         lines = [
@@ -149,12 +142,12 @@ def _whole(line: bytes) -> bool:
 def _kind(line: bytes, path: Path, number: int) -> str:
     head = _HEAD.match(line)
     if head is None:
-        raise StoreError(f"{path}, line {number} is no record: {line[:60]!r}")
+        raise StoreError(f"{path}, line {number} is not a record: {line[:60]!r}")
     schema = int(head[1])
     if schema > SCHEMA_VERSION:
         raise StoreError(
             f"{path}, line {number} has schema {schema}; this version of Kronscale reads schemas up to "
-            f"{SCHEMA_VERSION}: update it, or leave this run out"
+            f"{SCHEMA_VERSION}: update it, or remove this run"
         )
     return head[2].decode()
 
@@ -164,7 +157,7 @@ def _window_frames(lines: WindowLines, segments: pd.DataFrame) -> tuple[pd.DataF
     windows = pd.DataFrame({name: columns.pop(name) for name in WINDOW_COLUMNS if name in columns})
     windows = windows.reindex(columns=list(WINDOW_COLUMNS))
     windows.insert(0, "run", _runs(lines.runs))
-    windows["segment"] = windows["segment"].fillna(0)  # schema 1 does not say: written in one piece
+    windows["segment"] = windows["segment"].fillna(0)  # schema 1 has no segments: no run was resumed
     for name in ("rank", "first_step", "steps", "samples", "segment"):
         windows[name] = windows[name].astype("int64")
     counts = are_effective(PhaseRecord.KIND, windows, segments).to_numpy()

@@ -1,4 +1,4 @@
-"""A study: frames that join on `run`, and ways to look at a part of it."""
+"""A study: frames that join on `run`, and selections from them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ class Study:
             `state` is the outcome's, or RUNNING (records, no outcome), PENDING (no records yet) or STAGED
             (no attempt). `arm` and `setting` are explained in `harness.runs.arms`.
         phases: one row per rank, window and phase: `seconds` (exclusive), `calls`, `sent_bytes`, and the
-            window's `wall_seconds`, `steps`, `samples`, `first_step`. What no phase claims is `other`.
-            `wait_seconds` is the part of `seconds` spent waiting for late ranks, NaN where the site did not
-            ask for it; `instrument_seconds` what the timer took of the window, NaN where not measured.
+            window's `wall_seconds`, `steps`, `samples`, `first_step`. Time in no phase is `other`.
+            `wait_seconds` is the part of `seconds` spent waiting for late ranks, NaN unless the site sets
+            `split_wait`; `instrument_seconds` is the cost of the timer, NaN if not measured.
         memory: one row per rank, window and kind: `bytes` at the end of the window.
         evaluations: one row per evaluation; seconds are since the start of training.
         environments: one row per run and key of its environment.json, as text.
         layers: one row per run and layer that K-FAC preconditions: `a_dim`, `g_dim`, `blocks`, and the ranks
-            of each role as `[start, stop, step]`; empty for runs of before layers.json.
-        devices: one row per rank and window, what the GPU's driver said of it, as in `DeviceRecord`; without
-            a driver one row a segment with the `reason`.
-        fields: one row per cell and one column per dotted path, such as `kfac.damping`; NaN where it has
-            none.
-        scoring: the rule of time to accuracy; `replace(study, scoring=SCORINGS["mlperf"])` scores anew.
+            of each role as `[start, stop, step]`; empty for runs older than layers.json.
+        devices: one row per rank and window with the GPU driver's readings, as in `DeviceRecord`; without a
+            driver, one row per segment with the `reason`.
+        fields: one row per cell and one column per dotted path, such as `kfac.damping`; NaN for a
+            field that the cell lacks.
+        scoring: the rule of time to accuracy; change it with
+            `replace(study, scoring=SCORINGS["mlperf"])`.
     """
 
     cells: pd.DataFrame
@@ -51,7 +52,7 @@ class Study:
 
     @cached_property
     def windows(self) -> Windows:
-        """The rows of `phases` folded into windows, once for all tables that ask."""
+        """The rows of `phases` by window, computed once."""
         return Windows(self.phases)
 
     @cached_property
@@ -66,18 +67,18 @@ class Study:
         return list(dict.fromkeys(self.cells["sweep"]))
 
     def series(self, *axis: str) -> pd.Series:
-        """The arm of every row of `cells` if `axis`, dotted paths, is what varies within an arm."""
+        """The arm of every row of `cells`, when the fields `axis` (dotted paths) may vary within an arm."""
         rows = [{k: v for k, v in row.items() if v is not None} for row in self._rows()]
         named = name_arms(rows, without=axis)
         return pd.Series([arm for arm, _ in named], index=self.cells.index, dtype="str")
 
     def value_of(self, path: str) -> pd.Series:
-        """A field of every row of `cells`; None where the cell has none."""
+        """A field of every row of `cells`; None if the cell lacks it."""
         values = [row.get(path) for row in self._rows()]
         return pd.Series(values, index=self.cells.index, dtype="object")
 
     def only(self, keep: pd.Series) -> Study:
-        """The cells for which `keep` is true, with their frames; arms keep the names that they have here."""
+        """The cells for which `keep` is true, with their rows in all frames; arms keep their names."""
         cells = self.cells[keep].reset_index(drop=True)
         runs = set(cells["run"])
         parts = {name: getattr(self, name) for name in (*LONG_FRAMES, "fields")}

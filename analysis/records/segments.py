@@ -49,17 +49,3 @@ def segment_columns(segments: pd.DataFrame) -> pd.DataFrame:
             "bitwise": of_rank_0["bitwise"].all(),
         }
     )
-
-
-def resumed_note(cells: pd.DataFrame) -> str:
-    """A sentence for reports; empty where no run was resumed."""
-    resumed = cells[cells["segments"] > 1]
-    if resumed.empty:
-        return ""
-    note = (
-        f"{len(resumed)} of {len(cells)} runs were stopped and resumed: their clocks add up over their "
-        f"segments and leave out what lay between, at most {resumed['away_seconds'].max():.4g} s a run; the "
-        "table of runs marks them."
-    )
-    moved = int((~resumed["bitwise"].astype("bool")).sum())
-    return note if not moved else f"{note} {moved} went on in a world of another size, not bit for bit."

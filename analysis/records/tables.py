@@ -1,7 +1,7 @@
-"""A run folder as tidy frames: the only way from records to numbers.
+"""Reads run folders into a `Study`; all numbers in tables and figures come from here.
 
-Every row carries `run`, the attempt that it comes from as `<sweep>/<cell id>/attempt-<k>`, so that any
-number can be followed back to its files.
+Every row has a column `run`, the attempt it comes from: `<sweep>/<cell id>/attempt-<k>`. With it any number
+can be traced back to its files.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.record_files import read_records
 from analysis.records.cache import cached
+from analysis.records.record_files import read_records
+from analysis.records.segments import segment_columns
+from analysis.records.study import LONG_FRAMES, Study
 from analysis.rules import SCORINGS
-from analysis.segments import segment_columns
-from analysis.study import LONG_FRAMES, Study
 from harness.cell import Cell
 from harness.errors import StoreError
 from harness.runs.arms import fields_of, name_arms
 from harness.runs.records import SCHEMA_VERSION
 from harness.runs.store import DEFAULT_ROOT, Attempt, CellFolder, SweepFolder
-
-__all__ = ["Study", "load"]
 
 PathLike = str | os.PathLike[str]
 
@@ -32,8 +30,8 @@ PathLike = str | os.PathLike[str]
 def load(paths: PathLike | Sequence[PathLike], root: PathLike = DEFAULT_ROOT) -> Study:
     """Read sweeps: folders, or names of sweeps under `root`.
 
-    The frames of a sweep are kept as Parquet in `derived/<sweep>/` beside the root and used again while no
-    record file has changed; that folder can be deleted at any time.
+    The frames of a sweep are cached as Parquet in `derived/<sweep>/` beside the root until a record file
+    changes. That folder can be deleted at any time.
 
     Raises:
         StoreError: a folder is missing, or a file is damaged or written by a newer version.
@@ -46,6 +44,8 @@ def load(paths: PathLike | Sequence[PathLike], root: PathLike = DEFAULT_ROOT) ->
         else parts[0][name]
         for name in ("cells", *LONG_FRAMES)
     }
+    layers = frames["layers"]
+    layers[ROLES] = layers[ROLES].map(lambda bounds: [int(rank) for rank in bounds])  # arrays, from Parquet
     rows = [fields_of(Cell.model_validate_json(text)) for text in frames["cells"].pop("cell_json")]
     named = name_arms(rows)
     frames["cells"].insert(3, "arm", [arm for arm, _ in named])
@@ -74,7 +74,7 @@ def _read(sweep_path: Path) -> dict[str, pd.DataFrame]:
         row = _cell_row(cell_folder, attempt)
         rows.append(row)
         if attempt is not None:
-            for one in reversed(attempt.lineage()):  # a resumed run's records lie in several attempts
+            for one in reversed(attempt.lineage()):  # a resumed run has records in several attempts
                 files.extend((row["run"], path) for path in sorted(one.path.glob("rank-*.jsonl")))
             environment = attempt.read("environment.json") or {}
             environments.extend(
@@ -108,15 +108,13 @@ def _outcome(attempt: Attempt) -> dict[str, Any]:
     if outcome.get("schema", 0) > SCHEMA_VERSION:
         raise StoreError(
             f"{attempt.path / 'outcome.json'} has schema {outcome['schema']}; this version of Kronscale "
-            f"reads schemas up to {SCHEMA_VERSION}: update it, or leave this run out"
+            f"reads schemas up to {SCHEMA_VERSION}: update it, or remove this run"
         )
     return outcome
 
 
-LAYER_COLUMNS = (
-    "run", "name", "a_dim", "a_blocks", "g_dim", "g_blocks",
-    "factor_workers", "a_inverse_workers", "g_inverse_workers", "gradient_workers",
-)  # fmt: skip
+ROLES = ["factor_workers", "a_inverse_workers", "g_inverse_workers", "gradient_workers"]
+LAYER_COLUMNS = ("run", "name", "a_dim", "a_blocks", "g_dim", "g_blocks", *ROLES)
 CELL_COLUMNS = {
     "run": "str", "sweep": "str", "cell": "str", "method": "str", "world_size": "int64", "seed": "int64",
     "optimizer": "str", "strategy": "str", "solver": "str", "factor_update_steps": "Int64",
@@ -128,7 +126,7 @@ CELL_COLUMNS = {
     "oversubscribed": "bool", "site": "str", "block": "str", "attempt": "Int64", "attempts": "int64",
     "segments": "int64", "away_seconds": "float64", "bitwise": "bool", "path": "str", "cell_json": "str",
 }  # fmt: skip
-"""Columns of `Study.cells` and their types; `cell_json` is dropped once the arms have their names."""
+"""Columns of `Study.cells` and their types; `cell_json` is dropped after the arms are named."""
 
 
 def _cell_row(folder: CellFolder, attempt: Attempt | None) -> dict[str, Any]:
@@ -181,10 +179,10 @@ def _attempt_fields(folder: CellFolder, attempt: Attempt | None) -> dict[str, An
 
 
 def _block(launch: Mapping[str, Any], folder: CellFolder) -> str:
-    """What runs that share their luck have in common: the allocation, or one host's randomised block.
+    """The block of a run: its allocation or, on one host, its seed; runs of a block share conditions.
 
-    A local queue starts cells seed after seed (`harness.study.submit.in_blocks`), so runs of a seed ran next to
-    each other.
+    A local queue starts cells seed after seed (`harness.study.submit.in_blocks`), so runs of one seed are
+    neighbours in time.
     """
     if launch.get("allocation"):
         return str(launch["allocation"])
