@@ -14,9 +14,10 @@ import torch.distributed as dist
 from torch import nn
 
 from kfac_core import state as states
-from kfac_core.capture import Capture, full_precision, is_captured
+from kfac_core.capture import Capture, full_precision
 from kfac_core.collectives import Communicator, connect
 from kfac_core.config import KFACConfig
+from kfac_core.diagnostics import Failure, missing_statistics, warn_of_other_kfac
 from kfac_core.errors import ConfigError
 from kfac_core.factors import Factors
 from kfac_core.gradients import Gradients, all_finite
@@ -26,10 +27,10 @@ from kfac_core.placement.cost import CostModel
 from kfac_core.placement.footprint import state_bytes
 from kfac_core.placement.strategies import place
 from kfac_core.schedule import interval_at, value_at
-from kfac_core.second_order import Failure, SecondOrder
+from kfac_core.second_order import SecondOrder
 from kfac_core.timing.phases import Phase
 from kfac_core.timing.timer import PhaseTimer
-from kfac_core.wrappers import LearningRate, read_lr, reset_compiled, unwrap
+from kfac_core.wrappers import LearningRate, discard_compiled, read_lr, unwrap
 
 
 class KFAC:
@@ -88,7 +89,7 @@ class KFAC:
         self._scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
         self._timer = timer if timer is not None else PhaseTimer()
         bare, self._wrapper = unwrap(model)
-        reset_compiled()
+        discard_compiled(bare)
         ddp_group = self._wrapper.process_group if self._wrapper is not None else None
         self._communicator = communicator if communicator is not None else connect(process_group or ddp_group)
         self._timer.count(self._communicator.traffic)
@@ -108,7 +109,7 @@ class KFAC:
         self._factors = Factors(*arguments)
         self._second_order = SecondOrder(*arguments)
         self._gradients = Gradients(self._layers, self.placement, self._communicator, like)
-        self._warn_of_other_kfac()  # before any hook: a filter may turn the warning into an error
+        warn_of_other_kfac(self._layers)  # before any hook: a filter may turn the warning into an error
         self._capture = self._install_capture(like.dtype)
         self._must_solve = self._paused = False
         self._check_statistics = True  # once, at the first second-order update
@@ -261,17 +262,6 @@ class KFAC:
             with self._timer.phase(Phase.FACTOR_COMM):
                 self._factors.send()
 
-    def _warn_of_other_kfac(self) -> None:
-        """Warn of layers with hooks of another KFAC; not an error, as its owner may have lost it."""
-        shared = [layer.shape.name for layer in self._layers if is_captured(layer.module)]
-        if shared:
-            warnings.warn(
-                f"K-FAC: another KFAC still has hooks on {_few(shared)}: it takes time and memory in every "
-                "step, and a gradient preconditioned by both is wrong; call its remove() when it is done",
-                RuntimeWarning,
-                stacklevel=3,  # where KFAC() was called
-            )
-
     def _check_schedules(self) -> None:
         """Raise a schedule's error now, not in a hook of the first forward pass."""
         value_at(self.config.damping, self.steps, self._steps_per_epoch)
@@ -350,11 +340,7 @@ class KFAC:
         missing = {job.layer for job in own if int(updates[job.layer, job.kind]) == 0}
         if not missing or self.failures:
             return []
-        return [
-            f"K-FAC: no statistics of {_few(sorted(self.shapes[layer].name for layer in missing))} by step "
-            f"{self.steps}: a layer that takes no part in training passes, or whose weight is used without "
-            "calling the layer, keeps the direction of its plain gradient"
-        ]
+        return [missing_statistics(sorted(self.shapes[layer].name for layer in missing), self.steps)]
 
     def _precondition(self) -> None:
         gradients = self._gradients
@@ -368,8 +354,3 @@ class KFAC:
             if self.config.kl_clip is not None:
                 gradients.clip(self._lr(), self.config.kl_clip)
             gradients.write()
-
-
-def _few(names: list[str]) -> str:
-    """At most four layer names; a layer that is the whole model has an empty one."""
-    return f"{', '.join(name or 'the model' for name in names[:4])}{' and others' if names[4:] else ''}"

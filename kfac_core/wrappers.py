@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import numbers
 import sys
 from collections.abc import Callable
@@ -16,14 +17,23 @@ from kfac_core.errors import ConfigError
 LearningRate = float | Callable[[], float] | Optimizer
 
 
-def reset_compiled() -> None:
-    """Make torch.compile compile again: graphs compiled before K-FAC's hooks would run without them.
+def discard_compiled(model: nn.Module) -> None:
+    """Discard what torch.compile has compiled of `model`'s modules: it would run without K-FAC's hooks.
 
-    This is unconditional: a model compiled in place, or used through another reference to its compiled
-    wrapper, cannot be recognised.
+    Compiled code belongs to a module's class, so other instances of these classes are compiled again too. A
+    compiled function around the model, such as a whole training step, is not found; K-FAC then warns that it
+    has no statistics.
     """
-    if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None:
+        return
+    after_graph_breaks = dynamo.resume_execution.ContinueExecutionCache.cache
+    # torch's own modules, such as nn.Sequential, are compiled inside this wrapper
+    codes = {dynamo.external_utils.wrap_inline(nn.Module.__call__).__code__, nn.Module._call_impl.__code__}
+    forwards = {inspect.unwrap(type(module).forward) for module in model.modules()}
+    for code in codes | {forward.__code__ for forward in forwards if inspect.isfunction(forward)}:
+        for each in (code, *after_graph_breaks.get(code, {}).values()):
+            dynamo.reset_code(each)
 
 
 def unwrap(model: nn.Module) -> tuple[nn.Module, DistributedDataParallel | None]:

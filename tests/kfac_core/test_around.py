@@ -1,4 +1,4 @@
-"""Promise: what people do around a model leaves its factors what they are without it."""
+"""Promise: operations around a model (freezing, probing, copying, saving) do not change its factors."""
 
 from __future__ import annotations
 
@@ -215,13 +215,13 @@ def test_a_second_kfac_on_a_layer_warns_until_the_first_is_removed():
     layer = nn.Linear(4, 3)
     model = nn.Sequential(nn.Linear(5, 4), layer)
     first = KFAC(layer, CONFIG, lr=0.1)
-    with pytest.warns(RuntimeWarning, match=r"another KFAC still has hooks on 1:.*remove\(\)") as told:
+    with pytest.warns(RuntimeWarning, match=r"another KFAC still has hooks on 1:.*remove\(\)") as warned:
         KFAC(model, CONFIG, lr=0.1).remove()
-    assert [warning.filename for warning in told] == [__file__]
+    assert [warning.filename for warning in warned] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         KFAC(model, replace(CONFIG, skip=("1",)), lr=0.1).remove()
-        KFAC(copy.deepcopy(model), CONFIG, lr=0.1)  # a copy is not listened to
+        KFAC(copy.deepcopy(model), CONFIG, lr=0.1)  # a copy is not captured
         first.remove()
         KFAC(model, CONFIG, lr=0.1)
     with pytest.warns(RuntimeWarning, match="has hooks on the model:"):

@@ -1,4 +1,4 @@
-"""Promise: a model compiled by torch.compile gets the gradients of the model as it is."""
+"""Promise: a model compiled by torch.compile gets the gradients of the uncompiled model."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tests.kfac_core.runs import LR, assert_same, build, data, train
 OPTIONS = {"damping": 0.01, "factor_update_steps": 2, "inverse_update_steps": 4}
 
 
-@pytest.mark.parametrize("handed", ["compiled", "bare"])
+@pytest.mark.parametrize("passed", ["compiled", "bare"])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_models_take_the_same_steps(backend, handed):
+def test_compiled_models_take_the_same_steps(backend, passed):
     torch._dynamo.reset()
     want_model = build("mlp")
     want_kfac = KFAC(want_model, KFACConfig(**OPTIONS), lr=LR)
     want = train(want_model, want_kfac, "mlp", range(12))
     bare = build("mlp")
     model = torch.compile(bare, backend=backend)
-    kfac = KFAC(model if handed == "compiled" else bare, KFACConfig(**OPTIONS), lr=LR)
+    kfac = KFAC(model if passed == "compiled" else bare, KFACConfig(**OPTIONS), lr=LR)
     assert kfac.shapes == want_kfac.shapes
     for got, expected in zip(train(model, kfac, "mlp", range(12)), want, strict=True):
         assert_same({name.removeprefix("_orig_mod."): g for name, g in got.items()}, expected, 1e-12)
