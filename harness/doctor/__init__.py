@@ -1,1 +1,1 @@
-"""Whether a site is fit for a study, asked before a study is: its login node, then a small job on it."""
+"""Checks whether a site is fit for a study: the login node first, then a small job on the site."""

@@ -1,4 +1,4 @@
-"""The examination: the login node first, then one small job that leaves nothing behind, even if stopped."""
+"""The examination: the login node first, then one small job; both job and files are removed at the end."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from types import FrameType
 from typing import NoReturn
 
 from harness.cell import Cell
-from harness.doctor.cluster import judge_cluster, nodes_to_try, rehearsal
+from harness.doctor.cluster import check_cluster, check_sbatch, nodes_to_try
 from harness.doctor.findings import Finding, any_fault, fault, skipped
-from harness.doctor.here import examine_here, most_ranks
-from harness.doctor.judge import JOB, judge_job, judge_ranks
+from harness.doctor.local_host import check_local_host, most_ranks
+from harness.doctor.ranks import JOB, check_job, check_ranks
 from harness.doctor.reports import Report
-from harness.doctor.storage import examine_storage
+from harness.doctor.storage import check_storage
 from harness.errors import SchedulerError, SiteError
 from harness.launchers import LAUNCHERS
 from harness.launchers.launch import Launch
@@ -29,7 +29,7 @@ from harness.launchers.slurm.cluster_survey import survey
 from harness.launchers.slurm.job_layout import slurm
 from harness.launchers.slurm.scheduler import NoAnswerError, end_named, jobs_of
 from harness.launchers.slurm.scheduler_state import scheduler_ids
-from harness.launchers.slurm.submission_manifest import unsettled
+from harness.launchers.slurm.submission_manifest import unconfirmed
 from harness.runs.store import SweepFolder, sweep_folder
 from harness.study.cell_states import IN_FLIGHT
 from harness.study.status import CellStatus, read_statuses
@@ -39,18 +39,18 @@ PROBE_COMMAND = (sys.executable, "-m", "harness.doctor.probe")
 
 _RANKS_A_NODE = 2
 _JOB_MINUTES = 10.0  # a short job starts sooner; ranks that are not done by then are stuck
-_LOOK_SECONDS = 0.5
-_LEAVE_SECONDS = 30.0  # from an outcome to the end of what wrote it
+_POLL_SECONDS = 0.5
+_EXIT_SECONDS = 30.0  # from an outcome to the exit of the process that wrote it
 
 
 @dataclass(frozen=True)
 class Examination:
-    """What came out.
+    """The result.
 
     Attributes:
         findings: in the order of the checks.
-        reports: what ranks said, in rank order.
-        kept: where the job's files are, if there was a fault.
+        reports: of the ranks, in rank order.
+        kept: folder of the job's files, if there was a fault.
     """
 
     findings: tuple[Finding, ...]
@@ -59,87 +59,88 @@ class Examination:
 
 
 def examine(
-    site: Site, runs: Path, ranks: int | None, wait_seconds: float, say: Callable[[str], None]
+    site: Site, runs: Path, ranks: int | None, wait_seconds: float, report: Callable[[str], None]
 ) -> Examination:
-    """Look at a site from this host, and if all is well here, from a few of its ranks.
+    """Check a site from this host and, if there is no fault, from a few of its ranks.
 
     Args:
         site: to be examined.
-        runs: where runs would be stored; a folder in it, `.doctor`, is used and removed.
-        ranks: how many to start, laid out as a cell's; None for two on each of two nodes, or two here.
+        runs: where runs would be stored; its folder `.doctor` is used and removed.
+        ranks: how many to start, with a cell's job layout; None for two on each of two nodes, or two on
+            this host.
         wait_seconds: for the ranks to start and end.
-        say: tells how the job is getting on.
+        report: called with the progress of the job.
 
     Raises:
-        SiteError: so many ranks as asked for cannot run on the site.
-        SchedulerError: Slurm fell silent, and may still have the job.
+        SiteError: the site cannot run so many ranks.
+        SchedulerError: Slurm stopped answering, and may still have the job.
     """
     folder = runs.resolve() / ".doctor" / f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(2)}"
-    seen = None
+    result = None
     with _stoppable():
         try:
-            findings = examine_storage(folder)
-            found, patient = _look_from_login(site, folder, ranks)
+            findings = check_storage(folder)
+            found, job = _check_from_login(site, folder, ranks)
             findings += found
-            if any_fault(findings) or patient is None:
-                findings.append(skipped(JOB, "what is wrong here has to be mended first"))
+            if any_fault(findings) or job is None:
+                findings.append(skipped(JOB, "correct the faults above first"))
                 return Examination(tuple(findings), (), None)
-            found, reports = _look_from_ranks(*patient, folder, wait_seconds, say)
-            seen = Examination((*findings, *found), reports, folder if any_fault(found) else None)
-            return seen
+            found, reports = _check_from_ranks(*job, folder, wait_seconds, report)
+            result = Examination((*findings, *found), reports, folder if any_fault(found) else None)
+            return result
         finally:
-            if seen is None or seen.kept is None:
+            if result is None or result.kept is None:
                 _remove(folder)
 
 
-def _look_from_login(
+def _check_from_login(
     site: Site, folder: Path, ranks: int | None
 ) -> tuple[list[Finding], tuple[Cell, Site] | None]:
-    """Findings, and which cell is to run on which variant of the site."""
+    """Findings, and the cell and the variant of the site for the job; None if there can be no job."""
     if site.launcher == "local":
-        found = examine_here(site)
+        found = check_local_host(site)
         if any_fault(found):
             return found, None
-        patient = probe_cell(ranks or most_ranks(site, _RANKS_A_NODE)), site
-        LAUNCHERS[site.launcher].check(*patient)
-        return found, patient
+        job = probe_cell(ranks or most_ranks(site, _RANKS_A_NODE)), site
+        LAUNCHERS[site.launcher].check(*job)
+        return found, job
     seen = survey()
-    found = judge_cluster(site, seen)
+    found = check_cluster(site, seen)
     if ranks is not None:
-        patient = probe_cell(ranks), site
+        job = probe_cell(ranks), site
     else:
         site = _with_ranks_a_node(site, min(_RANKS_A_NODE, slurm(site).ranks_per_node))
-        patient = probe_cell(nodes_to_try(site, seen) * slurm(site).ranks_per_node), site
+        job = probe_cell(nodes_to_try(site, seen) * slurm(site).ranks_per_node), site
     launcher = LAUNCHERS[site.launcher]
-    launcher.check(*patient)
+    launcher.check(*job)
     if "sbatch" in seen.missing:
-        return [*found, skipped("slurm: sbatch", "sbatch is not here")], None
-    text = launcher.preview(_sweep(patient[0], folder), [patient[0]], site)
-    return [*found, rehearsal(text, site)], patient
+        return [*found, skipped("slurm: sbatch", "sbatch is not on this host's PATH")], None
+    text = launcher.preview(_sweep(job[0], folder), [job[0]], site)
+    return [*found, check_sbatch(text, site)], job
 
 
-def _look_from_ranks(
-    cell: Cell, site: Site, folder: Path, wait_seconds: float, say: Callable[[str], None]
+def _check_from_ranks(
+    cell: Cell, site: Site, folder: Path, wait_seconds: float, report: Callable[[str], None]
 ) -> tuple[list[Finding], tuple[Report, ...]]:
     site = site.model_copy(update={"timeout_minutes": min(site.timeout_minutes, _JOB_MINUTES)})
     try:
         with _ended(cell, folder):
             submit([cell], site, folder, PROBE_COMMAND)
-            status = _watch(cell, folder, wait_seconds, say)
+            status = _watch(cell, folder, wait_seconds, report)
     except SiteError as error:
-        return [fault(JOB, str(error), "correct what it names in the site's profile")], ()
+        return [fault(JOB, str(error), "correct that in the site's profile")], ()
     attempt = _sweep(cell, folder).cell_folder(cell).latest()
     launch = Launch.read(attempt) if attempt is not None else None
     if attempt is None or launch is None:
-        raise AssertionError(f"{folder}: submitted, and nothing was launched")
+        raise AssertionError(f"{folder}: submitted, but nothing was launched")
     found = [Report.read(attempt, rank) for rank in range(cell.world_size)]
     reports = tuple(one for one in found if one is not None)
-    judged = judge_ranks(reports, launch, cell.world_size) if reports else []
-    return [judge_job(status, reports, wait_seconds, site), *judged], reports
+    judged = check_ranks(reports, launch, cell.world_size) if reports else []
+    return [check_job(status, reports, wait_seconds, site), *judged], reports
 
 
 def probe_cell(world_size: int) -> Cell:
-    """What the launcher is told to run; the probe trains nothing of it."""
+    """The cell that the launcher runs; the probe does not train it."""
     return Cell.model_validate({
         "sweep": "doctor", "method": "probe", "workload": "digits", "world_size": world_size,
         "target": {"metric": "accuracy", "at_least": 0.0},
@@ -152,65 +153,65 @@ def _sweep(cell: Cell, folder: Path) -> SweepFolder:
 
 
 def _with_ranks_a_node(site: Site, ranks: int) -> Site:
-    """The site with nodes that are cut down to `ranks`, and their memory with them."""
+    """The site with at most `ranks` ranks and a proportional share of memory on each node."""
     profile = slurm(site)
     memory = profile.memory_gb_per_node
     share = memory * ranks / profile.ranks_per_node if memory is not None else None
-    cut = profile.model_copy(update={"ranks_per_node": ranks, "memory_gb_per_node": share})
-    return site.model_copy(update={"slurm": cut})
+    reduced = profile.model_copy(update={"ranks_per_node": ranks, "memory_gb_per_node": share})
+    return site.model_copy(update={"slurm": reduced})
 
 
-def _watch(cell: Cell, folder: Path, wait_seconds: float, say: Callable[[str], None]) -> CellStatus:
+def _watch(cell: Cell, folder: Path, wait_seconds: float, report: Callable[[str], None]) -> CellStatus:
     ends = time.monotonic() + wait_seconds
-    said = ""
+    last = ""
     while True:
         [status] = read_statuses(_sweep(cell, folder), [cell])
-        words = f"{cell.world_size} ranks {status.state}" + (f": {status.cause}" if status.cause else "")
-        if words != said:
-            say(words)
-            said = words
+        line = f"{cell.world_size} ranks {status.state}" + (f": {status.cause}" if status.cause else "")
+        if line != last:
+            report(line)
+            last = line
         if status.state not in IN_FLIGHT or time.monotonic() > ends:
             return status
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """A closed terminal and a kill end the examination as Ctrl-C does: with its job."""
+    """SIGTERM and SIGHUP stop the examination like Ctrl-C does, and its job with it."""
 
     def stop(_number: int, _frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 @contextmanager
 def _ended(cell: Cell, folder: Path) -> Iterator[None]:
-    """However the block ends, the cell's job ends with it."""
+    """Stop the cell's job at the end of the block, also after an exception."""
     try:
         yield
     finally:
         sweep = _sweep(cell, folder)
         try:
-            for claim in unsettled(sweep):  # sbatch was interrupted: its job has a name and no number
+            for claim in unconfirmed(sweep):  # sbatch was interrupted: the job's number is not known
                 end_named(claim.job_name, claim.launch.user)
             cancel([cell], folder)
-            _wait_until_left(cell, sweep)
+            _wait_for_exit(cell, sweep)
         except (NoAnswerError, SchedulerError) as error:
             raise SchedulerError(
-                f"Slurm did not answer ({error}); see to it that no job called kronscale-doctor-... is left: "
-                f"squeue --me"
+                f"Slurm did not answer ({error}); cancel any job called kronscale-doctor-... that "
+                f"squeue --me still lists"
             ) from None
 
 
-def _wait_until_left(cell: Cell, sweep: SweepFolder) -> None:
-    """Wait for what wrote the outcome to end too: it writes into the folder until then."""
-    ends = time.monotonic() + _LEAVE_SECONDS
+def _wait_for_exit(cell: Cell, sweep: SweepFolder) -> None:
+    """Wait for the process that wrote the outcome: it writes into the folder until it exits."""
+    ends = time.monotonic() + _EXIT_SECONDS
     attempt = sweep.cell_folder(cell).latest()
     launch = Launch.read(attempt) if attempt is not None else None
     if attempt is None or launch is None:
@@ -221,13 +222,13 @@ def _wait_until_left(cell: Cell, sweep: SweepFolder) -> None:
             job = jobs_of([launch.user]).get(name)
             busy = job is not None and job.state in IN_FLIGHT
         else:
-            busy = launch.launcher == "local" and LAUNCHERS["local"].works_on(sweep)
+            busy = launch.launcher == "local" and LAUNCHERS["local"].starts_pending(sweep)
         if not busy:
             return
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):  # another examination's folder is there too, or nothing could be made
+    with suppress(OSError):  # another examination uses it too, or it was never made
         folder.parent.rmdir()

@@ -1,4 +1,4 @@
-"""What an examination says of a site, one finding a check."""
+"""The result of an examination: one finding per check."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ State = Literal["ok", "warning", "fault", "skipped"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One check.
+    """The result of one check.
 
     Attributes:
-        state: a fault will break runs or spoil their numbers, a warning may.
-        found: what is there; where skipped, why.
-        advice: what to do about it; empty where nothing is to be done.
+        state: a fault breaks runs or falsifies their numbers, a warning may do so.
+        found: what was found; the reason if the check was skipped.
+        advice: what to do about it; empty if there is nothing to do.
     """
 
     check: str
@@ -26,12 +26,12 @@ class Finding:
 
 
 def ok(check: str, found: str) -> Finding:
-    """All well."""
+    """The check passed."""
     return Finding(check, "ok", found)
 
 
 def warning(check: str, found: str, advice: str) -> Finding:
-    """Runs will start, and may suffer from it."""
+    """Runs will start, but may fail or be slow."""
     return Finding(check, "warning", found, advice)
 
 
@@ -41,17 +41,17 @@ def fault(check: str, found: str, advice: str) -> Finding:
 
 
 def skipped(check: str, reason: str) -> Finding:
-    """Not looked at."""
+    """The check was not made."""
     return Finding(check, "skipped", reason)
 
 
 def any_fault(findings: Iterable[Finding]) -> bool:
-    """Whether the site should not be used as it is."""
+    """Whether a finding is a fault: the site should not be used as it is."""
     return any(one.state == "fault" for one in findings)
 
 
 def in_bytes(size: float) -> str:
-    """Bytes for people: `1.5 GiB`."""
+    """Bytes with a unit: `1.5 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.3g} {unit}"

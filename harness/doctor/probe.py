@@ -1,6 +1,6 @@
 """One rank of the examination's job: `python -m harness.doctor.probe ATTEMPT --rank R ...`.
 
-It joins the others as a rank that trains would, and reports what it finds. It trains nothing.
+It joins the world like a training rank and reports what it measures. It trains nothing.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ import torch
 import torch.distributed as dist
 
 from harness.calibrate import timed
-from harness.doctor.reports import NOT_KNOWN, Exchange, Report
+from harness.doctor.reports import NOT_KNOWN, Report, WorldReport
 from harness.launchers.cgroups import memory_limit_bytes
 from harness.runs.records import RecordWriter
 from harness.runs.store import write_atomically
 from harness.training.environment import read_environment
 from harness.training.rank_process import RankArguments, exit_at_once, failure_record
-from harness.training.train import Result  # and with it all that a rank that trains has to import
+from harness.training.train import Result  # which imports all that a training rank imports
 from harness.training.world import World, finalize_world, join_world
 
-PATIENCE_SECONDS = 30.0  # for other ranks' files; no NFS keeps an old view of a folder for longer by default
+VISIBLE_TIMEOUT_SECONDS = 30.0  # for other ranks' files; NFS caches a folder for less by default
 
 _SMALL, _LARGE = 1, 1 << 20  # elements of float32: 4 B and 4 MiB
-_ROUNDS = 5  # of reading the clocks: the one that the kernel's scheduler disturbed least counts
-_LOOK_AGAIN_SECONDS = 0.01
+_ROUNDS = 5  # of reading the clocks: the one that the kernel's scheduler disturbs least is used
+_POLL_SECONDS = 0.01
 
 
-def probe(place: RankArguments) -> int:
-    """Examine this rank's place; returns the exit code."""
-    torch.set_num_threads(place.threads)
-    attempt, rank = place.attempt, place.rank
+def probe(arguments: RankArguments) -> int:
+    """Report this rank's host and communication; returns the exit code."""
+    torch.set_num_threads(arguments.threads)
+    attempt, rank = arguments.attempt, arguments.rank
     with RecordWriter(attempt.records(rank)) as records:
         try:
-            report = read_host(place)
+            report = read_host(arguments)
             report.write(attempt)
             began = time.perf_counter()
-            world = join_world(attempt, rank, place.world_size, place.local_rank)
-            exchange = read_exchange(place, world, time.perf_counter() - began)
-            replace(report, exchange=exchange).write(attempt)
+            world = join_world(attempt, rank, arguments.world_size, arguments.local_rank)
+            together = read_world(arguments, world, time.perf_counter() - began)
+            replace(report, exchange=together).write(attempt)
             finalize_world(world)
         except Exception as error:
             records.write(failure_record(rank, -1, "start", error))
@@ -58,14 +58,14 @@ def probe(place: RankArguments) -> int:
     return 0
 
 
-def read_host(place: RankArguments) -> Report:
-    """What can be seen without the others."""
+def read_host(arguments: RankArguments) -> Report:
+    """What can be measured without the other ranks."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    own = place.local_rank % gpus if gpus else None
+    own = arguments.local_rank % gpus if gpus else None
     nccl, no_nccl = _nccl()
     return Report(
-        rank=place.rank,
-        local_rank=place.local_rank,
+        rank=arguments.rank,
+        local_rank=arguments.local_rank,
         host=socket.gethostname(),
         node=os.environ.get("SLURMD_NODENAME", socket.gethostname()),
         versions=_versions(),
@@ -84,9 +84,9 @@ def read_host(place: RankArguments) -> Report:
     )
 
 
-def read_exchange(place: RankArguments, world: World, joined_seconds: float) -> Exchange:
-    """What can only be seen with the others; collective."""
-    return Exchange(
+def read_world(arguments: RankArguments, world: World, joined_seconds: float) -> WorldReport:
+    """What can only be measured with the other ranks; a collective call."""
+    return WorldReport(
         backend=world.backend,
         joined_seconds=joined_seconds,
         no_mpi=world.no_mpi,
@@ -95,19 +95,19 @@ def read_exchange(place: RankArguments, world: World, joined_seconds: float) -> 
         small_seconds=_all_reduce_seconds(world, _SMALL),
         large_seconds=_all_reduce_seconds(world, _LARGE),
         clock_readings=tuple(_after_barrier(world) for _ in range(_ROUNDS)),
-        visible_seconds=_seconds_until_seen(place, world),
+        visible_seconds=_seconds_until_visible(arguments, world),
         near=tuple(sorted(world.communicator.readable_peers)),
     )
 
 
 def _wrong_sum(world: World) -> str:
-    want = world.world_size * (world.world_size + 1) / 2
+    expected = world.world_size * (world.world_size + 1) / 2
     for elements in (_SMALL, _LARGE):
         buffer = torch.full((elements,), world.rank + 1.0, device=world.device)
         world.communicator.all_reduce(buffer)
-        wrong = buffer[buffer != want]
+        wrong = buffer[buffer != expected]
         if wrong.numel():
-            return f"{wrong[0].item():g} instead of {want:g} in {wrong.numel()} of {elements} elements"
+            return f"{wrong[0].item():g} instead of {expected:g} in {wrong.numel()} of {elements} elements"
     return ""
 
 
@@ -123,25 +123,27 @@ def _after_barrier(world: World) -> float:
     return time.time()
 
 
-def _seconds_until_seen(place: RankArguments, world: World) -> float | None:
-    files = [place.attempt.path / f"seen-{rank:05}" for rank in range(world.world_size)]
-    for file in files:  # from now on this host's cache knows that none is there
+def _seconds_until_visible(arguments: RankArguments, world: World) -> float | None:
+    files = [arguments.attempt.path / f"seen-{rank:05}" for rank in range(world.world_size)]
+    for file in files:  # from now on this host's cache has that none of them exists
         file.exists()
     _after_barrier(world)
     write_atomically(files[world.rank], "")
     _after_barrier(world)
     began = time.perf_counter()
     while not all(file.exists() for file in files):
-        if time.perf_counter() - began > PATIENCE_SECONDS:
+        if time.perf_counter() - began > VISIBLE_TIMEOUT_SECONDS:
             return None
-        time.sleep(_LOOK_AGAIN_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return time.perf_counter() - began
 
 
 def _versions() -> dict[str, str]:
-    seen = read_environment(torch.device("cpu"), "", ())
-    commit = f"{seen.commit[:12]}{' and changes' if seen.dirty else ''}" if seen.commit else NOT_KNOWN
-    packages = {name: seen.packages[name] for name in ("torch", "kronscale")}
+    environment = read_environment(torch.device("cpu"), "", ())
+    commit = environment.commit[:12] if environment.commit else NOT_KNOWN
+    if environment.commit and environment.dirty:
+        commit += " and changes"
+    packages = {name: environment.packages[name] for name in ("torch", "kronscale")}
     return {"python": platform.python_version(), **packages, "commit": commit}
 
 

@@ -1,4 +1,4 @@
-"""What a rank of the examination's job reports: its host first, then what it found among the others."""
+"""The report of one rank of the examination's job: its host, and its communication with the other ranks."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any, Self
 from harness.runs.store import Attempt
 
 NOT_KNOWN = "not known"
-"""Stands for a version that a rank could not find out, such as a commit where git was too slow."""
+"""Stands for an unknown version, such as the commit if git was too slow."""
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """What a rank found once it had joined the others.
+class WorldReport:
+    """What a rank measured after it joined the world.
 
     Attributes:
-        backend: that carries the traffic.
-        joined_seconds: from asking to join to being in.
-        no_mpi: why MPI carries nothing; empty where it does.
-        mpi: version of the MPI library, empty where none was started.
-        wrong_sum: what an all-reduce gave and should have given; empty where that is the same.
+        backend: carries the traffic.
+        joined_seconds: duration of joining.
+        no_mpi: why MPI is not used; empty where it is.
+        mpi: version of the MPI library, empty if none was started.
+        wrong_sum: the wrong and the right sum of an all-reduce; empty if it was right.
         small_seconds: of an all-reduce of 4 B, median.
-        large_seconds: of one of 4 MiB, median.
+        large_seconds: of an all-reduce of 4 MiB, median.
         clock_readings: Unix time right after each of several barriers.
-        visible_seconds: from a barrier until this rank saw the file that each had written before it; None if
-            it gave up.
-        near: ranks whose memory it reads in exchanges.
+        visible_seconds: from a barrier until this rank saw the files that all ranks wrote before it; None if
+            it timed out.
+        near: ranks whose memory this rank reads.
     """
 
     backend: str
@@ -45,25 +45,25 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Report:
-    """One rank.
+    """The report of one rank.
 
     Attributes:
-        host: its kernel's name for itself.
-        node: its scheduler's name for it.
-        versions: of Python, torch, kronscale, and its commit where known.
+        host: host name.
+        node: the scheduler's name of the host.
+        versions: of Python, torch, kronscale, and the commit if known.
         device: `cpu`, or the GPU's name.
-        device_id: of the GPU that it computes on, unlike any other's; empty without one.
-        gpus: names of those that it sees.
+        device_id: unique id of the GPU that the rank computes on; empty without one.
+        gpus: names of the visible GPUs.
         driver: version of the GPU driver, None without one.
-        nccl: version; empty where there is none.
-        no_nccl: why not.
-        cpus: that it may run on.
-        threads: that torch uses.
-        memory_limit_bytes: of its control group, None for any; as the next two.
+        nccl: version; empty if there is none.
+        no_nccl: why there is none.
+        cpus: CPUs that the rank may run on.
+        threads: threads that torch uses.
+        memory_limit_bytes: of the control group; None for no limit, as in the next two.
         address_space_bytes: RLIMIT_AS.
         locked_memory_bytes: RLIMIT_MEMLOCK.
         shared_memory_bytes: free in /dev/shm.
-        exchange: None if it never came so far.
+        exchange: None if the rank did not join the world.
     """
 
     rank: int
@@ -83,15 +83,15 @@ class Report:
     address_space_bytes: int | None
     locked_memory_bytes: int | None
     shared_memory_bytes: int
-    exchange: Exchange | None = None
+    exchange: WorldReport | None = None
 
     def write(self, attempt: Attempt) -> None:
-        """Write it into the attempt's folder, in place of an earlier one of this rank."""
+        """Write the report into the attempt's folder; replaces an earlier one of this rank."""
         attempt.write(_name(self.rank), asdict(self))
 
     @classmethod
     def read(cls, attempt: Attempt, rank: int) -> Self | None:
-        """The rank's report, or None if it left none."""
+        """The rank's report, or None if it wrote none."""
         raw: dict[str, Any] | None = attempt.read(_name(rank))
         if raw is None:
             return None
@@ -99,7 +99,7 @@ class Report:
         exchange = raw["exchange"]
         if exchange is not None:
             listed = {name: tuple(exchange[name]) for name in ("clock_readings", "near")}
-            exchange = Exchange(**exchange | listed)
+            exchange = WorldReport(**exchange | listed)
         return cls(**{**raw, **lists, "exchange": exchange})
 
 
@@ -111,12 +111,12 @@ def by_host(reports: Iterable[Report]) -> dict[str, list[Report]]:
     return found
 
 
-def by_rank(said: Iterable[tuple[int, str]]) -> str:
-    """Who says what: `torch 2.6 on rank 0; torch 2.7 on rank 1, 2`."""
+def by_rank(values: Iterable[tuple[int, str]]) -> str:
+    """Each value with its ranks: `torch 2.6 on rank 0; torch 2.7 on rank 1, 2`."""
     ranks: dict[str, list[int]] = defaultdict(list)
-    for rank, words in said:
-        ranks[words].append(rank)
-    return "; ".join(f"{words} on rank {', '.join(map(str, who))}" for words, who in ranks.items())
+    for rank, value in values:
+        ranks[value].append(rank)
+    return "; ".join(f"{value} on rank {', '.join(map(str, of))}" for value, of in ranks.items())
 
 
 def _name(rank: int) -> str:

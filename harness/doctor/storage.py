@@ -1,4 +1,4 @@
-"""Whether a folder can hold runs: tried out with the very functions that write them."""
+"""Checks whether a folder can hold runs, with the functions that write them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from harness.runs.store import write_atomically, write_once
 
 _LITTLE_BYTES = 1 << 30  # records of a hundred cells, or one checkpoint of a large model
 _FULL_BYTES = 10 << 20
-_ELSEWHERE = "give --runs a folder on another file system that all nodes share"
+_OTHER_FOLDER = "set --runs to a folder on another file system that all nodes share"
 
 
-def examine_storage(folder: Path) -> list[Finding]:
-    """Make `folder` and try everything on it that runs need; leaves only the folder.
+def check_storage(folder: Path) -> list[Finding]:
+    """Make `folder` and try every file operation of a run in it; removes all but the folder.
 
     Args:
         folder: new, two levels below the folder of all runs.
@@ -26,32 +26,32 @@ def examine_storage(folder: Path) -> list[Finding]:
         folder.mkdir(parents=True)
     except OSError as error:
         found = f"{runs} cannot be written: {error.strerror}"
-        advice = "give --runs a folder that you may write, on a file system that all nodes share"
+        advice = "set --runs to a folder that you can write to, on a file system that all nodes share"
         return [
             fault("runs: write", found, advice),
-            *(skipped(f"runs: {name}", "nothing can be written there") for name in _TRIALS),
+            *(skipped(f"runs: {name}", "nothing can be written to it") for name in _CHECKS),
         ]
-    return [ok("runs: write", str(runs)), *(_tried(name, folder) for name in _TRIALS)]
+    return [ok("runs: write", str(runs)), *(_run_check(name, folder) for name in _CHECKS)]
 
 
-def judge_space(free_bytes: int) -> Finding:
-    """Whether runs find room; a quota may leave less than the file system says."""
+def check_space(free_bytes: int) -> Finding:
+    """Whether there is space for runs; a quota may allow less than the file system reports."""
     found = f"{in_bytes(free_bytes)} free on its file system"
     if free_bytes < _FULL_BYTES:
-        return fault("runs: space", found, "free some space, or give --runs a folder on another file system")
+        return fault("runs: space", found, "free some space, or set --runs to another file system")
     if free_bytes < _LITTLE_BYTES:
         return warning("runs: space", found, "free some space before runs that save checkpoints")
     return ok("runs: space", found)
 
 
-def _tried(name: str, folder: Path) -> Finding:
+def _run_check(name: str, folder: Path) -> Finding:
     try:
-        return _TRIALS[name](folder)
+        return _CHECKS[name](folder)
     except OSError as error:
-        return fault(f"runs: {name}", f"{error.strerror} ({error.filename or folder})", _ELSEWHERE)
+        return fault(f"runs: {name}", f"{error.strerror} ({error.filename or folder})", _OTHER_FOLDER)
 
 
-def _try_once(folder: Path) -> Finding:
+def _check_link(folder: Path) -> Finding:
     """An outcome is written by hard link, so that of two writers the first wins."""
     path = folder / "once"
     writes = [write_once(path, text) for text in ("first", "second")]
@@ -60,38 +60,38 @@ def _try_once(folder: Path) -> Finding:
     kept = path.read_text()
     path.unlink()
     if (writes, again, kept) != ([True, False], True, "first"):
-        return fault("runs: link", f"of two writers {writes} wrote, and {kept!r} was kept", _ELSEWHERE)
+        return fault("runs: link", f"of two writers {writes} wrote, and {kept!r} was kept", _OTHER_FOLDER)
     return ok("runs: link", "of two writers the first wins")
 
 
-def _try_rename(folder: Path) -> Finding:
+def _check_rename(folder: Path) -> Finding:
     path = folder / "renamed"
     for text in ("old", "new"):
         write_atomically(path, text)
     kept = path.read_text()
     path.unlink()
     if kept != "new":
-        return fault("runs: rename", f"a file that was replaced still reads {kept!r}", _ELSEWHERE)
+        return fault("runs: rename", f"a file that was replaced still reads {kept!r}", _OTHER_FOLDER)
     return ok("runs: rename", "a file is replaced whole")
 
 
-def _try_lock(folder: Path) -> Finding:
+def _check_lock(folder: Path) -> Finding:
     path = folder / "lock"
-    with_it = take(path)
+    first = take(path)
     second = take(path)
-    for held in (with_it, second):
+    for held in (first, second):
         if held is not None:
             held.close()
     path.unlink()
-    if with_it is None or second is not None:
+    if first is None or second is not None:
         found = "two processes can hold one lock; cells still run once, by hard link"
         return warning("runs: lock", found, "do not run kronscale submit of one sweep in two shells at once")
     return ok("runs: lock", "one holder at a time")
 
 
-_TRIALS: dict[str, Callable[[Path], Finding]] = {
-    "link": _try_once,
-    "rename": _try_rename,
-    "lock": _try_lock,
-    "space": lambda folder: judge_space(shutil.disk_usage(folder).free),
+_CHECKS: dict[str, Callable[[Path], Finding]] = {
+    "link": _check_link,
+    "rename": _check_rename,
+    "lock": _check_lock,
+    "space": lambda folder: check_space(shutil.disk_usage(folder).free),
 }

@@ -47,7 +47,7 @@ def test_a_repetition_takes_as_long_as_its_slowest_rank():
     small, large = figures["layers"]
     assert small["count"] == 2
     assert small["precondition"] == {"seconds": 2.0, "floor_seconds": 1.0, "fraction_of_floor": 0.5}
-    assert large == {"shape": [4, 3], "count": 1}, "no rank 0 preconditions it"
+    assert large == {"shape": [4, 3], "count": 1}, "rank 0 does not precondition it"
 
 
 def test_two_ranks_are_measured(tmp_path, capfd):
@@ -89,7 +89,7 @@ def test_two_ranks_are_measured(tmp_path, capfd):
         (["--set", '{"dampng": 1}'], "dampng"),
     ],
 )
-def test_bad_settings_are_refused_before_a_rank_starts(arguments, message, capfd):
+def test_bad_settings_are_errors_before_a_rank_starts(arguments, message, capfd):
     assert main(["bench", "core", *arguments]) == 2
     assert message in capfd.readouterr().err
 
@@ -149,7 +149,11 @@ def test_compare_takes_the_slowest_rank_of_computing_and_the_fastest_of_communic
     ("booked", "agree"), [(2.7, False), (3.0, True), (3.5, True), (4.0, True), (4.4, False)]
 )
 def test_a_timer_that_books_a_tenth_too_little_or_too_much_disagrees(booked, agree):
-    wall = {"with_seconds": 10, "without_seconds": 6, "twice_seconds": 13}  # a second of the four is others'
+    wall = {
+        "with_seconds": 10,
+        "without_seconds": 6,
+        "twice_seconds": 13,
+    }  # one of the four seconds is other phases'
     timed = {"timed_with_seconds": 10, "timed_without_seconds": 6, "timer_seconds": booked, "calls": 1}
     table = compare([{"scale": [wall | timed] * 6}])
     assert table["scale"]["agree"] == agree
@@ -180,6 +184,6 @@ def test_ablation_finds_each_phase_of_a_real_cell_at_two_ranks(tmp_path, capfd):
         assert float(heavy[f"{way}_high_seconds"]) > 0.5 * float(heavy["timer_median_seconds"])
 
 
-def test_ablation_wants_one_cell_with_kfac(capfd):
+def test_ablation_needs_exactly_one_cell_with_kfac(capfd):
     assert main(["bench", "ablation", "-f", "jobs/sweeps/demo.yaml", "--where", "method=sgd"]) == 2
     assert "chooses 0: none" in capfd.readouterr().err

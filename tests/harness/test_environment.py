@@ -1,4 +1,4 @@
-"""Promise: a run's environment names the commit of this code and no other, and never ends the run."""
+"""Promise: a run's environment has the commit of this code and no other; reading it never ends the run."""
 
 import subprocess
 from pathlib import Path
@@ -28,29 +28,29 @@ def checkout(tmp_path, monkeypatch):
     return make
 
 
-def git(folder: Path, *words: str) -> str:
-    who = ["-c", "user.name=n", "-c", "user.email=e"]
-    return subprocess.check_output(["git", "-C", str(folder), *who, *words], text=True).strip()
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=n", "-c", "user.email=e"]
+    return subprocess.check_output(["git", "-C", str(folder), *identity, *arguments], text=True).strip()
 
 
-def seen():
+def commit_and_dirty():
     found = read_environment(torch.device("cpu"), "gloo", ("here",))
     return found.commit, found.dirty
 
 
-def test_a_checkout_is_told_with_its_commit_and_whether_it_was_changed(checkout):
+def test_a_checkout_has_its_commit_and_whether_it_was_changed(checkout):
     module, commit = checkout(tracked=True)
-    assert seen() == (commit, False)
+    assert commit_and_dirty() == (commit, False)
     module.write_text("changed")
-    assert seen() == (commit, True)
+    assert commit_and_dirty() == (commit, True)
 
 
-def test_a_package_inside_of_somebody_else_s_repository_has_no_commit(checkout):
+def test_a_package_inside_another_repository_has_no_commit(checkout):
     checkout(tracked=False)
-    assert seen() == (None, None)
+    assert commit_and_dirty() == (None, None)
 
 
-def test_a_git_that_does_not_answer_is_not_waited_for(checkout, monkeypatch):
+def test_a_git_that_does_not_answer_times_out(checkout, monkeypatch):
     checkout(tracked=True)
     monkeypatch.setattr(environment, "_GIT_SECONDS", 0.0)
-    assert seen() == (None, None)
+    assert commit_and_dirty() == (None, None)

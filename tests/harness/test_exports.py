@@ -1,4 +1,4 @@
-"""Promise: what is exported is read by the tools that it is for, and says what the records say."""
+"""Promise: the tools that an export is for can read it, and find the values of the records."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def attempt(tmp_path: Path) -> Attempt:
     return made
 
 
-def test_chromes_reader_finds_every_stretch_of_every_rank_on_one_timeline(attempt):
+def test_a_chrome_trace_has_every_span_of_every_rank_on_one_timeline(attempt):
     events = [TraceEvent.from_dict(raw) for raw in json.loads(EXPORTS["trace"]([attempt]))["traceEvents"]]
     complete = [event for event in events if event.event_type == TraceEventType.COMPLETE]
     spans = [("forward", 6), ("backward", 6), ("forward", 7)]
@@ -103,10 +103,10 @@ def test_chromes_reader_finds_every_stretch_of_every_rank_on_one_timeline(attemp
     assert names == [f"{CELL.id} rank 0", f"{CELL.id} rank 1"]
 
 
-def test_the_cost_of_every_layer_is_a_row_over_the_steps_that_have_it(attempt):
+def test_layer_costs_have_a_row_per_layer_over_the_steps_that_have_it(attempt):
     rows = list(csv.DictReader(EXPORTS["layers"]([attempt]).splitlines()))
-    said = [(row["rank"], row["phase"], row["layer"], row["steps"], row["seconds_a_step"]) for row in rows]
-    assert said == [
+    values = [(row["rank"], row["phase"], row["layer"], row["steps"], row["seconds_a_step"]) for row in rows]
+    assert values == [
         (rank, "precondition", *rest)
         for rank in "01"
         for rest in (("conv", "2", "0.375"), ("fc", "1", "0.5"))
@@ -114,7 +114,7 @@ def test_the_cost_of_every_layer_is_a_row_over_the_steps_that_have_it(attempt):
     assert {row["cell"] for row in rows} == {CELL.id}
 
 
-def test_mlperfs_own_parser_reads_the_run_without_the_time_in_the_queue(attempt, tmp_path):
+def test_mlperfs_parser_reads_the_run_without_the_time_in_the_queue(attempt, tmp_path):
     file = tmp_path / "run.log"
     file.write_text(EXPORTS["mllog"]([attempt]))
     lines, errors = parse_file(str(file), "6.0.0")
@@ -133,7 +133,7 @@ def test_mlperfs_own_parser_reads_the_run_without_the_time_in_the_queue(attempt,
     assert times == sorted(times)
 
 
-def test_a_run_that_missed_is_aborted_in_mlperfs_words(attempt, tmp_path):
+def test_a_run_that_missed_its_target_is_aborted_for_mlperf(attempt, tmp_path):
     (attempt.path / "outcome.json").unlink()
     attempt.write_outcome(Outcome("COMPLETED", "missed", False, "epochs", BEGAN, BEGAN + 1))
     file = tmp_path / "run.log"
@@ -141,7 +141,7 @@ def test_a_run_that_missed_is_aborted_in_mlperfs_words(attempt, tmp_path):
     assert parse_file(str(file), "6.0.0")[0][-1].value["metadata"]["status"] == "aborted"
 
 
-def test_prometheus_parser_reads_every_sample_and_what_was_done_again_counts_once(attempt):
+def test_prometheus_parser_reads_every_sample_and_repeated_steps_count_once(attempt):
     families = {
         family.name: family for family in text_string_to_metric_families(EXPORTS["openmetrics"]([attempt]))
     }
@@ -160,7 +160,7 @@ def test_prometheus_parser_reads_every_sample_and_what_was_done_again_counts_onc
     assert families["kronscale_phase_seconds"].unit == "seconds"
 
 
-def test_the_verbs_write_files_and_refuse_what_is_not_there(attempt, tmp_path, capsys):
+def test_the_verbs_write_files_and_reject_an_unknown_format(attempt, tmp_path, capsys):
     out = tmp_path / "out" / "trace.json"
     assert main(["trace", "study", "--runs", str(tmp_path), "--out", str(out)]) == 0
     assert json.loads(out.read_text())["traceEvents"]
@@ -170,7 +170,7 @@ def test_the_verbs_write_files_and_refuse_what_is_not_there(attempt, tmp_path, c
     assert "mllog" in capsys.readouterr().err
 
 
-def test_without_traced_steps_the_refusal_says_how_to_get_some(tmp_path, capsys):
+def test_without_traced_steps_the_error_explains_how_to_get_some(tmp_path, capsys):
     sweep_folder("study", tmp_path).stage(CELL).new_attempt()
     assert main(["trace", "study", "--runs", str(tmp_path)]) == 2
     assert "traced_steps: [20, 30]" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Promise: the instrument finds delays where they are, tells waiting from moving, and adds up to the wall."""
+"""Promise: timers book delays on the right phase, separate waiting from moving, and add up to the wall."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def windows(
     training = {"global_batch_size": 256, "epochs": 4, "window_steps": PERIOD}
     own = {"kfac": KFAC} if method != "sgd" else {}
     records: list[Any] = []
-    heartbeat = HeartbeatWriter(Path(folder) / f"pulse-{rank}")
+    heartbeat = HeartbeatWriter(Path(folder) / f"heartbeat-{rank}")
     trainer = Trainer(cell(method, world_size, training=training, **own), world, heartbeat, records.append)
     with LATE[late_phase](trainer) if rank == 1 and late_phase else nullcontext():
         trainer.run()
@@ -93,7 +93,9 @@ def test_a_late_rank_is_late_in_its_phase_and_its_peer_waits(world, tmp_path, ph
     assert len(prompt) == len(slow) == 4
 
     def typical(records: list[PhaseRecord], of: Callable[[PhaseRecord], float]) -> float:
-        return median(of(record) for record in records)  # one busy moment of the machine is no failure
+        return median(
+            of(record) for record in records
+        )  # one busy moment of the machine must not fail the test
 
     def waited(record: PhaseRecord) -> float:
         assert record.wait_seconds is not None
@@ -159,24 +161,22 @@ def test_tables_take_the_measured_wait_where_there_is_one(measured):
         assert seconds == pytest.approx(mean[phase])
 
 
-def test_the_report_says_how_windows_close_what_timers_take_and_whether_waiting_was_measured(
-    measured, tmp_path
-):
+def test_the_report_has_closure_timer_cost_and_whether_waiting_was_measured(measured, tmp_path):
     page = write_report(measured, tmp_path / "report").read_text()
     for words in ("closure: worst residual", "timers, per step", "measured", "bounds", "Ranks met before"):
         assert words in page
     assert "not measured" not in page
 
 
-def test_the_timers_say_what_they_take_of_a_step(measured):
+def test_windows_have_the_cost_of_their_timers(measured):
     frame = measured.windows.frame
-    entries = 5 * (5 + len(KFAC_PHASES))  # at least so many a window of K-FAC's
+    entries = 5 * (5 + len(KFAC_PHASES))  # at least, per window with K-FAC
     assert (frame["instrument_seconds"] > 0).all()
-    assert frame["instrument_seconds"].max() >= entries * 2e-7  # no machine enters a phase in less
+    assert frame["instrument_seconds"].max() >= entries * 2e-7  # no machine enters a phase faster
     assert frame["instrument_seconds"].sum() < 0.05 * frame["wall_seconds"].sum()  # tiny steps; see results/
 
 
-def test_a_site_that_asks_for_it_gets_its_waiting_measured(tmp_path, monkeypatch):
+def test_a_site_with_split_wait_has_its_waiting_measured(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (tmp_path / "site.yaml").write_text("launcher: local\noversubscribe: true\nsplit_wait: true\n")
     (tmp_path / "tiny.yaml").write_text(
@@ -188,7 +188,7 @@ def test_a_site_that_asks_for_it_gets_its_waiting_measured(tmp_path, monkeypatch
     assert main([*words, "--runs", str(tmp_path / "runs")]) == 0
     phases = load(tmp_path / "runs" / "tiny").phases
     sizes = phases["run"].astype("str").str.extract(r"-p(\d)-")[0]
-    assert phases.loc[sizes == "1", "wait_seconds"].isna().all()  # nobody to wait for
+    assert phases.loc[sizes == "1", "wait_seconds"].isna().all()  # there is no peer to wait for
     moving = phases[(sizes == "2") & (phases["phase"] == "gradient_comm")]
     assert len(moving) == 2 * 2
     assert (moving["wait_seconds"] > 0).all()

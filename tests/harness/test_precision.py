@@ -1,4 +1,4 @@
-"""Promise: `training.precision` changes the model's products, and nothing else does."""
+"""Promise: `training.precision` changes the precision of the model's products, and of nothing else."""
 
 import pytest
 import torch
@@ -37,21 +37,21 @@ def test_bfloat16_learns_like_float32_and_leaves_gradients_and_factors_in_float3
 
 
 def test_only_the_model_is_inside_autocast():
-    matrix = torch.full((8, 8), 1 + 2**-12)  # bfloat16 has seven bits behind the point
+    matrix = torch.full((8, 8), 1 + 2**-12)  # bfloat16 has seven fraction bits
     precision = ModelPrecision("bfloat16", CPU)
     with precision.autocast():
         assert torch.equal(matrix @ matrix, torch.full((8, 8), 8.0, dtype=torch.bfloat16))
     assert torch.equal(matrix @ matrix, matrix.double().mm(matrix.double()).float())
 
 
-def test_tf32_without_a_gpu_is_refused_not_ignored():
+def test_tf32_without_a_gpu_is_an_error():
     with pytest.raises(SiteError, match="precision=tf32 needs a GPU, and this rank computes on cpu"):
         ModelPrecision("tf32", CPU)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "rounded"), [("float32", False), ("tf32", True)])
-def test_a_gpu_rounds_products_only_where_tf32_is_asked_for(precision, rounded):
+def test_a_gpu_rounds_products_only_with_tf32(precision, rounded):
     device = torch.device("cuda")
     ModelPrecision(precision, device)
     try:

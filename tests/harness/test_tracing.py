@@ -1,4 +1,4 @@
-"""Promise: traced steps show every phase of every rank, in order, and add up to what the window says."""
+"""Promise: traced steps show every phase of every rank, in order, and add up to the window's times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from tests.harness.checkpoint.runs import cell
 def traced(rank, world_size, spec, folder, steps):
     records = []
     world = World(rank, world_size, rank, torch.device("cpu"), "gloo")
-    Trainer(spec, world, HeartbeatWriter(Path(folder) / f"pulse-{rank}"), records.append, None, steps).run()
+    Trainer(
+        spec, world, HeartbeatWriter(Path(folder) / f"heartbeat-{rank}"), records.append, None, steps
+    ).run()
     return records
 
 
@@ -42,7 +44,7 @@ def test_the_spans_of_a_window_are_its_phases(world, tmp_path):
         assert abs(time.time() - trace.started_at) < 600
 
 
-def test_the_layers_of_a_phase_are_told_apart_in_traced_steps_and_add_up_to_it(tmp_path):
+def test_traced_steps_have_the_layers_of_a_phase_and_they_add_up_to_it(tmp_path):
     records = traced(0, 1, cell("comm_opt", 1), str(tmp_path), range(10, 15))
     (trace,) = (record for record in records if isinstance(record, TraceRecord))
     names = {"0", "2", "6", "8"}  # modules of the digits net
@@ -56,7 +58,7 @@ def test_the_layers_of_a_phase_are_told_apart_in_traced_steps_and_add_up_to_it(t
     assert {layer for _, phase, _, _, layer in trace.spans if phase in ("forward", "update")} == {""}
 
 
-def test_profilers_are_shown_the_phases_where_they_are_asked_for():
+def test_profilers_show_the_phases_only_if_requested():
     for ranges in (True, False):
         timer = PhaseTimer(ranges=ranges)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -68,7 +70,7 @@ def test_profilers_are_shown_the_phases_where_they_are_asked_for():
         assert ({"kronscale.forward", "kronscale.factor_compute"} <= seen) is ranges
 
 
-def test_a_sleep_is_where_it_was():
+def test_a_sleep_is_booked_in_its_phase_and_step():
     timer = PhaseTimer()
     timer.start()
     timer.sampled_step = 3
@@ -84,7 +86,7 @@ def test_a_sleep_is_where_it_was():
     assert timer.drain_spans() == []
 
 
-def test_without_a_gpu_the_device_record_is_null_with_a_reason_and_comes_once(world, tmp_path):
+def test_without_a_gpu_there_is_one_device_record_with_nulls_and_a_reason(world, tmp_path):
     (records,) = world(1).run(traced, cell("sgd", 1), str(tmp_path), range(0))
     (record,) = (record for record in records if isinstance(record, DeviceRecord))
     assert record.reason == "the rank computes on cpu"
@@ -94,7 +96,7 @@ def test_without_a_gpu_the_device_record_is_null_with_a_reason_and_comes_once(wo
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_spends_energy_and_says_how_hot_it_is():
+def test_a_gpu_reports_energy_and_temperature():
     device = torch.device("cuda", 0)
     gauge = DeviceGauge(device)
     matrix = torch.randn(4096, 4096, device=device)

@@ -1,4 +1,4 @@
-"""Promise: the training loop learns on real data, accounts for its time, and stops for a stated reason."""
+"""Promise: the training loop learns on real data, accounts for its time, and records why it stops."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def cell(**changes: Any) -> Cell:
 def train_on_rank(rank: int, world_size: int, cell: Cell, folder: str) -> tuple[Result, list[Record]]:
     records: list[Record] = []
     world = World(rank, world_size, rank, torch.device("cpu"), "gloo")
-    trainer = Trainer(cell, world, HeartbeatWriter(Path(folder) / f"pulse-{rank}-{cell.id}"), records.append)
+    trainer = Trainer(
+        cell, world, HeartbeatWriter(Path(folder) / f"heartbeat-{rank}-{cell.id}"), records.append
+    )
     return trainer.run(), records
 
 
@@ -76,7 +78,7 @@ def test_phases_and_other_add_up_to_the_wall_on_every_rank(world, world_size, tm
             assert sum(window.seconds.values()) == pytest.approx(window.wall_seconds, rel=0.02)
             assert set(KFAC_PHASES) <= set(window.seconds)
         shares = [window.seconds["other"] / window.wall_seconds for window in windows]
-        assert median(shares) < 0.1  # a busy machine may take the CPU away in any one window
+        assert median(shares) < 0.1  # a busy machine may take the CPU away in one window
 
 
 def test_ranks_together_learn_what_one_rank_learns(world, tmp_path):
@@ -91,7 +93,7 @@ def test_ranks_together_learn_what_one_rank_learns(world, tmp_path):
     assert values[4] == pytest.approx(values[1], rel=1e-3)
 
 
-def test_kfac_joins_at_its_epoch_and_before_it_nothing_differs_from_the_optimizer_alone(tmp_path):
+def test_kfac_starts_at_its_epoch_and_before_it_training_equals_the_optimizer_alone(tmp_path):
     training = {"global_batch_size": 128, "epochs": 4, "stop_at_target": False, "window_steps": 11}
     late = {**training, "kfac_start_epoch": 2}
     _, alone = train_on_rank(0, 1, cell(training=training), str(tmp_path))
@@ -107,14 +109,14 @@ def test_kfac_joins_at_its_epoch_and_before_it_nothing_differs_from_the_optimize
 
 
 @pytest.mark.parametrize("kfac", [None, {**KFAC, "kl_clip": None}])
-def test_a_late_start_of_what_is_not_there_is_refused(kfac):
+def test_kfac_start_epoch_without_kfac_is_an_error(kfac):
     training = {"global_batch_size": 128, "epochs": 4, "kfac_start_epoch": 2}
     name = "nlcg" if kfac else "sgd"
     with pytest.raises(ValueError, match=r"kfac_start_epoch=2\.0 has no meaning"):
         cell(training=training, kfac=kfac, optimizer={"lr": 0.1, "name": name})
 
 
-def test_a_loss_that_is_no_number_ends_the_run_as_diverged(tmp_path):
+def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tmp_path):
     result, _ = train_on_rank(0, 1, cell(optimizer={"lr": 1e6}), str(tmp_path))
     assert result.stop_reason == "diverged"
     assert not result.reached_target

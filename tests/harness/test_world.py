@@ -1,4 +1,4 @@
-"""Promise: a rank computes on the device that its site promises, or says in one line why it cannot."""
+"""Promise: a rank computes on the device that its site requests, or reports in one line why it cannot."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def launched(tmp_path):
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Have torch see so many GPUs."""
+    """Make torch see so many GPUs."""
 
     def show(count):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
@@ -40,7 +40,7 @@ def gpus(monkeypatch):
 
 
 @pytest.mark.parametrize(("visible", "local_rank"), [(0, 0), (1, 1), (2, 3)])
-def test_a_rank_without_the_gpu_that_its_site_promises_refuses_to_train(launched, gpus, visible, local_rank):
+def test_a_rank_without_the_gpu_that_its_site_requests_does_not_train(launched, gpus, visible, local_rank):
     gpus(visible)
     with pytest.raises(
         SiteError, match=rf"site here .*sees {visible} GPUs and this is local rank {local_rank};"
@@ -55,7 +55,7 @@ def test_ranks_of_a_node_take_its_gpus_in_order(launched, gpus):
         assert (world.device, world.backend) == (torch.device("cuda", local_rank), "nccl")
 
 
-def test_a_rank_that_is_promised_no_gpu_leaves_those_that_it_sees_alone(launched, gpus):
+def test_a_rank_whose_site_requests_no_gpu_uses_none(launched, gpus):
     gpus(2)
     world = join_world(launched(), 0, 1, 0)
     assert (world.device.type, world.backend) == ("cpu", "gloo")

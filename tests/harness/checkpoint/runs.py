@@ -1,4 +1,4 @@
-"""Runs that are stopped and resumed, on every rank of a real world, through the real trainer and store."""
+"""Runs that are stopped and resumed, with real ranks, trainer and checkpoint store."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def new_attempt(root: Path, cell: Cell, continues: int | None = None) -> Attempt
 
 @dataclass(frozen=True)
 class Run:
-    """What one rank came to.
+    """The result of one rank.
 
     Attributes:
-        bits: parameters and everything else that the run would go on from, as bytes.
+        bits: parameters and all other state that the run would continue from, as bytes.
     """
 
     result: Result
@@ -64,22 +64,24 @@ class Run:
     bits: dict[str, bytes]
 
     def numbers(self) -> list[tuple[Any, ...]]:
-        """All that its records say, apart from times and memory."""
-        said: list[tuple[Any, ...]] = []
+        """All values of its records except times and memory."""
+        values: list[tuple[Any, ...]] = []
         for one in self.records:
             if isinstance(one, PhaseRecord):
                 counted = sorted(one.calls.items()), sorted(one.sent_bytes.items())
-                said.append((one.rank, one.first_step, one.steps, one.samples, *counted))
+                values.append((one.rank, one.first_step, one.steps, one.samples, *counted))
             if isinstance(one, EvalRecord):
-                said.append((one.step, one.epoch, one.samples, one.value, one.train_loss, one.learning_rate))
-        return said
+                values.append(
+                    (one.step, one.epoch, one.samples, one.value, one.train_loss, one.learning_rate)
+                )
+        return values
 
 
 def train(
     rank: int, world_size: int, cell: Cell, attempt: Attempt, schedule: Schedule = NEVER,
-    stop_before: int | None = None, sabotage: Callable[[Trainer], None] | None = None,
+    stop_before: int | None = None, interfere: Callable[[Trainer], None] | None = None,
 ) -> Run:  # fmt: skip
-    """Train on this rank, from a checkpoint if there is one; stop before the step given, if one is."""
+    """Train on this rank, from a checkpoint if there is one; stop before a step if one is given."""
     store = dist.distributed_c10d._get_default_store() if world_size > 1 else None
     world = World(rank, world_size, rank, torch.device("cpu"), "gloo", store=store)
     records: list[Record] = []
@@ -90,23 +92,23 @@ def train(
             writer.write(record)
 
         checkpoints = Checkpoints(attempt, world, write, schedule)
-        trainer = Trainer(cell, world, HeartbeatWriter(attempt.pulse(rank)), write, checkpoints)
+        trainer = Trainer(cell, world, HeartbeatWriter(attempt.heartbeat(rank)), write, checkpoints)
         _arrange_stop(checkpoints, stop_before)
-        if sabotage is not None:
-            sabotage(trainer)
+        if interfere is not None:
+            interfere(trainer)
         result = trainer.run()
     return Run(result, records, bits_of(trainer))
 
 
 def _arrange_stop(checkpoints: Checkpoints, stop_before: int | None) -> None:
     if stop_before is not None:
-        agreed = checkpoints.request
+        original = checkpoints.request
 
         def request(step: int, epoch: int, index: int) -> Request | None:
             stop = Request("SIGUSR1", stops=True) if step == stop_before else None
-            return stop or agreed(step, epoch, index)
+            return stop or original(step, epoch, index)
 
-        checkpoints.request = request  # type: ignore[method-assign]  # on this very step, on all ranks
+        checkpoints.request = request  # type: ignore[method-assign]  # on this step, on all ranks
 
 
 def bits_of(trainer: Trainer) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""Promise: ranks that run at any pace of their own stop before the same step, and none has gone past it."""
+"""Promise: ranks of any speed stop before the same step, and none has passed it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def store():
 
 
 class Rank(threading.Thread):
-    """Steps at a pace of its own, as a GPU's host does, until told to stop; notes where it saved."""
+    """Steps at its own speed, as a GPU's host does, until it has saved often enough."""
 
-    def __init__(self, rank, world_size, store, asked, pause_seconds, rounds=1):
+    def __init__(self, rank, world_size, store, poll_request, pause_seconds, rounds=1):
         super().__init__(daemon=True)
-        self.agreement = Agreement(rank, world_size, store and own_connection(store), asked)
+        self.agreement = Agreement(rank, world_size, store and own_connection(store), poll_request)
         self.pause_seconds, self.rounds = pause_seconds, rounds
         self.saved, self.step = [], 0
 
@@ -48,22 +48,22 @@ class Rank(threading.Thread):
                 self.agreement.finish_round()
                 if len(self.saved) == self.rounds:
                     return
-            time.sleep(self.pause_seconds * random.random())  # noqa: S311  a pace, no secret
+            time.sleep(self.pause_seconds * random.random())  # noqa: S311  not a secret
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 5])
-def test_all_ranks_save_before_the_same_steps_whoever_was_asked(store, world_size):
+def test_all_ranks_save_before_the_same_steps_whichever_got_the_request(store, world_size):
     begins, rounds = time.monotonic(), 4
 
-    def asked_for(rank):
-        # somebody else is asked in each round, and in the third all at once
+    def requests_of(rank):
+        # a different rank gets the request in each round, and in the third all at once
         return lambda: STOP if any(
             time.monotonic() > begins + 0.1 * number and (number == 3 or rank == number % world_size)
             for number in range(1, 5)
         ) else None  # fmt: skip
 
-    paces = [0.0005 * 1.7**rank for rank in range(world_size)]  # they drift apart by hundreds of steps
-    ranks = [Rank(r, world_size, store, asked_for(r), paces[r], rounds) for r in range(world_size)]
+    pauses = [0.0005 * 1.7**rank for rank in range(world_size)]  # they drift apart by hundreds of steps
+    ranks = [Rank(r, world_size, store, requests_of(r), pauses[r], rounds) for r in range(world_size)]
     for rank in ranks:
         rank.start()
     for rank in ranks:
@@ -72,7 +72,7 @@ def test_all_ranks_save_before_the_same_steps_whoever_was_asked(store, world_siz
     assert all(rank.saved == ranks[0].saved for rank in ranks)
 
 
-def test_nobody_asked_nobody_waits(store):
+def test_without_a_request_no_rank_waits(store):
     rank = Rank(0, 2, store, lambda: None, 0.0)
     rank.start()
     ends = time.monotonic() + 30
@@ -82,13 +82,13 @@ def test_nobody_asked_nobody_waits(store):
     assert rank.saved == []
 
 
-def test_a_rank_whose_peer_is_gone_goes_on_after_a_while(store):
+def test_a_rank_whose_peer_is_gone_continues_after_a_time_out(store):
     rank = Rank(0, 2, store, lambda: STOP, 0.001)
     rank.start()
     time.sleep(0.5)
     held = rank.step
     time.sleep(0.2)
-    assert rank.step == held  # it keeps its promise while the peer may still answer
+    assert rank.step == held  # it waits while the peer may still answer
     time.sleep(1.5)
     assert rank.step > held
     assert rank.saved == []

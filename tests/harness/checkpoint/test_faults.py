@@ -1,4 +1,4 @@
-"""Promise: whatever goes wrong with a checkpoint, the run goes on from the newest that is whole."""
+"""Promise: whatever happens to a checkpoint, the run resumes from the newest intact one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.runs import checkpoint_store as shelf
 from harness.runs.checkpoint_store import CheckpointStore
 from harness.runs.records import CheckpointRecord, SegmentRecord
 from harness.training.checkpoint import Schedule, parts, saving
@@ -23,13 +22,13 @@ from tests.harness.checkpoint.runs import cell, new_attempt, train
 EVERY_EPOCH = Schedule(every_epochs=1)
 
 
-def noted(run, kind):
+def records_of(run, kind):
     return [record for record in run.records if isinstance(record, kind)]
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """Mounts a disk of so many kilobytes at a folder."""
+    """Mount a disk of so many kilobytes at a folder."""
     mounted = []
 
     def mount(folder: Path, kilobytes: int):
@@ -37,7 +36,7 @@ def small_disk(tmp_path):
         command = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            pytest.skip(f"a disk that is full takes the right to mount one: {done.stderr.strip()}")
+            pytest.skip(f"a full disk needs the right to mount one: {done.stderr.strip()}")
         mounted.append(folder)
 
     yield mount
@@ -45,7 +44,9 @@ def small_disk(tmp_path):
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_costs_the_checkpoint_and_neither_the_run_nor_the_one_before(world, tmp_path, small_disk):
+def test_a_full_disk_loses_the_checkpoint_but_neither_the_run_nor_the_previous_one(
+    world, tmp_path, small_disk
+):
     ranks, spec = world(2), cell("comm_opt", 2)
     whole = ranks.run(train, spec, new_attempt(tmp_path / "whole", spec))
     attempt = new_attempt(tmp_path / "full", spec)
@@ -58,7 +59,7 @@ def test_a_full_disk_costs_the_checkpoint_and_neither_the_run_nor_the_one_before
     )
 
     full = ranks.run(partial(train, schedule=EVERY_EPOCH, stop_before=13), spec, attempt)
-    errors = [(record.step, record.error) for record in noted(full[0], CheckpointRecord)]
+    errors = [(record.step, record.error) for record in records_of(full[0], CheckpointRecord)]
     assert [step for step, _ in errors] == [5, 10, 13]
     assert all("No space left on device" in error for _, error in errors)
     assert full[0].result.stop_reason == "preempted"
@@ -67,7 +68,7 @@ def test_a_full_disk_costs_the_checkpoint_and_neither_the_run_nor_the_one_before
     resumed = ranks.run(train, spec, attempt)
     for rank in range(2):
         assert resumed[rank].bits == whole[rank].bits
-        assert noted(resumed[rank], SegmentRecord)[0].first_step == 3
+        assert records_of(resumed[rank], SegmentRecord)[0].first_step == 3
 
 
 def flip(path: Path):
@@ -78,14 +79,14 @@ def flip(path: Path):
 
 DAMAGE = {
     "a bit of rank 1's part": lambda folder: flip(folder / "rank-00001.pt"),
-    "the shared part cut short": lambda folder: os.truncate(folder / "shared.pt", 1000),
+    "the shared part truncated": lambda folder: os.truncate(folder / "shared.pt", 1000),
     "a part missing": lambda folder: (folder / "rank-00000.pt").unlink(),
     "the manifest": lambda folder: (folder / "manifest.json").write_text('{"version": 1, '),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_is_passed_over_and_said_so(world, tmp_path, damage, capfd):
+def test_a_damaged_checkpoint_is_passed_over_and_reported(world, tmp_path, damage, capfd):
     ranks, spec = world(2), cell("mem_opt", 2)
     whole = ranks.run(train, spec, new_attempt(tmp_path / "whole", spec))
     attempt = new_attempt(tmp_path / "cut", spec)
@@ -95,27 +96,27 @@ def test_a_damaged_checkpoint_is_passed_over_and_said_so(world, tmp_path, damage
     DAMAGE[damage](newest.path)
     resumed = ranks.run(partial(train, stop_before=13), spec, attempt)
     for run in resumed:
-        (segment,) = noted(run, SegmentRecord)
+        (segment,) = records_of(run, SegmentRecord)
         assert segment.first_step == 10
         assert "checkpoint of step 13 in attempt-1 is damaged for ranks" in segment.notes[0]
-    assert attempt.read("segment.json")["notes"] == list(noted(resumed[0], SegmentRecord)[0].notes)
+    assert attempt.read("segment.json")["notes"] == list(records_of(resumed[0], SegmentRecord)[0].notes)
     again = ranks.run(train, spec, attempt)  # the damaged one was replaced
-    assert noted(again[0], SegmentRecord)[0].first_step == 13
+    assert records_of(again[0], SegmentRecord)[0].first_step == 13
     assert [run.bits for run in again] == [run.bits for run in whole]
 
 
-def test_nothing_but_damaged_checkpoints_starts_anew(world, tmp_path):
+def test_a_run_with_damaged_checkpoints_only_starts_anew(world, tmp_path):
     spec = cell("sgd", 1)
     attempt = new_attempt(tmp_path, spec)
     world(1).run(partial(train, stop_before=13), spec, attempt)
     flip(CheckpointStore(attempt).newest_first()[0].path / "shared.pt")
     ((run),) = world(1).run(train, spec, attempt)
-    (segment,) = noted(run, SegmentRecord)
+    (segment,) = records_of(run, SegmentRecord)
     assert (segment.segment, segment.first_step, segment.attempt) == (1, 0, None)
     assert len(segment.notes) == 1
 
 
-def test_a_checkpoint_that_would_run_code_is_refused_as_damaged(tmp_path):
+def test_a_checkpoint_that_would_run_code_counts_as_damaged(tmp_path):
     class Evil:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "hacked"),)
@@ -127,17 +128,17 @@ def test_a_checkpoint_that_would_run_code_is_refused_as_damaged(tmp_path):
 
 
 KILL_POINTS = {
-    "before it begins": (shelf.CheckpointStore, "begin", "before"),
+    "before it begins": (CheckpointStore, "begin", "before"),
     "before the first part": (saving, "write_part", "before"),
     "after a part": (saving, "write_part", "after"),
-    "before the manifest": (shelf.CheckpointStore, "publish", "before"),
+    "before the manifest": (CheckpointStore, "publish", "before"),
     "after the manifest, before the rename": (Path, "rename", "before"),
-    "after the rename, before old ones go": (Path, "rename", "after"),
+    "after the rename, before old ones are removed": (Path, "rename", "after"),
 }
 
 
 def die_at(name, attempt, spec):
-    """Save at every epoch, and be killed at the third time that the kill point is reached."""
+    """Save at every epoch, and kill this process the third time that it reaches the kill point."""
     owner, function, when = KILL_POINTS[name]
     real = getattr(owner, function)
     calls = [0]
@@ -157,7 +158,7 @@ def die_at(name, attempt, spec):
 
 
 @pytest.mark.parametrize("name", KILL_POINTS)
-def test_kill_9_in_the_middle_of_saving_leaves_a_whole_checkpoint(world, tmp_path, name):
+def test_sigkill_while_saving_leaves_an_intact_checkpoint(world, tmp_path, name):
     spec = cell("comm_opt", 1)
     attempt = new_attempt(tmp_path / "killed", spec)
     process = multiprocessing.get_context("fork").Process(target=die_at, args=(name, attempt, spec))
@@ -166,8 +167,8 @@ def test_kill_9_in_the_middle_of_saving_leaves_a_whole_checkpoint(world, tmp_pat
     assert process.exitcode == -signal.SIGKILL
     ((whole),) = world(1).run(train, spec, new_attempt(tmp_path / "whole", spec))
     ((resumed),) = world(1).run(train, spec, attempt)
-    (segment,) = noted(resumed, SegmentRecord)
-    assert segment.first_step == (15 if name == "after the rename, before old ones go" else 10)
+    (segment,) = records_of(resumed, SegmentRecord)
+    assert segment.first_step == (15 if name == "after the rename, before old ones are removed" else 10)
     assert segment.notes == ()
     assert resumed.bits == whole.bits
 
@@ -188,10 +189,10 @@ def die_while_others_save(rank, folder, attempt, spec):
     try:
         train(rank, 2, spec, attempt, EVERY_EPOCH)
     finally:
-        os._exit(1)  # as a worker does: what is left of the process group waits for the dead
+        os._exit(1)  # as a worker does: the process group would wait for the dead rank
 
 
-def test_a_rank_that_dies_while_others_save_costs_that_checkpoint_alone(world, tmp_path):
+def test_a_rank_that_dies_while_others_save_loses_only_that_checkpoint(world, tmp_path):
     spec = cell("mem_opt", 2)
     attempt = new_attempt(tmp_path / "killed", spec)
     context = multiprocessing.get_context("spawn")
@@ -205,5 +206,5 @@ def test_a_rank_that_dies_while_others_save_costs_that_checkpoint_alone(world, t
     assert [saved.step for saved in CheckpointStore(attempt).newest_first()] == [5]
     whole = world(2).run(train, spec, new_attempt(tmp_path / "whole", spec))
     resumed = world(2).run(train, spec, attempt)
-    assert noted(resumed[0], SegmentRecord)[0].first_step == 5
+    assert records_of(resumed[0], SegmentRecord)[0].first_step == 5
     assert [run.bits for run in resumed] == [run.bits for run in whole]

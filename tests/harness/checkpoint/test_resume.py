@@ -1,4 +1,4 @@
-"""Promise: a run that was stopped and resumed is, bit for bit, the run that was not."""
+"""Promise: a stopped and resumed run equals the uninterrupted run bit for bit."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_two_ranks_train_alike_also_when_one_has_no_object(world, tmp_path, meth
 
 
 def train_with_an_empty_rank(rank, world_size, asked, attempt):
-    return train(rank, world_size, asked, attempt, sabotage=empty_on_rank_one)
+    return train(rank, world_size, asked, attempt, interfere=empty_on_rank_one)
 
 
 def empty_on_rank_one(trainer):

@@ -1,4 +1,4 @@
-"""Promise: memory that a step frees stays with a CPU's rank, unless the user said otherwise."""
+"""Promise: a rank on CPUs keeps memory that a step frees, unless the user configured malloc."""
 
 import ctypes
 import subprocess
@@ -34,13 +34,13 @@ print(faults_of_a_step())
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="this C library has no mallopt")
-def test_a_step_takes_no_page_faults_for_what_the_last_one_freed():
+def test_a_step_takes_no_page_faults_for_memory_that_the_last_one_freed():
     faults = {
         mode: int(subprocess.check_output([sys.executable, "-c", STEPS, mode], text=True))
         for mode in ("kept", "as the library does")
     }
     assert faults["kept"] < 100
-    assert faults["as the library does"] > 10_000  # 128 MB are 32,768 pages; else this would be for nothing
+    assert faults["as the library does"] > 10_000  # 128 MB are 32,768 pages, or the tuning would be useless
 
 
 @pytest.mark.parametrize(
@@ -52,5 +52,5 @@ def test_a_step_takes_no_page_faults_for_what_the_last_one_freed():
         ("LD_PRELOAD", "/usr/lib/libjemalloc.so.2"),
     ],
 )
-def test_what_the_user_chose_stands(name, value):
+def test_settings_of_the_user_are_not_changed(name, value):
     assert not keep_freed_memory({name: value})

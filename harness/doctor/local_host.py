@@ -1,4 +1,4 @@
-"""Whether this host can run ranks itself, for sites with `launcher: local`."""
+"""Checks of this host, for sites with `launcher: local`."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _MPI_SECONDS = 60.0  # a cold file system
 _OPEN_MPI = "Open MPI"
 
 
-def examine_here(site: Site) -> list[Finding]:
-    """CPUs, GPUs and the MPI library of this host, as the site's ranks would find them."""
+def check_local_host(site: Site) -> list[Finding]:
+    """Check CPUs, GPUs and the MPI library that the site's ranks would use."""
     try:
         cpus, gpus = len(site_cpus(site)), len(site_gpus(site))
     except SiteError as error:
         return [fault("host: leases", str(error), f"correct it in the profile of site {site.name}")]
     library = _mpi_library() if site.backend == "mpi" else ("", "")
-    return [judge_cpus(site, cpus), judge_gpus(site, gpus), judge_mpi_library(site, *library)]
+    return [check_cpus(site, cpus), check_gpus(site, gpus), check_mpi_library(site, *library)]
 
 
 def most_ranks(site: Site, most: int) -> int:
-    """The ranks that fit on this host side by side, at least one and at most `most`."""
-    room = most if site.oversubscribe else len(site_cpus(site)) // site.cpus_per_rank
+    """How many ranks fit on this host at once, at least one and at most `most`."""
+    fitting = most if site.oversubscribe else len(site_cpus(site)) // site.cpus_per_rank
     if site.gpus_per_rank:
-        room = min(room, len(site_gpus(site)) // site.gpus_per_rank)
-    return max(1, min(room, most))
+        fitting = min(fitting, len(site_gpus(site)) // site.gpus_per_rank)
+    return max(1, min(fitting, most))
 
 
-def judge_cpus(site: Site, cpus: int) -> Finding:
-    """Whether one rank gets its CPUs."""
+def check_cpus(site: Site, cpus: int) -> Finding:
+    """Whether there are enough CPUs for one rank."""
     found = f"{cpus} for {site.cpus_per_rank} a rank"
     if cpus >= site.cpus_per_rank:
         return ok("host: CPUs", found)
@@ -47,10 +47,10 @@ def judge_cpus(site: Site, cpus: int) -> Finding:
     return fault("host: CPUs", found, advice)
 
 
-def judge_gpus(site: Site, gpus: int) -> Finding:
-    """Whether one rank gets its GPU."""
+def check_gpus(site: Site, gpus: int) -> Finding:
+    """Whether there are enough GPUs for one rank."""
     if not site.gpus_per_rank:
-        return skipped("host: GPUs", "the site gives ranks none")
+        return skipped("host: GPUs", "the site assigns none to its ranks")
     found = f"{gpus} for {site.gpus_per_rank} a rank"
     if gpus >= site.gpus_per_rank:
         return ok("host: GPUs", found)
@@ -59,12 +59,12 @@ def judge_gpus(site: Site, gpus: int) -> Finding:
     )
 
 
-def judge_mpi_library(site: Site, version: str, error: str) -> Finding:
-    """Whether ranks that this host starts can be one MPI world.
+def check_mpi_library(site: Site, version: str, error: str) -> Finding:
+    """Whether ranks started on this host can be one MPI world.
 
     Args:
-        site: has the backend.
-        version: the library's own word, empty if there is none.
+        site: with its backend.
+        version: of the MPI library, empty if there is none.
         error: why there is none.
     """
     if site.backend != "mpi":
@@ -73,7 +73,7 @@ def judge_mpi_library(site: Site, version: str, error: str) -> Finding:
         return fault("host: MPI", error, "install MPICH where mpi4py finds it: pip install mpich")
     if version.startswith(_OPEN_MPI):
         advice = (
-            "pip install mpich, as the local launcher speaks to MPICH and its relatives, or use backend: gloo"
+            "pip install mpich, as the local launcher supports MPICH and its relatives, or use backend: gloo"
         )
         return fault("host: MPI", version, advice)
     return ok("host: MPI", version)
@@ -88,7 +88,7 @@ def _mpi_library() -> tuple[str, str]:
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return "", f"MPI did not start in {_MPI_SECONDS:.0f} s"
-    said = done.stderr.strip().splitlines()
+    errors = done.stderr.strip().splitlines()
     if done.returncode:
-        return "", said[-1] if said else f"starting MPI ended with {done.returncode}"
+        return "", errors[-1] if errors else f"starting MPI failed with exit code {done.returncode}"
     return " ".join(done.stdout.strip().rstrip("\0").split()), ""
