@@ -47,7 +47,7 @@ def measure(model: str, batch: int, pairs: int, threads: int) -> dict[str, Any]:
     training = Training(MODELS[model], batch, 0, 1)
     with tempfile.TemporaryDirectory(prefix="kronscale-bench-") as folder:
         heartbeat = HeartbeatWriter(Path(folder) / "heartbeat")
-        timer = SwitchedTimer(observer=heartbeat.beat)
+        timer = SwitchedTimer(observer=heartbeat.write)
         config = KFACConfig(factor_update_steps=FACTOR_STEPS, inverse_update_steps=10**9)
         kfac = KFAC(training.model, config, lr=0.1, timer=timer)
         entries = 0
@@ -59,7 +59,7 @@ def measure(model: str, batch: int, pairs: int, threads: int) -> dict[str, Any]:
             for state in (True, False) if pair % 2 else (False, True):
                 timer.on = state
                 (on if state else off).append(_step(training, kfac, timer)[0])
-        cost = seconds_per_entry(observer=heartbeat.beat)
+        cost = seconds_per_entry(observer=heartbeat.write)
     ratios = [one / other - 1 for one, other in zip(on, off, strict=True)]
     settings = {"model": model, "batch": batch, "pairs": pairs, "threads": threads}
     return settings | {

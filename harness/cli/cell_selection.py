@@ -19,7 +19,7 @@ def chosen_cells(
     Raises:
         UserError: neither or both were given, or there is no such sweep or no matching cell.
     """
-    from harness.cli.output import say_foreign  # noqa: PLC0415  # see the verbs
+    from harness.cli.output import print_left_out  # noqa: PLC0415  # see the verbs
     from harness.study.filters import select  # noqa: PLC0415
 
     if (sweep is None) == (file is None):
@@ -31,7 +31,7 @@ def chosen_cells(
     if overrides:
         raise UserError("--set changes what a sweep file says; give the file with -f")
     stored = stored_sweep(sweep or "", runs)
-    say_foreign(stored)
+    print_left_out(stored)
     return select([folder.cell() for folder in stored.cell_folders()], where)
 
 

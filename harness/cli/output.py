@@ -1,4 +1,4 @@
-"""Tables for people: plain text in a pipe, colours in a terminal that wants them."""
+"""Terminal output: plain text in a pipe, colours in a terminal."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from rich.console import Console
 if TYPE_CHECKING:
     from harness.runs.store import SweepFolder
 
-_PIPE_COLUMNS = 120  # a pipe has no width; logs and pagers show at least this
+_PIPE_COLUMNS = 120  # a pipe has no width; logs and pagers show at least this much
 
 
-def say_foreign(folder: SweepFolder) -> None:
-    """One line on standard error where stored cells are left out, with the reason of the first."""
-    if foreign := folder.foreign():
-        sys.stderr.write(f"left out: {len(foreign)} stored cells; {foreign[0]}\n")
+def print_left_out(folder: SweepFolder) -> None:
+    """Print on standard error how many stored cells this version cannot read, and why the first."""
+    if errors := folder.version_errors():
+        cells = "cell" if len(errors) == 1 else "cells"
+        sys.stderr.write(f"left out: {len(errors)} stored {cells}; {errors[0]}\n")
 
 
 def console() -> Console:
-    """Filter verbs print; obeys NO_COLOR, COLUMNS and the terminal's width."""
+    """The console that commands print to; obeys NO_COLOR, COLUMNS and the terminal's width."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_COLUMNS
     return Console(width=width, highlight=False, soft_wrap=False)

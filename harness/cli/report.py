@@ -45,13 +45,13 @@ def report(
     from analysis.report.page import write_report  # noqa: PLC0415
     from analysis.report.summary import summary_table  # noqa: PLC0415
     from analysis.rules import SCORINGS  # noqa: PLC0415
-    from harness.cli.output import console, say_foreign  # noqa: PLC0415
+    from harness.cli.output import console, print_left_out  # noqa: PLC0415
     from harness.documents.validation_messages import not_allowed  # noqa: PLC0415
     from harness.runs.store import SweepFolder  # noqa: PLC0415
 
     if rule not in SCORINGS:
         raise UserError(f"--rule={rule!r} is no rule{not_allowed(rule, SCORINGS)}")
-    say_foreign(SweepFolder(folder))
+    print_left_out(SweepFolder(folder))
     study = replace(load(folder), scoring=SCORINGS[rule])
     page = write_report(study, out or folder / ("report" if rule == "first" else f"report-{rule}"))
     screen = console()

@@ -1,1 +1,1 @@
-"""The run folder: its files, records, locks and checkpoints on disk. Imports no torch."""
+"""The run folder: its files, records, locks and checkpoints. Imports no torch."""

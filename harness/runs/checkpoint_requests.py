@@ -1,4 +1,4 @@
-"""Who may ask a rank for a checkpoint: signals, as schedulers and launchers send them."""
+"""Requests for a checkpoint, by the signals that schedulers and launchers send to ranks."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import signal
 from dataclasses import dataclass
 from types import FrameType
 
-PREEMPTED_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: saved, and to be started again
+PREEMPTED_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: saved, to be resumed
 
-_ALWAYS = (signal.SIGUSR1, signal.SIGUSR2)  # submitit's and most sites' choice, before a time limit
+_ALWAYS = (signal.SIGUSR1, signal.SIGUSR2)  # sent before a time limit by submitit and most sites
 
 
 @dataclass(frozen=True)
 class Request:
-    """Why a checkpoint is wanted.
+    """A request for a checkpoint.
 
     Attributes:
         reason: `interval`, or the name of the signal.
-        stops: whether the run is to end after it.
+        stops: whether the run ends after it.
     """
 
     reason: str
@@ -28,8 +28,8 @@ class Request:
 class SignalRequests:
     """Turns a signal into a request to save and stop; only for the main thread of a rank.
 
-    Inside a Slurm job SIGTERM asks too: preemption sends it first, and SIGKILL after the partition's grace.
-    Elsewhere SIGTERM ends a rank at once, as its launcher means it to.
+    Inside a Slurm job SIGTERM is such a request, because preemption sends it and sends SIGKILL only after the
+    partition's grace time. Elsewhere launchers send SIGTERM to end a rank at once.
     """
 
     def __init__(self) -> None:
@@ -39,9 +39,11 @@ class SignalRequests:
             signal.signal(number, self._on_signal)
 
     def __call__(self) -> Request | None:
-        """The request made so far, if any."""
+        """The request received so far, if any."""
         number = self._number
         return None if number is None else Request(signal.Signals(number).name, stops=True)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._number = number  # nothing else: a handler that takes a lock can wait for the code it interrupts
+        self._number = (
+            number  # nothing else: a handler that takes a lock could wait for the code that it interrupts
+        )

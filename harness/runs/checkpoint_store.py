@@ -1,8 +1,8 @@
-"""Where an attempt's checkpoints lie: complete ones by step, each published by one rename (no torch).
+"""Checkpoint store of an attempt: one folder per step, published by one rename when complete.
 
 checkpoints/step-00000120/manifest.json     written last: sizes and checksums of all parts
-                          shared.pt         what is the same on every rank, written by rank 0
-                          rank-00000.pt     what only that rank has
+                          shared.pt         state that is equal on all ranks, written by rank 0
+                          rank-00000.pt     state of this rank only
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from harness.runs.records import SegmentRecord
 from harness.runs.store import Attempt
 
-KEPT = 2  # the newest, and the one to fall back on when it turns out damaged
+KEPT = 2  # the newest, and one to fall back on if the newest is damaged
 
 FORMAT_VERSION = 1
 
@@ -35,11 +35,11 @@ class Saved:
 
     @property
     def step(self) -> int:
-        """The step that a run resumed from it begins with."""
+        """The first step of a run that is resumed from it."""
         return int(self.path.name.removeprefix("step-"))
 
     def manifest(self) -> dict[str, Any]:
-        """What it consists of.
+        """Sizes and checksums of its parts.
 
         Raises:
             ValueError: the manifest is damaged.
@@ -57,59 +57,59 @@ class CheckpointStore:
 
     @property
     def folder(self) -> Path:
-        """Where they lie."""
+        """Folder of the checkpoints."""
         return self.attempt.path / "checkpoints"
 
     def newest_first(self) -> list[Saved]:
-        """Complete checkpoints; whether they are undamaged shows when they are read."""
+        """Complete checkpoints; damage is found only when they are read."""
         found = [Saved(path.parent) for path in self.folder.glob(f"step-*/{_MANIFEST}")]
         found = [saved for saved in found if _STEP.fullmatch(saved.path.name)]
         return sorted(found, key=lambda saved: -saved.step)
 
     def saved(self, step: int) -> Saved:
-        """The checkpoint of `step`, there or not."""
+        """The checkpoint of `step`, whether it exists or not."""
         return Saved(self.folder / f"step-{step:08}")
 
     def begin(self, step: int) -> Path:
-        """An empty folder to write the parts into, in place of any that was left half-written."""
+        """Make an empty folder for the parts, and delete incomplete checkpoints."""
         self.folder.mkdir(exist_ok=True)
-        for left in self.folder.glob(".step-*"):
-            shutil.rmtree(left)
+        for incomplete in self.folder.glob(".step-*"):
+            shutil.rmtree(incomplete)
         folder = self._unfinished(step)
         folder.mkdir()
         return folder
 
     def publish(self, step: int, manifest: Mapping[str, Any]) -> Saved:
-        """Complete the checkpoint begun for `step`, then drop all but the newest `KEPT`.
+        """Publish the checkpoint begun for `step`, then delete all but the newest `KEPT`.
 
         Raises:
-            OSError: it could not be completed; those before it are as they were.
+            OSError: it could not be completed; older checkpoints are unchanged.
         """
         unfinished = self._unfinished(step)
         with (unfinished / _MANIFEST).open("w", encoding="utf-8") as file:
             json.dump(manifest, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
-        sync_folder(unfinished)
+        _sync_folder(unfinished)
         saved = self.saved(step)
-        if saved.path.exists():  # passed over as damaged, and the run has come this far again
+        if saved.path.exists():  # it was damaged, and the run has reached this step again
             shutil.rmtree(saved.path)
         unfinished.rename(saved.path)
-        sync_folder(self.folder)
+        _sync_folder(self.folder)
         for old in self.newest_first()[KEPT:]:
             shutil.rmtree(old.path)
         return saved
 
     def abandon(self, step: int) -> None:
-        """Drop the parts written for `step`; frees the disk that they filled."""
+        """Delete the parts written for `step`, which may have filled the disk."""
         shutil.rmtree(self._unfinished(step), ignore_errors=True)
 
     def clear(self) -> None:
-        """Drop all."""
+        """Delete all checkpoints."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def part(self, step: int, name: str) -> Path:
-        """Filter a part of the checkpoint begun for `step` is written."""
+        """Path to which a part of the checkpoint begun for `step` is written."""
         return self._unfinished(step) / name
 
     def _unfinished(self, step: int) -> Path:
@@ -117,26 +117,26 @@ class CheckpointStore:
 
 
 def resumable(attempt: Attempt) -> list[tuple[Attempt, Saved]]:
-    """Complete checkpoints that a start of `attempt` may go on from, the best first, and whose they are."""
+    """Checkpoints from which `attempt` may resume, each with the attempt that saved it; best first."""
     return [(one, saved) for one in attempt.lineage() for saved in CheckpointStore(one).newest_first()]
 
 
 def clear_checkpoint_stores(attempt: Attempt) -> None:
-    """Drop all checkpoints of the completed run that `attempt` ends: nobody will go on from them."""
+    """Delete all checkpoints of the completed run that ended with `attempt`."""
     for one in attempt.lineage():
         CheckpointStore(one).clear()
 
 
 def past_segments(attempt: Attempt) -> int:
-    """How often the run that `attempt` goes on with was started before, as rank 0's records say."""
+    """Number of earlier starts of the run that `attempt` continues, from rank 0's records."""
     marker = f'"kind": "{SegmentRecord.KIND}"'
     files = [one.records(0) for one in attempt.lineage()]
     texts = [file.read_text(encoding="utf-8", errors="replace") for file in files if file.exists()]
     return sum(marker in line for text in texts for line in text.splitlines())
 
 
-def sync_folder(folder: Path) -> None:
-    """Bring a folder's entries to disk: a rename is durable only then."""
+def _sync_folder(folder: Path) -> None:
+    """Write a folder's entries to disk, which makes a rename in it durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

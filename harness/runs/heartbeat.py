@@ -1,7 +1,7 @@
-"""A rank's last known step and phase, kept where even SIGKILL cannot lose it.
+"""Heartbeat file: a rank's last step and phase, which survive SIGKILL.
 
-Each rank maps one small file into memory and overwrites it at every phase change: a memory store of well
-under a microsecond, which the kernel keeps when the process is gone. Launcher and `status` read it.
+Each rank maps one small file into memory and overwrites it at every phase change. This costs one memory
+store, and the kernel keeps the page when the process is gone. Launchers and `status` read the file.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _LAYOUT = struct.Struct("<qqd24s")  # step, total steps, Unix time, phase
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a pulse file says.
+    """Content of a heartbeat file.
 
     Attributes:
         step: step in progress, counted from 0; -1 before training.
-        total_steps: steps that the run would take without reaching its target.
+        total_steps: steps of the run if it does not reach its target.
         time: Unix time of the last phase change, seconds.
         phase: phase in progress; `start`, `evaluation`, `done` outside of steps.
     """
@@ -33,7 +33,7 @@ class Heartbeat:
 
 
 class HeartbeatWriter:
-    """The writing end; one per rank."""
+    """Writes the heartbeat file of one rank."""
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(bytes(_LAYOUT.size))
@@ -41,15 +41,15 @@ class HeartbeatWriter:
             self._map = mmap.mmap(file.fileno(), _LAYOUT.size)
         self.step = -1
         self.total_steps = 0
-        self.beat("start")
+        self.write("start")
 
-    def beat(self, phase: str) -> None:
-        """Say that `phase` has begun."""
+    def write(self, phase: str) -> None:
+        """Record that `phase` has begun."""
         _LAYOUT.pack_into(self._map, 0, self.step, self.total_steps, time.time(), phase.encode()[:24])
 
 
 def read_heartbeat(path: Path) -> Heartbeat | None:
-    """The last beat, or None if the rank never got to write one."""
+    """The last heartbeat, or None if the rank did not write one."""
     try:
         raw = path.read_bytes()
     except FileNotFoundError:

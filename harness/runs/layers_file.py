@@ -1,7 +1,6 @@
-"""`layers.json`: what K-FAC preconditions in a run, and which rank does what, for figures and predictions.
+"""`layers.json`: the layers that K-FAC preconditions in a run and the ranks of each role.
 
-Ranks are written as `[start, stop, step]`, so that the file of a thousand ranks stays as small as that of
-two.
+Ranks are written as `[start, stop, step]`, so the size of the file does not grow with the world size.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ ROLES = ("factor_workers", "a_inverse_workers", "g_inverse_workers", "gradient_w
 
 
 def describe(shapes: Sequence[LayerShape], placement: Placement) -> dict[str, Any]:
-    """The layers in the model's order: factor sizes, and the ranks of every role."""
+    """The layers in the model's order, with factor sizes and the ranks of each role."""
     return {
         "schema": 1,
         "world_size": placement.world_size,
@@ -24,8 +23,8 @@ def describe(shapes: Sequence[LayerShape], placement: Placement) -> dict[str, An
     }
 
 
-def spelt(ranks: Sequence[int]) -> list[int]:
-    """`[start, stop, step]` of ascending, evenly spaced ranks, which all of a placement's are."""
+def _as_range(ranks: Sequence[int]) -> list[int]:
+    """`[start, stop, step]` of ascending, evenly spaced ranks, as a placement has them."""
     step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     return [ranks[0], ranks[-1] + 1, step]
 
@@ -33,7 +32,7 @@ def spelt(ranks: Sequence[int]) -> list[int]:
 def _layer(shape: LayerShape, placed: LayerPlacement) -> dict[str, Any]:
     factors = {f"{name}_{key}": value for name, factor in (("a", shape.a), ("g", shape.g))
                for key, value in _factor(factor).items()}  # fmt: skip
-    return {"name": shape.name, **factors, **{role: spelt(getattr(placed, role)) for role in ROLES}}
+    return {"name": shape.name, **factors, **{role: _as_range(getattr(placed, role)) for role in ROLES}}
 
 
 def _factor(factor: FactorShape) -> dict[str, int]:

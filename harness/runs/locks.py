@@ -1,4 +1,4 @@
-"""Files as locks: the kernel frees them when their holder ends, however it ends."""
+"""File locks: the kernel releases them when their holder ends, even by SIGKILL."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import IO
 
 
 def take(path: Path, *, wait: bool = False) -> IO[bytes] | None:
-    """Lock a file, making it if needed; closing what is returned frees the lock.
+    """Lock a file, creating it if needed; closing the returned file releases the lock.
 
     Args:
-        path: the lock file; its folder must be there.
-        wait: whether to queue up behind the present holder; waiters are served in order of arrival.
+        path: the lock file; its folder must exist.
+        wait: whether to wait for the present holder; waiters get the lock in order of arrival.
 
     Returns:
         The open file, or None if another process holds the lock and `wait` is false.
@@ -30,14 +30,14 @@ def take(path: Path, *, wait: bool = False) -> IO[bytes] | None:
         except BaseException:  # a signal handler raised while this waited
             file.close()
             raise
-        if _lies_at(file, path):
+        if _is_at(file, path):
             return file
-        file.close()  # a cleaner removed the file meanwhile: a lock on a nameless file keeps nobody out
+        file.close()  # the file was deleted meanwhile, and a lock on a deleted file excludes nobody
 
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Hold the lock for the length of a `with` block, after waiting for it."""
+    """Wait for the lock and hold it during a `with` block."""
     file = take(path, wait=True)
     try:
         yield
@@ -46,7 +46,7 @@ def exclusive(path: Path) -> Iterator[None]:
             file.close()
 
 
-def _lies_at(file: IO[bytes], path: Path) -> bool:
+def _is_at(file: IO[bytes], path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:

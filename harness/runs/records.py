@@ -1,7 +1,7 @@
-"""What a rank writes while it trains: one JSON line a record, append-only, one writer per file.
+"""Records that a rank writes while it trains: one JSON line each, append-only, one writer per file.
 
-`results/README.md` explains every field, its unit and how ranks are summarised. Change a field and
-`SCHEMA_VERSION` rises; stored lines keep the version they were written with.
+`results/README.md` explains every field, its unit and how ranks are summarised. A change of a field raises
+`SCHEMA_VERSION`; stored lines keep the version they were written with.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import Any, ClassVar, Literal, Self
 
 SCHEMA_VERSION = 3
-"""1: one segment a run, nothing said of it. 2: `segment` and `checkpoint_seconds`, records of segments and of
-checkpoints. 3: `wait_seconds` and `instrument_seconds` of a window. Older lines are read as of segment 0, and
-as of windows in which neither was measured."""
+"""1: one segment per run, not recorded. 2: `segment` and `checkpoint_seconds`, records of segments and of
+checkpoints. 3: `wait_seconds` and `instrument_seconds` of a window. Older lines are read as segment 0 and as
+windows in which neither was measured."""
 
 State = Literal[
     "STAGED", "PENDING", "RUNNING", "COMPLETED", "FAILED", "TIMEOUT", "PREEMPTED", "OOM", "NODE_FAIL",
@@ -29,23 +29,23 @@ FINAL_STATES: tuple[State, ...] = (
 
 @dataclass(frozen=True)
 class PhaseRecord:
-    """A window of steps on one rank: where its time, its bytes and its memory went.
+    """Time, traffic and memory of a window of steps on one rank.
 
     Attributes:
         rank: the writer.
         first_step: first step of the window, counted from 0.
         steps: steps in the window.
         samples: examples that this rank processed in the window.
-        wall_seconds: train clock of the window: evaluation and record writing are outside.
-        seconds: exclusive seconds by phase; what no phase claims is `other`, so they add up to the wall.
-        calls: times each phase was entered; for the comm phases, collectives issued.
+        wall_seconds: train clock of the window, without evaluation and record writing.
+        seconds: exclusive seconds by phase; time outside all phases is `other`, so the sum is `wall_seconds`.
+        calls: number of times each phase was entered; for the comm phases, collectives issued.
         sent_bytes: payload bytes that this rank handed to collectives, by comm phase.
         memory_bytes: bytes by kind at the end of the window (`rss`, `rss_peak`, `kfac_factors`, ...).
-        segment: of the run, see `SegmentRecord`; the later one writes a cut window whole.
-        wait_seconds: by phase, the part of `seconds` that collectives waited for late ranks; None where the
-            site did not ask for it (`split_wait`).
-        instrument_seconds: what the phase timer itself took: entries of phases times the cost of one,
-            measured when the rank started; part of `seconds`. None where it was not measured.
+        segment: of the run, see `SegmentRecord`; the next segment repeats an interrupted window.
+        wait_seconds: by phase, the part of `seconds` in which collectives waited for late ranks; None unless
+            the site sets `split_wait`.
+        instrument_seconds: time of the phase timer itself, part of `seconds`: entries of phases times the
+            cost of one entry, measured when the rank started. None if it was not measured.
     """
 
     KIND: ClassVar[str] = "phases"
@@ -65,21 +65,21 @@ class PhaseRecord:
 
 @dataclass(frozen=True)
 class EvalRecord:
-    """One evaluation, written by rank 0; enough to score any rule of time-to-accuracy afterwards.
+    """One evaluation, written by rank 0; every rule of time to accuracy can be scored from these records.
 
     Attributes:
         step: steps taken so far.
         epoch: epochs finished so far.
         samples: examples seen so far, all ranks together.
         train_seconds: train clock, the slowest rank's (README, "The clock"); over all segments.
-        eval_seconds: seconds spent in evaluations so far, this one included.
-        wall_seconds: since the first batch was asked for, everything included but the time between segments.
+        eval_seconds: seconds in evaluations so far, this one included.
+        wall_seconds: since the first batch was requested, with everything except the time between segments.
         metric: name of the target's metric.
         value: its value on the held-out examples.
         direction: `higher` or `lower` is better.
         train_loss: mean training loss since the previous evaluation, over all ranks.
         learning_rate: rate used in the last step.
-        checkpoint_seconds: rank 0's seconds spent in checkpoints so far.
+        checkpoint_seconds: rank 0's seconds in checkpoints so far.
         segment: of the run, see `SegmentRecord`.
     """
 
@@ -102,20 +102,20 @@ class EvalRecord:
 
 @dataclass(frozen=True)
 class SegmentRecord:
-    """The first line of a rank each time that it is started: where in the run it goes on.
+    """The first line of a rank at each start: the step at which the run begins or resumes.
 
-    It takes the place of everything that earlier segments wrote about later steps: their windows that end
-    after `first_step` and their evaluations after it do not count, as this segment does those steps again.
+    It supersedes what earlier segments wrote about later steps, because this segment repeats these steps; see
+    `harness.runs.effective_records`.
 
     Attributes:
         rank: the writer.
-        segment: 0 for the first start of a run, over all attempts that it goes on through.
-        first_step: the step that it begins with; 0 without a checkpoint.
-        attempt: number of the attempt whose checkpoint it goes on from, None without one.
+        segment: number of the start, counted from 0 over all attempts of the run.
+        first_step: first step of the segment; 0 without a checkpoint.
+        attempt: number of the attempt whose checkpoint was loaded, None without one.
         started_at: Unix time, seconds.
-        away_seconds: since that checkpoint was complete: requeueing, waiting, starting; on no other clock.
-        bitwise: whether it goes on bit for bit; not if the world size has changed.
-        notes: sentences for people, such as which damaged checkpoint was passed over.
+        away_seconds: since that checkpoint was complete: requeueing, waiting and starting; on no other clock.
+        bitwise: whether it resumes bit for bit; false if the world size has changed.
+        notes: sentences for people, such as which damaged checkpoint was skipped.
     """
 
     KIND: ClassVar[str] = "segment"
@@ -131,14 +131,14 @@ class SegmentRecord:
 
 @dataclass(frozen=True)
 class TraceRecord:
-    """The sampled steps of a window, phase by phase; only of those that the site's `traced_steps` names.
+    """The traced steps of a window, phase by phase; only steps that the site's `traced_steps` selects.
 
     Attributes:
         rank: the writer.
         segment: of the run.
-        host: whose clock `started_at` was read on.
+        host: the host whose clock `started_at` was read from.
         spans: (step, phase, start in seconds since `started_at`, seconds, layer), in order of time. The layer
-            is empty where the work is not one layer's; lines of before it was told have no such part.
+            is empty if the work is not that of one layer; old lines have no layer.
         started_at: Unix time of the first span, seconds.
     """
 
@@ -152,22 +152,22 @@ class TraceRecord:
 
 @dataclass(frozen=True)
 class DeviceRecord:
-    """What the driver says of a rank's GPU over a window; without a driver once a segment, with the reason.
+    """What the driver reports of a rank's GPU over a window; without a driver one per segment says why.
 
     Attributes:
         rank: the writer.
         segment: of the run.
         first_step: first step of the window.
         steps: steps in it.
-        reason: why the rest is null; empty where it is not.
-        energy_joules: spent by the whole GPU since the last record.
-        power_watts: now.
-        sm_clock_mhz: now, as all that follows.
+        reason: why the other fields are null; empty if they are not.
+        energy_joules: energy of the whole GPU since the last record.
+        power_watts: at the end of the window, like all that follows.
+        sm_clock_mhz: of the multiprocessors.
         memory_clock_mhz: of the memory.
         temperature_celsius: of the chip.
-        throttle_reasons: names of what holds its clocks down.
+        throttle_reasons: names of the reasons for reduced clocks.
         device_used_bytes: of all processes, contexts and libraries included.
-        foreign_processes: process numbers of others that compute on it.
+        foreign_processes: process ids of other processes that compute on it.
     """
 
     KIND: ClassVar[str] = "device"
@@ -188,15 +188,15 @@ class DeviceRecord:
 
 @dataclass(frozen=True)
 class CheckpointRecord:
-    """A checkpoint, or one that could not be saved; written by rank 0.
+    """A checkpoint, saved or failed; written by rank 0.
 
     Attributes:
-        step: steps taken so far: the one that a resumed run begins with.
-        reason: what asked for it: `interval`, `cancel`, or a signal's name.
+        step: steps taken so far, the first step of a resumed run.
+        reason: what requested it: `interval`, `cancel`, or a signal's name.
         stops: whether the run ends after it.
         seconds: rank 0's time for it, outside the train clock.
         written_bytes: of all ranks together.
-        error: why it could not be saved, empty if it was; then the one before it is the newest.
+        error: why it could not be saved, so that the one before it is the newest; empty if it was saved.
     """
 
     KIND: ClassVar[str] = "checkpoint"
@@ -229,14 +229,14 @@ Record = (
 
 
 def to_line(record: Record) -> str:
-    """One line of JSON, schema and kind first."""
+    """One line of JSON that begins with schema and kind."""
     return json.dumps({"schema": SCHEMA_VERSION, "kind": record.KIND, **asdict(record)}) + "\n"
 
 
 class RecordWriter:
-    """Appends records to one rank's file; each line is on its way to disk when `write` returns.
+    """Appends records to one rank's file; each line is flushed to the system when `write` returns.
 
-    Half a line that a killed predecessor left is closed, so that the first line of this one stands alone.
+    If a killed predecessor left an incomplete line, the writer ends that line first.
     """
 
     def __init__(self, path: Path) -> None:
@@ -252,7 +252,7 @@ class RecordWriter:
         """Append one line.
 
         Raises:
-            OSError: the disk is full or gone; lines written before are whole.
+            OSError: the disk is full or gone; earlier lines are complete.
         """
         self._file.write(to_line(record))
         self._file.flush()
@@ -268,12 +268,12 @@ class RecordWriter:
 
 @dataclass(frozen=True)
 class RankExit:
-    """How one rank ended, as its launcher saw it.
+    """How one rank ended, as reported by its launcher.
 
     Attributes:
-        exit_code: process exit code; negative signal number when killed; None when not known.
+        exit_code: process exit code; negative signal number if killed; None if unknown.
         signal: name of the signal that ended it, such as SIGKILL, or None.
-        step: last step that it had begun, from its pulse; None if it never trained.
+        step: last step that it had begun, from its heartbeat; None if it never trained.
         phase: phase that it was in.
         error: first line of its exception, or None.
     """
@@ -288,18 +288,18 @@ class RankExit:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended; written last, by rename, so its presence means that the attempt is over.
+    """How an attempt ended; written last and atomically, so the attempt is over once the file exists.
 
     Attributes:
         state: a final state.
-        cause: one sentence for people; empty for a completed attempt that reached its target.
-        reached_target: whether the target was reached; None when training did not get to decide.
+        cause: one sentence for people; empty if the attempt completed and reached its target.
+        reached_target: whether the target was reached; None if training ended before it could tell.
         stop_reason: why training stopped: `target`, `epochs`, `diverged`, `preempted`, or `error`.
         train_seconds: train clock at the end, the slowest rank's.
         value: last value of the target's metric.
-        ranks: every rank's exit, the first cause first.
-        checkpoint_step: the step that a retry would go on from; None if it would start anew.
-        failed_nodes: hosts that failed under it, as its scheduler calls them.
+        ranks: every rank's exit, the root cause first.
+        checkpoint_step: the step at which a retry would resume; None if it would start from the beginning.
+        failed_nodes: names of hosts that failed during it, from its scheduler.
     """
 
     state: State

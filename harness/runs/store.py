@@ -1,14 +1,14 @@
-"""The run folder: where every file of a study lies, and what state its files say a cell is in.
+"""The run folder: the path of every file of a study.
 
     <root>/<sweep>/<cell id>/cell.json                     the cell, written once
     <root>/<sweep>/<cell id>/attempt-1/launch.json         who launched it, where, when
                                        /environment.json   commit, versions, hosts (rank 0)
                                        /rank-00000.jsonl   records, one writer each
-                                       /rank-00000.pulse   last step and phase
+                                       /rank-00000.pulse   heartbeat: last step and phase
                                        /logs/rank-00000.log
-                                       /outcome.json       last, by rename
+                                       /outcome.json       written last
 
-An attempt is never written into again once it has an outcome; a retry is a new attempt.
+An attempt with an outcome never changes; a retry is a new attempt.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ATTEMPT = re.compile(r"attempt-[1-9][0-9]*")
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at a cell."""
+    """The folder of one attempt at a cell."""
 
     path: Path
 
@@ -49,7 +49,7 @@ class Attempt:
 
     @property
     def cell_folder(self) -> CellFolder:
-        """The cell that this is an attempt at."""
+        """The folder of the attempt's cell."""
         return CellFolder(self.path.parent)
 
     def records(self, rank: int) -> Path:
@@ -57,12 +57,12 @@ class Attempt:
         return self.path / f"rank-{rank:05}.jsonl"
 
     def make_logs(self) -> None:
-        """Make the folder of the ranks' output, where it is not there yet."""
+        """Make the folder of the ranks' logs unless it exists."""
         with suppress(FileExistsError):
             _make_inside(self.path / "logs")
 
-    def pulse(self, rank: int) -> Path:
-        """The rank's pulse file."""
+    def heartbeat(self, rank: int) -> Path:
+        """The rank's heartbeat file."""
         return self.path / f"rank-{rank:05}.pulse"
 
     def log(self, rank: int) -> Path:
@@ -70,18 +70,18 @@ class Attempt:
         return self.path / "logs" / f"rank-{rank:05}.log"
 
     def last_heartbeat(self, rank: int) -> Heartbeat | None:
-        """The rank's last known step and phase."""
-        return read_heartbeat(self.pulse(rank))
+        """The rank's last step and phase; None if it has written none."""
+        return read_heartbeat(self.heartbeat(rank))
 
     def outcome(self) -> Outcome | None:
-        """How the attempt ended, or None while it has not."""
+        """How the attempt ended; None until then."""
         try:
             return Outcome.from_json((self.path / "outcome.json").read_text())
         except FileNotFoundError:
             return None
 
     def write_outcome(self, outcome: Outcome) -> bool:
-        """Write the outcome unless there is one already; the first writer wins.
+        """Write the outcome unless there is one; the first writer wins.
 
         Returns:
             Whether this call wrote it.
@@ -89,14 +89,14 @@ class Attempt:
         return write_once(self.path / "outcome.json", outcome.to_json())
 
     def lineage(self) -> list[Attempt]:
-        """The attempt and those that it goes on from by their checkpoints, newest first."""
+        """The attempt and earlier attempts of its run, whose checkpoints it resumes from, newest first."""
         found = [self]
         while (before := (found[-1].read("launch.json") or {}).get("continues")) is not None:
             found.append(Attempt(self.path.parent / f"attempt-{before}"))
         return found
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """A JSON file of the attempt, such as `launch.json`, or None if it is not there."""
+        """A JSON file of the attempt, such as `launch.json`; None if it does not exist."""
         try:
             loaded: dict[str, Any] = json.loads((self.path / name).read_text())
         except FileNotFoundError:
@@ -104,13 +104,13 @@ class Attempt:
         return loaded
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write a JSON file of the attempt, whole or not at all."""
+        """Write a JSON file of the attempt atomically."""
         write_atomically(self.path / name, json.dumps(content, indent=1) + "\n")
 
 
 @dataclass(frozen=True)
 class CellFolder:
-    """A cell's folder."""
+    """The folder of one cell."""
 
     path: Path
 
@@ -120,10 +120,10 @@ class CellFolder:
         return self.path.name
 
     def cell(self) -> Cell:
-        """The cell as it was submitted; its file is written once, and read once.
+        """The cell as it was submitted; its file is read once.
 
         Raises:
-            StoreError: `cell.json` is missing or of another schema, or this version would call it otherwise.
+            StoreError: `cell.json` is missing or invalid, or the cell has another id in this version.
         """
         return self._cell
 
@@ -132,31 +132,31 @@ class CellFolder:
         try:
             cell = Cell.model_validate_json((self.path / "cell.json").read_bytes())
         except FileNotFoundError:
-            raise StoreError(f"{self.path} holds no cell.json: not a cell's folder") from None
+            raise StoreError(f"{self.path} has no cell.json: it is not a cell's folder") from None
         except ValidationError as error:
             raise StoreError(
-                f"{self.path / 'cell.json'} is no cell of this version: {error.errors()[0]['msg']}"
+                f"{self.path / 'cell.json'} is not a cell of this version: {error.errors()[0]['msg']}"
             ) from None
-        if cell.id != self.id:  # else its runs would pass for runs of a cell that nobody has run
+        if cell.id != self.id:  # otherwise its runs would be taken for runs of another cell
             raise StoreError(
-                f"{self.path}: this version calls its cell {cell.id}, so another version of Kronscale wrote "
-                f"it; read it with that version, or run it anew with this one"
+                f"{self.path}: in this version its cell has the id {cell.id}, so another version of "
+                f"Kronscale wrote it; read it with that version, or run the cell again with this one"
             )
         return cell
 
     def attempts(self) -> list[Attempt]:
-        """All attempts, oldest first; what somebody put beside them, such as a copy, is none."""
+        """All attempts, oldest first; other folders beside them, such as copies, are ignored."""
         named = (path for path in self.path.glob("attempt-*") if _ATTEMPT.fullmatch(path.name))
         found = [Attempt(path) for path in named if path.is_dir()]
         return sorted(found, key=lambda attempt: attempt.number)
 
     def latest(self) -> Attempt | None:
-        """The newest attempt, if there is one."""
+        """The newest attempt, if any."""
         attempts = self.attempts()
         return attempts[-1] if attempts else None
 
     def new_attempt(self) -> Attempt:
-        """Make the folder of the next attempt; safe against another submitter, who gets another number."""
+        """Make the folder of the next attempt; concurrent callers get different numbers."""
         latest = self.latest()
         number = latest.number + 1 if latest else 1
         while True:
@@ -172,24 +172,24 @@ class CellFolder:
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """All cells of one sweep."""
+    """The folder of one sweep."""
 
     path: Path
 
     def make(self, *, group_readable: bool = False) -> None:
-        """Make the folder, which nobody else may enter, or its group may read; one that is there stays."""
+        """Make the folder unless it exists; only its owner, or also its group, may enter it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
             if group_readable:
-                self.path.chmod(0o2750)  # the group of this folder is also that of all that is made in it
+                self.path.chmod(0o2750)  # setgid: everything made in the folder gets its group
 
     def cell_folder(self, cell: Cell) -> CellFolder:
-        """Filter `cell` lives, whether it is there yet or not."""
+        """The folder of `cell`, whether it exists or not."""
         return CellFolder(self.path / cell.id)
 
     def stage(self, cell: Cell) -> CellFolder:
-        """Make the cell's folder and write `cell.json`; does nothing where both are there."""
+        """Make the cell's folder and write `cell.json`, unless they exist."""
         self.make()
         folder = self.cell_folder(cell)
         with suppress(FileExistsError):
@@ -198,15 +198,15 @@ class SweepFolder:
         return folder
 
     def cell_folders(self) -> Iterator[CellFolder]:
-        """The folder of every cell of this version, by name; `foreign` has the others."""
-        return (folder for folder in self._stored() if _refusal(folder) is None)
+        """The folders of cells that this version can read, by name; see `version_errors`."""
+        return (folder for folder in self._stored() if _version_error(folder) is None)
 
-    def foreign(self) -> list[str]:
-        """Why stored cells are none of this version, in a sentence each; whoever shows the rest says so."""
-        return [refusal for refusal in map(_refusal, self._stored()) if refusal is not None]
+    def version_errors(self) -> list[str]:
+        """One error message for each stored cell that this version cannot read."""
+        return [error for error in map(_version_error, self._stored()) if error is not None]
 
     def holds_cells(self) -> bool:
-        """Whether there is any cell, of this version or not."""
+        """Whether there is any cell, of this or another version."""
         return any(self._stored())
 
     def _stored(self) -> Iterator[CellFolder]:
@@ -216,7 +216,7 @@ class SweepFolder:
                     yield CellFolder(path)
 
 
-def _refusal(folder: CellFolder) -> str | None:
+def _version_error(folder: CellFolder) -> str | None:
     try:
         folder.cell()
     except StoreError as error:
@@ -230,18 +230,18 @@ def sweep_folder(sweep: str, root: Path = DEFAULT_ROOT) -> SweepFolder:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader sees all of it or none of it, also after a crash."""
+    """Write a file so that readers see the old or the new content, even after a crash."""
     temporary = _write_beside(path, text)
     temporary.replace(path)
 
 
 def write_once(path: Path, text: str) -> bool:
-    """Write a file that must not be replaced; returns whether this call wrote it."""
+    """Write a file unless it exists; returns whether this call wrote it."""
     if path.exists():
         return False
     temporary = _write_beside(path, text)
     try:
-        os.link(temporary, path)  # unlike a rename, a link fails where the file is already there
+        os.link(temporary, path)  # unlike a rename, a link fails if the file exists
     except FileExistsError:
         return False
     finally:
@@ -250,14 +250,16 @@ def write_once(path: Path, text: str) -> bool:
 
 
 def _make_inside(folder: Path) -> None:
-    """Make a folder as open as the one that it lies in, whatever the umask."""
+    """Make a folder with the permissions of its parent, whatever the umask."""
     folder.mkdir(mode=0o700)
     folder.chmod(folder.parent.stat().st_mode & 0o2750)
 
 
 def _write_beside(path: Path, text: str) -> Path:
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.fchmod(descriptor, 0o600 | path.parent.stat().st_mode & 0o040)  # as open as its folder
+    os.fchmod(
+        descriptor, 0o600 | path.parent.stat().st_mode & 0o040
+    )  # readable by the group if its folder is
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

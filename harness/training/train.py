@@ -79,10 +79,10 @@ class Trainer:
         self.cell, self.world, self._heartbeat, self._write = cell, world, heartbeat, write
         traffic = world.communicator.traffic
         self.timer = PhaseTimer(
-            world.device, observer=heartbeat.beat, traffic=traffic, ranges=profiler_ranges
+            world.device, observer=heartbeat.write, traffic=traffic, ranges=profiler_ranges
         )
-        entry_seconds = seconds_per_entry(world.device, heartbeat.beat)
-        heartbeat.beat("start")
+        entry_seconds = seconds_per_entry(world.device, heartbeat.write)
+        heartbeat.write("start")
         self._traced_steps = traced_steps
         self._precision = ModelPrecision(cell.training.precision, world.device)
         _, local_batch_size = cell.training.batch_sizes(world.world_size)
@@ -126,7 +126,7 @@ class Trainer:
                 break
         if reason != "preempted":  # else the open window is in the checkpoint
             self._windows.close(self.state, self._segment)
-        self._heartbeat.beat("done")
+        self._heartbeat.write("done")
         reached = reason != "diverged" and self.cell.target.reached_by(value)
         train_seconds, digest = self._slowest(self.state.clocks.train_seconds), _digest(self.state.model)
         result = Result(reached, reason, train_seconds, value, self.state.step, digest)
@@ -186,7 +186,7 @@ class Trainer:
         assert self._checkpoints is not None  # noqa: S101  it made the request
         self.timer.stop()
         self._windows.suspend(self.state, self._segment)
-        self._heartbeat.beat("checkpoint")
+        self._heartbeat.write("checkpoint")
         with self.state.clocks.checkpoint():
             self._checkpoints.save(self.state, request)
         if not request.stops:
@@ -202,7 +202,7 @@ class Trainer:
         """Value of the target's metric and mean training loss since the last evaluation, over all ranks."""
         state = self.state
         began = time.perf_counter()
-        self._heartbeat.beat("evaluation")
+        self._heartbeat.write("evaluation")
         value, train_loss = evaluate(self.cell, self.world, self.workload, state, self._precision)
         state.loss_sum.zero_()
         state.loss_steps = 0

@@ -33,7 +33,7 @@ def run_rank(attempt: Attempt, rank: int, world_size: int, local_rank: int, thre
     """Train this rank's share of the attempt's cell; returns the exit code."""
     torch.set_num_threads(threads)
     requests = SignalRequests()  # first, so that a signal during the start does not kill the rank
-    heartbeat = HeartbeatWriter(attempt.pulse(rank))
+    heartbeat = HeartbeatWriter(attempt.heartbeat(rank))
     with RecordWriter(attempt.records(rank)) as records:
         try:
             result = _train(attempt, (rank, world_size, local_rank), heartbeat, records, requests)

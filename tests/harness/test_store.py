@@ -40,12 +40,14 @@ def test_a_cell_that_another_version_called_otherwise_is_left_out_and_said_so(tm
     now = folder.cell_folder(cell("sgd", 1))
     then = CellFolder(folder.path / "sgd-p1-s0-0123456789")
     now.path.rename(then.path)
-    with pytest.raises(StoreError, match=rf"0123456789: this version calls its cell {now.id}, so another"):
+    with pytest.raises(
+        StoreError, match=rf"0123456789: in this version its cell has the id {now.id}, so another"
+    ):
         then.cell()
     assert [one.path for one in folder.cell_folders()] == [folder.cell_folder(cell("comm_opt", 1)).path]
     for verb in ("status", "report"):
         assert main([verb, "test", "--runs", str(tmp_path)]) == 0
         said = capsys.readouterr()
-        assert said.err.startswith(f"left out: 1 stored cells; {then.path}: this version calls its cell ")
+        assert said.err.startswith(f"left out: 1 stored cell; {then.path}: in this version its cell has ")
         assert verb == "report" or "comm_opt" in said.out
     assert list(load(folder.path).cells["method"]) == ["comm_opt"]

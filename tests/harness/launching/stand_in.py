@@ -39,12 +39,12 @@ def main():
 def train(args, options, act):
     used = {"cpus": sorted(os.sched_getaffinity(0)), "from": time.time(), "threads": args.threads}
     used["environment"] = dict(os.environ)
-    pulse = HeartbeatWriter(args.folder / f"rank-{args.rank:05}.pulse")
+    heartbeat = HeartbeatWriter(args.folder / f"rank-{args.rank:05}.pulse")
     steps = int(options.get("steps", 3))
-    pulse.total_steps = steps
+    heartbeat.total_steps = steps
     for step in range(steps):
-        pulse.step = step
-        pulse.beat("backward")
+        heartbeat.step = step
+        heartbeat.write("backward")
         if act and step == options.get("at_step", 1):
             if args.rank == options.get("also_rank"):
                 act = options["also_act"]

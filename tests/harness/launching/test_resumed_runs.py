@@ -6,7 +6,7 @@ import time
 import pytest
 
 from harness.launchers.launch import Launch, RanksStarted
-from harness.launchers.outcome import judge
+from harness.launchers.outcome import outcome_of_ranks
 from harness.launchers.rank_exits import RankDeath, RanksEnd
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.store import sweep_folder
@@ -36,14 +36,14 @@ def resumed(make_cell, make_attempt):
 def test_the_best_value_is_the_best_of_all_segments_but_for_what_was_done_again(resumed):
     said(resumed, 20, (30, 0.7), (40, 0.8))
     resumed.write("result.json", RESULT)
-    outcome = judge(resumed, RanksEnd("ranks", (RankDeath(0, 0, True),)), 0.0, 1.0, False)
+    outcome = outcome_of_ranks(resumed, RanksEnd("ranks", (RankDeath(0, 0, True),)), 0.0, 1.0, False)
     assert outcome.cause == "target accuracy >= 0.97 not reached: best 0.95 after 4 epochs"
 
 
 def test_a_run_that_was_not_evaluated_since_it_was_resumed_shows_the_value_before(resumed, tmp_path):
     said(resumed, 20)
     RanksStarted(time.time(), (0,), ()).write(resumed)
-    HeartbeatWriter(resumed.pulse(0)).beat("forward")
+    HeartbeatWriter(resumed.heartbeat(0)).write("forward")
     resumed.write("gang.json", {"host": "elsewhere", "pid": 1, "created": 0.0})
     (seen,) = read_statuses(sweep_folder("study", tmp_path))
     assert (seen.state, seen.value) == ("RUNNING", 0.95)

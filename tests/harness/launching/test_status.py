@@ -12,16 +12,16 @@ from harness.study.status import count_states, read_statuses
 
 
 def test_a_gang_killed_with_sigkill_leaves_a_lost_cell_with_its_last_step(
-    make_cell, make_attempt, start_gang, wait_for, tmp_path
+    make_cell, make_attempt, start_supervisor, wait_for, tmp_path
 ):
     cell = make_cell(steps=3000)
-    gang = start_gang(make_attempt(cell))
+    supervisor = start_supervisor(make_attempt(cell))
     folder = sweep_folder("study", tmp_path)
     wait_for(lambda: (read_statuses(folder)[0].step or 0) > 1)
     running = read_statuses(folder)[0]
     assert (running.state, running.phase, running.total_steps) == ("RUNNING", "backward", 3000)
     assert running.eta_seconds > running.elapsed_seconds
-    os.kill(gang.pid, signal.SIGKILL)
+    os.kill(supervisor.pid, signal.SIGKILL)
     wait_for(lambda: read_statuses(folder)[0].state == "LOST")
     assert "in backward" in read_statuses(folder)[0].cause
 
@@ -42,9 +42,9 @@ def test_the_step_of_a_running_cell_is_that_of_the_rank_furthest_behind(make_cel
     attempt = make_attempt(cell)
     RanksStarted(time.time(), (0, 1), ()).write(attempt)
     for rank, step in enumerate((9, 7)):
-        pulse = HeartbeatWriter(attempt.pulse(rank))
-        pulse.step = step
-        pulse.beat("forward")
+        heartbeat = HeartbeatWriter(attempt.heartbeat(rank))
+        heartbeat.step = step
+        heartbeat.write("forward")
     (seen,) = read_statuses(sweep_folder("study", tmp_path))
     assert (seen.rank, seen.step, seen.phase) == (1, 7, "forward")
 

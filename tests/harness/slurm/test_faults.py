@@ -22,8 +22,8 @@ FOREVER = 100_000
 FILLS_THE_DISK = (
     sys.executable, "-c",
     "import os, sys; from pathlib import Path; from harness.runs.heartbeat import HeartbeatWriter\n"
-    "a = Path(sys.argv[1]); rank = int(sys.argv[3]); pulse = HeartbeatWriter(a / f'rank-{rank:05}.pulse')\n"
-    "pulse.step = 7; pulse.beat('update')\n"
+    "a = Path(sys.argv[1]); rank = int(sys.argv[3]); beat = HeartbeatWriter(a / f'rank-{rank:05}.pulse')\n"
+    "beat.step = 7; beat.write('update')\n"
     "with (a / f'rank-{rank:05}.jsonl').open('ab') as file:\n"
     "    while True: file.write(bytes(4096)); file.flush()\n",
 )  # fmt: skip
@@ -58,7 +58,7 @@ def test_a_node_that_loses_power_is_named_and_its_cell_can_be_retried(
         wait_for(lambda: not ranks_of(attempt), seconds=30)
     finally:
         on_slurm.start(f"slurmd-{node}")
-        wait_for(lambda: "4 idle" in on_slurm.ask("sinfo", "-h", "-p", "main", "-o", "%D %t"), seconds=60)
+        wait_for(lambda: "4 idle" in on_slurm.run("sinfo", "-h", "-p", "main", "-o", "%D %t"), seconds=60)
     assert retry([cell], make_site(), tmp_path, STAND_IN) == [cell]
     assert training(cell, 2).number == 2
 
@@ -79,7 +79,7 @@ def test_the_loss_of_the_supervisor_s_node_is_seen_by_status(
         assert attempt.outcome() is not None  # written down while Slurm remembers
     finally:
         on_slurm.start(f"slurmd-{node}")
-        wait_for(lambda: "4 idle" in on_slurm.ask("sinfo", "-h", "-p", "main", "-o", "%D %t"), seconds=60)
+        wait_for(lambda: "4 idle" in on_slurm.run("sinfo", "-h", "-p", "main", "-o", "%D %t"), seconds=60)
 
 
 def test_a_requeued_job_goes_on_in_a_new_attempt(
@@ -88,15 +88,15 @@ def test_a_requeued_job_goes_on_in_a_new_attempt(
     cell = make_cell(act="hang", at_step=3, once=True, steps=5)
     submit([cell], make_site(requeue=True), tmp_path, STAND_IN)
     training(cell)
-    (job,) = on_slurm.ask("squeue", "-h", "-o", "%A").split()
-    on_slurm.ask("scontrol", "requeue", job)
+    (job,) = on_slurm.run("squeue", "-h", "-o", "%A").split()
+    on_slurm.run("scontrol", "requeue", job)
     wait_for(lambda: look(cell)[0].state == "PENDING", seconds=30)
-    assert "took its nodes back" in look(cell)[0].cause
+    assert "requeued its job" in look(cell)[0].cause
     assert submit([cell], make_site(), tmp_path, STAND_IN).in_flight == (cell,)
 
     def started() -> bool:
         with contextlib.suppress(subprocess.CalledProcessError):  # not before it has come to its end
-            on_slurm.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
+            on_slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
         return look(cell)[0].attempt.number == 2
 
     wait_for(started, seconds=60)
@@ -104,7 +104,7 @@ def test_a_requeued_job_goes_on_in_a_new_attempt(
     assert (done.state, done.attempt.number) == ("COMPLETED", 2)
     first, _second = done.attempt.cell_folder.attempts()
     assert first.outcome().state == "PREEMPTED"
-    assert "attempt 2 goes on" in first.outcome().cause
+    assert "resumed by attempt 2" in first.outcome().cause
 
 
 def test_cancelling_a_requeued_job_takes_it_out_of_the_queue(
@@ -113,13 +113,13 @@ def test_cancelling_a_requeued_job_takes_it_out_of_the_queue(
     cell = make_cell(steps=FOREVER)
     submit([cell], make_site(requeue=True), tmp_path, STAND_IN)
     training(cell)
-    (job,) = on_slurm.ask("squeue", "-h", "-o", "%A").split()
-    on_slurm.ask("scontrol", "requeue", job)
+    (job,) = on_slurm.run("squeue", "-h", "-o", "%A").split()
+    on_slurm.run("scontrol", "requeue", job)
     wait_for(lambda: look(cell)[0].state == "PENDING", seconds=30)
     assert cancel([cell], tmp_path) == [cell]
     (one,) = look(cell)
     assert (one.state, one.attempt.number) == ("CANCELLED", 1)
-    wait_for(lambda: not on_slurm.ask("squeue", "--noheader"), seconds=30)
+    wait_for(lambda: not on_slurm.run("squeue", "--noheader"), seconds=30)
 
 
 def test_a_time_limit_that_is_too_short_is_a_timeout(on_slurm, tmp_path, make_cell, make_site, ended):
@@ -135,11 +135,11 @@ def test_scancel_behind_our_back_is_a_cancellation(on_slurm, tmp_path, make_cell
     cells = [make_cell(seed=seed, steps=FOREVER) for seed in range(2)]
     submit(cells, make_site(at_once=1), tmp_path, STAND_IN)
     training(cells[0])
-    on_slurm.ask("scancel", "--user=root")
+    on_slurm.run("scancel", "--user=root")
     running, waiting = ended(cells)
     assert (running.state, waiting.state) == ("CANCELLED", "CANCELLED")
     assert "ended CANCELLED; last seen at step" in running.cause
-    assert "before its turn" in waiting.cause
+    assert "before the attempt started" in waiting.cause
     assert not ranks_of(running.attempt)
 
 
@@ -204,7 +204,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
         (
             3,
             "FAILED",
-            "the ranks hung in MPI's initialization: Slurm's mpi/pmi2 did not take a request of theirs",
+            "the ranks hung in MPI's initialization: Slurm's mpi/pmi2 rejected one of their requests",
         ),
     ],
 )
