@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from kfac_core.collectives import Communicator
 from kfac_core.config import KFACConfig
+from kfac_core.diagnostics import Failure
 from kfac_core.factors import Key
 from kfac_core.kernels.scratch import scratch
 from kfac_core.placement import FactorJob, LayerShape, Placement
@@ -21,29 +21,6 @@ from kfac_core.solvers import solver_of
 from kfac_core.solvers.solver import LinAlgError
 
 _ALIGNED = 16  # elements: products with a matrix that starts at another offset are slower
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A factor that could not be used; the layer keeps its last good second-order data.
-
-    Attributes:
-        step: `KFAC.steps` at the failure.
-        reason: the solver's error, or that statistics were not finite.
-    """
-
-    layer: str
-    kind: str
-    step: int
-    rank: int
-    reason: str
-
-    def __str__(self) -> str:
-        """The warning's text."""
-        return (
-            f"K-FAC: {self.kind.upper()} factor of layer {self.layer} at step {self.step} on rank "
-            f"{self.rank}: {self.reason}; the last good second-order data stays in use"
-        )
 
 
 class SecondOrder:

@@ -1,4 +1,4 @@
-"""K-FAC the slow way, from the definitions: the reference that nothing in `kfac_core` helped to write.
+"""K-FAC from its definitions, slow and dense: a reference that is independent of `kfac_core`.
 
 Factors come from `per_example.py`, Kronecker products are built and solved densely.
 """
@@ -42,7 +42,7 @@ def solve(solver: str, damping: float, a: Tensor, g: Tensor, w: Tensor, means: t
 
 
 class DenseKFAC:
-    """Steps a model with SGD behind dense K-FAC; factors of each layer over the examples that it is told."""
+    """SGD preconditioned by dense K-FAC; the caller says which examples each layer's factors average over."""
 
     def __init__(self, model: nn.Module, settings: DenseSettings) -> None:
         self.model, self.settings, self.steps = model, settings, 0
@@ -50,7 +50,7 @@ class DenseKFAC:
         self.frozen: dict[str, tuple[Factor, Factor]] = {}
 
     def step(self, x: Tensor, y: Tensor, examples_of: dict[str, Sequence[int]]) -> dict[str, Tensor]:
-        """Preconditioned and clipped gradients by parameter, after which the model has moved."""
+        """Preconditioned and clipped gradients by parameter; also updates the model."""
         s = self.settings
         if self.steps % s.factor_update_steps == 0:
             self._average(x, y, examples_of)

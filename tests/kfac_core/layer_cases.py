@@ -40,7 +40,7 @@ REDUCED = ("linear", "linear-sequence", "linear-two-sequence-dimensions", "linea
 def _conv(
     stride: int, dilation: int, groups: int, padding: object, mode: str, variant: int
 ) -> Callable[[], nn.Module]:
-    """Kernel and bias alternate with the variant, so that every pair of options meets."""
+    """Kernel and bias alternate with the variant, so that every pair of options occurs."""
     kernel = ((3, 3), (2, 3))[variant % 2]
     return lambda: nn.Conv2d(
         2, 4, kernel, stride, padding, dilation, groups, bias=variant // 2 % 2 == 0, padding_mode=mode

@@ -1,4 +1,4 @@
-"""Real MPI worlds for tests: ranks under the `mpiexec` beside this Python, handed functions like `worlds.py`.
+"""Real MPI worlds for tests: ranks under the `mpiexec` beside this Python, used like those of `worlds.py`.
 
 The ranks of a world are joined by Gloo too, so that one rank can compare the two.
 """
@@ -25,7 +25,7 @@ class MPIWorld(World):
         self._folder = tempfile.TemporaryDirectory()
         with Listener(str(Path(self._folder.name) / "socket")) as listener:
             listener._listener._socket.settimeout(START_SECONDS)  # type: ignore[attr-defined]
-            # Tensors travel as open files, which multiprocessing shares between processes of one key only.
+            # Tensors are sent as open files, which multiprocessing shares only between processes of one key.
             (Path(self._folder.name) / "key").write_bytes(bytes(current_process().authkey))
             self._mpiexec = subprocess.Popen(
                 [MPIEXEC, "-n", str(world_size), sys.executable, "-m", __name__, self._folder.name],

@@ -58,7 +58,7 @@ def data(net: str, seed: int) -> tuple[Tensor, Tensor]:
 def train(
     model: nn.Module, kfac: KFAC, net: str, steps: Iterable[int], rank: int = 0, world_size: int = 1
 ) -> list[dict[str, Tensor]]:
-    """Step on plain SGD behind K-FAC; the preconditioned gradients of every step."""
+    """Train with plain SGD after K-FAC; returns the preconditioned gradients of every step."""
     history = []
     for step in steps:
         x, y = data(net, step)
@@ -75,7 +75,7 @@ def train(
 
 
 def average_gradients(model: nn.Module, world_size: int) -> None:
-    """What DistributedDataParallel does, by hand."""
+    """Average gradients as DistributedDataParallel does."""
     if world_size > 1:
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
@@ -85,7 +85,7 @@ def average_gradients(model: nn.Module, world_size: int) -> None:
 def run(
     rank: int, world_size: int, net: str, options: dict[str, Any], steps: int
 ) -> tuple[list[dict[str, Tensor]], dict[str, tuple[int, ...]]]:
-    """Gradients of every step on this rank, and whose batches each layer's factors saw."""
+    """Gradients of every step on this rank, and each layer's factor workers."""
     model = build(net)
     kfac = KFAC(model, KFACConfig(**options), lr=LR)
     history = train(model, kfac, net, range(steps), rank, world_size)
@@ -101,7 +101,7 @@ def solved(config: KFACConfig, factor: Tensor, damping: float = 0.0, last: Tenso
 
 
 def assert_same(got: dict[str, Tensor], want: dict[str, Tensor], tolerance: float) -> None:
-    """Relative in the norm of each parameter; 0 asks for the same bits."""
+    """`tolerance` is relative to the norm of each parameter; 0 requires equal bits."""
     assert got.keys() == want.keys()
     for name, value in want.items():
         assert (got[name] - value).norm() <= tolerance * value.norm(), name

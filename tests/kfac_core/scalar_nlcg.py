@@ -1,4 +1,4 @@
-"""NLCG number by number in plain Python: the reference that nothing in `kfac_core` helped to write.
+"""NLCG number by number in plain Python: a reference that is independent of `kfac_core`.
 
 Transcribed from arXiv:1812.02886 and its release with loops over floats; no torch, no shared table.
 """
@@ -21,7 +21,7 @@ class ScalarSettings:
 
 
 class ScalarNLCG:
-    """One `step` moves theta in place; `betas`, `rows` and `scale` tell what happened."""
+    """One `step` updates theta in place; `betas`, `rows` and `scale` record the decisions."""
 
     def __init__(self, theta: Vector, settings: ScalarSettings) -> None:
         self.theta, self.settings = theta, settings
@@ -33,7 +33,7 @@ class ScalarNLCG:
         self.renewals = 0
 
     def step(self, g: Vector, loss: float = 1.0, z: Vector | None = None) -> None:
-        """`z` is given where another preconditioner than BFGS has made it."""
+        """`z` is passed if a preconditioner other than BFGS computed it."""
         if z is None:
             z = self._precondition(g) if self.settings.bfgs else [-value for value in g]
         new = sum(-a * b for a, b in zip(g, z, strict=True))

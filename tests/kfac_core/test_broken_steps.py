@@ -1,4 +1,4 @@
-"""Promise: a step that breaks on some ranks, or on all, leaves nothing under way and nobody waiting."""
+"""Promise: after a step that fails on some or all ranks, nothing is in flight and no rank is blocked."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def stepped(model: Net, kfac: KFAC, seed: int, rank: int, world_size: int) -> li
 
 
 def fails_at(kfac: KFAC, bucket: int, at_work: str = "_pack") -> None:
-    """Let packing or absorbing one bucket fail, once."""
+    """Let packing or accumulating one bucket fail, once."""
     real, calls = getattr(kfac._factors, at_work), []
 
     def fails(*args: Any) -> Any:
@@ -139,7 +139,7 @@ def rolls_back(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor]]:
     stepped(model, kfac, 1, rank, world_size)
     state = copy.deepcopy(kfac.state_dict())
     want = stepped(model, kfac, 2, rank, world_size)
-    backward(model, 3, rank, world_size, use_b=rank == 0)  # more buckets have left rank 0 than rank 1
+    backward(model, 3, rank, world_size, use_b=rank == 0)  # rank 0 has sent more buckets than rank 1
     kfac.load_state_dict(state)
     return want, stepped(model, kfac, 2, rank, world_size)
 
@@ -166,7 +166,7 @@ def test_a_discarded_batch_has_no_effect(world, overlap):
 
 
 def begins_again(rank: int, world_size: int) -> list[Any]:
-    """The second of two buckets that are ready together cannot be begun, once."""
+    """Starting the collective of the second of two ready buckets fails once."""
     placed = CostModel(inverse=lambda factor: 10.0 * factor.dim, exchange=lambda _: 45.0)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()

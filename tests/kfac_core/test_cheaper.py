@@ -1,4 +1,4 @@
-"""Promise: the cheaper approximations are what they say: part of the batch, and a basis that converges."""
+"""Promise: the cheaper approximations match their definition: part of the batch, a basis that converges."""
 
 from typing import Any
 

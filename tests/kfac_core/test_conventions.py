@@ -1,7 +1,7 @@
-"""Promise: each convention on which K-FAC codes differ is the documented one, and a test switches it by name.
+"""Promise: each convention on which K-FAC codes differ is the documented one, with a test named after it.
 
 The decay's meaning, the identity start, damping on a copy, KFC's scale of convolutions, one global kl-clip
-with lr^2, plain gradients left alone.
+with lr^2, unchanged gradients of other layers.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def test_accumulated_damping_would_be_detected():
     backward(model)
     kfac.step()
     once = [data.clone() for data in kfac._second_order.data.values()]
-    for factor in kfac._factors.running.values():  # what lzhangbv's add_ in place leaves behind
+    for factor in kfac._factors.running.values():  # the effect of lzhangbv's add_ in place
         factor.diagonal(dim1=-2, dim2=-1).add_(5 * 0.5)
     kfac._update_second_order()
     five_times = list(kfac._second_order.data.values())

@@ -1,4 +1,4 @@
-"""Promise: DistributedDataParallel, its options and process groups give what averaging by hand gives."""
+"""Promise: DistributedDataParallel, its options and process groups give the result of averaging by hand."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def run_in_groups(
 
 
 def alone(index: int, strategy: str) -> tuple[list[dict[str, Tensor]], Tensor]:
-    """What a group has to arrive at: one process with its whole batches."""
+    """The expected result of a group: one process with its whole batches."""
     model = build("mlp")
     kfac = KFAC(model, KFACConfig(strategy=strategy, **OPTIONS), lr=LR)
     history = train(model, kfac, "mlp", range(10 * index, 10 * index + STEPS))

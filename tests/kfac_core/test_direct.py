@@ -1,4 +1,4 @@
-"""Promise: parts sent straight arrive as by Gloo's collectives, however uneven or often, on any hosts."""
+"""Promise: point-to-point exchanges equal Gloo's collectives, for any part sizes, repetitions and hosts."""
 
 from __future__ import annotations
 
@@ -99,22 +99,22 @@ def test_a_sum_is_added_in_one_order_every_time(world, ranks_per_host):
         assert torch.equal(everywhere, once[0][1]), "no two ranks may differ in a bit"
 
 
-def arrives_before_others_look(rank: int, world_size: int, ranks_per_host: int) -> tuple[Tensor, Tensor]:
-    """What the first rank gets while the other one has begun, but does not look for what it was sent."""
+def result_before_peers_read(rank: int, world_size: int, ranks_per_host: int) -> tuple[Tensor, Tensor]:
+    """The first rank's result while the other one has started, but does not yet read what it was sent."""
     communicator = on_hosts(rank, world_size, ranks_per_host)
     values = torch.arange(2 * 20_000, dtype=torch.float64) + rank
     sent, sizes = values.clone(), [20_000, 20_000]
-    begun = communicator.reduce_parts(values, sizes)
+    pending = communicator.reduce_parts(values, sizes)
     if rank == 0:
-        begun.wait()
-    dist.barrier()  # a rank that waited for its own part to be fetched would not come here
+        pending.wait()
+    dist.barrier()  # not reached by a rank that waits for its own part to be fetched
     if rank == 1:
-        begun.wait()
-    begun.release()
+        pending.wait()
+    pending.release()
     return values.split(sizes)[rank], sent.split(sizes)[rank] + (1 - 2 * rank)
 
 
 @pytest.mark.parametrize("ranks_per_host", [1, 2])
 def test_waiting_for_a_result_does_not_wait_for_peers_to_read(world, ranks_per_host):
-    for got, want in world(2).run(arrives_before_others_look, ranks_per_host):
+    for got, want in world(2).run(result_before_peers_read, ranks_per_host):
         assert torch.equal(got, want)

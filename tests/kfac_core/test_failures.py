@@ -1,4 +1,4 @@
-"""Promise: no number that is not finite reaches a factor, and nothing is given up without being told."""
+"""Promise: no NaN or infinity reaches a factor, and every failure is reported."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def poisoned(rank: int, world_size: int, options: dict[str, Any]) -> tuple[bool,
             kfac.step()
     finite = all(factor.isfinite().all() for factor in kfac._factors.running.values())
     finite &= all(part.isfinite().all() for part in kfac._second_order.data.values())
-    told = [str(warning.message) for warning in caught if "K-FAC" in str(warning.message)]
+    texts = [str(warning.message) for warning in caught if "K-FAC" in str(warning.message)]
     assert all((failure.step, failure.rank) == (1, rank) for failure in kfac.failures)
     named = [f"{failure.layer}.{failure.kind}" for failure in kfac.failures]
-    return bool(finite), named, told, len(kfac._factors.own)
+    return bool(finite), named, texts, len(kfac._factors.own)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("strategy", ["comm_opt", "mem_opt", "d_kfac"])
 def test_a_poisoned_batch_reaches_no_factor_and_is_reported_by_who_keeps_it(world, world_size, strategy):
-    for finite, named, told, own in world(world_size).run(poisoned, {"strategy": strategy}):
+    for finite, named, texts, own in world(world_size).run(poisoned, {"strategy": strategy}):
         assert finite
-        assert len(named) == len(set(named)) == len(told) == own
-        assert all("at step 1 on rank" in text and "were not finite" in text for text in told)
+        assert len(named) == len(set(named)) == len(texts) == own
+        assert all("at step 1 on rank" in text and "were not finite" in text for text in texts)
 
 
 def test_a_float16_factor_that_would_overflow_keeps_its_value():
@@ -60,7 +60,7 @@ def test_a_float16_factor_that_would_overflow_keeps_its_value():
 
 
 def renew(kfac: KFAC) -> None:
-    """Solve, and say what failed, as the end of a step does."""
+    """Solve, and warn of failures, as the end of a step does."""
     kfac._update_second_order()
     kfac._warn()
 

@@ -1,4 +1,4 @@
-"""Promise: a gram kept as rows is the gram; folding it into a mean is the textbook update, block by block."""
+"""Promise: a gram kept as rows equals the gram; folding it into a mean is the textbook update."""
 
 import pytest
 import torch
@@ -61,5 +61,5 @@ def test_folding_is_decay_times_old_plus_scale_times_new(count, n, blocks):
 def test_one_bad_number_anywhere_is_detected(count, bad):
     rows = rows_of(count, 30).float()
     assert is_finite(gram(rows))
-    rows[0, 1, 17] = bad  # 1e30 squared is no float32
+    rows[0, 1, 17] = bad  # 1e30 squared overflows float32
     assert not is_finite(gram(rows))

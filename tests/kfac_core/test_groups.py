@@ -1,4 +1,4 @@
-"""Promise: rows and columns of a grid have groups of their own, whatever other groups a rank knows of."""
+"""Promise: rows and columns of a grid have their own groups, whatever other groups a rank has."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_groups_created_later_have_the_timeout_of_the_first(world):
 
 
 def on_a_grid(rank: int, world_size: int, layers: int, group: bool, direct: bool) -> list[Tensor]:
-    """A step of hybrid_opt on two by two ranks, of which some may know of one more group than others."""
+    """A step of hybrid_opt on two by two ranks, of which some may have one more group than others."""
     if group:
         dist.new_group([0, 1])
     torch.manual_seed(0)

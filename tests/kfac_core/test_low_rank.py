@@ -1,4 +1,4 @@
-"""Promise: `eigen_rank` is exact K-FAC for factors whose smaller eigenvalues are all made alike."""
+"""Promise: `eigen_rank` is exact K-FAC for factors whose smaller eigenvalues are replaced by their mean."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""Promise: what K-FAC holds in memory is what it says it holds, for every strategy.
+"""Promise: `KFAC.memory()` equals the memory that K-FAC holds, for every strategy.
 
 Measured on a CPU by accounting of live tensors: at every phase change of a step, the storages of all tensors
-that Python's garbage collector knows, each counted once; the largest of them with K-FAC less the largest
+that Python's garbage collector tracks, each counted once; the largest of them with K-FAC less the largest
 without. A step's own workspaces (eigh's, a product's) live inside one phase and are not counted.
 """
 
@@ -34,12 +34,12 @@ class Ledger:
     """The most bytes of live tensors at a phase change after the backward pass.
 
     Attributes:
-        resting: while nothing travels.
-        travelling: from the packing of factors until they are folded into the running means.
+        resting: while no factors are in flight.
+        in_flight: from the packing of factors until they are folded into the running means.
     """
 
     def __init__(self) -> None:
-        self.travelling = self.resting = 0
+        self.in_flight = self.resting = 0
         self.after_backward = self._between = False
 
     def look(self, phase: str) -> None:
@@ -50,7 +50,7 @@ class Ledger:
         elif phase in (Phase.INVERSE_COMM, Phase.PRECONDITION):
             self._between = False
         if self._between:
-            self.travelling = max(self.travelling, live_bytes())
+            self.in_flight = max(self.in_flight, live_bytes())
             return
         self.resting = max(self.resting, live_bytes())
 
@@ -102,7 +102,7 @@ def measure(rank: int, world_size: int, strategy: str, fraction: float | None) -
     return {
         "state": kfac.memory(),
         "resting": preconditioned.resting - baseline,
-        "travelling": preconditioned.travelling - baseline,
+        "in_flight": preconditioned.in_flight - baseline,
         "packed": timer.drain().sent_bytes.get(Phase.FACTOR_COMM, 0) // 3,
         "owns": bool(kfac._factors.own),
     }
@@ -114,5 +114,5 @@ def test_the_peak_of_live_tensors_over_the_baseline_is_the_state(world, strategy
         state = sum(seen["state"].values())
         assert seen["resting"] == pytest.approx(state, rel=0.05)
         assert state > 100_000
-        # while they travel, factors are there a second time, packed: what the rank hands over
-        assert seen["travelling"] == pytest.approx(state + seen["packed"] * seen["owns"], rel=0.05)
+        # in flight, factors exist a second time, packed: the buffer that the rank sends
+        assert seen["in_flight"] == pytest.approx(state + seen["packed"] * seen["owns"], rel=0.05)

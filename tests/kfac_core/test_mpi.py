@@ -1,4 +1,4 @@
-"""Promise: over MPI, K-FAC and DDP arrive at the numbers that they arrive at without it.
+"""Promise: over MPI, K-FAC and DDP compute the same results as without it.
 
 Every world is a real MPI world under `mpiexec`; its ranks are joined by Gloo as well, which is the reference
 of the collectives. The reference of K-FAC is the dense computation of `test_exactness.py`.
@@ -40,7 +40,7 @@ EXACT = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 2**-6, torch
 
 
 def exchange(rank: int, world_size: int, over: str, dtype: torch.dtype) -> tuple[dict[str, Tensor], Traffic]:
-    """Everything that the protocol can do, on uneven parts of which some are empty."""
+    """Every collective of the protocol, on uneven parts, some of them empty."""
     communicator: Communicator = MPICommunicator() if over == "mpi" else connect()
     generator = torch.Generator().manual_seed(rank)
     own = (torch.rand(1000, generator=generator) * 100).to(dtype)
@@ -186,22 +186,22 @@ def test_ddp_with_the_hook_equals_ddp_over_gloo(mpi_world, world_size, dtype, to
         assert unused == [0, 0]
 
 
-def refusals(rank: int, world_size: int) -> list[str]:
+def errors(rank: int, world_size: int) -> list[str]:
     communicator = MPICommunicator()
-    said = []
+    messages = []
     for attempt in (
         lambda: communicator.all_reduce(torch.ones(2, dtype=torch.complex64)),
         lambda: communicator.broadcast(torch.ones(2, 3).T, 0),
         lambda: communicator.gather_parts(torch.ones(2, device="meta"), [1, 1], (0, 1)),
     ):
-        with pytest.raises(ConfigError) as refused:
+        with pytest.raises(ConfigError) as raised:
             attempt()
-        said.append(str(refused.value))
-    return said
+        messages.append(str(raised.value))
+    return messages
 
 
 def test_tensors_that_mpi_cannot_carry_are_errors_that_say_what_it_can(mpi_world):
-    for dtype, layout, device in mpi_world(2).run(refusals):
+    for dtype, layout, device in mpi_world(2).run(errors):
         assert "cannot sum a tensor of torch.complex64; allowed: torch.float64, torch.float32" in dtype
         assert "contiguous tensors; got strides (1, 3)" in layout
         assert "cannot carry tensors on meta: MPICH" in device
@@ -221,11 +221,11 @@ def wait_alone(rank: int, world_size: int) -> tuple[float, str]:
 def test_a_collective_without_its_peers_times_out_and_names_itself():
     with_two = MPIWorld(2)  # of its own: its request stays open
     try:
-        (seconds, said), _ = with_two.run(wait_alone)
+        (seconds, message), _ = with_two.run(wait_alone)
     finally:
         with_two.close()
     assert 0.3 <= seconds < 5
-    assert said.startswith("all_reduce of 3 x torch.float32 over MPI: rank 0 of 2 waited 0.3 s")
+    assert message.startswith("all_reduce of 3 x torch.float32 over MPI: rank 0 of 2 waited 0.3 s")
 
 
 def load(rank: int, world_size: int) -> tuple[list[int], float]:

@@ -1,4 +1,4 @@
-"""Promise: what `make mutants` breaks is still there to be broken."""
+"""Promise: the code that `make mutants` changes still exists."""
 
 import importlib.util
 from pathlib import Path

@@ -89,7 +89,7 @@ def valley_gradient(x: list[float]) -> list[float]:
 
 
 def compare(settings: ScalarSettings, losses: list[float] | None, steps: int = 30) -> ScalarNLCG:
-    """Both implementations side by side; `losses` in place of the valley's own drive the control."""
+    """Both implementations side by side; `losses`, if given, replace the valley's own for step control."""
     parts = [nn.Parameter(torch.tensor(START[i:j], dtype=torch.float64)) for i, j in ((0, 2), (2, 5))]
     optimizer = NLCG(
         parts,
@@ -104,9 +104,9 @@ def compare(settings: ScalarSettings, losses: list[float] | None, steps: int = 3
         loss = valley_value(torch.cat(parts))
         optimizer.zero_grad()
         loss.backward()
-        told = float(loss.detach()) if losses is None else losses[step]
-        reference.step(valley_gradient(reference.theta), told)
-        optimizer.step(told)
+        used = float(loss.detach()) if losses is None else losses[step]
+        reference.step(valley_gradient(reference.theta), used)
+        optimizer.step(used)
         got = torch.cat([p.detach() for p in parts])
         want = torch.tensor(reference.theta, dtype=torch.float64)
         assert (got - want).abs().max() <= 1e-12, f"step {step}"

@@ -1,4 +1,4 @@
-"""Promise: with K-FAC, NLCG's z is -F^-1 g as a dense solve has it, and all else sees the raw gradient."""
+"""Promise: with K-FAC, NLCG's z is -F^-1 g as from a dense solve, and all else uses the raw gradient."""
 
 from __future__ import annotations
 

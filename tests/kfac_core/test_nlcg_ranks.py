@@ -1,4 +1,4 @@
-"""Promise: with averaged gradients every world size walks one path, whatever each rank's own loss says."""
+"""Promise: with averaged gradients every world size takes the same path, whatever each rank's own loss."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def global_batch(seed: int) -> tuple[Tensor, Tensor]:
 
 
 def bias_of(rank: int, world_size: int, step: int) -> float:
-    """What this rank's loss is off the mean by: sums to zero over ranks, and grows with the step."""
+    """Offset of this rank's loss from the mean: sums to zero over ranks, and grows with the step."""
     if world_size == 1:
         return 0.0
     return 0.04 * step * (1 if rank < world_size // 2 else -1)
@@ -37,7 +37,7 @@ def bias_of(rank: int, world_size: int, step: int) -> float:
 def walk(
     rank: int, world_size: int, options: dict[str, Any], alone: bool = False
 ) -> tuple[list[Tensor], float]:
-    """Parameters after every step, the last scale and average; `alone` keeps the loss from the others."""
+    """Parameters after every step, the last scale and average; with `alone` the loss is not averaged."""
     model = net()
     with_kfac = options.get("precondition") == "kfac"
     config = KFACConfig(kl_clip=None, damping=0.1, factor_update_steps=1, inverse_update_steps=2)

@@ -1,7 +1,7 @@
-"""Promise: factors that leave during the backward pass arrive as those that leave behind it, bit for bit.
+"""Promise: factors sent during the backward pass equal those sent after it, bit for bit.
 
-So do grams that are packed as soon as they are made. But for factors that all ranks keep, on three ranks and
-more: a ring adds them in an order that follows their place.
+So do grams that are packed as soon as they are computed. The exception is factors that all ranks keep, on
+three and more ranks: a ring adds them in an order that depends on their position in the buffer.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def made(net: str, options: dict[str, Any], *, overlap: bool) -> tuple[nn.Module
 def gradients(
     rank: int, world_size: int, net: str, options: dict[str, Any], micro_batches: int = 1
 ) -> tuple[list[list[Tensor]], list[list[int]], list[int]]:
-    """By step, without overlap, with it, and with grams packed early; and how many buckets had left when the
-    backward pass ended."""
+    """By step, without overlap, with it, and with grams packed early; and how many buckets were in flight
+    when the backward pass ended."""
     torch.set_num_threads(1)
-    least, buckets._MIN_ELEMENTS = buckets._MIN_ELEMENTS, 1  # tiny layers leave in buckets of their own
+    least, buckets._MIN_ELEMENTS = buckets._MIN_ELEMENTS, 1  # a bucket per tiny layer
     found: list[list[Tensor]] = []
-    calls, begun, whole = [], [], placement.LARGEST_UNPACKED
+    calls, in_flight, whole = [], [], placement.LARGEST_UNPACKED
     for overlap, placement.LARGEST_UNPACKED in ((False, whole), (True, whole), (False, 0)):
         model, kfac = made(net, options, overlap=overlap)
         for step in range(3):
@@ -67,13 +67,13 @@ def gradients(
                 with model.no_sync() if index < micro_batches - 1 else nullcontext():
                     functional.cross_entropy(model(x[index]), y[index]).backward()
                 if overlap:
-                    begun.append(len(kfac._factors._in_flight))
+                    in_flight.append(len(kfac._factors._in_flight))
             kfac.step()
             found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
         calls.append([kfac._communicator.traffic.calls, kfac._communicator.traffic.sent_bytes])
         kfac.remove()
     buckets._MIN_ELEMENTS, placement.LARGEST_UNPACKED = least, whole
-    return found, calls, begun
+    return found, calls, in_flight
 
 
 @pytest.mark.parametrize("options", STRATEGIES, ids=lambda options: options["strategy"])
@@ -81,7 +81,7 @@ def gradients(
 def test_every_strategy_computes_the_same_bits(world, world_size, options):
     if world_size == 3 and "grad_worker_fraction" in options:
         options = {**options, "grad_worker_fraction": 1 / 3}
-    for found, (before, after, packed), begun in world(world_size).run(gradients, "conv", options):
+    for found, (before, after, packed), in_flight in world(world_size).run(gradients, "conv", options):
         by_ring = options["strategy"] in ("d_kfac", "spd_kfac")
         for late, early in zip(found[:3], found[3:6], strict=True):
             torch.testing.assert_close(
@@ -91,10 +91,10 @@ def test_every_strategy_computes_the_same_bits(world, world_size, options):
         assert before == packed
         assert before[1] == after[1]  # bytes; in more calls
         if options["strategy"] == "dp_kfac":
-            assert begun == [0, 0, 0]
+            assert in_flight == [0, 0, 0]
         else:
-            assert begun[0] >= 3  # the smallest layers share one
-            assert begun[1] == 0  # no factors are due
+            assert in_flight[0] >= 3  # the smallest layers share one
+            assert in_flight[1] == 0  # no factors are due
 
 
 def without_overlap(rank: int, world_size: int, options: dict[str, Any]) -> tuple[list[Any], list[int]]:
@@ -121,27 +121,27 @@ def without_overlap(rank: int, world_size: int, options: dict[str, Any]) -> tupl
 def test_sending_large_factors_in_several_buckets_changes_nothing(world, options):
     for found, (one, several) in world(2).run(without_overlap, options):
         torch.testing.assert_close(found[:3], found[3:], rtol=0.0, atol=0.0)
-        if options["strategy"] != "dp_kfac":  # whose factors stay where they are
+        if options["strategy"] != "dp_kfac":  # whose factors are not sent
             assert several >= 3 > one
 
 
 def test_factors_of_accumulated_passes_are_sent_with_the_last_one(world):
-    for found, _, begun in world(2).run(gradients, "conv", {"strategy": "mem_opt"}, 3):
+    for found, _, in_flight in world(2).run(gradients, "conv", {"strategy": "mem_opt"}, 3):
         for early in (found[3:6], found[6:]):
             torch.testing.assert_close(found[:3], early, rtol=0.0, atol=0.0)
-        assert begun[:2] == [0, 0]
-        assert begun[2] >= 3
+        assert in_flight[:2] == [0, 0]
+        assert in_flight[2] >= 3
 
 
 def test_shared_checkpointed_and_unused_layers_are_complete_before_sending(world):
-    for found, _, begun in world(2).run(gradients, "unusual", {"strategy": "mem_opt"}):
+    for found, _, in_flight in world(2).run(gradients, "unusual", {"strategy": "mem_opt"}):
         for early in (found[3:6], found[6:]):
             torch.testing.assert_close(found[:3], early, rtol=0.0, atol=0.0)
-        assert begun[0] == 3  # all but the unused layer, which holds up nothing behind it: it is the first
+        assert in_flight[0] == 3  # all but the unused layer, which delays no other: it is the first
 
 
 class Reentrant(nn.Module):
-    """One module inside two reentrant checkpoints: at its first gradient nobody knows of the second."""
+    """One module inside two reentrant checkpoints: at its first gradient the second is not foreseeable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ def test_a_module_in_two_reentrant_checkpoints_is_sent_at_the_step(world):
 
 
 def rolled_back(rank: int, world_size: int) -> list[list[Tensor]]:
-    """A state is loaded when factors have left for a step that is never taken."""
+    """A state is loaded while factors of a step that is never taken are in flight."""
     found = []
     for in_vain in (False, True):
         model, kfac = made("mlp", {"strategy": "mem_opt"}, overlap=True)
@@ -224,28 +224,28 @@ def test_sums_of_passes_keep_full_precision_inside_autocast(world):
 
 
 def two_passes(rank: int, world_size: int) -> str:
-    """A second backward pass before the step, which nobody announced."""
+    """A second backward pass before the step, without no_sync()."""
     model, kfac = made("mlp", {"strategy": "mem_opt"}, overlap=True)
     x, y = (part[rank::world_size] for part in data("mlp", 0))
     functional.cross_entropy(model(x), y).backward()
     try:
         functional.cross_entropy(model(x), y).backward()
     except ConfigError as error:
-        said = str(error)
+        message = str(error)
     kfac._factors.pack(kfac._capture.statistics)
-    kfac._factors.exchange()  # or what has left would arrive in the next test
+    kfac._factors.exchange()  # or factors in flight would arrive in the next test
     kfac.remove()
-    return said
+    return message
 
 
 def test_a_gradient_that_comes_too_late_is_an_error_with_a_hint(world):
-    for said in world(2).run(two_passes):
-        assert "overlap_factors" in said
-        assert "no_sync()" in said
+    for message in world(2).run(two_passes):
+        assert "overlap_factors" in message
+        assert "no_sync()" in message
 
 
 def overflowed(rank: int, world_size: int) -> list[Tensor]:
-    """A step that overflows between two that do not: its factors have left, and are dropped."""
+    """A step that overflows between two that do not: its factors were sent, and are dropped."""
     found = []
     for overlap in (False, True):
         torch.manual_seed(0)

@@ -16,7 +16,7 @@ EVERY_STEP = {"factor_update_steps": 1, "inverse_update_steps": 1}
 def scaled_steps(
     rank: int, world_size: int, scale: float | None, steps: list[int], poisoned: int | None = None
 ) -> tuple[KFAC, nn.Module, list[int]]:
-    """Train in float32 under a GradScaler; one rank meets an infinity in the poisoned step."""
+    """Train in float32 under a GradScaler; one rank has an infinite loss in the poisoned step."""
     model = build("mlp").float()
     optimizer = torch.optim.SGD(model.parameters(), LR)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
@@ -58,7 +58,9 @@ def skip_one(rank: int, world_size: int) -> tuple[list[int], int, dict[str, Tens
 def test_an_overflow_step_is_skipped_whole_on_every_rank(world, world_size):
     for counted, skipped, factors, gradients in world(world_size).run(skip_one):
         assert (counted, skipped) == ([1, 2, 2], 1)
-        assert not all(gradient.isfinite().all() for gradient in gradients.values())  # as the scaler saw them
+        assert not all(
+            gradient.isfinite().all() for gradient in gradients.values()
+        )  # as the scaler left them
         assert all(factor.isfinite().all() for factor in factors.values())
 
 

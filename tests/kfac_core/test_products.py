@@ -1,4 +1,4 @@
-"""Promise: a product is the same, but for rounding, whoever multiplies, however its matrices lie."""
+"""Promise: a product is the same up to rounding by any library and for any memory layout."""
 
 from itertools import product
 
@@ -14,11 +14,11 @@ from kfac_core.kernels.packing import pack, packed_size, unpack
 
 @pytest.fixture
 def fresh_caches():
-    for asked in (products._linear, is_amd):
-        asked.cache_clear()
+    for cached in (products._linear, is_amd):
+        cached.cache_clear()
     yield
-    for asked in (products._linear, is_amd):
-        asked.cache_clear()
+    for cached in (products._linear, is_amd):
+        cached.cache_clear()
 
 
 @pytest.fixture

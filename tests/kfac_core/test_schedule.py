@@ -1,4 +1,4 @@
-"""Promise: hyperparameters follow from the step alone, and a scheduled run equals its dense reference."""
+"""Promise: hyperparameters depend on the step alone, and a scheduled run equals its dense reference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HALVED = Milestones(initial=0.04, factor=0.5, at=(2, 4))
 def test_milestones_multiply_once_each_however_often_they_are_evaluated():
     values = [HALVED.value(step, 10) for step in (0, 19, 20, 39, 40, 400) for _ in range(3)][::3]
     assert values == [0.04, 0.04, 0.02, 0.02, 0.01, 0.01]
-    assert HALVED.value(0, 10) == 0.04  # a resumed run may ask for an earlier step
+    assert HALVED.value(0, 10) == 0.04  # a resumed run may evaluate an earlier step
 
 
 def test_milestones_count_in_steps_or_in_parts_of_an_epoch():

@@ -1,4 +1,4 @@
-"""Promise: every strategy in the drawer places any layers on any world soundly and in balance."""
+"""Promise: every registered strategy gives a valid and balanced placement of any layers on any world."""
 
 import subprocess
 import sys
@@ -58,7 +58,7 @@ def test_every_layer_is_placed_once_and_worker_groups_partition_the_world(
 
 
 def unevenness(config: KFACConfig, layers: list[LayerShape], world_size: int) -> tuple[float, float]:
-    """Of inverses and of preconditioning in every step: the busiest rank's over the mean."""
+    """The busiest rank's load over the mean, of inverses and of preconditioning."""
     inverses, products = [0.0] * world_size, [0.0] * world_size
     placement = place(config, layers, world_size)
     for job in placement.factor_jobs(layers):
@@ -89,7 +89,7 @@ def test_balancing_is_never_worse_than_round_robin(strategy, layers, world):
 def test_resnet50s_inverses_and_its_preconditioning_are_even_at_once(
     strategy, fraction, world_size, inverses, products
 ):
-    """Kernels of 3 x 3 are dear to invert, of 1 x 1 dear to apply: n cubed alone sees only the one."""
+    """3 x 3 kernels are expensive to invert, 1 x 1 kernels to apply: n cubed covers only the first."""
     layers = [layer.shape for layer in find_layers(resnet50(), KFACConfig())]
     config = KFACConfig(strategy=strategy, grad_worker_fraction=fraction)
     found = unevenness(config, layers, world_size)

@@ -1,4 +1,4 @@
-"""Promise: phases are exclusive, add up to the wall with `other`, and carry their traffic."""
+"""Promise: phases are exclusive, add up to the wall with `other`, and traffic is booked by phase."""
 
 import time
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from kfac_core.timing.timer import PhaseTimer, Traffic
 
 @pytest.fixture
 def spin(monkeypatch):
-    """Lets a clock of our own run on; a busy machine cannot touch it."""
+    """Advances a fake clock, so that a busy machine has no effect."""
     now = [100.0]
     for module in ("timer", "clocks"):
         monkeypatch.setattr(f"kfac_core.timing.{module}.time", SimpleNamespace(perf_counter=lambda: now[0]))

@@ -1,7 +1,7 @@
-"""Promise: what travels is what the papers' tables say, to the byte, in few calls whatever the layers.
+"""Promise: traffic equals the papers' tables to the byte, in few calls for any layers.
 
-Closed forms (elements): an F-step reduces a triangle n(n+1)/2 per factor, and one element that says how many
-examples are behind it; an E-step shares n^2 + n of eigen data per factor inside a column; every step shares
+Closed forms (elements): an F-step reduces a triangle n(n+1)/2 per factor, and one element for the number of
+examples in it; an E-step shares n^2 + n of eigen data per factor inside a column; every step shares
 n_g n_a per layer inside a row. DP-KFAC sends no factors, COMM-OPT nothing on other steps, MEM-OPT no eigen
 data.
 """
@@ -48,7 +48,7 @@ def count(rank: int, world_size: int, options: dict[str, Any]) -> tuple[Any, ...
 
 
 def closed_form(placement: Placement, shapes: list[LayerShape], rank: int) -> tuple[int, int, int]:
-    """Elements that `rank` hands over in factor exchange, inverse exchange and gradient exchange."""
+    """Elements that `rank` sends in factor exchange, inverse exchange and gradient exchange."""
     factors = inverses = gradients = 0
     for shape in shapes:
         layer = placement.layers[shape.name]
@@ -95,7 +95,7 @@ EVERY_WORLD = [
 
 
 def count_everywhere(rank: int, world_size: int) -> list[tuple[int, str, float | None, int, Any]]:
-    """Every rank of every world, one after the other: torch's fake group answers, nothing else differs."""
+    """Every rank of every world in turn; only communication is replaced, by torch's fake group."""
     counted = []
     for size, strategy, fraction in EVERY_WORLD:
         options = {"strategy": strategy, "grad_worker_fraction": fraction}
@@ -120,7 +120,7 @@ def test_counted_bytes_equal_the_closed_form_in_every_world_of_one_to_eight(worl
 
 
 def test_packing_halves_what_factors_send(world):
-    """A square factor has n^2 elements, a triangle n(n+1)/2; one more says how many examples it is of."""
+    """A square factor has n^2 elements, a triangle n(n+1)/2; one more for the number of examples in it."""
     for placement, shapes, ((sent, _), _) in world(2).run(count, {"strategy": "comm_opt"}):
         assert placement.world_size == 2
         dims = [factor.dim for shape in shapes for factor in (shape.a, shape.g) for _ in range(factor.blocks)]

@@ -1,4 +1,4 @@
-"""Promise: what real training loops do to a model leaves K-FAC exact: no crash, and no silent error.
+"""Promise: K-FAC stays exact in real training loops, without crashes and silent errors.
 
 Most of these crash or silently change the result in one of the published codes.
 """

@@ -1,4 +1,4 @@
-"""Promise: transposed copies are the transposes, element by element, whatever they are copied from."""
+"""Promise: transposed copies equal the transpose, element by element, for any source strides."""
 
 import pytest
 import torch

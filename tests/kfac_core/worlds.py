@@ -1,4 +1,4 @@
-"""Real worlds of processes for tests: started once a size, then handed functions to run on every rank."""
+"""Real worlds of processes for tests: started once per size; they run functions on every rank."""
 
 from __future__ import annotations
 

@@ -1,0 +1,58 @@
+"""What K-FAC reports to its user: failed factors, layers without statistics, a second KFAC on a layer."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kfac_core.capture import is_captured
+from kfac_core.layers import KroneckerLayer
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A factor that could not be used; the layer keeps its last good second-order data.
+
+    Attributes:
+        step: `KFAC.steps` at the failure.
+        reason: the solver's error, or that statistics were not finite.
+    """
+
+    layer: str
+    kind: str
+    step: int
+    rank: int
+    reason: str
+
+    def __str__(self) -> str:
+        """The warning's text."""
+        return (
+            f"K-FAC: {self.kind.upper()} factor of layer {self.layer} at step {self.step} on rank "
+            f"{self.rank}: {self.reason}; the last good second-order data stays in use"
+        )
+
+
+def missing_statistics(names: Sequence[str], step: int) -> str:
+    """The warning that these layers have had no statistics on any rank."""
+    return (
+        f"K-FAC: no statistics of {_listed(names)} by step {step}: a layer that takes no part in training "
+        "passes, or whose weight is used without calling the layer, keeps the direction of its plain gradient"
+    )
+
+
+def warn_of_other_kfac(layers: Sequence[KroneckerLayer]) -> None:
+    """Warn of layers with hooks of another KFAC; not an error, as its owner may have lost it."""
+    shared = [layer.name for layer in layers if is_captured(layer.module)]
+    if shared:
+        warnings.warn(
+            f"K-FAC: another KFAC still has hooks on {_listed(shared)}: it takes time and memory in every "
+            "step, and a gradient preconditioned by both is wrong; call its remove() when it is done",
+            RuntimeWarning,
+            stacklevel=3,  # where KFAC() was called
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """At most four layer names; a layer that is the whole model has an empty one."""
+    return f"{', '.join(name or 'the model' for name in names[:4])}{' and others' if names[4:] else ''}"
