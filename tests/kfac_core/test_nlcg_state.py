@@ -1,4 +1,4 @@
-"""Promise: NLCG resumes to the bit, honours groups and missing gradients, and refuses what it cannot use."""
+"""Promise: NLCG resumes to the bit, handles groups and missing gradients, and checks its arguments."""
 
 from __future__ import annotations
 
