@@ -25,7 +25,7 @@ from kfac_core.kernels.scratch import is_plain
 
 _FEW_CHANNELS = 8  # below, products of displaced images are too narrow, and row shift is faster
 _NARROW = 16  # channels up to which products of displaced images run below full speed
-_FEWER_NARROW, _FEWER_WIDE = 1.4, 3.0  # how many times fewer multiplications make the spectrum faster
+_FEWER_NARROW, _FEWER_WIDE = 1.4, 2.5  # how many times fewer multiplications make the spectrum faster
 _SPECTRAL = (torch.float32, torch.float64)  # a narrower type could not hold a spectrum to its own precision
 _PATCH_ELEMENTS = 1 << 26  # of patches built at once: 256 MiB of float32
 _MANY_PIXELS = 64  # per image, from which on one product per image beats gathering the pixels of all
