@@ -1,4 +1,4 @@
-"""Arms over world sizes: who is fastest where, who overtakes whom, who fits."""
+"""Arms over world sizes: predictions, crossovers, and the fastest arm that fits in memory."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ ARMS = (SGD, *STRATEGIES)
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of every arm.
+    """The settings under which all arms are predicted.
 
     Attributes:
-        config: K-FAC's settings; the strategy is each arm's own.
-        grad_worker_fraction: hybrid_opt's; where it cannot divide a world, the nearest that can.
+        config: K-FAC's settings; each arm sets its own strategy.
+        grad_worker_fraction: of hybrid_opt; the nearest that divides the world is used.
         memory_bytes: budget of a rank, or None.
         epochs_ratio: epochs that K-FAC needs over those of SGD, or None.
     """
@@ -47,7 +47,7 @@ class Question:
         return Setup(self.model, config, world_size, self.local_batch_size, overlap=self.overlap)
 
     def fits(self, prediction: Prediction) -> bool:
-        """Whether the fullest rank stays inside the budget."""
+        """Whether the rank with most memory stays within the budget."""
         return self.memory_bytes is None or prediction.peak_bytes <= self.memory_bytes
 
     def to_accuracy(self, arm: str, prediction: Prediction) -> float:
@@ -76,7 +76,7 @@ def ask(question: Question, world_sizes: Sequence[int], arms: Sequence[str] = AR
 
 
 def crossovers(question: Question, table: Table) -> Iterator[tuple[int, int, str]]:
-    """(from, to, sentence) wherever one of two arms becomes the faster one between two world sizes."""
+    """(from, to, sentence) for every pair of arms whose order changes between two world sizes."""
     what = "to the target" if question.epochs_ratio is not None else "a step"
     for (before, first), (after, second) in pairwise(sorted(table.items())):
         for one, other in combinations(first, 2):
@@ -91,7 +91,7 @@ def crossovers(question: Question, table: Table) -> Iterator[tuple[int, int, str
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The best arm, and why, a sentence each."""
+    """The fastest arm, and the reasons, a sentence each."""
 
     setup: Setup
     prediction: Prediction
@@ -104,8 +104,8 @@ def recommend(
     """The K-FAC strategy, fraction and intervals of the fastest step that fits; None if none fits.
 
     All are compared at the same intervals: the shortest E of the usual ones, F = E / 10, at which the
-    fastest step takes at most `overhead` longer than any strategy's without updates. The theory of what
-    staleness costs in epochs is missing, so no more of it is taken.
+    fastest step takes at most `overhead` longer than any strategy's without updates. There is no
+    theory of the epochs that staleness costs, so longer intervals are not considered.
     """
     fitting: list[tuple[Setup, Prediction]] = []
     too_big: list[str] = []
@@ -158,28 +158,28 @@ _USUAL_INTERVALS = (10, 20, 50, 100, 200, 500, 1000, 2000)  # of the papers' run
 
 @dataclass(frozen=True)
 class _Events:
-    """Seconds of an arm's events, which do not depend on its intervals, so that one prediction tells all.
+    """Seconds of an arm's events; they do not depend on its intervals, so one prediction is enough.
 
     Attributes:
         factor: of one factor update.
         inverse: of one inverse update.
-        rest: of a step without any.
+        base: of a step without updates.
     """
 
     factor: float
     inverse: float
-    rest: float
+    base: float
 
     @classmethod
     def of(cls, prediction: Prediction) -> _Events:
-        sums = {"factor": 0.0, "inverse": 0.0, "rest": 0.0}
+        sums = {"factor": 0.0, "inverse": 0.0, "base": 0.0}
         for phase, seconds in prediction.event_seconds.items():
             kind = phase.value.partition("_")[0]
-            sums[kind if kind in sums else "rest"] += seconds.central
+            sums[kind if kind in sums else "base"] += seconds.central
         return cls(**sums)
 
     def updates(self, interval: int) -> float:
-        """Seconds of updates in a mean step, with an inverse update every so many."""
+        """Seconds of updates in a mean step, with an inverse update every `interval` steps."""
         return self.factor / _factor_interval(interval) + self.inverse / interval
 
 
@@ -188,17 +188,18 @@ def _factor_interval(interval: int) -> int:
 
 
 def _interval(arms: Sequence[_Events], overhead: float) -> int:
-    """The shortest usual one at which some arm is so close to the fastest without updates, or the longest.
+    """The shortest usual interval at which an arm is within `overhead` of the fastest step without updates.
 
-    Not to its own step without them: what is slow for other reasons would seem to afford frequent updates.
+    The reference is not the arm's own step: a slow step would make frequent updates look cheap. If no
+    interval is long enough, the longest.
     """
-    limit = (1 + overhead) * min(arm.rest for arm in arms)
-    fast = (e for e in _USUAL_INTERVALS if min(arm.rest + arm.updates(e) for arm in arms) <= limit)
+    limit = (1 + overhead) * min(arm.base for arm in arms)
+    fast = (e for e in _USUAL_INTERVALS if min(arm.base + arm.updates(e) for arm in arms) <= limit)
     return next(fast, _USUAL_INTERVALS[-1])
 
 
 def _every(setup: Setup, interval: int) -> Setup:
-    """The same arm with an inverse update every so many steps."""
+    """The same arm with an inverse update every `interval` steps."""
     assert setup.config is not None  # noqa: S101  candidates have one
     config = replace(
         setup.config, factor_update_steps=_factor_interval(interval), inverse_update_steps=interval
@@ -240,8 +241,8 @@ def _reasons(
     sgd = predict(question.setup(SGD, world_size), question.calibration)
     if question.epochs_ratio is not None:
         ratio = question.to_accuracy("", best) / sgd.total.central
-        verdict = "K-FAC wins" if ratio < 1 else "SGD wins"
-        yield f"at {question.epochs_ratio:g} of SGD's epochs it takes {ratio:.2f} of SGD's time: {verdict}"
+        result = "K-FAC wins" if ratio < 1 else "SGD wins"
+        yield f"at {question.epochs_ratio:g} of SGD's epochs it takes {ratio:.2f} of SGD's time: {result}"
     else:
         even = sgd.total.central / seconds
         yield f"it pays off if K-FAC needs less than {even:.2f} of SGD's epochs"

@@ -1,4 +1,4 @@
-"""What a machine takes for the parts of a step: a versioned JSON file, written by `kronscale calibrate`."""
+"""Measured speeds of a machine: a versioned JSON file, written by `kronscale calibrate`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Curve:
     """Seconds by size: measured points, or a formula with two constants.
 
     Attributes:
-        points: (size, seconds), ascending; a straight line between them in logarithms, whose last segment
-            goes on beyond the end; below the first point time does not fall further.
+        points: (size, seconds), ascending; linear between them in logarithms, extrapolated along the last
+            segment; below the first point the time is constant.
         formula: `power` is constant + coefficient * size ** power; `exponential` is constant *
             exp(coefficient * size).
         relative_error: root mean square of the fit's relative residuals.
@@ -61,7 +61,7 @@ class Curve:
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Curve:
-        """A curve as the file has it."""
+        """Parse a curve of the file."""
         points = tuple((float(size), float(seconds)) for size, seconds in values.get("points", ()))
         return cls(**{**values, "points": points})
 
@@ -72,7 +72,7 @@ class Link:
 
     Attributes:
         latency_seconds: of one part, at `world_size`.
-        seconds_per_byte: of the buffer, at `world_size`; what a byte on the wire costs follows.
+        seconds_per_byte: of the buffer, at `world_size`; the cost of a byte on the wire follows from it.
         relative_error: root mean square of the fit's relative residuals.
     """
 
@@ -83,7 +83,7 @@ class Link:
     relative_error: float = 0.0
 
     def seconds(self, exchange: Exchange, algorithm: str, growth: Growth = "central") -> float:
-        """How long the exchange takes."""
+        """Seconds of the exchange."""
         if exchange.parts == 0 or len(exchange.group) == 1:
             return 0.0
         here, there = (
@@ -102,20 +102,20 @@ class Link:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A machine.
+    """The speeds of a machine.
 
     Attributes:
-        source: who measured it, and how.
-        largest_world_size: beyond it every prediction is an extrapolation, and says so.
-        algorithm: what carries the exchanges: a name in `ALGORITHMS`.
+        source: how it was measured.
+        largest_world_size: predictions for larger worlds are marked as extrapolated.
+        algorithm: the communication library, one of `ALGORITHMS`.
         links: by `between` (nodes) or `inside` (a node), then by operation.
-        ranks_per_node: ranks that share the inside links; None where all links are alike.
+        ranks_per_node: ranks that share the inside links; None if all links are alike.
         gemm, factor: seconds by FLOPs of one product, of one gram.
         training: seconds by FLOPs of one forward and backward pass.
         inverse: by solver, seconds by dimension of a factor.
-        bytes_per_second: at which elementwise work reads and writes memory.
+        bytes_per_second: memory bandwidth of elementwise operations.
         models: measured facts of single models: `local_batch_size`, `forward_backward_seconds`,
-            `factor_seconds`; they stand in for the curves.
+            `factor_seconds`; they replace the curves.
         memory_bytes: of a rank's device.
     """
 
@@ -135,7 +135,7 @@ class Calibration:
     environment: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def link(self, exchange: Exchange) -> Link:
-        """The link that an exchange goes over: inside a node if all its ranks are neighbours in one."""
+        """The link that an exchange uses: `inside` if all its ranks are on one node."""
         group, node = exchange.group, self.ranks_per_node
         near = node is not None and "inside" in self.links and group[0] // node == group[-1] // node
         links = self.links["inside" if near else "between"]
@@ -165,7 +165,7 @@ def read_calibration(name: str, folder: Path = FOLDER) -> Calibration:
     """A calibration by its name in `results/calibrations`, or by path.
 
     Raises:
-        CostModelError: there is none, or it is no calibration of a version that this code reads.
+        CostModelError: it does not exist, or is not a calibration of a version that this code reads.
     """
     path = Path(name) if name.endswith(".json") else folder / f"{name}.json"
     try:
@@ -178,14 +178,14 @@ def read_calibration(name: str, folder: Path = FOLDER) -> Calibration:
             "kronscale calibrate makes one"
         ) from None
     except json.JSONDecodeError as error:
-        raise CostModelError(f"{path}: no JSON: {error}") from None
+        raise CostModelError(f"{path}: not JSON: {error}") from None
 
 
 def parse_calibration(values: Mapping[str, Any], where: str) -> Calibration:
-    """A calibration from what its file says.
+    """A calibration from the content of its file.
 
     Raises:
-        CostModelError: a key is missing or unknown, or the version is another.
+        CostModelError: a key is missing or unknown, or the version is not supported.
     """
     if values.get("schema") != SCHEMA:
         raise CostModelError(

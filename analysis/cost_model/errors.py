@@ -1,5 +1,5 @@
-"""The mistakes of a user who asks for a prediction; the command line prints them alone."""
+"""Errors in a user's request for a prediction; the command line prints only the message."""
 
 
 class CostModelError(ValueError):
-    """A model, a calibration or a question that the cost model cannot answer."""
+    """A model, calibration or setting that the cost model does not support."""

@@ -1,4 +1,4 @@
-"""From measurements to constants: links, and the baselines that a prediction must beat."""
+"""Fits links to measurements, and the baselines that a prediction must beat."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kfac_core.timing.phases import Phase
 
 @dataclass(frozen=True)
 class Sample:
-    """One measured operation of a communicator, its buffer cut evenly between the ranks.
+    """One measured operation of a communicator, its buffer divided evenly between the ranks.
 
     Attributes:
         total_bytes: of the buffer.
@@ -29,7 +29,7 @@ class Sample:
 
     @property
     def exchange(self) -> Exchange:
-        """What was measured, as the cost model sees it."""
+        """The operation as an `Exchange` of the cost model."""
         ranks = self.world_size
         parts = 1 if self.operation == "all_reduce" else ranks
         sizes = tuple(self.total_bytes // parts for _ in range(parts))
@@ -40,10 +40,10 @@ def fit_link(samples: Sequence[Sample], algorithm: str) -> Link:
     """Latency and seconds per byte of one operation, least squares of the relative error, neither negative.
 
     Raises:
-        CostModelError: fewer than two samples, or all of one size.
+        CostModelError: all samples have the same size and world size.
     """
     if len({(sample.total_bytes, sample.world_size) for sample in samples}) < 2:
-        raise CostModelError(f"{len(samples)} samples cannot fix latency and bandwidth; measure two sizes")
+        raise CostModelError(f"{len(samples)} samples do not fix latency and bandwidth; measure two sizes")
     largest, operation = max(sample.world_size for sample in samples), samples[0].operation
     reference = Sample(operation, largest, 2**20, 1.0).exchange
     per_byte = wire_bytes(algorithm, reference) / reference.total_bytes
@@ -68,17 +68,17 @@ def _non_negative(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:
         a, b = (x * yy - y * xy) / determinant, (y * xx - x * xy) / determinant
         if a >= 0 and b >= 0:
             return a, b
-    # One of them is zero: the one that leaves less
+    # One of them is zero: choose the smaller residual
     alone = [(x / xx, 0.0), (0.0, y / yy)]
     return min(alone, key=lambda c: sum((c[0] * r[0] + c[1] * r[1] - 1) ** 2 for r in rows))
 
 
 def baselines(seconds: Mapping[int, float], world_size: int) -> dict[str, float]:
-    """What simpler models, fitted to the same small worlds, say of `world_size`.
+    """Predictions of simpler models for `world_size`, fitted to the same small worlds.
 
     `constant` repeats the largest known world; `amdahl` is s + p / P; `extra_p` is c + a P^i log2(P)^j, the
-    normal form of Calotoiu et al. 2013. Two worlds fit any exponents, so it is given twice, with the slowest
-    growth (i, j) = (0, 1) and, as `extra_p_linear`, with (1, 0): it is to lose by no choice of ours.
+    normal form of Calotoiu et al. 2013. Two worlds fit any exponents, so it is used twice, with the slowest
+    growth (i, j) = (0, 1) and, as `extra_p_linear`, with (1, 0): the choice does not favour our model.
     """
     known = sorted(seconds)
     forms: dict[str, Callable[[int], float]] = {

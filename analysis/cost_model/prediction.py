@@ -1,4 +1,4 @@
-"""Seconds, bytes and memory of one arm at one world size: exact work times a machine's measured speed."""
+"""Seconds, bytes and memory of one arm at one world size: exact work over the measured speed of a machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kfac_core.placement.footprint import kept_columns
 from kfac_core.timing.phases import COMM_PHASES, Phase
 
 _SIGMAS = 2.0  # of the calibration's residuals: about 95 % where they are normal
-_BACKWARD = 2 / 3  # of a forward and backward pass: two products where the forward pass has one
+_BACKWARD = 2 / 3  # of a forward and backward pass: two products, the forward pass has one
 _HIDEABLE = {Phase.GRADIENT_COMM: Phase.BACKWARD, Phase.FACTOR_COMM: Phase.FACTOR_COMPUTE}
 _COPIES = 3  # of the parameters: weights, gradients and momentum
 
@@ -30,11 +30,11 @@ class Seconds:
     high: float
 
     def __add__(self, other: Seconds) -> Seconds:
-        """Bounds add up: the worst of each, together."""
+        """Sum of the bounds and of the central values."""
         return Seconds(self.low + other.low, self.central + other.central, self.high + other.high)
 
     def __truediv__(self, number: float) -> Seconds:
-        """All three."""
+        """Divide bounds and central value."""
         return Seconds(self.low / number, self.central / number, self.high / number)
 
 
@@ -46,10 +46,10 @@ class Prediction:
     """One arm at one world size.
 
     Attributes:
-        event_seconds: by phase, whenever it happens; communication that compute hides is left out.
-        step_seconds: by phase, amortised over its interval: what a step costs on average.
-        memory_bytes: by kind, on the rank that keeps the most; `activations` is an estimate.
-        sent_bytes: by phase, on the rank that hands over the most, whenever it happens.
+        event_seconds: by phase, per occurrence; communication hidden by compute is left out.
+        step_seconds: by phase, amortised over its interval: the average per step.
+        memory_bytes: by kind, on the rank with most; `activations` is an estimate.
+        sent_bytes: by phase, per occurrence, on the rank that sends most.
         inverse_imbalance, precondition_imbalance: the slowest rank's load over the mean.
         extrapolated: the world is larger than any that the calibration measured.
     """
@@ -73,22 +73,22 @@ class Prediction:
 
     @property
     def peak_bytes(self) -> int:
-        """Memory of the fullest rank."""
+        """Memory of the rank with most."""
         return sum(self.memory_bytes.values())
 
     @property
     def extrapolated(self) -> bool:
-        """Whether nobody has measured a world of this size."""
+        """Whether the world is larger than any measured one."""
         return self.setup.world_size > self.calibration.largest_world_size
 
     @property
     def largest_phase(self) -> Phase:
-        """The phase that a step spends most in."""
+        """The phase with the largest share of a step."""
         return max(self.step_seconds, key=lambda phase: self.step_seconds[phase].central)
 
 
 def predict(setup: Setup, calibration: Calibration, cost: CostModel | None = None) -> Prediction:
-    """Predict one arm; without `cost` it is placed as the trainer would, so that what is predicted would run.
+    """Predict one arm; without `cost` the placement is the one that the trainer uses.
 
     Raises:
         CostModelError: the calibration lacks the solver or an operation.
@@ -150,13 +150,13 @@ def _compute(work: Work, calibration: Calibration) -> dict[Phase, Seconds]:
 
 
 def _factors(work: Work, calibration: Calibration, share: float) -> Seconds:
-    """Grams on the slowest rank, and folding what arrived into the running means."""
+    """Grams on the slowest rank, and the update of the running means."""
     setup, curve = work.setup, calibration.factor
     rows = [layer.positions * setup.local_batch_size for layer in work.layers]
     by_job = [(job.factor_workers, curve.at(2 * rows[job.layer] * job.shape.elements)) for job in work.jobs]
     slowest = max(work.spread(by_job))
     known = calibration.models.get(setup.model.name, {}).get("factor_seconds")
-    if known is not None:  # measured with all layers on one rank; here this share of them
+    if known is not None:  # measured with all layers on one rank; this is the rank's share
         everything = math.fsum(seconds for _, seconds in by_job)
         return _within(share * known * slowest / everything, 0.0)
     running = 6 * max(work.state_bytes["factors"]) / calibration.bytes_per_second
@@ -165,7 +165,7 @@ def _factors(work: Work, calibration: Calibration, share: float) -> Seconds:
 
 def _products(work: Work, calibration: Calibration) -> Seconds:
     setup, placement, curve = work.setup, work.placement, calibration.gemm
-    assert setup.config is not None  # noqa: S101  only asked with K-FAC
+    assert setup.config is not None  # noqa: S101  only called with K-FAC
     assert placement is not None  # noqa: S101  likewise
     config = setup.config
     times = 2 if config.solver == "eigen" else 1
@@ -186,7 +186,7 @@ def _products(work: Work, calibration: Calibration) -> Seconds:
 
 
 def _communication(work: Work, calibration: Calibration) -> dict[Phase, Seconds]:
-    """Exchanges of one phase follow each other, but those of different columns run at the same time."""
+    """Exchanges of one phase are sequential, but those of different columns run concurrently."""
     by_operation: dict[tuple[Phase, Operation], dict[Ranks, Seconds]] = defaultdict(dict)
     for exchange in work.exchanges:
         by_group = by_operation[exchange.phase, exchange.operation]
@@ -208,7 +208,7 @@ def _exchange(exchange: Exchange, calibration: Calibration) -> Seconds:
 
 
 def _exposed(comm: Seconds, compute: Seconds) -> Seconds:
-    """What is left of communication that starts with the compute it runs beside."""
+    """The exposed part of communication that overlaps with `compute`."""
     return Seconds(
         max(0.0, comm.low - compute.high),
         max(0.0, comm.central - compute.central),
@@ -225,20 +225,20 @@ def _memory(work: Work) -> dict[str, int]:
     setup, item = work.setup, work.setup.item_bytes
     memory = {
         "model": _COPIES * item * setup.model.parameters,
-        # Every layer's output and what the function behind it keeps; measured networks lie near it.
+        # Every layer's output and what the following function saves; close to measured networks.
         "activations": 2 * item * setup.local_batch_size * setup.model.activations,
     }
     if setup.config is None:
         return memory
     by_rank = [sum(kinds) for kinds in zip(*work.state_bytes.values(), strict=True)]
-    fullest = max(range(work.world_size), key=by_rank.__getitem__)
-    memory |= {f"kfac_{kind}": counts[fullest] for kind, counts in work.state_bytes.items()}
+    largest = max(range(work.world_size), key=by_rank.__getitem__)
+    memory |= {f"kfac_{kind}": counts[largest] for kind, counts in work.state_bytes.items()}
     memory["kfac_exchange"] = sum(e.total_bytes for e in work.exchanges if e.phase == Phase.FACTOR_COMM)
     return memory
 
 
 def _sent(work: Work) -> dict[Phase, int]:
-    """Bytes of the busiest rank; a part's owner is the one who sends it."""
+    """Bytes of the busiest rank; the owner of a part sends it."""
     sent: dict[Phase, Counter[Ranks]] = defaultdict(Counter)
     for exchange in work.exchanges:
         own = max(exchange.sizes) if exchange.operation == "gather_parts" else exchange.total_bytes

@@ -1,7 +1,7 @@
-"""What every rank computes, hands to collectives and keeps: exact arithmetic on the placement that runs.
+"""Operations, traffic and memory of every rank, computed exactly from the placement.
 
-Bytes, calls and state are equal to what `kfac_core` counts when it runs, for every strategy and rank; FLOPs
-are those of the plain formulas, from which kernels may save.
+Bytes, calls and state equal what `kfac_core` counts when it runs, for every strategy and rank. FLOPs are
+those of the plain formulas; kernels may need fewer.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Setup:
     """One arm at one world size.
 
     Attributes:
-        config: K-FAC's, or None for the optimizer alone.
+        config: of K-FAC, or None for the optimizer alone.
         item_bytes: of the working precision.
-        packing, inverse_packing: whether a factor, and an explicit inverse, travel as one `triangle` or as a
-            whole `square`; the defaults are what runs.
-        fusion: whether all that one rank owns travels in one message, which is what runs, or `layer` by layer
-            as in the SPD-KFAC release.
-        overlap: whether gradients and factors travel while the backward pass and the factors are computed.
+        packing, inverse_packing: whether a factor, and an explicit inverse, is sent as a `triangle` or as a
+            whole `square`; the trainer uses the defaults.
+        fusion: whether everything that one rank owns is sent in one message, as in the trainer, or `layer`
+            by layer as in the SPD-KFAC release.
+        overlap: whether gradients and factors are sent during the backward pass and the factor computation.
     """
 
     model: Model
@@ -69,10 +69,10 @@ class Exchange:
     """One operation of a communicator.
 
     Attributes:
-        group: the ranks that take part; other groups may do the same at the same time.
+        group: the participating ranks; other groups may run the same operation concurrently.
         sizes: bytes of each member's part, in the order of `group`; of an all-reduce the one buffer.
-        steps: steps from one to the next.
-        messages: collectives issued where that is not one for each part.
+        steps: interval between two such exchanges.
+        messages: number of collectives, if it is not one per part.
     """
 
     phase: Phase
@@ -84,16 +84,16 @@ class Exchange:
 
     @property
     def total_bytes(self) -> int:
-        """Of all parts together."""
+        """Size of all parts together."""
         return sum(self.sizes)
 
     @property
     def parts(self) -> int:
-        """Collectives issued: one for each part that is not empty."""
+        """Number of collectives: one for each part that is not empty, unless `messages` is set."""
         return self.messages if self.messages is not None else sum(size > 0 for size in self.sizes)
 
-    def handed_over(self, rank: int) -> tuple[int, int]:
-        """Calls and bytes that are booked on `rank`, a member."""
+    def sent_by(self, rank: int) -> tuple[int, int]:
+        """Calls and bytes that are counted on `rank`, a member."""
         if self.operation == "gather_parts":
             own = self.sizes[self.group.index(rank)]
             return int(own > 0), own
@@ -104,7 +104,7 @@ class Work:
     """The work of every rank of one arm.
 
     Args:
-        cost: what placing knows of the machine; None is what the trainer goes by.
+        cost: the machine's cost model for the placement; None for the trainer's default.
     """
 
     def __init__(self, setup: Setup, cost: CostModel | None = None) -> None:
@@ -119,7 +119,7 @@ class Work:
 
     @cached_property
     def exchanges(self) -> list[Exchange]:
-        """All that travels. Of rows, which exchange the same sizes, only the first."""
+        """All exchanges. All rows exchange the same sizes, so only the first is listed."""
         if self.world_size == 1:
             return []
         gradients = self.setup.item_bytes * self.setup.model.parameters
@@ -131,15 +131,15 @@ class Work:
         return found
 
     def traffic(self, rank: int, *, update: bool) -> dict[Phase, tuple[int, int]]:
-        """Calls and bytes by phase that `rank` hands over in a step with all updates, or in one with none."""
+        """Calls and bytes by phase that `rank` sends in a step with all updates, or with none."""
         found: dict[Phase, tuple[int, int]] = {}
         for exchange in self.exchanges:
             if not update and exchange.phase in (Phase.FACTOR_COMM, Phase.INVERSE_COMM):
                 continue
             if exchange.phase == Phase.PRECONDITION_COMM:
-                calls, sent = exchange.handed_over(rank % len(exchange.group))  # its place in its own row
+                calls, sent = exchange.sent_by(rank % len(exchange.group))  # its position in its own row
             elif rank in exchange.group:
-                calls, sent = exchange.handed_over(rank)
+                calls, sent = exchange.sent_by(rank)
             else:
                 continue
             before = found.get(exchange.phase, (0, 0))
@@ -174,16 +174,8 @@ class Work:
         }
 
     @cached_property
-    def factor_flops(self) -> list[int]:
-        """By rank: grams of inputs and output gradients over the local batch, once a factor step."""
-        rows = [layer.positions * self.setup.local_batch_size for layer in self.layers]
-        return self.spread(
-            (job.factor_workers, 2 * rows[job.layer] * job.shape.elements) for job in self.jobs
-        )
-
-    @cached_property
     def inverses(self) -> list[Counter[FactorShape]]:
-        """By rank: the factors that it decomposes, once an inverse step."""
+        """By rank: the factors that it decomposes in an inverse update."""
         everyone: Counter[FactorShape] = Counter()
         own: list[Counter[FactorShape]] = [Counter() for _ in range(self.world_size)]
         for job in self.jobs:
@@ -256,20 +248,20 @@ class Work:
         return len(self.layers) if self.setup.fusion == "layer" else None
 
     def _factor_bytes(self, job: FactorJob) -> int:
-        """A factor, and the number of examples behind it."""
+        """Bytes of a factor and of its number of examples."""
         whole = self.setup.packing == "square"
         return self.setup.item_bytes * (1 + (job.shape.elements if whole else job.shape.packed_elements))
 
     def _data_bytes(self, job: FactorJob) -> int:
         config = self.setup.config
-        assert config is not None  # noqa: S101  there are no jobs without
+        assert config is not None  # noqa: S101  without K-FAC there are no jobs
         item = ITEM_BYTES[config.inverse_dtype] if config.inverse_dtype else self.setup.item_bytes
         if self.setup.inverse_packing == "triangle" and config.solver != "eigen":
             return item * job.shape.packed_elements
         return item * data_elements(config, job.shape)
 
     def spread(self, loads: Iterable[tuple[Ranks, Load]]) -> list[Load]:
-        """By rank, the sum of the loads that name it; loads of the same ranks are added up first."""
+        """By rank, the sum of its loads; loads of the same ranks are added first."""
         by_group: dict[Ranks, Load] = {}
         for ranks, load in loads:
             by_group[ranks] = by_group.get(ranks, 0) + load

@@ -1,4 +1,4 @@
-"""What a study says, in sentences: who wins, by how much, how surely; and what a reader has to know first."""
+"""Findings of a study in sentences: significant differences with their sizes, and caveats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from analysis.statistics.intervals import Interval
 
 
 def findings(study: Study) -> list[str]:
-    """One sentence per comparison that is decided, then one for all that are not."""
+    """One sentence per significant comparison, then one for all others."""
     scored = time_to_accuracy(study)
     if scored.empty:
         trained = int((study.cells["train_seconds"] > 0).sum())
@@ -26,12 +26,12 @@ def findings(study: Study) -> list[str]:
     if not found:
         return [_why_nothing_is_compared(study)]
     decided = [one for one in found.values() if one.verdict in ("faster", "slower")]
-    open_ones = [one for one in found.values() if one.verdict == "undecided"]
+    undecided = [one for one in found.values() if one.verdict == "undecided"]
     if all(one.oversubscribed for one in found.values()):
         return ["Nothing is judged: every comparable world size had more ranks than CPUs."]
     sentences = [_decided(one) for one in sorted(decided, key=lambda one: -one.speedup.estimate)]
-    if open_ones:
-        sentences.append(_undecided(open_ones, bool(decided)))
+    if undecided:
+        sentences.append(_undecided(undecided, bool(decided)))
     return sentences
 
 
@@ -86,20 +86,20 @@ def _decided(one: Comparison) -> str:
 
 
 def _factors(one: Comparison) -> str:
-    epochs = _saying(one.fewer_epochs, "fewer", "more")
-    return f"epochs {epochs}, an epoch {_saying(one.cheaper_epochs, 'cheaper', 'dearer')}"
+    epochs = _times(one.fewer_epochs, "fewer", "more")
+    return f"epochs {epochs}, an epoch {_times(one.cheaper_epochs, 'cheaper', 'dearer')}"
 
 
-def _saying(ratio: Interval, less: str, more: str) -> str:
+def _times(ratio: Interval, less: str, more: str) -> str:
     if ratio.estimate >= 1:
         return f"{ratio.estimate:.2f} times {less}"
     return f"{1 / ratio.estimate:.2f} times {more}" if ratio.estimate > 0 else "not known"
 
 
-def _undecided(open_ones: list[Comparison], after: bool) -> str:
+def _undecided(undecided: list[Comparison], after: bool) -> str:
     names = "; ".join(
         f"{one.arm} on {one.world_size} ({spell(one.speedup, '×')})"
-        for one in sorted(open_ones, key=lambda one: (one.world_size, one.arm))
+        for one in sorted(undecided, key=lambda one: (one.world_size, one.arm))
     )
     start = "Not decided" if after else "Nothing is decided at 5 % after Holm"
     return f"{start}: {names}."

@@ -1,4 +1,4 @@
-"""Tables as Markdown and LaTeX; every cell is text already."""
+"""Tables as Markdown and LaTeX; every table cell is already text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A study as one HTML page that opens offline, with Markdown, LaTeX, and its figures as PDF, PNG and CSV."""
+"""Writes a study as one HTML page that opens offline, as Markdown and LaTeX, and its figures as files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from analysis.report.summary import costs_table, rules_table, summary_table
 from analysis.report.tables import environments, instrument, records, runs_table, targets
 
 LARGEST_CSV = 1_500_000
-"""Bytes of plotted numbers that the page carries itself; more is named and lies beside it."""
+"""Largest CSV, in bytes, that the page embeds; it names larger ones, which are files beside it."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ def write_report(
 
     Args:
         paths: sweep folders, names of sweeps under `results/runs`, or a study.
-        out_dir: made if it is not there; files of an earlier report are replaced.
-        panels: figures in order; all that the drawer has by default.
+        out_dir: created if it does not exist; files of an earlier report are replaced.
+        panels: figures in order; all registered figures by default.
         commands: command that runs a sweep, by the sweep's name.
         title: heading; the sweeps' names by default.
-        also: studies that panels show beside the first; their runs and environments are listed too.
+        also: other studies that panels show; their runs and environments are listed too.
 
     Returns:
         The path of `report.html`.
@@ -89,7 +89,7 @@ def write_report(
 
 
 def _content(study: Study, figures: Sequence[dict[str, str]]) -> dict[str, Any]:
-    """What all three forms of the report say; tables as frames of text."""
+    """The content of all three formats of the report; tables as frames of text."""
     return {
         "states": study.cells["state"].value_counts().sort_index().to_dict(),
         "targets": targets(study),

@@ -1,4 +1,4 @@
-"""The study in one table: an arm and world size a row, in words that need no figure."""
+"""Tables of the report: the summary, the same runs under every rule, and the costs of a step."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ COLUMNS = [
 
 
 def summary_table(study: Study) -> pd.DataFrame:
-    """One row per arm and world size that has trained; text columns are ready to print.
+    """One row per arm and world size with scored runs; text columns are ready to print.
 
     Columns: `arm`, `world_size` (`*`: more ranks than CPUs), `runs`, `reached`, `median_seconds` to the
-    target, `speedup` over the first-order arm at the same world size, with its interval where one is
+    target, `speedup` over the first-order arm at the same world size, with its interval if one is
     justified, and its two factors `fewer_epochs` and `cheaper_epochs`; `verdict` and `holm_p` (see
     `Comparison`); `epochs` to the target and `seconds_per_epoch` (medians), `method` of the speed-up's
     interval.
@@ -64,7 +64,7 @@ def _compared(one: Comparison | None, otherwise: str) -> dict[str, str]:
 
 
 def spell(interval: Interval, unit: str = "") -> str:
-    """`12.3 [10.1, 15.0]`, the unit after the estimate, or the estimate alone where there is no interval."""
+    """`12.3 [10.1, 15.0]`, the unit after the estimate, or the estimate alone without an interval."""
     if interval.low is None or interval.high is None:
         return _number(interval.estimate) + unit
     high = "∞)" if math.isinf(interval.high) else f"{_number(interval.high)}]"
@@ -102,14 +102,14 @@ def rules_table(study: Study) -> pd.DataFrame:
 
 
 def _pooled(study: Study, method: str, setting: str) -> str:
-    """The only arm of a method in a setting, or what its arms are called together."""
+    """The name of a method's only arm in a setting, or a name for all of them together."""
     cells = study.cells
     arms = cells[(cells["method"] == method) & (cells["setting"] == setting)]["arm"].unique()
     return str(arms[0]) if len(arms) == 1 else f"{method} {setting} (best of {len(arms)} arms per seed)"
 
 
 def costs_table(study: Study) -> pd.DataFrame:
-    """What a step computes, sends and keeps, per arm and world size: medians, as text ready to print."""
+    """Time, traffic and memory of a step, per arm and world size: medians, as text ready to print."""
     names = ["step_ms", *STAGES, "sent_kb", "kfac_mb", "peak_mb"]
     costs = phase_costs(study)
     if costs.empty:

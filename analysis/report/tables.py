@@ -1,4 +1,4 @@
-"""Tables of the report's page that lead from its numbers to runs, instrument and environment."""
+"""Tables of the report that link its numbers to runs, instrument and environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def targets(study: Study) -> list[str]:
 
 
 def instrument(study: Study) -> list[dict[str, Any]]:
-    """Per arm and world size: do windows close, how much is `other`, what do the timers take."""
+    """Per arm and world size: how many windows close, the share of `other`, the cost of the timers."""
     runs = run_closure(study).merge(study.cells[["run", "arm", "world_size", "seed"]], on="run")
     split = waits_measured(study)
     rows = []
@@ -45,7 +45,7 @@ def instrument(study: Study) -> list[dict[str, Any]]:
 
 
 def _timers(runs: pd.DataFrame) -> str:
-    """`12 µs, 0.08 %`: what the phase timer takes of a step, mean over ranks and runs."""
+    """`12 µs, 0.08 %`: the cost of the phase timer per step, mean over ranks and runs."""
     known = runs[runs["instrument_seconds"].notna()]
     if known.empty:
         return "not measured"
@@ -62,11 +62,11 @@ def environments(studies: Sequence[Study]) -> list[dict[str, Any]]:
 
 
 def runs_table(study: Study, commands: Mapping[str, str]) -> list[dict[str, Any]]:
-    """One row per cell, with what it takes to look at its files and to run it again.
+    """One row per cell, with the path of its files and the command that runs it again.
 
     Args:
         study: the cells.
-        commands: what runs a whole sweep, by its name; a cell's command adds `--where`.
+        commands: the command that runs a sweep, by the sweep's name; a cell's command adds `--where`.
     """
     scored = time_to_accuracy(study)[["run", "reached", "seconds", "epochs"]]
     runs = in_order(study, study.cells.merge(scored, on="run", how="left"))

@@ -1,8 +1,7 @@
 """Intervals for a level and for a ratio. The run is the unit: steps of one run are not independent.
 
-The number of runs alone decides which method applies; each was chosen because it keeps its nominal coverage
-at that number (`tests/analysis/test_coverage.py` simulates it), where a bootstrap over three runs covers 74
-% and pooled steps cover 15 %.
+The number of runs alone decides which method applies. Each method keeps its nominal coverage at that number,
+as `tests/analysis/test_coverage.py` simulates; a bootstrap over three runs and pooled steps do not.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from analysis.statistics.limits import (
 )  # fmt: skip
 
 ORDER_STATISTIC_RUNS = 6
-"""Fewest runs whose range covers the median with 95 %: 1 - 2 / 2**6 = 96.9 %."""
+"""Fewest runs whose range covers the median at 95 %: 1 - 2 / 2**6 = 96.9 %."""
 
 PAIRED_RUNS = 6
 """Fewest pairs for a two-sided signed-rank test at 5 %: 2 / 2**6 = 3.1 %."""
 
 NO_SCATTER = 1e-12
-"""Logs that differ by less are the same number, and a t test of them would divide rounding by rounding."""
+"""Smaller differences of logs are rounding errors, on which a t test has no meaning."""
 
 T_RUNS = 3
-"""Below this a t interval is so wide that it says nothing; the points are shown instead."""
+"""With fewer runs a t interval is too wide to be useful; the points are shown instead."""
 
 MEDIAN = "order-statistic interval of the median"
 T_ON_LOGS = "t interval on logs, assuming log-normal runs"
@@ -51,11 +50,11 @@ class Interval:
     """An estimate with its 95 % confidence limits.
 
     Attributes:
-        estimate: the estimate; infinite where the typical run missed its target; NaN without runs.
-        low: lower limit, or None where no interval is justified.
-        high: upper limit, or None; infinite where misses leave it open.
-        n: runs behind it; of a ratio, those of the smaller arm, or the pairs.
-        method: the method, or the reason for having no interval, for captions.
+        estimate: the estimate; infinite if the typical run missed its target; NaN without runs.
+        low: lower limit, or None if no interval is justified.
+        high: upper limit, or None; infinite if misses leave it unknown.
+        n: number of runs; of a ratio, those of the smaller arm, or the pairs.
+        method: the method, or the reason why there is no interval, for captions.
         p_value: of a ratio, two-sided, for the claim that it is 1; None without an interval.
     """
 
@@ -67,7 +66,7 @@ class Interval:
     p_value: float | None = None
 
     def scaled(self, factor: float) -> Interval:
-        """In another unit: everything times `factor` > 0."""
+        """The interval in another unit: everything times `factor` > 0."""
         low = None if self.low is None else self.low * factor
         high = None if self.high is None else self.high * factor
         return replace(self, estimate=self.estimate * factor, low=low, high=high)
@@ -80,7 +79,7 @@ class Interval:
 def level(values: Sequence[float]) -> Interval:
     """The median of one arm's positive values, one value per run.
 
-    A run that missed its target enters as infinity: it counts as slower than every run that arrived.
+    A run that missed its target enters as infinity: it counts as slower than every run that reached it.
     """
     runs = np.asarray(values, dtype=float)
     n, estimate = len(runs), median(runs)
@@ -96,21 +95,21 @@ def level(values: Sequence[float]) -> Interval:
 
 
 def ratio(numerator: Sequence[float], denominator: Sequence[float], *, counted: bool = False) -> Interval:
-    """How many times `numerator`'s typical run is `denominator`'s; both positive, one value per run.
+    """The typical run of `numerator` over that of `denominator`; both positive, one value per run.
 
     Speed-up of an arm over a baseline is `ratio(baseline_seconds, arm_seconds)`. Misses are infinite; exact
-    limits stand with them, because ranks need no more than "later than all that arrived". Runs that agree
-    to the last digit, as whole epochs do, prove no more than their ranks do, unless they are `counted`:
-    bytes, say, of which there is no other outcome.
+    limits remain valid, because ranks only need "later than all that reached the target". If all runs have
+    the same value, such as whole epochs, p comes from their ranks, unless the values are `counted` and
+    therefore exact, such as bytes.
     """
     top, bottom = np.asarray(numerator, dtype=float), np.asarray(denominator, dtype=float)
     n = min(len(top), len(bottom))
-    refused = _too_little(top, bottom, n)
-    if refused is not None:
-        return refused
+    missing = _too_few(top, bottom, n)
+    if missing is not None:
+        return missing
     top, bottom = np.log(top), np.log(bottom)
     if 1 / math.comb(len(top) + len(bottom), n) <= TAIL:
-        with np.errstate(invalid="ignore"):  # a miss over a miss is not known; the limits allow for it
+        with np.errstate(invalid="ignore"):  # a miss over a miss is unknown; the limits allow for it
             differences = np.subtract.outer(top, bottom).ravel()
             limits = _exponentials(mann_whitney_limits(top, bottom))
         p_value = _rank_p(differences, mann_whitney(len(top), len(bottom)))
@@ -118,7 +117,7 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float], *, counted: 
     if not (np.isfinite(top).all() and np.isfinite(bottom).all()):
         return _medians(top, bottom, n, "ratio of medians, no interval: some runs missed")
     limits = _exponentials(welch_limits(top, bottom))
-    if np.ptp(top) + np.ptp(bottom) < NO_SCATTER:  # whole epochs, say: no scatter is seen, and some may be
+    if np.ptp(top) + np.ptp(bottom) < NO_SCATTER:  # such as whole epochs: the scatter is unknown
         ranks = 0.0 if counted else 2 / math.comb(len(top) + len(bottom), n)
         p_value = 1.0 if top[0] == bottom[0] else ranks
     else:
@@ -127,7 +126,7 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float], *, counted: 
 
 
 def paired_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:
-    """As `ratio`, of runs in pairs: place i of both comes from the same block, whose luck cancels.
+    """As `ratio`, of paired runs: value i of both comes from the same block, so block effects cancel.
 
     Raises:
         ValueError: the sides differ in length, or there are fewer pairs than give exact limits.
@@ -135,13 +134,13 @@ def paired_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> In
     top, bottom = np.asarray(numerator, dtype=float), np.asarray(denominator, dtype=float)
     n = len(top)
     if n != len(bottom):
-        raise ValueError(f"pairs need as many runs on both sides, got {n} and {len(bottom)}")
+        raise ValueError(f"both sides must have the same number of runs, got {n} and {len(bottom)}")
     if n < PAIRED_RUNS:
-        raise ValueError(f"{n} pairs have no exact limits; use {PAIRED_RUNS} or more, or `ratio`")
-    refused = _too_little(top, bottom, n)
-    if refused is not None:
-        return refused
-    with np.errstate(invalid="ignore"):  # a pair of misses says nothing; see _rank_limits
+        raise ValueError(f"exact limits need at least {PAIRED_RUNS} pairs, got {n}; use `ratio` for fewer")
+    missing = _too_few(top, bottom, n)
+    if missing is not None:
+        return missing
+    with np.errstate(invalid="ignore"):  # a pair of misses is unknown; see _rank_limits
         differences = np.log(top) - np.log(bottom)
         averages = walsh(differences)
         limits = _exponentials(signed_rank_limits(differences))
@@ -149,7 +148,7 @@ def paired_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> In
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values (1979): of all claims made at 5 %, none is false with 95 %."""
+    """Holm's adjusted p-values (1979): at 5 %, the chance of any false claim is at most 5 %."""
     order = np.argsort(p_values, kind="stable")
     adjusted = [0.0] * len(p_values)
     worst = 0.0
@@ -160,7 +159,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def median(values: Sequence[float] | Array) -> float:
-    """The middle value; infinite where half of the runs or more missed; NaN without runs."""
+    """The middle value; infinite if half of the runs or more missed; NaN without runs."""
     ordered = np.sort(np.asarray(values, dtype=float))
     if len(ordered) == 0:
         return math.nan
@@ -168,7 +167,7 @@ def median(values: Sequence[float] | Array) -> float:
     return float(upper if math.isinf(upper) else (lower + upper) / 2)
 
 
-def _too_little(top: Array, bottom: Array, n: int) -> Interval | None:
+def _too_few(top: Array, bottom: Array, n: int) -> Interval | None:
     if n == 0:
         return Interval(math.nan, None, None, 0, "no runs on one side")
     if (top <= 0).any() or (bottom <= 0).any():
@@ -187,7 +186,7 @@ def _medians(top: Array, bottom: Array, n: int, why: str) -> Interval:
 def _with_misses(
     differences: Array, limits: tuple[float, float], n: int, method: str, p_value: float
 ) -> Interval:
-    """Centre and limits, where the centre is known."""
+    """Centre and limits, if the centre is known."""
     least = median(np.where(np.isnan(differences), -np.inf, differences))
     most = median(np.where(np.isnan(differences), np.inf, differences))
     if not (math.isfinite(least) and math.isfinite(most)):
@@ -196,7 +195,7 @@ def _with_misses(
 
 
 def _rank_p(differences: Array, cumulative: tuple[float, ...]) -> float:
-    """Exact two-sided p; ties and unknown differences count for equality."""
+    """Exact two-sided p; ties and unknown differences count in favour of equality."""
     undecided = int((~((differences > 0) | (differences < 0))).sum())
     rarer = min(int((differences > 0).sum()), int((differences < 0).sum())) + undecided
     return min(1.0, 2 * cumulative[min(rarer, len(cumulative) - 1)])

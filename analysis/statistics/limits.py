@@ -1,6 +1,6 @@
-"""The 95 % limits behind every interval, each over many samples at once: runs lie along the last axis.
+"""The 95 % limits of every interval, for many samples at once: runs are along the last axis.
 
-All work on logs or on ranks, so none assumes that seconds are normal. Coverage over 3 to 10 runs and several
+All use logs or ranks, so none assumes normal seconds. Coverage over 3 to 10 runs and several
 kinds of noise is simulated in `tests/analysis/test_coverage.py`.
 """
 
@@ -29,7 +29,7 @@ def t_limits(values: Array) -> Limits:
 
 
 def welch_limits(top: Array, bottom: Array) -> Limits:
-    """Welch's limits of the difference of two means, whatever the arms' scatter."""
+    """Welch's limits of the difference of two means; the variances may differ."""
     parts = [arm.var(axis=-1, ddof=1) / arm.shape[-1] for arm in (top, bottom)]
     variance = parts[0] + parts[1]
     squares = sum(part**2 / (arm.shape[-1] - 1) for part, arm in zip(parts, (top, bottom), strict=True))
@@ -42,10 +42,10 @@ def welch_limits(top: Array, bottom: Array) -> Limits:
 def median_limits(values: Array) -> Limits:
     """Order statistics around the median, interpolated to 95 % (Hettmansperger & Sheather 1986).
 
-    x[k] .. x[n+1-k] misses the median when fewer than k of n runs fall on one side of it, whatever the noise.
+    x[k] .. x[n+1-k] misses the median when fewer than k of n runs fall on one side of it, for any noise.
     That coverage jumps with n (96.9 % at 6, 98.4 % at 7, 99.2 % at 8, 96.1 % at 9), so the limits
     lie between the two neighbouring pairs, by a weight that is exact for Laplace noise and close for others.
-    An infinite neighbour, a run that missed, is never averaged away: the outer order statistic then stands.
+    If a neighbour is infinite (a run that missed), the outer order statistic is used.
     """
     ordered = np.sort(values, axis=-1)
     n = values.shape[-1]
@@ -59,7 +59,7 @@ def median_limits(values: Array) -> Limits:
 
 
 def order_statistic(n: int) -> int:
-    """The largest k whose k-th smallest and largest of n runs hold the median with 95 %; 0 below n = 6."""
+    """The largest k whose k-th smallest and largest of n runs cover the median at 95 %; 0 below n = 6."""
     return int(stats.binom.ppf(TAIL, n, 0.5))
 
 
@@ -78,7 +78,7 @@ def signed_rank_limits(differences: Array) -> Limits:
 def walsh(differences: Array) -> Array:
     """Averages of all pairs of differences, each with itself too: `[..., n]` to `[..., n(n+1)/2]`."""
     i, j = np.triu_indices(differences.shape[-1])
-    with np.errstate(invalid="ignore"):  # two misses, one on each side, have no average; see _rank_limits
+    with np.errstate(invalid="ignore"):  # misses on both sides have no average; see _rank_limits
         averages: Array = (differences[..., i] + differences[..., j]) / 2
     return averages
 
@@ -101,7 +101,7 @@ def mann_whitney(m: int, n: int) -> tuple[float, ...]:
 
 @lru_cache
 def signed_rank(n: int) -> tuple[float, ...]:
-    """P(W <= w) of Wilcoxon's signed ranks, w = 0 .. n(n+1)/2: each rank is in or out with equal odds."""
+    """P(W <= w) of Wilcoxon's signed ranks, w = 0 .. n(n+1)/2: each rank has either sign with equal odds."""
     counts = [1]
     for rank in range(1, n + 1):
         shifted = [0] * rank + counts
@@ -110,12 +110,12 @@ def signed_rank(n: int) -> tuple[float, ...]:
 
 
 def largest_rank(cumulative: tuple[float, ...]) -> int:
-    """The largest k with P(statistic < k) <= 2.5 %; 0 where even the extreme is likelier than that."""
+    """The largest k with P(statistic < k) <= 2.5 %; 0 if even the extreme is more likely."""
     return int(np.searchsorted(cumulative, TAIL, side="right"))
 
 
 def _rank_limits(values: Array, k: int) -> Limits:
-    """The k-th smallest and k-th largest; what cannot be known counts against the interval on both sides."""
+    """The k-th smallest and k-th largest; unknown values widen the interval on both sides."""
     low = np.sort(np.where(np.isnan(values), -np.inf, values), axis=-1)[..., k - 1]
     high = np.sort(np.where(np.isnan(values), np.inf, values), axis=-1)[..., -k]
     return low, high

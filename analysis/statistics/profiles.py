@@ -10,16 +10,16 @@ import numpy as np
 import pandas as pd
 
 LARGEST_RATIO = 4.0
-"""Upper limit of AlgoPerf's integral: beyond four times the best a method gets no credit."""
+"""Upper limit of AlgoPerf's integral: beyond four times the best, a method scores nothing."""
 
 
 def performance_ratios(seconds: pd.DataFrame) -> pd.DataFrame:
     """Seconds over the best method's on the same workload; infinite for a miss.
 
     Args:
-        seconds: `[workload, method]`, the score of each; infinite for a miss, NaN where it was not run,
-            which stays NaN: a profile is over what a method was run on. Workloads that no method solved say
-            nothing about methods and are left out.
+        seconds: `[workload, method]`, the score of each; infinite for a miss, NaN if it was not run,
+            which stays NaN: a profile covers the workloads that a method ran. Workloads that no method solved
+            are left out.
     """
     finite = seconds.where(np.isfinite(seconds))
     solved = finite.notna().any(axis=1)

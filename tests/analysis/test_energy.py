@@ -28,9 +28,9 @@ def test_joules_are_those_of_all_ranks_until_the_target_and_none_of_a_run_that_m
         assert run.watts == pytest.approx(WATTS * run.world_size, rel=0.05)  # over the slowest rank's time
 
 
-def test_without_a_driver_the_figure_says_what_the_ranks_said(write_study):
+def test_without_a_driver_the_figure_gives_the_reason_in_the_records(write_study):
     folder = write_study(Plan(methods=("sgd",), world_sizes=(1,), seeds=(0,)))
-    with pytest.raises(NothingToDraw, match="before devices were read"):
+    with pytest.raises(NothingToDraw, match="older than device records"):
         FIGURES["energy_to_accuracy"].draw(load(folder))
     (file,) = folder.glob("*/attempt-1/rank-00000.jsonl")
     with RecordWriter(file) as writer:

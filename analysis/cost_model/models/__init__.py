@@ -1,4 +1,4 @@
-"""The drawer of models: the papers' networks as tables of layers, built by rule and without torch.
+"""The registry of models: the papers' networks as tables of layers, built by rule and without torch.
 
 To add one: a function that returns a `Model`, and a line in `MODELS`. `tests/analysis/test_models.py`
 covers it.
@@ -39,7 +39,7 @@ def read_model(name: str) -> Model:
     """The table of a model.
 
     Raises:
-        CostModelError: there is no model of this name.
+        CostModelError: no model has this name.
     """
     if name not in MODELS:
         allowed = tuple(sorted(MODELS))

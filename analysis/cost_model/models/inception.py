@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from analysis.cost_model.models.layers import Model, Pair, Pen
+from analysis.cost_model.models.layers import Builder, Model, Pair
 
 Step = tuple[int, int | Pair]  # outputs, kernel
 _ROW, _COLUMN, _SHORT_ROW, _SHORT_COLUMN = (1, 7), (7, 1), (1, 3), (3, 1)
@@ -18,76 +18,76 @@ _BLOCK_B: list[list[Step]] = [
 
 def inception_v4() -> Model:
     """150 layers at 299 by 299 pixels."""
-    pen = Pen(channels=3, size=299)
-    _stem(pen)
+    builder = Builder(channels=3, size=299)
+    _stem(builder)
     for index in range(4):
-        _block(pen, f"a{index}", _BLOCK_A)
-    _reduce(pen, "reduction_a", [[(384, 3)], [(192, 1), (224, 3), (256, 3)]])
+        _block(builder, f"a{index}", _BLOCK_A)
+    _reduce(builder, "reduction_a", [[(384, 3)], [(192, 1), (224, 3), (256, 3)]])
     for index in range(7):
-        _block(pen, f"b{index}", _BLOCK_B)
-    _reduce(pen, "reduction_b", [[(192, 1), (192, 3)], [(256, 1), (256, _ROW), (320, _COLUMN), (320, 3)]])
+        _block(builder, f"b{index}", _BLOCK_B)
+    _reduce(builder, "reduction_b", [[(192, 1), (192, 3)], [(256, 1), (256, _ROW), (320, _COLUMN), (320, 3)]])
     for index in range(3):
-        _block_c(pen, f"c{index}")
-    pen.classify("last_linear", 1000)
-    return pen.model("inception_v4")
+        _block_c(builder, f"c{index}")
+    builder.classify("last_linear", 1000)
+    return builder.model("inception_v4")
 
 
-def _stem(pen: Pen) -> None:
-    pen.conv("stem.0", 32, 3, 2, same=False)
-    pen.conv("stem.1", 32, 3, same=False)
-    pen.conv("stem.2", 64, 3)
-    _reduce(pen, "stem.3", [[(96, 3)]])
-    fork = pen.fork()
+def _stem(builder: Builder) -> None:
+    builder.conv("stem.0", 32, 3, 2, same=False)
+    builder.conv("stem.1", 32, 3, same=False)
+    builder.conv("stem.2", 64, 3)
+    _reduce(builder, "stem.3", [[(96, 3)]])
+    fork = builder.fork()
     widths = []
     before: list[list[Step]] = [[(64, 1)], [(64, 1), (64, _ROW), (64, _COLUMN)]]
     for index, steps in enumerate(before):
-        pen.back(fork)
-        _branch(pen, f"stem.4.{index}", steps)
-        pen.conv(f"stem.4.{index}.last", 96, 3, same=False)
-        widths.append(pen.channels)
-    pen.back((sum(widths), pen.size))
-    _reduce(pen, "stem.5", [[(192, 3)]])
+        builder.back(fork)
+        _branch(builder, f"stem.4.{index}", steps)
+        builder.conv(f"stem.4.{index}.last", 96, 3, same=False)
+        widths.append(builder.channels)
+    builder.back((sum(widths), builder.size))
+    _reduce(builder, "stem.5", [[(192, 3)]])
 
 
-def _block(pen: Pen, name: str, branches: Sequence[Sequence[Step]]) -> None:
+def _block(builder: Builder, name: str, branches: Sequence[Sequence[Step]]) -> None:
     """Branches side by side, their outputs stacked; pooling before the last one keeps the size."""
-    fork, width = pen.fork(), 0
+    fork, width = builder.fork(), 0
     for index, steps in enumerate(branches):
-        pen.back(fork)
-        _branch(pen, f"{name}.{index}", steps)
-        width += pen.channels
-    pen.back((width, pen.size))
+        builder.back(fork)
+        _branch(builder, f"{name}.{index}", steps)
+        width += builder.channels
+    builder.back((width, builder.size))
 
 
-def _reduce(pen: Pen, name: str, branches: Sequence[Sequence[Step]]) -> None:
+def _reduce(builder: Builder, name: str, branches: Sequence[Sequence[Step]]) -> None:
     """Branches whose last convolution halves the size, beside a pooling that passes all channels."""
-    fork = pen.fork()
+    fork = builder.fork()
     width = fork[0]
     for index, (*first, (outputs, kernel)) in enumerate(branches):
-        pen.back(fork)
-        _branch(pen, f"{name}.{index}", first)
-        pen.conv(f"{name}.{index}.last", outputs, kernel, 2, same=False)
+        builder.back(fork)
+        _branch(builder, f"{name}.{index}", first)
+        builder.conv(f"{name}.{index}.last", outputs, kernel, 2, same=False)
         width += outputs
-    pen.back((width, pen.size))
+    builder.back((width, builder.size))
 
 
-def _block_c(pen: Pen, name: str) -> None:
+def _block_c(builder: Builder, name: str) -> None:
     """Its two middle branches end in a row and a column side by side."""
-    fork, size = pen.fork(), pen.size
-    _branch(pen, f"{name}.0", [(256, 1)])
+    fork, size = builder.fork(), builder.size
+    _branch(builder, f"{name}.0", [(256, 1)])
     before: list[list[Step]] = [[(384, 1)], [(384, 1), (448, _SHORT_COLUMN), (512, _SHORT_ROW)]]
     for index, steps in enumerate(before, start=1):
-        pen.back(fork)
-        _branch(pen, f"{name}.{index}", steps)
-        ends = pen.fork()
+        builder.back(fork)
+        _branch(builder, f"{name}.{index}", steps)
+        ends = builder.fork()
         for end, kernel in (("a", _SHORT_ROW), ("b", _SHORT_COLUMN)):
-            pen.back(ends)
-            pen.conv(f"{name}.{index}.{end}", 256, kernel)
-    pen.back(fork)
-    _branch(pen, f"{name}.3", [(256, 1)])
-    pen.back((6 * 256, size))
+            builder.back(ends)
+            builder.conv(f"{name}.{index}.{end}", 256, kernel)
+    builder.back(fork)
+    _branch(builder, f"{name}.3", [(256, 1)])
+    builder.back((6 * 256, size))
 
 
-def _branch(pen: Pen, name: str, steps: Sequence[Step]) -> None:
+def _branch(builder: Builder, name: str, steps: Sequence[Step]) -> None:
     for index, (outputs, kernel) in enumerate(steps):
-        pen.conv(f"{name}.{index}", outputs, kernel)
+        builder.conv(f"{name}.{index}", outputs, kernel)

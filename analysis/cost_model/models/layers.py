@@ -1,4 +1,4 @@
-"""A network as its preconditioned layers and its other parameters; and the pen that draws one."""
+"""A network as its preconditioned layers and its other parameters, and a builder for convolutional ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Layer:
 
     @property
     def shape(self) -> LayerShape:
-        """The two factors, as placement sees them."""
+        """The shapes of the two factors."""
         patch = self.inputs * self.kernel[0] * self.kernel[1]
         return LayerShape(self.name, FactorShape(patch + self.bias), FactorShape(self.outputs))
 
@@ -60,7 +60,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Model:
-    """A network as K-FAC's costs depend on it.
+    """The properties of a network that determine K-FAC's costs.
 
     Attributes:
         layers: those that K-FAC preconditions, in the model's order.
@@ -75,27 +75,27 @@ class Model:
 
     @cached_property
     def shapes(self) -> list[LayerShape]:
-        """The layers as placement sees them."""
+        """The factor shapes of all layers."""
         return [layer.shape for layer in self.layers]
 
     @property
     def parameters(self) -> int:
-        """All trained parameters: what data parallelism averages."""
+        """All trained parameters, whose gradients data parallelism averages."""
         return self.other_parameters + sum(shape.gradient_elements for shape in self.shapes)
 
     @property
     def forward_flops(self) -> int:
-        """Of one example's forward pass."""
+        """FLOPs of one example's forward pass."""
         return self.plain_flops + sum(layer.forward_flops for layer in self.layers)
 
     @property
     def activations(self) -> int:
-        """Elements that the layers put out for one example; a training step keeps about twice of it."""
+        """Elements of all layers' outputs for one example; a training step keeps about twice as many."""
         return sum(layer.positions * layer.outputs for layer in self.layers)
 
 
-class Pen:
-    """Draws a convolutional network layer by layer; holds the image that the next layer sees."""
+class Builder:
+    """Builds a convolutional network layer by layer; holds the shape of the next layer's input."""
 
     def __init__(self, channels: int, size: int) -> None:
         self.channels, self.size = channels, (size, size)
@@ -134,11 +134,11 @@ class Pen:
         self.size = (height, width)
 
     def fork(self) -> tuple[int, Pair]:
-        """Where a branch leaves; hand it to `back`."""
+        """The start of a branch, for `back`."""
         return self.channels, self.size
 
     def back(self, fork: tuple[int, Pair]) -> None:
-        """Go back to where a branch left."""
+        """Return to the start of a branch."""
         self.channels, self.size = fork
 
     def classify(self, name: str, classes: int) -> None:
@@ -146,5 +146,5 @@ class Pen:
         self.layers.append(Layer(name, self.channels, classes, bias=True, kind="linear"))
 
     def model(self, name: str) -> Model:
-        """What has been drawn."""
+        """The network built so far."""
         return Model(name, tuple(self.layers), self.other_parameters)

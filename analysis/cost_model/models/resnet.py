@@ -1,37 +1,37 @@
 """Residual networks: of CIFAR (He et al. 2016, section 4.2) and of ImageNet (table 1, bottlenecks)."""
 
-from analysis.cost_model.models.layers import Model, Pen
+from analysis.cost_model.models.layers import Builder, Model
 
 _BOTTLENECKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 
 def cifar_resnet(depth: int) -> Model:
     """6n + 2 layers of 16, 32 and 64 channels; shortcuts without parameters, as in the papers' code."""
-    pen = Pen(channels=3, size=32)
-    pen.conv("conv1", 16, 3)
+    builder = Builder(channels=3, size=32)
+    builder.conv("conv1", 16, 3)
     for stage, width in enumerate((16, 32, 64), start=1):
         for block in range((depth - 2) // 6):
             stride = 2 if stage > 1 and block == 0 else 1
-            pen.conv(f"layer{stage}.{block}.conv1", width, 3, stride)
-            pen.conv(f"layer{stage}.{block}.conv2", width, 3)
-    pen.classify("linear", 10)
-    return pen.model(f"resnet{depth}")
+            builder.conv(f"layer{stage}.{block}.conv1", width, 3, stride)
+            builder.conv(f"layer{stage}.{block}.conv2", width, 3)
+    builder.classify("linear", 10)
+    return builder.model(f"resnet{depth}")
 
 
 def imagenet_resnet(depth: int) -> Model:
     """Bottlenecks with the stride on the 3 by 3 convolution, as in torchvision."""
-    pen = Pen(channels=3, size=224)
-    pen.conv("conv1", 64, 7, 2)
-    pen.pool(3, 2, padding=1)
+    builder = Builder(channels=3, size=224)
+    builder.conv("conv1", 64, 7, 2)
+    builder.pool(3, 2, padding=1)
     for stage, blocks in enumerate(_BOTTLENECKS[depth], start=1):
         width = 32 * 2**stage
         for block in range(blocks):
-            name, fork, stride = f"layer{stage}.{block}", pen.fork(), 2 if stage > 1 and block == 0 else 1
-            pen.conv(f"{name}.conv1", width, 1)
-            pen.conv(f"{name}.conv2", width, 3, stride)
-            pen.conv(f"{name}.conv3", 4 * width, 1)
+            name, fork, stride = f"layer{stage}.{block}", builder.fork(), 2 if stage > 1 and block == 0 else 1
+            builder.conv(f"{name}.conv1", width, 1)
+            builder.conv(f"{name}.conv2", width, 3, stride)
+            builder.conv(f"{name}.conv3", 4 * width, 1)
             if block == 0:
-                pen.back(fork)
-                pen.conv(f"{name}.downsample", 4 * width, 1, stride)
-    pen.classify("fc", 1000)
-    return pen.model(f"resnet{depth}")
+                builder.back(fork)
+                builder.conv(f"{name}.downsample", 4 * width, 1, stride)
+    builder.classify("fc", 1000)
+    return builder.model(f"resnet{depth}")
