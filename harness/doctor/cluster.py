@@ -5,10 +5,7 @@ from __future__ import annotations
 from harness.doctor.findings import Finding, fault, ok, skipped, warning
 from harness.errors import SiteError
 from harness.launchers.site import Site
-from harness.launchers.slurm.cluster_survey import Partition, Survey
-from harness.launchers.slurm.job_layout import START_MINUTES, slurm
-from harness.launchers.slurm.sbatch import rehearse
-from harness.launchers.slurm.scheduler import NoAnswerError
+from harness.launchers.slurm import START_MINUTES, NoAnswerError, Partition, Survey, rehearse, slurm
 
 _NO_MPI = "none"
 

@@ -25,11 +25,15 @@ from harness.errors import SchedulerError, SiteError
 from harness.launchers import LAUNCHERS
 from harness.launchers.launch import Launch
 from harness.launchers.site import Site
-from harness.launchers.slurm.cluster_survey import survey
-from harness.launchers.slurm.job_layout import slurm
-from harness.launchers.slurm.scheduler import NoAnswerError, end_named, jobs_of
-from harness.launchers.slurm.scheduler_state import scheduler_ids
-from harness.launchers.slurm.submission_manifest import unconfirmed
+from harness.launchers.slurm import (
+    NoAnswerError,
+    end_named,
+    jobs_of,
+    scheduler_ids,
+    slurm,
+    survey,
+    unconfirmed,
+)
 from harness.runs.store import SweepFolder, sweep_folder
 from harness.study.cell_states import IN_FLIGHT
 from harness.study.status import CellStatus, read_statuses

@@ -8,7 +8,7 @@ import sys
 
 from harness.doctor.findings import Finding, fault, ok, skipped, warning
 from harness.errors import SiteError
-from harness.launchers.local.launcher import site_cpus, site_gpus
+from harness.launchers.local import site_cpus, site_gpus
 from harness.launchers.rank_environment import kept_from_jobs
 from harness.launchers.site import Site
 

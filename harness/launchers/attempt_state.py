@@ -1,4 +1,4 @@
-"""What a launcher knows of an attempt that its files do not tell."""
+"""State of an attempt as reported by its launcher."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from harness.runs.records import State
 
 @dataclass(frozen=True)
 class AttemptState:
-    """The state of an attempt without an outcome.
+    """State of an attempt without an outcome.
 
     Attributes:
-        state: None if it is as its files say.
-        cause: one sentence for people.
-        failed_nodes: hosts that failed under it.
-        sure: whether the attempt is over for good and may be given an outcome in its launcher's place.
+        state: None if the attempt's files have the right one.
+        cause: one sentence for the user.
+        failed_nodes: hosts that failed while the attempt ran.
+        sure: whether the attempt has certainly ended, so that the reader may write its outcome.
     """
 
     state: State | None

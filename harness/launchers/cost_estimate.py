@@ -1,4 +1,4 @@
-"""What runs may cost at most, and the budget that stops them before they start."""
+"""Upper bound of the cost of runs, and the budget that refuses them before they start."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from harness.errors import BudgetError
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """Time limits times what is held, also where runs end sooner: the most that one life of each job costs.
+    """Time limits times the resources held: the most that one start of each job costs.
 
-    A cluster that starts a job again, after a preemption or a node's failure, gives it a life more. How
-    often is not known beforehand, so where that may happen this bounds no total.
+    A cluster may start a job again after a preemption or a node failure. How often is not known
+    beforehand, so where that may happen this is not a bound of the total.
 
     Attributes:
         requeued: whether jobs may be started again.
@@ -35,24 +35,22 @@ class CostEstimate:
 
     def __str__(self) -> str:
         gpus = f"{self.gpu_hours:.4g} GPU-hours, " if self.gpu_hours else ""
-        return f"at most {gpus}{self.core_hours:.4g} core-hours{self._a_life}"
+        return f"at most {gpus}{self.core_hours:.4g} core-hours{self._per_start}"
 
     @property
-    def _a_life(self) -> str:
-        return (
-            " a life, and a job that Slurm starts again has another (slurm.requeue)" if self.requeued else ""
-        )
+    def _per_start(self) -> str:
+        return " per start, and Slurm may start a job again (slurm.requeue)" if self.requeued else ""
 
     def refuse_beyond(self, budget: float | None) -> None:
-        """Stop what is over `budget`, in GPU-hours where GPUs are held, else in core-hours.
+        """Refuse a cost above `budget`, in GPU-hours where GPUs are held, else in core-hours.
 
         Raises:
-            BudgetError: it could cost more.
+            BudgetError: the cost could be higher.
         """
         counted, unit = (self.gpu_hours, "GPU-hours") if self.gpu_hours else (self.core_hours, "core-hours")
         if budget is not None and counted > budget:
             raise BudgetError(
-                f"this could cost {counted:.4g} {unit}{self._a_life}, the budget is {budget:.4g}: "
+                f"this could cost {counted:.4g} {unit}{self._per_start}, the budget is {budget:.4g}: "
                 f"submit less with --where, lower the site's timeout_minutes, or raise --budget; "
                 "nothing was submitted"
             )

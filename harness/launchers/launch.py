@@ -1,9 +1,9 @@
-"""What a launcher writes into an attempt's folder: how it was launched, and who runs it.
+"""Files of a launcher in an attempt's folder: how the attempt was launched, and which process runs it.
 
 - `launch.json`, a `Launch`: the attempt is PENDING.
-- `gang.json`, the presence of the process that will run it, from the moment it lines up for leases.
-- `begun.json`, a `RanksStarted`: it has its leases; the attempt is RUNNING.
-- `cancel`, a request to end it, made by anyone who can write there; `checkpoint` in it asks to save first.
+- `gang.json`, the identity of the supervisor process, written before it waits for leases.
+- `begun.json`, a `RanksStarted`: the attempt has its leases and is RUNNING.
+- `cancel`, a request to end the attempt, by anyone who can write there; `checkpoint` in it means: save first.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import pwd
 import sys
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
+
+from pydantic import Field
 
 from harness.cell import Spec
 from harness.launchers.process_identity import ProcessIdentity
@@ -26,16 +28,16 @@ class Launch(Spec):
     """How one attempt is launched, decided when it is submitted.
 
     Attributes:
-        command: starts one rank; the attempt's folder, the rank and the like are appended.
+        command: starts one rank; the attempt's folder, the rank and more options are appended.
         cpus: CPU numbers of this host that the attempt may lease from.
         gpus: GPU numbers of this host that the attempt may lease from.
         cpus_per_rank: CPUs, and so threads, of each rank.
-        oversubscribed: whether the ranks share fewer CPUs than `cpus_per_rank` asks for.
+        oversubscribed: whether the ranks share fewer CPUs than `cpus_per_rank` requires.
         submitted_at: Unix time, seconds; attempts are started in this order.
-        job_id: the job's name in the launcher underneath, once known.
-        continues: number of the attempt whose checkpoints it goes on from; None starts anew.
-        claim: under Slurm, the name of the claim that the attempt is in.
-        claim_job: which job of the claim's array it is in, counted from 0.
+        job_id: the job's id in submitit, once known.
+        continues: number of the attempt from whose checkpoints this one resumes; None starts from scratch.
+        manifest: under Slurm, the submission manifest that lists the attempt; `claim` in the file.
+        manifest_job: index of its job in the manifest's array; `claim_job` in the file.
     """
 
     launcher: str
@@ -50,23 +52,27 @@ class Launch(Spec):
     submitted_at: float
     job_id: str | None = None
     continues: int | None = None
-    claim: str | None = None
-    claim_job: int | None = None
+    manifest: str | None = Field(default=None, alias="claim")
+    manifest_job: int | None = Field(default=None, alias="claim_job")
 
     @classmethod
     def read(cls, attempt: Attempt) -> Self | None:
-        """The attempt's launch, or None if it was made but never launched."""
+        """The attempt's launch; None if the attempt was never launched."""
         raw = attempt.read("launch.json")
         return cls.model_validate(raw) if raw is not None else None
 
     def write(self, attempt: Attempt) -> None:
         """Write `launch.json`: from now on the attempt is pending."""
-        attempt.write("launch.json", self.model_dump(mode="json"))
+        attempt.write("launch.json", self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a JSON file."""
+        return self.model_dump(mode="json", by_alias=True)
 
 
 @dataclass(frozen=True)
 class RanksStarted:
-    """The moment at which an attempt's ranks were started, and the leases that they got.
+    """When an attempt's ranks were started, and the leases that they got.
 
     Attributes:
         started_at: Unix time, seconds.
@@ -84,15 +90,15 @@ class RanksStarted:
 
     @classmethod
     def read(cls, attempt: Attempt) -> Self | None:
-        """The attempt's beginning, or None while it is pending."""
+        """Start of the attempt's ranks; None while it is pending."""
         raw = attempt.read("begun.json")
         return cls(raw["started_at"], tuple(raw["cpus"]), tuple(raw["gpus"])) if raw is not None else None
 
 
 def user_name() -> str:
-    """Of this process, as the system knows it; the number of a user without an entry, as in some containers.
+    """User of this process; the number of a user without an entry, as in some containers.
 
-    No environment variable is believed: Slurm is asked about this user's jobs.
+    Environment variables are not used, because they can be wrong and Slurm's jobs are looked up by this name.
     """
     try:
         return pwd.getpwuid(os.getuid()).pw_name
@@ -101,20 +107,20 @@ def user_name() -> str:
 
 
 def supervisor_identity(attempt: Attempt) -> ProcessIdentity | None:
-    """The process that runs the attempt or waits to, alive or not; None before there was one."""
+    """The process that runs the attempt or waits for leases, alive or not; None before there was one."""
     raw: dict[str, Any] | None = attempt.read("gang.json")
     return ProcessIdentity.read(raw) if raw is not None else None
 
 
 def request_cancel(attempt: Attempt, *, checkpoint: bool = False) -> None:
-    """Ask whoever runs the attempt to end it, after saving a checkpoint or at once."""
+    """Request that the attempt be ended, after saving a checkpoint or at once."""
     write_atomically(attempt.path / "cancel", "checkpoint\n" if checkpoint else "")
 
 
 def cancel_requested(attempt: Attempt) -> Literal["checkpoint", "now"] | None:
-    """Whether someone asked for the attempt's end, and how."""
+    """How the attempt was requested to end; None if it was not."""
     try:
-        wish = (attempt.path / "cancel").read_text()
+        request = (attempt.path / "cancel").read_text()
     except FileNotFoundError:
         return None
-    return "checkpoint" if wish.strip() == "checkpoint" else "now"
+    return "checkpoint" if request.strip() == "checkpoint" else "now"

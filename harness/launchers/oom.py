@@ -1,4 +1,4 @@
-"""Whether memory ran out: the kernel's count of processes that it killed for it, and Python's errors."""
+"""Whether memory ran out: Python's errors, Slurm's messages, and the kernel's count of killed processes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _COUNTERS = {1: "memory.oom_control", 2: "memory.events"}
 
 
 def is_memory_error(text: str) -> bool:
-    """Whether an exception's first line says that host or device memory ran out."""
+    """Whether the first line of an exception reports that host or device memory ran out."""
     return any(words in text for words in _MEMORY_ERRORS)
 
 
 def slurm_killed(log: str) -> bool:
-    """Whether srun's output says that a step was killed for memory."""
+    """Whether srun's output reports that a step was killed for memory."""
     return _SLURM_KILLED.search(log) is not None
 
 
 def oom_kills() -> int | None:
-    """Processes of this control group that the kernel killed for memory; None where it does not say."""
+    """Processes of this control group that the kernel killed for memory; None if there is no such count."""
     for version, folder in memory_groups():
         path = folder / _COUNTERS[version]
         try:

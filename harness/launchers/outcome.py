@@ -1,4 +1,4 @@
-"""From the ranks' ends to an attempt's outcome: which rank was the cause, and one sentence for people."""
+"""The outcome of an attempt, from the ends of its ranks: state, root cause, and one sentence for the user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.runs.log_tail import last_lines, last_record
 from harness.runs.records import CheckpointRecord, FailureRecord, Outcome, RankExit, State
 from harness.runs.store import Attempt
 
-# What a rank says when the mistake was a peer's: TCP, gloo, NCCL and the store, in their own words.
+# Messages of TCP, gloo, NCCL and the store in a rank that lost a peer, and so is not the root cause.
 _LOST_PEER = re.compile(
     r"connection (was )?(reset|closed|refused|aborted)|closed by peer|broken pipe|remote peer|gloo|"
     r"ncclRemoteError|DistNetworkError|socket|(wait|store|recv|barrier).*time(d )?-?out",
@@ -28,22 +28,22 @@ _LOST_PEER = re.compile(
 )
 
 
-def judge(
+def outcome_of_ranks(
     attempt: Attempt, ending: RanksEnd, started_at: float, ended_at: float, oom_killed: bool
 ) -> Outcome:
-    """The outcome of an attempt whose ranks are all gone.
+    """The outcome of an attempt whose ranks have all ended.
 
     Args:
-        attempt: read for pulses, records, logs and `result.json`; not written.
+        attempt: read for heartbeats, records, logs and `result.json`; not written.
         ending: why and in which order the ranks ended.
         started_at: Unix time, seconds.
         ended_at: Unix time, seconds.
-        oom_killed: whether the kernel killed for memory in this control group during the run.
+        oom_killed: whether the kernel killed processes of this control group for memory during the run.
     """
     result = attempt.read("result.json") or {}
     codes = {death.exit_code for death in ending.deaths}
     checkpoint = next((saved.step for _, saved in resumable(attempt)), None)
-    exits = _in_order_of_guilt(ending.deaths, [read_exit(attempt, death) for death in ending.deaths])
+    exits = _root_cause_first(ending.deaths, [read_exit(attempt, death) for death in ending.deaths])
     state: State
     if codes == {PREEMPTED_EXIT_CODE}:
         state, cause = _stopped(attempt, ending)
@@ -71,13 +71,13 @@ def judge(
 
 
 def outcome_without_ranks(state: State, cause: str, started_at: float | None = None) -> Outcome:
-    """The outcome of an attempt whose ranks never ran, or are not to be judged by."""
+    """The outcome of an attempt whose ranks never ran, or do not decide it."""
     now = time.time()
     return Outcome(state, cause, None, "error", started_at if started_at is not None else now, now)
 
 
 def read_exit(attempt: Attempt, death: RankDeath) -> RankExit:
-    """One rank's end with its last step and phase and the first line of its exception."""
+    """One rank's exit with its last step and phase and the first line of its exception."""
     beat = attempt.last_heartbeat(death.rank)
     failure = last_record(attempt.records(death.rank), FailureRecord.KIND)
     error = None
@@ -94,20 +94,20 @@ def read_exit(attempt: Attempt, death: RankDeath) -> RankExit:
     )
 
 
-def place(end: RankExit) -> str:
-    """Filter in training a rank was, for a sentence."""
+def position(end: RankExit) -> str:
+    """Step and phase of a rank's end, for a sentence."""
     if end.step is None:
         return "before its first step"
     return f"at step {end.step} in {end.phase}"
 
 
-def _in_order_of_guilt(deaths: Sequence[RankDeath], exits: Sequence[RankExit]) -> tuple[RankExit, ...]:
-    def guilt(index: int) -> tuple[bool, bool, bool, bool, int]:
+def _root_cause_first(deaths: Sequence[RankDeath], exits: Sequence[RankExit]) -> tuple[RankExit, ...]:
+    def priority(index: int) -> tuple[bool, bool, bool, bool, int]:
         death, end = deaths[index], exits[index]
         about_a_peer = end.error is not None and _LOST_PEER.search(end.error) is not None
         return death.exit_code == 0, not death.own, end.signal is None, about_a_peer, index
 
-    return tuple(exits[index] for index in sorted(range(len(exits)), key=guilt))
+    return tuple(exits[index] for index in sorted(range(len(exits)), key=priority))
 
 
 _STOPPED: dict[Reason, tuple[State, str]] = {
@@ -119,7 +119,7 @@ _STOPPED: dict[Reason, tuple[State, str]] = {
 
 
 def _stopped(attempt: Attempt, ending: RanksEnd) -> tuple[State, str]:
-    """All ranks ended together, by agreement, with a checkpoint or with the reason why there is none."""
+    """All ranks agreed to end, with a checkpoint or with the reason why there is none."""
     state, words = _STOPPED[ending.reason]
     record = last_record(attempt.records(0), CheckpointRecord.KIND)
     if record is None:
@@ -131,7 +131,7 @@ def _stopped(attempt: Attempt, ending: RanksEnd) -> tuple[State, str]:
 
 def _ended_from_outside(ending: RanksEnd, exits: Sequence[RankExit]) -> tuple[State, str]:
     behind = min(exits, key=lambda end: -1 if end.step is None else end.step, default=None)
-    where = f"; the last rank was {behind.rank}, {place(behind)}" if behind is not None else ""
+    where = f"; the last rank was {behind.rank}, {position(behind)}" if behind is not None else ""
     if ending.reason == "timeout":
         return "TIMEOUT", f"ran longer than the site's timeout_minutes{where}"
     if ending.reason == "preempt":
@@ -141,16 +141,16 @@ def _ended_from_outside(ending: RanksEnd, exits: Sequence[RankExit]) -> tuple[St
 
 def _failed(attempt: Attempt, first: RankExit, oom_killed: bool) -> tuple[State, str]:
     if first.signal is not None:
-        cause = f"rank {first.rank} was killed by {first.signal} {place(first)}"
+        cause = f"rank {first.rank} was killed by {first.signal} {position(first)}"
         if oom_killed and first.signal == "SIGKILL":
             return "OOM", f"{cause}: the kernel ran out of memory"
         return "FAILED", cause
     if first.error is not None:
         state: State = "OOM" if is_memory_error(first.error) else "FAILED"
-        return state, f"rank {first.rank} failed {place(first)}: {first.error}"
+        return state, f"rank {first.rank} failed {position(first)}: {first.error}"
     words = [line.strip() for line in last_lines(attempt.log(first.rank)) if line.strip()]
     said = f"; its last words: {words[-1]}" if words else ""
-    cause = f"rank {first.rank} exited with code {first.exit_code} {place(first)}{said}"
+    cause = f"rank {first.rank} exited with code {first.exit_code} {position(first)}{said}"
     return ("OOM" if is_memory_error(said) else "FAILED"), cause
 
 

@@ -1,4 +1,4 @@
-"""Which process answers for something, said so that another process can check whether it still does."""
+"""Identity of a process, by which another process can check whether it is still alive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import psutil
 
-_CLOCK_SLACK_SECONDS = 2.0  # creation times are read against a boot time that the clock's corrections move
+_CLOCK_TOLERANCE_SECONDS = 2.0  # creation times are relative to a boot time that clock corrections move
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class ProcessIdentity:
     """A process on a host; its creation time tells it from a later one with the same number.
 
     Attributes:
-        created: Unix time at which the process was made, seconds.
+        created: Unix time at which the process was created, seconds.
     """
 
     host: str
@@ -33,7 +33,7 @@ class ProcessIdentity:
 
     @classmethod
     def read(cls, raw: Mapping[str, Any]) -> Self:
-        """Out of what `to_dict` gave."""
+        """From the result of `to_dict`."""
         return cls(str(raw["host"]), int(raw["pid"]), float(raw["created"]))
 
     def to_dict(self) -> dict[str, Any]:
@@ -41,18 +41,18 @@ class ProcessIdentity:
         return asdict(self)
 
     def alive(self) -> bool:
-        """Whether the process lives; one on another host is taken to live, as it cannot be seen from here."""
+        """Whether the process is alive; a process on another host cannot be checked and counts as alive."""
         if self.host != socket.gethostname():
             return True
         try:
             process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.created) < _CLOCK_SLACK_SECONDS
+            same = abs(process.create_time() - self.created) < _CLOCK_TOLERANCE_SECONDS
             return same and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
 
     def terminate(self) -> bool:
-        """Send SIGTERM; returns whether the process was here to get it."""
+        """Send SIGTERM; returns whether the process was alive on this host."""
         if self.host != socket.gethostname() or not self.alive():
             return False
         try:

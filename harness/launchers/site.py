@@ -1,4 +1,4 @@
-"""A site: where ranks run. Cluster facts live here and never in a sweep."""
+"""A site: where ranks run. Facts about a cluster are in its site profile, never in a sweep."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ class Site(Spec):
         gpus: GPU leases on this host; None takes what the driver shows.
         cpus_per_rank: CPUs leased, pinned and given as threads to each rank.
         gpus_per_rank: GPUs leased to each rank; with 1 a rank that sees too few refuses to train, with 0
-            ranks compute on CPUs whatever they see.
+            ranks compute on CPUs even where they see a GPU.
         oversubscribe: whether a cell that needs more CPUs than the site has may run with all of them,
             alone and marked as oversubscribed; otherwise it is refused.
-        backend: what carries the ranks' traffic; auto is nccl for ranks with a GPU and gloo for others. With
-            mpi the local launcher makes the ranks one MPI world itself, for MPICH and its relatives.
+        backend: communication backend; auto is nccl for ranks with a GPU and gloo for others. With mpi the
+            local launcher starts the ranks under `mpiexec`, of MPICH or a relative.
         timeout_minutes: an attempt that runs longer is ended with TIMEOUT.
-        grace_seconds: what ranks get to save a checkpoint in when they are asked to stop, and how long before
-            the time limit they are asked; at most half of it.
-        checkpoint_every_epochs: save at the start of every so many epochs; None for never.
-        checkpoint_every_minutes: save after every so many minutes; None for never.
-        traced_steps: `[first, end]`: of these steps every phase is recorded with its beginning, for
-            `kronscale trace`; an inverse period shows all that a step can hold.
+        grace_seconds: time that ranks get to save a checkpoint when they have to stop, and how long before
+            the time limit they are told to; at most half of the limit.
+        checkpoint_every_epochs: interval of checkpoints in epochs; None for none.
+        checkpoint_every_minutes: interval of checkpoints in minutes; None for none.
+        traced_steps: `[first, end]`: steps whose phases are recorded one by one with their start, for
+            `kronscale trace`; an inverse period contains every kind of phase.
         profiler_ranges: whether phases are shown to profilers as `kronscale.<phase>`: torch's, and on a GPU
             NVTX's for Nsight Systems, which `setup` and `srun` can put in front of the ranks.
         split_wait: whether ranks meet before every collective, so that waiting for late ranks is measured
             apart from moving bytes; a barrier more for each, so steps are slower.
-        single_copy: whether CPU ranks of one host that communicate over Gloo read each other's memory instead of
-            sending it, where the kernel lets them; None is true with launcher local, else false.
-        ptrace_any: where Yama lets only parents read a process (`kernel.yama.ptrace_scope` is 1), whether ranks
-            allow all processes of their user to read them, which `single_copy` needs there.
+        single_copy: whether CPU ranks of one host that communicate over Gloo read each other's memory instead
+            of sending it, where the kernel lets them; None is true with launcher local, else false.
+        ptrace_any: where Yama lets only parents read a process (`kernel.yama.ptrace_scope` is 1), whether
+            ranks allow all processes of their user to read them, which `single_copy` needs there.
         group_readable: whether the folder's group may read new sweeps' runs, as far as your umask lets it
             (027 does); otherwise nobody but you can.
-        environment: extra variables for the ranks; written into the run folder, so no place for secrets.
+        environment: extra variables for the ranks; written into the run folder, so never put secrets here.
         slurm: for launcher slurm, facts of the cluster.
     """
 

@@ -1,4 +1,4 @@
-"""Site profiles, `jobs/sites/<name>.yaml`: cluster facts, apart from every sweep."""
+"""Reads site profiles, `jobs/sites/<name>.yaml`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_site(name: str, folder: Path = DEFAULT_FOLDER) -> Site:
     """Read a profile by name, or by path where `name` ends in `.yaml`.
 
     Raises:
-        SiteError: there is no such profile, or the first mistake in it, with its line.
+        SiteError: there is no such profile, or it has a mistake; names the first one with its line.
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
     if not path.exists():
@@ -29,7 +29,7 @@ def read_site(name: str, folder: Path = DEFAULT_FOLDER) -> Site:
     document = read_document(path, SiteError)
     for key in document.content:
         if key not in Site.model_fields:
-            raise document.error((key,), f" is no key of a site{not_allowed(key, Site.model_fields)}")
+            raise document.error((key,), f" is not a key of a site{not_allowed(key, Site.model_fields)}")
     if document.content.get("name", path.stem) != path.stem:
         raise document.error(("name",), f"={document.content['name']!r} is not the file's name, {path.stem}")
     try:

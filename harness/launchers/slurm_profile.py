@@ -1,4 +1,4 @@
-"""What a Slurm site's profile says beyond where and how long: the `slurm:` section."""
+"""The `slurm:` section of a site profile."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from harness.cell import Spec
 
-_OURS = (
+_RESERVED = (
     "array",
     "comment",
     "job-name",
@@ -22,29 +22,30 @@ _OURS = (
 
 
 class SlurmProfile(Spec):
-    """Facts about one cluster, and how cells are laid into its jobs.
+    """Facts about one cluster, and how cells are laid out in its jobs.
 
     Attributes:
         ranks_per_node: most ranks of a cell on a node; a wider cell takes several nodes, all equally full.
         partition: and `account`, `qos`, `constraint`, `wckey`: sbatch's options of these names.
         exclude_nodes: nodes that no job may get.
-        memory_gb_per_node: of a full node; a cell that leaves ranks free asks for its share. None asks for
-            nothing, and the cluster's default holds.
-        exclusive: whether jobs get whole nodes; hours are then counted for whole nodes.
-        cpus_per_node: and `gpus_per_node`: what a whole node has; only for counting hours.
-        gpus_by: how GPUs are asked for: the option `gpus-per-node`, `gres` (as `gres=gpu:4`), or `none` where
+        memory_gb_per_node: requested for a full node; a cell with fewer ranks requests its share. None
+            requests nothing, so that the cluster's default applies.
+        exclusive: whether jobs get whole nodes; the cost estimate then counts whole nodes.
+        cpus_per_node: and `gpus_per_node`: of a whole node; only for the cost estimate.
+        gpus_by: how GPUs are requested: the option `gpus-per-node`, `gres` (as `gres=gpu:4`), or `none` where
             whole nodes come with all of theirs.
         mpi: srun's `--mpi`: `pmi2` for MPICH, `pmix` for Open MPI, `none`.
         sbatch: more options by name without dashes; a value of null gives the bare option.
-        srun: more words for srun, such as `--cpu-bind=cores`.
-        setup: lines of bash before the ranks start, such as `module load ...`; run as they stand.
+        srun: more options of srun, such as `--cpu-bind=cores`.
+        setup: lines of bash that run before the ranks start, such as `module load ...`; not quoted.
         at_once: most jobs of an array that run at the same time.
         array_size: most jobs in an array; the cluster's MaxArraySize minus one.
         cells_per_job: cells that run side by side in one job.
         pair_arms: whether all arms of a block, the cells of one world size and seed, run in one job one
             after another, so that comparisons between them are within one allocation.
         requeue: whether Slurm may start a job again after a node failed or a preemption.
-        signal_seconds: ranks get SIGUSR2 this long before the job's time limit or preemption; None for never.
+        signal_seconds: time between SIGUSR2 to the ranks and the job's time limit or preemption; None for no
+            signal.
     """
 
     ranks_per_node: int = Field(ge=1)
@@ -71,7 +72,7 @@ class SlurmProfile(Spec):
     signal_seconds: int | None = Field(default=None, ge=1)
 
     def gpu_option(self, count: int) -> dict[str, str]:
-        """The option, of sbatch or srun, that asks for so many GPUs on each node; empty if none is needed."""
+        """Option of sbatch or srun that requests `count` GPUs on each node; empty if none is needed."""
         if not count or self.gpus_by == "none":
             return {}
         return {self.gpus_by: f"gpu:{count}" if self.gpus_by == "gres" else str(count)}
@@ -86,6 +87,8 @@ class SlurmProfile(Spec):
                     f"{name}={value!r} has a line break or a quote, which #SBATCH lines cannot hold"
                 )
         for name in self.sbatch:
-            if not name.replace("-", "").isalnum() or name in _OURS:
-                raise ValueError(f"sbatch={name!r} is no option to add; not allowed: {', '.join(_OURS)}")
+            if not name.replace("-", "").isalnum() or name in _RESERVED:
+                raise ValueError(
+                    f"sbatch={name!r} must be an option of sbatch, and none of {', '.join(_RESERVED)}"
+                )
         return self

@@ -111,7 +111,7 @@ def count_states(statuses: Iterable[CellStatus]) -> dict[State, int]:
 def is_stalled(folder: SweepFolder, statuses: Iterable[CellStatus]) -> bool:
     """Whether cells are pending and their queue was killed, so that nothing will start them."""
     names = {_launcher(status.attempt) for status in statuses if status.state == "PENDING" and status.attempt}
-    return any(not LAUNCHERS[name].works_on(folder) for name in names)
+    return any(not LAUNCHERS[name].starts_pending(folder) for name in names)
 
 
 def _status(cell: Cell, stored: StoredState) -> CellStatus:
@@ -182,7 +182,7 @@ def _reported_states(attempts: Iterable[Attempt]) -> dict[Attempt, AttemptState]
         by_launcher[_launcher(attempt)].append(attempt)
     reported: dict[Attempt, AttemptState] = {}
     for name, group in by_launcher.items():
-        reported |= LAUNCHERS[name].fates(group)
+        reported |= LAUNCHERS[name].attempt_states(group)
     return reported
 
 

@@ -1,4 +1,4 @@
-"""Undone cells -> jobs: submit, retry and cancel, each safe to repeat and to run twice at once."""
+"""Submit, retry and cancel cells; each may be repeated and run concurrently."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from harness.study.cell_states import IN_FLIGHT, RETRYABLE, stored_state
 from harness.study.status import CellStatus, is_stalled, read_statuses
 
 _CANCEL_POLL_SECONDS = 0.05
-_LONGEST_POLL_SECONDS = 2.0  # every look may ask a cluster's scheduler
+_LONGEST_POLL_SECONDS = 2.0  # reading statuses may query a cluster's scheduler
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What `submit` found and did, cell by cell.
+    """Result of `submit`, by cell.
 
     Attributes:
-        new: cells that got an attempt now.
+        new: got an attempt now.
         already_done: completed before.
         in_flight: pending or running already.
-        failed_before: ended without completing; only `retry` gives these another attempt.
+        failed_before: ended without completing; only `retry` gives them another attempt.
     """
 
     new: tuple[Cell, ...]
@@ -43,17 +43,17 @@ class Submission:
 
 @dataclass(frozen=True)
 class Preview:
-    """What a submission would be.
+    """What `submit` would do.
 
     Attributes:
         new: the cells that would get an attempt, in the order of their start.
-        text: what their launcher would hand over.
-        hours: what they could cost at most.
+        text: the commands or scripts that their launcher would submit.
+        cost: upper bound of their cost.
     """
 
     new: tuple[Cell, ...]
     text: str
-    hours: CostEstimate
+    cost: CostEstimate
 
 
 def submit(
@@ -63,20 +63,20 @@ def submit(
     command: Sequence[str] = WORKER_COMMAND,
     budget: float | None = None,
 ) -> Submission:
-    """Give every cell of one sweep that was never tried an attempt; restart a queue that was killed.
+    """Start every cell that has no attempt yet; restart a queue that was killed.
 
     Args:
-        cells: of one sweep.
-        site: where they run.
+        cells: cells of one sweep.
+        site: site to run them on.
         root: folder of all sweeps.
         command: starts one rank.
-        budget: hours that the new cells may cost at most, GPU-hours where the site gives GPUs, else
-            core-hours; None for any.
+        budget: upper limit of the cost of new cells, in GPU-hours if the site has GPUs, else in core-hours;
+            None for no limit.
 
     Raises:
-        SiteError: the site can never run one of the new cells; nothing was submitted then.
-        BudgetError: they could cost more; nothing was submitted then.
-        SchedulerError: a cluster did not answer; submitting again finishes what was begun.
+        SiteError: the site can never run one of the new cells; nothing is submitted.
+        BudgetError: they could cost more; nothing is submitted.
+        SchedulerError: a cluster did not answer; submit again to complete the submission.
     """
     folder = _folder(cells, root)
     folder.make(group_readable=site.group_readable)
@@ -96,7 +96,7 @@ def submit(
 
 
 def preview(cells: Sequence[Cell], site: Site, root: Path = DEFAULT_ROOT) -> Preview:
-    """What `submit` would hand over now; changes nothing.
+    """What `submit` would do now; changes nothing.
 
     Raises:
         SiteError: the site can never run one of the new cells.
@@ -108,7 +108,7 @@ def preview(cells: Sequence[Cell], site: Site, root: Path = DEFAULT_ROOT) -> Pre
     for cell in new:
         launcher.check(cell, site)
     text = launcher.preview(folder, new, site) if new else ""
-    return Preview(tuple(new), text, launcher.hours(new, site) if new else CostEstimate())
+    return Preview(tuple(new), text, launcher.estimate_cost(new, site) if new else CostEstimate())
 
 
 def retry(
@@ -120,50 +120,52 @@ def retry(
     *,
     fresh: bool = False,
 ) -> list[Cell]:
-    """Give every cell that ended without completing a new attempt; leaves all others alone.
+    """Start a new attempt of every cell that ended without completing.
 
-    The new attempt goes on from the newest checkpoint of the older ones, unless `fresh`.
+    The new attempt resumes from the newest checkpoint of the earlier ones, unless `fresh`.
 
     Returns:
-        The cells that got one.
+        The cells that got a new attempt.
 
     Raises:
-        UserError: as `submit`.
+        UserError: as in `submit`.
     """
     folder = _folder(cells, root)
     folder.make(group_readable=site.group_readable)
     with exclusive(folder.path / "submit.lock"):
         _finish_interrupted(folder)
         statuses = read_statuses(folder, _each_once(cells))
-        again = [status.cell for status in statuses if status.state in RETRYABLE]
-        _start(again, site, folder, command, budget, resume=not fresh)
-    return again
+        retried = [status.cell for status in statuses if status.state in RETRYABLE]
+        _start(retried, site, folder, command, budget, resume=not fresh)
+    return retried
 
 
 def cancel(cells: Sequence[Cell], root: Path = DEFAULT_ROOT, *, checkpoint: bool = False) -> list[Cell]:
-    """End pending and running cells, running ones after a checkpoint if asked; returns once they have ended.
+    """End pending and running cells; returns once they have ended.
+
+    With `checkpoint`, running cells save one first.
 
     Returns:
         The cells that were in flight.
     """
     folder = _folder(cells, root)
-    caught = [status for status in read_statuses(folder, cells) if status.state in IN_FLIGHT]
-    attempts = [status.attempt for status in caught if status.attempt is not None]
+    in_flight = [status for status in read_statuses(folder, cells) if status.state in IN_FLIGHT]
+    attempts = [status.attempt for status in in_flight if status.attempt is not None]
     _cancel(attempts, checkpoint=checkpoint)
-    left = [status.cell for status in caught]
+    remaining = [status.cell for status in in_flight]
     pause = _CANCEL_POLL_SECONDS
-    while left:
+    while remaining:
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_POLL_SECONDS)
-        left = [status.cell for status in read_statuses(folder, left) if status.state in IN_FLIGHT]
-    return [status.cell for status in caught]
+        remaining = [status.cell for status in read_statuses(folder, remaining) if status.state in IN_FLIGHT]
+    return [status.cell for status in in_flight]
 
 
 def in_blocks(cells: Sequence[Cell]) -> list[Cell]:
-    """The order in which cells start: seed after seed, and within a seed shuffled by content hash.
+    """Cells in the order of their start: by seed, and within a seed shuffled by content hash.
 
-    A machine that slows down meanwhile then slows all arms, instead of the one that came last in the file
-    (randomised blocks; the shuffle is the same for everyone who submits the sweep).
+    These are randomised blocks: a machine that slows down during the study then slows all arms, not only the
+    last one in the file. The shuffle is deterministic.
     """
     return sorted(cells, key=lambda cell: (cell.seed, cell.content_hash))
 
@@ -175,7 +177,7 @@ def _each_once(cells: Iterable[Cell]) -> list[Cell]:
 def _folder(cells: Sequence[Cell], root: Path) -> SweepFolder:
     names = {cell.sweep for cell in cells}
     if len(names) != 1:
-        raise AssertionError(f"cells of one sweep at a time, got {sorted(names)}")
+        raise AssertionError(f"cells must be of one sweep, got {sorted(names)}")
     return sweep_folder(names.pop(), root)
 
 
@@ -198,7 +200,7 @@ def _start(
     for cell in cells:
         launcher.check(cell, site)
     if cells:
-        launcher.hours(cells, site).refuse_beyond(budget)
+        launcher.estimate_cost(cells, site).refuse_beyond(budget)
         launcher.launch(folder, (_new(cell, site, folder, command, resume) for cell in in_blocks(cells)))
 
 
@@ -217,10 +219,10 @@ def _new(
 
 
 def _attempt_at(cell_folder: CellFolder) -> Attempt:
-    """A new attempt, or the one whose submission ended before anything was launched."""
+    """A new attempt, or the newest one if its submission was interrupted before the launch."""
     latest = cell_folder.latest()
     if latest is not None and stored_state(latest).state == "STAGED":
-        latest.make_logs()  # the submission may have ended before it did
+        latest.make_logs()  # the interrupted submission may not have made them
         return latest
     return cell_folder.new_attempt()
 
@@ -231,12 +233,12 @@ def _cancel(attempts: Sequence[Attempt], *, checkpoint: bool) -> None:
         launch = attempt.read("launch.json")
         if launch is not None:
             by_launcher[launch["launcher"]].append(attempt)
-    for name, found in by_launcher.items():
-        LAUNCHERS[name].cancel(found, checkpoint=checkpoint)
+    for name, group in by_launcher.items():
+        LAUNCHERS[name].cancel(group, checkpoint=checkpoint)
     for attempt in attempts:
         if not (attempt.path / "begun.json").exists():
             attempt.write_outcome(outcome_without_ranks("CANCELLED", "cancelled before it started"))
 
 
-def _cells(statuses: Iterable[CellStatus], chosen: Callable[[CellStatus], bool]) -> tuple[Cell, ...]:
-    return tuple(status.cell for status in statuses if chosen(status))
+def _cells(statuses: Iterable[CellStatus], condition: Callable[[CellStatus], bool]) -> tuple[Cell, ...]:
+    return tuple(status.cell for status in statuses if condition(status))

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slurm
 
 
 def test_a_job_over_two_nodes_runs_and_is_accounted_for(cluster):
-    said = cluster.ask(
+    said = cluster.run(
         "srun", "--job-name=pair", "--nodes=2", "--ntasks-per-node=2", "--mpi=pmi2", "--gpus-per-node=4",
         "sh", "-c", "echo $SLURM_PROCID $SLURM_LOCALID $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES",
     )  # fmt: skip
@@ -28,7 +28,7 @@ def test_a_killed_owner_leaves_no_daemon_and_no_job():
     script = (
         "import sys, time; from tests.slurm_cluster.cluster import Cluster\n"
         "with Cluster() as c:\n"
-        "    c.ask('sbatch', '--wrap', f'exec sleep 86400 # {c.folder}', '--chdir', '/tmp')\n"
+        "    c.run('sbatch', '--wrap', f'exec sleep 86400 # {c.folder}', '--chdir', '/tmp')\n"
         "    print(c.folder, flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as owner:

@@ -1,4 +1,4 @@
-"""A real Slurm on this machine for tests: `with Cluster() as cluster: cluster.ask("sinfo")`."""
+"""A real Slurm on this machine for tests: `with Cluster() as cluster: cluster.run("sinfo")`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Cluster:
     ) -> None:
         self._keeper.communicate(timeout=60)
 
-    def ask(self, *command: str) -> str:
+    def run(self, *command: str) -> str:
         """Run a command on the login node.
 
         Raises:
@@ -75,7 +75,7 @@ class Cluster:
     def accounting(self, fields: Sequence[str]) -> list[dict[str, str]]:
         """What sacct says of all jobs, without their steps."""
         words = ["sacct", "--allocations", "--noheader", "--parsable2", "--starttime=now-1day"]
-        lines = self.ask(*words, f"--format={','.join(fields)}").splitlines()
+        lines = self.run(*words, f"--format={','.join(fields)}").splitlines()
         return [dict(zip(fields, line.split("|"), strict=True)) for line in lines]
 
     def _order(self, verb: str, daemon: str) -> None:

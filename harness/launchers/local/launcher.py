@@ -1,4 +1,4 @@
-"""The local launcher: ranks on this host, through a queue that knows the host's leases."""
+"""The local launcher: ranks on this host, started by a queue as leases become free."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from harness.runs.store import Attempt, SweepFolder
 
 
 class LocalLauncher:
-    """Starts attempts in order of submission as CPUs and GPUs of this host come free."""
+    """Starts attempts in order of submission as CPUs and GPUs of this host become free."""
 
     def check(self, cell: Cell, site: Site) -> None:
         """Refuse a cell that the site can never run.
 
         Raises:
-            SiteError: the cell needs more CPUs or GPUs than the site has, or an `mpiexec` that is not there.
+            SiteError: the cell needs more CPUs or GPUs than the site has, or an `mpiexec` that is missing.
         """
         cpus, gpus = len(site_cpus(site)), len(site_gpus(site))
         needed = cell.world_size * site.cpus_per_rank
@@ -53,7 +53,7 @@ class LocalLauncher:
             raise SiteError(f"site {site.name}: {NO_MPIEXEC}")
 
     def plan(self, cell: Cell, site: Site, command: Sequence[str] = WORKER_COMMAND) -> Launch:
-        """How an attempt at `cell` will be launched; oversubscribed where it needs more than there is."""
+        """How an attempt at `cell` will be launched; oversubscribed if it needs more CPUs than there are."""
         cpus = site_cpus(site)
         oversubscribed = cell.world_size * site.cpus_per_rank > len(cpus)
         return Launch(
@@ -69,18 +69,18 @@ class LocalLauncher:
             submitted_at=time.time(),
         )
 
-    def hours(self, cells: Sequence[Cell], site: Site) -> CostEstimate:
-        """The most that the cells can cost: their ranks' CPUs and GPUs until the time limit."""
+    def estimate_cost(self, cells: Sequence[Cell], site: Site) -> CostEstimate:
+        """Upper bound of the cost of the cells: their ranks' CPUs and GPUs until the time limit."""
         ranks = sum(cell.world_size for cell in cells) * site.timeout_minutes / 60
         return CostEstimate(gpu_hours=ranks * site.gpus_per_rank, core_hours=ranks * site.cpus_per_rank)
 
     def preview(self, folder: SweepFolder, cells: Sequence[Cell], site: Site) -> str:
-        """The command that would start each rank, its tether and its rank left out; changes nothing."""
+        """The command that would start each rank, without pinning and the rank's options; changes nothing."""
         planned = ((self.plan(cell, site), folder.cell_folder(cell).path) for cell in cells)
         return "\n".join(shlex.join([*launch.command, str(path)]) for launch, path in planned)
 
     def launch(self, folder: SweepFolder, launches: Iterable[tuple[Attempt, Launch]]) -> None:
-        """Make attempts pending and see to it that a queue works on them; under the sweep's submit lock."""
+        """Make attempts pending and have a queue start them; the caller holds the sweep's submit lock."""
         for attempt, launch in launches:
             launch.write(attempt)
         self.resume(folder)
@@ -90,8 +90,8 @@ class LocalLauncher:
         return False
 
     def resume(self, folder: SweepFolder) -> None:
-        """Start the sweep's queue if none is alive; under the sweep's submit lock."""
-        if self.works_on(folder):
+        """Start the sweep's queue if none is alive; the caller holds the sweep's submit lock."""
+        if self.starts_pending(folder):
             return
         with (folder.path / "queue.log").open("ab") as log:
             subprocess.Popen(
@@ -99,34 +99,34 @@ class LocalLauncher:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
-    def works_on(self, folder: SweepFolder) -> bool:
-        """Whether something will start the sweep's pending attempts without being asked again."""
+    def starts_pending(self, folder: SweepFolder) -> bool:
+        """Whether the sweep's queue is alive, so that pending attempts will start."""
         raw = Attempt(folder.path).read("queue.json")
         return raw is not None and ProcessIdentity.read(raw).alive()
 
-    def fates(self, attempts: Sequence[Attempt]) -> dict[Attempt, AttemptState]:
-        """Those of the attempts that began and will never get an outcome: their gang is gone."""
-        begun = [attempt for attempt in attempts if (attempt.path / "begun.json").exists()]
-        gangs = ((attempt, supervisor_identity(attempt)) for attempt in begun)
-        return {attempt: fate for attempt, gang in gangs if (fate := _fate(gang)) is not None}
+    def attempt_states(self, attempts: Sequence[Attempt]) -> dict[Attempt, AttemptState]:
+        """States of started attempts whose supervisor is gone, or on another host."""
+        started = [attempt for attempt in attempts if (attempt.path / "begun.json").exists()]
+        reported = ((attempt, _state_of(supervisor_identity(attempt))) for attempt in started)
+        return {attempt: state for attempt, state in reported if state is not None}
 
     def cancel(self, attempts: Sequence[Attempt], *, checkpoint: bool = False) -> None:
-        """Ask for the end of attempts, pending or running; returns before they have ended."""
+        """Request the end of attempts, pending or running; returns before they have ended."""
         for attempt in attempts:
             request_cancel(attempt, checkpoint=checkpoint)
             if checkpoint and RanksStarted.read(attempt) is not None:
-                continue  # the gang looks at the file; a signal would end the ranks before they have saved
-            gang = supervisor_identity(attempt)
-            if gang is not None:
-                gang.terminate()  # sooner than the file is looked at, and the only way out of a wait in line
+                continue  # the supervisor reads the file; a signal would end the ranks before they save
+            supervisor = supervisor_identity(attempt)
+            if supervisor is not None:
+                supervisor.terminate()  # at once, and also while it waits for the queue lock of the leases
 
 
-def _fate(gang: ProcessIdentity | None) -> AttemptState | None:
-    if gang is None or not gang.alive():
+def _state_of(supervisor: ProcessIdentity | None) -> AttemptState | None:
+    if supervisor is None or not supervisor.alive():
         return AttemptState("LOST", "its launcher's process is gone and left no outcome")
-    if gang.host != socket.gethostname():
+    if supervisor.host != socket.gethostname():
         return AttemptState(
-            None, f"its launcher ran on {gang.host}; whether it still does is known only there"
+            None, f"its launcher ran on {supervisor.host}; whether it still does is known only there"
         )
     return None
 
@@ -135,13 +135,13 @@ def site_cpus(site: Site) -> tuple[int, ...]:
     """CPU numbers that the site leases on this host.
 
     Raises:
-        SiteError: it counts on more than this process may use.
+        SiteError: the profile has more than this process may use.
     """
     usable = sorted(os.sched_getaffinity(0))
     if site.cpus is not None and site.cpus > len(usable):
         raise SiteError(
-            f"site {site.name} says cpus={site.cpus}, this host lets you use {len(usable)}: lower it, or "
-            f"leave it out to use them all"
+            f"site {site.name} has cpus={site.cpus}, this process may use {len(usable)}: lower it, or "
+            f"remove it to use them all"
         )
     return tuple(usable[: site.cpus])
 
@@ -150,14 +150,14 @@ def site_gpus(site: Site) -> tuple[int, ...]:
     """GPU numbers that the site leases on this host, of those that CUDA_VISIBLE_DEVICES and the driver show.
 
     Raises:
-        SiteError: it counts on more than there are.
+        SiteError: the profile has more than there are.
     """
     if site.gpus == 0 or not site.gpus_per_rank:
         return ()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     shown = _driver_gpus() if visible is None else _listed(visible)
     if site.gpus is not None and site.gpus > len(shown):
-        raise SiteError(f"site {site.name} says gpus={site.gpus}, this host shows {len(shown)}: lower it")
+        raise SiteError(f"site {site.name} has gpus={site.gpus}, this host shows {len(shown)}: lower it")
     return shown[: site.gpus]
 
 
@@ -169,7 +169,7 @@ def _listed(visible: str) -> tuple[int, ...]:
 
 
 def _driver_gpus() -> tuple[int, ...]:
-    import pynvml  # noqa: PLC0415  # only hosts with GPU cells ask the driver
+    import pynvml  # noqa: PLC0415  # only needed on hosts with GPU cells
 
     try:
         pynvml.nvmlInit()

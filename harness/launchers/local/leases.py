@@ -1,9 +1,9 @@
-"""Leases on this host's CPUs and GPUs: no two gangs of one user ever hold the same one.
+"""Leases on this host's CPUs and GPUs: no two supervisors of one user ever hold the same one.
 
-A lease is a lock on a file named after the CPU or GPU, held by the gang's process, so the kernel frees it
-whatever happens to that process. Gangs line up at one door: only who stands in it may collect leases, and
-collects until it has all that it needs. So two gangs cannot hold half of each other's leases, and a wide
-cell is not starved by narrow ones that came later.
+A lease is a lock on a file named after the CPU or GPU. The supervisor's process holds it, so the kernel frees
+it whatever happens to that process. Supervisors queue for one more lock: only its holder may collect leases,
+and it keeps the lock until it has all that it needs. So two supervisors cannot hold half of each other's
+leases, and later narrow cells cannot starve a wide one.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pathlib import Path
 from harness.errors import SiteError
 from harness.runs.locks import take
 
-_POLL_SECONDS = 0.02  # a freed lease is noticed this late; only the one gang in the door polls
+_POLL_SECONDS = 0.02  # delay to notice a freed lease; only the holder of the queue lock polls
 
 
 def lease_folder() -> Path:
-    """The user's folder of locks on this host, made if needed.
+    """The user's folder of locks on this host, created if needed.
 
     Raises:
-        SiteError: someone else made it, or others may write into it.
+        SiteError: someone else owns it, or others may write into it.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     parent = Path(runtime) if runtime and Path(runtime).is_dir() else Path(tempfile.gettempdir())
@@ -45,19 +45,19 @@ def lease_folder() -> Path:
 def leased(
     pools: Sequence[tuple[str, Sequence[int], int]], give_up: Callable[[], bool] = lambda: False
 ) -> Iterator[list[tuple[int, ...]] | None]:
-    """Hold leases for the length of a `with` block, after waiting for them in line.
+    """Hold leases during a `with` block, after waiting for them.
 
     Args:
         pools: for each kind of resource its name, the numbers to choose from, and how many are needed.
-        give_up: asked while waiting in the door; true ends the wait.
+        give_up: called while the lock of the queue is held and leases are missing; true ends the wait.
 
     Yields:
-        For each pool the numbers leased, ascending; or None when `give_up` ended the wait.
+        The numbers leased from each pool, ascending; or None if `give_up` ended the wait.
     """
     folder = lease_folder()
     with ExitStack() as held:
-        door = take(folder / "door.lock", wait=True)
-        with door or ExitStack():
+        queue_lock = take(folder / "door.lock", wait=True)
+        with queue_lock or ExitStack():
             got = [_collect(folder, held, pool, give_up) for pool in pools]
         numbers = [pool for pool in got if pool is not None]
         yield numbers if len(numbers) == len(got) else None
@@ -68,7 +68,7 @@ def _collect(
 ) -> tuple[int, ...] | None:
     kind, numbers, needed = pool
     if needed > len(numbers):
-        raise SiteError(f"{needed} {kind} leases asked for, {len(numbers)} exist: this wait would never end")
+        raise SiteError(f"{needed} {kind} leases are needed, only {len(numbers)} exist")
     got: set[int] = set()
     while len(got) < needed:
         for number in numbers:

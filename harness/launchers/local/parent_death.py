@@ -1,7 +1,7 @@
-"""Starts a rank tied to its gang: `python tether.py GANG_PID CPUS COMMAND...` becomes COMMAND.
+"""Runs a command that dies with its parent: `python parent_death.py PARENT_PID CPUS COMMAND...`.
 
-A program of its own rather than code run between fork and exec, where threads of the gang's libraries could
-hold locks for ever. Imports nothing of this project: it starts once a rank.
+A program of its own rather than code run between fork and exec, where threads of the parent's libraries could
+hold locks for ever. Imports nothing of this project, because it starts once per rank.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import sys
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h; survives exec
 
 
-def main(gang_pid: int, cpus: str, command: list[str]) -> None:
-    """Die with the gang, keep to the CPUs (`0,3`), and become the command.
+def main(parent_pid: int, cpus: str, command: list[str]) -> None:
+    """Request SIGKILL at the parent's death, pin to the CPUs (`0,3`), and execute the command.
 
     Raises:
-        OSError: the CPUs are not this process's to use, or the command cannot be run.
+        OSError: this process may not use the CPUs, or the command cannot be run.
     """
     if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError("prctl(PR_SET_PDEATHSIG) failed: a rank would outlive its gang")
-    if os.getppid() != gang_pid:
-        sys.exit(1)  # the gang died before the tether held
-    for number in (signal.SIGUSR1, signal.SIGUSR2):  # wishes for a checkpoint: no rank dies of one that comes
-        signal.signal(number, signal.SIG_IGN)  # before it can take it, nor does a program that never will
+        raise OSError("prctl(PR_SET_PDEATHSIG) failed: the command would outlive its parent")
+    if os.getppid() != parent_pid:
+        sys.exit(1)  # the parent died before prctl
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # a request for a checkpoint must not end a rank that is
+        signal.signal(number, signal.SIG_IGN)  # still starting, nor a program that does not handle it
     os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
     os.execvp(command[0], command)  # noqa: S606  # no shell is wanted
 

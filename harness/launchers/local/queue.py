@@ -1,9 +1,9 @@
-"""The local queue: hands a sweep's pending attempts to submitit, one after the other, while leases allow.
+"""The local queue: submits a sweep's pending attempts to submitit, one after the other.
 
 `python -m harness.launchers.local.queue SWEEP_FOLDER`, started by the local launcher and detached from it.
-submitit's local executor starts whatever it is given at once; so it is given the next attempt only when the
-one before has its leases. At most one gang a sweep stands in line, its start-up hidden behind others' work.
-Killing the queue loses nothing: gangs live on, and the next one starts from the files.
+submitit's local executor starts a job at once, so the queue submits an attempt only when the one before has
+its leases. At most one supervisor of a sweep waits for leases; it starts while other attempts run. A killed
+queue loses nothing: supervisors continue, and the next queue starts from the files.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from harness.runs.records import Outcome
 from harness.runs.store import Attempt, SweepFolder
 
 _POLL_SECONDS = 0.05
-_YEAR_MINUTES = 365 * 24 * 60  # submitit's clock runs while a gang waits for leases; the gang keeps its own
+_YEAR_MINUTES = 365 * 24 * 60  # submitit's limit includes waiting for leases; supervisors have their own
 
 
 def run_queue(folder: SweepFolder) -> None:
-    """Hand over pending attempts until there is none; returns at once if another queue does so already."""
+    """Submit pending attempts until there is none; returns at once if the sweep has a queue already."""
     lock = take(folder.path / "queue.lock")
     if lock is None:
         return
     jobs: list[Any] = []
     with lock:
-        presence = folder.path / "queue.json"
-        Attempt(folder.path).write(presence.name, ProcessIdentity.mine().to_dict())
+        identity = folder.path / "queue.json"
+        Attempt(folder.path).write(identity.name, ProcessIdentity.mine().to_dict())
         while True:
             for attempt in pending(folder):
-                jobs.append(_hand_over(attempt))
-                _wait_until_begun(attempt, jobs)
-            # Under the submitters' lock: what they add is seen here, or they see that the queue has gone.
+                jobs.append(_submit(attempt))
+                _wait_until_started(attempt, jobs)
+            # Under the submit lock: attempts added now are seen here, or their submitter sees no queue.
             with exclusive(folder.path / "submit.lock"):
                 if not any(pending(folder)):
-                    presence.unlink()
+                    identity.unlink()
                     lock.close()
                     return
 
 
 def pending(folder: SweepFolder) -> Iterator[Attempt]:
-    """Attempts that wait to be handed over, in order of submission; re-checked when their turn comes."""
+    """Attempts that wait to be submitted, in order of submission; checked again before each is yielded."""
     waiting = []
     for cell_folder in folder.cell_folders():
         attempt = cell_folder.latest()
@@ -65,11 +65,11 @@ def pending(folder: SweepFolder) -> Iterator[Attempt]:
 def _is_pending(attempt: Attempt) -> bool:
     if (attempt.path / "outcome.json").exists() or (attempt.path / "begun.json").exists():
         return False
-    gang = supervisor_identity(attempt)
-    return gang is None or not gang.alive()
+    supervisor = supervisor_identity(attempt)
+    return supervisor is None or not supervisor.alive()
 
 
-def _hand_over(attempt: Attempt) -> Any:
+def _submit(attempt: Attempt) -> Any:
     executor = submitit.LocalExecutor(folder=attempt.path / "submitit")
     executor.update_parameters(timeout_min=_YEAR_MINUTES, tasks_per_node=1, gpus_per_node=0)
     job = executor.submit(supervise_attempt, str(attempt.path))
@@ -79,7 +79,7 @@ def _hand_over(attempt: Attempt) -> Any:
     return job
 
 
-def _wait_until_begun(attempt: Attempt, jobs: list[Any]) -> None:
+def _wait_until_started(attempt: Attempt, jobs: list[Any]) -> None:
     job = jobs[-1]
     while not (attempt.outcome() or RanksStarted.read(attempt)):
         if job.done() and not (attempt.outcome() or RanksStarted.read(attempt)):
@@ -88,7 +88,7 @@ def _wait_until_begun(attempt: Attempt, jobs: list[Any]) -> None:
             cause = f"the launcher's job {job.job_id} ended before it started a rank; see {log}"
             attempt.write_outcome(Outcome("FAILED", cause, None, "error", now, now))
         time.sleep(_POLL_SECONDS)
-    jobs[:] = [job for job in jobs if not job.done()]  # asking also reaps the finished ones
+    jobs[:] = [job for job in jobs if not job.done()]  # `done` also reaps the finished ones
 
 
 if __name__ == "__main__":

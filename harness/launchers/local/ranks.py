@@ -1,4 +1,4 @@
-"""The processes of one attempt's ranks: started together, watched together, gone together."""
+"""Starts, watches and ends the rank processes of one attempt on this host."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from harness.launchers.stopping import Stop, watch_ranks
 from harness.runs.checkpoint_requests import PREEMPTED_EXIT_CODE
 from harness.runs.store import Attempt
 
-GRACE_SECONDS = 0.5  # ranks that die this soon after the first may be the cause just as well
+GRACE_SECONDS = 0.5  # a rank that dies this soon after the first may be the root cause too
 TERM_SECONDS = 5.0  # from SIGTERM to SIGKILL
 
-_WATCH_SECONDS = 0.2  # deaths wake the watch at once; this is for the deadline and for cancel requests
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h: orphans of ranks become children of the gang
+_WATCH_SECONDS = 0.2  # between checks of the time limit and of cancel requests; deaths wake `_wait` at once
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h: orphans of ranks become children of the supervisor
 
 
 @dataclass(frozen=True)
@@ -92,17 +92,17 @@ class Ranks:
         self._groups.append(pid)
 
     def watch(self, request: Callable[[], Stop | None], save_seconds: float) -> RanksEnd:
-        """Wait until all ranks ended well, or end them all after the first that did not.
+        """Wait until all ranks have ended; end all of them if one fails or they have to stop.
 
         Args:
             request: whether they have to end; called a few times a second.
             save_seconds: what they get to save a checkpoint, where they may.
         """
-        reason = watch_ranks(self._go_on, request, self._ask_to_save, self._wait_for_death, save_seconds)
+        reason = watch_ranks(self._watching, request, self._ask_to_save, self._wait_for_death, save_seconds)
         self._end_all()
         return RanksEnd(reason, tuple(self._deaths))
 
-    def _go_on(self) -> bool:
+    def _watching(self) -> bool:
         return bool(self._running) and time.monotonic() <= self._grace_ends
 
     def _wait_for_death(self) -> None:

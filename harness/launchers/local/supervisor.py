@@ -1,4 +1,4 @@
-"""Runs one attempt's ranks on this host: leases first, an outcome last, nothing left behind."""
+"""Supervises one attempt on this host: takes leases, runs the ranks, writes the outcome."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.launchers.launch import Launch, RanksStarted, cancel_requested
 from harness.launchers.local.leases import leased
 from harness.launchers.local.ranks import Ranks
 from harness.launchers.oom import oom_kills
-from harness.launchers.outcome import judge, outcome_without_ranks
+from harness.launchers.outcome import outcome_of_ranks, outcome_without_ranks
 from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.rank_exits import RanksEnd
 from harness.launchers.stopping import Stop, stop_request
@@ -22,14 +22,14 @@ from harness.runs.store import Attempt
 
 
 def supervise_attempt(path: str) -> str | None:
-    """Run the attempt in folder `path`, launched before; blocks until it has an outcome.
+    """Run the launched attempt in folder `path`; blocks until it has an outcome.
 
-    Only for the main thread of a process that does nothing else: it takes over SIGTERM and SIGINT, which
-    cancel the attempt, and SIGUSR1, which preempts it: ranks save a checkpoint first. It ends every
+    Only for the main thread of a process that does nothing else. It handles SIGTERM and SIGINT, which cancel
+    the attempt, and SIGUSR1, which preempts it after the ranks have saved a checkpoint. It ends every
     descendant of the process.
 
     Returns:
-        The final state, or None if the attempt is over already or another gang runs it.
+        The final state, or None if the attempt has ended already or another supervisor runs it.
 
     Raises:
         OSError: the outcome could not be written; the log says so.
@@ -43,16 +43,14 @@ def supervise_attempt(path: str) -> str | None:
 
 
 class _Interrupted(BaseException):
-    """A signal asked the gang to end while it waited for leases."""
+    """A signal arrived while the supervisor waited for leases."""
 
 
 class _Supervisor:
     def __init__(self, attempt: Attempt) -> None:
         launch = Launch.read(attempt)
         if launch is None:
-            raise FileNotFoundError(
-                f"{attempt.path / 'launch.json'}: an attempt without it was never launched"
-            )
+            raise FileNotFoundError(f"{attempt.path / 'launch.json'}: the attempt was never launched")
         self.attempt = attempt
         self.launch = launch
         self.world_size = attempt.cell_folder.cell().world_size
@@ -88,25 +86,25 @@ class _Supervisor:
                 return None
             if held is None or self._cancelled():
                 return outcome_without_ranks("CANCELLED", "cancelled before it started")
-            begun = RanksStarted(time.time(), held[0], held[1])
-            begun.write(self.attempt)
-            return self._run_ranks(begun)
+            started = RanksStarted(time.time(), held[0], held[1])
+            started.write(self.attempt)
+            return self._run_ranks(started)
 
-    def _run_ranks(self, begun: RanksStarted) -> Outcome:
+    def _run_ranks(self, started: RanksStarted) -> Outcome:
         self._limit_ends = time.monotonic() + self.launch.site.timeout_minutes * 60
         kills_before = oom_kills()
         try:
             with Ranks(self.attempt) as ranks:
-                ranks.start(self.launch, begun, self.world_size)
+                ranks.start(self.launch, started, self.world_size)
                 ending = ranks.watch(self._stop, self.launch.site.grace_seconds)
         except OSError as error:
-            return outcome_without_ranks("FAILED", f"the ranks could not be run: {error}", begun.started_at)
-        return self._judge(ending, begun, kills_before)
+            return outcome_without_ranks("FAILED", f"the ranks could not be run: {error}", started.started_at)
+        return self._outcome(ending, started, kills_before)
 
-    def _judge(self, ending: RanksEnd, begun: RanksStarted, kills_before: int | None) -> Outcome:
+    def _outcome(self, ending: RanksEnd, started: RanksStarted, kills_before: int | None) -> Outcome:
         kills = oom_kills()
         oom_killed = kills is not None and kills_before is not None and kills > kills_before
-        return judge(self.attempt, ending, begun.started_at, time.time(), oom_killed)
+        return outcome_of_ranks(self.attempt, ending, started.started_at, time.time(), oom_killed)
 
     def _write(self, outcome: Outcome) -> None:
         try:
@@ -122,7 +120,7 @@ class _Supervisor:
         return bool(self._signals) or cancel_requested(self.attempt) is not None
 
     def _stop(self) -> Stop | None:
-        """Whether the ranks have to end; a wish without a checkpoint outweighs one with."""
+        """Whether the ranks have to end; a request without a checkpoint wins over one with a checkpoint."""
         if self._signals - {signal.SIGUSR1} and cancel_requested(self.attempt) is None:
             return Stop("cancel", save=False)
         left = self._limit_ends - time.monotonic()
@@ -130,6 +128,6 @@ class _Supervisor:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals.add(number)
-        if self._waiting:  # a wait in line cannot be polled; once ranks run, the watch asks `_cancelled`
+        if self._waiting:  # a wait for the queue lock cannot poll; once ranks run, `_stop` is polled
             self._waiting = False
             raise _Interrupted

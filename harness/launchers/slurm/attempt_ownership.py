@@ -1,7 +1,7 @@
-"""Which attempt a job may run: at most one job ever runs an attempt, whatever happened to its submission.
+"""Which job may run an attempt: at most one ever does, whatever happened to the submission.
 
-The submit lock keeps two submitters apart, and a claim is settled before it is submitted twice. Filter a file
-system's locks fail, or sbatch was heard twice, what decides is here: a file that only one job can make.
+The submit lock keeps two submitters apart, and `resume` looks for the jobs of an unconfirmed manifest before
+it submits it again. If file locks fail or sbatch ran twice, `taken.json` decides: only one job can create it.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from harness.runs.records import Outcome, State
 from harness.runs.store import Attempt, write_once
 
 
-def acquire_attempt(claimed: Attempt, claim: SubmissionManifest) -> Attempt | None:
-    """The attempt that this job is to run in place of `claimed`, now taken by it; None if there is none.
+def acquire_attempt(listed: Attempt, manifest: SubmissionManifest) -> Attempt | None:
+    """The attempt that this job has to run for `listed`, now owned by the job; None if there is none.
 
-    A job that Slurm starts again gives what it had begun an outcome and goes on in a new attempt, unless that
-    was to end: whoever cancelled it asked the attempt that he saw.
+    A job that Slurm starts again writes the outcome of the attempt that it had started, and resumes it in a
+    new attempt, unless the old one was cancelled.
     """
-    if (claim.submitted or {}).get("refused"):
+    if (manifest.submitted or {}).get("refused"):
         return None
-    chain = claim.chain(claimed)
+    chain = manifest.chain(listed)
     if not chain or chain[-1].outcome() is not None:
         return None
     last = chain[-1]
     holder = last.read("taken.json")
     if holder is None:
-        other = _other_in_flight(last, claim)
+        other = _earlier_attempt(last, manifest)
         if other is not None:
             last.write_outcome(
-                outcome_without_ranks("CANCELLED", f"attempt {other.number} of this cell was there before")
+                outcome_without_ranks("CANCELLED", f"attempt {other.number} of this cell was first")
             )
             return None
-        return last if _take(last) else None
+        return last if _acquire(last) else None
     if holder["job"] != _this_job() or holder["restart"] >= _restarts():
         return None
-    return _go_on(last)
+    return _continue(last)
 
 
-def _go_on(interrupted: Attempt) -> Attempt | None:
+def _continue(interrupted: Attempt) -> Attempt | None:
     if cancel_requested(interrupted) is not None:
         cause = "cancelled before its job was started again"
         interrupted.write_outcome(_interruption(interrupted, "CANCELLED", cause))
@@ -56,27 +56,27 @@ def _go_on(interrupted: Attempt) -> Attempt | None:
     attempt = interrupted.cell_folder.new_attempt()
     continues = interrupted.number if CheckpointStore(interrupted).newest_first() else launch.continues
     launch.model_copy(update={"continues": continues}).write(attempt)
-    cause = f"Slurm took its nodes back and started its job again; attempt {attempt.number} goes on"
+    cause = f"Slurm requeued its job and started it again; resumed by attempt {attempt.number}"
     interrupted.write_outcome(_interruption(interrupted, "PREEMPTED", cause))
-    return attempt if _take(attempt) else None
+    return attempt if _acquire(attempt) else None
 
 
 def _interruption(attempt: Attempt, state: State, cause: str) -> Outcome:
-    began = (attempt.read("begun.json") or {}).get("started_at")
+    started_at = (attempt.read("begun.json") or {}).get("started_at")
     step = next((saved.step for _, saved in resumable(attempt)), None)
-    return replace(outcome_without_ranks(state, cause, began), checkpoint_step=step)
+    return replace(outcome_without_ranks(state, cause, started_at), checkpoint_step=step)
 
 
-def _take(attempt: Attempt) -> bool:
-    word = {"job": _this_job(), "restart": _restarts(), "node": os.environ.get("SLURMD_NODENAME", "")}
-    return write_once(attempt.path / "taken.json", json.dumps({**word, "at": time.time()}) + "\n")
+def _acquire(attempt: Attempt) -> bool:
+    owner = {"job": _this_job(), "restart": _restarts(), "node": os.environ.get("SLURMD_NODENAME", "")}
+    return write_once(attempt.path / "taken.json", json.dumps({**owner, "at": time.time()}) + "\n")
 
 
-def _other_in_flight(mine: Attempt, claim: SubmissionManifest) -> Attempt | None:
-    """An attempt at the same cell by another claim that came first and is running or has completed."""
-    for attempt in mine.cell_folder.attempts():
+def _earlier_attempt(own: Attempt, manifest: SubmissionManifest) -> Attempt | None:
+    """An attempt at the same cell from another manifest that is running or has completed."""
+    for attempt in own.cell_folder.attempts():
         launch = attempt.read("launch.json")
-        if launch is None or launch.get("claim") == claim.path.name:
+        if launch is None or launch.get("claim") == manifest.path.name:
             continue
         outcome = attempt.outcome()
         if outcome is None and (attempt.path / "taken.json").exists():

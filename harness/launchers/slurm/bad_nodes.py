@@ -1,4 +1,4 @@
-"""Nodes that failed under cells again and again: new jobs keep away from them."""
+"""Nodes that failed repeatedly under cells; new jobs exclude them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.launchers.launch import Launch
 from harness.launchers.slurm.job_layout import slurm
 from harness.runs.store import Attempt
 
-ENOUGH = 2  # one failure is chance; a node that fails twice under one sweep eats every retry
+ENOUGH = 2  # one failure is chance; a node that fails twice under one sweep would fail every retry
 
 
 def bad_nodes(attempts: Iterable[Attempt]) -> tuple[str, ...]:
@@ -19,8 +19,8 @@ def bad_nodes(attempts: Iterable[Attempt]) -> tuple[str, ...]:
     return tuple(sorted(node for node, count in failures.items() if count >= ENOUGH))
 
 
-def keep_away(launches: Mapping[Attempt, Launch]) -> dict[Attempt, Launch]:
-    """The launches, with the bad nodes among those that their site excludes."""
+def exclude_bad_nodes(launches: Mapping[Attempt, Launch]) -> dict[Attempt, Launch]:
+    """The launches with the bad nodes added to the nodes that their site excludes."""
     bad = bad_nodes(launches)
     if not bad:
         return dict(launches)

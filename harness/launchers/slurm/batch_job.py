@@ -1,7 +1,8 @@
-"""A job's supervisor, on its first node: `python -m harness.launchers.slurm.batch_job CLAIM`.
+"""Supervisor of a job, on its first node: `python -m harness.launchers.slurm.batch_job MANIFEST`.
 
-Runs the attempts of this job of the array, slots side by side, and gives each an outcome. Filter Slurm ends
-the job under it, it writes none: only Slurm knows why, and whether it starts the job again; `status` asks.
+Runs the attempts of this job of the array, slots side by side, and writes the outcome of each. If Slurm ends
+the job, the supervisor writes none: only Slurm knows why, and whether it starts the job again. `status` then
+gets the state from Slurm.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from harness.launchers.launch import Launch, RanksStarted, cancel_requested
-from harness.launchers.outcome import judge, outcome_without_ranks
+from harness.launchers.outcome import outcome_of_ranks, outcome_without_ranks
 from harness.launchers.slurm.attempt_ownership import acquire_attempt
 from harness.launchers.slurm.disk_reserve import disk_is_full, release_reserve, reserve_disk
 from harness.launchers.slurm.job_layout import slurm
@@ -31,12 +32,12 @@ from harness.runs.store import Attempt
 
 
 class Supervisor:
-    """The attempts of one job."""
+    """Runs the attempts of one job."""
 
-    def __init__(self, claim: SubmissionManifest, job: int) -> None:
-        self._claim = claim
+    def __init__(self, manifest: SubmissionManifest, job: int) -> None:
+        self._manifest = manifest
         self._job = job
-        self._leaving = threading.Event()
+        self._ending = threading.Event()
         self._lost_nodes: tuple[str, ...] = ()
         self._failure: Exception | None = None
 
@@ -44,39 +45,39 @@ class Supervisor:
         """Run all slots.
 
         Returns:
-            The exit code: an error number if an outcome could not be written, 1 for what must not happen.
+            The exit code: an error number if an outcome could not be written, 1 for any other error.
         """
         signal.signal(signal.SIGTERM, self._on_signal)
         slots = [
-            threading.Thread(target=self._run_slot, args=(lane,)) for lane in self._claim.slots(self._job)
+            threading.Thread(target=self._run_slot, args=(slot,)) for slot in self._manifest.slots(self._job)
         ]
-        for lane in slots:
-            lane.start()
-        for lane in slots:
-            lane.join()
+        for slot in slots:
+            slot.start()
+        for slot in slots:
+            slot.join()
         if isinstance(self._failure, OSError):
             return self._failure.errno or 1
         return 0 if self._failure is None else 1
 
-    def _run_slot(self, lane: list[Attempt]) -> None:
-        for claimed in lane:
+    def _run_slot(self, slot: list[Attempt]) -> None:
+        for listed in slot:
             attempt = None
             try:
-                attempt = None if self._leaving.is_set() else acquire_attempt(claimed, self._claim)
+                attempt = None if self._ending.is_set() else acquire_attempt(listed, self._manifest)
                 outcome = self._run(attempt) if attempt is not None else None
                 if attempt is not None and outcome is not None:
                     attempt.write_outcome(outcome)
                     sys.stderr.write(f"{attempt.path}: {outcome.state} {outcome.cause}\n")
-            except OSError as error:  # of a disk so full that the exit code is all that gets out
+            except OSError as error:  # on a full disk the exit code is the only message left
                 self._failure = error
-                sys.stderr.write(f"{claimed.path}: {error}\n")
-            except Exception as error:  # else this thread would end without a word, and the job well
+                sys.stderr.write(f"{listed.path}: {error}\n")
+            except Exception as error:  # else the job would end with 0
                 self._failure = error
                 traceback.print_exc()
                 if attempt is not None:
-                    self._blame_supervisor(attempt, error)
+                    self._record_failure(attempt, error)
 
-    def _blame_supervisor(self, attempt: Attempt, error: Exception) -> None:
+    def _record_failure(self, attempt: Attempt, error: Exception) -> None:
         with suppress(OSError):
             cause = f"its supervisor failed: {type(error).__name__}: {error}"
             attempt.write_outcome(outcome_without_ranks("FAILED", cause))
@@ -88,51 +89,50 @@ class Supervisor:
             return outcome_without_ranks("CANCELLED", "cancelled before it started")
         if self._lost_nodes:
             return outcome_without_ranks(
-                "NODE_FAIL", f"its job lost {_nodes(self._lost_nodes)} before its turn"
+                "NODE_FAIL", f"its job lost {_nodes(self._lost_nodes)} before the attempt started"
             )
-        began = time.time()
-        RanksStarted(began, (), ()).write(attempt)
+        started_at = time.time()
+        RanksStarted(started_at, (), ()).write(attempt)
         try:
-            reserve_disk(attempt, self._claim.shape.world_size)
-            end = run_step(attempt, launch, self._claim.shape, self._leaving.is_set)
+            reserve_disk(attempt, self._manifest.layout.world_size)
+            end = run_step(attempt, launch, self._manifest.layout, self._ending.is_set)
         except OSError as error:
-            return outcome_without_ranks("FAILED", f"the ranks could not be run: {error}", began)
+            return outcome_without_ranks("FAILED", f"the ranks could not be run: {error}", started_at)
         finally:
             release_reserve(attempt)
-        if self._leaving.is_set() and cancel_requested(attempt) is None:
+        if self._ending.is_set() and cancel_requested(attempt) is None:
             return None
-        outcome = self._judge(attempt, end, began)
+        outcome = self._outcome(attempt, end, started_at)
         if (
             outcome.state == "PREEMPTED"
             and slurm(launch.site).requeue
             and requeue(os.environ["SLURM_JOB_ID"])
         ):
-            return None  # in its next life the job goes on from the checkpoint
+            return None  # the job resumes from the checkpoint when Slurm starts it again
         return outcome
 
-    def _judge(self, attempt: Attempt, end: StepEnd, began: float) -> Outcome:
-        outcome = judge(attempt, end.ending, began, time.time(), end.out_of_memory)
+    def _outcome(self, attempt: Attempt, end: StepEnd, started_at: float) -> Outcome:
+        outcome = outcome_of_ranks(attempt, end.ending, started_at, time.time(), end.out_of_memory)
         if outcome.state != "FAILED" or end.ending.reason != "ranks":
             return outcome
-        if end.hung:  # its ranks were killed without a word, and no node is to blame
-            cause = (
-                "the ranks hung in MPI's initialization: Slurm's mpi/pmi2 did not take a request of theirs"
-            )
+        if end.hung:  # its ranks were killed and left no exit line, but no node failed
+            cause = "the ranks hung in MPI's initialization: Slurm's mpi/pmi2 rejected one of their requests"
             return replace(outcome, cause=cause)
         if end.lost_nodes:
             self._lost_nodes = (*self._lost_nodes, *end.lost_nodes)
             cause = f"{_nodes(end.lost_nodes)} failed with all ranks there; {outcome.cause}"
             return replace(outcome, state="NODE_FAIL", cause=cause, failed_nodes=end.lost_nodes)
         if not end.started:
-            said = [line for line in last_lines(attempt.path / "logs" / "srun.log") if line.strip()]
-            cause = f"srun started no rank and ended with {end.exit_code}: {said[-1].strip() if said else ''}"
+            printed = [line for line in last_lines(attempt.path / "logs" / "srun.log") if line.strip()]
+            message = printed[-1].strip() if printed else ""
+            cause = f"srun started no rank and ended with {end.exit_code}: {message}"
             return replace(outcome, cause=cause, ranks=())
         if disk_is_full(attempt):
             return replace(outcome, cause=f"{outcome.cause}; no space is left on the disk of {attempt.path}")
         return outcome
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self._leaving.set()
+        self._ending.set()
 
 
 def _nodes(names: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""What a cluster says of itself: asked once, for those who want to know before they submit."""
+"""Queries a cluster's commands, settings and partitions, for checks before submitting."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from harness.launchers.slurm.scheduler import NoAnswerError, ask
+from harness.launchers.slurm.scheduler import NoAnswerError, run_command
 
 COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
-"""What submitting, looking and cancelling need."""
+"""Commands that `submit`, `status` and `cancel` need."""
 
 
 @dataclass(frozen=True)
 class Partition:
-    """One partition.
+    """A partition of the cluster.
 
     Attributes:
-        default: whether jobs that name none get it.
-        up: whether it starts jobs.
+        default: whether jobs without a partition get it.
+        up: whether jobs can start in it.
         limit_minutes: longest job; None for any.
-        nodes: that it has.
-        usable_nodes: of them, those that are not down or drained.
+        nodes: number of nodes.
+        usable_nodes: nodes that are not down or drained.
         largest_job: most nodes of a job; None for any.
     """
 
@@ -37,32 +37,32 @@ class Partition:
 
 @dataclass(frozen=True)
 class Survey:
-    """A cluster's answers.
+    """Answers of a cluster.
 
     Attributes:
         missing: commands that are not installed.
         settings: of the controller, as `scontrol show config` names them.
-        partitions: that this user may see.
-        mpi_types: what srun takes for `--mpi`.
-        silence: by question (`controller`, `accounting`, `partitions`, `mpi`) why there was no answer.
+        partitions: visible to this user.
+        mpi_types: values that srun accepts for `--mpi`.
+        errors: by query (`controller`, `accounting`, `partitions`, `mpi`) why there was no answer.
     """
 
     missing: tuple[str, ...]
     settings: Mapping[str, str]
     partitions: tuple[Partition, ...]
     mpi_types: tuple[str, ...]
-    silence: Mapping[str, str]
+    errors: Mapping[str, str]
 
 
 def survey() -> Survey:
-    """Ask the cluster; what does not answer is noted."""
-    silence: dict[str, str] = {}
+    """Query the cluster; queries without an answer are in `errors`."""
+    errors: dict[str, str] = {}
 
-    def answer(question: str, *words: str) -> str:
+    def answer(query: str, *words: str) -> str:
         try:
-            return ask(words)
+            return run_command(words)
         except NoAnswerError as error:
-            silence[question] = str(error)
+            errors[query] = str(error)
             return ""
 
     settings = answer("controller", "scontrol", "show", "config")
@@ -76,12 +76,12 @@ def survey() -> Survey:
         settings=dict(read_settings(settings)),
         partitions=tuple(map(read_partition, partitions.split())),
         mpi_types=read_mpi_types(types),
-        silence=silence,
+        errors=errors,
     )
 
 
 def read_settings(text: str) -> Iterator[tuple[str, str]]:
-    """Pairs out of `scontrol show config`."""
+    """Name and value pairs of `scontrol show config`."""
     for line in text.splitlines():
         name, sign, value = line.partition("=")
         if sign:
@@ -89,7 +89,7 @@ def read_settings(text: str) -> Iterator[tuple[str, str]]:
 
 
 def read_partition(line: str) -> Partition:
-    """One line of what `survey` asks sinfo for, such as `main*|up|1:00:00|2/1/1/4|1-infinite`."""
+    """One line of the output of sinfo in `survey`, such as `main*|up|1:00:00|2/1/1/4|1-infinite`."""
     name, available, limit, counts, sizes = line.split("|")
     allocated, idle, _, total = (int(_number(count)) for count in counts.split("/"))
     largest = sizes.split("-")[-1]
@@ -105,7 +105,7 @@ def read_partition(line: str) -> Partition:
 
 
 def read_minutes(limit: str) -> float | None:
-    """Slurm's way of writing a time, `days-hours:minutes:seconds` with the front left out; None for any."""
+    """Minutes of a limit written as `days-hours:minutes:seconds`, leading parts optional; None for any."""
     days, _, clock = limit.rpartition("-")
     parts = clock.split(":")
     if not all(part.isdigit() for part in parts):
@@ -115,11 +115,11 @@ def read_minutes(limit: str) -> float | None:
 
 
 def read_mpi_types(text: str) -> tuple[str, ...]:
-    """The names in `srun --mpi=list`, whose sentences end in `...` or stand before a colon."""
+    """Names in the output of `srun --mpi=list`, without its sentences, which end in `...` or a colon."""
     words = re.sub(r"^.*(\.\.\.|:)", "", text, flags=re.MULTILINE)
     return tuple(re.findall(r"[a-z0-9_]+", words))
 
 
 def _number(count: str) -> float:
-    """`1.5K` is how sinfo writes 1,500 nodes."""
+    """A count of sinfo, which writes 1,500 nodes as `1.5K`."""
     return float(count[:-1]) * 1000 if count.endswith("K") else float(count)

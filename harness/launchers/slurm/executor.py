@@ -1,6 +1,6 @@
-"""submitit's Slurm executor with claims in place of pickles, and no signal where none is wanted.
+"""submitit's Slurm executor with manifests instead of pickles, and no signal unless the profile has one.
 
-Not loaded on a login node before something is submitted: submitit takes a while to import.
+Imported only when something is submitted: submitit is slow to import.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import submitit
 
 
 class ManifestExecutor(submitit.SlurmExecutor):
-    """Writes submission files and reads job numbers; the jobs find their work in their claim."""
+    """Writes submission files and reads job ids; the jobs read what to run from their manifest."""
 
-    def __init__(self, claim: Path) -> None:
-        super().__init__(folder=claim)
+    def __init__(self, manifest: Path) -> None:
+        super().__init__(folder=manifest)
 
     @classmethod
     def affinity(cls) -> int:
-        """Usable where srun is not: `--dry-run` shows its text anywhere."""
+        """Always available: `--dry-run` must work without srun."""
         return 2
 
     def text(self, command: str) -> str:
-        """What sbatch will get."""
+        """The batch script."""
         text = str(self._make_submission_file_text(command, ""))
         return text if self.parameters["signal_delay_s"] else re.sub(r"#SBATCH --signal=.*\n", "", text)
 
     def command(self, script: Path) -> list[str]:
-        """How sbatch is called."""
+        """The command line of sbatch."""
         return list(self._make_submission_command(script))
 
-    def job_id(self, said: str) -> str:
-        """The job's number out of what sbatch printed."""
-        return str(self._get_job_id_from_submission_command(said))
+    def job_id(self, output: str) -> str:
+        """The job id in the output of sbatch."""
+        return str(self._get_job_id_from_submission_command(output))

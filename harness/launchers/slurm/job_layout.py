@@ -1,16 +1,16 @@
-"""How cells are laid into jobs: nodes and ranks of one cell, slots of cells in one job, jobs in one array.
+"""Layout of cells in jobs: nodes and ranks of a cell, slots of cells in a job, jobs in an array.
 
-A job has one or more slots side by side; the cells of a lane run one after another. Jobs whose nodes, slots
-and length are equal go into one array.
+A job has one or more slots side by side; the cells of a slot run one after another. Jobs with equal layouts
+form one array.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from harness.cell import Cell
 from harness.errors import SiteError
@@ -18,22 +18,22 @@ from harness.launchers.cost_estimate import CostEstimate
 from harness.launchers.site import Site
 from harness.launchers.slurm_profile import SlurmProfile
 
-START_MINUTES = 2  # what starting ranks and ending them may cost a job beside its cells' own limits
+START_MINUTES = 2  # for starting and ending ranks, in addition to the limits of the cells
 
 Item = TypeVar("Item")
 Job = Sequence[Sequence[Item]]
-"""Lanes of cells, or of attempts."""
+"""Slots of cells or attempts."""
 
 
 @dataclass(frozen=True)
 class JobLayout:
-    """What a job asks for; equal shapes share an array.
+    """Resources of a job; jobs with equal layouts share an array.
 
     Attributes:
         world_size: ranks of each of its cells.
-        nodes: of one cell, and so of a job; slots share them.
-        slots: cells side by side.
-        length: most cells in a lane.
+        nodes: of one cell, and so of a job, because slots share the nodes.
+        slots: cells side by side; `lanes` in the file.
+        length: most cells in a slot.
     """
 
     world_size: int
@@ -43,23 +43,33 @@ class JobLayout:
 
     @property
     def ranks_per_node(self) -> int:
-        """Of one cell."""
+        """Ranks of one cell on a node."""
         return self.world_size // self.nodes
 
+    def to_dict(self) -> dict[str, int]:
+        """For a JSON file."""
+        sizes = {"world_size": self.world_size, "nodes": self.nodes}
+        return sizes | {"lanes": self.slots, "length": self.length}
+
+    @classmethod
+    def read(cls, raw: Mapping[str, int]) -> Self:
+        """From the result of `to_dict`."""
+        return cls(raw["world_size"], raw["nodes"], raw["lanes"], raw["length"])
+
     def minutes(self, site: Site) -> int:
-        """The time limit that a job needs, so that each of its cells can use up its own."""
+        """Time limit of a job, in which each of its cells can use all of its own limit."""
         return math.ceil(self.length * site.timeout_minutes) + START_MINUTES
 
     def memory_mb(self, site: Site, slots: int) -> int | None:
-        """Memory on each node for `slots` of the slots; None to ask for nothing."""
+        """Memory on each node for `slots` of the slots; None to request nothing."""
         profile = slurm(site)
         if profile.memory_gb_per_node is None:
             return None
         share = min(1.0, slots * self.ranks_per_node / profile.ranks_per_node)
         return math.floor(1024 * profile.memory_gb_per_node * share)
 
-    def hours(self, site: Site) -> CostEstimate:
-        """The most that one life of a job can cost: all of its time, on all that it holds."""
+    def estimate_cost(self, site: Site) -> CostEstimate:
+        """Upper bound of the cost of one start of a job: its time limit times all that it holds."""
         profile = slurm(site)
         hours = self.minutes(site) / 60
         ranks = self.world_size * self.slots
@@ -90,11 +100,11 @@ def nodes_of(world_size: int, ranks_per_node: int) -> int:
 
 
 def lay_out(items: Iterable[tuple[Item, Cell]], site: Site) -> dict[JobLayout, list[Job[Item]]]:
-    """Jobs by shape, in the order of the cells.
+    """Jobs by layout, in the order of the cells.
 
     Args:
-        items: what to run, with the cell that it is about.
-        site: has the profile that says what shares a job.
+        items: what to run, with its cell.
+        site: its profile decides which cells share a job.
     """
     profile = slurm(site)
     slots: dict[object, list[Item]] = {}
@@ -104,8 +114,8 @@ def lay_out(items: Iterable[tuple[Item, Cell]], site: Site) -> dict[JobLayout, l
         slots.setdefault(key, []).append(item)
         sizes[key] = cell.world_size
     by_size: dict[int, list[list[Item]]] = defaultdict(list)
-    for block, lane in slots.items():
-        by_size[sizes[block]].append(lane)
+    for block, slot in slots.items():
+        by_size[sizes[block]].append(slot)
     jobs: dict[JobLayout, list[Job[Item]]] = defaultdict(list)
     for world_size, found in by_size.items():
         nodes = nodes_of(world_size, profile.ranks_per_node)

@@ -1,4 +1,4 @@
-"""The Slurm launcher: attempts become steps of jobs, and jobs of equal shape one array."""
+"""The Slurm launcher: an attempt is a step of a job, and jobs of equal layout are an array."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.launchers.attempt_state import AttemptState
 from harness.launchers.cost_estimate import CostEstimate
 from harness.launchers.launch import WORKER_COMMAND, Launch, cancel_requested, request_cancel, user_name
 from harness.launchers.site import Site
-from harness.launchers.slurm.bad_nodes import keep_away
+from harness.launchers.slurm.bad_nodes import exclude_bad_nodes
 from harness.launchers.slurm.job_layout import lay_out, nodes_of, slurm
 from harness.launchers.slurm.sbatch import batch_text, submit_manifest
 from harness.launchers.slurm.scheduler import (
@@ -25,16 +25,16 @@ from harness.launchers.slurm.scheduler import (
     find_array,
     jobs_of,
 )
-from harness.launchers.slurm.scheduler_state import fates, manifest_path
-from harness.launchers.slurm.submission_manifest import SubmissionManifest, unsettled
+from harness.launchers.slurm.scheduler_state import attempt_states, manifest_path
+from harness.launchers.slurm.submission_manifest import SubmissionManifest, unconfirmed
 from harness.runs.store import Attempt, SweepFolder
 
 
 class SlurmLauncher:
-    """Hands cells to a cluster's Slurm.
+    """Submits cells to a cluster's Slurm.
 
-    What is to run is written down, as a claim, before sbatch is called, and what sbatch said after it. A
-    submission that is interrupted between the two is found again by its jobs' name.
+    A manifest of what to run is written before sbatch is called, and the answer of sbatch after it. A
+    submission that is interrupted between the two is found again by the name of its jobs.
     """
 
     def check(self, cell: Cell, site: Site) -> None:
@@ -51,7 +51,7 @@ class SlurmLauncher:
             )
 
     def plan(self, cell: Cell, site: Site, command: Sequence[str] = WORKER_COMMAND) -> Launch:
-        """How an attempt at `cell` will be launched, but for its job, which `launch` decides."""
+        """How an attempt at `cell` will be launched, except for its job, which `launch` chooses."""
         return Launch(
             launcher="slurm",
             site=site,
@@ -62,175 +62,176 @@ class SlurmLauncher:
             submitted_at=time.time(),
         )
 
-    def hours(self, cells: Sequence[Cell], site: Site) -> CostEstimate:
-        """The most that the cells can cost."""
+    def estimate_cost(self, cells: Sequence[Cell], site: Site) -> CostEstimate:
+        """Upper bound of the cost of one start of each job."""
         jobs = lay_out(((cell, cell) for cell in cells), site)
-        return reduce(add, (shape.hours(site) * len(found) for shape, found in jobs.items()), CostEstimate())
+        costs = (layout.estimate_cost(site) * len(found) for layout, found in jobs.items())
+        return reduce(add, costs, CostEstimate())
 
     def preview(self, folder: SweepFolder, cells: Sequence[Cell], site: Site) -> str:
-        """The texts that sbatch would get; changes nothing."""
+        """The batch scripts that sbatch would get; changes nothing."""
         attempts = {Attempt(folder.cell_folder(cell).path / "attempt-1"): cell for cell in cells}
         launches = {attempt: self.plan(cell, site) for attempt, cell in attempts.items()}
-        claims = _claims(folder, list(attempts.items()), launches, site)
-        return "\n".join(batch_text(claim) for claim in claims)
+        manifests = _manifests(folder, list(attempts.items()), launches, site)
+        return "\n".join(batch_text(manifest) for manifest in manifests)
 
     def launch(self, folder: SweepFolder, launches: Iterable[tuple[Attempt, Launch]]) -> None:
-        """SubmissionManifest the attempts, make them pending, and call sbatch once an array.
+        """Write manifests of the attempts, make them pending, and call sbatch once per array.
 
         Raises:
-            SiteError: sbatch refused; what it refused is as if never launched.
-            SchedulerError: Slurm did not answer; what it did not hear of waits for `resume`.
+            SiteError: sbatch refused; the refused attempts are as if never launched.
+            SchedulerError: Slurm did not answer; attempts that were not submitted wait for `resume`.
         """
-        planned = keep_away(dict(launches))
+        planned = exclude_bad_nodes(dict(launches))
         site = next(iter(planned.values())).site
         items = [(attempt, attempt.cell_folder.cell()) for attempt in planned]
-        claims = list(_claims(folder, items, planned, site))
-        for claim in claims:
-            claim.write()
-        for claim in claims:
-            _make_pending(claim)
-        _hand_over(claims)
+        manifests = list(_manifests(folder, items, planned, site))
+        for manifest in manifests:
+            manifest.write()
+        for manifest in manifests:
+            _make_pending(manifest)
+        _submit(manifests)
 
     def interrupted(self, folder: SweepFolder) -> bool:
-        """Whether there are claims of which nobody knows whether sbatch heard of them."""
-        return bool(unsettled(folder))
+        """Whether there are manifests of which it is not known whether they were submitted."""
+        return bool(unconfirmed(folder))
 
     def resume(self, folder: SweepFolder) -> None:
-        """Finish submissions that were interrupted: find their jobs, or hand them over now.
+        """Finish interrupted submissions: find their jobs, or submit them now.
 
         Raises:
             SiteError: as `launch`.
             SchedulerError: as `launch`.
         """
-        unheard = []
-        for claim in unsettled(folder):
+        unsubmitted = []
+        for manifest in unconfirmed(folder):
             try:
-                job_id = find_array(claim.job_name, claim.launch.user)
+                job_id = find_array(manifest.job_name, manifest.launch.user)
             except NoAnswerError as error:
                 raise _no_answer(error) from None
             if job_id is not None:
-                claim.settle(job_id=job_id, **_cluster())
+                manifest.record_submission(job_id=job_id, **_cluster())
             else:
-                _make_pending(claim)
-                unheard.append(claim)
-        _hand_over(unheard)
+                _make_pending(manifest)
+                unsubmitted.append(manifest)
+        _submit(unsubmitted)
 
-    def works_on(self, folder: SweepFolder) -> bool:
+    def starts_pending(self, folder: SweepFolder) -> bool:
         """Whether pending attempts will start without `resume`."""
-        return not unsettled(folder)
+        return not unconfirmed(folder)
 
-    def fates(self, attempts: Sequence[Attempt]) -> Mapping[Attempt, AttemptState]:
-        """What Slurm says of attempts without an outcome, in at most two calls."""
-        return fates(attempts)
+    def attempt_states(self, attempts: Sequence[Attempt]) -> Mapping[Attempt, AttemptState]:
+        """States in Slurm of attempts without an outcome."""
+        return attempt_states(attempts)
 
     def cancel(self, attempts: Sequence[Attempt], *, checkpoint: bool = False) -> None:
-        """Ask for the end of attempts; jobs that wait are taken out of the queue, in one call.
+        """Request the end of attempts; waiting jobs are removed from the queue in one call per array.
 
-        A running job may have other attempts in it: its supervisor sees the request, and ends the one.
+        A running job may contain other attempts: its supervisor reads the request and ends only this one.
 
         Raises:
-            SchedulerError: Slurm did not answer, or is another cluster's; running attempts end all the same.
+            SchedulerError: Slurm did not answer, or it is another cluster's; running attempts still end.
         """
         for attempt in attempts:
             request_cancel(attempt, checkpoint=checkpoint)
         try:
-            for claim, indexes in _unwanted(attempts):
-                _refuse_elsewhere(claim)
-                end_jobs((claim.submitted or {})["job_id"], indexes)
+            for manifest, indexes in _unwanted(attempts):
+                _refuse_elsewhere(manifest)
+                end_jobs((manifest.submitted or {})["job_id"], indexes)
         except NoAnswerError as error:
             raise _no_answer(error) from None
 
 
-def _refuse_elsewhere(claim: SubmissionManifest) -> None:
-    """Another cluster may have given the same number to something else of this user's."""
-    cluster = (claim.submitted or {}).get("cluster")
+def _refuse_elsewhere(manifest: SubmissionManifest) -> None:
+    """Refuse another cluster, where the same job id may belong to another job of this user."""
+    cluster = (manifest.submitted or {}).get("cluster")
     if cluster is not None and cluster != (here := cluster_name()):
         raise SchedulerError(
-            f"waiting jobs of {claim.job_name} are on cluster {cluster}, and this is {here}: cancel there; "
-            f"what runs, and what starts, ends all the same"
+            f"waiting jobs of {manifest.job_name} are on cluster {cluster}, and this is {here}: cancel "
+            "there; running attempts, and those that start, still end"
         )
 
 
 def _unwanted(attempts: Sequence[Attempt]) -> Iterator[tuple[SubmissionManifest, list[int]]]:
-    """Jobs of arrays of `attempts` that wait and have nothing left but what is cancelled.
+    """Waiting jobs, by array, in which every attempt without an outcome is cancelled.
 
-    A job that Slurm took the nodes of waits again, though it has begun: only Slurm knows which those are.
+    A requeued job waits again though it has started: only Slurm knows which jobs those are.
     """
     for path in dict.fromkeys(filter(None, map(manifest_path, attempts))):
-        claim = SubmissionManifest.read(path)
-        array = (claim.submitted or {}).get("job_id")
+        manifest = SubmissionManifest.read(path)
+        array = (manifest.submitted or {}).get("job_id")
         if array is None:
             continue
-        ending = [number for number in range(len(claim.jobs)) if _is_unwanted(claim, number)]
-        begun = {number for number in ending if _has_begun(claim, number)}
-        jobs = jobs_of([claim.launch.user]) if begun else {}
-        waiting = {number for number in begun if _waits(jobs.get(f"{array}_{number}"))}
-        indexes = [number for number in ending if number not in begun or number in waiting]
+        ending = [number for number in range(len(manifest.jobs)) if _is_unwanted(manifest, number)]
+        started = {number for number in ending if _has_started(manifest, number)}
+        jobs = jobs_of([manifest.launch.user]) if started else {}
+        waiting = {number for number in started if _waits(jobs.get(f"{array}_{number}"))}
+        indexes = [number for number in ending if number not in started or number in waiting]
         if indexes:
-            yield claim, indexes
+            yield manifest, indexes
 
 
-def _is_unwanted(claim: SubmissionManifest, number: int) -> bool:
-    chains = [claim.chain(attempt) for lane in claim.slots(number) for attempt in lane]
+def _is_unwanted(manifest: SubmissionManifest, number: int) -> bool:
+    chains = [manifest.chain(attempt) for slot in manifest.slots(number) for attempt in slot]
     left = [chain[-1] for chain in chains if chain and chain[-1].outcome() is None]
     return bool(left) and all(map(cancel_requested, left))
 
 
-def _has_begun(claim: SubmissionManifest, number: int) -> bool:
-    return any((attempt.path / "taken.json").exists() for lane in claim.slots(number) for attempt in lane)
+def _has_started(manifest: SubmissionManifest, number: int) -> bool:
+    return any((attempt.path / "taken.json").exists() for slot in manifest.slots(number) for attempt in slot)
 
 
 def _waits(job: Job | None) -> bool:
     return job is not None and job.state == "PENDING"
 
 
-def _claims(
+def _manifests(
     folder: SweepFolder, items: Sequence[tuple[Attempt, Cell]], launches: Mapping[Attempt, Launch], site: Site
 ) -> Iterator[SubmissionManifest]:
     most = slurm(site).array_size
-    for shape, jobs in lay_out(items, site).items():
+    for layout, jobs in lay_out(items, site).items():
         for start in range(0, len(jobs), most):
-            yield SubmissionManifest.plan(folder, shape, launches, jobs[start : start + most])
+            yield SubmissionManifest.plan(folder, layout, launches, jobs[start : start + most])
 
 
-def _make_pending(claim: SubmissionManifest) -> None:
-    for number, attempt in claim.attempts():
+def _make_pending(manifest: SubmissionManifest) -> None:
+    for number, attempt in manifest.attempts():
         if not (attempt.path / "launch.json").exists():
-            claim.launch_of(number, attempt).write(attempt)
+            manifest.launch_of(number, attempt).write(attempt)
 
 
-def _hand_over(claims: Sequence[SubmissionManifest]) -> None:
-    cluster = _cluster() if claims else {}
-    for number, claim in enumerate(claims):
+def _submit(manifests: Sequence[SubmissionManifest]) -> None:
+    cluster = _cluster() if manifests else {}
+    for number, manifest in enumerate(manifests):
         try:
-            claim.settle(job_id=submit_manifest(claim), **cluster)
+            manifest.record_submission(job_id=submit_manifest(manifest), **cluster)
         except SiteError as error:
-            for refused in claims[number:]:
+            for refused in manifests[number:]:
                 _withdraw(refused, str(error))
-            heard = sum(len(list(claim.attempts())) for claim in claims[:number])
+            submitted = sum(len(list(manifest.attempts())) for manifest in manifests[:number])
             raise SiteError(
-                f"{error}; {heard} cells were submitted before" if heard else str(error)
+                f"{error}; {submitted} cells were submitted before" if submitted else str(error)
             ) from None
         except NoAnswerError as error:
             raise _no_answer(error) from None
 
 
 def _cluster() -> dict[str, str]:
-    """For `submitted.json`: which cluster to ask; empty if it does not say, and then nobody compares."""
+    """Name of the cluster, for `submitted.json`; empty if it is not known."""
     try:
         return {"cluster": cluster_name()}
     except NoAnswerError:
         return {}
 
 
-def _withdraw(claim: SubmissionManifest, why: str) -> None:
-    """Undo what made the attempts pending: they were never launched."""
-    for _, attempt in claim.attempts():
+def _withdraw(manifest: SubmissionManifest, why: str) -> None:
+    """Undo the launch of attempts that sbatch refused."""
+    for _, attempt in manifest.attempts():
         (attempt.path / "launch.json").unlink(missing_ok=True)
-    claim.settle(refused=why)
+    manifest.record_submission(refused=why)
 
 
 def _no_answer(error: NoAnswerError) -> SchedulerError:
     return SchedulerError(
-        f"Slurm did not answer ({error}); nothing is lost: kronscale submit finishes what was begun"
+        f"Slurm did not answer ({error}); nothing is lost: kronscale submit finishes the submission"
     )

@@ -1,6 +1,6 @@
-"""From a claim to the text that sbatch gets, through submitit, and to the job's number.
+"""Turns a manifest into a batch script, through submitit, and submits it.
 
-No path and no word of a profile stands in the text unquoted, but for the profile's own `setup` lines.
+Paths and values of a profile are quoted in the script; only the profile's `setup` lines are not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from harness.launchers.slurm.executor import ManifestExecutor
     from harness.launchers.slurm.submission_manifest import SubmissionManifest
 
-# What sbatch says when it may or may not have been heard; anything else that it says is a refusal.
+# Errors of sbatch after which the job may have been submitted or not; any other error is a refusal.
 _NO_ANSWER = re.compile(
     r"unable to contact|timed out|connection|transmitted|slurm controller|communication|temporarily|"
     r"authentication|munge|no respon",
@@ -31,32 +31,32 @@ _NO_ANSWER = re.compile(
 )
 
 
-def batch_text(claim: SubmissionManifest) -> str:
-    """What sbatch will get."""
-    return _executor(claim).text(_command(claim))
+def batch_text(manifest: SubmissionManifest) -> str:
+    """The batch script of a manifest's jobs."""
+    return _executor(manifest).text(_command(manifest))
 
 
-def submit_manifest(claim: SubmissionManifest) -> str:
-    """Call sbatch; returns the job's number.
+def submit_manifest(manifest: SubmissionManifest) -> str:
+    """Call sbatch; returns the job id.
 
     Raises:
         SiteError: sbatch refused; nothing was submitted.
-        NoAnswerError: Slurm did not answer; the job may be there or not.
+        NoAnswerError: Slurm did not answer; the job may have been submitted or not.
     """
-    script = claim.path / "sbatch.sh"
-    script.write_text(batch_text(claim))
-    executor = _executor(claim)
-    return executor.job_id(_call(executor.command(script), claim.site).stdout)
+    script = manifest.path / "sbatch.sh"
+    script.write_text(batch_text(manifest))
+    executor = _executor(manifest)
+    return executor.job_id(_call(executor.command(script), manifest.site).stdout)
 
 
 def rehearse(text: str, site: Site) -> str:
-    """Ask sbatch what it would do with a text; submits nothing.
+    """Have sbatch test a batch script; submits nothing.
 
     Returns:
-        Its words: when and where the job would start.
+        The answer of sbatch: when and where the job would start.
 
     Raises:
-        SiteError: it would refuse.
+        SiteError: sbatch would refuse the script.
         NoAnswerError: Slurm did not answer.
     """
     return " ".join(_call(["sbatch", "--test-only"], site, text).stderr.split())
@@ -72,57 +72,57 @@ def _call(command: Sequence[str], site: Site, text: str | None = None) -> subpro
         raise NoAnswerError(str(error)) from None
     if done.returncode == 0:
         return done
-    said = " ".join(done.stderr.split())
-    if _NO_ANSWER.search(said) or not said:
-        raise NoAnswerError(said or f"sbatch ended with {done.returncode}")
-    raise SiteError(f"site {site.name}: sbatch refused: {said}")
+    message = " ".join(done.stderr.split())
+    if _NO_ANSWER.search(message) or not message:
+        raise NoAnswerError(message or f"sbatch ended with {done.returncode}")
+    raise SiteError(f"site {site.name}: sbatch refused: {message}")
 
 
-def _executor(claim: SubmissionManifest) -> ManifestExecutor:
-    from harness.launchers.slurm.executor import ManifestExecutor  # noqa: PLC0415  # see there
+def _executor(manifest: SubmissionManifest) -> ManifestExecutor:
+    from harness.launchers.slurm.executor import ManifestExecutor  # noqa: PLC0415  # slow to import
 
-    executor = ManifestExecutor(claim.path)
-    executor.parameters.update(_parameters(claim))
+    executor = ManifestExecutor(manifest.path)
+    executor.parameters.update(_parameters(manifest))
     return executor
 
 
-def _parameters(claim: SubmissionManifest) -> dict[str, Any]:
-    site, shape = claim.site, claim.shape
+def _parameters(manifest: SubmissionManifest) -> dict[str, Any]:
+    site, layout = manifest.site, manifest.layout
     profile = slurm(site)
-    ranks = shape.ranks_per_node * shape.slots
-    more: dict[str, Any] = {"output": "/dev/null", "requeue" if profile.requeue else "no-requeue": True}
-    more |= profile.gpu_option(ranks * site.gpus_per_rank)
-    more |= {name: True if value is None else value for name, value in profile.sbatch.items()}
-    memory = shape.memory_mb(site, shape.slots)
+    ranks = layout.ranks_per_node * layout.slots
+    options: dict[str, Any] = {"output": "/dev/null", "requeue" if profile.requeue else "no-requeue": True}
+    options |= profile.gpu_option(ranks * site.gpus_per_rank)
+    options |= {name: True if value is None else value for name, value in profile.sbatch.items()}
+    memory = layout.memory_mb(site, layout.slots)
     return {
-        "job_name": claim.job_name,
+        "job_name": manifest.job_name,
         "partition": profile.partition,
         "account": profile.account,
         "qos": profile.qos,
         "constraint": profile.constraint,
         "wckey": profile.wckey,
         "exclude": ",".join(profile.exclude_nodes) or None,
-        "nodes": shape.nodes,
+        "nodes": layout.nodes,
         "ntasks_per_node": ranks,
         "cpus_per_task": site.cpus_per_rank,
         "mem": f"{memory}M" if memory is not None else None,
         "exclusive": profile.exclusive or None,
-        "time": shape.minutes(site),
-        "map_count": len(claim.jobs),
+        "time": layout.minutes(site),
+        "map_count": len(manifest.jobs),
         "array_parallelism": profile.at_once,
         "signal_delay_s": profile.signal_seconds or 0,
         "stderr_to_stdout": True,
         "use_srun": False,
-        "setup": [_log_line(claim), *profile.setup],
-        "additional_parameters": more,
+        "setup": [_log_line(manifest), *profile.setup],
+        "additional_parameters": options,
     }
 
 
-def _log_line(claim: SubmissionManifest) -> str:
-    folder = shlex.quote(str(claim.path))
+def _log_line(manifest: SubmissionManifest) -> str:
+    folder = shlex.quote(str(manifest.path))
     return f'exec >>{folder}/job-$(printf %05d "$SLURM_ARRAY_TASK_ID").log 2>&1'
 
 
-def _command(claim: SubmissionManifest) -> str:
-    words = [sys.executable, "-u", "-m", "harness.launchers.slurm.batch_job", str(claim.path)]
+def _command(manifest: SubmissionManifest) -> str:
+    words = [sys.executable, "-u", "-m", "harness.launchers.slurm.batch_job", str(manifest.path)]
     return f"exec {shlex.join(words)}"

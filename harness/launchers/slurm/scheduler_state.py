@@ -1,4 +1,4 @@
-"""What became of attempts, from Slurm's view, where their own files do not say."""
+"""States of attempts as reported by Slurm, where the attempts' own files do not have them."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ from harness.runs.store import Attempt
 
 
 def manifest_path(attempt: Attempt) -> Path | None:
-    """The folder of the claim that the attempt is in; None if it was not launched here."""
-    claim = (attempt.read("launch.json") or {}).get("claim")
-    return attempt.path.resolve().parent.parent / "jobs" / claim if claim else None
+    """Folder of the manifest that lists the attempt; None if the attempt was not launched on Slurm."""
+    manifest = (attempt.read("launch.json") or {}).get("claim")
+    return attempt.path.resolve().parent.parent / "jobs" / manifest if manifest else None
 
 
 def scheduler_ids(attempts: Sequence[Attempt]) -> dict[Attempt, str]:
-    """Slurm's names of the attempts' jobs, such as `123_4`; attempts without one are left out."""
-    return {attempt: place.job for attempt, place in _places(attempts).items()}
+    """Ids of the attempts' jobs, such as `123_4`, for those attempts that have one."""
+    return {attempt: submitted.id for attempt, submitted in _submitted_jobs(attempts).items()}
 
 
-def fates(attempts: Sequence[Attempt]) -> dict[Attempt, AttemptState]:
-    """Fates of attempts without an outcome: one call for all, one more if some were over long ago.
+def attempt_states(attempts: Sequence[Attempt]) -> dict[Attempt, AttemptState]:
+    """States of attempts without an outcome, in at most four calls of Slurm's commands.
 
-    And one more if nodes failed under some, and one before any is called over: whether their own cluster
-    answers. Another one knows none of their jobs, and would have them lost while they run.
+    One call gets all jobs of the controller, one more those that ended long ago, one the failed nodes. Before
+    any attempt counts as ended, one checks that its own cluster answers: another cluster does not know the
+    job, and running attempts would count as lost.
     """
     ids = scheduler_ids(attempts)
-    unheard = "sbatch was not heard; kronscale submit finishes the submission"
-    found = {attempt: AttemptState("PENDING", unheard) for attempt in attempts if attempt not in ids}
+    unsubmitted = "not submitted to Slurm yet; kronscale submit finishes the submission"
+    found = {attempt: AttemptState("PENDING", unsubmitted) for attempt in attempts if attempt not in ids}
     if not ids:
         return found
     users = {str((attempt.read("launch.json") or {})["user"]) for attempt in ids}
@@ -54,87 +55,88 @@ def fates(attempts: Sequence[Attempt]) -> dict[Attempt, AttemptState]:
     failed = any(name in jobs and jobs[name].state == "NODE_FAIL" for name in ids.values())
     down = down_nodes() if failed else frozenset()
     for attempt, name in ids.items():
-        fate = _fate(name, jobs.get(name), begun=(attempt.path / "begun.json").exists())
-        if fate is not None and fate.state == "NODE_FAIL":
-            fate = _with_nodes(fate, tuple(sorted(down & ranks_nodes(attempt))))
-        if fate is not None:
-            found[attempt] = fate
-    if any(fate.sure for fate in found.values()):
+        reported = _state_of(name, jobs.get(name), started=(attempt.path / "begun.json").exists())
+        if reported is not None and reported.state == "NODE_FAIL":
+            reported = _with_nodes(reported, tuple(sorted(down & ranks_nodes(attempt))))
+        if reported is not None:
+            found[attempt] = reported
+    if any(reported.sure for reported in found.values()):
         return found | _elsewhere(attempts)
     return found
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where an attempt's job is.
+class _SubmittedJob:
+    """An attempt's job.
 
     Attributes:
-        job: Slurm's name of it.
-        cluster: on which it was submitted; None if that was not noted.
+        cluster: on which it was submitted; None if not known.
     """
 
-    job: str
+    id: str
     cluster: str | None
 
 
-def _places(attempts: Sequence[Attempt]) -> dict[Attempt, _Place]:
+def _submitted_jobs(attempts: Sequence[Attempt]) -> dict[Attempt, _SubmittedJob]:
     launches = {attempt: attempt.read("launch.json") or {} for attempt in attempts}
     submissions: dict[str, Mapping[str, Any]] = {}
     found = {}
     for attempt, launch in launches.items():
-        claim = str(launch.get("claim"))
-        if claim not in submissions:
-            folder = Attempt(attempt.path.parent.parent / "jobs" / claim)
-            submissions[claim] = folder.read("submitted.json") or {}
-        array = submissions[claim].get("job_id")
+        manifest = str(launch.get("claim"))
+        if manifest not in submissions:
+            folder = Attempt(attempt.path.parent.parent / "jobs" / manifest)
+            submissions[manifest] = folder.read("submitted.json") or {}
+        array = submissions[manifest].get("job_id")
         if array is not None:
-            found[attempt] = _Place(f"{array}_{launch['claim_job']}", submissions[claim].get("cluster"))
+            found[attempt] = _SubmittedJob(
+                f"{array}_{launch['claim_job']}", submissions[manifest].get("cluster")
+            )
     return found
 
 
 def _elsewhere(attempts: Sequence[Attempt]) -> dict[Attempt, AttemptState]:
-    """What to say of attempts on which the cluster that answers here cannot have a word."""
-    noted = {attempt: place for attempt, place in _places(attempts).items() if place.cluster is not None}
-    if not noted:
+    """States of attempts on another cluster than the one that answers here."""
+    jobs = {attempt: job for attempt, job in _submitted_jobs(attempts).items() if job.cluster is not None}
+    if not jobs:
         return {}
     try:
         here = cluster_name()
     except NoAnswerError as error:
-        return {attempt: AttemptState(None, f"Slurm does not answer: {error}") for attempt in noted}
+        return {attempt: AttemptState(None, f"Slurm does not answer: {error}") for attempt in jobs}
     return {
         attempt: AttemptState(
-            None, f"job {place.job} is on cluster {place.cluster}, and this is {here}: ask there"
+            None, f"job {job.id} is on cluster {job.cluster}, and this is {here}: run kronscale there"
         )
-        for attempt, place in noted.items()
-        if place.cluster != here
+        for attempt, job in jobs.items()
+        if job.cluster != here
     }
 
 
-def _fate(name: str, job: Job | None, *, begun: bool) -> AttemptState | None:
+def _state_of(name: str, job: Job | None, *, started: bool) -> AttemptState | None:
     if job is None:
         return AttemptState(
-            "LOST", f"Slurm does not know its job {name} any more, and it left no outcome", sure=True
+            "LOST", f"Slurm no longer knows its job {name}, and it left no outcome", sure=True
         )
     if job.state == "RUNNING":
         return None
     if job.state == "PENDING":
         why = f"job {name} waits{f': {job.reason}' if job.reason else ''}"
-        return AttemptState("PENDING", f"Slurm took its nodes back; {why}" if begun else why)
+        return AttemptState("PENDING", f"Slurm requeued its job; {why}" if started else why)
     nodes = f" on {job.nodes}" if job.nodes else ""
     because = f", {job.reason}" if job.reason else ""
-    when = "" if begun else " before its turn"
-    cause = f"job {name}{nodes} ended {job.word}{because}{when}{_said(job)}"
+    when = "" if started else " before the attempt started"
+    cause = f"job {name}{nodes} ended {job.slurm_state}{because}{when}{_write_error(job)}"
     return AttemptState("LOST" if job.state == "COMPLETED" else job.state, cause, sure=True)
 
 
-def _with_nodes(fate: AttemptState, failed: tuple[str, ...]) -> AttemptState:
-    """Slurm says that a node of the job failed, but not which."""
-    cause = f"{fate.cause}; {', '.join(failed)} is down" if failed else fate.cause
-    return replace(fate, cause=cause, failed_nodes=failed)
+def _with_nodes(reported: AttemptState, failed: tuple[str, ...]) -> AttemptState:
+    """The state with the nodes that failed: Slurm does not report which node of a job failed."""
+    cause = f"{reported.cause}; {', '.join(failed)} is down" if failed else reported.cause
+    return replace(reported, cause=cause, failed_nodes=failed)
 
 
-def _said(job: Job) -> str:
-    """The supervisor's exit code is an error number where it could write nothing else."""
+def _write_error(job: Job) -> str:
+    """The supervisor's exit code is an error number if it could not write the outcome."""
     if job.state == "FAILED" and job.exit_code in errno.errorcode:
         return f": it could not write its outcome, {os.strerror(job.exit_code)}"
     return ""

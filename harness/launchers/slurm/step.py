@@ -1,4 +1,4 @@
-"""One attempt as one step of a job: `srun` with a task a rank, watched until it has an outcome."""
+"""Runs one attempt as one step of a job: `srun` with a task per rank."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from harness.runs.checkpoint_requests import PREEMPTED_EXIT_CODE
 from harness.runs.store import Attempt
 
 _WATCH_SECONDS = 0.2
-# With this, Slurm's pmi2 answers a rank no more: all hang in MPI's initialization.
+# After this error Slurm's pmi2 no longer answers the rank, and all ranks hang in MPI's initialization.
 _PMI_BROKE = b"mpi/pmi2: invalid client request"
-_WAIT_SECONDS = 60  # srun's --wait: how long the others may go on after the first task has ended well
+_WAIT_SECONDS = 60  # srun's --wait: how long other tasks may run after the first has ended with 0
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class StepEnd:
     """How a step ended.
 
     Attributes:
-        ending: for the verdict.
-        lost_nodes: nodes of which no rank left word.
-        out_of_memory: whether Slurm says that it killed for memory.
-        started: whether any rank was.
+        ending: of the ranks, for the outcome.
+        lost_nodes: nodes on which no rank left an exit line.
+        out_of_memory: whether Slurm killed processes for memory.
+        started: whether any rank was started.
         exit_code: srun's.
         hung: whether the ranks hung in MPI's initialization.
     """
@@ -52,24 +52,24 @@ class StepEnd:
     hung: bool
 
 
-def run_step(attempt: Attempt, launch: Launch, shape: JobLayout, leave: Callable[[], bool]) -> StepEnd:
-    """Run the attempt's ranks in this job; returns when none is left.
+def run_step(attempt: Attempt, launch: Launch, layout: JobLayout, job_ending: Callable[[], bool]) -> StepEnd:
+    """Run the attempt's ranks in this job; returns when all have ended.
 
     Args:
-        attempt: begun already.
-        launch: how.
-        shape: of the job.
-        leave: asked a few times a second; true when the job itself is ending.
+        attempt: its `begun.json` is written.
+        launch: of the attempt.
+        layout: of the job.
+        job_ending: called a few times a second; true once Slurm ends the job.
 
     Raises:
         OSError: srun could not be started.
     """
-    process = _start(attempt, launch, shape)
+    process = _start(attempt, launch, layout)
     site = launch.site
     deadline = time.monotonic() + site.timeout_minutes * 60
 
     def running() -> bool:
-        return process.poll() is None and not leave() and not _hangs(attempt, shape)
+        return process.poll() is None and not job_ending() and not _hangs(attempt, layout)
 
     def request() -> Stop | None:
         return stop_request(attempt, site, deadline - time.monotonic(), preempted=False)
@@ -81,71 +81,71 @@ def run_step(attempt: Attempt, launch: Launch, shape: JobLayout, leave: Callable
         reason = watch_ranks(
             running, request, ask_to_save, partial(_wait, process, _WATCH_SECONDS), site.grace_seconds
         )
-        hung = process.poll() is None and _hangs(attempt, shape)
+        hung = process.poll() is None and _hangs(attempt, layout)
     finally:
         _end(process, attempt)
-    said = (attempt.path / "logs" / "srun.log").read_text(errors="replace")
+    output = (attempt.path / "logs" / "srun.log").read_text(errors="replace")
     return StepEnd(
-        ending=RanksEnd(reason, tuple(_deaths(attempt, shape))),
-        lost_nodes=_lost_nodes(attempt, shape),
-        out_of_memory=slurm_killed(said),
+        ending=RanksEnd(reason, tuple(_deaths(attempt, layout))),
+        lost_nodes=_lost_nodes(attempt, layout),
+        out_of_memory=slurm_killed(output),
         started=bool(_starts(attempt)),
         exit_code=process.returncode,
         hung=hung,
     )
 
 
-def _start(attempt: Attempt, launch: Launch, shape: JobLayout) -> subprocess.Popen[bytes]:
+def _start(attempt: Attempt, launch: Launch, layout: JobLayout) -> subprocess.Popen[bytes]:
     with (attempt.path / "logs" / "srun.log").open("ab") as file:
         return subprocess.Popen(
-            srun_command(attempt, launch, shape),
+            srun_command(attempt, launch, layout),
             env=_environment(launch), start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=file, stderr=file,
         )  # fmt: skip
 
 
-def _hangs(attempt: Attempt, shape: JobLayout) -> bool:
-    """Whether PMI broke before any rank was in training."""
+def _hangs(attempt: Attempt, layout: JobLayout) -> bool:
+    """Whether Slurm's PMI failed before any rank was in training."""
     if _PMI_BROKE not in (attempt.path / "logs" / "srun.log").read_bytes():
         return False
-    beats = [attempt.last_heartbeat(rank) for rank in range(shape.world_size)]
+    beats = [attempt.last_heartbeat(rank) for rank in range(layout.world_size)]
     return all(beat is None or beat.phase == "start" for beat in beats)
 
 
-def srun_command(attempt: Attempt, launch: Launch, shape: JobLayout) -> list[str]:
-    """The step's command line; a list, which no shell reads."""
+def srun_command(attempt: Attempt, launch: Launch, layout: JobLayout) -> list[str]:
+    """The step's command line, as a list: no shell reads it."""
     site = launch.site
     profile = slurm(site)
     words = [
-        "srun", f"--nodes={shape.nodes}", f"--ntasks={shape.world_size}",
-        f"--ntasks-per-node={shape.ranks_per_node}", "--distribution=block",
+        "srun", f"--nodes={layout.nodes}", f"--ntasks={layout.world_size}",
+        f"--ntasks-per-node={layout.ranks_per_node}", "--distribution=block",
         f"--cpus-per-task={site.cpus_per_rank}",  # not inherited from the job since Slurm 22.05
         "--kill-on-bad-exit=1", f"--wait={_WAIT_SECONDS}", f"--mpi={profile.mpi}", "--input=none",
     ]  # fmt: skip
-    if shape.slots > 1:  # else every step waits for the one before
+    if layout.slots > 1:  # else every step waits for the one before
         words.append("--exact")
-        memory = shape.memory_mb(site, 1)
+        memory = layout.memory_mb(site, 1)
         words.append(f"--mem={memory}M" if memory is not None else "--mem=0")
     # All of a cell's GPUs on a node are visible to all of its ranks there.
-    options = profile.gpu_option(shape.ranks_per_node * site.gpus_per_rank)
+    options = profile.gpu_option(layout.ranks_per_node * site.gpus_per_rank)
     words += [f"--{name}={value}" for name, value in options.items()]
     start = [sys.executable, "-I", "-S", str(Path(rank_wrapper.__file__))]
     return [*words, *profile.srun, *start, str(attempt.path), str(launch.cpus_per_rank), "-", *launch.command]
 
 
 def ranks_nodes(attempt: Attempt) -> set[str]:
-    """The nodes on which ranks of the attempt were started."""
+    """Nodes on which ranks of the attempt were started."""
     return {start["node"] for start in _starts(attempt).values()}
 
 
 def _environment(launch: Launch) -> dict[str, str]:
-    """The job's, which Slurm and the profile's setup lines made, with the rank's threads."""
+    """Environment of the job, after the profile's setup lines, with the variables of the ranks."""
     environment = {name: value for name, value in os.environ.items() if name != "SLURM_ARRAY_TASK_ID"}
     return environment | own_variables(launch)
 
 
 def _end(process: subprocess.Popen[bytes], attempt: Attempt) -> None:
-    """End what still runs: first asked, then by force, through Slurm, as srun alone would leave its tasks."""
+    """End the step with SIGTERM, then by killing it through Slurm: a killed srun leaves its tasks running."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         _wait(process, TERM_SECONDS)
@@ -166,24 +166,24 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
         return
 
 
-def _deaths(attempt: Attempt, shape: JobLayout) -> list[RankDeath]:
-    """All ranks' ends in order of time; a rank without a word was killed along with its parent."""
+def _deaths(attempt: Attempt, layout: JobLayout) -> list[RankDeath]:
+    """Ends of all ranks in order of time; a rank without an exit line was killed with its parent."""
     ends = {rank: end_lines(attempt, rank)[-1] for rank in _starts(attempt)}
-    said = sorted((end["at"], rank) for rank, end in ends.items() if "exit_code" in end)
-    deaths = [RankDeath(rank, ends[rank]["exit_code"], ends[rank]["own"]) for _, rank in said]
-    silent = [rank for rank in range(shape.world_size) if "exit_code" not in ends.get(rank, {})]
+    ended = sorted((end["at"], rank) for rank, end in ends.items() if "exit_code" in end)
+    deaths = [RankDeath(rank, ends[rank]["exit_code"], ends[rank]["own"]) for _, rank in ended]
+    silent = [rank for rank in range(layout.world_size) if "exit_code" not in ends.get(rank, {})]
     alone = all(death.exit_code in (0, PREEMPTED_EXIT_CODE) or not death.own for death in deaths)
     return deaths + [RankDeath(rank, -signal.SIGKILL, alone) for rank in silent]
 
 
-def _lost_nodes(attempt: Attempt, shape: JobLayout) -> tuple[str, ...]:
-    """Nodes, other than this one, all of whose ranks started and left no word of their end."""
+def _lost_nodes(attempt: Attempt, layout: JobLayout) -> tuple[str, ...]:
+    """Nodes, other than this one, on which all ranks started and none left an exit line."""
     silent: dict[str, int] = {}
     for rank, start in _starts(attempt).items():
         if "exit_code" not in end_lines(attempt, rank)[-1]:
             silent[start["node"]] = silent.get(start["node"], 0) + 1
     here = os.environ.get("SLURMD_NODENAME")
-    return tuple(sorted(n for n, count in silent.items() if count == shape.ranks_per_node and n != here))
+    return tuple(sorted(n for n, count in silent.items() if count == layout.ranks_per_node and n != here))
 
 
 def _starts(attempt: Attempt) -> Mapping[int, dict[str, Any]]:

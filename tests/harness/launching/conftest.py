@@ -1,4 +1,4 @@
-"""Cells that a stand-in runs, a site, and leases that no other test holds."""
+"""Cells whose ranks are `fake_rank.py`, a site, and leases that no other test holds."""
 
 import multiprocessing
 import os
@@ -18,7 +18,7 @@ from harness.launchers.site import Site
 from harness.runs.records import Outcome
 from harness.runs.store import Attempt, sweep_folder
 
-STAND_IN = (sys.executable, str(Path(__file__).with_name("stand_in.py")))
+FAKE_RANK = (sys.executable, str(Path(__file__).with_name("fake_rank.py")))
 
 
 @pytest.fixture(autouse=True)
@@ -27,14 +27,14 @@ def _own_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     runtime.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     yield
-    for process in psutil.process_iter(["cmdline"]):  # a failed test must not leave its processes to others
+    for process in psutil.process_iter(["cmdline"]):  # processes of a failed test must not disturb others
         if any(str(tmp_path) in word for word in process.info["cmdline"] or ()):
             process.kill()
 
 
 @pytest.fixture
 def command() -> tuple[str, ...]:
-    return STAND_IN
+    return FAKE_RANK
 
 
 @pytest.fixture
@@ -57,19 +57,19 @@ def make_cell() -> Callable[..., Cell]:
 
 @pytest.fixture
 def make_attempt(tmp_path: Path, site: Site) -> Callable[..., Attempt]:
-    """Stage and plan an attempt as submit would, without starting anything."""
+    """Stage and plan an attempt as `submit` does, without starting anything."""
 
     def make(cell: Cell, **site_fields: Any) -> Attempt:
         attempt = sweep_folder("study", tmp_path).stage(cell).new_attempt()
         changed = site.model_copy(update=site_fields)
-        LAUNCHERS["local"].plan(cell, changed, STAND_IN).write(attempt)
+        LAUNCHERS["local"].plan(cell, changed, FAKE_RANK).write(attempt)
         return attempt
 
     return make
 
 
-class GangProcess:
-    """A gang in a process of its own, as the launcher has it."""
+class SupervisorProcess:
+    """A supervisor in a process of its own."""
 
     def __init__(self, attempt: Attempt) -> None:
         self.attempt = attempt
@@ -93,17 +93,17 @@ class GangProcess:
 
 
 @pytest.fixture
-def start_gang() -> Iterator[Callable[[Attempt], GangProcess]]:
-    gangs: list[GangProcess] = []
+def start_supervisor() -> Iterator[Callable[[Attempt], SupervisorProcess]]:
+    supervisors: list[SupervisorProcess] = []
 
-    def start(attempt: Attempt) -> GangProcess:
-        gangs.append(GangProcess(attempt))
-        return gangs[-1]
+    def start(attempt: Attempt) -> SupervisorProcess:
+        supervisors.append(SupervisorProcess(attempt))
+        return supervisors[-1]
 
     yield start
-    for gang in gangs:
-        gang.process.kill()
-        gang.process.join()
+    for supervisor in supervisors:
+        supervisor.process.kill()
+        supervisor.process.join()
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def wait_for() -> Callable[..., None]:
     def wait(condition: Callable[[], Any], seconds: float = 20.0) -> None:
         ends = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < ends, "what the test waits for did not happen"
+            assert time.monotonic() < ends, f"not true within {seconds} s"
             time.sleep(0.01)
 
     return wait

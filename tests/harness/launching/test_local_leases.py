@@ -42,10 +42,10 @@ def start(*arguments, **options):
 
 def test_gangs_of_many_sizes_at_once_never_share_a_lease_and_all_end(tmp_path):
     journal = tmp_path / "journal"
-    gangs = [start(needed, 0.02, journal, f"g{needed}", times=5) for needed in (1, 2, 3, 4, 1, 2)]
-    for gang in gangs:
-        gang.join(20)
-        assert gang.exitcode == 0
+    supervisors = [start(needed, 0.02, journal, f"g{needed}", times=5) for needed in (1, 2, 3, 4, 1, 2)]
+    for supervisor in supervisors:
+        supervisor.join(20)
+        assert supervisor.exitcode == 0
     held = set()
     for _, act, cpu, _ in read(journal):
         if act == "take":
@@ -60,8 +60,8 @@ def test_a_wide_gang_is_not_starved_by_a_stream_of_narrow_ones(tmp_path):
     narrow = [start(1, 0.05, journal, "narrow", times=20) for _ in range(4)]
     time.sleep(0.2)
     wide = start(4, 0.0, journal, "wide")
-    for gang in [*narrow, wide]:
-        gang.join(20)
+    for supervisor in [*narrow, wide]:
+        supervisor.join(20)
     events = read(journal)
     wide_at = next(index for index, event in enumerate(events) if event[3] == "wide")
     narrow_after = sum(act == "take" for _, act, _, name in events[wide_at:] if name == "narrow")

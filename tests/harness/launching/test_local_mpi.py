@@ -63,10 +63,10 @@ def sent_bytes(attempt, rank):
     return [record["sent_bytes"] for record in records if record["kind"] == "phases"]
 
 
-def test_two_ranks_train_over_mpi_as_they_do_over_gloo(real_attempt, start_gang):
+def test_two_ranks_train_over_mpi_as_they_do_over_gloo(real_attempt, start_supervisor):
     over = {backend: real_attempt(2, backend) for backend in ("mpi", "gloo")}
     for backend, attempt in over.items():
-        assert start_gang(attempt).outcome().state == "COMPLETED", attempt.log(0).read_text()
+        assert start_supervisor(attempt).outcome().state == "COMPLETED", attempt.log(0).read_text()
         environment = attempt.read("environment.json")
         assert environment["backend"] == backend
         assert len(environment["hosts"]) == 2
@@ -80,16 +80,16 @@ def test_two_ranks_train_over_mpi_as_they_do_over_gloo(real_attempt, start_gang)
 
 
 def test_a_rank_killed_in_an_mpi_world_is_named_and_takes_the_others_along(
-    real_attempt, start_gang, wait_for, is_gone
+    real_attempt, start_supervisor, wait_for, is_gone
 ):
     attempt = real_attempt(4, "mpi", epochs=100_000)
     before = shared_memory()
-    gang = start_gang(attempt)
+    supervisor = start_supervisor(attempt)
     wait_for(lambda: all((beat := attempt.last_heartbeat(r)) and beat.step > 2 for r in range(4)), seconds=60)
-    ranks = gang.rank_pids()
+    ranks = supervisor.rank_pids()
     [victim] = [pid for pid in ranks if "--rank\0001\0" in open(f"/proc/{pid}/cmdline").read()]  # noqa: PTH123, SIM115
     os.kill(victim, signal.SIGKILL)
-    outcome = gang.outcome()
+    outcome = supervisor.outcome()
     assert outcome.state == "FAILED"
     assert outcome.cause.startswith("rank 1 was killed by SIGKILL at step ")
     assert all(is_gone(pid) for pid in ranks)

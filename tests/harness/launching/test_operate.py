@@ -85,7 +85,7 @@ def test_following_a_log_asks_the_launcher_now_and_then_only(
     asked = []
 
     class Watched:
-        def fates(self, attempts):
+        def attempt_states(self, attempts):
             asked.append(len(attempts))
             return {} if len(asked) < 4 else {attempts[0]: AttemptState("LOST", "gone")}
 

@@ -103,16 +103,16 @@ def _is_rank(process, attempt, rank):
 
 
 def test_a_preempted_gang_saves_and_a_fresh_retry_starts_anew(
-    cell, site, tmp_path, look, wait_for, start_gang
+    cell, site, tmp_path, look, wait_for, start_supervisor
 ):
     long = cell.model_copy(update={"training": cell.training.model_copy(update={"epochs": 100_000})})
     attempt = sweep_folder("study", tmp_path).stage(long).new_attempt()
     LAUNCHERS["local"].plan(long, site).write(attempt)
-    gang = start_gang(attempt)
-    os.kill(gang.pid, 0)
+    supervisor = start_supervisor(attempt)
+    os.kill(supervisor.pid, 0)
     wait_for(lambda: past(look, 1, 5), seconds=60)
-    os.kill(gang.pid, signal.SIGUSR1)
-    outcome = gang.outcome()
+    os.kill(supervisor.pid, signal.SIGUSR1)
+    outcome = supervisor.outcome()
     assert (outcome.state, outcome.reached_target) == ("PREEMPTED", None)
     assert {rank.exit_code for rank in outcome.ranks} == {75}
     assert outcome.checkpoint_step == CheckpointStore(attempt).newest_first()[0].step
@@ -127,23 +127,23 @@ def test_a_preempted_gang_saves_and_a_fresh_retry_starts_anew(
 
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
-def test_ranks_are_asked_to_save_before_the_time_limit(cell, site, tmp_path, start_gang, backend):
+def test_ranks_are_asked_to_save_before_the_time_limit(cell, site, tmp_path, start_supervisor, backend):
     long = cell.model_copy(update={"training": cell.training.model_copy(update={"epochs": 100_000})})
     limited = site.model_copy(update={"timeout_minutes": 0.4, "grace_seconds": 10.0, "backend": backend})
     attempt = sweep_folder("study", tmp_path).stage(long).new_attempt()
     LAUNCHERS["local"].plan(long, limited).write(attempt)
-    outcome = start_gang(attempt).outcome()
+    outcome = start_supervisor(attempt).outcome()
     assert outcome.state == "TIMEOUT"
     stopped = "stopped before the site's timeout_minutes by SIGUSR1 with a checkpoint at step "
     assert outcome.cause == stopped + str(outcome.checkpoint_step)
 
 
-def test_ranks_that_do_not_save_in_time_are_ended(make_cell, make_attempt, start_gang, wait_for):
-    attempt = make_attempt(make_cell(2, steps=3000), grace_seconds=1.0)  # stand-ins cannot save
-    gang = start_gang(attempt)
+def test_ranks_that_do_not_save_in_time_are_ended(make_cell, make_attempt, start_supervisor, wait_for):
+    attempt = make_attempt(make_cell(2, steps=3000), grace_seconds=1.0)  # fake ranks cannot save
+    supervisor = start_supervisor(attempt)
     wait_for(lambda: all(beat and beat.step >= 1 for beat in map(attempt.last_heartbeat, range(2))))
-    os.kill(gang.pid, signal.SIGUSR1)
-    outcome = gang.outcome()
+    os.kill(supervisor.pid, signal.SIGUSR1)
+    outcome = supervisor.outcome()
     assert outcome.state == "PREEMPTED"
     assert "saved no checkpoint within the site's grace_seconds; the last rank was" in outcome.cause
     assert outcome.checkpoint_step is None

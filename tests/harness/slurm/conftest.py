@@ -1,4 +1,4 @@
-"""Cells that a stand-in runs on the test cluster, and what a test left there cleared away."""
+"""Cells whose ranks are `fake_rank.py` on the test cluster, and what a test left there cleared away."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from harness.study.status import CellStatus, read_statuses
 from tests.slurm_cluster.cluster import Cluster
 from tests.waiting import wait_for
 
-STAND_IN = (sys.executable, str(Path(__file__).parents[1] / "launching" / "stand_in.py"))
+FAKE_RANK = (sys.executable, str(Path(__file__).parents[1] / "launching" / "fake_rank.py"))
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def on_slurm(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clus
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
     yield cluster
-    cluster.ask("scancel", "--user=root", "--quiet")
-    wait_for(lambda: not cluster.ask("squeue", "--noheader"), seconds=60)
+    cluster.run("scancel", "--user=root", "--quiet")
+    wait_for(lambda: not cluster.run("squeue", "--noheader"), seconds=60)
 
 
 @pytest.fixture
@@ -70,14 +70,14 @@ def training(tmp_path: Path) -> Callable[..., Attempt]:
     """Wait until all ranks of the cell's newest attempt are past their second step."""
 
     def wait(cell: Cell, number: int = 1) -> Attempt:
-        def begun() -> Attempt | None:
+        def started() -> Attempt | None:
             attempt = sweep_folder("study", tmp_path).cell_folder(cell).latest()
             if attempt is None or attempt.number < number:
                 return None
             beats = [attempt.last_heartbeat(rank) for rank in range(cell.world_size)]
             return attempt if all(beat is not None and beat.step > 1 for beat in beats) else None
 
-        found = wait_for(begun, seconds=60)
+        found = wait_for(started, seconds=60)
         assert isinstance(found, Attempt)
         return found
 

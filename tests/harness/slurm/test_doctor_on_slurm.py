@@ -65,7 +65,7 @@ def test_two_ranks_on_each_of_two_nodes_are_all_well(doctor, on_slurm, tmp_path,
         assert states[check] == "ok", found[check]
     assert states["ranks: MPI"] == ("ok" if backend == "mpi" else "skipped")
     assert list((tmp_path / "runs").iterdir()) == []
-    assert on_slurm.ask("squeue", "--noheader") == ""
+    assert on_slurm.run("squeue", "--noheader") == ""
 
 
 def test_a_wrong_partition_a_wrong_mpi_and_too_long_a_limit_are_named_and_nothing_is_started(
@@ -88,7 +88,7 @@ def test_a_wrong_partition_a_wrong_mpi_and_too_long_a_limit_are_named_and_nothin
     code, found, _ = doctor(PROFILE, runs=tmp_path / "file/runs")
     assert (code, found["runs: write"]["state"]) == (1, "fault")
     assert [one["state"] for check, one in found.items() if check.startswith("slurm")] == ["ok"] * 7
-    assert on_slurm.ask("squeue", "--noheader") == ""
+    assert on_slurm.run("squeue", "--noheader") == ""
 
 
 def test_a_job_that_does_not_start_is_cancelled_with_slurms_reason(doctor, on_slurm):
@@ -96,14 +96,14 @@ def test_a_job_that_does_not_start_is_cancelled_with_slurms_reason(doctor, on_sl
     assert code == 1
     assert "BeginTime" in found["ranks: job"]["found"]
     assert said["kept"] is not None
-    assert on_slurm.ask("squeue", "--noheader") == ""
+    assert on_slurm.run("squeue", "--noheader") == ""
 
 
 @pytest.mark.parametrize(
     ("line", "found_there", "advice"),
     [
         ("srun: [--no-such-option]", "srun started no rank", "slurm.srun"),
-        ("setup: [exit 3]", "before its turn", "slurm.setup"),
+        ("setup: [exit 3]", "before the attempt started", "slurm.setup"),
     ],
 )
 def test_a_job_that_starts_no_rank_is_a_fault_with_the_reason(doctor, on_slurm, line, found_there, advice):
@@ -111,7 +111,7 @@ def test_a_job_that_starts_no_rank_is_a_fault_with_the_reason(doctor, on_slurm, 
     assert code == 1
     assert found_there in found["ranks: job"]["found"]
     assert advice in found["ranks: job"]["advice"]
-    assert on_slurm.ask("squeue", "--noheader") == ""
+    assert on_slurm.run("squeue", "--noheader") == ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -126,10 +126,10 @@ def test_stopping_the_examination_ends_its_job_and_removes_its_files(on_slurm, t
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        wait_for(lambda: on_slurm.ask("squeue", "--noheader"), seconds=60)
+        wait_for(lambda: on_slurm.run("squeue", "--noheader"), seconds=60)
         process.send_signal(number)
         _, complaints = process.communicate(timeout=60)
     assert process.returncode == 130, complaints
     assert "Traceback" not in complaints
-    assert on_slurm.ask("squeue", "--noheader") == ""
+    assert on_slurm.run("squeue", "--noheader") == ""
     assert list((tmp_path / "runs").iterdir()) == []

@@ -1,4 +1,4 @@
-"""Promise: a submitit whose private methods differ from those that we use is noticed before a cluster refuses."""
+"""Promise: a submitit whose private methods differ from those that we use fails here, not on a cluster."""
 
 import inspect
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from harness.study.submit import cancel, retry, submit
-from tests.harness.slurm.conftest import STAND_IN
+from tests.harness.slurm.conftest import FAKE_RANK
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
@@ -33,7 +33,7 @@ def test_kill_9_of_a_rank_is_named_with_its_step_and_takes_the_others_along(
     on_slurm, tmp_path, make_cell, make_site, ended
 ):
     cells = [make_cell(act="kill", at_rank=3, steps=FOREVER), make_cell(seed=1)]
-    submit(cells, make_site(), tmp_path, STAND_IN)
+    submit(cells, make_site(), tmp_path, FAKE_RANK)
     killed, other = ended(cells)
     assert killed.state == "FAILED"
     assert killed.cause == "rank 3 was killed by SIGKILL at step 1 in backward"
@@ -46,7 +46,7 @@ def test_a_node_that_loses_power_is_named_and_its_cell_can_be_retried(
     on_slurm, tmp_path, make_cell, make_site, ended, training
 ):
     cell = make_cell(steps=FOREVER)
-    submit([cell], make_site(), tmp_path, STAND_IN)
+    submit([cell], make_site(), tmp_path, FAKE_RANK)
     attempt = training(cell)
     node = next(one for one in nodes_of(attempt) if one != head_of(attempt))
     on_slurm.kill(f"slurmd-{node}")
@@ -59,7 +59,7 @@ def test_a_node_that_loses_power_is_named_and_its_cell_can_be_retried(
     finally:
         on_slurm.start(f"slurmd-{node}")
         wait_for(lambda: "4 idle" in on_slurm.run("sinfo", "-h", "-p", "main", "-o", "%D %t"), seconds=60)
-    assert retry([cell], make_site(), tmp_path, STAND_IN) == [cell]
+    assert retry([cell], make_site(), tmp_path, FAKE_RANK) == [cell]
     assert training(cell, 2).number == 2
 
 
@@ -67,7 +67,7 @@ def test_the_loss_of_the_supervisor_s_node_is_seen_by_status(
     on_slurm, tmp_path, make_cell, make_site, ended, training
 ):
     cell = make_cell(steps=FOREVER)
-    submit([cell], make_site(), tmp_path, STAND_IN)
+    submit([cell], make_site(), tmp_path, FAKE_RANK)
     attempt = training(cell)
     node = head_of(attempt)
     on_slurm.kill(f"slurmd-{node}")
@@ -86,13 +86,13 @@ def test_a_requeued_job_goes_on_in_a_new_attempt(
     on_slurm, tmp_path, make_cell, make_site, ended, training, look
 ):
     cell = make_cell(act="hang", at_step=3, once=True, steps=5)
-    submit([cell], make_site(requeue=True), tmp_path, STAND_IN)
+    submit([cell], make_site(requeue=True), tmp_path, FAKE_RANK)
     training(cell)
     (job,) = on_slurm.run("squeue", "-h", "-o", "%A").split()
     on_slurm.run("scontrol", "requeue", job)
     wait_for(lambda: look(cell)[0].state == "PENDING", seconds=30)
     assert "requeued its job" in look(cell)[0].cause
-    assert submit([cell], make_site(), tmp_path, STAND_IN).in_flight == (cell,)
+    assert submit([cell], make_site(), tmp_path, FAKE_RANK).in_flight == (cell,)
 
     def started() -> bool:
         with contextlib.suppress(subprocess.CalledProcessError):  # not before it has come to its end
@@ -111,7 +111,7 @@ def test_cancelling_a_requeued_job_takes_it_out_of_the_queue(
     on_slurm, tmp_path, make_cell, make_site, training, look
 ):
     cell = make_cell(steps=FOREVER)
-    submit([cell], make_site(requeue=True), tmp_path, STAND_IN)
+    submit([cell], make_site(requeue=True), tmp_path, FAKE_RANK)
     training(cell)
     (job,) = on_slurm.run("squeue", "-h", "-o", "%A").split()
     on_slurm.run("scontrol", "requeue", job)
@@ -124,7 +124,7 @@ def test_cancelling_a_requeued_job_takes_it_out_of_the_queue(
 
 def test_a_time_limit_that_is_too_short_is_a_timeout(on_slurm, tmp_path, make_cell, make_site, ended):
     cell = make_cell(steps=FOREVER)
-    submit([cell], make_site(timeout_minutes=0.05), tmp_path, STAND_IN)
+    submit([cell], make_site(timeout_minutes=0.05), tmp_path, FAKE_RANK)
     (one,) = ended([cell])
     assert one.state == "TIMEOUT"
     assert "ran longer than the site's timeout_minutes" in one.cause
@@ -133,7 +133,7 @@ def test_a_time_limit_that_is_too_short_is_a_timeout(on_slurm, tmp_path, make_ce
 
 def test_scancel_behind_our_back_is_a_cancellation(on_slurm, tmp_path, make_cell, make_site, ended, training):
     cells = [make_cell(seed=seed, steps=FOREVER) for seed in range(2)]
-    submit(cells, make_site(at_once=1), tmp_path, STAND_IN)
+    submit(cells, make_site(at_once=1), tmp_path, FAKE_RANK)
     training(cells[0])
     on_slurm.run("scancel", "--user=root")
     running, waiting = ended(cells)
@@ -147,7 +147,7 @@ def test_without_accounting_everything_goes_on(on_slurm, tmp_path, make_cell, ma
     on_slurm.stop("slurmdbd")
     try:
         cells = [make_cell(), make_cell(seed=1, act="leave", at_rank=2)]
-        submit(cells, make_site(), tmp_path, STAND_IN)
+        submit(cells, make_site(), tmp_path, FAKE_RANK)
         good, bad = ended(cells)
         assert (good.state, bad.state) == ("COMPLETED", "FAILED")
         assert "rank 2 exited with code 3" in bad.cause
@@ -213,7 +213,7 @@ def test_the_longest_value_that_pmi_allows_arrives_and_a_longer_one_is_the_cause
 ):
     cell = make_cell(world_size=4)
     site = make_site(mpi="pmi2").model_copy(update={"environment": {"TIMES": str(times)}})
-    submit([cell], site, tmp_path, (sys.executable, "-c", MEETS_BY_PMI, *STAND_IN[1:]))
+    submit([cell], site, tmp_path, (sys.executable, "-c", MEETS_BY_PMI, *FAKE_RANK[1:]))
     (one,) = ended([cell])
     assert (one.state, one.cause) == (state, cause)
 

@@ -52,8 +52,8 @@ def test_a_requeued_and_a_cancelled_run_end_with_the_bits_of_an_uninterrupted_on
 
     submit([cell], site(checkpoint_every_epochs=1), cut)
     wait_for(lambda: past(cut, 1, 20), seconds=100)
-    job = on_slurm.ask("squeue", "--noheader", "--format=%A").split()[0]
-    on_slurm.ask("scontrol", "requeue", job)  # SIGTERM to the ranks, SIGKILL after KillWait
+    job = on_slurm.run("squeue", "--noheader", "--format=%A").split()[0]
+    on_slurm.run("scontrol", "requeue", job)  # SIGTERM to the ranks, SIGKILL after KillWait
     wait_for(lambda: past(cut, 2, 1), seconds=200)
     first, second = sweep_folder("study", cut).cell_folder(cell).attempts()
     assert first.outcome().state == "PREEMPTED"

@@ -14,7 +14,7 @@ from harness.launchers.outcome import outcome_without_ranks
 from harness.runs.store import sweep_folder
 from harness.study.status import read_statuses
 from harness.study.submit import cancel, preview, retry, submit
-from tests.harness.slurm.conftest import STAND_IN
+from tests.harness.slurm.conftest import FAKE_RANK
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
@@ -74,7 +74,7 @@ def test_two_nodes_of_two_ranks_leave_the_records_that_one_host_leaves(on_slurm,
 
 def test_arms_of_a_block_run_in_one_job_one_after_another(on_slurm, tmp_path, make_cell, make_site, ended):
     cells = [make_cell(method=method, seed=seed, steps=4) for method in "ab" for seed in (0, 1)]
-    submit(cells, make_site(pair_arms=True), tmp_path, STAND_IN)
+    submit(cells, make_site(pair_arms=True), tmp_path, FAKE_RANK)
     assert {one.state for one in ended(cells)} == {"COMPLETED"}
     jobs = {}
     for cell in cells:
@@ -90,7 +90,7 @@ def test_arms_of_a_block_run_in_one_job_one_after_another(on_slurm, tmp_path, ma
 
 def test_small_cells_share_a_job_side_by_side(on_slurm, tmp_path, make_cell, make_site, ended):
     cells = [make_cell(world_size=2, seed=seed, steps=100) for seed in range(2)]
-    submit(cells, make_site(cells_per_job=2, ranks_per_node=4), tmp_path, STAND_IN)
+    submit(cells, make_site(cells_per_job=2, ranks_per_node=4), tmp_path, FAKE_RANK)
     assert {one.state for one in ended(cells)} == {"COMPLETED"}
     attempts = [sweep_folder("study", tmp_path).cell_folder(cell).latest() for cell in cells]
     times = [json.loads((attempt.path / "used-0.json").read_text()) for attempt in attempts]
@@ -106,7 +106,7 @@ def test_what_is_written_into_names_reaches_no_shell(
     root.mkdir()
     cell = make_cell(world_size=2, note="$(touch broken)'\"\n;touch broken")
     site = make_site(ranks_per_node=1).model_copy(update={"environment": {"NOTE": "$(touch broken)\n'\""}})
-    submit([cell], site, root, STAND_IN)
+    submit([cell], site, root, FAKE_RANK)
     (one,) = ended([cell], root)
     assert one.state == "COMPLETED"
     used = json.loads((one.attempt.path / "used-1.json").read_text())
@@ -127,7 +127,7 @@ def test_variables_of_the_submitting_allocation_do_not_reach_ranks(
     ):
         monkeypatch.setenv(name, "leaked")
     cell = make_cell(world_size=2)
-    submit([cell], make_site(), tmp_path, STAND_IN)
+    submit([cell], make_site(), tmp_path, FAKE_RANK)
     (one,) = ended([cell])
     assert one.state == "COMPLETED", one.cause
     environment = json.loads((one.attempt.path / "used-0.json").read_text())["environment"]
@@ -137,18 +137,18 @@ def test_variables_of_the_submitting_allocation_do_not_reach_ranks(
 
 def test_cancelling_ends_what_runs_and_what_waits(on_slurm, tmp_path, make_cell, make_site, training):
     cells = [make_cell(seed=seed, steps=100_000) for seed in range(3)]
-    submit(cells, make_site(at_once=1), tmp_path, STAND_IN)
+    submit(cells, make_site(at_once=1), tmp_path, FAKE_RANK)
     training(cells[0])
     assert len(cancel(cells, tmp_path)) == 3
     found = read_statuses(sweep_folder("study", tmp_path), cells)
     assert [one.state for one in found] == ["CANCELLED"] * 3
-    wait_for(lambda: not on_slurm.ask("squeue", "--noheader"), seconds=30)
+    wait_for(lambda: not on_slurm.run("squeue", "--noheader"), seconds=30)
 
 
 def test_cancelling_a_part_of_an_array_leaves_the_rest(on_slurm, tmp_path, make_cell, make_site):
     cells = [make_cell(world_size=1, seed=seed) for seed in range(6)]
     site = make_site(cells_per_job=2, ranks_per_node=4, sbatch={"begin": "now+1hour"})
-    submit(cells, site, tmp_path, STAND_IN)
+    submit(cells, site, tmp_path, FAKE_RANK)
     packed = {  # by their place in the array of three
         seed: read_statuses(sweep_folder("study", tmp_path), [cell])[0].cause.split()[1]
         for seed, cell in enumerate(cells)
@@ -156,14 +156,14 @@ def test_cancelling_a_part_of_an_array_leaves_the_rest(on_slurm, tmp_path, make_
     whole = [seed for seed in range(6) if packed[seed] == packed[0]]
     half = next(seed for seed in range(6) if packed[seed] != packed[0])
     cancel([cells[seed] for seed in (*whole, half)], tmp_path)
-    queued = on_slurm.ask("squeue", "--noheader", "--array", "--format=%F_%K").split()
+    queued = on_slurm.run("squeue", "--noheader", "--array", "--format=%F_%K").split()
     assert sorted(queued) == sorted(set(packed.values()) - {packed[0]})
     found = read_statuses(sweep_folder("study", tmp_path), cells)
     assert [one.state for one in found] == [
         "CANCELLED" if seed in (*whole, half) else "PENDING" for seed in range(6)
     ]
     cancel(cells, tmp_path)
-    assert on_slurm.ask("squeue", "--noheader") == ""
+    assert on_slurm.run("squeue", "--noheader") == ""
 
 
 def test_a_thousand_cells_are_submitted_and_looked_at_in_a_handful_of_calls(
@@ -177,7 +177,7 @@ def test_a_thousand_cells_are_submitted_and_looked_at_in_a_handful_of_calls(
     cells = [make_cell(world_size=2, seed=seed) for seed in range(1000)]
     site = make_site(at_once=1, ranks_per_node=1, sbatch={"begin": "now+1hour"})
     began = time.monotonic()
-    submit(cells, site, tmp_path, STAND_IN)
+    submit(cells, site, tmp_path, FAKE_RANK)
     submitting = time.monotonic() - began
     calls = sorted(set(asked)), len(asked)
     asked.clear()
@@ -203,7 +203,7 @@ def test_a_dry_run_shows_the_text_and_a_budget_stops_before_anything_is_written(
     site = site.model_copy(update={"cpus_per_rank": 4})
     cells = [make_cell(world_size=4, seed=seed) for seed in range(3)] + [make_cell(world_size=1)]
     seen = preview(cells, site, tmp_path)
-    assert seen.hours.core_hours == pytest.approx(3 * 16 * 1 + 4)
+    assert seen.cost.core_hours == pytest.approx(3 * 16 * 1 + 4)
     first, second = seen.text.split("#!/bin/bash")[1:]
     for line in (
         "--array=0-2%3", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=4", "--time=60", "--account=m1",
@@ -214,7 +214,7 @@ def test_a_dry_run_shows_the_text_and_a_budget_stops_before_anything_is_written(
     assert "--signal" not in seen.text
     assert "--nodes=1\n" in second
     with pytest.raises(BudgetError, match="52 core-hours"):
-        submit(cells, site, tmp_path, STAND_IN, budget=51)
+        submit(cells, site, tmp_path, FAKE_RANK, budget=51)
     assert not list(tmp_path.rglob("attempt-*"))
 
 
@@ -224,7 +224,7 @@ def test_a_node_that_failed_twice_is_left_out_of_new_jobs(on_slurm, tmp_path, ma
         attempt = sweep_folder("study", tmp_path).stage(cell).new_attempt()
         attempt.write("launch.json", {"launcher": "slurm"})
         attempt.write_outcome(replace(outcome_without_ranks("NODE_FAIL", "", 0.0), failed_nodes=("n1",)))
-    retry(cells, make_site(exclude_nodes=("n4",)), tmp_path, STAND_IN)
+    retry(cells, make_site(exclude_nodes=("n4",)), tmp_path, FAKE_RANK)
     for one in ended(cells):
         assert one.state == "COMPLETED"
         assert one.attempt.read("taken.json")["node"] in ("n2", "n3")

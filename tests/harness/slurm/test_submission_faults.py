@@ -17,7 +17,7 @@ import harness.runs.store
 import harness.study.submit
 from harness.errors import SchedulerError, SiteError
 from harness.study.submit import submit
-from tests.harness.slurm.conftest import STAND_IN
+from tests.harness.slurm.conftest import FAKE_RANK
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
@@ -35,9 +35,9 @@ def test_what_sbatch_refuses_is_an_error_and_leaves_nothing_pending(
 ):
     cell = make_cell(world_size=8)
     with pytest.raises(SiteError, match=rf"(?i)sbatch refused: .*({words})"):
-        submit([cell], make_site(**wrong), tmp_path, STAND_IN)
+        submit([cell], make_site(**wrong), tmp_path, FAKE_RANK)
     assert look(cell)[0].state == "STAGED"
-    assert submit([cell], make_site(), tmp_path, STAND_IN).new == (cell,)
+    assert submit([cell], make_site(), tmp_path, FAKE_RANK).new == (cell,)
     (one,) = ended([cell])
     assert (one.state, one.attempt.number) == ("COMPLETED", 1)
 
@@ -46,7 +46,7 @@ def test_a_controller_that_is_down_delays_a_submission_and_hides_nothing(
     on_slurm, tmp_path, make_cell, make_site, ended, training, look
 ):
     running, late = make_cell(steps=FOREVER), make_cell(seed=1)
-    submit([running], make_site(), tmp_path, STAND_IN)
+    submit([running], make_site(), tmp_path, FAKE_RANK)
     training(running)
     on_slurm.stop("slurmctld")
     try:
@@ -55,12 +55,12 @@ def test_a_controller_that_is_down_delays_a_submission_and_hides_nothing(
         assert seen.step > 1
         assert "Slurm does not answer" in seen.cause
         with pytest.raises(SchedulerError, match="kronscale submit finishes"):
-            submit([late], make_site(), tmp_path, STAND_IN)
+            submit([late], make_site(), tmp_path, FAKE_RANK)
         assert look(late)[0].state == "PENDING"
     finally:
         on_slurm.start("slurmctld")
         wait_for(lambda: answers(on_slurm), seconds=30)
-    assert submit([late], make_site(), tmp_path, STAND_IN).in_flight == (late,)
+    assert submit([late], make_site(), tmp_path, FAKE_RANK).in_flight == (late,)
     (done,) = ended([late])
     assert (done.state, done.attempt.number) == ("COMPLETED", 1)
     assert look(running)[0].state == "RUNNING"
@@ -73,10 +73,10 @@ def test_two_submitters_at_once_run_every_cell_once(
     if not locks_work:  # as between the login nodes of a file system without locks
         monkeypatch.setattr(harness.study.submit, "exclusive", lambda _path: contextlib.nullcontext())
     cells = [make_cell(world_size=2, seed=seed) for seed in range(6)]
-    children = [fork(lambda: submit(cells, make_site(), tmp_path, STAND_IN)) for _ in range(2)]
+    children = [fork(lambda: submit(cells, make_site(), tmp_path, FAKE_RANK)) for _ in range(2)]
     for child in children:
         os.waitpid(child, 0)
-    submit(cells, make_site(), tmp_path, STAND_IN)
+    submit(cells, make_site(), tmp_path, FAKE_RANK)
     ended(cells)
     for cell in cells:
         assert runs_of(tmp_path, cell) == 1
@@ -85,7 +85,7 @@ def test_two_submitters_at_once_run_every_cell_once(
 def test_a_login_process_killed_at_any_write_of_submit_loses_and_doubles_nothing(
     on_slurm, tmp_path, make_cell, make_site, ended
 ):
-    cells = [make_cell(world_size=1), make_cell(world_size=2)]  # two shapes, two arrays
+    cells = [make_cell(world_size=1), make_cell(world_size=2)]  # two layouts, two arrays
     roots: list[Path] = []
     while True:
         root = tmp_path / f"killed-{len(roots)}"
@@ -93,7 +93,7 @@ def test_a_login_process_killed_at_any_write_of_submit_loses_and_doubles_nothing
         roots.append(root)
         if status == 0:  # it came to its end before the death that was set for it
             break
-        submit(cells, make_site(), root, STAND_IN)
+        submit(cells, make_site(), root, FAKE_RANK)
     assert len(roots) > 15
     for root in roots:
         assert {(one.state, one.cause) for one in ended(cells, root)} == {("COMPLETED", "")}
@@ -118,7 +118,7 @@ def dying_submit(cells, site, root, writes_left):
         setattr(Path, name, deadly(getattr(Path, name)))
     os.link, os.fsync = deadly(os.link), deadly(os.fsync)
     subprocess.run = deadly(subprocess.run)
-    submit(cells, site, root, STAND_IN)
+    submit(cells, site, root, FAKE_RANK)
 
 
 def fork(work: Callable[[], object]) -> int:
@@ -140,7 +140,7 @@ def runs_of(root: Path, cell) -> int:
 
 def answers(cluster) -> bool:
     try:
-        return "4" in cluster.ask("sinfo", "-h", "-p", "main", "-t", "idle,mix,alloc", "-o", "%D")
+        return "4" in cluster.run("sinfo", "-h", "-p", "main", "-t", "idle,mix,alloc", "-o", "%D")
     except subprocess.CalledProcessError:
         time.sleep(0.2)
         return False

@@ -18,31 +18,33 @@ def site(request):
     return Site(name="test", oversubscribe=True, backend=request.param)
 
 
-def begun(attempt, ranks=1):
+def started(attempt, ranks=1):
     beats = [attempt.last_heartbeat(rank) for rank in range(ranks)]
     return all(beat is not None and beat.step >= 1 for beat in beats)
 
 
-def test_every_rank_ending_well_with_a_result_completes_the_attempt(make_cell, make_attempt, start_gang):
-    outcome = start_gang(make_attempt(make_cell(2))).outcome()
+def test_every_rank_ending_well_with_a_result_completes_the_attempt(
+    make_cell, make_attempt, start_supervisor
+):
+    outcome = start_supervisor(make_attempt(make_cell(2))).outcome()
     assert (outcome.state, outcome.cause, outcome.reached_target) == ("COMPLETED", "", True)
     assert {rank.rank: rank.exit_code for rank in outcome.ranks} == {0: 0, 1: 0}
 
 
-def test_a_missed_target_is_a_completed_attempt_that_says_so(make_cell, make_attempt, start_gang):
+def test_a_missed_target_is_a_completed_attempt_that_says_so(make_cell, make_attempt, start_supervisor):
     attempt = make_attempt(make_cell(reached=False))
     lines = [
         {"kind": "evaluation", "value": value, "epoch": epoch, "step": 2 * epoch}
         for epoch, value in ((29, 0.96), (30, 0.95))
     ]
     attempt.records(0).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    outcome = start_gang(attempt).outcome()
+    outcome = start_supervisor(attempt).outcome()
     assert outcome.state == "COMPLETED"
     assert outcome.cause == "target accuracy >= 0.97 not reached: best 0.96 after 30 epochs"
 
 
-def test_no_result_is_no_success(make_cell, make_attempt, start_gang):
-    outcome = start_gang(make_attempt(make_cell(result=False))).outcome()
+def test_no_result_is_no_success(make_cell, make_attempt, start_supervisor):
+    outcome = start_supervisor(make_attempt(make_cell(result=False))).outcome()
     assert outcome.state == "FAILED"
     assert "result.json" in outcome.cause
 
@@ -56,10 +58,12 @@ def test_no_result_is_no_success(make_cell, make_attempt, start_gang):
         ("leave", "FAILED", "rank 1 exited with code 3 at step 1 in backward; its last words: cannot find"),
     ],
 )
-def test_the_cause_names_the_rank_that_died_and_where(make_cell, make_attempt, start_gang, act, state, cause):
+def test_the_cause_names_the_rank_that_died_and_where(
+    make_cell, make_attempt, start_supervisor, act, state, cause
+):
     attempt = make_attempt(make_cell(2, act=act, at_rank=1, steps=3000))
     begins = time.monotonic()
-    outcome = start_gang(attempt).outcome()
+    outcome = start_supervisor(attempt).outcome()
     assert time.monotonic() - begins < 10
     assert outcome.state == state
     assert outcome.cause.startswith(cause)
@@ -68,26 +72,26 @@ def test_the_cause_names_the_rank_that_died_and_where(make_cell, make_attempt, s
 
 
 def test_a_rank_that_lost_its_peer_is_not_the_cause_even_if_it_dies_first(
-    make_cell, make_attempt, start_gang
+    make_cell, make_attempt, start_supervisor
 ):
     attempt = make_attempt(
         make_cell(2, act="crash", at_rank=0, also_rank=1, also_act="lost_peer", at_step=50, steps=3000)
     )
-    outcome = start_gang(attempt).outcome()
+    outcome = start_supervisor(attempt).outcome()
     assert outcome.cause.startswith("rank 0 failed at step 50 in backward: ValueError")
     assert outcome.ranks[1].error.startswith("RuntimeError: [gloo]")
 
 
 def test_a_rank_that_ignores_sigterm_is_gone_within_ten_seconds(
-    make_cell, make_attempt, start_gang, wait_for
+    make_cell, make_attempt, start_supervisor, wait_for
 ):
     attempt = make_attempt(make_cell(2, act="hang", at_rank=1, steps=3000))
-    gang = start_gang(attempt)
-    wait_for(lambda: begun(attempt, 2))
-    first = next(pid for pid in gang.rank_pids() if "--rank 0 " in " ".join(_words(pid)))
+    supervisor = start_supervisor(attempt)
+    wait_for(lambda: started(attempt, 2))
+    first = next(pid for pid in supervisor.rank_pids() if "--rank 0 " in " ".join(_words(pid)))
     os.kill(first, signal.SIGKILL)
     begins = time.monotonic()
-    outcome = gang.outcome()
+    outcome = supervisor.outcome()
     assert time.monotonic() - begins < 10
     assert outcome.cause.startswith("rank 0 was killed by SIGKILL")
     assert outcome.ranks[1].signal == "SIGKILL"
@@ -97,54 +101,54 @@ def _words(pid):
     return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
-def test_grandchildren_do_not_outlive_the_attempt(make_cell, make_attempt, start_gang, is_gone):
+def test_grandchildren_do_not_outlive_the_attempt(make_cell, make_attempt, start_supervisor, is_gone):
     attempt = make_attempt(make_cell(act="orphan"))
-    assert start_gang(attempt).outcome().state == "FAILED"
+    assert start_supervisor(attempt).outcome().state == "FAILED"
     for name in ("in-group", "own-session"):
         assert is_gone(int((attempt.path / f"grandchild-{name}").read_text())), name
 
 
 def test_ranks_do_not_outlive_a_gang_killed_with_sigkill(
-    make_cell, make_attempt, start_gang, wait_for, is_gone
+    make_cell, make_attempt, start_supervisor, wait_for, is_gone
 ):
     attempt = make_attempt(make_cell(2, act="hang", steps=3000))
-    gang = start_gang(attempt)
-    wait_for(lambda: begun(attempt, 2))
-    ranks = gang.rank_pids()
+    supervisor = start_supervisor(attempt)
+    wait_for(lambda: started(attempt, 2))
+    ranks = supervisor.rank_pids()
     assert len([pid for pid in ranks if "--world-size" in _words(pid)]) == 2
-    os.kill(gang.pid, signal.SIGKILL)
+    os.kill(supervisor.pid, signal.SIGKILL)
     wait_for(lambda: all(is_gone(pid) for pid in ranks), seconds=5)
 
 
-def test_an_attempt_past_the_sites_limit_times_out(make_cell, make_attempt, start_gang):
-    outcome = start_gang(make_attempt(make_cell(2, steps=3000), timeout_minutes=0.05)).outcome()
+def test_an_attempt_past_the_sites_limit_times_out(make_cell, make_attempt, start_supervisor):
+    outcome = start_supervisor(make_attempt(make_cell(2, steps=3000), timeout_minutes=0.05)).outcome()
     assert outcome.state == "TIMEOUT"
     assert "timeout_minutes" in outcome.cause
     assert "in backward" in outcome.cause
 
 
 @pytest.mark.parametrize("by_signal", [True, False])
-def test_a_cancel_request_ends_the_ranks(make_cell, make_attempt, start_gang, wait_for, by_signal):
+def test_a_cancel_request_ends_the_ranks(make_cell, make_attempt, start_supervisor, wait_for, by_signal):
     attempt = make_attempt(make_cell(2, steps=3000))
-    gang = start_gang(attempt)
-    wait_for(lambda: begun(attempt, 2))
+    supervisor = start_supervisor(attempt)
+    wait_for(lambda: started(attempt, 2))
     if by_signal:
-        os.kill(gang.pid, signal.SIGTERM)
+        os.kill(supervisor.pid, signal.SIGTERM)
     else:
         request_cancel(attempt)
-    outcome = gang.outcome()
+    outcome = supervisor.outcome()
     assert outcome.state == "CANCELLED"
     assert "at step" in outcome.cause
 
 
 def test_ranks_get_their_own_cpus_and_a_clean_environment(
-    make_cell, make_attempt, start_gang, monkeypatch, cpus
+    make_cell, make_attempt, start_supervisor, monkeypatch, cpus
 ):
     for name in ("SLURM_CPU_BIND", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MASTER_PORT", "RANK", "WORLD_SIZE"):
         monkeypatch.setenv(name, "7")
     ranks = min(2, cpus)
     attempt = make_attempt(make_cell(ranks), environment={"KRON_TEST": "yes"})
-    assert start_gang(attempt).outcome().state == "COMPLETED"
+    assert start_supervisor(attempt).outcome().state == "COMPLETED"
     used = [json.loads((attempt.path / f"used-{rank}.json").read_text()) for rank in range(ranks)]
     pinned = [cpu for rank in used for cpu in rank["cpus"]]
     assert len(pinned) == len(set(pinned)) == ranks
@@ -155,9 +159,9 @@ def test_ranks_get_their_own_cpus_and_a_clean_environment(
     assert environment["KRON_TEST"] == "yes"
 
 
-def test_more_ranks_than_cpus_share_them_all_and_are_marked(make_cell, make_attempt, start_gang, cpus):
+def test_more_ranks_than_cpus_share_them_all_and_are_marked(make_cell, make_attempt, start_supervisor, cpus):
     attempt = make_attempt(make_cell(2 * cpus))
-    assert start_gang(attempt).outcome().state == "COMPLETED"
+    assert start_supervisor(attempt).outcome().state == "COMPLETED"
     assert attempt.read("launch.json")["oversubscribed"] is True
     used = json.loads((attempt.path / "used-0.json").read_text())
     assert len(used["cpus"]) == cpus

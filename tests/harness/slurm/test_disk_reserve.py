@@ -1,4 +1,4 @@
-"""Promise: the room kept free for an outcome is enough for it, whatever the number of ranks."""
+"""Promise: the disk reserve is large enough for an outcome, whatever the number of ranks."""
 
 import pytest
 
@@ -12,10 +12,10 @@ from harness.runs.store import Attempt
 def test_the_outcome_of_all_ranks_fits(tmp_path, world_size):
     attempt = Attempt(tmp_path)
     reserve_disk(attempt, world_size)
-    kept = (tmp_path / ".ballast").stat().st_size
+    reserved = (tmp_path / ".ballast").stat().st_size
     exits = tuple(RankExit(rank, -9, "SIGKILL", 10_000, "precondition_comm") for rank in range(world_size))
     empty = outcome_without_ranks("NODE_FAIL", "node n1 failed with all ranks there")
     outcome = Outcome(**{**vars(empty), "ranks": exits})
-    assert len(outcome.to_json()) <= kept
+    assert len(outcome.to_json()) <= reserved
     release_reserve(attempt)
     assert not list(tmp_path.iterdir())

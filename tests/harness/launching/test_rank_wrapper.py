@@ -1,4 +1,4 @@
-"""Promise: what starts a rank leaves its end and its log, as open as the folder that they lie in."""
+"""Promise: the wrapper writes a rank's end and log, readable by the group if the folder is."""
 
 import json
 import os
@@ -12,21 +12,21 @@ from harness.launchers import rank_wrapper
 
 
 @pytest.mark.parametrize(("folder_mode", "file_mode"), [(0o2750, 0o640), (0o700, 0o600)])
-def test_the_group_may_read_what_it_may_enter(tmp_path, folder_mode, file_mode):
+def test_the_group_may_read_the_files_if_it_may_enter_the_folder(tmp_path, folder_mode, file_mode):
     attempt = tmp_path / "attempt-1"
     (attempt / "logs").mkdir(parents=True)
     attempt.chmod(folder_mode)
-    place = {
+    variables = {
         "SLURM_PROCID": "3",
         "SLURM_NTASKS": "4",
         "SLURM_LOCALID": "1",
         "SLURM_JOB_ID": "7",
         "SLURM_STEP_ID": "0",
     }
-    says = [sys.executable, "-c", "print('here')"]
+    command = [sys.executable, "-c", "print('here')"]
     done = subprocess.run(
-        [sys.executable, "-I", "-S", rank_wrapper.__file__, str(attempt), "1", "-", *says],
-        env=os.environ | place, umask=0o027, check=False,
+        [sys.executable, "-I", "-S", rank_wrapper.__file__, str(attempt), "1", "-", *command],
+        env=os.environ | variables, umask=0o027, check=False,
     )  # fmt: skip
     assert done.returncode == 0
     end, log = attempt / "rank-00003.end", attempt / "logs" / "rank-00003.log"

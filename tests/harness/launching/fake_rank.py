@@ -1,8 +1,8 @@
-"""A rank without training: same command line and files as `harness.training.worker`, told what to do by its cell.
+"""A rank without training: the command line and files of `harness.training.worker`, behaviour from its cell.
 
 Options of the cell's workload: `steps`, `step_seconds`, and `act` (crash, lost_peer, oom, hang, kill, leave,
 orphan), done by rank `at_rank` at step `at_step`, a little after rank `also_rank` did `also_act`; `once`
-keeps it to the first attempt. Every rank notes its CPUs and its environment in `used-<rank>.json`.
+restricts it to the first attempt. Every rank writes its CPUs and its environment in `used-<rank>.json`.
 """
 
 import argparse

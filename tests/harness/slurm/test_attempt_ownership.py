@@ -1,0 +1,143 @@
+"""Promise: a job runs its attempts once, ends cancelled ones, and writes why. No Slurm runs here."""
+
+import json
+
+import pytest
+
+from harness.errors import BudgetError, SchedulerError
+from harness.launchers.launch import RanksStarted, request_cancel
+from harness.launchers.outcome import outcome_without_ranks
+from harness.launchers.slurm import batch_job, launcher
+from harness.launchers.slurm.attempt_ownership import acquire_attempt
+from harness.launchers.slurm.job_layout import lay_out
+from harness.launchers.slurm.launcher import SlurmLauncher
+from harness.launchers.slurm.scheduler import Job
+from harness.launchers.slurm.submission_manifest import SubmissionManifest
+from harness.runs.store import sweep_folder
+
+
+@pytest.fixture
+def listed(tmp_path, make_cell, make_site):
+    """A manifest with one job per attempt, submitted as array 77."""
+
+    def make(count=1):
+        folder = sweep_folder("study", tmp_path)
+        cells = [make_cell(seed=seed) for seed in range(count)]
+        items = [(folder.stage(cell).new_attempt(), cell) for cell in cells]
+        launches = {attempt: SlurmLauncher().plan(cell, make_site()) for attempt, cell in items}
+        ((layout, jobs),) = lay_out(items, make_site()).items()
+        manifest = SubmissionManifest.plan(folder, layout, launches, jobs)
+        manifest.write()
+        for number, attempt in manifest.attempts():
+            manifest.launch_of(number, attempt).write(attempt)
+        manifest.record_submission(job_id="77", cluster="hill")
+        return manifest, [attempt for attempt, _ in items]
+
+    return make
+
+
+@pytest.fixture
+def as_job(monkeypatch):
+    """Act as job `number` of array 77, after so many restarts."""
+
+    def become(number, restarts):
+        monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "77")
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(number))
+        monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
+
+    return become
+
+
+@pytest.fixture
+def scancel_calls(monkeypatch):
+    """Calls of scancel, while Slurm has jobs in these `states`."""
+
+    def watch(cluster="hill", **states):
+        calls = []
+        jobs = {name: Job(name, state, state, "", "", 0) for name, state in states.items()}
+        monkeypatch.setattr(launcher, "jobs_of", lambda _users: jobs)
+        monkeypatch.setattr(launcher, "cluster_name", lambda: cluster)
+        monkeypatch.setattr(launcher, "end_jobs", lambda array, indexes: calls.append((array, indexes)))
+        return calls
+
+    return watch
+
+
+def begin(attempt):
+    RanksStarted(5.0, (), ()).write(attempt)
+    return attempt
+
+
+def test_a_restarted_job_ends_an_attempt_that_was_cancelled_meanwhile_with_its_checkpoint(listed, as_job):
+    manifest, (attempt,) = listed()
+    as_job(0, 0)
+    begin(acquire_attempt(attempt, manifest))
+    saved = attempt.path / "checkpoints" / "step-00000120"
+    saved.mkdir(parents=True)
+    (saved / "manifest.json").write_text(json.dumps({}))
+    request_cancel(attempt)
+    as_job(0, 1)
+    assert acquire_attempt(attempt, manifest) is None
+    assert [one.number for one in attempt.cell_folder.attempts()] == [1]
+    outcome = attempt.outcome()
+    assert (outcome.state, outcome.checkpoint_step, outcome.started_at) == ("CANCELLED", 120, 5.0)
+
+
+def test_a_job_restarted_twice_ends_its_second_attempt_if_that_was_cancelled(listed, as_job):
+    manifest, (first,) = listed()
+    as_job(0, 0)
+    begin(acquire_attempt(first, manifest))
+    as_job(0, 1)
+    second = begin(acquire_attempt(first, manifest))
+    request_cancel(second)
+    as_job(0, 2)
+    assert acquire_attempt(first, manifest) is None
+    assert [one.outcome().state for one in first.cell_folder.attempts()] == ["PREEMPTED", "CANCELLED"]
+
+
+def test_cancelling_removes_requeued_jobs_from_the_queue_and_lets_running_ones_end_themselves(
+    listed, as_job, scancel_calls
+):
+    manifest, attempts = listed(4)
+    for number in (0, 1, 2):
+        as_job(number, 0)
+        begin(acquire_attempt(manifest.slots(number)[0][0], manifest))
+    order = [manifest.slots(number)[0][0] for number in range(4)]
+    order[2].write_outcome(outcome_without_ranks("COMPLETED", "", 1.0))
+    states = {"77_0": "PENDING", "77_1": "RUNNING", "77_2": "COMPLETED", "77_3": "PENDING"}
+    calls = scancel_calls(**states)
+    SlurmLauncher().cancel(attempts)
+    assert calls == [("77", [0, 3])]
+
+
+def test_cancelling_from_another_cluster_touches_none_of_its_jobs(listed, scancel_calls):
+    _, attempts = listed()
+    calls = scancel_calls(cluster="dale")
+    with pytest.raises(SchedulerError, match="are on cluster hill, and this is dale: cancel there"):
+        SlurmLauncher().cancel(attempts)
+    assert calls == []
+
+
+def test_a_budget_is_per_start_where_jobs_may_start_again(make_cell, make_site):
+    once, again = (
+        SlurmLauncher().estimate_cost([make_cell()], make_site(requeue=one)) for one in (False, True)
+    )
+    assert str(once).endswith(" core-hours")
+    assert str(again) == f"{once} per start, and Slurm may start a job again (slurm.requeue)"
+    with pytest.raises(BudgetError, match=r"core-hours per start, .*, the budget is 0\.1: "):
+        again.refuse_beyond(0.1)
+
+
+def test_the_outcome_has_the_error_of_a_supervisor_that_failed(listed, as_job, monkeypatch, capsys):
+    manifest, attempts = listed()
+    as_job(0, 0)
+    monkeypatch.setattr(batch_job.signal, "signal", lambda *_: None)
+
+    def fail(*_):
+        raise KeyError("node")
+
+    monkeypatch.setattr(batch_job, "run_step", fail)
+    assert batch_job.Supervisor(manifest, 0).run() == 1
+    outcome = attempts[0].outcome()
+    assert (outcome.state, outcome.cause) == ("FAILED", "its supervisor failed: KeyError: 'node'")
+    assert "Traceback" in capsys.readouterr().err
