@@ -1,4 +1,4 @@
-"""Measures a machine: products, factors, decompositions, memory, and the operations of a communicator."""
+"""Measures a machine: matrix products, factors, decompositions, memory and collectives."""
 
 from __future__ import annotations
 
@@ -35,21 +35,23 @@ Point = tuple[float, float]
 _CONVOLUTIONS = (
     (3, 16, 3, 32), (16, 16, 3, 32), (32, 64, 3, 16), (64, 64, 3, 8), (256, 64, 1, 14), (256, 256, 3, 14),
 )  # fmt: skip
-_PATIENCE_SECONDS = 600
+_LINKS_TIMEOUT_SECONDS = 600
 _LARGE = 4096  # the widest factor that is measured on a GPU; ResNet's widest is 4,608
 
 
 def timed(action: Callable[[], object], device: torch.device, repeats: int = 5) -> float:
     """Median seconds of `action`, after one run that is not counted."""
     action()
-    found = []
-    for _ in range(repeats):
-        _wait(device)
-        began = time.perf_counter()
-        action()
-        _wait(device)
-        found.append(time.perf_counter() - began)
-    return median(found)
+    return median([timed_once(action, device) for _ in range(repeats)])
+
+
+def timed_once(action: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one run."""
+    _synchronize(device)
+    began = time.perf_counter()
+    action()
+    _synchronize(device)
+    return time.perf_counter() - began
 
 
 def gemm_points(device: torch.device, dtype: torch.dtype = torch.float32) -> list[Point]:
@@ -58,29 +60,29 @@ def gemm_points(device: torch.device, dtype: torch.dtype = torch.float32) -> lis
     for n in _dims(device):
         a, b = torch.randn(2, n, n, device=device, dtype=dtype)
         found.append((2.0 * n**3, timed(lambda a=a, b=b: a @ b, device)))  # type: ignore[misc]
-    return _rising(found)
+    return _monotonic(found)
 
 
 def decomposition_points(device: torch.device, solver: str) -> list[Point]:
-    """A factor to second-order data, with the solver that runs: dimension and seconds."""
+    """The decomposition of one factor by the solver that runs use: dimension and seconds."""
     config = KFACConfig(solver=solver)
-    with_solver, found = solver_of(config), []
+    implementation, found = solver_of(config), []
     for n in _dims(device):
         rows = torch.randn(2 * n, n, device=device)
         factor = (rows.mT @ rows / len(rows)).unsqueeze(0)
         out = factor.new_empty(data_elements(config, FactorShape(n)))
-        solve = partial(with_solver.solve, factor, 0.01, out)
+        solve = partial(implementation.solve, factor, 0.01, out)
         found.append((float(n), timed(solve, device, 3)))
-    return _rising(found)
+    return _monotonic(found)
 
 
 def costs(inverse: Sequence[Point]) -> Costs:
-    """What placing goes by, from points of a solver: the same as `KFACConfig.costs` takes."""
+    """Costs for load balancing (`KFACConfig.costs`), from points of a solver."""
     return Costs(inverse_seconds=tuple((int(n), float(f"{seconds:.3g}")) for n, seconds in inverse))
 
 
 def factor_points(device: torch.device, batch_size: int = 8) -> list[Point]:
-    """Grams of both factors, with the layers that run: FLOPs of the plain formula and seconds."""
+    """Grams of both factors by the layers that runs use: FLOPs of the plain formula and seconds."""
     found = []
     for inputs, outputs, kernel, size in _CONVOLUTIONS:
         module = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False, device=device)
@@ -91,7 +93,7 @@ def factor_points(device: torch.device, batch_size: int = 8) -> list[Point]:
         for gram, value, dim in ((layer.input_gram, x, layer.shape.a.dim), (layer.output_gram, g, outputs)):
             seconds = timed(lambda gram=gram, value=value: dense(gram(value)), device)  # type: ignore[misc]
             found.append((2.0 * rows * dim**2, seconds))
-    return _rising(found)
+    return _monotonic(found)
 
 
 def training_points(device: torch.device, batch_size: int = 8) -> list[Point]:
@@ -106,11 +108,11 @@ def training_points(device: torch.device, batch_size: int = 8) -> list[Point]:
 
         flops = 2 * batch_size * size**2 * outputs * inputs * kernel**2
         found.append((3.0 * flops, timed(step, device)))
-    return _rising(found)
+    return _monotonic(found)
 
 
 def memory_rate(device: torch.device) -> float:
-    """Bytes read and written a second by a copy too large for a cache."""
+    """Bytes read and written per second by a copy that is too large for the caches."""
     source = torch.randn(2**24, device=device)
     target = torch.empty_like(source)
     return 2 * source.numel() * source.element_size() / timed(lambda: target.copy_(source), device)
@@ -119,9 +121,9 @@ def memory_rate(device: torch.device) -> float:
 def operations(
     communicator: Communicator, sizes: Sequence[int], device: torch.device, repeats: int = 5
 ) -> Iterator[tuple[str, int, float]]:
-    """The communicator's operations on buffers of `sizes` bytes, cut evenly: (operation, bytes, seconds).
+    """The communicator's operations on buffers of `sizes` bytes in equal parts: (operation, bytes, seconds).
 
-    Every rank must go through it; seconds are the slowest rank's, the median over repeats.
+    Every rank must iterate over all of them. Seconds are those of the slowest rank, the median over repeats.
     """
     world = tuple(range(communicator.world_size))
     for size in sizes:
@@ -145,22 +147,13 @@ def operations(
             yield name, buffer.numel() * 4, median(found)
 
 
-def timed_once(action: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one run."""
-    _wait(device)
-    began = time.perf_counter()
-    action()
-    _wait(device)
-    return time.perf_counter() - began
-
-
 def _dims(device: torch.device) -> list[int]:
     dims = [16, 32, 64, 128, 256, 512, 1024, 2048, _LARGE]
     return dims if device.type == "cuda" else dims[:7]  # a minute, not an hour, on a CPU
 
 
-def _rising(points: list[Point]) -> list[Point]:
-    """Sorted, and no faster at a larger size: a curve has one answer for every size."""
+def _monotonic(points: list[Point]) -> list[Point]:
+    """Sorted by size, one point per size, with seconds that never decrease."""
     slowest = 0.0
     found: list[Point] = []
     for size, seconds in sorted(points):
@@ -171,7 +164,7 @@ def _rising(points: list[Point]) -> list[Point]:
     return found
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -181,8 +174,8 @@ def measure_links(
 ) -> list[tuple[str, int, int, float]]:
     """Operations in worlds of processes on this host: (operation, world size, bytes, seconds).
 
-    With `single_copy` ranks read each other's memory, if they can; else what they exchange goes through the
-    network's software, as between hosts.
+    With `single_copy` ranks read each other's memory, if they can; else traffic goes through the network
+    stack, as between hosts.
     """
     found: list[tuple[str, int, int, float]] = []
     for world_size in world_sizes:
@@ -190,15 +183,15 @@ def measure_links(
         results = context.Queue()
         with tempfile.TemporaryDirectory() as folder:
             arguments = (world_size, str(Path(folder) / "store"), tuple(sizes), single_copy, results)
-            ranks = spawn(_serve, arguments, nprocs=world_size, join=False)
-            rows = results.get(timeout=_PATIENCE_SECONDS)
+            ranks = spawn(_measure_operations, arguments, nprocs=world_size, join=False)
+            rows = results.get(timeout=_LINKS_TIMEOUT_SECONDS)
             while not ranks.join():
                 pass
         found += [(operation, world_size, size, seconds) for operation, size, seconds in rows]
     return found
 
 
-def _serve(
+def _measure_operations(
     rank: int, world_size: int, store: str, sizes: tuple[int, ...], single_copy: bool, results: Any
 ) -> None:
     torch.set_num_threads(1)

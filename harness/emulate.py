@@ -1,8 +1,8 @@
-"""One rank of a world of any size, without the others: the real K-FAC step on tensors without values.
+"""Emulates one rank of a world of any size: the real K-FAC step on tensors without values.
 
-torch's fake process group answers every collective at once, and fake tensors have shapes and sizes but no
-numbers, so that rank 1,000 of 4,096 with ResNet-152 takes seconds on a laptop. What is counted is what the
-real code asks for: calls and bytes of every collective, FLOPs of every phase, bytes of every tensor kept.
+torch's fake process group completes every collective at once, and fake tensors have shapes and sizes but no
+values, so that rank 1,000 of 4,096 with ResNet-152 takes seconds on a laptop. Counted are calls and bytes of
+every collective, FLOPs of every phase, and bytes of every stored tensor of the real code.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kfac_core.timing.timer import PhaseTimer
 
 
 class LayerTable(Protocol):
-    """A layer as `analysis.cost_model.models` lists it."""
+    """A layer of `analysis.cost_model.models`."""
 
     @property
     def inputs(self) -> int: ...
@@ -50,7 +50,7 @@ class LayerTable(Protocol):
 
 @dataclass(frozen=True)
 class StepCount:
-    """One step of one rank, by phase: collectives issued, payload bytes, FLOPs as torch counts them."""
+    """One step of one rank, by phase: collectives, payload bytes, FLOPs as torch counts them."""
 
     calls: dict[str, int]
     sent_bytes: dict[str, int]
@@ -59,12 +59,12 @@ class StepCount:
 
 @dataclass(frozen=True)
 class Emulation:
-    """What a rank was seen to do.
+    """The counts of one rank.
 
     Attributes:
-        update: a step in which factors and second-order data are renewed.
-        plain: a step in which they are not.
-        state_bytes: K-FAC's tensors after it, by kind, as they lie in memory.
+        update: a step that updates factors and second-order data.
+        plain: a step that does not.
+        state_bytes: storage of K-FAC's tensors after both, by kind.
     """
 
     rank: int
@@ -74,28 +74,28 @@ class Emulation:
     state_bytes: dict[str, int]
 
 
-class Twin(nn.Module):
-    """Every layer of a table side by side, each on an input of its own shape: the same work to K-FAC.
+class ParallelLayers(nn.Module):
+    """All layers of a table in parallel, each with an input of its own: the same work for K-FAC as the model.
 
     Args:
-        other_parameters: trained parameters that K-FAC leaves alone; averaged like all gradients.
+        other_parameters: trained parameters without K-FAC; their gradients are averaged too.
     """
 
     def __init__(self, layers: Sequence[LayerTable], other_parameters: int, batch_size: int) -> None:
         super().__init__()
         self._tables, self._batch_size = layers, batch_size
-        self.parts = nn.ModuleList(_module(layer) for layer in layers)
-        self.rest = nn.Parameter(torch.zeros(other_parameters)) if other_parameters else None
+        self.layers = nn.ModuleList(_module(layer) for layer in layers)
+        self.others = nn.Parameter(torch.zeros(other_parameters)) if other_parameters else None
 
     def forward(self) -> Tensor:
-        """A loss that every parameter takes part in."""
-        total = self.rest.sum() if self.rest is not None else torch.zeros(())
-        for table, part in zip(self._tables, self.parts, strict=True):
+        """A loss that depends on every parameter."""
+        total = self.others.sum() if self.others is not None else torch.zeros(())
+        for table, layer in zip(self._tables, self.layers, strict=True):
             height, width = table.size
             shape = (
                 (height * width, table.inputs) if table.kind == "linear" else (table.inputs, height, width)
             )
-            total = total + part(torch.zeros(self._batch_size, *shape)).square().sum()
+            total = total + layer(torch.zeros(self._batch_size, *shape)).square().sum()
         return total
 
 
@@ -107,17 +107,17 @@ def emulate(
     ranks: Iterable[int],
     batch_size: int = 1,
 ) -> Iterator[Emulation]:
-    """Count a step with updates and one without, on each of `ranks` in turn."""
+    """Count a step with updates and one without on each of `ranks`."""
     for rank in ranks:
-        with fake_world(world_size, rank), FakeTensorMode(), _Answers():  # type: ignore[no-untyped-call]  # torch's own
+        with fake_world(world_size, rank), FakeTensorMode(), _ConstantScalars():  # type: ignore[no-untyped-call]  # torch's own
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of numbers that are none: refused updates, for one
-                seen = count(Twin(layers, other_parameters, batch_size), config, connect())
-            yield seen
+                warnings.simplefilter("ignore")  # about values that do not exist, such as skipped updates
+                emulation = count(ParallelLayers(layers, other_parameters, batch_size), config, connect())
+            yield emulation
 
 
 def count(model: nn.Module, config: KFACConfig, communicator: Communicator) -> Emulation:
-    """Count a step with updates and one without of a model that is called without arguments."""
+    """Count a step with updates and one without; the model is called without arguments."""
     config = replace(config, factor_update_steps=2, inverse_update_steps=2)
     meter = _FlopMeter()
     timer = PhaseTimer(observer=meter.enter, traffic=communicator.traffic)
@@ -148,7 +148,7 @@ def count(model: nn.Module, config: KFACConfig, communicator: Communicator) -> E
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the memory behind tensors, views of one buffer counted once."""
+    """Bytes of the tensors' storages; views of one buffer count once."""
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
 
@@ -159,8 +159,8 @@ def _module(table: LayerTable) -> nn.Module:
     return nn.Conv2d(table.inputs, table.outputs, table.kernel, table.stride, table.padding, bias=table.bias)
 
 
-class _Answers(TorchDispatchMode):
-    """Answers what a tensor without values cannot: every condition holds, every number is one."""
+class _ConstantScalars(TorchDispatchMode):
+    """Gives fake tensors scalar values: every condition is true, every number is one."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -171,28 +171,28 @@ class _Answers(TorchDispatchMode):
 
 
 class _FlopMeter:
-    """Books torch's FLOP count on the phase that is open."""
+    """Books torch's FLOP count on the open phase."""
 
     def __init__(self) -> None:
         self._counter: FlopCounterMode | None = None
-        self._open, self._seen = "other", 0
+        self._open, self._booked = "other", 0
         self._flops: dict[str, int] = {}
 
     @contextmanager
     def counting(self) -> Iterator[None]:
         with FlopCounterMode(display=False, custom_mapping=_DECOMPOSITIONS) as self._counter:
-            self._seen = 0
+            self._booked = 0
             yield
             self.enter("other")
 
     def enter(self, phase: str) -> None:
-        """What came since the last change belongs to the phase that ends now."""
+        """Book the FLOPs since the last change on the phase that ends now."""
         if self._counter is None:
             return
         total = self._counter.get_total_flops()
-        if total > self._seen:
-            self._flops[self._open] = self._flops.get(self._open, 0) + total - self._seen
-        self._open, self._seen = phase, total
+        if total > self._booked:
+            self._flops[self._open] = self._flops.get(self._open, 0) + total - self._booked
+        self._open, self._booked = phase, total
 
     def drain(self) -> dict[str, int]:
         flops, self._flops = self._flops, {}
@@ -222,7 +222,7 @@ _DECOMPOSITIONS = {
 
 @contextmanager
 def fake_world(world_size: int, rank: int) -> Iterator[None]:
-    """A rank of a world whose other ranks are not there: every collective returns at once."""
+    """Make this process a rank of a world without other ranks: every collective returns at once."""
     from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415  loads test machinery
 
     if world_size == 1:

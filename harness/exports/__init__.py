@@ -1,4 +1,4 @@
-"""Drawer of exports: runs in the words of other people's tools. A new one is one file and one line here."""
+"""Registry of exports: runs in the formats of other tools. A new export is one file and one line here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.exports.openmetrics import openmetrics
 from harness.runs.store import Attempt
 
 Export = Callable[[Sequence[Attempt]], str]
-"""From attempts, one a cell, to the text of a file; raises UserError where there is nothing to say."""
+"""From attempts, one per cell, to the text of a file; raises UserError if there is nothing to export."""
 
 EXPORTS: Mapping[str, Export] = {
     "trace": chrome_trace, "layers": layer_costs, "mllog": mllog, "openmetrics": openmetrics,

@@ -1,7 +1,7 @@
-"""Sampled steps in the Trace Event Format of Chrome, which Perfetto and chrome://tracing show.
+"""Traced steps in the Trace Event Format of Chrome, for Perfetto and chrome://tracing.
 
-One process a rank, one complete event a stretch of a phase, on one timeline: Unix time. Ranks of one host
-share a clock; between hosts the timeline is as good as their clocks agree.
+A rank is a process, a span of a phase is a complete event, and the timeline is Unix time. Ranks of one host
+share a clock; between hosts the timeline is as accurate as their clocks.
 Source: "Trace Event Format", Google, complete events (`ph: X`) and metadata events (`ph: M`).
 """
 
@@ -20,7 +20,7 @@ def chrome_trace(attempts: Sequence[Attempt]) -> str:
     """The traced steps of all ranks of the attempts, as JSON.
 
     Raises:
-        UserError: none of them recorded any.
+        UserError: there is none.
     """
     events: list[dict[str, Any]] = []
     process = 0
@@ -28,14 +28,14 @@ def chrome_trace(attempts: Sequence[Attempt]) -> str:
         for rank in range(attempt.cell_folder.cell().world_size):
             found = _events(attempt, rank, process)
             if found:
-                name = f"{attempt.cell_folder.id} rank {rank}"
-                events += [_about("process_name", process, name=name), *found]
-                events.append(_about("process_sort_index", process, sort_index=process))
+                label = f"{attempt.cell_folder.id} rank {rank}"
+                events += [_metadata("process_name", process, name=label), *found]
+                events.append(_metadata("process_sort_index", process, sort_index=process))
                 process += 1
     if not events:
         raise UserError(
-            "no step of these runs was traced; set traced_steps: [20, 30] in the site's profile, which "
-            "samples those steps of every run that starts there"
+            "no step of these runs was traced; set traced_steps: [20, 30] in the site's profile to "
+            "trace those steps of every run on that site"
         )
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n"
 
@@ -46,13 +46,13 @@ def _events(attempt: Attempt, rank: int, process: int) -> list[dict[str, Any]]:
         if record["kind"] == "trace":
             for step, phase, start, seconds, *layer in record["spans"]:
                 at = record["started_at"] + start
-                said = {"step": step, "host": record["host"], "layer": "".join(layer)}
+                arguments = {"step": step, "host": record["host"], "layer": "".join(layer)}
                 events.append({
                     "name": phase, "cat": "phase", "ph": "X", "ts": at * 1e6, "dur": seconds * 1e6,
-                    "pid": process, "tid": 0, "args": said,
+                    "pid": process, "tid": 0, "args": arguments,
                 })  # fmt: skip
     return events
 
 
-def _about(what: str, process: int, **said: Any) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "ts": 0, "pid": process, "tid": 0, "args": said}
+def _metadata(kind: str, process: int, **arguments: Any) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "ts": 0, "pid": process, "tid": 0, "args": arguments}

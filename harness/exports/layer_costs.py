@@ -1,4 +1,4 @@
-"""What every layer costs in the traced steps, as CSV: a row a run, rank, phase and layer."""
+"""Seconds of every layer in the traced steps, as CSV: a row per run, rank, phase and layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLUMNS = ("cell", "rank", "phase", "layer", "steps", "seconds", "seconds_a_step
 
 
 def layer_costs(attempts: Sequence[Attempt]) -> str:
-    """Seconds by layer over the traced steps that have such work, `steps` of them.
+    """Seconds by layer over the `steps` traced steps with work for it.
 
     Raises:
         UserError: no step was traced.
@@ -38,7 +38,7 @@ def layer_costs(attempts: Sequence[Attempt]) -> str:
                 writer.writerow(row)
     if written.getvalue().count("\n") == 1:
         raise UserError(
-            "no layer of these runs was traced; set traced_steps: [20, 30] in the site's profile, which "
-            "samples those steps of every run with K-FAC that starts there"
+            "no layer of these runs was traced; set traced_steps: [20, 30] in the site's profile to "
+            "trace those steps of every run with K-FAC on that site"
         )
     return written.getvalue()

@@ -1,7 +1,7 @@
-"""`:::MLLOG` lines, as MLPerf Training's tools read them.
+"""`:::MLLOG` lines for the tools of MLPerf Training.
 
-Times are those of the run's own clock laid from its first start on, evaluations included as MLPerf's rules
-have it; the time between two segments of a resumed run, waiting in a queue, is left out.
+Times are the start of the run plus its wall clock, which includes evaluations as MLPerf's rules require. The
+time between two segments of a resumed run, waiting in a queue, is left out.
 Source: mlcommons/logging, `mlperf_logging/mllog/mllog.py` and `constants.py`.
 """
 
@@ -22,11 +22,11 @@ def mllog(attempts: Sequence[Attempt]) -> str:
     """The lines of each attempt, one run after the other.
 
     Raises:
-        UserError: none of them has begun to train.
+        UserError: none of them has an evaluation.
     """
     lines = [line for attempt in attempts for line in _lines(attempt)]
     if not lines:
-        raise UserError("none of these runs has evaluated anything yet: there is nothing to log")
+        raise UserError("none of these runs has an evaluation yet: there is nothing to log")
     return "".join(lines)
 
 

@@ -1,6 +1,6 @@
-"""Runs as OpenMetrics text, for Prometheus and what reads its format.
+"""Runs as OpenMetrics text, for Prometheus and compatible tools.
 
-Counters of what ranks have done so far, gauges of how runs stand; labels `sweep`, `cell` and `rank`.
+Counters of each rank's work so far, gauges of the present state; labels `sweep`, `cell` and `rank`.
 Source: OpenMetrics 1.0, https://prometheus.io/docs/specs/om/open_metrics_spec/.
 """
 
@@ -35,26 +35,28 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def openmetrics(attempts: Sequence[Attempt]) -> str:
-    """One exposition of all attempts, ended by `# EOF`."""
+    """One exposition of all attempts, with `# EOF` at the end."""
     samples: dict[str, dict[Labels, float]] = defaultdict(lambda: defaultdict(float))
     for attempt in attempts:
-        of_cell = {"sweep": attempt.cell_folder.path.parent.name, "cell": attempt.cell_folder.id}
+        cell_labels = {"sweep": attempt.cell_folder.path.parent.name, "cell": attempt.cell_folder.id}
         for rank in range(attempt.cell_folder.cell().world_size):
             for record in effective_records(attempt, rank):
-                _add(samples, record, {**of_cell, "rank": str(rank)})
+                _add(samples, record, {**cell_labels, "rank": str(rank)})
     lines = []
-    for name, (kind, unit, about) in _FAMILIES.items():
-        lines += [f"# TYPE {name} {kind}", f"# HELP {name} {about}"]
+    for name, (kind, unit, description) in _FAMILIES.items():
+        lines += [f"# TYPE {name} {kind}", f"# HELP {name} {description}"]
         if unit:
             lines.append(f"# UNIT {name} {unit}")
         suffix = "_total" if kind == "counter" else ""
         for labels, value in samples[name].items():
-            lines.append(f"{name}{suffix}{_spell(labels)} {_number(value)}")
+            lines.append(f"{name}{suffix}{_format_labels(labels)} {_format_number(value)}")
     return "\n".join([*lines, "# EOF"]) + "\n"
 
 
-def _add(samples: Mapping[str, dict[Labels, float]], record: Mapping[str, Any], of: dict[str, str]) -> None:
-    own = tuple(of.items())
+def _add(
+    samples: Mapping[str, dict[Labels, float]], record: Mapping[str, Any], labels: dict[str, str]
+) -> None:
+    own = tuple(labels.items())
     if record["kind"] == "phases":
         for field, name in (("seconds", "phase_seconds"), ("sent_bytes", "sent_bytes")):
             for phase, value in record[field].items():
@@ -73,9 +75,9 @@ def _add(samples: Mapping[str, dict[Labels, float]], record: Mapping[str, Any], 
         samples["kronscale_energy_joules"][own] += record["energy_joules"]
 
 
-def _spell(labels: Labels) -> str:
+def _format_labels(labels: Labels) -> str:
     return "{" + ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels) + "}"
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return "NaN" if math.isnan(value) else repr(float(value))

@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from analysis.cost_model.models import read_model
 from harness.calibrate import operations
-from harness.emulate import Twin
+from harness.emulate import ParallelLayers
 from harness.training.gradient_averaging import GradientAverage
 from kfac_core import KFAC, KFACConfig, Phase
 from kfac_core.collectives import connect
@@ -151,7 +151,7 @@ def _run(arm: str, rank: int, world_size: int) -> Iterator[dict[str, Any]]:
     """Windows of one arm; the first is left out."""
     torch.manual_seed(0)
     table = read_model(MODEL)
-    model = torch.nn.Sequential(*Twin(table.layers, 0, BATCH).parts)
+    model = torch.nn.Sequential(*ParallelLayers(table.layers, 0, BATCH).layers)
     communicator = connect()
     timer = PhaseTimer(traffic=communicator.traffic)
     gradients = GradientAverage(model, communicator)

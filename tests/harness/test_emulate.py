@@ -1,4 +1,4 @@
-"""Promise: calls, bytes and state of every strategy are predicted exactly, executed or emulated."""
+"""Promise: predicted calls, bytes and state of every strategy equal those executed and emulated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from analysis.cost_model.models import Layer, Model, read_model
 from analysis.cost_model.work import Setup, Work
-from harness.emulate import Emulation, Twin, count, emulate
+from harness.emulate import Emulation, ParallelLayers, count, emulate
 from kfac_core import KFACConfig
 from kfac_core.collectives import connect
 from kfac_core.collectives.single import SingleCommunicator
@@ -58,7 +58,7 @@ def check(seen: Emulation, work: Work) -> None:
 
 
 def run_every_size(rank: int, world_size: int, folder: str) -> list[tuple[int, KFACConfig, Emulation]]:
-    """Steps in worlds of the first 1, 2, ... ranks, one after another; those outside sit out."""
+    """Steps in worlds of the first 1, 2, ... ranks, one after another; the other ranks wait."""
     seen: list[tuple[int, KFACConfig, Emulation]] = []
     dist.destroy_process_group()
     for size in range(rank + 1, world_size + 1):
@@ -66,8 +66,8 @@ def run_every_size(rank: int, world_size: int, folder: str) -> list[tuple[int, K
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
         communicator = connect()
         for config in configs(size):
-            twin = Twin(SMALL.layers, SMALL.other_parameters, batch_size=2)
-            seen.append((size, config, count(twin, config, communicator)))
+            layers = ParallelLayers(SMALL.layers, SMALL.other_parameters, batch_size=2)
+            seen.append((size, config, count(layers, config, communicator)))
         dist.destroy_process_group()
     return seen
 
@@ -99,8 +99,8 @@ def test_emulated_worlds_of_up_to_4096_send_and_keep_what_was_predicted(world_si
 def test_emulation_counts_what_execution_counts():
     """With world size 1 both run; the emulated tensors hold no numbers."""
     config = KFACConfig(strategy="comm_opt")
-    twin = Twin(SMALL.layers, SMALL.other_parameters, batch_size=2)
-    executed = count(twin, config, SingleCommunicator())
+    layers = ParallelLayers(SMALL.layers, SMALL.other_parameters, batch_size=2)
+    executed = count(layers, config, SingleCommunicator())
     [emulated] = emulate(SMALL.layers, SMALL.other_parameters, config, 1, [0], batch_size=2)
     assert emulated == executed
     assert executed.update.flops["inverse_compute"] > 0
