@@ -1,1 +1,1 @@
-"""Floor 2: runs studies."""
+"""Runs studies: sweeps of training runs, on this host or under Slurm."""

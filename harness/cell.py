@@ -1,4 +1,4 @@
-"""A cell: one point of a study, everything that decides its numbers and nothing about where it runs."""
+"""A cell: one point of a study, with everything that determines its results and nothing about its site."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kfac_core.schedule import interval_at
 
 
 class Spec(BaseModel):
-    """A frozen record of a sweep file; unknown keys are refused."""
+    """An immutable section of a sweep file; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Target(Spec):
-    """When a run has arrived: a metric of the workload at or beyond a value."""
+    """The target of a run: a metric of the workload at or beyond a value."""
 
     metric: str
     at_least: float | None = None
@@ -35,12 +35,12 @@ class Target(Spec):
 
     @property
     def direction(self) -> Literal["higher", "lower"]:
-        """Which way the metric improves."""
+        """Whether higher or lower values are better."""
         return "higher" if self.at_least is not None else "lower"
 
     @property
     def value(self) -> float:
-        """The metric's value to reach."""
+        """The value to reach."""
         return self.at_least if self.at_least is not None else self.at_most  # type: ignore[return-value]  # one is set
 
     def reached_by(self, value: float) -> bool:
@@ -49,7 +49,7 @@ class Target(Spec):
 
 
 class Workload(Spec):
-    """A workload by name, with the options that its own module declares."""
+    """A workload by name, with the options of its card."""
 
     name: str
     options: dict[str, bool | int | float | str] = {}
@@ -59,12 +59,13 @@ Precision = Literal["float32", "tf32", "bfloat16"]
 
 
 class Training(Spec):
-    """The length and the batch of a run, and its numbers.
+    """Length, batch and precision of a run.
 
     Attributes:
-        kfac_start_epoch: epochs, also fractions of one, that the optimizer works alone before K-FAC joins it;
-            KAISA's BERT has K-FAC in its second phase only. K-FAC's own schedules count from there.
-        precision: of the model's products, see `harness.training.precision`; K-FAC's statistics are float32 in each.
+        kfac_start_epoch: epochs, possibly fractional, before K-FAC starts; KAISA's BERT uses K-FAC in its
+            second phase only. K-FAC's own schedules count from this epoch.
+        precision: of the model's matrix products, see `harness.training.precision`; K-FAC's statistics are
+            always float32.
     """
 
     global_batch_size: int | None = Field(default=None, ge=1)
@@ -86,14 +87,14 @@ class Training(Spec):
 
     @property
     def scaling(self) -> Literal["strong", "weak"]:
-        """Strong: the global batch is fixed over world sizes. Weak: the local batch is."""
+        """Strong: the global batch is the same for all world sizes. Weak: the local batch is."""
         return "strong" if self.global_batch_size is not None else "weak"
 
     def batch_sizes(self, world_size: int) -> tuple[int, int]:
         """Global and local batch size on `world_size` ranks."""
         if self.local_batch_size is not None:
             return self.local_batch_size * world_size, self.local_batch_size
-        batch = self.global_batch_size or 0  # one of the two is set, see _one_batch
+        batch = self.global_batch_size or 0  # exactly one is set, see _one_batch
         return batch, batch // world_size
 
 
@@ -105,7 +106,7 @@ class Optimizer(Spec):
             optional extra; `nlcg` is `kfac_core.optimizers.NLCG`, which takes K-FAC as its preconditioner
             where the cell has it. `momentum` is for sgd, rmsprop and lars.
         lr: peak learning rate at world size 1; see `lr_scaling`.
-        lr_scaling: `linear` multiplies `lr` by the world size (weak scaling), `none` leaves it.
+        lr_scaling: `linear` multiplies `lr` by the world size (weak scaling), `none` does not.
         warmup_epochs: epochs of linear warm-up from a fifth of the peak (SC20).
         decay_epochs: epochs at which the rate is multiplied by `decay_factor`.
     """
@@ -124,7 +125,7 @@ class Optimizer(Spec):
 class Cell(Spec):
     """One run of one method on one world size with one seed.
 
-    `sweep` and `method` name it for people; every other field is science and enters the hash.
+    `sweep` and `method` are names for people; all other fields determine the results and enter the hash.
     """
 
     sweep: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
@@ -157,31 +158,34 @@ class Cell(Spec):
                 raise ValueError(f"kl_clip={self.kfac.kl_clip} would scale NLCG's steps; write kl_clip: null")
             if self.optimizer.name == "nlcg" and self.kfac.overlap_factors:
                 raise ValueError(
-                    "overlap_factors needs one backward pass a step, and NLCG makes several: leave it out"
+                    "overlap_factors needs one backward pass a step, and NLCG makes several: remove it"
                 )
         return self
 
     @cached_property
     def content_hash(self) -> str:
-        """Hash of the scientific fields, defaults included: equal exactly for cells that compute the same."""
-        science = self.model_dump(mode="json", exclude={"sweep", "method"})
-        for name in ("kfac_start_epoch", "precision"):  # younger than many stored runs, which keep their ids
-            if science["training"][name] == Training.model_fields[name].default:
-                del science["training"][name]
-        for name in ("eigen_rank", "overlap_factors", "costs") if science["kfac"] is not None else ():
-            if not science["kfac"][name]:  # likewise
-                del science["kfac"][name]
-        text = json.dumps(science, sort_keys=True, separators=(",", ":"))
+        """Hash of the fields that determine the results, with defaults; equal if cells compute the same."""
+        fields = self.model_dump(mode="json", exclude={"sweep", "method"})
+        for name in (
+            "kfac_start_epoch",
+            "precision",
+        ):  # added after many runs were stored, whose ids must not change
+            if fields["training"][name] == Training.model_fields[name].default:
+                del fields["training"][name]
+        for name in ("eigen_rank", "overlap_factors", "costs") if fields["kfac"] is not None else ():
+            if not fields["kfac"][name]:  # added later, too
+                del fields["kfac"][name]
+        text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     @property
     def id(self) -> str:
-        """Readable name plus content hash; also the name of the cell's folder."""
+        """Method, world size, seed and content hash; also the name of the cell's folder."""
         return f"{self.method}-p{self.world_size}-s{self.seed}-{self.content_hash}"
 
     @property
     def window_steps(self) -> int:
-        """Steps per phase record: one inverse period, so that seconds / steps is the amortised cost."""
+        """Steps per phase record: one inverse interval, so that seconds / steps is the amortised cost."""
         if self.training.window_steps is not None:
             return self.training.window_steps
         if self.kfac is None:

@@ -1,8 +1,8 @@
-"""One ValueError child per kind of user mistake; the command line prints it alone and exits with 2."""
+"""Errors of users, one class per kind; the command line prints the message only and exits with 2."""
 
 
 class UserError(ValueError):
-    """A mistake in what the user wrote or asked for: says what, got, allowed, where."""
+    """A mistake of the user; the message names what, got, allowed and where."""
 
 
 class SweepError(UserError):
@@ -10,15 +10,15 @@ class SweepError(UserError):
 
 
 class SiteError(UserError):
-    """A site profile that cannot be read, or cannot run what is asked of it."""
+    """A site profile that cannot be read, or a site that cannot run a cell."""
 
 
 class SchedulerError(UserError):
-    """A cluster's scheduler that does not answer."""
+    """A scheduler that does not answer."""
 
 
 class BudgetError(UserError):
-    """What is asked for could cost more than allowed; the command line exits with 4."""
+    """Cells that could cost more than the budget; the command line exits with 4."""
 
 
 class StoreError(UserError):
@@ -30,4 +30,4 @@ class FilterError(UserError):
 
 
 class DataError(UserError):
-    """Training data that is missing, damaged, of another kind, or that cannot be brought here."""
+    """Training data that is missing, damaged, of another kind, or cannot be downloaded."""

@@ -170,8 +170,8 @@ def _say_preview(cells: Sequence[Cell], site: str, runs: Path, budget: float | N
     seen = preview(cells, read_site(site), runs)
     if seen.text:
         typer.echo(seen.text)
-    typer.echo(f"{_count(seen.new)} would be submitted, {seen.hours}", err=True)
-    seen.hours.refuse_beyond(budget)
+    typer.echo(f"{_count(seen.new)} would be submitted, {seen.cost}", err=True)
+    seen.cost.refuse_beyond(budget)
 
 
 def _submit(cells: Sequence[Cell], site: str, runs: Path, budget: float | None) -> Submission:

@@ -1,1 +1,1 @@
-"""YAML files with line numbers, and the messages that refuse what is wrong in them. Imports no torch."""
+"""Strict YAML files with line numbers, and error messages about their content. Imports no torch."""

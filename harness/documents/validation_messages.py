@@ -1,4 +1,4 @@
-"""Turns what pydantic says about a value into the end of a one-line message."""
+"""Turns pydantic's errors into the end of a one-line error message."""
 
 from __future__ import annotations
 
@@ -10,33 +10,30 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 _PHRASES = {
-    "int_type": "is not a whole number",
-    "int_from_float": "is not a whole number",
-    "float_type": "is not a number",
-    "finite_number": "is not a finite number",
-    "string_type": "is not text; quote it if it should be",
-    "bool_type": "is neither true nor false",
-    "tuple_type": "is not a list",
-    "dict_type": "is not a mapping",
-    "model_type": "is not a mapping",
-    "dataclass_type": "is not a mapping",
-    "unexpected_keyword_argument": "is no key of it",
-    "greater_than_equal": "is not allowed; use a value >= {ge}",
-    "greater_than": "is not allowed; use a value > {gt}",
-    "less_than_equal": "is not allowed; use a value <= {le}",
-    "less_than": "is not allowed; use a value < {lt}",
-    "literal_error": "is not one of {expected}",
-    "string_pattern_mismatch": "is no name; use up to 64 letters, digits, '_', '.' and '-', "
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "string_type": "must be text in quotes",
+    "bool_type": "must be true or false",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a mapping",
+    "dataclass_type": "must be a mapping",
+    "greater_than_equal": "must be >= {ge}",
+    "greater_than": "must be > {gt}",
+    "less_than_equal": "must be <= {le}",
+    "less_than": "must be < {lt}",
+    "string_pattern_mismatch": "must be a name of up to 64 letters, digits, '_', '.' and '-', "
     "starting with a letter or a digit",
 }
 
 
 def explain(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
-    """The first thing that pydantic refused.
+    """The first error that pydantic found.
 
     Returns:
-        The field's path inside what was validated, and the rest of the sentence: `='x' is not a number`. A
-        sentence of our own that starts with a field's name gives that name as the path.
+        The field's path inside what was validated, and the rest of the sentence: ` must be > 0, got -1`.
     """
     first, *others = error.errors(include_url=False)
     scheduled = [other for other in (first, *others) if "Milestones" in other["loc"]]
@@ -46,7 +43,7 @@ def explain(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
 
 
 def did_you_mean(got: str, allowed: Iterable[str]) -> str:
-    """`; did you mean x?` for a near miss, the empty string otherwise."""
+    """`; did you mean x?` if a name is similar, else the empty string."""
     names = list(allowed)
     longer = [name for name in names if len(got) > 2 and name.startswith(f"{got}_")]
     close = longer or difflib.get_close_matches(got, names, n=1)
@@ -59,8 +56,14 @@ def not_allowed(got: str, allowed: Iterable[str]) -> str:
     return f"; allowed: {', '.join(names)}{did_you_mean(got, names)}"
 
 
+def field_and_rest(sentence: str) -> tuple[str, str]:
+    """Split `damping=0 is ...` or `damping must ...` after the field; empty if there is none."""
+    named = re.match(r"([a-z]\w*)((?:=| must | pattern ).*)", sentence, re.DOTALL)
+    return (named[1], named[2]) if named else ("", sentence)
+
+
 def _inside_schedule(error: ErrorDetails) -> tuple[tuple[str | int, ...], str]:
-    """The field that is scheduled, and a sentence that begins with the field of the schedule."""
+    """The field that has a schedule, and a sentence that begins with the field of the schedule."""
     place, sentence = _explain(error)
     tag = place.index("Milestones")
     return place[:tag], "".join(f".{field}" for field in place[tag + 1 :]) + sentence
@@ -71,17 +74,14 @@ def _explain(first: ErrorDetails) -> tuple[tuple[str | int, ...], str]:
     if kind == "missing":
         return place, " is missing"
     if kind == "value_error":
-        return _own_sentence(place, str(context["error"]))
-    phrase = _PHRASES.get(kind, f"is not allowed: {first['msg']}").format_map(context)
+        field, sentence = field_and_rest(str(context["error"]))
+        return ((*place, field), sentence) if field else (place, f" {sentence}")
     value = first["input"]
+    if kind == "unexpected_keyword_argument":
+        return place, " is not a known key"
     if kind == "literal_error":
-        phrase = phrase.replace("'", "").replace(" or ", ", ")
-        phrase += did_you_mean(str(value), re.findall(r"'([^']*)'", context["expected"]))
-    return place, f"={value!r} {phrase}"
-
-
-def _own_sentence(place: tuple[str | int, ...], sentence: str) -> tuple[tuple[str | int, ...], str]:
-    named = re.match(r"([a-z]\w*)((?:=| pattern ).*)", sentence, re.DOTALL)
-    if named:
-        return (*place, named[1]), named[2]
-    return place, f" {sentence}"
+        listed = context["expected"].replace("'", "").replace(" or ", ", ")
+        return place, f"={value!r} is not one of {listed}{did_you_mean(str(value), listed.split(', '))}"
+    if kind in _PHRASES:
+        return place, f" {_PHRASES[kind].format_map(context)}, got {value!r}"
+    return place, f"={value!r} is not allowed: {first['msg']}"

@@ -1,7 +1,7 @@
-"""A YAML file read strictly, every value with the line that it came from.
+"""Strict reader of YAML files that remembers the line of every value.
 
-YAML 1.2 core schema: `1e-3` is a number, `no` and `on` are text, `012` is twelve. Refused: a key twice in one
-mapping, a key that is no text, tags, a second document, aliases that contain themselves.
+YAML 1.2 core schema: `1e-3` is a number, `no` and `on` are text, `012` is twelve. Errors: a key twice in a
+mapping, a key that is not text, tags, a second document, aliases that contain themselves.
 """
 
 from __future__ import annotations
@@ -17,82 +17,83 @@ import yaml
 from harness.errors import UserError
 
 Place = tuple[str | int, ...]
-"""The way from the top of a document to a value: `("methods", 2, "kfac", "strategy")`."""
+"""Path from the top of a document to a value: `("methods", 2, "kfac", "strategy")`."""
 
-_Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser is ten times faster
+_Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser is much faster
 _STR, _NULL, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null", "tag:yaml.org,2002:merge"
 _INT = re.compile(r"[-+]?[0-9]+(_[0-9]+)*\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 _WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
-_MOST_VALUES = 1_000_000  # aliases of aliases can spell out more values than there is memory
+_MOST_VALUES = 1_000_000  # aliases of aliases can expand to more values than fit into memory
 
 
 @dataclass(frozen=True)
 class Document:
-    """A file's content as plain values.
+    """Content of a file as plain values.
 
     Attributes:
         path: the file, as the user named it.
         content: dicts, lists, text, numbers, booleans, None.
         lines: line of every value, counted from 1.
+        error_class: class of the errors about this file.
     """
 
     path: Path
     content: Any
     lines: Mapping[Place, int]
-    refusal: type[UserError] = UserError
+    error_class: type[UserError] = UserError
 
     def error(self, place: Place, text: str) -> UserError:
-        """One line that names the file, the line of `place` or of what encloses it, and `place` itself.
+        """An error message that names the file, the line of `place` (or of what encloses it) and `place`.
 
         Args:
             place: what is wrong; empty for the whole file.
-            text: the rest of the sentence with its leading space, or starting with `=` and the value.
+            text: the rest of the sentence, beginning with a space or with `=` and the value.
         """
-        text = " ".join(text.splitlines())  # a value of several lines is shown on one
-        spelled = spell(place)
-        if place and str(place[0]).startswith("--"):  # from the command line: no line to name
-            return self.refusal(f"{self.path}: {spelled}{text}")
+        text = " ".join(text.splitlines())  # the message has one line even if the value has several
+        name = dotted(place)
+        if place and str(place[0]).startswith("--"):  # from the command line, so without a line number
+            return self.error_class(f"{self.path}: {name}{text}")
         known = place
         while known and known not in self.lines:
             known = known[:-1]
-        return self.refusal(f"{self.path}:{self.lines.get(known, 1)}: {spelled}{text}".rstrip())
+        return self.error_class(f"{self.path}:{self.lines.get(known, 1)}: {name}{text}".rstrip())
 
 
-def read_document(path: Path, refusal: type[UserError]) -> Document:
+def read_document(path: Path, error_class: type[UserError]) -> Document:
     """Read a file whose top level is a mapping.
 
     Raises:
-        UserError: of the class `refusal`; the file is missing, empty, unreadable or not strict.
+        UserError: of the class `error_class`; the file is missing, empty, unreadable or not strict YAML.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise refusal(f"{path}: no such file") from None
+        raise error_class(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise refusal(f"{path}: cannot be read as text: {error}") from None
-    values = _Values(path, refusal)
+        raise error_class(f"{path}: cannot be read as text: {error}") from None
+    values = _Values(path, error_class)
     content = values.read(text)
     if content is None:
-        raise refusal(f"{path}:1: the file is empty")
+        raise error_class(f"{path}:1: the file is empty")
     if not isinstance(content, dict):
-        raise refusal(f"{path}:1: the top level is {described(content)}, not a mapping of keys to values")
-    return Document(path, content, values.lines, refusal)
+        raise error_class(f"{path}:1: the top level is {described(content)}, not a mapping of keys to values")
+    return Document(path, content, values.lines, error_class)
 
 
-def read_value(text: str, where: str, refusal: type[UserError]) -> Any:
-    """A value written on the command line, read by the same rules."""
-    return _Values(Path(where), refusal).read(text)
+def read_value(text: str, source: str, error_class: type[UserError]) -> Any:
+    """Read a value from the command line by the same rules; `source` names it in errors."""
+    return _Values(Path(source), error_class).read(text)
 
 
-def spell(place: Place) -> str:
-    """A place as people write it: `methods[2].kfac.strategy`."""
+def dotted(place: Place) -> str:
+    """A place as text: `methods[2].kfac.strategy`."""
     parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in place]
     return "".join(parts).removeprefix(".")
 
 
 def described(value: Any) -> str:
-    """A value as a message shows it: short for what spans lines."""
+    """A value as error messages show it; mappings and lists without their content."""
     if value is None:
         return "nothing"
     if isinstance(value, dict):
@@ -101,12 +102,12 @@ def described(value: Any) -> str:
 
 
 class _Values:
-    """Turns nodes into values and remembers their lines."""
+    """Converts YAML nodes to values and remembers their lines."""
 
-    def __init__(self, path: Path, refusal: type[UserError]) -> None:
+    def __init__(self, path: Path, error_class: type[UserError]) -> None:
         self.lines: dict[Place, int] = {}
         self._path = path
-        self._refusal = refusal
+        self._error_class = error_class
         self._open: list[yaml.Node] = []
 
     def read(self, text: str) -> Any:
@@ -115,9 +116,9 @@ class _Values:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             line = f":{mark.line + 1}" if mark else ""
-            raise self._refusal(f"{self._path}{line}: not readable as YAML: {error.problem}") from None
+            raise self._error_class(f"{self._path}{line}: not readable as YAML: {error.problem}") from None
         except yaml.YAMLError as error:
-            raise self._refusal(
+            raise self._error_class(
                 f"{self._path}: not readable as YAML: {' '.join(str(error).split())}"
             ) from None
         return None if node is None else self._value(node, ())
@@ -126,7 +127,7 @@ class _Values:
         line = node.start_mark.line + 1
         self.lines[place] = line
         if node in self._open or len(self.lines) > _MOST_VALUES:
-            raise self._refusal(f"{self._path}:{line}: {spell(place)} is an alias without an end")
+            raise self._error_class(f"{self._path}:{line}: {dotted(place)} contains itself through an alias")
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, place)
         self._open.append(node)
@@ -144,12 +145,12 @@ class _Values:
             line = key_node.start_mark.line + 1
             key = self._scalar(key_node, place) if isinstance(key_node, yaml.ScalarNode) else None
             if not isinstance(key, str):
-                inside = f" in {spell(place)}" if place else ""
-                raise self._refusal(f"{self._path}:{line}: key {key_node.value!r}{inside} is not text")
+                inside = f" in {dotted(place)}" if place else ""
+                raise self._error_class(f"{self._path}:{line}: key {key_node.value!r}{inside} must be text")
             if key in values:
                 first = self.lines[*place, key]
-                raise self._refusal(
-                    f"{self._path}:{line}: {spell((*place, key))} is given twice, first on line {first}"
+                raise self._error_class(
+                    f"{self._path}:{line}: {dotted((*place, key))} is given twice, first on line {first}"
                 )
             values[key] = self._value(value_node, (*place, key))
             self.lines[*place, key] = line
@@ -159,10 +160,10 @@ class _Values:
         text: str = node.value
         if node.tag == "!" or not node.tag.startswith("tag:yaml.org,2002:") or "python" in node.tag:
             line = node.start_mark.line + 1
-            raise self._refusal(
-                f"{self._path}:{line}: {spell(place)} has the tag {node.tag}; tags are not read"
+            raise self._error_class(
+                f"{self._path}:{line}: {dotted(place)} has the tag {node.tag}; tags are not allowed"
             )
-        if node.style:  # quoted or a block: text, whatever it looks like
+        if node.style:  # quoted or a block: always text
             return text
         if text.lower() in _WORDS:
             return _WORDS[text.lower()]

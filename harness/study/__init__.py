@@ -1,1 +1,1 @@
-"""What is to run and how far it is: sweep files, filters, submission, status. Imports no torch."""
+"""Sweep files, filters, papers, submission and status. Imports no torch."""

@@ -1,18 +1,18 @@
-"""`--where`: which of a study's cells a verb is about.
+"""`--where`: selects cells of a study.
 
     method=sgd                      seed in 0,1
     world_size>=2                   id=sgd-p1-s0-c8bbfec821
     kfac.damping<0.01               method=sgd and world_size>=2, seed=0
 
-Clauses are joined by `and` or commas, and all must hold. A field that a cell does not have (`kfac.damping`
-of SGD) matches nothing but `!=`.
+Clauses are joined by `and` or commas, and all must hold. If a cell does not have a field (`kfac.damping` of
+SGD), only `!=` matches it.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,50 +34,19 @@ _CLAUSE = re.compile(r"\s*([A-Za-z_][\w.]*)\s*(?:(==|!=|<=|>=|=|<|>)\s*|\s(in)\s
 _WORDS = {"true": True, "false": False}
 
 
-@dataclass(frozen=True)
-class Filter:
-    """A parsed expression; call `matches` on each cell."""
-
-    expression: str
-    clauses: tuple[_Clause, ...]
-
-    def matches(self, cell: Cell) -> bool:
-        """Whether every clause holds for `cell`.
-
-        Raises:
-            FilterError: a clause compares a number with what is none.
-        """
-        return all(clause.holds(cell, self.expression) for clause in self.clauses)
-
-
-def parse_filter(expression: str) -> Filter:
-    """Read an expression; the empty one matches every cell.
+def select(cells: Sequence[Cell], expression: str | None) -> list[Cell]:
+    """The cells that match; all cells if the expression is empty.
 
     Raises:
-        FilterError: naming the expression, the part that is wrong, and what is allowed.
+        FilterError: the expression is invalid, compares values of different types, or matches no cell; the
+            message names the expression, the part that is wrong, and what is allowed.
     """
-    clauses: list[_Clause] = []
-    if re.search(r"\s+or\s+", expression):
-        raise FilterError(
-            f"--where {expression!r}: there is no `or`; values of one field go in a list, `field in a,b`"
-        )
-    for part in re.split(r"\s+and\s+", expression) if expression.strip() else []:
-        clauses += [_read_clause(piece, expression) for piece in _clause_texts(part)]
-    return Filter(expression, tuple(clauses))
-
-
-def select(cells: Iterable[Cell], expression: str | None) -> list[Cell]:
-    """The cells that match; all of them without an expression.
-
-    Raises:
-        FilterError: the expression cannot be read, or no cell matches it.
-    """
-    where = parse_filter(expression or "")
-    every = list(cells)
-    chosen = [cell for cell in every if where.matches(cell)]
-    if every and not chosen:
-        raise FilterError(f"--where {expression!r}: none of the {len(every)} cells matches")
-    return chosen
+    text = expression or ""
+    clauses = _clauses(text)
+    selected = [cell for cell in cells if all(clause.holds(cell, text) for clause in clauses)]
+    if cells and not selected:
+        raise FilterError(f"--where {text!r}: none of the {len(cells)} cells matches")
+    return selected
 
 
 @dataclass(frozen=True)
@@ -91,10 +60,10 @@ class _Clause:
         if value is None:
             return self.sign == "!="
         compare = _OPERATORS["=" if self.sign == "in" else self.sign]
-        return any(compare(value, self._like(value, text, expression)) for text in self.values)
+        return any(compare(value, self._typed(value, text, expression)) for text in self.values)
 
-    def _like(self, value: Any, text: str, expression: str) -> Any:
-        """`text` as a value of the same kind as the cell's."""
+    def _typed(self, value: Any, text: str, expression: str) -> Any:
+        """`text` converted to the type of the cell's value."""
         if isinstance(value, bool) and text in _WORDS:
             return _WORDS[text]
         if isinstance(value, str) and self.sign in ("=", "==", "!=", "in"):
@@ -111,8 +80,17 @@ class _Clause:
         )
 
 
+def _clauses(expression: str) -> list[_Clause]:
+    if re.search(r"\s+or\s+", expression):
+        raise FilterError(
+            f"--where {expression!r}: `or` is not supported; list the values of one field, `field in a,b`"
+        )
+    parts = re.split(r"\s+and\s+", expression) if expression.strip() else []
+    return [_read_clause(text, expression) for part in parts for text in _clause_texts(part)]
+
+
 def _clause_texts(part: str) -> list[str]:
-    """Split at commas; a piece without an operator of its own belongs to the list of the `in` before it."""
+    """Split at commas; a piece without an operator belongs to the list of the `in` before it."""
     texts: list[str] = []
     for piece in part.split(","):
         before = _CLAUSE.match(texts[-1]) if texts else None
@@ -134,10 +112,10 @@ def _read_clause(text: str, expression: str) -> _Clause:
     known = ["id", *known_paths()]
     if field not in known and not field.startswith("workload.options."):
         raise FilterError(
-            f"--where {expression!r}: {field} is no field{did_you_mean(field, known)}; "
+            f"--where {expression!r}: {field} is not a field{did_you_mean(field, known)}; "
             f"allowed: {', '.join(known)}"
         )
     values = tuple(item.strip() for item in value.split(",")) if listed else (value,)
     if not all(values):
-        raise FilterError(f"--where {expression!r}: {text.strip()!r} compares with nothing")
+        raise FilterError(f"--where {expression!r}: {text.strip()!r} has no value after the operator")
     return _Clause(field, sign or listed, values)

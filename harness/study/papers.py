@@ -1,6 +1,6 @@
-"""What reproduces a paper: its sweeps at a size, and the figures that each of them fills.
+"""Papers: the sweeps that reproduce a paper at a size, and the figures drawn from them.
 
-`jobs/papers/<paper>/<size>.yaml` lists the figures; the sweeps lie beside it in `<size>/`.
+`jobs/papers/<paper>/<size>.yaml` lists the figures; its sweeps are in `<size>/`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ FOLDER = Path("jobs/papers")
 
 
 class PaperError(UserError):
-    """A paper that is not there, or a mistake in its list of figures."""
+    """An unknown paper or size, or a mistake in a list of figures."""
 
 
 class PaperFigure(Spec):
     """One figure or table of the paper.
 
     Attributes:
-        shows: what it shows there.
+        shows: what it shows in the paper.
         figure: a key of `analysis.figures.FIGURES`.
-        sweep: name of the file, without `.yaml`, that fills it.
+        sweep: name, without `.yaml`, of the sweep that it is drawn from.
     """
 
     shows: str
@@ -40,10 +40,10 @@ class Paper(Spec):
     """A paper at one size.
 
     Attributes:
-        paper: short name, the folder's.
+        paper: short name, as its folder.
         title: its citation.
-        about: what stands in for its data and scale.
-        summary: the sweep that the first table is about.
+        about: data and scale of the reproduction.
+        summary: the sweep of the first table.
         figures: in the paper's order.
     """
 
@@ -55,28 +55,28 @@ class Paper(Spec):
 
     @property
     def sweeps(self) -> list[str]:
-        """The files to run, each once, the summary's first."""
+        """The sweeps to run, each once, the summary's first."""
         return list(dict.fromkeys([self.summary, *(figure.sweep for figure in self.figures)]))
 
 
 def read_paper(name: str, size: str, folder: Path = FOLDER) -> tuple[Paper, dict[str, Path]]:
-    """A paper's list of figures, and the path of every sweep that fills them.
+    """A paper's list of figures, and the path of every sweep in it.
 
     Raises:
-        PaperError: there is no such paper or size, no such sweep, or a mistake in the file, with its line.
+        PaperError: the paper, the size or a sweep does not exist, or the file has a mistake.
     """
     path = folder / name / f"{size}.yaml"
     if not path.is_file():
         known = sorted(f"{found.parent.name} --size {found.stem}" for found in folder.glob("*/*.yaml"))
-        there = f"there are {', '.join(known)}" if known else f"{folder} has none"
+        there = f"available: {', '.join(known)}" if known else f"{folder} has none"
         if (folder / name).is_dir():
             sizes = [found.stem for found in (folder / name).glob("*.yaml")]
-            raise PaperError(f"{path}: {name} has no such size{not_allowed(size, sizes)}")
+            raise PaperError(f"{path}: {name} has no size {size!r}{not_allowed(size, sizes)}")
         raise PaperError(f"{path}: no such paper; {there}{did_you_mean(name, _names(folder))}")
     document = read_document(path, PaperError)
     for key in document.content:
         if key not in Paper.model_fields:
-            raise document.error((key,), f" is no key of a paper{not_allowed(key, Paper.model_fields)}")
+            raise document.error((key,), f" is not a key of a paper{not_allowed(key, Paper.model_fields)}")
     try:
         paper = _PAPER.validate_json(json.dumps(document.content), strict=True)
     except ValidationError as error:
@@ -85,7 +85,7 @@ def read_paper(name: str, size: str, folder: Path = FOLDER) -> tuple[Paper, dict
     files = {sweep: folder / name / size / f"{sweep}.yaml" for sweep in paper.sweeps}
     for sweep, file in files.items():
         if not file.is_file():
-            raise PaperError(f"{path}: names sweep {sweep!r}, but {file} is not there")
+            raise PaperError(f"{path}: names sweep {sweep!r}, but {file} does not exist")
     return paper, files
 
 

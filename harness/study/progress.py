@@ -1,4 +1,4 @@
-"""Watching a study until nothing is in flight: a live picture in a terminal, plain lines in a pipe."""
+"""Shows the progress of a study until it has ended: a live view in a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from rich.table import Table
 from harness.study.cell_states import IN_FLIGHT
 from harness.study.status import CellStatus, count_states
 
-_LEAST_PAUSE_SECONDS = 0.5
-_DUTY = 0.05  # most of one CPU that looking may take from the ranks, whose time is being measured
-_LINE_SECONDS = 30.0  # in a pipe a line appears at every change of the counts, and at least this often
-_MOST_ROWS = 20
+_MIN_PAUSE_SECONDS = 0.5
+_CPU_SHARE = 0.05  # upper limit of one CPU for reading statuses: the ranks beside it are being timed
+_LINE_SECONDS = 30.0  # in a pipe: a line at every change of the counts, and at least this often
+_MAX_ROWS = 20
 
 
-def follow(look: Callable[[], Sequence[CellStatus]], screen: Console) -> Sequence[CellStatus]:
+def follow(read: Callable[[], Sequence[CellStatus]], screen: Console) -> Sequence[CellStatus]:
     """Show progress until no cell is pending or running.
 
     Args:
-        look: reads the statuses afresh.
-        screen: where to show them.
+        read: reads the current statuses.
+        screen: console to print on.
 
     Returns:
-        The last look.
+        The last statuses.
     """
-    return _follow_live(look, screen) if screen.is_terminal else _follow_in_lines(look, screen)
+    return _follow_live(read, screen) if screen.is_terminal else _follow_in_lines(read, screen)
 
 
 def state_counts(statuses: Sequence[CellStatus]) -> str:
@@ -39,14 +39,14 @@ def state_counts(statuses: Sequence[CellStatus]) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds for people: `1h02m`, `3m05s`, `12s`; `-` if not known."""
+    """A duration as `1h02m`, `3m05s` or `12s`; `-` if unknown."""
     if seconds is None:
         return "-"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours}h{minutes:02}m"
-    return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
+    return f"{minutes}m{seconds_left:02}s" if minutes else f"{seconds_left}s"
 
 
 def steps(status: CellStatus) -> str:
@@ -64,40 +64,40 @@ def metric(status: CellStatus) -> str:
     return f"{target.metric} {value} ({sign} {target.value:g})"
 
 
-def _follow_live(look: Callable[[], Sequence[CellStatus]], screen: Console) -> Sequence[CellStatus]:
+def _follow_live(read: Callable[[], Sequence[CellStatus]], screen: Console) -> Sequence[CellStatus]:
     with Live(console=screen, auto_refresh=False) as live:
         while True:
             begins = time.monotonic()
-            statuses = look()
-            live.update(_picture(statuses), refresh=True)
+            statuses = read()
+            live.update(_live_view(statuses), refresh=True)
             if not _in_flight(statuses):
                 return statuses
             _pause(time.monotonic() - begins)
 
 
-def _follow_in_lines(look: Callable[[], Sequence[CellStatus]], screen: Console) -> Sequence[CellStatus]:
-    said, said_at = "", 0.0
+def _follow_in_lines(read: Callable[[], Sequence[CellStatus]], screen: Console) -> Sequence[CellStatus]:
+    printed, printed_at = "", 0.0
     while True:
         begins = time.monotonic()
-        statuses = look()
+        statuses = read()
         line = state_counts(statuses)
-        if line != said or begins - said_at > _LINE_SECONDS:
+        if line != printed or begins - printed_at > _LINE_SECONDS:
             screen.print(f"{time.strftime('%H:%M:%S')} {line}", soft_wrap=True)
-            said, said_at = line, begins
+            printed, printed_at = line, begins
         if not _in_flight(statuses):
             return statuses
         _pause(time.monotonic() - begins)
 
 
 def _pause(cost_seconds: float) -> None:
-    time.sleep(max(_LEAST_PAUSE_SECONDS, cost_seconds / _DUTY))
+    time.sleep(max(_MIN_PAUSE_SECONDS, cost_seconds / _CPU_SHARE))
 
 
 def _in_flight(statuses: Sequence[CellStatus]) -> bool:
     return any(status.state in IN_FLIGHT for status in statuses)
 
 
-def _picture(statuses: Sequence[CellStatus]) -> RenderableType:
+def _live_view(statuses: Sequence[CellStatus]) -> RenderableType:
     bar = Progress(BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     final = sum(status.final for status in statuses)
     bar.add_task(state_counts(statuses), total=len(statuses), completed=final)
@@ -105,9 +105,9 @@ def _picture(statuses: Sequence[CellStatus]) -> RenderableType:
     table = Table(box=None, pad_edge=False)
     for heading in ("method", "ranks", "seed", "step", "phase", "metric", "elapsed", "at most"):
         table.add_column(heading)
-    for status in running[:_MOST_ROWS]:
+    for status in running[:_MAX_ROWS]:
         cell = status.cell
-        named = (cell.method, str(cell.world_size), str(cell.seed), steps(status), status.phase or "start")
+        identity = (cell.method, str(cell.world_size), str(cell.seed), steps(status), status.phase or "start")
         times = (duration(status.elapsed_seconds), duration(status.eta_seconds))
-        table.add_row(*named, metric(status), *times)
+        table.add_row(*identity, metric(status), *times)
     return Group(bar, table) if running else bar

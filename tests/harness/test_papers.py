@@ -15,7 +15,7 @@ from harness.study.sweep import read_sweep
 PAPERS = sorted((path.parent.name, path.stem) for path in FOLDER.glob("*/*.yaml"))
 
 
-def test_the_four_papers_are_there():
+def test_the_four_papers_exist():
     assert {name for name, _ in PAPERS} == {"sc20", "tpds22", "dp_kfac", "nlcg"}
 
 
@@ -32,38 +32,41 @@ def test_every_figure_exists_and_every_sweep_can_be_planned(name, size):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
-        ({"figures": [{"shows": "x", "figure": "scaling", "sweep": "nowhere"}]}, "nowhere.yaml is not there"),
-        ({"pictures": []}, "pictures is no key of a paper; allowed: paper, title"),
+        (
+            {"figures": [{"shows": "x", "figure": "scaling", "sweep": "nowhere"}]},
+            "nowhere.yaml does not exist",
+        ),
+        ({"pictures": []}, "pictures is not a key of a paper; allowed: paper, title"),
         ({"figures": [{"shows": "x", "figure": "scaling"}]}, "sweep"),
     ],
 )
-def test_a_mistake_names_file_and_field(tmp_path, change, said):
+def test_a_mistake_names_file_and_field(tmp_path, change, message):
     folder = tmp_path / "some"
     (folder / "small").mkdir(parents=True)
     (folder / "small" / "time.yaml").write_text("sweep: x\n")
     content = {"paper": "some", "title": "t", "about": "a", "summary": "time", "figures": []}
     (folder / "small.yaml").write_text(yaml.safe_dump(content | change))
-    with pytest.raises(PaperError, match=r"small\.yaml") as refused:
+    with pytest.raises(PaperError, match=r"small\.yaml") as error:
         read_paper("some", "small", tmp_path)
-    assert said in str(refused.value)
+    assert message in str(error.value)
 
 
-def test_an_unknown_paper_or_size_names_those_that_are_there(capsys):
+def test_an_unknown_paper_or_size_names_the_known_ones(capsys):
     assert main(["reproduce", "sc21"]) == 2
-    said = capsys.readouterr().err
-    assert "sc20 --size small" in said
-    assert "did you mean sc20" in said
+    error = capsys.readouterr().err
+    assert "sc20 --size small" in error
+    assert "did you mean sc20" in error
     assert main(["reproduce", "sc20", "--size", "huge"]) == 2
-    said = capsys.readouterr().err
-    assert "sc20 has no such size; allowed: " in said
-    assert "did you mean sc20" not in said
+    error = capsys.readouterr().err
+    assert "sc20 has no size 'huge'; allowed: " in error
+    assert "did you mean sc20" not in error
 
 
-def test_without_runs_there_is_nothing_to_draw_and_it_says_so(tmp_path, capsys):
+def test_without_runs_there_is_nothing_to_draw(tmp_path, capsys):
     assert main(["reproduce", "sc20", "--report-only", "--runs", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert f"no runs yet at {tmp_path}/" in said
-    assert "leave --report-only out" in said
+    error = capsys.readouterr().err
+    assert f"no runs yet at {tmp_path}/" in error
+    assert "leave --report-only out" in error
     assert not list(Path(tmp_path).iterdir())

@@ -132,10 +132,13 @@ def test_a_cluster_is_not_judged_by_the_cpus_of_the_login_node(tmp_path, capsys)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cpu: 2", "s.yaml:1: cpu is no key of a site; allowed: name, launcher, cpus, gpus, cpus_per_rank, "),
-        ("\ncpus: 0", "s.yaml:2: cpus=0 is not allowed; use a value >= 1"),
+        (
+            "cpu: 2",
+            "s.yaml:1: cpu is not a key of a site; allowed: name, launcher, cpus, gpus, cpus_per_rank, ",
+        ),
+        ("\ncpus: 0", "s.yaml:2: cpus must be >= 1, got 0"),
         ("launcher: locl", "s.yaml:1: launcher='locl' is not one of "),
-        ("environment: {A: 1}", "s.yaml:1: environment.A=1 is not text; quote it if it should be"),
+        ("environment: {A: 1}", "s.yaml:1: environment.A must be text in quotes, got 1"),
         ("name: other", "s.yaml:1: name='other' is not the file's name, s"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Promise: every mistake in a sweep file is refused by one line that names file, line and field."""
+"""Promise: every mistake in a sweep file is one error line that names file, line and field."""
 
 from pathlib import Path
 
@@ -19,28 +19,28 @@ grid: {world_size: [2, 4]}
 repeats: 1
 """
 
-# What is replaced in the good file, by what, and all of the message after the file's name.
+# Text to replace in the good file, its replacement, and the whole message after the file's name.
 MISTAKES = {
     "an unknown key": (
         "repeats: 1", "repeat: 1",
-        ":10: repeat is no key of a sweep file; allowed: sweep, about, workload, target, training, "
+        ":10: repeat is not a key of a sweep file; allowed: sweep, about, workload, target, training, "
         "optimizer, kfac, world_size, methods, grid, zip, include, exclude, repeats, seeds; "
         "did you mean repeats?",
     ),
     "an unknown key in a section": (
         "epochs: 30", "epoch: 30",
-        ":4: training.epoch is no field of training; allowed: global_batch_size, local_batch_size, epochs, "
-        "evaluate_every_epochs, stop_at_target, window_steps, kfac_start_epoch, precision; "
+        ":4: training.epoch is not a field of training; allowed: global_batch_size, local_batch_size, "
+        "epochs, evaluate_every_epochs, stop_at_target, window_steps, kfac_start_epoch, precision; "
         "did you mean epochs?",
     ),
     "an unknown key of a method": (
         "{name: sgd}", "{name: sgd, optimiser: {lr: 1}}",
-        ":7: methods[0].optimiser is no field here; allowed: workload, target, training, optimizer, kfac, "
+        ":7: methods[0].optimiser is not a field here; allowed: workload, target, training, optimizer, kfac, "
         "world_size; did you mean optimizer?",
     ),
     "an unknown axis": (
         "world_size: [2, 4]", "world_size: [2, 4], optimizer.rate: [1]",
-        ":9: grid.optimizer.rate[0] is no field of optimizer; allowed: name, lr, lr_scaling, momentum, "
+        ":9: grid.optimizer.rate[0] is not a field of optimizer; allowed: name, lr, lr_scaling, momentum, "
         "nesterov, weight_decay, warmup_epochs, decay_epochs, decay_factor",
     ),
     "a misspelt strategy": (
@@ -58,11 +58,11 @@ MISTAKES = {
         ":8: methods[1].kfac.grad_worker_fraction=0.3 gives 0.6 gradient workers in a world of 2; use a "
         "fraction that gives a whole number dividing 2: 1/2, 2/2 (method hybrid, world_size=2)",
     ),
-    "a world of nobody": (
-        "[2, 4]", "[2, 0]", ":9: grid.world_size[1]=0 is not allowed; use a value >= 1",
+    "a world of no ranks": (
+        "[2, 4]", "[2, 0]", ":9: grid.world_size[1] must be >= 1, got 0",
     ),
-    "half a rank": ("[2, 4]", "[2, 2.5]", ":9: grid.world_size[1]=2.5 is not a whole number"),
-    "a number in quotes": ("lr: 0.1", "lr: '0.1'", ":5: optimizer.lr='0.1' is not a number"),
+    "half a rank": ("[2, 4]", "[2, 2.5]", ":9: grid.world_size[1] must be a whole number, got 2.5"),
+    "a number in quotes": ("lr: 0.1", "lr: '0.1'", ":5: optimizer.lr must be a number, got '0.1'"),
     "a batch that the world does not divide": (
         "batch_size: 128", "batch_size: 130",
         ":4: training.global_batch_size=130 is not a multiple of world_size=4 (method sgd, world_size=4)",
@@ -79,7 +79,8 @@ MISTAKES = {
     ),
     "two cells that compute the same": (
         "{name: sgd}", "{name: sgd}\n  - {name: also}",
-        ":8: methods[1]: cell also-p2-s0-b1189824a4 computes the same as cell sgd-p2-s0-b1189824a4; drop one",
+        ":8: methods[1]: cell also-p2-s0-b1189824a4 computes the same as cell "
+        "sgd-p2-s0-b1189824a4; remove one",
     ),
     "a repeated point": ("[2, 4]", "[2, 2]", ":9: grid.world_size[1]=2 repeats item 0 of the list"),
     "no target": ("target: {metric: accuracy, at_least: 0.97}", "", ":1: target is missing for sgd"),
@@ -89,7 +90,8 @@ MISTAKES = {
     ),
     "an unknown metric": (
         "metric: accuracy", "metric: acuracy",
-        ":3: target.metric='acuracy' is no metric of digits; allowed: accuracy, loss; did you mean accuracy?",
+        ":3: target.metric='acuracy' is not a metric of digits; allowed: accuracy, loss; "
+        "did you mean accuracy?",
     ),
     "a target in the wrong direction": (
         "at_least: 0.97", "at_most: 0.97",
@@ -97,27 +99,27 @@ MISTAKES = {
     ),
     "an unknown workload": (
         "workload: digits", "workload: digit",
-        ":2: workload='digit' is no workload; allowed: digits, cifar10, cifar100, imagenet, coco, bert, gpt, "
-        "multi30k; did you mean digits?",
+        ":2: workload='digit' is not a workload; allowed: digits, cifar10, cifar100, imagenet, coco, bert, "
+        "gpt, multi30k; did you mean digits?",
     ),
     "an unknown option": (
         "workload: digits", "workload: {name: digits, options: {widht: 8}}",
-        ":2: workload.options.widht is no option of digits; allowed: width; did you mean width?",
+        ":2: workload.options.widht is not an option of digits; allowed: width; did you mean width?",
     ),
     "an option of another type": (
         "workload: digits", "workload: {name: digits, options: {width: wide}}",
-        ":2: workload.options.width is 'wide', not a whole number (default 16)",
+        ":2: workload.options.width must be a whole number, got 'wide' (default 16)",
     ),
     "two methods with one name": (
-        "name: hybrid", "name: sgd", ":8: methods[1].name='sgd' is taken, on line 7",
+        "name: hybrid", "name: sgd", ":8: methods[1].name='sgd' is already used on line 7",
     ),
     "a method without a name": (
-        "{name: sgd}", "{}", ":7: methods[0].name is nothing, not the method's name as text",
+        "{name: sgd}", "{}", ":7: methods[0].name must be the method's name as text, got nothing",
     ),
-    "a name that is no folder": (
+    "a name that cannot be a folder": (
         "sweep: good", "sweep: a/b",
-        ":1: sweep='a/b' is no name; use up to 64 letters, digits, '_', '.' and '-', starting with a letter "
-        "or a digit",
+        ":1: sweep must be a name of up to 64 letters, digits, '_', '.' and '-', starting with a letter "
+        "or a digit, got 'a/b'",
     ),
     "a schedule without its milestones": (
         "strategy: hybrid_opt", "damping: {initial: 0.1, factor: 0.5}, strategy: hybrid_opt",
@@ -142,39 +144,41 @@ MISTAKES = {
     ),
     "an exclusion of an unknown method": (
         "repeats: 1", "exclude: [{method: sdg}]",
-        ":10: exclude[0].method='sdg' is no method; allowed: sgd, hybrid; did you mean sgd?",
+        ":10: exclude[0].method='sdg' is not a method; allowed: sgd, hybrid; did you mean sgd?",
     ),
     "an inclusion with an unknown field": (
         "repeats: 1", "include: [{method: sgd, world: 8}]",
-        ":10: include[0].world is no field here; allowed: method, seed, workload, target, training, "
+        ":10: include[0].world is not a field here; allowed: method, seed, workload, target, training, "
         "optimizer, kfac, world_size; did you mean world_size?",
     ),
     "K-FAC settings for a method without": (
         "repeats: 1", "include: [{method: sgd, world_size: 8, kfac.damping: 1}]",
         ":10: include[0].kfac.damping is set, but method sgd has no kfac section",
     ),
-    "a world that nobody gave": (
-        "grid: {world_size: [2, 4]}", "", ":7: methods[0] has no world_size; set one, or walk it in `grid`",
+    "a missing world size": (
+        "grid: {world_size: [2, 4]}", "",
+        ":7: methods[0] has no world_size; set one, or list several in `grid`",
     ),
     "no cell left": (
         "repeats: 1", "exclude: [{method: sgd}, {method: hybrid}]",
-        ":1: no cell is left: methods, grid and exclude rule each other out",
+        ":1: no cell is left: exclude and the method axes drop all cells",
     ),
     "zipped lists of unequal length": (
         "repeats: 1", "zip: [{optimizer.lr: [1, 2], training.epochs: [1]}]",
-        ":10: zip[0] walks lists of unequal length: optimizer.lr has 2, training.epochs has 1",
+        ":10: zip[0] has lists of unequal length: optimizer.lr has 2, training.epochs has 1",
     ),
-    "no repeats": ("repeats: 1", "repeats: 0", ":10: repeats=0 is no whole number from 1 to 100000"),
+    "no repeats": ("repeats: 1", "repeats: 0", ":10: repeats must be a whole number from 1 to 100000, got 0"),
     "one seed twice": (
-        "repeats: 1", "seeds: [3, 3]", ":10: seeds=[3, 3] is no list of different whole numbers >= 0",
+        "repeats: 1", "seeds: [3, 3]",
+        ":10: seeds must be a list of different whole numbers >= 0, got [3, 3]",
     ),
-    "a grid beyond reason": (
-        "repeats: 1", "repeats: 100000", ":9: grid spells out 400,000 cells; at most 100,000 are allowed",
+    "a grid of too many cells": (
+        "repeats: 1", "repeats: 100000", ":9: grid expands to 400,000 cells; at most 100,000 are allowed",
     ),
     "a key given twice": ("repeats: 1", "sweep: again", ":10: sweep is given twice, first on line 1"),
     "an unknown word for an option": (
         "workload: digits", "workload: {name: cifar10, options: {model: resnet31}}",
-        ":2: workload.options.model='resnet31' is not known; allowed: resnet20, resnet32, resnet56, "
+        ":2: workload.options.model='resnet31' is not a known value; allowed: resnet20, resnet32, resnet56, "
         "resnet110, vgg16; did you mean resnet32?",
     ),
     "more images than there are": (
@@ -190,7 +194,7 @@ MISTAKES = {
         ":4: training.global_batch_size=128 makes a global batch of 128, but cifar10 has 100 training "
         "examples (method sgd, world_size=2)",
     ),
-    "an infinite value": ("lr: 0.1", "lr: 1e999", ":5: optimizer.lr=inf is not a finite number"),
+    "an infinite value": ("lr: 0.1", "lr: 1e999", ":5: optimizer.lr must be a finite number, got inf"),
 }  # fmt: skip
 
 
@@ -198,7 +202,7 @@ MISTAKES = {
 def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_written(mistake, tmp_path, monkeypatch, capsys):
     before, after, message = MISTAKES[mistake]
     assert GOOD.count(before) >= 1
-    assert _refusal(GOOD.replace(before, after), tmp_path, monkeypatch, capsys) == message
+    assert _error(GOOD.replace(before, after), tmp_path, monkeypatch, capsys) == message
 
 
 @pytest.mark.parametrize(
@@ -209,15 +213,15 @@ def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_written(mistake, tmp
         ("- sgd\n", ":1: the top level is a list, not a mapping of keys to values"),
         ("sweep: [a\nb: 1\n", ":2: not readable as YAML: did not find expected ',' or ']'"),
         ("sweep: a\n---\nsweep: b\n", ":2: not readable as YAML: but found another document"),
-        ("sweep: &a [*a]\n", ":1: sweep[0] is an alias without an end"),
+        ("sweep: &a [*a]\n", ":1: sweep[0] contains itself through an alias"),
         ("sweep: !!python/name:os.system x\n", None),
-        ("1: a\n", ":1: key '1' is not text"),
-        ("sweep: a\nmethods: []\n", ":2: methods is nothing, not a list such as [{name: sgd}]"),
+        ("1: a\n", ":1: key '1' must be text"),
+        ("sweep: a\nmethods: []\n", ":2: methods must be a list such as [{name: sgd}], got nothing"),
     ],
 )
-def test_a_file_that_is_no_mapping_is_one_line(text, message, tmp_path, monkeypatch, capsys):
-    got = _refusal(text, tmp_path, monkeypatch, capsys)
-    assert got == message or (message is None and "tags are not read" in got)
+def test_a_file_that_is_not_a_mapping_is_one_line(text, message, tmp_path, monkeypatch, capsys):
+    got = _error(text, tmp_path, monkeypatch, capsys)
+    assert got == message or (message is None and "tags are not allowed" in got)
 
 
 def test_a_missing_file_is_one_line(tmp_path, monkeypatch, capsys):
@@ -229,23 +233,26 @@ def test_a_missing_file_is_one_line(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("training.epoch=5", " --set training.epoch is no field of training; allowed: global_batch_size, "),
-        ("training.epochs=five", " --set training.epochs='five' is not a whole number"),
+        (
+            "training.epoch=5",
+            " --set training.epoch is not a field of training; allowed: global_batch_size, ",
+        ),
+        ("training.epochs=five", " --set training.epochs must be a whole number, got 'five'"),
         ("training.epochs", " --set training.epochs: write field=value, such as training.epochs=5"),
-        ("world_size=8", "9: grid.world_size[0] is walked by the file; world_size cannot be --set as well"),
+        ("world_size=8", "9: grid.world_size[0] is an axis of the file; world_size cannot also be --set"),
     ],
 )
 def test_a_mistaken_override_is_one_line(override, message, tmp_path, monkeypatch, capsys):
-    got = _refusal(GOOD, tmp_path, monkeypatch, capsys, "--set", override)
+    got = _error(GOOD, tmp_path, monkeypatch, capsys, "--set", override)
     assert got.startswith(f":{message}")
 
 
-def _refusal(text: str, folder: Path, monkeypatch, capsys, *options: str) -> str:
+def _error(text: str, folder: Path, monkeypatch, capsys, *options: str) -> str:
     monkeypatch.chdir(folder)
     (folder / "x.yaml").write_text(text)
     assert main(["plan", "-f", "x.yaml", *options]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
     assert [path.name for path in folder.iterdir()] == ["x.yaml"]
-    return said.err.removeprefix("error: x.yaml").removesuffix("\n")
+    return output.err.removeprefix("error: x.yaml").removesuffix("\n")

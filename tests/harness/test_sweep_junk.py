@@ -1,4 +1,4 @@
-"""Promise: whatever replaces a part of a sweep file, it reads as cells or is refused in one line."""
+"""Promise: whatever replaces a part of a sweep file, it is read as cells or gives an error of one line."""
 
 import copy
 from pathlib import Path
@@ -44,8 +44,8 @@ def test_junk_is_never_a_traceback(tmp_path_factory, place, junk):
     path.write_text(yaml.safe_dump(content))
     try:
         assert read_sweep(path).cells
-    except SweepError as refusal:
-        message = str(refusal)
+    except SweepError as error:
+        message = str(error)
         assert message.startswith(f"{path}:")
         assert "\n" not in message
         assert "Value error" not in message

@@ -1,7 +1,7 @@
-"""A sweep file spelled out as cells; every mistake in it is one line that names the file and the line.
+"""Reads a sweep file and expands it to cells; an error is one line that names the file and the line.
 
-The format, field by field, is `jobs/sweeps/demo.yaml`. A method lays its fields over the shared ones, the
-command line's `--set` goes over both, and a point of the grid or an include entry over all of them.
+`jobs/sweeps/demo.yaml` documents the format. A method's fields override the shared ones, `--set` overrides
+both, and a point of the grid or an include entry overrides all of them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from harness.study.sweep.fields import SHARED, Fields, leaves
 from harness.study.sweep.methods import Method, read_methods
 from harness.study.sweep.selection import Exclusions, read_exclusions, read_inclusions
 
-DEFAULT_REPEATS = 6  # the fewest whose 95 % bootstrap intervals cover close to 95 %
-MOST_CELLS = 100_000  # a slip of the grid, not a study
+DEFAULT_REPEATS = 6  # the smallest number whose 95 % bootstrap intervals cover close to 95 %
+MAX_CELLS = 100_000  # a larger number is a mistake in the grid
 
 _KEYS = ("sweep", "about", *SHARED, "methods", "grid", "zip", "include", "exclude", "repeats", "seeds")
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A study: its cells, in the order of its file."""
+    """A sweep file and its cells, in the order of the file."""
 
     name: str
     about: str
@@ -42,7 +42,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
 
     Args:
         path: the file.
-        overrides: `training.epochs=5` and the like, values as in YAML; they win over what methods say.
+        overrides: such as `training.epochs=5`, values as in YAML; they take precedence over methods.
 
     Raises:
         SweepError: the first mistake in the file or in the overrides.
@@ -50,38 +50,38 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
     document = read_document(path, SweepError)
     for key in document.content:
         if key not in _KEYS:
-            raise document.error((key,), f" is no key of a sweep file{not_allowed(key, _KEYS)}")
+            raise document.error((key,), f" is not a key of a sweep file{not_allowed(key, _KEYS)}")
     if "sweep" not in document.content:
         raise document.error(("sweep",), " is missing: the name of the study")
     about = document.content.get("about", "")
     if not isinstance(about, str):
-        raise document.error(("about",), f" is {described(about)}, not text")
+        raise document.error(("about",), f" must be text, got {described(about)}")
     fields, top = _read_overrides(document, overrides)
     methods = read_methods(document, fields)
     axes = read_axes(document, methods)
     _refuse_overridden_axes(document, axes, fields)
-    cells = _spell_out(document, methods, axes, _seeds(document, top))
+    cells = _expand(document, methods, axes, _seeds(document, top))
     return Sweep(cells[0].sweep, about, path, cells)
 
 
-def _spell_out(
+def _expand(
     document: Document, methods: Sequence[Method], axes: Sequence[Axis], seeds: Sequence[int]
 ) -> list[Cell]:
-    asked = len(methods) * count(axes) * len(seeds)
-    if asked > MOST_CELLS:
-        raise document.error(("grid",), f" spells out {asked:,} cells; at most {MOST_CELLS:,} are allowed")
+    requested = len(methods) * count(axes) * len(seeds)
+    if requested > MAX_CELLS:
+        raise document.error(("grid",), f" expands to {requested:,} cells; at most {MAX_CELLS:,} are allowed")
     builder = Builder(document)
     exclusions = read_exclusions(document, methods)
     cells: dict[str, Cell] = {}
     for draft in _drafts(builder, methods, axes, seeds, exclusions):
         _add(document, cells, builder.cell(draft), draft)
-    exclusions.refuse_unused()
+    exclusions.check_used()
     for method, place, fields in read_inclusions(document, methods):
         draft = builder.draft(place, {**method.fields, **fields}, method.has_kfac)
         for seed in [fields["seed"].value] if "seed" in fields else seeds:
             _add(document, cells, builder.cell(draft.with_seed(seed)), draft)
     if not cells:
-        raise document.error((), "no cell is left: methods, grid and exclude rule each other out")
+        raise document.error((), "no cell is left: exclude and the method axes drop all cells")
     return list(cells.values())
 
 
@@ -104,7 +104,9 @@ def _drafts(
 def _add(document: Document, cells: dict[str, Cell], cell: Cell, draft: Draft) -> None:
     other = cells.setdefault(cell.content_hash, cell)
     if other is not cell:
-        raise document.error(draft.owner, f": cell {cell.id} computes the same as cell {other.id}; drop one")
+        raise document.error(
+            draft.owner, f": cell {cell.id} computes the same as cell {other.id}; remove one"
+        )
 
 
 def _read_overrides(document: Document, overrides: Sequence[str]) -> tuple[Fields, dict[str, Any]]:
@@ -126,21 +128,23 @@ def _read_overrides(document: Document, overrides: Sequence[str]) -> tuple[Field
 def _refuse_overridden_axes(document: Document, axes: Sequence[Axis], overrides: Fields) -> None:
     for point in (point for axis in axes for point in axis):
         for path in point.keys() & overrides.keys():
-            raise document.error(point[path].place, f" is walked by the file; {path} cannot be --set as well")
+            raise document.error(point[path].place, f" is an axis of the file; {path} cannot also be --set")
 
 
 def _seeds(document: Document, top: dict[str, Any]) -> list[int]:
     if len(top) > 1:
         raise document.error(
-            ("seeds",), " and repeats are both given; repeats: n stands for seeds 0 to n - 1"
+            ("seeds",), " and repeats are both given; use one: repeats: n means seeds 0 to n - 1"
         )
     if "seeds" in top:
         seeds = top["seeds"]
         whole = isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)
         if not whole or not seeds or len(set(seeds)) < len(seeds):
-            raise document.error(("seeds",), f"={seeds!r} is no list of different whole numbers >= 0")
+            raise document.error(
+                ("seeds",), f" must be a list of different whole numbers >= 0, got {seeds!r}"
+            )
         return list(seeds)
     repeats = top.get("repeats", DEFAULT_REPEATS)
-    if type(repeats) is not int or not 1 <= repeats <= MOST_CELLS:
-        raise document.error(("repeats",), f"={repeats!r} is no whole number from 1 to {MOST_CELLS}")
+    if type(repeats) is not int or not 1 <= repeats <= MAX_CELLS:
+        raise document.error(("repeats",), f" must be a whole number from 1 to {MAX_CELLS}, got {repeats!r}")
     return list(range(repeats))

@@ -1,4 +1,4 @@
-"""`grid` and `zip`: the axes along which a sweep's fields vary."""
+"""`grid` and `zip`: the axes of a sweep."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 from harness.documents.yaml_document import Document, Place, described
 from harness.study.sweep.fields import SHARED, Fields, leaves
-from harness.study.sweep.methods import Method, refuse_unknown_method
+from harness.study.sweep.methods import Method, named_method
 
 Axis = list[Fields]
-"""The points of one axis, in file order: one field of the grid, or the fields of one zip entry."""
+"""Points of one axis, in file order: values of one field of the grid, or of the fields of one zip entry."""
 
 _AXIS_FIELDS = ("method", *SHARED)
 
 
 def read_axes(document: Document, methods: Sequence[Method]) -> list[Axis]:
-    """All axes of the file, those of `grid` first.
+    """All axes of the file, `grid` before `zip`.
 
     Raises:
         SweepError: an unknown field, an empty or repeated list, or zipped lists of unequal length.
@@ -34,14 +34,14 @@ def read_axes(document: Document, methods: Sequence[Method]) -> list[Axis]:
     _refuse_shared_fields(document, axes)
     for point in (point for axis in axes for point in axis):
         if "method" in point:
-            refuse_unknown_method(document, point["method"], methods)
+            named_method(document, point["method"], methods)
     return axes
 
 
 def combinations(axes: Sequence[Axis], method: Method) -> Iterator[Fields]:
-    """Every combination of points that concerns `method`.
+    """Every combination of points for `method`.
 
-    A method without K-FAC does not vary with `kfac.*`: points that differ in nothing else collapse.
+    For a method without K-FAC, points that differ only in `kfac.*` are merged.
     """
     for chosen in product(*(_points_for(method, axis) for axis in axes)):
         merged: Fields = {}
@@ -51,7 +51,7 @@ def combinations(axes: Sequence[Axis], method: Method) -> Iterator[Fields]:
 
 
 def count(axes: Sequence[Axis]) -> int:
-    """The number of combinations, before any collapse."""
+    """Number of combinations, before points are merged."""
     return math.prod(len(axis) for axis in axes)
 
 
@@ -61,18 +61,18 @@ def _points_for(method: Method, axis: Axis) -> Axis:
         return points
     distinct: dict[str, Fields] = {}
     for point in points:
-        rest = {path: leaf for path, leaf in point.items() if not path.startswith("kfac.")}
-        distinct.setdefault(json.dumps({path: leaf.value for path, leaf in rest.items()}), rest)
+        own = {path: leaf for path, leaf in point.items() if not path.startswith("kfac.")}
+        distinct.setdefault(json.dumps({path: leaf.value for path, leaf in own.items()}), own)
     return list(distinct.values())
 
 
 def _points(document: Document, place: Place, key: str, values: Any) -> Iterator[Fields]:
     if not isinstance(values, list) or not values:
         got = "an empty list" if values == [] else described(values)
-        raise document.error(place, f" is {got}, not a list of values such as [1, 2, 4]")
+        raise document.error(place, f" must be a list of values such as [1, 2, 4], got {got}")
     if key == "seed":
         raise document.error(
-            place, " is no axis; write `seeds: [...]` or `repeats: n` at the top of the file"
+            place, " is not an axis; write `seeds: [...]` or `repeats: n` at the top of the file"
         )
     for index, value in enumerate(values):
         yield dict(leaves(document, (*place, index), key, value, _AXIS_FIELDS))
@@ -83,10 +83,10 @@ def _zipped(document: Document, place: Place, entry: Any) -> Axis:
                for key, values in _mapping(document, place, entry).items()}  # fmt: skip
     lengths = {key: len(points) for key, points in columns.items()}
     if not columns:
-        raise document.error(place, " is an empty mapping; name the fields that walk together")
+        raise document.error(place, " is an empty mapping; name the fields that vary together")
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{key} has {length}" for key, length in lengths.items())
-        raise document.error(place, f" walks lists of unequal length: {found}")
+        raise document.error(place, f" has lists of unequal length: {found}")
     return [_merged(points) for points in zip(*columns.values(), strict=True)]
 
 
@@ -110,17 +110,17 @@ def _refuse_shared_fields(document: Document, axes: Sequence[Axis]) -> None:
     for index, axis in enumerate(axes):
         for path, leaf in ((path, leaf) for point in axis for path, leaf in point.items()):
             if owner.setdefault(path, index) != index:
-                raise document.error(leaf.place, f" walks {path}, which another axis walks already")
+                raise document.error(leaf.place, f" varies {path}, which another axis varies already")
 
 
 def _mapping(document: Document, place: Place, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise document.error(place, f" is {described(value)}, not a mapping of fields to lists")
+        raise document.error(place, f" must be a mapping of fields to lists, got {described(value)}")
     return value
 
 
 def _list(document: Document, place: Place) -> list[Any]:
     value = document.content.get(place[0], [])
     if not isinstance(value, list):
-        raise document.error(place, f" is {described(value)}, not a list of mappings")
+        raise document.error(place, f" must be a list of mappings, got {described(value)}")
     return value

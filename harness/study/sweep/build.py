@@ -1,9 +1,8 @@
-"""From merged fields to a checked cell, each distinct section checked once."""
+"""Builds validated cells from merged fields; each distinct section is validated once."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -11,9 +10,8 @@ from typing import Any, NoReturn
 from pydantic import TypeAdapter, ValidationError
 
 from harness.cell import Cell, Optimizer, Target, Training, Workload
-from harness.documents.validation_messages import explain, not_allowed
+from harness.documents.validation_messages import explain, field_and_rest, not_allowed
 from harness.documents.yaml_document import Document, Place, described
-from harness.errors import UserError
 from harness.study.sweep.fields import Fields
 from harness.workloads import WORKLOADS, WorkloadCard
 from kfac_core.config import KFACConfig
@@ -29,11 +27,11 @@ _MODELS: Mapping[str, TypeAdapter[Any]] = {
 
 @dataclass(frozen=True)
 class Draft:
-    """A cell's sections, each valid by itself; whether they fit together is not yet asked.
+    """A cell's sections, each valid by itself; whether they fit together is checked in `Builder.cell`.
 
     Attributes:
-        owner: the method or include entry that asks for the cell.
-        fields: what the sections were read from, for errors.
+        owner: the method or include entry of the cell.
+        fields: source of the sections, for errors.
     """
 
     owner: Place
@@ -61,10 +59,10 @@ class Builder:
         self._fitting: set[tuple[str, Target]] = set()
 
     def draft(self, owner: Place, fields: Fields, has_kfac: bool) -> Draft:
-        """Read the sections.
+        """Validate the sections.
 
         Raises:
-            SweepError: a section is missing or has a value that no run could use.
+            SweepError: a section is missing or has an invalid value.
         """
         raw: dict[str, dict[str, Any]] = {section: {} for section in _MODELS}
         for path, leaf in fields.items():
@@ -74,7 +72,7 @@ class Builder:
             elif field:
                 raw[section][field] = leaf.value
         if "world_size" not in fields:
-            raise self._document.error(owner, " has no world_size; set one, or walk it in `grid`")
+            raise self._document.error(owner, " has no world_size; set one, or list several in `grid`")
         read = {
             section: self._section(section, values, fields, owner)
             for section, values in raw.items()
@@ -87,16 +85,16 @@ class Builder:
         )  # fmt: skip
 
     def cell(self, draft: Draft) -> Cell:
-        """The cell, its parts fitting each other.
+        """Build the cell, and check that its sections fit together.
 
         Raises:
-            SweepError: the world size does not divide what it must, or the batch is larger than the data.
+            SweepError: they do not, or the batch is larger than the training data.
         """
         content = {name: getattr(draft, name) for name in Cell.model_fields if name != "sweep"}
         try:
             cell = Cell.model_validate({"sweep": self._document.content["sweep"], **content}, strict=True)
         except ValidationError as error:
-            self._refuse_cell(draft, error)
+            self._raise_error(draft, error)
         batch = cell.training.batch_sizes(cell.world_size)[0]
         examples = WORKLOADS[cell.workload.name].examples(cell.workload.options)
         if examples and batch > examples:
@@ -122,7 +120,7 @@ class Builder:
         else:
             text_checked = text
         try:
-            # JSON and not Python mode: strict about numbers and text, while a list may still become a tuple
+            # JSON instead of Python mode: strict about numbers and text, but a list may become a tuple
             built = _MODELS[section].validate_json(text_checked, strict=True)
         except ValidationError as error:
             inside, sentence = explain(error)
@@ -132,11 +130,11 @@ class Builder:
         return built
 
     def _with_options(self, values: dict[str, Any], fields: Fields, owner: Place) -> dict[str, Any]:
-        """The workload with its card's options filled in: a cell's name covers the defaults too."""
+        """The workload with the defaults of its card's options, which are part of a cell's id."""
         name = values.get("name")
         if not isinstance(name, str) or name not in WORKLOADS:
             place = self._place(fields, owner, "workload", "name" if name is not None else "")
-            got = f"={name!r} is no workload" if name is not None else " has no name"
+            got = f"={name!r} is not a workload" if name is not None else " has no name"
             raise self._document.error(place, f"{got}{not_allowed(str(name), WORKLOADS)}")
         card = WORKLOADS[name]
         given = dict(values.get("options", {}))
@@ -146,7 +144,7 @@ class Builder:
         try:
             card.examples(given)
         except ValueError as error:
-            option, sentence = re.split("(?==)", str(error), maxsplit=1)
+            option, sentence = field_and_rest(str(error))
             place = self._place(fields, owner, "workload", f"options.{option}")
             raise self._document.error(place, sentence) from None
         return {"name": name, "options": {**card.options, **given}}
@@ -154,7 +152,7 @@ class Builder:
     def _option(self, card: WorkloadCard, workload: str, option: str, value: Any, place: Place) -> Any:
         if option not in card.options:
             raise self._document.error(
-                place, f" is no option of {workload}{not_allowed(option, card.options)}"
+                place, f" is not an option of {workload}{not_allowed(option, card.options)}"
             )
         default = card.options[option]
         if isinstance(default, float) and type(value) is int:
@@ -163,10 +161,12 @@ class Builder:
             kind = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[
                 type(default)
             ]
-            raise self._document.error(place, f" is {described(value)}, not {kind} (default {default!r})")
+            raise self._document.error(
+                place, f" must be {kind}, got {described(value)} (default {default!r})"
+            )
         if value not in card.choices.get(option, (value,)):
             raise self._document.error(
-                place, f"={value!r} is not known{not_allowed(str(value), card.choices[option])}"
+                place, f"={value!r} is not a known value{not_allowed(str(value), card.choices[option])}"
             )
         return value
 
@@ -176,7 +176,8 @@ class Builder:
         if option and not chosen.options[option]:
             place = self._place(fields, owner, "target", "metric")
             raise self._document.error(
-                place, f"={target.metric!r} needs workload.options.{option}: true, which takes time"
+                place,
+                f"={target.metric!r} needs workload.options.{option}: true, which makes evaluations slower",
             )
         if (workload, target) in self._fitting:
             return
@@ -184,7 +185,7 @@ class Builder:
         if target.metric not in metrics:
             place = self._place(fields, owner, "target", "metric")
             known = not_allowed(target.metric, metrics)
-            raise self._document.error(place, f"={target.metric!r} is no metric of {workload}{known}")
+            raise self._document.error(place, f"={target.metric!r} is not a metric of {workload}{known}")
         better = metrics[target.metric]
         if better != target.direction:
             got, wanted = ("at_least", "at_most") if better == "lower" else ("at_most", "at_least")
@@ -194,18 +195,16 @@ class Builder:
             )
         self._fitting.add((workload, target))
 
-    def _refuse_cell(self, draft: Draft, error: ValidationError) -> NoReturn:
+    def _raise_error(self, draft: Draft, error: ValidationError) -> NoReturn:
         (field, *_), sentence = explain(error)
         paths = [path for path in draft.fields if path.rpartition(".")[2] == field]
         written = draft.fields[paths[0]].place if paths else (*draft.owner, str(field))
         place = (field,) if field == "sweep" else written
-        refusal: UserError = self._document.error(
-            place, sentence + ("" if field in ("world_size", "sweep", "method") else _which(draft))
-        )
-        raise refusal from None
+        suffix = "" if field in ("world_size", "sweep", "method") else _which(draft)
+        raise self._document.error(place, sentence + suffix) from None
 
     def _place(self, fields: Fields, owner: Place, section: str, field: str) -> Place:
-        """Filter a field was written, or the section that it would belong to."""
+        """Where a field is written in the file; if it is not, its section."""
         if f"{section}.{field}" in fields:
             return fields[f"{section}.{field}"].place
         own = (*owner, section)

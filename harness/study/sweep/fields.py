@@ -1,4 +1,4 @@
-"""The fields that a sweep may set, by dotted path, and how a mapping of the file becomes such paths."""
+"""Fields that a sweep may set, by dotted path, and the conversion of nested mappings to such paths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kfac_core.config import KFACConfig
 
 @dataclass(frozen=True)
 class Leaf:
-    """A value of one field and where it was written."""
+    """Value of one field and its place in the file."""
 
     value: Any
     place: Place
@@ -32,17 +32,17 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "kfac": tuple(field.name for field in dataclasses.fields(KFACConfig)),
 }
 SHARED = (*SECTIONS, "world_size")
-"""What a method may set, and what is shared where it does not."""
+"""Sections and fields that a method may set; values at the top of the file are shared by all methods."""
 
 
 def known_paths() -> list[str]:
-    """Every dotted path of a cell; options of a workload go by `workload.options.<name>`."""
+    """Every dotted path of a cell; options of a workload are `workload.options.<name>`."""
     paths = [f"{section}.{field}" for section, fields in SECTIONS.items() for field in fields]
     return ["method", "world_size", "seed", *paths]
 
 
 def value_of(thing: Any, path: str) -> Any:
-    """The value of a cell, or of a draft of one, at a dotted path; None where it is absent."""
+    """Value of a cell or a draft at a dotted path; None if it is absent."""
     section, _, field = path.partition(".")
     value = getattr(thing, section)
     if not field or value is None:
@@ -53,19 +53,19 @@ def value_of(thing: Any, path: str) -> Any:
 
 
 def flatten(document: Document, place: Place, mapping: Any, allowed: tuple[str, ...]) -> Fields:
-    """The values of a mapping by dotted path; a key may itself be a dotted path.
+    """Values of a nested mapping by dotted path; keys may be dotted paths, too.
 
     Args:
-        document: the file, for its errors.
-        place: where the mapping is written.
+        document: the file, for errors.
+        place: place of the mapping in the file.
         mapping: nested values.
-        allowed: sections and fields that it may have at its top.
+        allowed: sections and fields at its top level.
 
     Raises:
-        SweepError: an unknown key, a section that is no mapping, or a field given twice.
+        SweepError: an unknown key, a section that is not a mapping, or a field given twice.
     """
     if not isinstance(mapping, dict):
-        raise document.error(place, f" is {described(mapping)}, not a mapping")
+        raise document.error(place, f" must be a mapping, got {described(mapping)}")
     fields: Fields = {}
     for key, value in mapping.items():
         for path, leaf in leaves(document, (*place, key), key, value, allowed):
@@ -78,14 +78,14 @@ def flatten(document: Document, place: Place, mapping: Any, allowed: tuple[str, 
 def leaves(
     document: Document, place: Place, path: str, value: Any, allowed: tuple[str, ...]
 ) -> Iterator[tuple[str, Leaf]]:
-    """The leaves below `value`, which is written at `place` and meant for `path`.
+    """The leaves of `value`, which is written at `place` and sets `path`.
 
     Raises:
-        SweepError: `path` or a key below it is no field, or a section got something else than a mapping.
+        SweepError: `path` or a key below it is not a field, or a section is not a mapping.
     """
     section, _, field = path.partition(".")
     if section not in allowed:
-        raise document.error(place, f" is no field here{not_allowed(section, allowed)}")
+        raise document.error(place, f" is not a field here{not_allowed(section, allowed)}")
     if section in SECTIONS and not field:
         if section == "workload" and isinstance(value, str):
             yield "workload.name", Leaf(value, place)
@@ -96,7 +96,7 @@ def leaves(
     elif section in SECTIONS and not path.startswith("workload.options."):
         if field not in SECTIONS[section]:
             known = not_allowed(field, SECTIONS[section])
-            raise document.error(place, f" is no field of {section}{known}")
+            raise document.error(place, f" is not a field of {section}{known}")
         yield path, Leaf(value, place)
     elif section not in SECTIONS and field:
         raise document.error(place, f": {section} has no fields of its own")
@@ -108,6 +108,6 @@ def _below(
     document: Document, place: Place, path: str, value: Any, allowed: tuple[str, ...]
 ) -> Iterator[tuple[str, Leaf]]:
     if not isinstance(value, dict):
-        raise document.error(place, f" is {described(value)}, not a mapping")
+        raise document.error(place, f" must be a mapping, got {described(value)}")
     for key, below in value.items():
         yield from leaves(document, (*place, key), f"{path}.{key}", below, allowed)

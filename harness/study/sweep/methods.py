@@ -1,4 +1,4 @@
-"""The arms of a sweep: named methods, each the shared fields with its own laid over them."""
+"""Methods of a sweep: each has a name and fields that override the shared ones."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from harness.study.sweep.fields import SHARED, Fields, Leaf, flatten
 
 @dataclass(frozen=True)
 class Method:
-    """An arm.
+    """A method.
 
     Attributes:
-        fields: shared, own and command-line values merged; `kfac.*` only if it has a kfac section.
+        fields: shared, own and command-line values, merged; `kfac.*` only if it has a kfac section.
     """
 
     name: str
@@ -29,13 +29,13 @@ def read_methods(document: Document, overrides: Fields) -> list[Method]:
     """The methods in file order.
 
     Raises:
-        SweepError: no methods, a name missing or given twice, an unknown field, or K-FAC settings
-            that no method uses.
+        SweepError: no methods, a name missing or given twice, an unknown field, or K-FAC settings that no
+            method uses.
     """
     listed = document.content.get("methods")
     if not isinstance(listed, list) or not listed:
         raise document.error(
-            ("methods",), f" is {described(listed or None)}, not a list such as [{{name: sgd}}]"
+            ("methods",), f" must be a list such as [{{name: sgd}}], got {described(listed or None)}"
         )
     top = {key: value for key, value in document.content.items() if key in SHARED}
     shared = flatten(document, (), top, SHARED)
@@ -45,7 +45,9 @@ def read_methods(document: Document, overrides: Fields) -> list[Method]:
         for other in methods:
             if other.name == method.name:
                 first = document.lines[other.place]
-                raise document.error((*method.place, "name"), f"={method.name!r} is taken, on line {first}")
+                raise document.error(
+                    (*method.place, "name"), f"={method.name!r} is already used on line {first}"
+                )
         methods.append(method)
     kfac = [leaf for path, leaf in {**shared, **overrides}.items() if path.startswith("kfac.")]
     if kfac and not any(method.has_kfac for method in methods):
@@ -53,7 +55,7 @@ def read_methods(document: Document, overrides: Fields) -> list[Method]:
     return methods
 
 
-def refuse_unknown_method(document: Document, leaf: Leaf, methods: Sequence[Method]) -> Method:
+def named_method(document: Document, leaf: Leaf, methods: Sequence[Method]) -> Method:
     """The method that `leaf` names.
 
     Raises:
@@ -63,15 +65,15 @@ def refuse_unknown_method(document: Document, leaf: Leaf, methods: Sequence[Meth
         if method.name == leaf.value:
             return method
     names = [method.name for method in methods]
-    raise document.error(leaf.place, f"={leaf.value!r} is no method{not_allowed(str(leaf.value), names)}")
+    raise document.error(leaf.place, f"={leaf.value!r} is not a method{not_allowed(str(leaf.value), names)}")
 
 
 def _method(document: Document, place: Place, entry: Any, shared: Fields, overrides: Fields) -> Method:
     if not isinstance(entry, dict):
-        raise document.error(place, f" is {described(entry)}, not a mapping such as {{name: sgd}}")
+        raise document.error(place, f" must be a mapping such as {{name: sgd}}, got {described(entry)}")
     name = entry.get("name")
     if not isinstance(name, str):
-        raise document.error((*place, "name"), f" is {described(name)}, not the method's name as text")
+        raise document.error((*place, "name"), f" must be the method's name as text, got {described(name)}")
     settings = {key: value for key, value in entry.items() if key != "name"}
     own = flatten(document, place, settings, SHARED)
     has_kfac = any(key.partition(".")[0] == "kfac" for key in settings)

@@ -1,4 +1,4 @@
-"""`include` adds single cells to the grid, `exclude` drops every cell that matches."""
+"""`include` adds cells to the grid, `exclude` drops every cell that matches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from harness.documents.yaml_document import Document, Place, described
 from harness.study.sweep.build import Draft
 from harness.study.sweep.fields import SHARED, Fields, flatten, value_of
-from harness.study.sweep.methods import Method, refuse_unknown_method
+from harness.study.sweep.methods import Method, named_method
 
 _SELECTABLE = ("method", "seed", *SHARED)
 
@@ -22,16 +22,16 @@ class Exclusions:
         self._used: set[Place] = set()
 
     def match(self, draft: Draft) -> bool:
-        """Whether an entry drops `draft`; asked before its parts must fit, for they often do not."""
+        """Whether an entry drops `draft`; called before its sections are checked to fit together."""
         matching = [place for place, fields in self._entries if _agrees(draft, fields)]
         self._used.update(matching)
         return bool(matching)
 
-    def refuse_unused(self) -> None:
-        """Refuse an entry that dropped nothing.
+    def check_used(self) -> None:
+        """Check that every entry dropped a cell.
 
         Raises:
-            SweepError: there is one.
+            SweepError: one did not.
         """
         for place, fields in self._entries:
             if place not in self._used:
@@ -48,12 +48,12 @@ def read_exclusions(document: Document, methods: Sequence[Method]) -> Exclusions
     entries = list(_entries(document, "exclude"))
     for _, fields in entries:
         if "method" in fields:
-            refuse_unknown_method(document, fields["method"], methods)
+            named_method(document, fields["method"], methods)
     return Exclusions(document, entries)
 
 
 def read_inclusions(document: Document, methods: Sequence[Method]) -> Iterator[tuple[Method, Place, Fields]]:
-    """The entries of `include` with the method that each builds on.
+    """The entries of `include`, each with its method.
 
     Raises:
         SweepError: an entry has an unknown field, no method, or K-FAC settings for a method without.
@@ -62,7 +62,7 @@ def read_inclusions(document: Document, methods: Sequence[Method]) -> Iterator[t
         if "method" not in fields:
             names = ", ".join(method.name for method in methods)
             raise document.error(place, f" names no method; allowed: {names}")
-        method = refuse_unknown_method(document, fields["method"], methods)
+        method = named_method(document, fields["method"], methods)
         kfac = [leaf for path, leaf in fields.items() if path.startswith("kfac.")]
         if kfac and not method.has_kfac:
             raise document.error(kfac[0].place, f" is set, but method {method.name} has no kfac section")
@@ -72,7 +72,7 @@ def read_inclusions(document: Document, methods: Sequence[Method]) -> Iterator[t
 def _entries(document: Document, key: str) -> Iterator[tuple[Place, Fields]]:
     listed: Any = document.content.get(key, [])
     if not isinstance(listed, list):
-        raise document.error((key,), f" is {described(listed)}, not a list of mappings")
+        raise document.error((key,), f" must be a list of mappings, got {described(listed)}")
     for index, entry in enumerate(listed):
         fields = flatten(document, (key, index), entry, _SELECTABLE)
         if not fields:
