@@ -3,21 +3,19 @@
     python jobs/experiments/compare_peers.py results/peers/side_by_side.csv \
         --gpauloski <checkout of gpauloski/kfac-pytorch> --lzhangbv <checkout of lzhangbv/kfac_pytorch>
 
-A peer that is not given is left out. Nothing of theirs is installed or copied: a plain checkout is put on the
-path of processes of their own (both packages are called `kfac`). The table `peer_cases.py` says what is run
-and which convention each row switches. Exits with 1 if a row does not do what its case expects.
+A peer without an option is skipped. Nothing of the peers is installed or copied: separate processes import
+them from plain checkouts, because both packages are called `kfac`. `peer_cases.py` lists the cases and the
+convention that each switches. Exits with 1 if a row does not match its case.
 
-Both sides get the gradient averaged over ranks by hand and SGD with momentum, so that only K-FAC differs.
+On both sides the gradient is averaged over ranks explicitly and SGD has momentum, so only K-FAC differs.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import importlib.metadata
 import sys
 import tempfile
-import types
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -28,6 +26,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from peer_cases import Case, cases
+from peer_imports import imports_from
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -44,7 +43,7 @@ WORLDS = (1, 2, 4)
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table.
+    """One row of the table.
 
     Attributes:
         parameters: norm of the difference of the parameters over the norm of the peer's, after the last step.
@@ -70,7 +69,7 @@ class Row:
 
 
 def main() -> int:
-    """Run every case of every peer given, write the table."""
+    """Run the cases of all given peers and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("table", type=Path)
     parser.add_argument("--gpauloski", type=Path)
@@ -98,7 +97,7 @@ def main() -> int:
 
 
 def _shown(row: Row) -> dict[str, Any]:
-    """Three digits of a difference mean something, and a cosine is read by its distance from 1."""
+    """Format a value: differences with three digits, a cosine by its distance from 1."""
     shown = asdict(row)
     for name in ("parameters", "movement"):
         shown[name] = f"{shown[name]:.2e}"
@@ -137,7 +136,7 @@ def _compare(case: Case, make: Callable[..., Any], rank: int, ranks: int, dtype:
     _, ours, our_gradient, plain = _train(_make_ours, *arguments)
     difference = (ours - theirs).norm()
     parameters = torch.stack([difference / theirs.norm()])
-    dist.all_reduce(parameters, dist.ReduceOp.MAX)  # NaN stays NaN, the worst rank counts
+    dist.all_reduce(parameters, dist.ReduceOp.MAX)  # NaN stays NaN; the worst rank counts
     agrees = bool(parameters < AGREES[dtype])
     return Row(
         case.model, case.peer, case.variant, ranks, dtype, case.loss,
@@ -197,7 +196,7 @@ def _linear() -> nn.Module:
 
 
 class _Faint(nn.Module):
-    """Inputs so small that the eigenvalues of A, about 1e-11, lie under our floor."""
+    """Inputs so small that the eigenvalues of A, about 1e-11, are below our clamp."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -219,7 +218,7 @@ class _Tokens(nn.Module):
 
 
 def _conv() -> nn.Module:
-    """Stride, padding, a kernel that is no square, with and without bias."""
+    """Stride, padding and a non-square kernel, with and without bias."""
     return nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.ReLU(),
         nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.ReLU(),
@@ -271,27 +270,22 @@ def _make_ours(model: nn.Module, case: Case, optimizer: torch.optim.Optimizer, r
 
 
 def _divide_factors(layer: KroneckerLayer, divisors: Callable[[int], tuple[float, float]]) -> None:
-    """Divide A and G of `layer` by what `divisors` says for its positions S."""
+    """Divide A and G of `layer` by `divisors(S)`, with S its number of positions."""
     input_gram, output_gram, positions = layer.input_gram, layer.output_gram, layer.positions
     found: dict[str, int] = {}
 
     def look(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         found["S"] = positions(inputs[0], output)[1]
 
-    layer.module.register_forward_hook(look, prepend=True)  # before the hook that asks for the grams
+    layer.module.register_forward_hook(look, prepend=True)  # before the hook that computes the grams
     layer.input_gram = lambda x: dense(input_gram(x)) / divisors(found["S"])[0]  # type: ignore[method-assign]
     layer.output_gram = lambda g: dense(output_gram(g)) / divisors(found["S"])[1]  # type: ignore[method-assign]
 
 
 def _make_lzhangbv(checkout: str) -> Callable[..., Any]:
-    """Their package imports horovod even for its torch backend, and asks it to wait: a stub will do."""
-    horovod, horovod_torch = types.ModuleType("horovod"), types.ModuleType("horovod.torch")
-    horovod_torch.synchronize = lambda _: None  # type: ignore[attr-defined]
-    horovod.torch = horovod_torch  # type: ignore[attr-defined]
-    sys.modules.update({"horovod": horovod, "horovod.torch": horovod_torch})
-    sys.path.insert(0, checkout)
-    import kfac  # noqa: PLC0415  the peer's, whose place on disk is known only now
-    import kfac.backend  # noqa: PLC0415
+    with imports_from(checkout):
+        import kfac  # noqa: PLC0415  the peer's
+        import kfac.backend  # noqa: PLC0415
 
     kfac.backend.init("Torch")
 
@@ -311,11 +305,8 @@ def _make_lzhangbv(checkout: str) -> Callable[..., Any]:
 
 
 def _make_gpauloski(checkout: str) -> Callable[..., Any]:
-    """Their package asks for its own installed version when it is imported."""
-    version = importlib.metadata.version
-    importlib.metadata.version = lambda name: "0" if name == "kfac-pytorch" else version(name)
-    sys.path.insert(0, checkout)
-    import kfac  # noqa: PLC0415  the peer's, whose place on disk is known only now
+    with imports_from(checkout):
+        import kfac  # noqa: PLC0415  the peer's
 
     fractions = {
         "comm": kfac.enums.DistributedStrategy.COMM_OPT,
@@ -340,7 +331,7 @@ def _make_gpauloski(checkout: str) -> Callable[..., Any]:
 
 
 class _DoubleTorch:
-    """`torch`, but whoever asks it for float32 gets float64."""
+    """`torch` with `float32` replaced by float64."""
 
     float32 = torch.float64
 

@@ -1,26 +1,24 @@
-"""The A factor of ResNet-32's convolutions at batch 128: our form and two public packages'.
+"""The A factor of ResNet-32's convolutions at batch 128: our kernel and those of two public packages.
 
     python jobs/experiments/conv_factors.py results/peers/conv_factors.csv \
         --gpauloski <checkout of gpauloski/kfac-pytorch> --lzhangbv <checkout of lzhangbv/kfac_pytorch>
 
 One thread, one process, the same input; repetitions alternate between the implementations. Figures are
-medians with quartiles in milliseconds of one call; the row `all layers` weighs each kind of layer by how
-often the network has it. `error` is the largest relative error of an element against im2col in float64.
+medians with quartiles in milliseconds of one call; the row `all layers` weights each kind of layer by its
+count in the network. `error` is the largest relative error of an element against im2col in float64.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import importlib.metadata
 import statistics
-import sys
 import time
-import types
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from peer_imports import imports_from
 from torch import Tensor, nn
 
 from kfac_core import KFACConfig
@@ -42,38 +40,20 @@ Factor = Callable[[Tensor, nn.Conv2d], Tensor]
 
 
 def ours(images: Tensor, conv: nn.Conv2d) -> Tensor:
-    """The bare sum over rows, made a matrix."""
+    """The sum over rows, as a matrix."""
     return dense(ConvLayer("conv", conv, KFACConfig()).input_gram(images))[0]
 
 
 def gpauloski(checkout: Path) -> Factor:
-    """Their package asks for its own installed version when it is imported."""
-    version = importlib.metadata.version
-    importlib.metadata.version = lambda name: "0" if name == "kfac-pytorch" else version(name)
-    sys.path.insert(0, str(checkout))
-    from kfac.layers.modules import Conv2dModuleHelper  # noqa: PLC0415  found only now
-
-    forget(checkout)
+    with imports_from(checkout):
+        from kfac.layers.modules import Conv2dModuleHelper  # noqa: PLC0415  the peer's
     return lambda images, conv: Conv2dModuleHelper(conv).get_a_factor(images)
 
 
 def lzhangbv(checkout: Path) -> Factor:
-    """Their package imports horovod even for its torch backend."""
-    horovod, horovod_torch = types.ModuleType("horovod"), types.ModuleType("horovod.torch")
-    horovod.torch = horovod_torch  # type: ignore[attr-defined]
-    sys.modules.update({"horovod": horovod, "horovod.torch": horovod_torch})
-    sys.path.insert(0, str(checkout))
-    from kfac.utils import ComputeA  # noqa: PLC0415  found only now
-
-    forget(checkout)
+    with imports_from(checkout):
+        from kfac.utils import ComputeA  # noqa: PLC0415  the peer's
     return ComputeA.conv2d
-
-
-def forget(checkout: Path) -> None:
-    """Both peers' packages are called `kfac`."""
-    sys.path.remove(str(checkout))
-    for name in [name for name in sys.modules if name.split(".")[0] == "kfac"]:
-        del sys.modules[name]
 
 
 def main() -> None:

@@ -4,19 +4,19 @@
         --gpauloski <checkout of gpauloski/kfac-pytorch> --lzhangbv <checkout of lzhangbv/kfac_pytorch>
 
 Every repetition runs plain forward + backward of a replica without hooks, then of each implementation one
-iteration with all work, one that renews factors only, and one that only preconditions, all from a barrier on.
+iteration with all work, one that only updates factors, and one that only preconditions, each after a barrier.
 Figures are medians over repetitions of the slowest rank, over plain SGD's of the same run. The peers are
 plain checkouts, timed by wrapping their own methods; nothing of theirs is installed or copied.
 
-`exchanges in it` is what the rank that waits longest spends sending and waiting, in all exchanges together.
-`eigh inside the inverse phase` is LAPACK's part of it, by a clock around `torch.linalg.eigh`, which all call.
-`the same factors solved, ms` is the whole inverse phase by itself, each implementation given copies of our
-factors. `... exchange alone` is one from a barrier on, packing included, also what our hooks do of it, and
-nobody's work waited for.
-Arms called `measured` deal layers to ranks by this machine's costs of inverses (`KFACConfig.costs`), others
-of ours by n^3, and dp_kfac round robin, as published, unless it is called `balanced`.
-`memory` rows are from processes of their own: growth of the largest resident set over two full iterations
-after two of plain training.
+`exchanges in it`: time that the rank with the longest wait spends sending and waiting, over all exchanges.
+`eigh inside the inverse phase`: LAPACK's part of it, timed around `torch.linalg.eigh`, which all call.
+`the same factors solved, ms`: the inverse phase alone; each implementation gets copies of our factors.
+`... exchange alone`: one exchange after a barrier, packing included (also the part in our hooks), so that no
+rank waits for another's work.
+Arms named `measured` assign layers to ranks by this machine's costs of inverses (`KFACConfig.costs`), our
+other arms by n^3, and dp_kfac round robin, as published, unless it is named `balanced`.
+`memory` rows come from separate processes: growth of the largest resident set over two full iterations after
+two of plain training.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def plain_seconds(training: Training) -> float:
 
 def compare(rank: int, ranks: int, model: str, arms: list[tuple[str, str]], checkouts: dict[str, Path],
             folder: str, repeats: int) -> None:  # fmt: skip
-    """One rank: every arm beside plain SGD; rank 0 leaves the figures of all."""
+    """One rank: every arm beside plain SGD; rank 0 saves the figures of all."""
     enter(rank, ranks, folder)
     spec = MODELS[model]
     plain = Training(spec, spec.batch, rank, ranks)
@@ -110,7 +110,7 @@ def compare(rank: int, ranks: int, model: str, arms: list[tuple[str, str]], chec
         for name, variant in arms
     ]
     plain_seconds(plain)
-    library = Clock()  # all call the same routine on factors of the same sizes: what differs is the matrices
+    library = Clock()  # all call the same routine on factors of the same sizes; only the matrices differ
     torch.linalg.eigh = library.timed("eigh", torch.linalg.eigh)
     for arm in made:
         for kind in KINDS:
@@ -138,7 +138,7 @@ def compare(rank: int, ranks: int, model: str, arms: list[tuple[str, str]], chec
 
 
 def solved_alike(arms: list[Arm]) -> list[dict[str, Callable[[], None]]]:
-    """The inverse phase of every arm on copies of the first one's factors; it is ours."""
+    """The inverse phase of every arm on copies of the factors of the first arm, which is ours."""
     factors = arms[0].factors()
     return [
         {"the same factors solved, ms": arm.solving([(a.clone(), g.clone()) for a, g in factors])}
@@ -147,7 +147,7 @@ def solved_alike(arms: list[Arm]) -> list[dict[str, Callable[[], None]]]:
 
 
 def timed_alone(arms: list[dict[str, Callable[[], None]]], repeats: int) -> list[dict[str, list[float]]]:
-    """Seconds of each part by itself, from a barrier on: no rank waits for another's work."""
+    """Seconds of each part alone, after a barrier, so that no rank waits for another's work."""
     times: list[dict[str, list[float]]] = [{name: [] for name in arm} for arm in arms]
     for repeat in range(repeats + 1):
         for arm, found in zip(arms, times, strict=True):
@@ -163,7 +163,7 @@ def timed_alone(arms: list[dict[str, Callable[[], None]]], repeats: int) -> list
 def grow(
     rank: int, ranks: int, model: str, arm: tuple[str, str], checkouts: dict[str, Path], folder: str
 ) -> None:
-    """Growth of the largest resident set, MiB, over two full iterations: all that K-FAC keeps and needs."""
+    """Growth of the largest resident set, MiB, over two full iterations: K-FAC's state and workspaces."""
     enter(rank, ranks, folder)
     spec = MODELS[model]
     training = Training(spec, spec.batch, rank, ranks)
@@ -258,7 +258,7 @@ def main() -> None:
 
 
 def replace(table: Path, group: str, rows: list[Row]) -> None:
-    """Put one configuration's rows into the table, in the place of those from an earlier run."""
+    """Write one configuration's rows into the table, instead of those of an earlier run."""
     kept: list[Row] = []
     if table.exists():
         with table.open() as file:

@@ -2,10 +2,10 @@
 
     python jobs/experiments/mpi_against_gloo.py results/mpi_against_gloo --ranks 2 4
 
-Each world is started `RUNS` times under the `mpiexec` beside this Python, its ranks joined by MPI and by
-Gloo. In a run every exchange is made all ways in turn, in random order; what counts is the slowest rank. A
-run's figure is its median; what is written is the median of the runs with their range. Exchanges have the
-sizes and the parts that the placement gives them, in float32.
+Each world is started `RUNS` times with the `mpiexec` beside this Python; its ranks connect through MPI and
+Gloo. A run times every exchange in all three ways, in random order, on the slowest rank. The figure of a run
+is its median; the table has the median of the runs with their range. Exchanges have the sizes and parts of
+the placement, in float32.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Exchange:
-    """Something to time.
+    """An exchange to time.
 
     Attributes:
         move: makes it over a communicator, on a buffer of `elements`.
@@ -63,12 +63,12 @@ class Exchange:
 
     @property
     def pairs(self) -> int:
-        """Fewer of what takes longer."""
+        """Number of repetitions: fewer for larger buffers."""
         return 41 if self.elements < 1 << 16 else 15 if self.elements < 1 << 23 else 3
 
 
 def exchanges(ranks: int) -> Iterator[Exchange]:
-    """Raw collectives by size, then what K-FAC and data parallelism exchange."""
+    """Raw collectives by size, then the exchanges of K-FAC and of data parallelism."""
     everyone = tuple(range(ranks))
     for size in RAW_BYTES:
         elements = max(size // FLOAT_BYTES, 1)
@@ -106,7 +106,7 @@ def _phases(model: str, shapes: list[LayerShape], ranks: int) -> Iterator[Exchan
 
 
 def time_world(folder: str) -> None:
-    """One run, on every rank of an MPI world; rank 0 leaves the seconds of each pair."""
+    """One run, on every rank of an MPI world; rank 0 saves the seconds of each pair."""
     torch.set_num_threads(1)
     mpi = MPICommunicator()
     store = dist.FileStore(f"{folder}/store", mpi.world_size)
@@ -125,7 +125,7 @@ def time_world(folder: str) -> None:
         seconds: dict[str, list[float]] = {way: [] for way in WAYS}
         for pair in range(exchange.pairs + 1):
             for backend in order.sample(sorted(over), len(over)):
-                # Each meets before and after by itself: MPI's wait would take the cores of Gloo's threads.
+                # Each has its own barriers: MPI's busy wait would take the cores from Gloo's threads.
                 over[backend].all_reduce(torch.zeros(1))
                 began = time.perf_counter()
                 exchange.move(over[backend], buffer)
@@ -161,7 +161,7 @@ def main() -> None:
 
 
 def _kept(table: Path, ranks: list[int]) -> list[dict[str, Any]]:
-    """Rows that the table has of other world sizes."""
+    """Rows of the existing table for other world sizes."""
     if not table.with_suffix(".csv").exists():
         return []
     with table.with_suffix(".csv").open() as file:

@@ -1,9 +1,9 @@
-"""Do the tests of kfac_core bite? Breaks a copy of the library in one place at a time and runs them on it.
+"""Mutation test of kfac_core: breaks a copy of the library in one place at a time and runs its tests.
 
     make mutants        (python jobs/experiments/mutants.py results/mutants.md)
 
 Works in temporary folders. The same tests must pass on the unbroken copy; a mutation whose text is not
-found exactly once is an error, so that none can silently not apply. Exits with 1 if a mutant survives.
+found exactly once is an error. Exits with 1 if a mutant survives.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Mutant(NamedTuple):
     broken: str
 
 
-# The first nine are those that another package's 175 tests were held against; eight of them survived there.
+# The first nine were also applied to another package, whose tests let eight of them survive.
 MUTANTS = (
     Mutant(
         "conv G times 1e6", "layers/convolution.py",
@@ -166,15 +166,15 @@ def main() -> int:
         _check(mutant)
     with ThreadPoolExecutor(2) as pool:
         whole = pool.submit(_first_failure, None)
-        verdicts = []
+        results = []
         for mutant, failure in zip(MUTANTS, pool.map(_first_failure, MUTANTS), strict=True):
-            verdicts.append(failure or SURVIVED)
-            print(f"{mutant.name}: {verdicts[-1]}", flush=True)
+            results.append(failure or SURVIVED)
+            print(f"{mutant.name}: {results[-1]}", flush=True)
     if failure := whole.result():
         sys.exit(f"the tests fail on the library as it is, so they say nothing of mutants: {failure}")
-    survivors = verdicts.count(SURVIVED)
+    survivors = results.count(SURVIVED)
     if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(_table(verdicts))
+        Path(sys.argv[1]).write_text(_table(results))
     print(f"{len(MUTANTS) - survivors} of {len(MUTANTS)} killed")
     return bool(survivors)
 
@@ -234,13 +234,13 @@ def _first_failure(mutant: Mutant | None) -> str | None:
     return f"`{failed[1]}`"
 
 
-def _table(verdicts: list[str]) -> str:
+def _table(results: list[str]) -> str:
     lines = ["| | mutant | in `kfac_core/` | first test that fails |", "|---|---|---|---|"]
-    for number, (mutant, verdict) in enumerate(zip(MUTANTS, verdicts, strict=True), 1):
-        lines.append(f"| {number} | {mutant.name} | `{mutant.path}` | {verdict} |")
-    killed = len(verdicts) - verdicts.count(SURVIVED)
+    for number, (mutant, result) in enumerate(zip(MUTANTS, results, strict=True), 1):
+        lines.append(f"| {number} | {mutant.name} | `{mutant.path}` | {result} |")
+    killed = len(results) - results.count(SURVIVED)
     head = (
-        f"# Mutants of kfac_core\n\nWritten by `make mutants`: {killed} of {len(verdicts)} die. "
+        f"# Mutants of kfac_core\n\nWritten by `make mutants`: {killed} of {len(results)} die. "
         f"Tests, in this order, up to the first failure, with `-k '{SELECTED}'`: "
         f"{', '.join(f'`{test}`' for test in TESTS)}.\n"
         "The first nine are those of which eight survive the 175 tests of gpauloski/kfac-pytorch 869cf11.\n\n"

@@ -1,4 +1,4 @@
-"""Does NLCG, alone or behind K-FAC, beat momentum SGD on digits when the batch is most of the data?
+"""Compares NLCG, alone or with K-FAC, with momentum SGD on digits when the batch is most of the data.
 
     python jobs/experiments/nlcg_large_batch.py results/nlcg_large_batch.csv
 
@@ -47,7 +47,7 @@ Step = Callable[[Tensor], None]
 
 @dataclass(frozen=True)
 class Run:
-    """One line of the table; `steps_to_target` is infinite where the target was not reached."""
+    """One row of the table; `steps_to_target` is infinite if the target was not reached."""
 
     purpose: str
     method: str
@@ -67,7 +67,7 @@ def momentum(model: nn.Module, lr: float) -> tuple[Step, NLCG | None]:
 
 
 def kfac_momentum(model: nn.Module, lr: float) -> tuple[Step, NLCG | None]:
-    """K-FAC with its kl-clip in front of momentum SGD: what NLCG with K-FAC has to beat."""
+    """K-FAC with its kl-clip in front of momentum SGD: the baseline of NLCG with K-FAC."""
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
     kfac = KFAC(model, KFACConfig(**KFAC_OPTIONS), lr=optimizer)
 
@@ -84,17 +84,17 @@ def nlcg_bfgs(model: nn.Module, lr: float) -> tuple[Step, NLCG | None]:
 
 
 def nlcg_plain(model: nn.Module, lr: float) -> tuple[Step, NLCG | None]:
-    """Without a preconditioner: what BFGS adds."""
+    """Ablation: without a preconditioner."""
     return _nlcg(NLCG(model.parameters(), lr, precondition="none"))
 
 
 def nlcg_free(model: nn.Module, lr: float) -> tuple[Step, NLCG | None]:
-    """Without step control: what control adds."""
+    """Ablation: without step control."""
     return _nlcg(NLCG(model.parameters(), lr, step_control=False))
 
 
 def nlcg_kfac(model: nn.Module, lr: float) -> tuple[Step, NLCG | None]:
-    """Fletcher-Reeves and step control, with K-FAC in the place of BFGS."""
+    """Fletcher-Reeves and step control, with K-FAC instead of BFGS."""
     kfac = KFAC(model, KFACConfig(kl_clip=None, **KFAC_OPTIONS), lr=lr)
     return _nlcg(NLCG(model.parameters(), lr, kfac=kfac))
 
@@ -103,8 +103,8 @@ def _nlcg(optimizer: NLCG) -> tuple[Step, NLCG | None]:
     return optimizer.step, optimizer
 
 
-# The factor between rates is about 1.5, and 2 behind kl-clip, which flattens the choice. The grids were
-# placed by a look at single runs of seed 200, used nowhere else.
+# The factor between rates is about 1.5, and 2 with kl-clip, which makes the rate matter less. The grids were
+# chosen from single runs of seed 200, which is not used elsewhere.
 METHODS: dict[str, tuple[Callable[[nn.Module, float], tuple[Step, NLCG | None]], tuple[float, ...]]] = {
     "momentum": (momentum, (0.03, 0.05, 0.08, 0.12, 0.18)),
     "nlcg_bfgs": (nlcg_bfgs, (0.05, 0.08, 0.12, 0.18, 0.27)),

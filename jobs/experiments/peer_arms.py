@@ -5,10 +5,7 @@ The peers are plain checkouts, timed by wrapping their own methods; nothing of t
 
 from __future__ import annotations
 
-import importlib.metadata
-import sys
 import time
-import types
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from peer_imports import imports_from
 from torch import Tensor
 
 from harness.bench.replica import FACTOR_STEPS, INVERSE_STEPS, KINDS, Preconditioned, Training
@@ -60,19 +58,19 @@ class Clock:
                 self._inner[-1] += whole
 
     def wrap(self, owner: type, phase: str, *names: str) -> None:
-        """Book calls of these methods on `phase`, where `owner` itself defines them."""
+        """Count calls of these methods as `phase`, if `owner` itself defines them."""
         for name in names:
             if name in owner.__dict__ and name not in getattr(owner, "_wrapped", ()):
                 setattr(owner, name, self.timed(phase, owner.__dict__[name]))
 
     def wrap_future(self, owner: type, phase: str, *names: str) -> None:
-        """Book what these properties wait for."""
+        """Count the time in which these properties wait as `phase`."""
         for name in names:
             found = owner.__dict__[name]
             setattr(owner, name, property(self.timed(phase, found.fget), found.fset))
 
     def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function` with its calls booked on `phase`."""
+        """`function` with its calls counted as `phase`."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             with self._open(phase):
@@ -152,7 +150,7 @@ def make_ours(training: Training, variant: str, _: Path) -> Arm:
 
 
 def measured_costs(solver: str) -> Costs:
-    """This machine's, by rank 0 while the others wait: every rank has to place by the same numbers."""
+    """Costs of this machine, measured by rank 0: all ranks must place by the same numbers."""
     found = [None]
     if not dist.is_initialized() or dist.get_rank() == 0:
         found = [costs(decomposition_points(torch.device("cpu"), solver))]
@@ -163,10 +161,8 @@ def measured_costs(solver: str) -> Costs:
 
 
 def make_gpauloski(training: Training, variant: str, checkout: Path) -> Arm:
-    version = importlib.metadata.version
-    importlib.metadata.version = lambda name: "0" if name == "kfac-pytorch" else version(name)
-    with alone(checkout):
-        import kfac  # noqa: PLC0415  the peer's, whose place on disk is known only now
+    with imports_from(checkout):
+        import kfac  # noqa: PLC0415  the peer's
         import kfac.preconditioner  # noqa: PLC0415
     clock, (strategy, method) = Clock(), variant.split()
     base, eigen, inverse = (
@@ -247,19 +243,15 @@ def make_gpauloski(training: Training, variant: str, checkout: Path) -> Arm:
 
 
 def _read(layers: Iterable[tuple[str, Any]], *names: str) -> None:
-    """Wait for what is on its way."""
+    """Wait for pending collectives."""
     for _, layer in layers:
         for name in names:
             getattr(layer, name)
 
 
 def make_lzhangbv(training: Training, variant: str, checkout: Path) -> Arm:
-    horovod, horovod_torch = types.ModuleType("horovod"), types.ModuleType("horovod.torch")
-    horovod_torch.synchronize = lambda _: None  # type: ignore[attr-defined]
-    horovod.torch = horovod_torch  # type: ignore[attr-defined]
-    sys.modules.update({"horovod": horovod, "horovod.torch": horovod_torch})
-    with alone(checkout):
-        import kfac  # noqa: PLC0415  the peer's, whose place on disk is known only now
+    with imports_from(checkout):
+        import kfac  # noqa: PLC0415  the peer's
         import kfac.backend  # noqa: PLC0415
         import kfac.kfac_preconditioner_inv as computing  # noqa: PLC0415
     kfac.backend.init("Torch")
@@ -310,20 +302,8 @@ def _given(value: Any) -> Any:
 MAKERS = {"ours": make_ours, "gpauloski": make_gpauloski, "lzhangbv": make_lzhangbv}
 
 
-@contextmanager
-def alone(checkout: Path) -> Iterator[None]:
-    """Import from `checkout`, and leave no module called `kfac` behind: both peers' packages are."""
-    sys.path.insert(0, str(checkout))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(checkout))
-        for name in [name for name in sys.modules if name.split(".")[0] == "kfac"]:
-            del sys.modules[name]
-
-
 def stepper(training: Training, theirs: Any, prepare: Callable[[str], None], clock: Clock) -> Step:
-    """Times an iteration as `Preconditioned.step` does."""
+    """An iteration, timed as in `Preconditioned.step`."""
 
     def step(kind: str) -> dict[str, float]:
         prepare(kind)

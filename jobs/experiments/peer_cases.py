@@ -1,12 +1,12 @@
-"""What `compare_peers.py` runs: each peer's variant as released, and with one convention switched.
+"""The cases of `compare_peers.py`: each peer's variants as released, and with one convention switched.
 
-A switch is named for the convention it changes, and changes one side only:
+A switch is named after the convention that it changes, on one side only:
 
     gp_factor_scale   ours: A and G divided as gpauloski divides them (its product A (x) G is 1/(N^2 T^5) of
                       KFC's on a convolution, 1/N^2 on a Linear, with N the LOCAL batch, T output positions)
     global_batch      ours: the same with N the global batch; shows that gpauloski's N is the local one
     lz_token_mean     ours: G of a Linear on sequences from the mean over tokens, not the sum
-    same_decay        ours: the number that lzhangbv calls factor_decay, which weights the NEW one there
+    same_decay        ours: lzhangbv's factor_decay, which there is the weight of the NEW factor
     first_start       ours: running factors start at the first statistics, not at the identity
     no_floor          ours: eigenvalues clamped at 0 as gpauloski clamps them, not at 1e-10
     copied_damping    lzhangbv: damping added to a copy of the factor instead of into the running factor

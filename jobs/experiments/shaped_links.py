@@ -63,7 +63,7 @@ def config_of(arm: str, world_size: int) -> KFACConfig | None:
 
 
 def measure(folder: Path) -> None:
-    """All worlds, one after another."""
+    """Measure all world sizes, one after another."""
     steps: list[dict[str, Any]] = []
     links: list[dict[str, Any]] = []
     for world_size in WORLDS:
@@ -97,7 +97,7 @@ def measure(folder: Path) -> None:
 
 @contextmanager
 def namespaces(count: int) -> Iterator[list[str]]:
-    """`count` namespaces on one bridge, each link shaped both ways; taken down whatever happens."""
+    """`count` namespaces on one bridge, each link shaped in both directions; always removed at the end."""
     bucket = ["root", "tbf", "rate", f"{RATE_MBIT}mbit", "burst", BURST, "latency", DELAY]
     names = [f"ks{os.getpid()}r{index}" for index in range(count)]
     try:
@@ -128,7 +128,7 @@ def _ip(*arguments: str) -> None:
 
 
 def serve(rank: int, world_size: int, folder: Path) -> None:
-    """One rank: every arm, then the operations on two ranks; its numbers as JSON."""
+    """One rank: every arm, then the operations on two ranks; writes the numbers as JSON."""
     torch.set_num_threads(1)
     if world_size > 1:
         store = dist.TCPStore(f"{NETWORK}.1", 29400, world_size, is_master=rank == 0)

@@ -45,7 +45,7 @@ def main(folder: Path) -> None:
         machine = calibrated(steps[steps["world_size"] == 1], arm, samples)
         machine = corrected(machine, steps[steps["world_size"] == 2], arm)
         setup = Setup(read_model(MODEL), config, HELD_OUT, BATCH)
-        prediction = crowded(predict(setup, machine), CORES)
+        prediction = oversubscribed(predict(setup, machine), CORES)
         rows += _phases(steps, arm, prediction)
         known = {size: totals[arm][size][0] for size in (1, 2)}
         comparison.append(_against(arm, totals[arm][HELD_OUT], prediction, baselines(known, HELD_OUT)))
@@ -57,7 +57,7 @@ def main(folder: Path) -> None:
 
 
 def calibrated(alone: pd.DataFrame, arm: str, samples: list[Sample]) -> Calibration:
-    """The machine, from one rank's phases of this arm and the operations of two ranks."""
+    """Calibrate from the arm's phases on one rank and the operations on two ranks."""
     model, config = read_model(MODEL), config_of(arm, 1)
     own = alone[alone["arm"] == arm].groupby("phase")["seconds_per_step"].median()
     links = {
@@ -90,10 +90,10 @@ def calibrated(alone: pd.DataFrame, arm: str, samples: list[Sample]) -> Calibrat
 
 
 def corrected(machine: Calibration, pair: pd.DataFrame, arm: str) -> Calibration:
-    """Add to the latencies what the arm's own steps on two ranks spent in each operation beyond its time.
+    """Add to each latency the excess time of the operation in the arm's own steps on two ranks.
 
-    A rank in a loop is late for an exchange by more than one that does nothing else, and that costs a round
-    each time, whatever the bytes.
+    In a training loop ranks arrive later at an exchange than in a benchmark of it; this costs time per round,
+    independent of the bytes.
     """
     work = Work(Setup(read_model(MODEL), config_of(arm, 2), 2, BATCH))
     measured = pair[pair["arm"] == arm].groupby("phase")["seconds_per_step"].median()
@@ -111,8 +111,8 @@ def corrected(machine: Calibration, pair: pd.DataFrame, arm: str) -> Calibration
     return replace(machine, links={"between": links})
 
 
-def crowded(prediction: Prediction, cores: int) -> Prediction:
-    """More ranks than cores compute at the same time, and take turns."""
+def oversubscribed(prediction: Prediction, cores: int) -> Prediction:
+    """Scale compute times if there are more ranks than cores, which they share."""
     turns = max(1.0, prediction.setup.world_size / cores)
     seconds = {
         phase: one if phase in COMM_PHASES else one / (1 / turns)
@@ -200,10 +200,10 @@ def _page(table: pd.DataFrame, phases: pd.DataFrame, steps: pd.DataFrame) -> str
         cells = own.set_index("phase")
         shown = [_cell(cells.loc[p]) if p in cells.index else "" for p in order]
         lines.append(f"| {arm} | " + " | ".join(shown) + " |")
-    return "\n".join([*lines, _VERDICT])
+    return "\n".join([*lines, _CONCLUSION])
 
 
-_VERDICT = """
+_CONCLUSION = """
 ## What this shows, and what it does not
 
 - **The goal is met here**: every total within 10 %, the mean error below the 6.4 % that the best published

@@ -1,4 +1,4 @@
-"""Do SPD-KFAC's published step times on 64 GPUs follow from the constants of its release?
+"""Compares SPD-KFAC's published step times on 64 GPUs with predictions from the constants of its release.
 
     python jobs/experiments/spd_kfac_prediction.py results/prediction
 

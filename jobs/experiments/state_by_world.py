@@ -1,10 +1,10 @@
-"""K-FAC state of the fullest rank against world size, by strategy.
+"""K-FAC state of the rank with most, against world size, by strategy.
 
     python jobs/experiments/state_by_world.py results/state_by_world
 
-Factors and second-order data, in float32, counted from the placement. Tests hold executed worlds of 1 to 8
-ranks and emulated ones of up to 4,096 to the same numbers (tests/harness/test_emulate.py). Shares are of
-what a world of one holds; 1/P would be perfect sharding.
+Factors and second-order data, in float32, counted from the placement. Tests check that executed worlds of 1
+to 8 ranks and emulated ones of up to 4,096 have the same numbers (tests/harness/test_emulate.py). Shares are
+of the state of one rank alone; 1/P would be perfect sharding.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def rows() -> Iterator[dict[str, Any]]:
         for strategy in STRATEGIES:
             for world_size in WORLD_SIZES:
                 if world_size == 1 and strategy.startswith("hybrid"):
-                    continue  # half of one rank is no gradient worker
+                    continue  # half of one rank is not a gradient worker
                 ranks = held(model, strategy, world_size)
                 yield {
                     "model": model, "strategy": strategy, "world_size": world_size,

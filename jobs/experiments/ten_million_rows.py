@@ -1,4 +1,4 @@
-"""How long the analysis of a large study takes: made-up records in the real format, read by the real code.
+"""Times the analysis of a large study: synthetic records in the real format.
 
     python jobs/experiments/ten_million_rows.py --rows 10000000 --out results/scale
 
@@ -85,7 +85,7 @@ def _write_run(attempt: Attempt, cell: Cell, windows: int) -> None:
 
 
 def _windows(cell: Cell, rank: int, windows: int, chance: np.random.Generator) -> Iterator[str]:
-    """A line a window, all seconds different; the rest of the line is made once, for speed."""
+    """One line per window, all seconds different; the remainder of the line is built once, for speed."""
     phases = _phases(cell)
     moved = {phase: 40_000 for phase in phases if phase.endswith("_comm")}
     record = PhaseRecord(
@@ -115,7 +115,7 @@ def _evaluations(windows: int) -> Iterator[str]:
 def analyse(folder: Path) -> dict[str, float]:
     """Seconds of `load`, of the tables and of both, and the largest resident set, in this process."""
     from analysis.records.tables import load  # noqa: PLC0415
-    from analysis.report.findings import cautions, findings  # noqa: PLC0415  imports are outside the clock
+    from analysis.report.findings import cautions, findings  # noqa: PLC0415  imports are not timed
     from analysis.report.summary import costs_table, rules_table, summary_table  # noqa: PLC0415
     from analysis.report.tables import environments, instrument, runs_table  # noqa: PLC0415
 
@@ -137,7 +137,7 @@ def analyse(folder: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Write the study, analyse it cold and warm, and leave the figures as CSV."""
+    """Write the study, analyse it cold and warm, and write the times as CSV."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--repeats", type=int, default=3, help="fresh processes, each cold and then warm")
@@ -163,8 +163,8 @@ def main() -> None:
                 print(measured[-1], flush=True)
     worst = max(row["seconds"] for row in measured), max(row["peak_rss_bytes"] for row in measured)
     met = worst[0] < LIMIT_SECONDS and worst[1] < LIMIT_BYTES
-    verdict = "met" if met else "MISSED"
-    print(f"slowest {worst[0]:.1f} s, largest {worst[1] / 1e9:.2f} GB: goal of 15 s and 4 GB {verdict}")
+    result = "met" if met else "MISSED"
+    print(f"slowest {worst[0]:.1f} s, largest {worst[1] / 1e9:.2f} GB: goal of 15 s and 4 GB {result}")
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
         with (given.out / "ten_million_rows.csv").open("w", newline="") as file:
