@@ -1,4 +1,4 @@
-"""Handwritten digits (Alpaydin & Kaynak 1998, UCI), 1,797 images of 8x8 pixels that scikit-learn carries."""
+"""Handwritten digits (Alpaydin & Kaynak 1998, UCI): 1,797 images of 8x8 pixels in scikit-learn."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.workloads import WORKLOADS
+from harness.workloads.sources.sampling import epoch_generator, local_batches, steps_per_epoch
 from harness.workloads.workload import Share
 
 SPLIT_SEED = 0  # which images are held out is part of the workload, not of a run
@@ -27,7 +28,7 @@ class Digits:
         (x, y), (test_x, test_y) = split_digits()
         self._train = x.to(share.device), y.to(share.device)
         self._test = test_x.to(share.device), test_y.to(share.device)
-        self.steps_per_epoch = len(y) // share.global_batch_size
+        self.steps_per_epoch = steps_per_epoch(share, len(y))
 
     def model(self) -> nn.Module:
         """Conv 3x3, conv 3x3 of stride 2, two linear layers."""
@@ -45,13 +46,11 @@ class Digits:
         ).to(self._share.device)
 
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Shuffled anew each epoch; the incomplete last batch is left out."""
+        """Shuffled anew each epoch; the incomplete last batch is dropped."""
         x, y = self._train
-        generator = torch.Generator().manual_seed(self._share.seed * 1_000_003 + epoch)
-        order = torch.randperm(len(x), generator=generator).to(x.device)
-        for indices in order.split(self._share.global_batch_size)[first_step : self.steps_per_epoch]:
-            mine = self._share.slice_of(indices)
-            yield x[mine], y[mine]
+        order = torch.randperm(len(x), generator=epoch_generator(self._share, epoch)).to(x.device)
+        for indices in local_batches(self._share, order, first_step):
+            yield x[indices], y[indices]
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Cross entropy."""
@@ -61,32 +60,32 @@ class Digits:
     def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
         """Correct predictions and summed loss over every world_size-th held-out image."""
         x, y = (part[self._share.rank :: self._share.world_size] for part in self._test)
-        logits = model(x)
-        correct = (logits.argmax(1) == y).sum()
+        scores = model(x)
+        correct = (scores.argmax(1) == y).sum()
         return {
             "accuracy": float(correct),
-            "loss": float(functional.cross_entropy(logits, y, reduction="sum")),
+            "loss": float(functional.cross_entropy(scores, y, reduction="sum")),
         }, len(y)
 
 
 def split_digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Training and held-out digits: brightness `[N, 1, 8, 8]` of 0 to 1, and which digit it is, `[N]`."""
+    """Training and held-out digits: brightness from 0 to 1 `[N, 1, 8, 8]`, and classes `[N]`."""
     table = torch.as_tensor(read_table(), dtype=torch.float32)
     x, y = table[:, :-1].view(-1, 1, 8, 8) / 16.0, table[:, -1].long()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(SPLIT_SEED))
     x, y = x[order], y[order]
-    held_in = WORKLOADS["digits"].train_examples
-    return (x[:held_in], y[:held_in]), (x[held_in:], y[held_in:])
+    count = WORKLOADS["digits"].train_examples
+    return (x[:count], y[:count]), (x[count:], y[count:])
 
 
 def read_table() -> np.ndarray:
-    """Scikit-learn's own file, `[1797, 65]`: 64 pixels of 0 to 16, then the digit.
+    """Scikit-learn's own file, `[1797, 65]`: 64 pixels of 0 to 16, then the class.
 
-    `sklearn.datasets.load_digits` reads the same file, but importing it costs each rank more than a second.
+    `sklearn.datasets.load_digits` reads the same file, but importing it is slow on every rank.
     """
     package = find_spec("sklearn")
     if package is None or package.origin is None:
-        raise ModuleNotFoundError("workload digits needs scikit-learn, which carries the images")
+        raise ModuleNotFoundError("workload digits needs scikit-learn, which contains the images")
     return np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
 
 

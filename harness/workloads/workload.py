@@ -1,4 +1,4 @@
-"""The protocol of the drawer: what the training loop asks of a workload."""
+"""The protocol of a workload: what the training loop calls."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Batch = Any
 
 @dataclass(frozen=True)
 class Share:
-    """Which part of the data a rank sees.
+    """The part of the data that one rank sees.
 
     A global batch is the same for every world size: ranks cut it into consecutive slices.
 
     Attributes:
         local_batch_size: examples per step on this rank.
-        seed: order of the examples; the same on every rank.
+        seed: of the order of examples; the same on every rank.
     """
 
     rank: int
@@ -50,14 +50,14 @@ class Workload(Protocol):
     steps_per_epoch: int
 
     def model(self) -> nn.Module:
-        """A freshly initialised model on the device, the same on every rank."""
+        """A newly initialised model on the device, the same on every rank."""
         ...
 
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
-        """The local batches of an epoch from its step `first_step` on, `steps_per_epoch` in all.
+        """The local batches of an epoch from step `first_step` on; a whole epoch has `steps_per_epoch`.
 
-        A batch depends on seed, epoch and its place in the epoch alone, whatever was drawn before: a run that
-        is resumed in the middle of an epoch sees what it would have seen.
+        A batch is a function of seed, epoch and step alone, so that a run that is resumed within an epoch
+        sees what it would have seen.
         """
         ...
 
@@ -72,12 +72,12 @@ class Workload(Protocol):
 
 @runtime_checkable
 class Pooled(Protocol):
-    """A workload with metrics that are no means over examples, as mAP, which ranks all detections of a class.
+    """A workload with metrics that are not means over examples, such as mAP, which needs all detections.
 
-    After `evaluate` its ranks hand over what they found, and rank 0 makes the metrics of it.
+    After `evaluate`, rank 0 computes these metrics from the findings of all ranks.
 
     Attributes:
-        pooled_metrics: names of those metrics; `evaluate` sums the others of its card.
+        pooled_metrics: their names; `evaluate` sums the others of the card.
     """
 
     pooled_metrics: Sequence[str]
@@ -87,7 +87,7 @@ class Pooled(Protocol):
         ...
 
     def score(self, findings: Sequence[bytes]) -> Mapping[str, float]:
-        """The metrics, from all ranks' findings."""
+        """The metrics, from the findings of all ranks."""
         ...
 
 

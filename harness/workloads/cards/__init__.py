@@ -1,1 +1,1 @@
-"""What a login node may know of each workload: metrics, options, sizes. Imports no torch."""
+"""What a login node knows of each workload: options, metrics and sizes. Does not import torch."""

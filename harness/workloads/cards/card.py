@@ -1,4 +1,4 @@
-"""A workload's card: what a login node may know of it, without torch and without its data."""
+"""A workload's card: its options, metrics and sizes, known without torch and without its data."""
 
 from __future__ import annotations
 
@@ -9,23 +9,28 @@ from typing import Any, Literal
 
 Options = Mapping[str, Any]
 
+EMBEDDED = "embedded"
+SYNTHETIC = "synthetic"
+FILES = "files"
+"""Values of the option `data` that are not a folder; `files` is the folder that KRONSCALE_DATA names."""
+
 
 @dataclass(frozen=True)
 class WorkloadCard:
     """What planning needs to know of a workload.
 
     Attributes:
-        module: where its builder is, imported on the ranks only.
+        module: with the function that builds it; imported on the ranks only.
         metrics: metrics that it evaluates, with the direction that improves each.
         options: its options with their defaults.
-        train_examples: size of its whole training set; 0 where only its reading tells.
+        train_examples: size of its whole training set; 0 if known only once the data is read.
         about: one line for `kronscale plan` and the README.
         builder: name of the function in `module` that builds it.
-        choices: for text options that are one of a few words, those words.
-        counted: size of the training set that given options leave, 0 where only its reading tells; None if
-            no option changes it. Raises ValueError for options that no data could serve.
-        follows: metrics that are e to the mean of another one: perplexity of the loss.
-        needs: metrics that are evaluated only where an option says so, with that option: BLEU takes time.
+        choices: allowed values of text options that have only a few.
+        counted: size of the training set under given options, 0 if known only once the data is read; None if
+            no option changes it. Raises ValueError for options that no data could satisfy.
+        follows: metrics that are the exponential of another one's mean: perplexity of the loss.
+        needs: metrics that are evaluated only if an option is set, with that option: BLEU takes time.
     """
 
     module: str
@@ -40,18 +45,37 @@ class WorkloadCard:
     needs: Mapping[str, str] = field(default_factory=dict)
 
     def examples(self, options: Options) -> int:
-        """Training examples of an epoch with these options, the card's defaults filled in where missing.
+        """Training examples of an epoch under these options; missing ones have the card's defaults.
 
         Returns:
-            Their number, or 0 where only reading the data tells it.
+            Their number, or 0 if known only once the data is read.
 
         Raises:
-            ValueError: no data could serve the options; the sentence begins with the option's name.
+            ValueError: no data could satisfy the options; the message begins with the option's name.
         """
         return self.train_examples if self.counted is None else self.counted({**self.options, **options})
 
     def value(self, metric: str, means: Mapping[str, float]) -> float:
-        """A metric from the means of what the workload evaluates, over all held-out examples."""
+        """A metric from the means over all held-out examples."""
         if metric in self.follows:
-            return math.exp(min(means[self.follows[metric]], 700.0))  # e^710 is no number any more
+            return math.exp(min(means[self.follows[metric]], 700.0))  # e^710 is not a finite float
         return means[metric]
+
+
+def check_minimum(options: Options, minimum: Mapping[str, int]) -> None:
+    """Raise ValueError if an option is below its minimum."""
+    for option, least in minimum.items():
+        if options[option] < least:
+            raise ValueError(f"{option}={options[option]} is not allowed; use a value >= {least}")
+
+
+def limited(option: str, options: Options, most: int) -> int:
+    """The number of examples that `option` asks for, of `most`; 0 asks for all.
+
+    Raises:
+        ValueError: it asks for more.
+    """
+    value = int(options[option])
+    if not 0 <= value <= most:
+        raise ValueError(f"{option}={value} is not allowed; use 0 for all, or 1 to {most}")
+    return value or most

@@ -1,20 +1,18 @@
-"""The card of COCO, and what its options allow (no torch)."""
+"""The card of COCO (no torch)."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
 from typing import Any
 
-from harness.workloads.cards.card import Options, WorkloadCard
-from harness.workloads.cards.vision import EMBEDDED, FILES
+from harness.workloads.cards.card import EMBEDDED, FILES, Options, WorkloadCard, check_minimum, limited
 
 DETECTION_MODELS = ("maskrcnn_resnet50_fpn", "maskrcnn_resnet18_fpn")
 
-# Images that are trained on: 118,287 and 82,783 without those that nobody has annotated anything in.
+# Training images: 118,287 and 82,783 without those that have no annotation.
 COCO_TRAIN = {2017: 117_266, 2014: 82_081}
 COCO_CLASSES = 80
-SCENE_TRAIN, SCENE_TEST = 400, 100
-DIGITS = 10
+SCENE_TRAIN, SCENE_TEST, SCENE_CLASSES = 400, 100, 10
 
 _OPTIONS: dict[str, Any] = {
     "model": "maskrcnn_resnet50_fpn",
@@ -34,39 +32,35 @@ _OPTIONS: dict[str, Any] = {
     "test_examples": 0,
     "workers": 4,
 }
-_LEAST = {
+_MINIMUM = {
     "min_size": 32, "anchor_size": 1, "proposals": 2, "sampled_boxes": 2, "classes": 1, "train_examples": 0,
     "test_examples": 0, "workers": 0, "trainable_layers": 0,
 }  # fmt: skip
 
 
 def coco_examples(options: Options) -> int:
-    """Images of an epoch, or what `train_examples` says of a part or of another set in COCO's format."""
-    for option, least in _LEAST.items():
-        if options[option] < least:
-            raise ValueError(f"{option}={options[option]} is not allowed; use a value >= {least}")
+    """Size of COCO's training set, or `train_examples` of it or of another set in COCO's format."""
+    check_minimum(options, _MINIMUM)
     if options["width"] <= 0:
         raise ValueError(f"width={options['width']} is not allowed; use a value > 0")
     if options["trainable_layers"] > 5:
         raise ValueError(f"trainable_layers={options['trainable_layers']} is not allowed; use 0 to 5")
     if options["max_size"] < options["min_size"]:
-        raise ValueError(f"max_size={options['max_size']} is below min_size={options['min_size']}")
+        raise ValueError(f"max_size={options['max_size']} must be at least min_size={options['min_size']}")
     if options["year"] not in COCO_TRAIN:
-        raise ValueError(f"year={options['year']} is not known; allowed: 2014, 2017")
-    classes, wanted = options["classes"], int(options["train_examples"])
+        raise ValueError(f"year={options['year']} is not allowed; use 2014 or 2017")
+    classes = options["classes"]
     if options["data"] == EMBEDDED:
-        if classes != DIGITS:
-            raise ValueError(f"classes={classes} does not fit data=embedded, scenes of digits; use {DIGITS}")
-        most = SCENE_TRAIN
-    else:
-        most = COCO_TRAIN[options["year"]]
-        if classes != COCO_CLASSES and not wanted:
+        if classes != SCENE_CLASSES:
             raise ValueError(
-                f"train_examples=0 means COCO's {most:,}; with classes={classes} say how many there are"
+                f"classes={classes} is not allowed with data='embedded', scenes of digits; "
+                f"use {SCENE_CLASSES}"
             )
-    if wanted > most:
-        raise ValueError(f"train_examples={wanted} is not allowed; use 0 for all, or 1 to {most}")
-    return wanted or most
+        return limited("train_examples", options, SCENE_TRAIN)
+    most = COCO_TRAIN[options["year"]]
+    if classes != COCO_CLASSES and not options["train_examples"]:
+        raise ValueError(f"train_examples=0 means COCO's {most:,}; with classes={classes} give their number")
+    return limited("train_examples", options, most)
 
 
 COCO = WorkloadCard(

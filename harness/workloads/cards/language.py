@@ -1,4 +1,4 @@
-"""Cards of the language workloads, and what their options allow (no torch, no tokenizers)."""
+"""Cards of the language models, and checks of any Transformer's options (no torch, no tokenizers)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from harness.workloads.cards.card import Options, WorkloadCard
-from harness.workloads.cards.vision import FILES, SYNTHETIC
+from harness.workloads.cards.card import FILES, SYNTHETIC, Options, WorkloadCard, check_minimum
 
-BYTES = 256  # a trained vocabulary begins with every byte, so that no text is unknown to it
+BYTES = 256  # a trained vocabulary contains every byte, so that it can encode any text
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 GPT_SPECIALS = ()
-SYNTHETIC_TRAIN, SYNTHETIC_TEST = 8192, 256  # sequences that are made up where the options name no number
+SYNTHETIC_TRAIN, SYNTHETIC_TEST = 8192, 256  # sequences, unless the options give a number
 
 _TEXT_OPTIONS: dict[str, Any] = {
     "layers": 12,
@@ -30,7 +29,7 @@ _TEXT_OPTIONS: dict[str, Any] = {
 
 
 def bert_examples(options: Options) -> int:
-    """Sequences of an epoch, or 0: those of a text are known once it is read."""
+    """Sequences of an epoch, or 0: known only once the text is read."""
     return _examples(options, len(BERT_SPECIALS), shortest=4)  # [CLS], two tokens, [SEP]
 
 
@@ -39,40 +38,36 @@ def gpt_examples(options: Options) -> int:
     return _examples(options, len(GPT_SPECIALS), shortest=2)
 
 
-def refuse_sizes(options: Options, specials: int, least: Mapping[str, int]) -> None:
-    """What no Transformer can be, and no vocabulary with so many special tokens.
+def check_sizes(options: Options, specials: int, minimum: Mapping[str, int]) -> None:
+    """Check a Transformer's sizes and its vocabulary, which has `specials` special tokens.
+
+    Args:
+        options: of the card.
+        specials: how many.
+        minimum: of the options that not every Transformer has.
 
     Raises:
-        ValueError: a size is below its least one, or does not fit another.
+        ValueError: a size is below its minimum, or does not fit another.
     """
     trained = options["data"] != SYNTHETIC and not options["tokenizer"]
-    smallest = {
-        "layers": 1,
-        "heads": 1,
-        "hidden": 1,
-        **least,
-        "vocabulary": specials + (BYTES if trained else 2),
-        "train_examples": 0,
-        "test_examples": 0,
-    }
-    for option, low in smallest.items():
-        if options[option] < low:
-            raise ValueError(f"{option}={options[option]} is not allowed; use a value >= {low}")
+    vocabulary = specials + (BYTES if trained else 2)
+    check_minimum(options, {"layers": 1, "heads": 1, "hidden": 1, **minimum, "vocabulary": vocabulary})
+    check_minimum(options, {"train_examples": 0, "test_examples": 0})
     if options["hidden"] % options["heads"]:
-        raise ValueError(f"hidden={options['hidden']} is not a multiple of heads={options['heads']}")
+        raise ValueError(f"hidden={options['hidden']} must be a multiple of heads={options['heads']}")
     if not 0 <= options["dropout"] < 1:
         raise ValueError(f"dropout={options['dropout']} is not allowed; use a value in [0, 1)")
 
 
-def named_or_made_up(options: Options) -> int:
-    """Examples that the options name, or that are made up; 0 where only reading tells."""
-    made_up = SYNTHETIC_TRAIN if options["data"] == SYNTHETIC else 0
-    return int(options["train_examples"]) or made_up
+def text_examples(options: Options) -> int:
+    """Training examples of a text: as the options say, or of a synthetic one; else 0, not known yet."""
+    synthetic = SYNTHETIC_TRAIN if options["data"] == SYNTHETIC else 0
+    return int(options["train_examples"]) or synthetic
 
 
 def _examples(options: Options, specials: int, shortest: int) -> int:
-    refuse_sizes(options, specials, {"sequence_length": shortest})
-    return named_or_made_up(options)
+    check_sizes(options, specials, {"sequence_length": shortest})
+    return text_examples(options)
 
 
 BERT = WorkloadCard(

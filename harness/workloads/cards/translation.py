@@ -1,13 +1,12 @@
-"""The card of Multi30k, and what its options allow (no torch, no tokenizers)."""
+"""The card of Multi30k (no torch, no tokenizers)."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
 from typing import Any
 
-from harness.workloads.cards.card import Options, WorkloadCard
-from harness.workloads.cards.language import named_or_made_up, refuse_sizes
-from harness.workloads.cards.vision import EMBEDDED, FILES
+from harness.workloads.cards.card import EMBEDDED, FILES, Options, WorkloadCard
+from harness.workloads.cards.language import check_sizes, text_examples
 
 PAD, BEGIN, END = SPECIALS = ("[PAD]", "[BOS]", "[EOS]")
 
@@ -34,17 +33,17 @@ _OPTIONS: dict[str, Any] = {
 
 
 def multi30k_examples(options: Options) -> int:
-    """Pairs of an epoch, or 0: how many are not too long is known once they are read."""
-    refuse_sizes(options, len(SPECIALS), {"feed_forward": 1, "longest": 1})
+    """Pairs of an epoch, or 0: how many are not too long is known only once they are read."""
+    check_sizes(options, len(SPECIALS), {"feed_forward": 1, "longest": 1})
     if not 0 <= options["label_smoothing"] < 1:
         raise ValueError(
             f"label_smoothing={options['label_smoothing']} is not allowed; use a value in [0, 1)"
         )
     if options["source"] == options["target"]:
-        raise ValueError(f"target={options['target']!r} is the source too; name two languages")
+        raise ValueError(f"target={options['target']!r} must be another language than source")
     if options["data"] == EMBEDDED:
         raise ValueError("data='embedded' has no parallel text; use files, synthetic or a folder")
-    return named_or_made_up(options)
+    return text_examples(options)
 
 
 MULTI30K = WorkloadCard(

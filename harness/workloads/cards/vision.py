@@ -1,25 +1,18 @@
-"""Cards of the image workloads, and how many examples their options leave (no torch)."""
+"""Cards of image classification (no torch)."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
 from typing import Any
 
-from harness.workloads.cards.card import Options, WorkloadCard
+from harness.workloads.cards.card import EMBEDDED, FILES, Options, WorkloadCard, check_minimum, limited
 
 CIFAR_MODELS = ("resnet20", "resnet32", "resnet56", "resnet110", "vgg16")
 IMAGENET_MODELS = ("resnet50", "resnet101", "resnet152", "densenet201", "inception_v3")
 
 CIFAR_TRAIN, CIFAR_TEST = 50_000, 10_000
 IMAGENET_TRAIN, IMAGENET_TEST = 1_281_167, 50_000
-EMBEDDED_TRAIN, EMBEDDED_TEST = 2_000, 500  # images in harness/workloads/embedded/cifar10.tar.xz
-
-EMBEDDED_CLASSES = 10
-
-EMBEDDED = "embedded"
-SYNTHETIC = "synthetic"
-FILES = "files"
-"""What `data` may say instead of a folder; `files` is the folder that KRONSCALE_DATA names, or `data`."""
+EMBEDDED_TRAIN, EMBEDDED_TEST, EMBEDDED_CLASSES = 2_000, 500, 10  # harness/workloads/embedded/cifar10.tar.xz
 
 _CIFAR_OPTIONS: dict[str, Any] = {
     "model": "resnet32",
@@ -46,49 +39,47 @@ _IMAGENET_OPTIONS: dict[str, Any] = {
 
 
 def cifar_examples(options: Options) -> int:
-    """CIFAR's training set: all of it, the embedded part, or what `train_examples` leaves of either."""
+    """Size of CIFAR's training set, or of the embedded part, limited by `train_examples`."""
     embedded = options["data"] == EMBEDDED
     train, test = (EMBEDDED_TRAIN, EMBEDDED_TEST) if embedded else (CIFAR_TRAIN, CIFAR_TEST)
-    _within("test_examples", options, test)
-    return _within("train_examples", options, train) or train
+    limited("test_examples", options, test)
+    return limited("train_examples", options, train)
 
 
 def cifar100_examples(options: Options) -> int:
-    """As for CIFAR-10; nothing of CIFAR-100 is embedded."""
+    """As for CIFAR-10; no part of CIFAR-100 is embedded."""
     if options["data"] == EMBEDDED:
         raise ValueError("data='embedded' is a part of CIFAR-10; use files, synthetic or a folder")
     return cifar_examples(options)
 
 
 def imagenet_examples(options: Options) -> int:
-    """ImageNet's training set, or what `train_examples` says of a part or of another folder of images."""
-    for option, least in (("classes", 2), ("image_size", 0), ("workers", 0)):
-        if options[option] < least:
-            raise ValueError(f"{option}={options[option]} is not allowed; use a value >= {least}")
+    """Size of ImageNet's training set, or `train_examples` of it or of another folder of images."""
+    check_minimum(options, {"classes": 2, "image_size": 0, "workers": 0})
     if options["data"] == EMBEDDED:
         if options["classes"] != EMBEDDED_CLASSES:
             raise ValueError(
                 f"classes={options['classes']} is not allowed with data='embedded', a part of CIFAR-10 as a "
-                f"folder of photographs; use {EMBEDDED_CLASSES}"
+                f"folder of images; use {EMBEDDED_CLASSES}"
             )
-        _within("test_examples", options, EMBEDDED_TEST)
-        return _within("train_examples", options, EMBEDDED_TRAIN) or EMBEDDED_TRAIN
-    _within("test_examples", options, IMAGENET_TEST)
+        limited("test_examples", options, EMBEDDED_TEST)
+        return limited("train_examples", options, EMBEDDED_TRAIN)
+    limited("test_examples", options, IMAGENET_TEST)
     if options["classes"] != 1000 and not options["train_examples"]:
         raise ValueError(
-            f"train_examples=0 means ImageNet's 1,281,167; with classes={options['classes']} say how many "
-            f"there are"
+            f"train_examples=0 means ImageNet's 1,281,167; with classes={options['classes']} give "
+            f"their number"
         )
-    return _within("train_examples", options, IMAGENET_TRAIN) or IMAGENET_TRAIN
+    return limited("train_examples", options, IMAGENET_TRAIN)
 
 
-def _within(option: str, options: Options, most: int) -> int:
-    value = int(options[option])
-    if not 0 <= value <= most:
-        raise ValueError(f"{option}={value} is not allowed; use 0 for all, or 1 to {most}")
-    return value
-
-
+DIGITS = WorkloadCard(
+    module="harness.workloads.digits",
+    metrics=MappingProxyType({"accuracy": "higher", "loss": "lower"}),
+    options=MappingProxyType({"width": 16}),
+    train_examples=1437,
+    about="1,797 real handwritten digits of 8x8 pixels (UCI, inside scikit-learn); a small ConvNet",
+)
 CIFAR10 = WorkloadCard(
     module="harness.workloads.cifar.workload",
     builder="build_cifar10",
@@ -110,7 +101,7 @@ CIFAR100 = WorkloadCard(
     about="60,000 photographs of 32x32 pixels, 100 classes (Krizhevsky 2009); the same networks",
 )
 IMAGENET = WorkloadCard(
-    module="harness.workloads.imagenet",
+    module="harness.workloads.imagenet.workload",
     metrics=MappingProxyType({"accuracy": "higher", "loss": "lower"}),
     options=MappingProxyType(_IMAGENET_OPTIONS),
     choices=MappingProxyType({"model": IMAGENET_MODELS}),

@@ -1,9 +1,8 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), held and augmented on the device.
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), stored and augmented on the device.
 
-All images lie on the device as bytes; a batch is a gather from them, so that no worker process loads anything
-and the data phase stays small beside a step. Augmentation is the papers': four black pixels around, a crop of
-32 x 32, a mirror in half of the cases (He et al. 2016, section 4.2). What an example gets is a matter of
-seed, epoch and example.
+All images are on the device as bytes; a batch is a gather from them, so that no worker process is needed and
+the data phase is short. Augmentation is the papers': pad by four black pixels, crop to 32 x 32, mirror with
+probability 1/2 (He et al. 2016, section 4.2), as a function of seed, epoch and example.
 """
 
 from __future__ import annotations
@@ -15,15 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.workloads.cifar.files import VARIANTS, Images, Variant, read_cifar
+from harness.workloads.cifar.batch_files import VARIANTS, Images, Variant
+from harness.workloads.cifar.files import read_cifar
 from harness.workloads.models import CifarVGG16, cifar_resnet
-from harness.workloads.sources.order import generator_of, local_batches, steps_per_epoch
+from harness.workloads.sources.sampling import epoch_generator, local_batches, steps_per_epoch
 from harness.workloads.workload import Share
 
 PAD = 4
-TEST_BATCH = 500  # divides 10,000; activations of it are smaller than a training step's
+TEST_BATCH = 500  # divides 10,000; its activations need less memory than a training step
 
-# Mean and deviation of the training pixels by channel, from 0 to 1, as commonly printed for each set.
+# Mean and standard deviation of the training pixels, from 0 to 1, by channel; the commonly used values.
 MOMENTS: Mapping[int, tuple[tuple[float, ...], tuple[float, ...]]] = {
     10: ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     100: ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
@@ -37,7 +37,8 @@ class Cifar:
         self._variant, self._options, self._share = variant, options, share
         train, test = read_cifar(variant, options)
         self._pixels, self._labels = _on_device(train, share.device)
-        self._test = _on_device(_part(test, share), share.device)
+        own = slice(share.rank, None, share.world_size)
+        self._test = _on_device(Images(test.pixels[own], test.labels[own]), share.device)
         self._crops = _crops(self._pixels) if options["augment"] else None
         mean, deviation = (torch.tensor(values, device=share.device) for values in MOMENTS[variant.classes])
         # (x / 255 - mean) / deviation in one multiplication and one addition
@@ -55,19 +56,19 @@ class Cifar:
         return network.to(self._share.device)
 
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Shuffled and augmented anew each epoch; the incomplete last batch is left out."""
+        """Shuffled and augmented anew each epoch; the incomplete last batch is dropped."""
         examples, device = len(self._labels), self._share.device
-        generator = generator_of(self._share, epoch)
+        generator = epoch_generator(self._share, epoch)
         order = torch.randperm(examples, generator=generator).to(device)
         corners = torch.randint(0, 2 * PAD + 1, (2, examples), generator=generator).to(device)
         mirrored = torch.randint(0, 2, (examples,), generator=generator).bool().to(device)
-        for mine in local_batches(self._share, order, first_step):
+        for indices in local_batches(self._share, order, first_step):
             if self._crops is None:
-                pixels = self._pixels[mine]
+                pixels = self._pixels[indices]
             else:
-                pixels = self._crops[mine, :, corners[0, mine], corners[1, mine]]
-                pixels = torch.where(mirrored[mine].view(-1, 1, 1, 1), pixels.flip(3), pixels)
-            yield self._normalised(pixels), self._labels[mine]
+                pixels = self._crops[indices, :, corners[0, indices], corners[1, indices]]
+                pixels = torch.where(mirrored[indices].view(-1, 1, 1, 1), pixels.flip(3), pixels)
+            yield self._normalised(pixels), self._labels[indices]
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Cross entropy, with `label_smoothing` of the probability spread over all classes."""
@@ -80,15 +81,15 @@ class Cifar:
         """Correct predictions and summed loss over every world_size-th test image."""
         correct, loss = 0.0, 0.0
         pixels, labels = self._test
-        for images, wanted in zip(pixels.split(TEST_BATCH), labels.split(TEST_BATCH), strict=True):
+        for images, targets in zip(pixels.split(TEST_BATCH), labels.split(TEST_BATCH), strict=True):
             scores = model(self._normalised(images))
-            correct += float((scores.argmax(1) == wanted).sum())
-            loss += float(functional.cross_entropy(scores, wanted, reduction="sum"))
+            correct += float((scores.argmax(1) == targets).sum())
+            loss += float(functional.cross_entropy(scores, targets, reduction="sum"))
         return {"accuracy": correct, "loss": loss}, len(labels)
 
     def _normalised(self, pixels: Tensor) -> Tensor:
         images = torch.addcmul(self._shift, pixels.float(), self._scale)
-        # A CPU's convolutions are faster on channels that lie together; a GPU's, in float32, are not.
+        # Channels last makes a CPU's convolutions faster, and a GPU's in float32 not.
         return images.contiguous(memory_format=torch.channels_last) if images.is_cpu else images
 
 
@@ -98,13 +99,8 @@ def build_cifar10(options: Mapping[str, Any], share: Share) -> Cifar:
 
 
 def build_cifar100(options: Mapping[str, Any], share: Share) -> Cifar:
-    """CIFAR-100, its hundred fine classes, as the rank of `share` sees it."""
+    """CIFAR-100 with its hundred fine classes, as the rank of `share` sees it."""
     return Cifar(VARIANTS[100], options, share)
-
-
-def _part(images: Images, share: Share) -> Images:
-    pixels, labels = images
-    return Images(pixels[share.rank :: share.world_size], labels[share.rank :: share.world_size])
 
 
 def _on_device(images: Images, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -113,6 +109,6 @@ def _on_device(images: Images, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _crops(pixels: Tensor) -> Tensor:
-    """All crops of the padded images as a view `[N, 3, 2 PAD + 1, 2 PAD + 1, 32, 32]`: nothing is copied."""
+    """All crops of the padded images as a view `[N, 3, 2 PAD + 1, 2 PAD + 1, 32, 32]`, not a copy."""
     padded = functional.pad(pixels, (PAD, PAD, PAD, PAD))
     return padded.unfold(2, pixels.shape[2], 1).unfold(3, pixels.shape[3], 1)

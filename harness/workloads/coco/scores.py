@@ -1,4 +1,4 @@
-"""COCO's average precision of boxes and masks, by pycocotools' COCOeval (no torch)."""
+"""COCO's average precision of boxes and masks, computed by pycocotools' COCOeval (no torch)."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ Detection = dict[str, Any]
 def detections(
     number: int, boxes: Array, labels: Array, scores: Array, masks: Array, categories: Sequence[int]
 ) -> list[Detection]:
-    """What a network found in an image, in COCO's format of results.
+    """A network's detections in an image, in COCO's format of results.
 
     Args:
         number: the image's id.
         boxes: `[n, 4]`: left, top, right, bottom in pixels.
-        labels: `[n]`, from 1 on.
+        labels: `[n]`, from 1.
         scores: `[n]`.
         masks: bool `[n, H, W]`.
         categories: COCO's id of each label, see `Annotations`.
     """
     from pycocotools import mask as coding  # noqa: PLC0415  an optional extra
 
-    found = []
+    results = []
     for box, label, score, mask in zip(boxes.tolist(), labels, scores.tolist(), masks, strict=True):
         left, top, right, bottom = box
         code = coding.encode(np.asfortranarray(mask, dtype=np.uint8))
-        found.append(
+        results.append(
             {
                 "image_id": number,
                 "category_id": categories[int(label) - 1],
@@ -45,49 +45,49 @@ def detections(
                 "segmentation": {"size": code["size"], "counts": code["counts"].decode()},
             }
         )
-    return found
+    return results
 
 
-def packed(found: Sequence[Detection]) -> bytes:
-    """Detections on their way to another rank; numbers keep every digit."""
-    return zlib.compress(json.dumps(found).encode(), 1)
+def packed(results: Sequence[Detection]) -> bytes:
+    """Detections as bytes for another rank; numbers are exact."""
+    return zlib.compress(json.dumps(results).encode(), 1)
 
 
 def unpacked(parts: Sequence[bytes]) -> list[Detection]:
-    """All ranks' detections."""
-    return [found for part in parts for found in json.loads(zlib.decompress(part))]
+    """The detections of all ranks, from the bytes of each."""
+    return [result for part in parts for result in json.loads(zlib.decompress(part))]
 
 
-def average_precision(truth: Any, images: Sequence[int], found: Sequence[Detection]) -> Mapping[str, float]:
-    """The metrics of `METRICS`; the order of images does not matter, nor which rank looked at which.
+def average_precision(truth: Any, images: Sequence[int], results: Sequence[Detection]) -> Mapping[str, float]:
+    """The metrics of `METRICS`, independent of the order of images.
 
     Args:
         truth: pycocotools' index of the annotations.
-        images: ids of those that were looked at.
-        found: what was found in them; of equal scores in one image the first counts first.
+        images: ids of the evaluated images.
+        results: their detections; equal scores in one image count in this order.
 
     Returns:
-        AP at IoU .50:.05:.95, COCO's mAP, and at .50; 0 where nothing was found, -1 where there is nothing.
+        AP at IoU .50:.05:.95, COCO's mAP, and at .50; 0 without detections, -1 without objects.
     """
     scores: dict[str, float] = {}
     for kind, iou in (("box", "bbox"), ("mask", "segm")):
-        mean, half = _evaluated(truth, images, found, iou)
+        mean, half = _evaluated(truth, images, results, iou)
         scores |= {f"{kind}_map": mean, f"{kind}_ap50": half}
     return scores
 
 
 def _evaluated(
-    truth: Any, images: Sequence[int], found: Sequence[Detection], iou: str
+    truth: Any, images: Sequence[int], results: Sequence[Detection], iou: str
 ) -> tuple[float, float]:
     from pycocotools.cocoeval import COCOeval  # noqa: PLC0415  an optional extra
 
-    if not found:
+    if not results:
         return 0.0, 0.0  # pycocotools cannot load an empty list
-    # A result with a box and a mask is taken for a box, whose area then sorts it into small, medium or large.
+    # COCOeval takes a result with a box and a mask for a box, and its size class from the box's area.
     unwanted = "segmentation" if iou == "bbox" else "bbox"
-    results = [{key: value for key, value in one.items() if key != unwanted} for one in found]
+    selected = [{key: value for key, value in result.items() if key != unwanted} for result in results]
     with redirect_stdout(io.StringIO()):  # it prints tables
-        evaluation = COCOeval(truth, truth.loadRes(results), iou)
+        evaluation = COCOeval(truth, truth.loadRes(selected), iou)
         evaluation.params.imgIds = sorted(images)
         evaluation.evaluate()
         evaluation.accumulate()

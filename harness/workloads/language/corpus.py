@@ -1,7 +1,8 @@
-"""The texts of a language workload as sequences of token ids: read once, kept in a cache (no torch).
+"""Texts of a language workload as sequences of token ids, kept in the cache (no torch).
 
-What training a tokenizer and encoding take is paid by the first rank that asks; the others wait for it and
-find the result, on this and on later starts. Ids lie in files that are mapped into memory, not read.
+One rank trains the tokenizer and encodes the texts; the others wait, and later runs read the result. Lines
+are encoded one by one, stripped, each with a line end; blank lines are dropped. Files of ids are memory-
+mapped.
 """
 
 from __future__ import annotations
@@ -10,37 +11,35 @@ import hashlib
 import lzma
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from harness.errors import DataError
+from harness.workloads.cards.card import EMBEDDED, SYNTHETIC
 from harness.workloads.cards.language import SYNTHETIC_TEST, SYNTHETIC_TRAIN
-from harness.workloads.cards.vision import EMBEDDED, SYNTHETIC
-from harness.workloads.language.tokens import (
+from harness.workloads.sources.cache import cached, file_stamp
+from harness.workloads.sources.data_folder import EMBEDDED_FOLDER, data_folder, how_to_point
+from harness.workloads.sources.tokenizer import (
     Ids,
     Vocabulary,
     encode,
-    library,
     read_tokenizer,
+    tokenizers_library,
     train_tokenizer,
     vocabulary_of,
 )
-from harness.workloads.sources.cache import cached, file_stamp
-from harness.workloads.sources.folders import data_folder, how_to_point
 
-_FORMAT = "1"  # raise it when what lies in the cache changes
+_FORMAT = "1"  # of the cached files; increase it with every change
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """A row of tokens cut into sequences of `length`, each beginning `stride` after the one before.
+    """A text cut into `count` sequences of `length` tokens, each beginning `stride` after the one before.
 
     Attributes:
-        tokens: all ids, in the text's order; what does not fill a sequence at the end is never shown.
-        count: how many sequences there are.
+        tokens: all ids in the text's order; those after the last complete sequence are not used.
     """
 
     tokens: np.ndarray[Any, Any]
@@ -48,15 +47,15 @@ class Sequences:
     stride: int
     count: int
 
-    def rows(self, numbers: Ids) -> Ids:
-        """The sequences of these numbers, `[len(numbers), length]`."""
-        found: Ids = self.tokens[numbers[:, None] * self.stride + np.arange(self.length)].astype(np.int64)
-        return found
+    def rows(self, indices: Ids) -> Ids:
+        """The sequences of these indices, `[len(indices), length]`."""
+        rows: Ids = self.tokens[indices[:, None] * self.stride + np.arange(self.length)].astype(np.int64)
+        return rows
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """What is learned, what is held out, and their ids."""
+    """Training and held-out sequences, and the ids in them."""
 
     train: Sequences
     test: Sequences
@@ -71,7 +70,7 @@ def read_corpus(options: Mapping[str, Any], specials: tuple[str, ...], length: i
         ModuleNotFoundError: the library `tokenizers` is not installed.
     """
     if options["data"] == SYNTHETIC:
-        return _made_up(options, specials, length, stride)
+        return _synthetic(options, specials, length, stride)
     texts = {option: _text(options, option) for option in ("train_text", "test_text")}
     given = data_folder(options["data"]) / options["tokenizer"] if options["tokenizer"] else None
     tokenizer = read_tokenizer(given) if given is not None else None
@@ -86,14 +85,18 @@ def read_corpus(options: Mapping[str, Any], specials: tuple[str, ...], length: i
                 for ids in encode(used, text.lines()):
                     ids.astype(np.uint32).tofile(file)
 
-    key = hashlib.sha256("\n".join([_FORMAT, library(), *stamps]).encode()).hexdigest()[:24]
+    key = hashlib.sha256(
+        "\n".join([_FORMAT, tokenizers_library().__version__, *stamps]).encode()
+    ).hexdigest()[:24]
     folder = cached(f"text-{key}", prepare, "token ids")
     where = str(given or folder / "tokenizer.json")
     vocabulary = vocabulary_of(
         tokenizer or read_tokenizer(folder / "tokenizer.json"), specials, where, options["vocabulary"]
     )
     train, test = (
-        _cut(_mapped(folder / option), length, stride, options[examples], text.name, examples)
+        _sequences(
+            np.memmap(folder / option, np.uint32, "r"), length, stride, options[examples], text.name, examples
+        )
         for (option, text), examples in zip(texts.items(), ("train_examples", "test_examples"), strict=True)
     )
     return Corpus(train, test, vocabulary)
@@ -101,78 +104,68 @@ def read_corpus(options: Mapping[str, Any], specials: tuple[str, ...], length: i
 
 @dataclass(frozen=True)
 class _Text:
-    """A text by name; `stamp` is another one when its content is."""
+    """A text file; `stamp` changes with its content."""
 
     name: str
     stamp: str
     open: Callable[[], Any]
 
     def lines(self) -> Iterator[str]:
-        found = False
+        empty = True
         try:
             with self.open() as file:
                 for line in file:
                     if stripped := line.strip():
-                        found = True
+                        empty = False
                         yield stripped + "\n"
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{self.name}: no UTF-8 text: {error.reason} at byte {error.start} of a part"
+                f"{self.name} must be UTF-8 text: {error.reason} at byte {error.start} of a block"
             ) from None
         except OSError as error:
-            raise DataError(f"{self.name}: cannot be read: {error.strerror or error}") from None
-        if not found:
-            raise DataError(f"{self.name}: has no text in it; put one line of text or more there")
+            raise DataError(f"{self.name} cannot be read: {error.strerror or error}") from None
+        if empty:
+            raise DataError(f"{self.name} must have at least one line of text")
 
 
 def _text(options: Mapping[str, Any], option: str) -> _Text:
     if options["data"] == EMBEDDED:
-        packed = files("harness.workloads").joinpath(
-            "embedded", "wikitext-2", f"{option.removesuffix('_text')}.txt.xz"
-        )
-        path = Path(str(packed))
-        return _Text(str(path), _content_stamp(path), lambda: lzma.open(path, "rt", encoding="utf-8"))
+        path = EMBEDDED_FOLDER / "wikitext-2" / f"{option.removesuffix('_text')}.txt.xz"
+        stamp = hashlib.sha256(path.read_bytes()).hexdigest()
+        return _Text(str(path), stamp, lambda: lzma.open(path, "rt", encoding="utf-8"))
     path = data_folder(options["data"]) / options[option]
     if not path.is_file():
         raise DataError(
-            f"{path} is not there; put a text file there, name it in workload.options.{option}, "
+            f"{path} does not exist; put a text file there, name it in workload.options.{option}, "
             f"{how_to_point(options['data'])}"
         )
     return _Text(str(path), file_stamp(path), lambda: path.open(encoding="utf-8"))
 
 
-def _content_stamp(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _mapped(path: Path) -> np.ndarray[Any, Any]:
-    return np.memmap(path, dtype=np.uint32, mode="r")
-
-
-def _cut(
+def _sequences(
     tokens: np.ndarray[Any, Any], length: int, stride: int, wanted: int, name: str, option: str
 ) -> Sequences:
-    there = (len(tokens) - length) // stride + 1
-    if there < 1:
+    count = (len(tokens) - length) // stride + 1
+    if count < 1:
         raise DataError(
-            f"{name}: {len(tokens)} tokens, fewer than the {length} of one sequence; use a longer text, or a "
-            f"smaller workload.options.sequence_length"
+            f"{name} has {len(tokens)} tokens, fewer than the {length} of one sequence; use a longer text, "
+            f"or a smaller workload.options.sequence_length"
         )
-    if there < wanted:
+    if count < wanted:
         raise DataError(
-            f"{name}: makes {there} sequences, but workload.options.{option}={wanted}; use 0 for all, or "
-            f"1 to {there}"
+            f"{name} has {count} sequences, but workload.options.{option}={wanted}; use 0 for all, or "
+            f"1 to {count}"
         )
-    return Sequences(tokens, length, stride, wanted or there)
+    return Sequences(tokens, length, stride, wanted or count)
 
 
-def _made_up(options: Mapping[str, Any], specials: tuple[str, ...], length: int, stride: int) -> Corpus:
+def _synthetic(options: Mapping[str, Any], specials: tuple[str, ...], length: int, stride: int) -> Corpus:
     """Random ids: nothing to learn, the same work."""
-    draws = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     ordinary = np.arange(len(specials), options["vocabulary"])
     counts = options["train_examples"] or SYNTHETIC_TRAIN, options["test_examples"] or SYNTHETIC_TEST
     train, test = (
-        Sequences(draws.choice(ordinary, (count - 1) * stride + length), length, stride, count)
+        Sequences(generator.choice(ordinary, (count - 1) * stride + length), length, stride, count)
         for count in counts
     )
     return Corpus(train, test, Vocabulary({name: index for index, name in enumerate(specials)}, ordinary))

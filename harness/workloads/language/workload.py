@@ -1,8 +1,8 @@
-"""Language models: `bert` fills in masked words, `gpt` says the next one, of texts cut into equal sequences.
+"""Language models: `bert` predicts masked words, `gpt` the next word, in sequences of equal length.
 
-No sequence is padded, and each has as many predictions as any other, so that a mean over predictions is a
-mean over sequences, and over ranks. The order is that of `harness.workloads.sources.order`; what BERT has to guess is
-a matter of seed, epoch and example, and for held-out text of the example alone.
+No sequence is padded, and all have the same number of predictions, so that a mean over predictions is a mean
+over sequences, and over ranks. BERT's masks are a function of seed, epoch and example, those of held-out text
+of the example alone.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from harness.workloads.cards.language import BERT_SPECIALS, GPT_SPECIALS
 from harness.workloads.language.corpus import read_corpus
 from harness.workloads.language.masking import Ids, mask
 from harness.workloads.models.language import bert, gpt2
-from harness.workloads.sources.order import generator_of, local_batches, steps_per_epoch
+from harness.workloads.sources.sampling import epoch_generator, local_batches, seed_this_rank, steps_per_epoch
 from harness.workloads.workload import Share
 
-TEST_TOKENS = 8192  # of one evaluation batch; its scores are this times the vocabulary at most
-_HELD_OUT = 1 << 32  # first of an evaluation's key: beyond every seed's epochs
+TEST_TOKENS = 8192  # of an evaluation batch; it has at most as many scores for each word of the vocabulary
+_HELD_OUT = 1 << 32  # instead of the seed in the keys of held-out sequences; no seed is as large
 
 Batch = tuple[Tensor, ...]
 Keys = Sequence[tuple[int, ...]]
@@ -48,7 +48,7 @@ class Language(ABC):
         self.steps_per_epoch = steps_per_epoch(share, self._corpus.train.count)
         if not self.steps_per_epoch:
             raise DataError(
-                f"the training text makes {self._corpus.train.count} sequences, fewer than one global batch "
+                f"the training text has {self._corpus.train.count} sequences, fewer than one global batch "
                 f"of {share.global_batch_size}; use a longer text or a smaller batch"
             )
 
@@ -56,48 +56,47 @@ class Language(ABC):
         """The network of the options' size."""
         network = self._network().to(self._share.device)
         if self._options["dropout"]:
-            # Weights are drawn alike on all ranks; what they drop from here on is each one's own.
-            torch.manual_seed(self._share.seed * 1_000_003 + self._share.rank)
+            seed_this_rank(self._share)  # ranks have the same weights, and drop different units
         return network
 
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
-        """Shuffled (and masked) anew each epoch; the incomplete last batch is left out."""
-        order = torch.randperm(self._corpus.train.count, generator=generator_of(self._share, epoch))
-        for mine in local_batches(self._share, order, first_step):
-            numbers = mine.numpy()
-            keys = [(self._share.seed, epoch, int(number)) for number in numbers]
-            yield self._on_device(self._posed(self._corpus.train.rows(numbers), keys))
+        """Shuffled (and masked) anew each epoch; the incomplete last batch is dropped."""
+        order = torch.randperm(self._corpus.train.count, generator=epoch_generator(self._share, epoch))
+        for batch in local_batches(self._share, order, first_step):
+            indices = batch.numpy()
+            keys = [(self._share.seed, epoch, int(index)) for index in indices]
+            yield self._on_device(self._inputs_and_targets(self._corpus.train.rows(indices), keys))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean cross entropy over what is to be predicted."""
+        """Mean cross entropy over the predictions."""
         return functional.cross_entropy(self._scores(model, batch).flatten(0, 1), batch[-1].flatten())
 
     def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
-        """Right predictions and summed loss over every world_size-th held-out sequence."""
+        """Correct predictions and summed loss over every world_size-th held-out sequence."""
         test, share = self._corpus.test, self._share
         own = np.arange(share.rank, test.count, share.world_size)
-        at_once = max(1, TEST_TOKENS // test.length)
+        size = max(1, TEST_TOKENS // test.length)
         correct, loss, count = 0.0, 0.0, 0
-        for start in range(0, len(own), at_once):
-            numbers = own[start : start + at_once]
-            keys = [(_HELD_OUT, int(number)) for number in numbers]
-            batch = self._on_device(self._posed(test.rows(numbers), keys))
-            scores, wanted = self._scores(model, batch).flatten(0, 1), batch[-1].flatten()
-            correct += float((scores.argmax(1) == wanted).sum())
-            loss += float(functional.cross_entropy(scores, wanted, reduction="sum"))
-            count += len(wanted)
+        for start in range(0, len(own), size):
+            indices = own[start : start + size]
+            keys = [(_HELD_OUT, int(index)) for index in indices]
+            batch = self._on_device(self._inputs_and_targets(test.rows(indices), keys))
+            scores, targets = self._scores(model, batch).flatten(0, 1), batch[-1].flatten()
+            correct += float((scores.argmax(1) == targets).sum())
+            loss += float(functional.cross_entropy(scores, targets, reduction="sum"))
+            count += len(targets)
         return {"accuracy": correct, "loss": loss}, count
 
     @abstractmethod
     def _network(self) -> nn.Module: ...
 
     @abstractmethod
-    def _posed(self, rows: Ids, keys: Keys) -> tuple[Ids, ...]:
-        """A batch of sequences as questions and, last, their answers `[B, k]`."""
+    def _inputs_and_targets(self, rows: Ids, keys: Keys) -> tuple[Ids, ...]:
+        """A batch of sequences as inputs of the model and, last, the targets `[B, k]`."""
 
     @abstractmethod
     def _scores(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Scores of the whole vocabulary for each answer, `[B, k, vocabulary]`."""
+        """Scores of the vocabulary for each prediction, `[B, k, vocabulary]`."""
 
     def _on_device(self, columns: tuple[Ids, ...]) -> Batch:
         return tuple(torch.from_numpy(column).to(self._share.device) for column in columns)
@@ -113,26 +112,26 @@ class Bert(Language):
     def _network(self) -> nn.Module:
         return bert(self._options)
 
-    def _posed(self, rows: Ids, keys: Keys) -> tuple[Ids, ...]:
+    def _inputs_and_targets(self, rows: Ids, keys: Keys) -> tuple[Ids, ...]:
         vocabulary = self._corpus.vocabulary
-        ends = vocabulary.specials
-        masked = mask(rows, keys, ends["[MASK]"], vocabulary.ordinary)
-        shown = np.pad(masked.shown, ((0, 0), (1, 1)))
-        shown[:, 0], shown[:, -1] = ends["[CLS]"], ends["[SEP]"]
-        return shown, masked.places + 1, masked.wanted
+        specials = vocabulary.specials
+        masked = mask(rows, keys, specials["[MASK]"], vocabulary.ordinary)
+        inputs = np.pad(masked.inputs, ((0, 0), (1, 1)))
+        inputs[:, 0], inputs[:, -1] = specials["[CLS]"], specials["[SEP]"]
+        return inputs, masked.positions + 1, masked.targets
 
     def _scores(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The head sees the masked places alone: of all of them it would make 7 times as many scores."""
-        shown, places, _ = batch
+        """The head is applied to the masked positions only: for all, it would have 7 times the work."""
+        inputs, positions, _ = batch
         body, head = model.get_submodule("bert"), model.get_submodule("cls")
-        hidden: Tensor = body(input_ids=shown, position_ids=_positions(shown)).last_hidden_state
-        picked = hidden.gather(1, places.unsqueeze(2).expand(-1, -1, hidden.shape[2]))
-        scores: Tensor = head(picked)
+        hidden: Tensor = body(input_ids=inputs, position_ids=_positions(inputs)).last_hidden_state
+        masked = hidden.gather(1, positions.unsqueeze(2).expand(-1, -1, hidden.shape[2]))
+        scores: Tensor = head(masked)
         return scores
 
 
 class Gpt(Language):
-    """The next token of `sequence_length` ones; the last of a sequence is the first of the following one."""
+    """Next tokens of `sequence_length`; the last target of a sequence is the first input of the next one."""
 
     def __init__(self, options: Mapping[str, Any], share: Share) -> None:
         length = options["sequence_length"]
@@ -141,25 +140,25 @@ class Gpt(Language):
     def _network(self) -> nn.Module:
         return gpt2(self._options)
 
-    def _posed(self, rows: Ids, keys: Keys) -> tuple[Ids, ...]:
+    def _inputs_and_targets(self, rows: Ids, keys: Keys) -> tuple[Ids, ...]:
         return np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
 
     def _scores(self, model: nn.Module, batch: Batch) -> Tensor:
-        shown, _ = batch
-        scores: Tensor = model(input_ids=shown, position_ids=_positions(shown), use_cache=False).logits
+        inputs, _ = batch
+        scores: Tensor = model(input_ids=inputs, position_ids=_positions(inputs), use_cache=False).logits
         return scores
 
 
 def build_bert(options: Mapping[str, Any], share: Share) -> Bert:
-    """Masked words as the rank of `share` sees them."""
+    """BERT as the rank of `share` sees it."""
     return Bert(options, share)
 
 
 def build_gpt(options: Mapping[str, Any], share: Share) -> Gpt:
-    """Next words as the rank of `share` sees them."""
+    """GPT as the rank of `share` sees it."""
     return Gpt(options, share)
 
 
-def _positions(shown: Tensor) -> Tensor:
-    """Each token's position, for each example: K-FAC on position embeddings counts examples by it."""
-    return torch.arange(shown.shape[1], device=shown.device).expand_as(shown)
+def _positions(inputs: Tensor) -> Tensor:
+    """Each token's position, for each example: from it K-FAC on position embeddings counts the examples."""
+    return torch.arange(inputs.shape[1], device=inputs.device).expand_as(inputs)

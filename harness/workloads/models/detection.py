@@ -1,4 +1,4 @@
-"""Mask R-CNN (He et al. 2017) on a ResNet with a feature pyramid, from torchvision's parts and options."""
+"""Mask R-CNN (He et al. 2017) on a ResNet with a feature pyramid, from torchvision's modules."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import torch
 from torch import nn
 
 from harness.errors import DataError
-from harness.workloads.sources.loading import import_torchvision
+from harness.workloads.sources.extras import import_extra
 
 LEVELS = 5  # of the pyramid: strides 4 to 64
 CHANNELS, REPRESENTATION, REGION = 256, 1024, 7  # of the published heads; a box's features are REGION squared
 
 
 def mask_rcnn(options: Mapping[str, Any], weights: Path | None) -> nn.Module:
-    """The network of the card's options, every weight random but the backbone's where a file has them.
+    """The network, its weights random except those of a backbone from a file.
 
-    As in torchvision, a backbone with given weights keeps its batch normalisation frozen and all but its last
-    `trainable_layers` of five parts; one without is trained whole, its batch normalisation too. `width`
-    scales pyramid and heads, not the ResNet.
+    As in torchvision, a backbone from a file has frozen batch normalisation, and of its five parts only the
+    last `trainable_layers` are trained; a random one is trained completely. `width` scales the pyramid and
+    the heads, not the ResNet.
 
     Args:
-        options: of the card.
-        weights: a state_dict of torchvision's ResNet of that depth.
+        options: of the workload `coco`.
+        weights: a state_dict of torchvision's ResNet of that depth; None for random weights.
 
     Raises:
-        DataError: the file is missing, or holds other weights.
-        ModuleNotFoundError: torchvision is missing, or made for another torch.
+        DataError: the file is missing, or has other weights.
+        ModuleNotFoundError: torchvision is missing, or built for another version of torch.
     """
-    vision = import_torchvision("workload coco", "detection")
+    vision = import_extra("torchvision", "workload coco", "detection", ", built for the installed torch")
     faster, masked = vision.models.detection.faster_rcnn, vision.models.detection.mask_rcnn
     backbone = _backbone(vision, options, weights)
     channels, classes = backbone.out_channels, options["classes"] + 1
@@ -76,15 +76,16 @@ def _backbone(vision: Any, options: Mapping[str, Any], weights: Path | None) -> 
 
 
 def _load(resnet: nn.Module, path: Path, name: str) -> None:
-    where = f"name a state_dict of torchvision's {name} in workload.options.backbone, or leave it out"
+    advice = f"name a state_dict of torchvision's {name} in workload.options.backbone, or omit the option"
     if not path.is_file():
-        raise DataError(f"{path} is not there; {where}")
+        raise DataError(f"{path} does not exist; {advice}")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         wanted = resnet.state_dict()
         fitting = {key: state[key] for key in wanted if not key.startswith("fc.")}
-        resnet.load_state_dict(fitting, strict=False)  # what it classifies with takes no part
-    # what torch.load raises for damaged files is not one kind
-    except Exception as error:
-        said = " ".join(str(error).split())[:200]
-        raise DataError(f"{path}: no weights of {name} ({type(error).__name__}: {said}); {where}") from None
+        resnet.load_state_dict(fitting, strict=False)  # without the classifier
+    except Exception as error:  # torch.load raises many kinds for damaged files
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(
+            f"{path} must have the weights of {name} ({type(error).__name__}: {reason}); {advice}"
+        ) from None

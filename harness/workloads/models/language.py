@@ -1,13 +1,14 @@
-"""BERT and GPT-2 of any size, from transformers, with every projection a plain `nn.Linear`."""
+"""BERT and GPT-2 of any size, from transformers, with every projection an `nn.Linear`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
+
+from harness.workloads.sources.extras import import_extra
 
 
 def bert(options: Mapping[str, Any]) -> nn.Module:
@@ -19,7 +20,7 @@ def bert(options: Mapping[str, Any]) -> nn.Module:
     Raises:
         ModuleNotFoundError: transformers is not installed.
     """
-    library = _transformers("bert")
+    library = import_extra("transformers", "workload bert", "language")
     config = library.BertConfig(
         vocab_size=options["vocabulary"],
         hidden_size=options["hidden"],
@@ -29,13 +30,13 @@ def bert(options: Mapping[str, Any]) -> nn.Module:
         max_position_embeddings=options["sequence_length"],
         hidden_dropout_prob=options["dropout"],
         attention_probs_dropout_prob=options["dropout"],
-        pad_token_id=None,  # no sequence is padded: no row of the embedding stays without a gradient
+        pad_token_id=None,  # no sequence is padded: every row of the embedding has a gradient
         tie_word_embeddings=options["tied"],
     )
     model: nn.Module = library.BertForMaskedLM(config)
     head: Any = model.get_submodule("cls.predictions")
     if head.bias is not head.decoder.bias:
-        del head.bias  # left over where nothing is tied: it would never get a gradient
+        del head.bias  # unused if nothing is tied: it would never have a gradient
     return model
 
 
@@ -48,7 +49,7 @@ def gpt2(options: Mapping[str, Any]) -> nn.Module:
     Raises:
         ModuleNotFoundError: transformers is not installed.
     """
-    library = _transformers("gpt")
+    library = import_extra("transformers", "workload gpt", "language")
     config = library.GPT2Config(
         vocab_size=options["vocabulary"],
         n_embd=options["hidden"],
@@ -69,7 +70,7 @@ def gpt2(options: Mapping[str, Any]) -> nn.Module:
 def with_linear_projections(model: nn.Module) -> nn.Module:
     """Replace transformers' `Conv1D`, a linear layer with its weight stored as `[in, out]`, by `nn.Linear`.
 
-    The same function of the same numbers; K-FAC knows `nn.Linear` and leaves other modules alone.
+    The function stays the same; K-FAC supports `nn.Linear` and ignores `Conv1D`.
     """
     from transformers.pytorch_utils import Conv1D  # noqa: PLC0415  an optional extra
 
@@ -83,14 +84,3 @@ def with_linear_projections(model: nn.Module) -> nn.Module:
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, linear)
     return model
-
-
-def _transformers(workload: str) -> ModuleType:
-    try:
-        import transformers  # noqa: PLC0415  an optional extra, and seconds to import
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            f"workload {workload} needs the extra language: pip install 'kronscale[language]'"
-        ) from None
-    library: ModuleType = transformers
-    return library

@@ -1,4 +1,4 @@
-"""Residual networks: the CIFAR family (He et al. 2016, section 4.2) and the bottleneck ones for ImageNet."""
+"""ResNets: the CIFAR family (He et al. 2016, section 4.2) and those with bottlenecks for ImageNet."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class CifarResNet(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions; the stride sits on the 3x3, as in torchvision."""
+    """1x1, 3x3 and 1x1 convolutions; the 3x3 has the stride, as in torchvision."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ def resnet32() -> CifarResNet:
 
 
 def cifar_resnet(depth: int, classes: int, width: int = 16) -> CifarResNet:
-    """A network of the CIFAR family by its depth, `6 * blocks + 2`, started as in He et al. 2015."""
+    """A network of the CIFAR family by its depth, `6 * blocks + 2`, initialised as in He et al. 2015."""
     network = CifarResNet((depth - 2) // 6, classes, width)
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
@@ -129,7 +129,7 @@ def resnet50() -> ImageNetResNet:
 
 
 def imagenet_resnet(depth: int, classes: int) -> ImageNetResNet:
-    """ResNet-50, 101 or 152, started as torchvision starts its own (kaiming, fan out)."""
+    """ResNet-50, 101 or 152, initialised as torchvision's (kaiming, fan out)."""
     blocks = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}[depth]
     network = ImageNetResNet(blocks, classes)
     for module in network.modules():

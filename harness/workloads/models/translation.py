@@ -1,7 +1,7 @@
-"""The Transformer of Vaswani et al. 2017, with every projection a plain `nn.Linear`.
+"""The Transformer of Vaswani et al. 2017, with every projection an `nn.Linear`.
 
-`nn.Transformer` hides three of an attention's projections in one parameter, which K-FAC does not know. As in
-DP-KFAC's release, attention has no biases, and the target's embedding may share its weight with the head.
+`nn.Transformer` stores three projections of an attention in one parameter, which K-FAC does not support. As
+in DP-KFAC's release, attention has no biases, and the target's embedding may share its weight with the head.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch.nn import functional
 class Transformer(nn.Module):
     """Scores of the next target token from a source and the target so far.
 
-    Padding stands behind sentences. No token attends to the source's padding, nor to a later one of the
-    target, and so to none of the target's padding: what is scored for a token is the same without any.
+    Padding follows the sentence. No token attends to the source's padding or to later tokens of the target,
+    which include its padding: the scores of a token do not depend on padding.
 
     Args:
         options: `layers`, `hidden`, `feed_forward`, `heads`, `vocabulary`, `dropout`, `tied`.
-        padding: id of the token that fills up shorter sources.
+        padding: id of the token that pads shorter sources.
     """
 
     def __init__(self, options: Mapping[str, Any], padding: int) -> None:
@@ -38,7 +38,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(hidden, vocabulary, bias=False)
         for name, parameter in self.named_parameters():
             if "embedding" in name or name == "head.weight":
-                nn.init.normal_(parameter, std=hidden**-0.5)  # of unit variance once scaled, or as scores
+                nn.init.normal_(parameter, std=hidden**-0.5)  # unit variance once scaled, and of scores
             elif parameter.ndim > 1:
                 nn.init.xavier_uniform_(parameter)
         if options["tied"]:
@@ -50,7 +50,7 @@ class Transformer(nn.Module):
         return scores
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Memory `[B, S, hidden]`, and which of it may be attended to, `[B, 1, 1, S]`."""
+        """Memory `[B, S, hidden]`, and a mask of what is not padding, `[B, 1, 1, S]`."""
         real = (source != self._padding)[:, None, None]
         memory = self._embedded(self.source_embedding, source)
         for layer in self.encoder:
@@ -72,7 +72,7 @@ class Transformer(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Attention to the source, then a network on each token; each is added to its input and normalised."""
+    """Self-attention, then a network on each token; each is added to its input and normalised."""
 
     def __init__(self, hidden: int, feed_forward: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention to earlier tokens, attention to the source, a network on each token."""
+    """Self-attention to earlier tokens, attention to the source, a network on each token."""
 
     def __init__(self, hidden: int, feed_forward: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -108,24 +108,24 @@ class DecoderLayer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Scaled dot-product attention of several heads."""
+    """Multi-head scaled dot-product attention."""
 
     def __init__(self, hidden: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.query, self.key, self.value, self.out = (nn.Linear(hidden, hidden, bias=False) for _ in range(4))
         self._heads, self._dropout = heads, dropout
 
-    def forward(self, asking: Tensor, asked: Tensor, real: Tensor | None = None) -> Tensor:
-        """`asking` [B, T, hidden] attends to `asked` [B, S, hidden].
+    def forward(self, tokens: Tensor, memory: Tensor, real: Tensor | None = None) -> Tensor:
+        """`tokens` attend to `memory`.
 
         Args:
-            asking: T queries.
-            asked: S keys and values.
-            real: which of `asked` may be seen, `[B, 1, 1, S]`; None lets each see what is not behind it.
+            tokens: queries, `[B, T, hidden]`.
+            memory: keys and values, `[B, S, hidden]`.
+            real: mask of `memory` without padding, `[B, 1, 1, S]`; None for a causal mask.
         """
         query, key, value = (
             part.unflatten(2, (self._heads, -1)).transpose(1, 2)
-            for part in (self.query(asking), self.key(asked), self.value(asked))
+            for part in (self.query(tokens), self.key(memory), self.value(memory))
         )
         dropped = self._dropout if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(
@@ -136,7 +136,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Sequential):
-    """Two layers, applied to each token alone."""
+    """Two linear layers, applied to each token."""
 
     def __init__(self, hidden: int, feed_forward: int, dropout: float) -> None:
         super().__init__(
@@ -145,7 +145,7 @@ class FeedForward(nn.Sequential):
 
 
 def sinusoids(length: int, hidden: int, device: torch.device) -> Tensor:
-    """Position encodings `[length, hidden]`, not learned (Vaswani et al. 2017, section 3.5)."""
+    """Fixed position encodings `[length, hidden]` (Vaswani et al. 2017, section 3.5)."""
     places = torch.arange(length, dtype=torch.float32, device=device)
     pairs = torch.arange(0, hidden, 2, dtype=torch.float32, device=device)
     angles = places[:, None] * 10_000 ** (-pairs / hidden)
@@ -153,29 +153,30 @@ def sinusoids(length: int, hidden: int, device: torch.device) -> Tensor:
 
 
 @torch.no_grad()
-def translate(model: Transformer, source: Tensor, most: Tensor, begin: int, end: int) -> list[list[int]]:
-    """Greedy decoding: the likeliest token each time, until the end mark or `most` tokens.
+def translate(model: Transformer, source: Tensor, maximum: Tensor, begin: int, end: int) -> list[list[int]]:
+    """Greedy decoding: the most probable token each time, until the end token or the maximum length.
 
     Args:
         model: in evaluation mode.
         source: `[B, S]`.
-        most: tokens of each translation at most, `[B]`, >= 1.
-        begin: id of the mark that a target begins with.
-        end: id of the mark that ends it.
+        maximum: tokens of each translation, `[B]`, >= 1.
+        begin: id of the token that begins a target.
+        end: id of the token that ends it.
 
     Returns:
-        The ids of each translation, without marks.
+        The ids of each translation, without begin and end.
     """
-    found: list[list[int]] = [[] for _ in range(len(source))]
+    translations: list[list[int]] = [[] for _ in range(len(source))]
     memory, real = model.encode(source)
-    rows = torch.arange(len(source), device=source.device)  # sentences that are not done
+    rows = torch.arange(len(source), device=source.device)  # unfinished sentences
     shown = torch.full((len(source), 1), begin, device=source.device)
     while len(rows):
-        likeliest = model.head(model.decode(memory, real, shown)[:, -1]).argmax(1)
-        for row, token in zip(rows.tolist(), likeliest.tolist(), strict=True):
+        tokens = model.head(model.decode(memory, real, shown)[:, -1]).argmax(1)
+        for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
             if token != end:
-                found[row].append(token)
-        going = (likeliest != end) & (most > shown.shape[1])
-        shown = torch.cat((shown, likeliest[:, None]), dim=1)[going]
-        rows, memory, real, most = rows[going], memory[going], real[going], most[going]
-    return found
+                translations[row].append(token)
+        unfinished = (tokens != end) & (maximum > shown.shape[1])
+        shown = torch.cat((shown, tokens[:, None]), dim=1)[unfinished]
+        rows, memory = rows[unfinished], memory[unfinished]
+        real, maximum = real[unfinished], maximum[unfinished]
+    return translations

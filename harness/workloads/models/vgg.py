@@ -5,32 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-_CHANNELS = (
-    64,
-    64,
-    0,
-    128,
-    128,
-    0,
-    256,
-    256,
-    256,
-    0,
-    512,
-    512,
-    512,
-    0,
-    512,
-    512,
-    512,
-    0,
-)  # 0: halve the sides
+# 0: halve the sides
+_CHANNELS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
 
 
 class CifarVGG16(nn.Module):
-    """Convolutions with batch normalisation, and one linear layer where the paper has three.
+    """Convolutions with batch normalisation, and one linear layer instead of the paper's three.
 
-    Five poolings leave one pixel of 32 x 32: the two hidden layers of 4,096 would see no more than it holds.
+    Five poolings reduce 32 x 32 to one pixel, so that the two hidden layers of 4,096 would add nothing.
 
     Args:
         width: channels of the first stage; the paper has 64.
@@ -46,7 +28,7 @@ class CifarVGG16(nn.Module):
                 continue
             outputs = max(1, channels * width // 64)
             parts += [nn.Conv2d(inputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
-            nn.init.kaiming_normal_(parts[-3].weight, mode="fan_out", nonlinearity="relu")  # type: ignore[arg-type]  # a convolution's
+            nn.init.kaiming_normal_(parts[-3].weight, mode="fan_out", nonlinearity="relu")  # type: ignore[arg-type]
             inputs = outputs
         self.features = nn.Sequential(*parts)
         self.fc = nn.Linear(inputs, classes)

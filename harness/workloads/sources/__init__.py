@@ -1,1 +1,1 @@
-"""Filter examples come from: folders, downloads, caches, archives, loaders and their order."""
+"""Shared by the workloads: data folders, downloads, caches, tokenizers, sampling and loading of examples."""

@@ -1,51 +1,29 @@
-"""What is made of data once and kept on this machine for every later run (no torch)."""
+"""Prepared data that is kept on this machine for later runs (no torch)."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.errors import DataError
-from harness.runs.locks import exclusive
+from harness.workloads.sources.publish import publish_folder
 
 CACHE_VARIABLE = "KRONSCALE_CACHE"
 
 
 def cached(name: str, prepare: Callable[[Path], None], what: str) -> Path:
-    """The cache's folder `name`, made by `prepare` if it is not there; it appears whole, by rename.
-
-    `what` it holds, in the plural, is named where it cannot be kept.
+    """The cache's folder `name`, written by `prepare` if it does not exist.
 
     Raises:
-        DataError: it cannot be kept there.
+        DataError: the cache cannot be written; names `what` should have been written.
     """
-    root = _folder()
-    target = root / name
-    if target.is_dir():
-        return target
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with exclusive(root / f".{name}.lock"):
-            if not target.is_dir():  # else another rank was faster
-                scratch = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root))
-                try:
-                    prepare(scratch)
-                    scratch.rename(target)
-                finally:
-                    shutil.rmtree(scratch, ignore_errors=True)
-    except OSError as error:
-        raise DataError(
-            f"{root.absolute()}: {what} cannot be kept there: {error.strerror or error}; name a folder "
-            f"with space in {CACHE_VARIABLE}"
-        ) from None
-    return target
+    return publish_folder(
+        _folder() / name, prepare, what=what, advice=f"name a folder with space in {CACHE_VARIABLE}"
+    )
 
 
 def file_stamp(path: Path) -> str:
-    """Filter, how long, when last written: reading all of a large text at each start takes minutes."""
+    """Path, size and modification time: hashing all of a large text at each start takes minutes."""
     state = path.stat()
     return f"{path.resolve()} {state.st_size} {state.st_mtime_ns}"
 

@@ -1,117 +1,78 @@
-"""Published data, brought into a folder once, whoever asks first (no torch)."""
+"""Downloads of published data sets, checked against their checksums (no torch)."""
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import shutil
 import tarfile
-import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
-from functools import partial
-from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.errors import DataError
-from harness.runs.locks import exclusive
+from harness.workloads.sources.archives import unpack
+from harness.workloads.sources.publish import publish_folder
 
-_SILENCE_SECONDS = 60.0  # without a byte for so long, a server is taken for unreachable
-_CHUNK_BYTES = 1 << 20
+_TIMEOUT_SECONDS = 60.0  # without a byte from the server
 
 
 class Published(NamedTuple):
     """A file as its authors publish it.
 
     Attributes:
-        digest: its sum by `algorithm`, in hexadecimal.
+        checksum: algorithm and hexadecimal digest, `md5:...`.
     """
 
     url: str
-    digest: str
-    algorithm: str = "md5"
+    checksum: str
+
+    @property
+    def name(self) -> str:
+        """Its file name."""
+        return self.url.rpartition("/")[2]
 
 
-def download_archive(published: Published, root: Path, folder: str, wanted: tuple[str, ...]) -> None:
-    """Unpack the files `wanted` of an archive into `root / folder`; its other members are not unpacked.
+def download_archive(archive: Published, target: Path) -> None:
+    """Unpack the folder `target.name` of a tar archive as `target`.
 
-    Of many ranks one fetches, the others wait for it. The folder appears whole, by rename.
+    Of several ranks one downloads; the others wait.
 
     Raises:
-        DataError: the network, the sum or the disk says no.
+        DataError: the network or the disk failed, or the checksum differs.
     """
-    _bring([published], root, folder, partial(_unpack, folder=folder, wanted=wanted))
+
+    def fill(folder: Path) -> None:
+        _fetch(archive, folder)
+        with tarfile.open(folder / archive.name) as packed:
+            unpack(packed, folder)
+        (folder / archive.name).unlink()
+        for path in (folder / target.name).iterdir():
+            path.rename(folder / path.name)
+        (folder / target.name).rmdir()
+
+    _publish(archive.url, target, fill)
 
 
-def download_files(published: Sequence[Published], root: Path, folder: str) -> None:
-    """Put files, each called as in its address, into `root / folder`; the rest as for an archive."""
-    _bring(published, root, folder, lambda fetched, target: fetched.rename(target / fetched.name))
+def download_files(files: Sequence[Published], target: Path) -> None:
+    """Download files into the folder `target`; otherwise as `download_archive`."""
+
+    def fill(folder: Path) -> None:
+        for file in files:
+            _fetch(file, folder)
+
+    _publish(files[0].url.rpartition("/")[0], target, fill)
 
 
-def _bring(
-    published: Sequence[Published], root: Path, folder: str, place: Callable[[Path, Path], object]
-) -> None:
-    """Fetch all, hand each to `place` with the folder to fill, and show that folder when it is whole."""
-    asked = published[0]
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with exclusive(root / f".{folder}.lock"):
-            if (root / folder).is_dir():  # another rank was faster
-                return
-            with tempfile.TemporaryDirectory(prefix=f".{folder}-", dir=root) as scratch:
-                target = Path(scratch, folder)
-                target.mkdir()
-                for asked in published:
-                    fetched = Path(scratch, asked.url.rpartition("/")[2])
-                    _fetch(asked, fetched)
-                    place(fetched, target)
-                target.rename(root / folder)
-    except (
-        urllib.error.URLError,
-        HTTPException,
-        TimeoutError,
-        OSError,
-        tarfile.TarError,
-        ValueError,
-    ) as error:
-        raise DataError(_refusal(asked, root, error)) from None
-
-
-def _fetch(published: Published, path: Path) -> None:
-    digest = hashlib.new(published.algorithm, usedforsecurity=False)  # against damage: https is the guard
-    with (
-        urllib.request.urlopen(published.url, timeout=_SILENCE_SECONDS) as answer,  # noqa: S310  an https constant
-        path.open("wb") as file,
-    ):
-        while chunk := answer.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            file.write(chunk)
-    if digest.hexdigest() != published.digest:
-        name = published.algorithm.upper()
-        raise ValueError(f"{name} of what came is {digest.hexdigest()}, {published.digest} expected")
-
-
-def _unpack(archive: Path, target: Path, *, folder: str, wanted: tuple[str, ...]) -> None:
-    with tarfile.open(archive) as packed:
-        for name in wanted:
-            try:
-                source = packed.extractfile(f"{folder}/{name}")
-            except KeyError:
-                source = None
-            if source is None:
-                raise ValueError(f"the archive has no {folder}/{name}")
-            with source, Path(target, name).open("wb") as file:
-                shutil.copyfileobj(source, file)
-
-
-def _refusal(published: Published, root: Path, error: Exception) -> str:
-    reason = getattr(error, "reason", None) or error
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        reason = f"no space left; {shutil.disk_usage(root).free // 2**20} MiB are free"
-    said = " ".join(str(reason).split()) or type(error).__name__
-    return (
-        f"{published.url} could not be brought to {root.absolute()}: {said}; download it where there is a "
-        f"network, unpack an archive, and name that folder in workload.options.data or KRONSCALE_DATA"
+def _publish(what: str, target: Path, fill: Callable[[Path], None]) -> None:
+    advice = (
+        "download it where there is a network, unpack an archive, and name its folder in "
+        "workload.options.data or KRONSCALE_DATA"
     )
+    publish_folder(target, fill, what=what, advice=advice)
+
+
+def _fetch(file: Published, folder: Path) -> None:
+    import pooch  # noqa: PLC0415  slow to import, and only downloads need it
+
+    downloader = pooch.HTTPDownloader(timeout=_TIMEOUT_SECONDS)
+    try:
+        pooch.retrieve(file.url, file.checksum, file.name, folder, downloader=downloader)
+    except ValueError as error:  # the checksum differs, which is a failed download like any other
+        raise OSError(str(error)) from error

@@ -1,1 +1,1 @@
-"""Multi30k: translation from English to German."""
+"""Multi30k: translation of sentences."""

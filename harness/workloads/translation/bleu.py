@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from types import ModuleType
+
+from harness.workloads.sources.extras import import_extra
 
 
-def bleu(found: Sequence[str], references: Sequence[str]) -> float:
-    """BLEU of translations beside one reference each, with sacrebleu's defaults: cased, tokenizer 13a."""
-    # force: a text that is tokenized already is scored without a warning on each rank's output
-    return float(scorer()(force=True).corpus_score(list(found), [list(references)]).score)
+def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
+    """BLEU of translations with one reference each, with sacrebleu's defaults: cased, tokenizer 13a."""
+    # force: no warning on each rank's output if the text looks tokenized already
+    return float(sacrebleu().BLEU(force=True).corpus_score(list(translations), [list(references)]).score)
 
 
-def scorer() -> Any:
-    """The library's class.
-
-    Raises:
-        ModuleNotFoundError: it is not installed, and which extra has it.
-    """
-    try:
-        from sacrebleu.metrics.bleu import BLEU  # noqa: PLC0415  an optional extra
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "workload.options.bleu: true needs the extra language: pip install 'kronscale[language]'"
-        ) from None
-    return BLEU
+def sacrebleu() -> ModuleType:
+    """The optional library's module of BLEU."""
+    return import_extra("sacrebleu.metrics.bleu", "workload.options.bleu: true", "language")

@@ -1,8 +1,8 @@
-"""Pairs of sentences as token ids: encoded once, kept in a cache (no torch).
+"""Pairs of sentences as token ids, kept in the cache (no torch).
 
-One vocabulary serves both languages: a given tokenizer, or a byte-level BPE trained on both sides of the
-training text. Training pairs with more than `longest` tokens on a side are left out, as is usual in
-translation: cut ones would teach half a sentence for a whole one. Held-out pairs are all kept, and whole.
+Both languages share one vocabulary: of a given tokenizer, or of a byte-level BPE trained on both sides of the
+training text. Training pairs with more than `longest` tokens on a side are dropped, as is usual in
+translation: a truncated pair would teach half a translation. No held-out pair is dropped or truncated.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from typing import Any
 import numpy as np
 
 from harness.errors import DataError
+from harness.workloads.cards.card import SYNTHETIC
 from harness.workloads.cards.language import SYNTHETIC_TEST, SYNTHETIC_TRAIN
 from harness.workloads.cards.translation import SPECIALS
-from harness.workloads.cards.vision import SYNTHETIC
-from harness.workloads.language.tokens import (
+from harness.workloads.sources.cache import cached, file_stamp
+from harness.workloads.sources.data_folder import data_folder
+from harness.workloads.sources.tokenizer import (
     Ids,
     Vocabulary,
     encode_each,
-    library,
     read_tokenizer,
+    tokenizers_library,
     train_tokenizer,
     vocabulary_of,
 )
-from harness.workloads.sources.cache import cached, file_stamp
-from harness.workloads.sources.folders import data_folder
-from harness.workloads.translation.multi30k_files import Files, find_files, read_part
+from harness.workloads.translation.files import Files, find_files, read_split
 
-MADE_UP_TOKENS = (5, 22)  # of a made-up sentence; a caption has twelve words
-_FORMAT = "1"  # raise it when what lies in the cache changes
+SYNTHETIC_TOKENS = (5, 22)  # of a synthetic sentence; a caption has twelve words
+_FORMAT = "1"  # of the cached files; increase it with every change
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class Sentences:
-    """Sentences of token ids, without marks around them.
+    """Sentences as token ids, without begin and end tokens.
 
     Attributes:
         tokens: all ids, one sentence after another.
-        starts: where each begins, and where the last one ends, `[N + 1]`.
+        starts: offset of each sentence, and the end of the last one, `[N + 1]`.
     """
 
     tokens: Array
@@ -56,13 +56,13 @@ class Sentences:
         """Tokens of each, `[N]`."""
         return np.diff(self.starts)
 
-    def padded(self, numbers: Ids, width: int, padding: int) -> Ids:
-        """The sentences of these numbers, `[len(numbers), width]`, with padding behind."""
-        places = np.arange(width)
-        inside = places < self.lengths[numbers][:, None]
-        found = np.full(inside.shape, padding, dtype=np.int64)
-        found[inside] = self.tokens[(self.starts[numbers][:, None] + places)[inside]]
-        return found
+    def padded(self, indices: Ids, width: int, padding: int) -> Ids:
+        """The sentences of these indices, `[len(indices), width]`, followed by padding."""
+        columns = np.arange(width)
+        inside = columns < self.lengths[indices][:, None]
+        rows = np.full(inside.shape, padding, dtype=np.int64)
+        rows[inside] = self.tokens[(self.starts[indices][:, None] + columns)[inside]]
+        return rows
 
 
 @dataclass(frozen=True)
@@ -70,27 +70,27 @@ class Pairs:
     """Sentence n of the target is the translation of sentence n of the source.
 
     Attributes:
-        numbers: of the pairs that count, ascending.
+        indices: of the pairs that are used, ascending.
     """
 
     source: Sentences
     target: Sentences
-    numbers: Ids
+    indices: Ids
 
 
 @dataclass(frozen=True)
 class ParallelText:
-    """What is learned, what is held out, their ids, and the way back to text.
+    """Training and held-out pairs, their ids, and text for BLEU.
 
     Attributes:
-        written: the text of a sentence's ids.
-        references: the held-out translations, by number.
+        decode: the text of a sentence's ids.
+        references: the held-out translations, by index.
     """
 
     train: Pairs
     test: Pairs
     vocabulary: Vocabulary
-    written: Callable[[Sequence[int]], str]
+    decode: Callable[[Sequence[int]], str]
     references: Callable[[], list[str]]
 
 
@@ -102,7 +102,7 @@ def read_pairs(options: Mapping[str, Any]) -> ParallelText:
         ModuleNotFoundError: the library `tokenizers` is not installed.
     """
     if options["data"] == SYNTHETIC:
-        return _made_up(options)
+        return _synthetic(options)
     train_files, test_files = find_files(options)
     given = data_folder(options["data"]) / options["tokenizer"] if options["tokenizer"] else None
     tokenizer = read_tokenizer(given) if given is not None else None
@@ -110,35 +110,39 @@ def read_pairs(options: Mapping[str, Any]) -> ParallelText:
     stamps.append(file_stamp(given) if given is not None else f"{options['vocabulary']} {SPECIALS}")
 
     def prepare(folder: Path) -> None:
-        parts = {"train": read_part(train_files), "test": read_part(test_files)}
-        used = tokenizer or train_tokenizer(chain(*parts["train"]), options["vocabulary"], SPECIALS)
+        splits = {"train": read_split(train_files), "test": read_split(test_files)}
+        used = tokenizer or train_tokenizer(chain(*splits["train"]), options["vocabulary"], SPECIALS)
         used.save(str(folder / "tokenizer.json"))
-        for part, sides in parts.items():
+        for split, sides in splits.items():
             for side, lines in zip(Files._fields, sides, strict=True):
                 ids = list(encode_each(used, lines))
                 starts = np.cumsum([0, *map(len, ids)], dtype=np.int64)
-                np.save(folder / f"{part}.{side}.starts.npy", starts)
-                np.save(folder / f"{part}.{side}.tokens.npy", np.fromiter(chain(*ids), np.uint32, starts[-1]))
+                np.save(folder / f"{split}.{side}.starts.npy", starts)
+                np.save(
+                    folder / f"{split}.{side}.tokens.npy", np.fromiter(chain(*ids), np.uint32, starts[-1])
+                )
 
-    key = hashlib.sha256("\n".join([_FORMAT, library(), *stamps]).encode()).hexdigest()[:24]
+    key = hashlib.sha256(
+        "\n".join([_FORMAT, tokenizers_library().__version__, *stamps]).encode()
+    ).hexdigest()[:24]
     folder = cached(f"pairs-{key}", prepare, "token ids")
     used = tokenizer or read_tokenizer(folder / "tokenizer.json")
     where = str(given or folder / "tokenizer.json")
     vocabulary = vocabulary_of(used, SPECIALS, where, options["vocabulary"])
     return ParallelText(
-        _limited(_kept(folder, "train"), options, "train_examples", train_files, options["longest"]),
-        _limited(_kept(folder, "test"), options, "test_examples", test_files, None),
+        _limited(_load(folder, "train"), options, "train_examples", train_files, options["longest"]),
+        _limited(_load(folder, "test"), options, "test_examples", test_files, None),
         vocabulary,
-        written=lambda ids: str(used.decode(list(ids))),
-        references=lambda: read_part(test_files)[1],
+        decode=lambda ids: str(used.decode(list(ids))),
+        references=lambda: read_split(test_files)[1],
     )
 
 
-def _kept(folder: Path, part: str) -> tuple[Sentences, Sentences]:
+def _load(folder: Path, split: str) -> tuple[Sentences, Sentences]:
     source, target = (
         Sentences(
-            np.load(folder / f"{part}.{side}.tokens.npy", mmap_mode="r"),
-            np.load(folder / f"{part}.{side}.starts.npy"),
+            np.load(folder / f"{split}.{side}.tokens.npy", mmap_mode="r"),
+            np.load(folder / f"{split}.{side}.starts.npy"),
         )
         for side in Files._fields
     )
@@ -154,46 +158,45 @@ def _limited(
 ) -> Pairs:
     """The first pairs of at most `longest` tokens a side, as many as `option` asks for."""
     lengths = np.maximum(sides[0].lengths, sides[1].lengths)
-    numbers = np.flatnonzero(lengths <= longest) if longest is not None else np.arange(len(lengths))
-    wanted = options[option] or len(numbers)
-    if not len(numbers):
+    indices = np.flatnonzero(lengths <= longest) if longest is not None else np.arange(len(lengths))
+    wanted = options[option] or len(indices)
+    if not len(indices):
         raise DataError(
             f"{files.source}: no pair has at most {longest} tokens a side; use a larger "
             f"workload.options.longest"
         )
-    if len(numbers) < wanted:
+    if len(indices) < wanted:
         short = "" if longest is None else f" of at most {longest} tokens a side"
         raise DataError(
-            f"{files.source}: {len(numbers)} pairs{short}, but workload.options.{option}={wanted}; use 0 for "
-            f"all, or 1 to {len(numbers)}"
+            f"{files.source} has {len(indices)} pairs{short}, but workload.options.{option}={wanted}; use 0 "
+            f"for all, or 1 to {len(indices)}"
         )
-    return Pairs(*sides, numbers[:wanted])
+    return Pairs(*sides, indices[:wanted])
 
 
-def _made_up(options: Mapping[str, Any]) -> ParallelText:
-    """No language: the target is the source reversed, which is to be learned as a translation is."""
-    draws = np.random.default_rng(0)
-    shortest, longest = (min(tokens, options["longest"]) for tokens in MADE_UP_TOKENS)
+def _synthetic(options: Mapping[str, Any]) -> ParallelText:
+    """Random sentences; the target is the source reversed, which can be learned."""
+    generator = np.random.default_rng(0)
+    shortest, longest = (min(tokens, options["longest"]) for tokens in SYNTHETIC_TOKENS)
     ordinary = np.arange(len(SPECIALS), options["vocabulary"])
 
     def pairs(count: int) -> Pairs:
-        lengths = draws.integers(shortest, longest, count, endpoint=True)
+        lengths = generator.integers(shortest, longest, count, endpoint=True)
         starts = np.cumsum([0, *lengths], dtype=np.int64)
-        # a tenth of the tokens makes nearly half of the text (0.1^(1/3) = 0.46), as in a language
-        source = ordinary[(len(ordinary) * draws.random(starts[-1]) ** 3).astype(np.int64)]
-        place = np.arange(starts[-1])
-        target = source[np.repeat(starts[:-1] + starts[1:] - 1, lengths) - place]
+        # A tenth of the vocabulary is nearly half of the text (0.1^(1/3) = 0.46), as in a language.
+        source = ordinary[(len(ordinary) * generator.random(starts[-1]) ** 3).astype(np.int64)]
+        target = source[np.repeat(starts[:-1] + starts[1:] - 1, lengths) - np.arange(starts[-1])]
         return Pairs(Sentences(source, starts), Sentences(target, starts), np.arange(count))
 
     train = pairs(options["train_examples"] or SYNTHETIC_TRAIN)
     test = pairs(options["test_examples"] or SYNTHETIC_TEST)
 
-    def written(ids: Sequence[int]) -> str:
+    def decode(ids: Sequence[int]) -> str:
         return " ".join(map(str, ids))
 
     def references() -> list[str]:
         sentences = np.split(test.target.tokens, test.target.starts[1:-1])
-        return [written(sentence.tolist()) for sentence in sentences]
+        return [decode(sentence.tolist()) for sentence in sentences]
 
     vocabulary = Vocabulary({name: index for index, name in enumerate(SPECIALS)}, ordinary)
-    return ParallelText(train, test, vocabulary, written, references)
+    return ParallelText(train, test, vocabulary, decode, references)

@@ -1,11 +1,11 @@
-"""Translation of sentences (`multi30k`): the Transformer learns the next word of a target from its source.
+"""Translation of sentences (`multi30k`): the Transformer predicts the next word of a target from its source.
 
-Sentences are ragged, and yet a step is the same in any world: each rank knows the lengths of the whole global
-batch, pads to its longest sentence, and weighs a token's loss by its number of tokens.
+Sentences differ in length, and yet a step is the same in any world: each rank has the lengths of the whole
+global batch, pads to its longest sentence, and weights a token's loss by its number of tokens.
 
-Activations of padding enter K-FAC's A, as in DP-KFAC's release. Setting them to zero would not take them
-out: they would still count in the row of ones that stands for a bias, and in the number of positions. Their
-gradients are zero, so that G has none of them.
+Activations of padding enter K-FAC's A factors, as in DP-KFAC's release. Setting them to zero would not remove
+them: they would still count in the row of ones for a bias, and in the number of positions. Their gradients
+are zero, so that they do not enter the G factors.
 """
 
 from __future__ import annotations
@@ -21,31 +21,37 @@ from torch.nn import functional
 
 from harness.errors import DataError
 from harness.workloads.cards.translation import BEGIN, END, PAD
-from harness.workloads.language.tokens import Ids
 from harness.workloads.models.translation import Transformer, translate
-from harness.workloads.sources.order import generator_of, global_batches, steps_per_epoch
-from harness.workloads.translation.bleu import bleu, scorer
-from harness.workloads.translation.pairs import Pairs, ParallelText, read_pairs
+from harness.workloads.sources.sampling import (
+    epoch_generator,
+    global_batches,
+    seed_this_rank,
+    steps_per_epoch,
+)
+from harness.workloads.sources.tokenizer import Ids
+from harness.workloads.translation.bleu import bleu, sacrebleu
+from harness.workloads.translation.pairs import Pairs, ParallelText, Sentences, read_pairs
 from harness.workloads.workload import Share
 
-TEST_SENTENCES = 64  # at once; their scores are this times tokens times the vocabulary
-MORE_TOKENS = 50  # than its source's a translation may have (Vaswani et al. 2017, section 6.1)
-_NOTHING = -100  # where nothing is asked; torch's cross entropy leaves it out
+TEST_SENTENCES = 64  # of an evaluation batch; its scores are this times tokens times the vocabulary
+EXTRA_TOKENS = 50  # of a translation at most, beyond its source's (Vaswani et al. 2017, section 6.1)
+_IGNORED = -100  # target of a position that torch's cross entropy ignores
 
 
 class Batch(NamedTuple):
-    """Sentences of one rank, as long as the longest of the whole global batch.
+    """Sentences of one rank, padded to the longest of the whole global batch.
 
     Attributes:
-        source: tokens and an end mark, padded, `[B, S]`.
-        shown: the begin mark and the target's tokens, padded, `[B, T]`.
-        wanted: the target's tokens and an end mark, then nothing, `[B, T]`.
-        weight: of a token in the loss: ranks, whose gradients are averaged, over tokens of the global batch.
+        source: tokens and END, padded, `[B, S]`.
+        inputs: BEGIN and the target's tokens, padded, `[B, T]`.
+        targets: the target's tokens and END, then ignored positions, `[B, T]`.
+        weight: of a token in the loss: number of ranks, whose gradients are averaged, over the tokens of the
+            global batch.
     """
 
     source: Tensor
-    shown: Tensor
-    wanted: Tensor
+    inputs: Tensor
+    targets: Tensor
     weight: float
 
 
@@ -55,9 +61,9 @@ class Translation:
     def __init__(self, options: Mapping[str, Any], share: Share) -> None:
         self._options, self._share = options, share
         self._text: ParallelText = read_pairs(options)
-        marks = self._text.vocabulary.specials
-        self._padding, self._begin, self._end = marks[PAD], marks[BEGIN], marks[END]
-        examples = len(self._text.train.numbers)
+        specials = self._text.vocabulary.specials
+        self._padding, self._begin, self._end = specials[PAD], specials[BEGIN], specials[END]
+        examples = len(self._text.train.indices)
         self.steps_per_epoch = steps_per_epoch(share, examples)
         if not self.steps_per_epoch:
             raise DataError(
@@ -69,112 +75,112 @@ class Translation:
         """The Transformer of the options' size."""
         network = Transformer(self._options, self._padding).to(self._share.device)
         if self._options["dropout"]:
-            # Weights are drawn alike on all ranks; what they drop from here on is each one's own.
-            torch.manual_seed(self._share.seed * 1_000_003 + self._share.rank)
+            seed_this_rank(self._share)  # ranks have the same weights, and drop different units
         return network
 
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
-        """Shuffled anew each epoch; the incomplete last batch is left out."""
+        """Shuffled anew each epoch; the incomplete last batch is dropped."""
         pairs = self._text.train
-        order = torch.randperm(len(pairs.numbers), generator=generator_of(self._share, epoch))
-        for all_gather_rows in global_batches(self._share, order, first_step):
-            mine = self._share.slice_of(all_gather_rows)
-            yield self._posed(pairs, pairs.numbers[mine.numpy()], pairs.numbers[all_gather_rows.numpy()])
+        order = torch.randperm(len(pairs.indices), generator=epoch_generator(self._share, epoch))
+        for global_batch in global_batches(self._share, order, first_step):
+            local_batch = self._share.slice_of(global_batch)
+            yield self._batch(pairs, pairs.indices[local_batch.numpy()], pairs.indices[global_batch.numpy()])
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """This rank's part of the mean over the global batch's tokens, times the ranks: their mean is it."""
+        """A loss whose mean over ranks is the mean over the global batch's tokens."""
         smoothing = self._options["label_smoothing"]
-        return _cross_entropy(model(batch.source, batch.shown), batch.wanted, smoothing) * batch.weight
+        return _cross_entropy(model(batch.source, batch.inputs), batch.targets, smoothing) * batch.weight
 
     def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
-        """Right next tokens and summed loss, without smoothing, over every world_size-th held-out pair."""
+        """Correct next tokens and summed loss, not smoothed, over every world_size-th held-out pair."""
         correct, loss, count = 0.0, 0.0, 0
-        for numbers in self._held_out():
-            batch = self._posed(self._text.test, numbers, numbers)
-            scores = model(batch.source, batch.shown)
-            correct += float((scores.argmax(2) == batch.wanted).sum())
-            loss += float(_cross_entropy(scores, batch.wanted))
-            count += int((batch.wanted != _NOTHING).sum())
+        for indices in self._held_out():
+            batch = self._batch(self._text.test, indices, indices)
+            scores = model(batch.source, batch.inputs)
+            correct += float((scores.argmax(2) == batch.targets).sum())
+            loss += float(_cross_entropy(scores, batch.targets))
+            count += int((batch.targets != _IGNORED).sum())
         return {"accuracy": correct, "loss": loss}, count
 
     def _held_out(self) -> Iterator[Ids]:
-        """Numbers of this rank's held-out pairs, some at a time, those of like length together."""
+        """Batches of indices of this rank's held-out pairs, sorted by length."""
         pairs, share = self._text.test, self._share
-        own = pairs.numbers[share.rank :: share.world_size]
+        own = pairs.indices[share.rank :: share.world_size]
         own = own[np.argsort(pairs.source.lengths[own], kind="stable")]
         for start in range(0, len(own), TEST_SENTENCES):
             yield own[start : start + TEST_SENTENCES]
 
-    def _posed(self, pairs: Pairs, mine: Ids, all_gather_rows: Ids) -> Batch:
-        """The pairs of these numbers, as part of a global batch of all those."""
-        source = self._ended(pairs, "source", mine, all_gather_rows, self._padding)
-        wanted = self._ended(pairs, "target", mine, all_gather_rows, _NOTHING)
-        shown = np.full_like(wanted, self._begin)
-        shown[:, 1:] = pairs.target.padded(mine, wanted.shape[1] - 1, self._padding)
-        tokens = int((pairs.target.lengths[all_gather_rows] + 1).sum())
+    def _batch(self, pairs: Pairs, local: Ids, all_ranks: Ids) -> Batch:
+        """The pairs with the indices `local`, of a global batch with the indices `all_ranks`."""
+        source = self._with_end(pairs.source, local, all_ranks, self._padding)
+        targets = self._with_end(pairs.target, local, all_ranks, _IGNORED)
+        inputs = np.full_like(targets, self._begin)
+        inputs[:, 1:] = pairs.target.padded(local, targets.shape[1] - 1, self._padding)
+        tokens = int((pairs.target.lengths[all_ranks] + 1).sum())
         weight = self._share.world_size / tokens
-        return Batch(self._on_device(source), self._on_device(shown), self._on_device(wanted), weight)
+        return Batch(self._on_device(source), self._on_device(inputs), self._on_device(targets), weight)
 
     def _on_device(self, ids: Ids) -> Tensor:
         return torch.from_numpy(ids).to(self._share.device)
 
-    def _ended(self, pairs: Pairs, side: str, mine: Ids, all_gather_rows: Ids, padding: int) -> Ids:
-        sentences = getattr(pairs, side)
-        rows: Ids = sentences.padded(mine, int(sentences.lengths[all_gather_rows].max()) + 1, padding)
-        rows[np.arange(len(mine)), sentences.lengths[mine]] = self._end
+    def _with_end(self, sentences: Sentences, local: Ids, all_ranks: Ids, padding: int) -> Ids:
+        rows = sentences.padded(local, int(sentences.lengths[all_ranks].max()) + 1, padding)
+        rows[np.arange(len(local)), sentences.lengths[local]] = self._end
         return rows
 
 
-class Translated(Translation):
-    """The same with BLEU, which needs the held-out sources translated.
+class TranslationWithBleu(Translation):
+    """Also translates the held-out sources, for BLEU.
 
     Attributes:
-        pooled_metrics: BLEU counts matches in the whole held-out text, and is no mean over its sentences.
+        pooled_metrics: BLEU counts matches in the whole held-out text, and is not a mean over its sentences.
     """
 
     pooled_metrics = ("bleu",)
 
     def __init__(self, options: Mapping[str, Any], share: Share) -> None:
-        scorer()  # refuses before the first epoch and not after it
+        sacrebleu()  # if it is missing, fail before the first epoch
         super().__init__(options, share)
-        self._found: dict[int, str] = {}
+        self._translations: dict[int, str] = {}
 
     def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
-        """As above; what this rank's sources are translated to is kept for `findings`."""
-        assert isinstance(model, Transformer)  # noqa: S101  it is what `model` gave
-        self._found = {}
-        for numbers in self._held_out():
-            source = self._posed(self._text.test, numbers, numbers).source
-            most = self._on_device(self._text.test.source.lengths[numbers] + MORE_TOKENS)
-            said = translate(model, source, most, self._begin, self._end)
-            self._found |= {
-                int(number): self._text.written(ids) for number, ids in zip(numbers, said, strict=True)
+        """As above; also translates this rank's sources, which `findings` returns."""
+        assert isinstance(model, Transformer)  # noqa: S101  the network of `model`
+        self._translations = {}
+        for indices in self._held_out():
+            source = self._batch(self._text.test, indices, indices).source
+            maximum = self._on_device(self._text.test.source.lengths[indices] + EXTRA_TOKENS)
+            translations = translate(model, source, maximum, self._begin, self._end)
+            self._translations |= {
+                int(index): self._text.decode(ids) for index, ids in zip(indices, translations, strict=True)
             }
         return super().evaluate(model)
 
     def findings(self) -> bytes:
-        """This rank's translations by number."""
-        return json.dumps(self._found).encode()
+        """This rank's translations by index."""
+        return json.dumps(self._translations).encode()
 
     def score(self, findings: Sequence[bytes]) -> Mapping[str, float]:
         """Corpus BLEU of all ranks' translations."""
-        found = {int(number): text for part in findings for number, text in json.loads(part).items()}
+        by_index = {int(index): text for part in findings for index, text in json.loads(part).items()}
         references = self._text.references()
-        numbers = sorted(found)
-        return {"bleu": bleu([found[number] for number in numbers], [references[n] for n in numbers])}
+        indices = sorted(by_index)
+        return {
+            "bleu": bleu([by_index[index] for index in indices], [references[index] for index in indices])
+        }
 
 
 def build(options: Mapping[str, Any], share: Share) -> Translation:
     """Translation as the rank of `share` sees it."""
-    return Translated(options, share) if options["bleu"] else Translation(options, share)
+    return TranslationWithBleu(options, share) if options["bleu"] else Translation(options, share)
 
 
-def _cross_entropy(scores: Tensor, wanted: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Sum over what is asked."""
+def _cross_entropy(scores: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Sum over all targets."""
     return functional.cross_entropy(
         scores.flatten(0, 1),
-        wanted.flatten(),
-        ignore_index=_NOTHING,
+        targets.flatten(),
+        ignore_index=_IGNORED,
         reduction="sum",
         label_smoothing=smoothing,
     )

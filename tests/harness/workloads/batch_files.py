@@ -1,11 +1,13 @@
-"""CIFAR's batch files as their authors write them, small, with the package's real images in them."""
+"""Small batch files in CIFAR's published formats, with the embedded images."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import pickle
+import shutil
 import struct
-from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +18,8 @@ import pytest
 import torch
 
 from harness.workloads import WORKLOADS
-from harness.workloads.cifar.files import Images, read_embedded
+from harness.workloads.cifar.batch_files import VARIANTS, Images, Variant, read_batch
+from harness.workloads.cifar.files import read_embedded
 from harness.workloads.workload import Share
 
 TRAIN, TEST = 600, 200
@@ -43,7 +46,7 @@ def some(images: Images, count: int, classes: int = 10) -> tuple[np.ndarray, lis
 
 
 class Python2Pickler(pickle._Pickler):  # type: ignore[name-defined]  # the one that can be changed
-    """Writes what the published files hold: text of Python 2, and NumPy 1's names."""
+    """Writes pickles like the published ones: with text of Python 2 and NumPy 1's names."""
 
     dispatch = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
 
@@ -62,30 +65,51 @@ def python2_pickle(content: Any) -> bytes:
     return written.getvalue().replace(b"cnumpy._core.", b"cnumpy.core.")
 
 
-def write_batch(path: Path, rows: np.ndarray, labels: Any, key: bytes = b"labels") -> None:
-    """One batch file."""
-    batch = {b"batch_label": b"a batch", key: labels, b"data": rows, b"filenames": [b"x.png"] * len(rows)}
+def write_binary(path: Path, rows: np.ndarray, labels: list[int], coarse: bool = False) -> None:
+    """One file of the binary version; CIFAR-100 has a coarse class before the fine one."""
+    columns = [*([[label // 5 for label in labels]] if coarse else []), labels]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(python2_pickle(batch))
+    path.write_bytes(np.hstack([np.array(columns, np.uint8).T, rows]).tobytes())
 
 
 def write_cifar10(root: Path) -> Path:
-    """`cifar-10-batches-py` with 600 training images in five files and 200 test images."""
-    folder = root / "cifar-10-batches-py"
+    """`cifar-10-batches-bin` with 600 training images in five files and 200 test images."""
+    folder = root / "cifar-10-batches-bin"
     rows, labels = some(embedded()[0], TRAIN)
     for part in range(5):
         mine = slice(part * TRAIN // 5, (part + 1) * TRAIN // 5)
-        write_batch(folder / f"data_batch_{part + 1}", rows[mine], labels[mine])
-    write_batch(folder / "test_batch", *some(embedded()[1], TEST))
+        write_binary(folder / f"data_batch_{part + 1}.bin", rows[mine], labels[mine])
+    write_binary(folder / "test_batch.bin", *some(embedded()[1], TEST))
     return folder
 
 
 def write_cifar100(root: Path) -> Path:
-    """`cifar-100-python` with 600 training and 200 test images, labels from 0 to 99."""
-    folder = root / "cifar-100-python"
-    write_batch(folder / "train", *some(embedded()[0], TRAIN, 100), key=b"fine_labels")
-    write_batch(folder / "test", *some(embedded()[1], TEST, 100), key=b"fine_labels")
+    """`cifar-100-binary` with 600 training and 200 test images, labels from 0 to 99."""
+    folder = root / "cifar-100-binary"
+    write_binary(folder / "train.bin", *some(embedded()[0], TRAIN, 100), coarse=True)
+    write_binary(folder / "test.bin", *some(embedded()[1], TEST, 100), coarse=True)
     return folder
+
+
+def write_python_version(root: Path, classes: int = 10) -> Variant:
+    """The same images in the Python version; returns the variant with their checksums."""
+    variant = VARIANTS[classes]
+    (write_cifar10 if classes == 10 else write_cifar100)(root / "binary")
+    folder, checksums = root / variant.python.folder, {}
+    folder.mkdir()
+    for binary, name in zip(
+        (*variant.binary.train, variant.binary.test),
+        (*variant.python.train, variant.python.test),
+        strict=True,
+    ):
+        images = read_batch(variant, root / "binary" / variant.binary.folder / binary)
+        rows, labels = images.pixels.reshape(-1, 3072), images.labels.tolist()
+        batch = {b"batch_label": b"a batch", variant.labels_key: labels, b"data": rows}
+        content = python2_pickle(batch)
+        (folder / name).write_bytes(content)
+        checksums[name] = hashlib.md5(content).hexdigest()  # noqa: S324  as published
+    shutil.rmtree(root / "binary")
+    return replace(variant, python=variant.python._replace(checksums=checksums))
 
 
 def torchvision_or_skip() -> ModuleType:
@@ -95,10 +119,3 @@ def torchvision_or_skip() -> ModuleType:
     except (ImportError, RuntimeError) as error:  # an operator that is missing is a RuntimeError
         pytest.skip(f"torchvision does not load here: {error}")
     return torchvision
-
-
-def change(path: Path, edit: Callable[[dict[bytes, Any]], None]) -> None:
-    """Rewrite a batch file."""
-    batch = pickle.loads(path.read_bytes(), encoding="bytes")  # noqa: S301  written by this test
-    edit(batch)
-    path.write_bytes(python2_pickle(batch))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
 from itertools import islice
 
 import numpy as np
 import pytest
 import torch
 
+from harness.workloads.cifar.batch_files import VARIANTS
+from harness.workloads.cifar.files import read_cifar
 from harness.workloads.cifar.workload import MOMENTS, build_cifar10, build_cifar100
 from tests.harness.workloads.batch_files import (
     TEST,
@@ -19,21 +20,23 @@ from tests.harness.workloads.batch_files import (
     torchvision_or_skip,
     write_cifar10,
     write_cifar100,
+    write_python_version,
 )
 
 LIMITS = {"train_examples": TRAIN, "test_examples": TEST}
 MEAN, DEVIATION = (np.array(values).reshape(3, 1, 1) for values in MOMENTS[10])
 
 
-def independently(folder, names, key="labels"):
-    """The files by the recipe on their authors' page: 1,024 red bytes, then green, then blue, row by row."""
+def independently(folder, names, label_bytes=1):
+    """The files as their authors' page describes them: 1,024 red bytes, then green, then blue, row by row."""
     images, labels = [], []
     for name in names:
-        batch = pickle.loads((folder / name).read_bytes(), encoding="latin1")  # noqa: S301  written by this test
-        for row, label in zip(batch["data"], batch[key], strict=True):
+        content = (folder / name).read_bytes()
+        for start in range(0, len(content), label_bytes + 3072):
+            row = list(content[start + label_bytes : start + label_bytes + 3072])
             planes = [row[:1024], row[1024:2048], row[2048:]]
             images.append([[plane[32 * y : 32 * y + 32] for y in range(32)] for plane in planes])
-            labels.append(label)
+            labels.append(content[start + label_bytes - 1])
     return np.array(images, dtype=np.float64), np.array(labels)
 
 
@@ -64,11 +67,11 @@ def root(tmp_path_factory):
 
 @pytest.fixture
 def folder(root):
-    return root / "cifar-10-batches-py"
+    return root / "cifar-10-batches-bin"
 
 
 def test_batches_hold_the_pixels_and_labels_of_the_files(root, folder):
-    images, labels = independently(folder, [f"data_batch_{part}" for part in range(1, 6)])
+    images, labels = independently(folder, [f"data_batch_{part}.bin" for part in range(1, 6)])
     by_bytes = {image.astype(np.uint8).tobytes(): label for image, label in zip(images, labels, strict=True)}
     seen = {}
     for x, y in epoch(1, data=str(root), augment=False):
@@ -79,14 +82,14 @@ def test_batches_hold_the_pixels_and_labels_of_the_files(root, folder):
 
 
 def test_test_images_are_those_of_the_file(root, folder):
-    images, labels = independently(folder, ["test_batch"])
+    images, labels = independently(folder, ["test_batch.bin"])
     workload = build_cifar10(options(data=str(root), **LIMITS), share())
     assert np.array_equal(workload._test[0].numpy(), images)
     assert np.array_equal(workload._test[1].numpy(), labels)
 
 
 def test_fine_labels_are_those_of_cifar100(root):
-    images, labels = independently(root / "cifar-100-python", ["train"], "fine_labels")
+    images, labels = independently(root / "cifar-100-binary", ["train.bin"], 2)
     workload = build_cifar100(options("cifar100", data=str(root), **LIMITS), share())
     assert np.array_equal(workload._pixels.numpy(), images)
     assert np.array_equal(workload._labels.numpy(), labels)
@@ -102,22 +105,33 @@ def test_the_variable_names_the_folder_without_being_part_of_the_cell(root, monk
     assert len(build_cifar10(options(**LIMITS), share())._labels) == TRAIN
 
 
-def test_torchvision_reads_the_same(root):
+@pytest.mark.parametrize("classes", [10, 100])
+def test_the_python_version_holds_the_same_images_as_the_binary_version(root, tmp_path, classes):
+    asked = options(f"cifar{classes}", **LIMITS)
+    binary = read_cifar(VARIANTS[classes], {**asked, "data": str(root)})
+    python = read_cifar(write_python_version(tmp_path, classes), {**asked, "data": str(tmp_path)})
+    for images, others in zip(binary, python, strict=True):
+        assert np.array_equal(images.pixels, others.pixels)
+        assert np.array_equal(images.labels, others.labels)
+
+
+def test_torchvision_reads_the_same(tmp_path):
     vision = torchvision_or_skip()
 
     class Unchecked(vision.datasets.CIFAR10):
-        """Without the published sums, which small files do not have."""
+        """Without the published checksums, which small files do not have."""
 
         train_list = [[name, None] for name, _ in vision.datasets.CIFAR10.train_list]
         test_list = [["test_batch", None]]
         meta = {"filename": "batches.meta", "key": "label_names", "md5": None}
 
     names = {b"label_names": [b"%d" % label for label in range(10)]}
-    (root / "cifar-10-batches-py" / "batches.meta").write_bytes(python2_pickle(names))
-    theirs = Unchecked(root)
-    workload = build_cifar10(options(data=str(root), **LIMITS), share())
-    assert np.array_equal(workload._pixels.permute(0, 2, 3, 1).numpy(), theirs.data)
-    assert workload._labels.tolist() == theirs.targets
+    variant = write_python_version(tmp_path)
+    (tmp_path / "cifar-10-batches-py" / "batches.meta").write_bytes(python2_pickle(names))
+    theirs = Unchecked(tmp_path)
+    ours, _ = read_cifar(variant, options(data=str(tmp_path), **LIMITS))
+    assert np.array_equal(ours.pixels.transpose(0, 2, 3, 1), theirs.data)
+    assert ours.labels.tolist() == theirs.targets
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

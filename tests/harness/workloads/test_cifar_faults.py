@@ -8,102 +8,115 @@ import os
 import pickle
 import sys
 import tarfile
-import urllib.error
-import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import requests
 
 from harness.cli import main
 from harness.errors import DataError
-from harness.workloads.cifar.files import VARIANTS, read_cifar
-from harness.workloads.cifar.plain_pickle import read_plain
-from harness.workloads.sources import download
-from tests.harness.workloads.batch_files import TEST, TRAIN, change, options, write_cifar10, write_cifar100
+from harness.workloads.cifar.batch_files import VARIANTS
+from harness.workloads.cifar.files import read_cifar
+from harness.workloads.sources.download import download_archive
+from tests.harness.workloads.batch_files import (
+    TEST,
+    TRAIN,
+    options,
+    write_cifar10,
+    write_cifar100,
+    write_python_version,
+)
+from tests.harness.workloads.server import Server
 
-URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+ROW = 3073
 
 
-def refusal(root: Path, classes: int = 10, variant=None, **changes) -> str:
+def error(root: Path, variant=VARIANTS[10], **changes) -> str:
     """The one line."""
     asked = options(data=str(root), **{"train_examples": TRAIN, "test_examples": TEST, **changes})
-    with pytest.raises(DataError) as refused:
-        read_cifar(variant or VARIANTS[classes], asked)
-    said = str(refused.value)
-    assert "\n" not in said
-    return said
+    with pytest.raises(DataError) as raised:
+        read_cifar(variant, asked)
+    message = str(raised.value)
+    assert "\n" not in message
+    return message
 
 
 def test_a_missing_folder_says_where_to_get_the_data_and_where_to_name_a_copy(tmp_path, monkeypatch):
-    said = refusal(tmp_path)
+    message = error(tmp_path)
     for part in (
-        f"{tmp_path}/cifar-10-batches-py is not there",
+        f"{tmp_path} has no batch files of cifar10 (cifar-10-batches-bin or cifar-10-batches-py)",
         URL,
         "download: true",
         "workload.options.data",
     ):
-        assert part in said
+        assert part in message
     monkeypatch.setenv("KRONSCALE_DATA", str(tmp_path))
-    assert "KRONSCALE_DATA" in refusal("files")
+    assert "KRONSCALE_DATA" in error("files")
 
 
-def test_a_batch_file_that_is_cut_short_is_named(tmp_path):
-    path = write_cifar10(tmp_path) / "data_batch_3"
+def test_a_truncated_batch_file_is_named(tmp_path):
+    path = write_cifar10(tmp_path) / "data_batch_3.bin"
     whole = path.read_bytes()
-    for size in (0, 1, 40, len(whole) // 2, len(whole) - 1):
+    for size in (0, 1, 40, len(whole) // 2 + 1, len(whole) - 1):
         path.write_bytes(whole[:size])
-        said = refusal(tmp_path)
-        assert f"{path}: cut short or damaged after {size} bytes" in said
+        message = error(tmp_path)
+        assert f"{path} must have {ROW} bytes for each image, got {size} bytes" in message
+        assert URL in message
 
 
-def test_a_damaged_byte_is_a_line_and_no_traceback(tmp_path):
-    path = write_cifar10(tmp_path) / "data_batch_1"
-    whole = path.read_bytes()
-    generator = np.random.default_rng(0)
-    for place in generator.integers(0, 400, 200):
-        path.write_bytes(whole[:place] + bytes([generator.integers(256)]) + whole[place + 1 :])
-        try:
-            read_cifar(VARIANTS[10], options(data=str(tmp_path), train_examples=TRAIN, test_examples=TEST))
-        except DataError as error:
-            assert "\n" not in str(error)
+def test_a_file_without_its_last_images_is_not_complete(tmp_path):
+    path = write_cifar10(tmp_path) / "data_batch_5.bin"
+    path.write_bytes(path.read_bytes()[: -2 * ROW])
+    assert f"{path.parent} must have 600 images, got 598" in error(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("edit", "said"),
-    [
-        (lambda batch: batch.pop(b"labels"), "has no labels; expected a batch file of cifar10"),
-        (lambda batch: batch[b"labels"].pop(), "120 images with 119 labels"),
-        (lambda batch: batch[b"labels"].__setitem__(7, 10), "labels from 0 to 10, allowed are 0 to 9"),
-        (lambda batch: batch.update({b"data": batch[b"data"][:, :-1]}), "[120, 3071], not uint8"),
-        (lambda batch: batch.update({b"data": [1, 2]}), "data is list"),
-    ],
-)  # fmt: skip
-def test_another_kind_of_file_is_refused(tmp_path, edit, said):
-    path = write_cifar10(tmp_path) / "data_batch_2"
-    change(path, edit)
-    assert f"{path}: " in refusal(tmp_path)
-    assert said in refusal(tmp_path)
-    assert URL in refusal(tmp_path)
+def test_a_missing_file_of_several_is_named(tmp_path):
+    path = write_cifar10(tmp_path) / "data_batch_4.bin"
+    path.unlink()
+    assert f"{path} cannot be read: No such file" in error(tmp_path)
+
+
+def test_a_label_beyond_the_classes_is_refused(tmp_path):
+    path = write_cifar10(tmp_path) / "data_batch_2.bin"
+    content = bytearray(path.read_bytes())
+    content[7 * ROW] = 10
+    path.write_bytes(content)
+    message = error(tmp_path)
+    assert f"{path}: labels must be 0 to 9, got 10" in message
+    assert URL in message
+
+
+def test_a_file_of_cifar100_is_refused_as_one_of_cifar10(tmp_path):
+    other = write_cifar100(tmp_path) / "train.bin"
+    path = write_cifar10(tmp_path) / "data_batch_1.bin"
+    path.write_bytes(other.read_bytes())
+    assert "not a batch file of cifar10" in error(tmp_path)
 
 
 def test_a_wrong_number_of_classes_is_refused(tmp_path):
     folder = write_cifar10(tmp_path)
     for part in range(1, 6):
-        change(folder / f"data_batch_{part}", lambda batch: batch.update({b"labels": [0, 1] * 60}))
-    assert "2 classes in data_batch_1 and its like, 10 expected of cifar10" in refusal(tmp_path)
+        path = folder / f"data_batch_{part}.bin"
+        rows = np.frombuffer(path.read_bytes(), np.uint8).reshape(-1, ROW).copy()
+        rows[:, 0] %= 2
+        path.write_bytes(rows.tobytes())
+    message = error(tmp_path)
+    assert "data_batch_5.bin must have 10 classes, got 2" in message
+    assert URL in message
 
 
 def test_a_part_of_the_images_has_to_be_asked_for(tmp_path):
     write_cifar100(tmp_path)
-    said = refusal(tmp_path, 100, train_examples=0)
-    assert "600 images, 50000 expected" in said
-    assert "workload.options.train_examples: 600" in said
+    message = error(tmp_path, VARIANTS[100], train_examples=0)
+    assert "must have 50000 images, got 600" in message
+    assert "workload.options.train_examples: 600" in message
 
 
 class Exploit:
-    """What an unpickler that admits every name would call."""
+    """What an unpickler would call."""
 
     def __init__(self, call, *arguments):
         self.call, self.arguments = call, arguments
@@ -125,87 +138,108 @@ class Exploit:
     ],
     ids=["system", "eval", "method", "numpy", "getattr", "object array"],
 )
-def test_a_batch_file_with_code_is_refused_and_nothing_runs(tmp_path, exploit, protocol):
-    path, marker = write_cifar10(tmp_path) / "data_batch_1", tmp_path / "ran"
+@pytest.mark.parametrize("name", ["data_batch_1", "test_batch"])
+def test_a_pickle_that_is_not_the_published_one_is_not_loaded(tmp_path, exploit, protocol, name):
+    variant, marker = write_python_version(tmp_path), tmp_path / "ran"
+    path = tmp_path / "cifar-10-batches-py" / name
     path.write_bytes(pickle.dumps({b"labels": [1], b"data": exploit(marker)}, protocol=protocol))
-    assert "while it is read, which was not run" in refusal(tmp_path)
+    found = hashlib.md5(path.read_bytes()).hexdigest()  # noqa: S324  as published
+    message = error(tmp_path, variant)
+    assert f"{path}: MD5 must be the published {variant.python.checksums[name]}, got {found}" in message
+    assert "the file was not loaded" in message
+    assert URL in message
     assert not list(tmp_path.glob("ran*"))
 
 
-@pytest.mark.parametrize("protocol", range(6))
-def test_plain_data_of_every_protocol_is_read_as_pickle_reads_it(tmp_path, protocol):
-    rows = np.arange(12, dtype=np.uint8).reshape(3, 4)
-    content = {b"data": rows, b"labels": [1, 2, 3], "text": ["a", b"b"], b"turned": np.asfortranarray(rows)}
-    (tmp_path / "file").write_bytes(pickle.dumps(content, protocol=protocol))
-    read = read_plain(tmp_path / "file")
-    for key, value in content.items():
-        assert np.array_equal(read.get(key, read.get(key.encode() if isinstance(key, str) else key)), value)
+def test_any_change_of_a_pickle_is_found(tmp_path):
+    variant, path = write_python_version(tmp_path), tmp_path / "cifar-10-batches-py" / "data_batch_3"
+    whole = path.read_bytes()
+    changed = bytes([whole[400] ^ 1])
+    for content in (b"", whole[:-1], whole + b".", whole[:400] + changed + whole[401:]):
+        path.write_bytes(content)
+        assert f"{path}: MD5 must be the published" in error(tmp_path, variant)
 
 
-class Server:
-    """What urlopen finds at an address."""
-
-    def __init__(self, monkeypatch, answer):
-        self.asked = []
-
-        def urlopen(url, timeout):
-            self.asked.append(url)
-            if isinstance(answer, Exception):
-                raise answer
-            return io.BytesIO(answer)
-
-        monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+def test_small_files_of_the_python_version_are_not_the_published_ones(tmp_path):
+    write_python_version(tmp_path)
+    assert "MD5 must be the published c99cafc152244af753f735de768cd75f" in error(tmp_path)
 
 
-def archive(tmp_path) -> bytes:
+def test_a_pickle_in_the_binary_version_is_not_loaded(tmp_path):
+    path, marker = write_cifar10(tmp_path) / "data_batch_1.bin", tmp_path / "ran"
+    path.write_bytes(pickle.dumps(Exploit(os.system, f"touch {marker}")))
+    assert "not a batch file of cifar10" in error(tmp_path)
+    assert not marker.exists()
+
+
+def test_every_file_of_the_python_version_has_a_checksum():
+    for variant in VARIANTS.values():
+        python = variant.python
+        assert set(python.checksums) == {*python.train, python.test}
+        assert {len(checksum) for checksum in python.checksums.values()} == {32}
+
+
+def archive(tmp_path, outside: bool = False) -> bytes:
     folder = write_cifar10(tmp_path / "source")
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         tar.add(folder, folder.name)
-        extra = tarfile.TarInfo("../outside")
-        tar.addfile(extra)
+        if outside:
+            tar.addfile(tarfile.TarInfo("../outside"))
     return packed.getvalue()
 
 
 def published(content: bytes):
-    md5 = hashlib.md5(content).hexdigest()  # noqa: S324  as published
-    return replace(VARIANTS[10], published=VARIANTS[10].published._replace(digest=md5))
+    checksum = f"md5:{hashlib.md5(content).hexdigest()}"  # noqa: S324  as published
+    return replace(VARIANTS[10], archive=VARIANTS[10].archive._replace(checksum=checksum))
 
 
-def test_a_download_is_checked_unpacked_whole_and_done_once(tmp_path, monkeypatch):
+def test_a_download_is_checked_unpacked_completely_and_done_once(tmp_path, monkeypatch):
     content = archive(tmp_path)
-    server = Server(monkeypatch, content)
+    server = Server(monkeypatch, {"cifar-10-binary.tar.gz": content})
     root = tmp_path / "new" / "data"
     asked = options(data=str(root), download=True, train_examples=TRAIN, test_examples=TEST)
     train, test = read_cifar(published(content), asked)
     assert (len(train.labels), len(test.labels)) == (TRAIN, TEST)
     read_cifar(published(content), asked)
-    download.download_archive(published(content).published, root, "cifar-10-batches-py", ("test_batch",))
+    download_archive(published(content).archive, root / "cifar-10-batches-bin")
     assert server.asked == [URL]
     assert sorted(path.name for path in root.iterdir()) == [
-        ".cifar-10-batches-py.lock",
-        "cifar-10-batches-py",
+        ".cifar-10-batches-bin.lock",
+        "cifar-10-batches-bin",
     ]
+    assert sorted(path.name for path in (root / "cifar-10-batches-bin").iterdir()) == [
+        *(f"data_batch_{part}.bin" for part in range(1, 6)),
+        "test_batch.bin",
+    ]
+
+
+def test_an_archive_that_would_write_outside_its_folder_leaves_nothing(tmp_path, monkeypatch):
+    content = archive(tmp_path, outside=True)
+    Server(monkeypatch, {"cifar-10-binary.tar.gz": content})
+    root = tmp_path / "data"
+    assert "outside" in error(root, published(content), download=True)
+    assert [path.name for path in root.iterdir()] == [".cifar-10-batches-bin.lock"]
     assert not list(tmp_path.rglob("outside"))
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "reason"),
     [
-        (urllib.error.URLError(OSError(-2, "Name or service not known")), "Name or service not known"),
-        (urllib.error.HTTPError(URL, 503, "Service Unavailable", None, None), "Service Unavailable"),
-        (TimeoutError("timed out"), "timed out"),
-        (b"<html>no</html>", "MD5 of what came is"),
-        (OSError(28, "No space left on device"), "no space left; "),
+        (requests.ConnectionError("Name or service not known"), "Name or service not known"),
+        (503, "503 Server Error"),
+        (requests.Timeout("timed out"), "timed out"),
+        (b"<html>no</html>", "does not match the known hash: expected md5:c32a1d4ab5d03f1284b67883e8d87530"),
+        (OSError(28, "No space left on device"), "no space left, "),
     ],
 )
-def test_a_failed_download_names_address_folder_and_the_way_out(tmp_path, monkeypatch, answer, said):
-    Server(monkeypatch, answer)
-    line = refusal(tmp_path, download=True)
-    assert said in line
+def test_a_failed_download_names_address_folder_and_the_way_out(tmp_path, monkeypatch, answer, reason):
+    Server(monkeypatch, {"cifar-10-binary.tar.gz": answer})
+    line = error(tmp_path, download=True)
+    assert reason in line
     for part in (URL, str(tmp_path), "workload.options.data", "KRONSCALE_DATA"):
         assert part in line
-    assert [path.name for path in tmp_path.iterdir()] == [".cifar-10-batches-py.lock"]
+    assert [path.name for path in tmp_path.iterdir()] == [".cifar-10-batches-bin.lock"]
 
 
 SWEEP = """\
@@ -228,7 +262,7 @@ def test_a_run_without_its_data_fails_with_that_cause(tmp_path, capsys):
     assert main(["run", "-f", str(file), "--runs", str(runs)]) == 1
     (outcome,) = (path.read_text() for path in runs.glob("nodata/*/attempt-1/outcome.json"))
     assert '"state": "FAILED"' in outcome
-    assert f"DataError: {tmp_path}/nowhere/cifar-10-batches-py is not there" in outcome
+    assert f"DataError: {tmp_path}/nowhere has no batch files of cifar10" in outcome
     capsys.readouterr()
     main(["status", "nodata", "--runs", str(runs)])
-    assert "is not there" in " ".join(capsys.readouterr().out.split())
+    assert "has no batch files of cifar10" in " ".join(capsys.readouterr().out.split())

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from pycocotools import mask as coding
 
-from harness.workloads.coco.files import Annotations
+from harness.workloads.coco.annotations import Annotations
 from harness.workloads.coco.scenes import SIDE, digit_scenes, run_lengths
 from harness.workloads.digits import split_digits
 from tests.harness.workloads.batch_files import options, torchvision_or_skip
@@ -244,24 +244,24 @@ def test_synthetic_batches_have_cocos_shapes_and_need_no_files():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
-        ({"year": 2015}, "year=2015 is not known; allowed: 2014, 2017"),
-        ({"classes": 3}, "train_examples=0 means COCO's 117,266; with classes=3 say how many there are"),
-        ({"data": "embedded"}, "classes=80 does not fit data=embedded, scenes of digits; use 10"),
-        ({"max_size": 700}, "max_size=700 is below min_size=800"),
+        ({"year": 2015}, "year=2015 is not allowed; use 2014 or 2017"),
+        ({"classes": 3}, "train_examples=0 means COCO's 117,266; with classes=3 give their number"),
+        ({"data": "embedded"}, "classes=80 is not allowed with data='embedded', scenes of digits; use 10"),
+        ({"max_size": 700}, "max_size=700 must be at least min_size=800"),
         ({"train_examples": 200_000}, "train_examples=200000 is not allowed; use 0 for all, or 1 to 117266"),
         ({"trainable_layers": 6}, "trainable_layers=6 is not allowed; use 0 to 5"),
         ({"width": 0.0}, "width=0.0 is not allowed"),
         ({"workers": -1}, "workers=-1 is not allowed; use a value >= 0"),
     ],
 )
-def test_options_that_no_data_could_serve_are_refused_at_planning(changes, said):
+def test_options_that_no_data_could_serve_are_refused_at_planning(changes, message):
     from harness.workloads import WORKLOADS
 
-    with pytest.raises(ValueError, match=said.split("=", maxsplit=1)[0]) as refused:
+    with pytest.raises(ValueError, match=message.split("=", maxsplit=1)[0]) as raised:
         WORKLOADS["coco"].examples(options("coco", **changes))
-    assert said in str(refused.value)
+    assert message in str(raised.value)
 
 
 def test_an_epoch_is_what_the_card_says():

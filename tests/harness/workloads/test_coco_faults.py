@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import shutil
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from harness.errors import DataError
+from harness.workloads.sources import extras
 from tests.harness.workloads.batch_files import torchvision_or_skip
 from tests.harness.workloads.coco_folders import coco, write_coco
 
@@ -19,11 +19,11 @@ def root(tmp_path):
     return write_coco(tmp_path / "coco")
 
 
-def refusal(root, **changes) -> str:
-    with pytest.raises(DataError) as refused:
+def error(root, **changes) -> str:
+    with pytest.raises(DataError) as raised:
         list(coco(root, **changes).batches(0))
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
 
 
 def edit(root, change, split="train2017"):
@@ -34,27 +34,27 @@ def edit(root, change, split="train2017"):
 
 
 def test_what_is_missing_is_named_with_where_to_get_it(root, tmp_path):
-    said = refusal(tmp_path / "nowhere")
+    message = error(tmp_path / "nowhere")
     for part in (
-        f"{tmp_path}/nowhere/annotations/instances_train2017.json is not there", "train2017/*.jpg",
+        f"{tmp_path}/nowhere/annotations/instances_train2017.json does not exist", "train2017/*.jpg",
         "cocodataset.org", "options.data",
     ):  # fmt: skip
-        assert part in said
-    assert "instances_train2014.json is not there" in refusal(root, year=2014)
+        assert part in message
+    assert "instances_train2014.json does not exist" in error(root, year=2014)
     shutil.rmtree(root / "val2017")
-    said = refusal(root)
-    assert f"{root}/val2017 is not there; coco reads val2017/*.jpg: get them from https://coco" in said
+    message = error(root)
+    assert f"{root}/val2017 does not exist; coco reads val2017/*.jpg: get them from https://coco" in message
     (root / "annotations" / "instances_val2017.json").unlink()
-    assert "instances_val2017.json is not there" in refusal(root)
+    assert "instances_val2017.json does not exist" in error(root)
 
 
 @pytest.mark.parametrize("content", [b'{"images": [{"id": 1, "fil', b"", b"\xff\xfe\x00", b"no JSON"])
 def test_a_file_that_is_no_json_is_one_line(root, content):
     path = root / "annotations" / "instances_train2017.json"
     path.write_bytes(content)
-    said = refusal(root)
-    assert said.startswith(f"{path}: no readable JSON (")
-    assert "get it again from https://cocodataset.org" in said
+    message = error(root)
+    assert message.startswith(f"{path} is not readable JSON (")
+    assert "get it again from https://cocodataset.org" in message
 
 
 FAULTS = {
@@ -62,37 +62,37 @@ FAULTS = {
         lambda c: [entry.pop("bbox") for entry in c["annotations"]],
         "annotations[0] has no bbox; get it again",
     ),
-    "no images": (lambda c: c.pop("images"), "has no list of images, expected COCO's instances"),
+    "no images": (lambda c: c.pop("images"), "must be a file of COCO's instances, but has no list 'images'"),
     "an image without a size": (lambda c: c["images"][2].pop("width"), "images[2] has no width"),
-    "a text as an id": (lambda c: c["images"][1].update(id="107"), "images[1] has id='107', no whole number"),
+    "a text as an id": (lambda c: c["images"][1].update(id="107"), "images[1].id must be a whole number, got '1"),
     "two images of one id": (
         lambda c: c["images"][1].update(id=c["images"][0]["id"]), "images have id 191 more than once",
     ),
     "another number of categories": (
         lambda c: c["categories"].append({"id": 4}),
-        "4 categories, 3 expected; get the annotations of instances, or set workload.options.classes: 4",
+        "must have 3 categories, got 4; get the annotations of instances, or set workload.options.classes: 4",
     ),
     "an unknown category": (
         lambda c: c["annotations"][3].update(category_id=91),
-        "annotations[3] has category_id=91, which is no category of this file",
+        "annotations[3].category_id must be a listed category, got 91",
     ),
     "an unknown image": (
         lambda c: c["annotations"][3].update(image_id=5),
-        "annotations[3] has image_id=5, which is no image of this file",
+        "annotations[3].image_id must be a listed image, got 5",
     ),
     "half a box": (
         lambda c: c["annotations"][3].update(bbox=[1, 2]),
-        "annotations[3] has bbox=[1, 2], not left, top, width and height",
+        "annotations[3].bbox must be left, top, width and height, got [1, 2]",
     ),
     "other categories than the test set": (
         lambda c: [c["categories"][0].update(id=5)]
         + [entry.update(category_id=5) for entry in c["annotations"] if entry["category_id"] == 3],
-        "category 3 is not in both this file and ",
+        "category 3 must be in both this file and ",
     ),
     "too few images": (
         lambda c: c.update(annotations=[e for e in c["annotations"] if e["image_id"] < 170]),
-        "instances_train2017.json: 8 images with objects, 12 expected; complete them, or set "
-        "workload.options.train_examples: 8 for this part",
+        "instances_train2017.json must have 12 images with objects, got 8; complete them, or set "
+        "workload.options.train_examples: 8 to use this part",
     ),
     "a mask of another kind": (
         lambda c: c["annotations"][0].update(segmentation="PPYo1"),
@@ -103,26 +103,26 @@ FAULTS = {
         "image 100 has an object without a readable mask (",
     ),
     "another image": (
-        lambda c: c["images"][-1].update(width=900, height=700), "pixels, 900x700 in ",
+        lambda c: c["images"][-1].update(width=900, height=700), "must have 900x700 pixels as in ",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_annotations_that_cannot_serve_are_one_line(root, fault):
-    change, said = FAULTS[fault]
+    change, message = FAULTS[fault]
     edit(root, change)
-    refused = refusal(root)
-    assert said in refused
-    assert str(root) in refused
+    found = error(root)
+    assert message in found
+    assert str(root) in found
 
 
 def test_a_list_in_place_of_a_mapping_and_an_empty_test_set_are_refused(root):
     (root / "annotations" / "instances_train2017.json").write_text("[1, 2]")
-    assert "has no list of images" in refusal(root)
+    assert "has no list 'images'" in error(root)
     write_coco(root.parent / "other")
     edit(root.parent / "other", lambda c: c.update(images=[], annotations=[]), "val2017")
-    assert "instances_val2017.json: no image in it" in refusal(root.parent / "other")
+    assert "instances_val2017.json must have an image, got none" in error(root.parent / "other")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -134,18 +134,15 @@ def test_a_corrupt_or_missing_image_is_named(root, workers, damage):
         path.unlink()
     else:
         path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
-    said = refusal(root, workers=workers)
-    assert said.startswith(f"{path}: no readable image (")
-    assert "copy it again from https://cocodataset.org" in said
+    message = error(root, workers=workers)
+    assert message.startswith(f"{path} is not a readable image (")
+    assert "copy it again from https://cocodataset.org" in message
 
 
-def without(name, error):
-    real = builtins.__import__
-
-    def importing(wanted, *rest, **named):
-        if wanted.split(".")[0] == name:
-            raise error
-        return real(wanted, *rest, **named)
+def without(library, error):
+    def importing(name):
+        assert name.split(".")[0] == library
+        raise error
 
     return importing
 
@@ -153,36 +150,42 @@ def without(name, error):
 def test_a_torchvision_that_does_not_load_is_one_line(root, monkeypatch):
     workload = coco(root)
     error = RuntimeError("operator torchvision::nms does not exist\nhere")
-    monkeypatch.setattr(builtins, "__import__", without("torchvision", error))
-    with pytest.raises(ModuleNotFoundError) as refused:
+    monkeypatch.setattr(extras, "import_module", without("torchvision", error))
+    with pytest.raises(ModuleNotFoundError) as raised:
         workload.model()
-    said = str(refused.value)
-    assert "\n" not in said
-    assert "pip install 'kronscale[detection]'" in said
-    assert "torchvision::nms does not exist here" in said
+    message = str(raised.value)
+    assert "\n" not in message
+    assert "pip install 'kronscale[detection]'" in message
+    assert "torchvision::nms does not exist here" in message
 
 
 def test_pycocotools_that_is_missing_is_one_line(root, monkeypatch):
-    monkeypatch.setattr(builtins, "__import__", without("pycocotools", ImportError("No module")))
+    monkeypatch.setattr(extras, "import_module", without("pycocotools", ImportError("No module")))
     with pytest.raises(ModuleNotFoundError, match=r"^workload coco needs pycocotools: pip install 'kron"):
         coco(root)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
-        (None, "/resnet18.pth is not there; name a state_dict of torchvision's resnet18 in workload.options"),
-        (b"no weights", "/resnet18.pth: no weights of resnet18 ("),
-        ({"conv1.weight": torch.zeros(64, 3, 7, 7)}, "no weights of resnet18 (KeyError: 'bn1.weight')"),
+        (
+            None,
+            "/resnet18.pth does not exist; name a state_dict of torchvision's resnet18 in workload.options",
+        ),
+        (b"no weights", "/resnet18.pth must have the weights of resnet18 ("),
+        (
+            {"conv1.weight": torch.zeros(64, 3, 7, 7)},
+            "must have the weights of resnet18 (KeyError: 'bn1.weight')",
+        ),
     ],
 )
-def test_weights_that_do_not_fit_are_one_line(root, content, said):
+def test_weights_that_do_not_fit_are_one_line(root, content, message):
     torchvision_or_skip()
     if isinstance(content, bytes):
         (root / "resnet18.pth").write_bytes(content)
     elif content is not None:
         torch.save(content, root / "resnet18.pth")
-    with pytest.raises(DataError) as refused:
+    with pytest.raises(DataError) as raised:
         coco(root, model="maskrcnn_resnet18_fpn", backbone="resnet18.pth").model()
-    assert said in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""Promise: photographs are shown as torchvision would, each once an epoch, in any world, by any workers."""
+"""Promise: images are shown as torchvision would, each once an epoch, in any world, by any workers."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ from harness.runs.heartbeat import HeartbeatWriter
 from harness.training.train import Trainer
 from harness.training.world import World
 from harness.workloads import WORKLOADS
-from harness.workloads.imagenet import DEVIATION, MEAN, build
+from harness.workloads.imagenet.files import SOURCE, list_images
+from harness.workloads.imagenet.views import centre_view, random_box, training_view
+from harness.workloads.imagenet.workload import DEVIATION, MEAN, build
 from harness.workloads.models import cifar_resnet, imagenet_resnet
-from harness.workloads.sources.photos import list_photos, middle_view, random_box, read_photo, training_view
+from harness.workloads.sources.images import read_image
 from kfac_core import KFAC, KFACConfig
 from tests.harness.workloads.batch_files import CPU, options, share, torchvision_or_skip
-from tests.harness.workloads.photo_folders import CLASSES, SIDE, TEST_EACH, TRAIN_EACH, imagenet, write_photos
+from tests.harness.workloads.image_folders import CLASSES, SIDE, TEST_EACH, TRAIN_EACH, imagenet, write_images
 
 COUNT = CLASSES * TRAIN_EACH
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    return write_photos(tmp_path_factory.mktemp("imagenet"))
+    return write_images(tmp_path_factory.mktemp("imagenet"))
 
 
 def draws_of(number):
-    return Random(str(number))  # noqa: S311  no secret
+    return Random(str(number))  # noqa: S311  not a secret
 
 
 def epoch(root, world_size=1, number=0, first=0, **changes):
@@ -54,10 +56,10 @@ def equal(some, others):
 
 
 def test_files_and_classes_are_those_of_the_folder(root):
-    photos = list_photos(root / "train", CLASSES, "")
+    images = list_images(root / "train", CLASSES, "")
     names = sorted(path.name for path in (root / "train").iterdir())
-    assert sorted(photos.paths) == sorted(str(path) for path in (root / "train").rglob("*.JPEG"))
-    assert [names[label] for label in photos.labels] == [Path(path).parent.name for path in photos.paths]
+    assert sorted(images.paths) == sorted(str(path) for path in (root / "train").rglob("*.JPEG"))
+    assert [names[label] for label in images.labels] == [Path(path).parent.name for path in images.paths]
 
 
 def test_test_images_are_the_middle_of_each_image(root):
@@ -81,11 +83,13 @@ def test_torchvision_shows_the_same(root):
     vision = torchvision_or_skip()
     functional, transforms = vision.transforms.functional, vision.transforms
     theirs = vision.datasets.ImageFolder(str(root / "train"))
-    ours = list_photos(root / "train", CLASSES, "")
+    ours = list_images(root / "train", CLASSES, "")
     assert list(zip(ours.paths, ours.labels, strict=True)) == theirs.samples
     middle = transforms.Compose([transforms.Resize(37), transforms.CenterCrop(32)])
     for index, (image, _) in enumerate(theirs):
-        assert np.array_equal(middle_view(read_photo(ours.paths[index]), 32), np.asarray(middle(image)))
+        assert np.array_equal(
+            centre_view(read_image(ours.paths[index], SOURCE), 32), np.asarray(middle(image))
+        )
         left, top, width, height = random_box(image.width, image.height, draws_of(index))
         cropped = functional.resized_crop(image, top, left, height, width, [SIDE, SIDE])
         draws = draws_of(index)
@@ -121,7 +125,7 @@ def test_an_image_too_long_for_a_crop_gives_its_middle():
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_every_photograph_comes_once_an_epoch_and_in_the_same_global_batches(root, world_size):
+def test_every_image_comes_once_an_epoch_and_in_the_same_global_batches(root, world_size):
     together = epoch(root, world_size)
     assert equal(together, epoch(root))
     plain = epoch(root, world_size, augment=False)
@@ -255,7 +259,7 @@ def test_the_embedded_images_are_those_of_the_archive_and_are_unpacked_once(tmp_
         classes = sorted({name.split("/")[1] for name in names})
         images = [Image.open(archive.extractfile(name)).convert("RGB") for name in names]
     shown, labels = (torch.cat(part) for part in zip(*first._test_batches(), strict=True))
-    want = np.stack([middle_view(image, 32) for image in images]).transpose(0, 3, 1, 2) / 255.0
+    want = np.stack([centre_view(image, 32) for image in images]).transpose(0, 3, 1, 2) / 255.0
     moments = (torch.tensor(values, dtype=torch.float64).view(3, 1, 1) for values in (MEAN, DEVIATION))
     mean, deviation = moments
     torch.testing.assert_close(shown.double(), (torch.from_numpy(want) - mean) / deviation, atol=1e-5, rtol=0)

@@ -1,8 +1,7 @@
-"""Promise: photographs that are missing, damaged or do not fit on a disk are one line with what to do."""
+"""Promise: images that are missing, damaged or do not fit on a disk are one line with what to do."""
 
 from __future__ import annotations
 
-import builtins
 import os
 import shutil
 import subprocess
@@ -12,46 +11,47 @@ from pathlib import Path
 import pytest
 
 from harness.errors import DataError
-from harness.workloads.sources.folders import data_folder
-from tests.harness.workloads.photo_folders import imagenet, write_photos
+from harness.workloads.sources import extras
+from harness.workloads.sources.data_folder import data_folder
+from tests.harness.workloads.image_folders import imagenet, write_images
 
 
 @pytest.fixture
 def root(tmp_path):
-    return write_photos(tmp_path / "imagenet")
+    return write_images(tmp_path / "imagenet")
 
 
-def refusal(root, **changes) -> str:
-    with pytest.raises(DataError) as refused:
+def error(root, **changes) -> str:
+    with pytest.raises(DataError) as raised:
         list(imagenet(root, **changes).batches(0))
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
 
 
 def test_a_missing_folder_says_what_is_read_and_where_to_get_it(tmp_path, root, monkeypatch):
-    said = refusal(tmp_path / "nowhere")
-    for part in (f"{tmp_path}/nowhere/train is not there", "image-net.org", "val/<class>", "options.data"):
-        assert part in said
+    message = error(tmp_path / "nowhere")
+    for part in (f"{tmp_path}/nowhere/train does not exist", "image-net.org", "val/<class>", "options.data"):
+        assert part in message
     shutil.rmtree(root / "val")
-    assert f"{root}/val is not there" in refusal(root)
+    assert f"{root}/val does not exist" in error(root)
     monkeypatch.setenv("KRONSCALE_DATA", str(tmp_path / "other"))
     assert str(data_folder("files")) == str(tmp_path / "other")
 
 
 def test_a_wrong_number_of_classes_is_refused(root):
-    assert "3 folders of classes, 1000 expected" in refusal(root, classes=1000)
+    assert "must have 1000 folders of classes, got 3" in error(root, classes=1000)
     (root / "val" / "n00000002").rename(root / "val" / ".gone")
     shutil.rmtree(root / "val" / ".gone")
-    assert f"{root}/val: 2 folders of classes, 3 expected" in refusal(root)
+    assert f"{root}/val must have 3 folders of classes, got 2" in error(root)
 
 
 def test_a_class_without_images_and_missing_images_are_refused(root):
-    said = refusal(root, train_examples=25)
-    assert "24 images, 25 expected" in said
-    assert "workload.options.train_examples: 24" in said
+    message = error(root, train_examples=25)
+    assert "must have 25 images, got 24" in message
+    assert "workload.options.train_examples: 24" in message
     for path in (root / "train" / "n00000001").iterdir():
         path.rename(path.with_suffix(".txt"))
-    assert "n00000001: no image in this class" in refusal(root)
+    assert "n00000001 has no image" in error(root)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -66,9 +66,9 @@ def test_a_corrupt_jpeg_is_named(root, workers, damage):
         path.write_bytes(
             {"cut": content[: len(content) // 2], "empty": b"", "noise": os.urandom(999)}[damage]
         )
-    said = refusal(root, workers=workers)
-    assert said.startswith(f"{path}: no readable image")
-    assert "copy it again" in said
+    message = error(root, workers=workers)
+    assert message.startswith(f"{path} is not a readable image")
+    assert "copy it again" in message
 
 
 class TestStaging:
@@ -110,13 +110,13 @@ class TestStaging:
         monkeypatch.delenv("KRONSCALE_STAGING")
         (root / "train").rename(root / "train.tar.d")
         (root / "train.tar").touch()
-        assert "KRONSCALE_STAGING" in refusal(root)
+        assert "KRONSCALE_STAGING" in error(root)
 
     def test_a_full_disk_is_said_and_given_back(self, root, small_disk):
         small_disk(self.place, 24)
-        said = refusal(root)
-        assert f"{root} could not be staged in {self.place}: no space left" in said
-        assert "KRONSCALE_STAGING" in said
+        message = error(root)
+        assert f"a local copy of {root} could not be written to {self.place}: no space left, 0.0" in message
+        assert "KRONSCALE_STAGING" in message
         assert [path.name for path in self.place.iterdir() if path.is_dir()] == []
 
     def test_a_copy_that_was_killed_is_made_anew(self, root):
@@ -127,18 +127,15 @@ class TestStaging:
 
 
 def test_a_torchvision_that_does_not_load_is_one_line(root, monkeypatch):
-    real = builtins.__import__
+    def failing(name):
+        assert name == "torchvision"
+        raise RuntimeError("operator torchvision::nms does not exist")
 
-    def without(name, *rest):
-        if name.startswith("torchvision"):
-            raise RuntimeError("operator torchvision::nms does not exist")
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr(extras, "import_module", failing)
     workload = imagenet(root, model="densenet201")
-    with pytest.raises(ModuleNotFoundError) as refused:
+    with pytest.raises(ModuleNotFoundError) as raised:
         workload.model()
-    said = str(refused.value)
-    assert "\n" not in said
-    assert "pip install 'kronscale[vision]'" in said
-    assert "operator torchvision::nms does not exist" in said
+    message = str(raised.value)
+    assert "\n" not in message
+    assert "pip install 'kronscale[vision]'" in message
+    assert "operator torchvision::nms does not exist" in message

@@ -17,9 +17,9 @@ from torch import nn
 from harness.workloads import WORKLOADS
 from harness.workloads.cards.language import BERT_SPECIALS
 from harness.workloads.language.corpus import read_corpus
-from harness.workloads.language.tokens import read_tokenizer, train_tokenizer
 from harness.workloads.language.workload import build_bert, build_gpt
 from harness.workloads.models.language import bert, gpt2, with_linear_projections
+from harness.workloads.sources.tokenizer import read_tokenizer, train_tokenizer
 from kfac_core.config import KFACConfig
 from kfac_core.layers import find_layers
 from tests.harness.workloads.texts import SMALL, independently, options, share, write_texts
@@ -110,7 +110,7 @@ def test_nothing_held_out_is_in_the_training_text():
 TRAIN = """\
 import hashlib
 from tests.harness.workloads.test_language import embedded
-from harness.workloads.language.tokens import train_tokenizer
+from harness.workloads.sources.tokenizer import train_tokenizer
 text = train_tokenizer(embedded("test").splitlines(), 400, ("[MASK]",)).to_str()
 print(hashlib.sha256(text.encode()).hexdigest())
 """

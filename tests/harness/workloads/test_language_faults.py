@@ -19,48 +19,48 @@ WITHOUT_MASK = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]
 FAULTS = {
     "no text": (
         lambda folder: (folder / "train.txt").unlink(), {},
-        "/train.txt is not there; put a text file there, name it in workload.options.train_text, or name",
+        "/train.txt does not exist; put a text file there, name it in workload.options.train_text, or",
     ),
     "no held-out text": (
-        lambda folder: (folder / "test.txt").unlink(), {}, "/test.txt is not there; put a text file there",
+        lambda folder: (folder / "test.txt").unlink(), {}, "/test.txt does not exist; put a text file there",
     ),
     "a folder as a text": (
-        lambda folder: (folder / "books").mkdir(), {"train_text": "books"}, "/books is not there; put a text",
+        lambda folder: (folder / "books").mkdir(), {"train_text": "books"}, "/books does not exist; put a",
     ),
     "an empty text": (
-        lambda folder: (folder / "train.txt").write_text(""), {}, "train.txt: has no text in it",
+        lambda folder: (folder / "train.txt").write_text(""), {}, "train.txt must have at least one line",
     ),
     "blank lines": (
-        lambda folder: (folder / "test.txt").write_text(" \n\n  \n"), {}, "test.txt: has no text in it",
+        lambda folder: (folder / "test.txt").write_text(" \n\n  \n"), {}, "test.txt must have at least",
     ),
     "no text at all": (
         lambda folder: (folder / "train.txt").write_bytes(b"PNG\xff\xfe" * 40), {},
-        "train.txt: no UTF-8 text",
+        "train.txt must be UTF-8 text",
     ),
     "no tokenizer": (
         lambda folder: (folder / "words.json").unlink(), {},
-        "/words.json is not there; name a tokenizer.json in workload.options.tokenizer, or leave it out",
+        "/words.json does not exist; name a tokenizer.json in workload.options.tokenizer, or omit the option",
     ),
     "a broken tokenizer": (
         lambda folder: (folder / "words.json").write_text('{"version": "1.0", "model"'), {},
-        "/words.json: no tokenizer.json that the library tokenizers reads (",
+        "/words.json is not a tokenizer.json that the library tokenizers reads (",
     ),
     "another tokenizer": (
         lambda folder: write_tokenizer(folder / "words.json", WITHOUT_MASK), {},
-        "/words.json: has no token [MASK]; use a tokenizer with all of [PAD], [UNK], [CLS], [SEP], [MASK]",
+        "/words.json must have the tokens [PAD], [UNK], [CLS], [SEP], [MASK], but has no [MASK]; use another",
     ),
     "too small a vocabulary": (
         lambda folder: None, {"vocabulary": 44},
-        "/words.json: ids up to 44, but workload.options.vocabulary=44; use a vocabulary of at least 45",
+        "/words.json has ids up to 44, but workload.options.vocabulary=44; use a vocabulary of at least 45",
     ),
     "too short a text": (
         lambda folder: None, {"sequence_length": 400},
-        "/test.txt: 300 tokens, fewer than the 398 of one sequence; use a longer text, or a smaller "
+        "/test.txt has 300 tokens, fewer than the 398 of one sequence; use a longer text, or a smaller "
         "workload.options.sequence_length",
     ),
     "fewer sequences than asked for": (
         lambda folder: None, {"train_examples": 1000},
-        "/train.txt: makes 162 sequences, but workload.options.train_examples=1000; use 0 for all, "
+        "/train.txt has 162 sequences, but workload.options.train_examples=1000; use 0 for all, "
         "or 1 to 162",
     ),
 }  # fmt: skip
@@ -68,27 +68,27 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_text_or_tokenizer_that_cannot_serve_is_one_line(fault, tmp_path):
-    spoil, changes, said = FAULTS[fault]
+    spoil, changes, message = FAULTS[fault]
     write_texts(tmp_path)
     spoil(tmp_path)
-    with pytest.raises(DataError) as refused:
+    with pytest.raises(DataError) as raised:
         build_bert(options("bert", tmp_path, **changes), share())
-    assert said in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_batch_beyond_the_text_is_one_line(tmp_path):
     write_texts(tmp_path, train=100)
-    with pytest.raises(
-        DataError, match=r"makes 9 sequences, fewer than one global batch of 12; use a longer"
-    ):
+    with pytest.raises(DataError, match=r"has 9 sequences, fewer than one global batch of 12; use a longer"):
         build_gpt(options("gpt", tmp_path), share())
 
 
 def test_a_cache_that_cannot_be_written_names_the_way_out(tmp_path, monkeypatch):
     write_texts(tmp_path)
     monkeypatch.setenv("KRONSCALE_CACHE", str(tmp_path / "train.txt" / "below"))
-    with pytest.raises(DataError, match=r"token ids cannot be kept there: Not a directory.*KRONSCALE_CACHE"):
+    with pytest.raises(
+        DataError, match=r"token ids could not be written to .*Not a directory.*KRONSCALE_CACHE"
+    ):
         build_gpt(options("gpt", tmp_path), share())
 
 
@@ -108,11 +108,15 @@ def test_a_missing_library_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     for name, build in {"bert": bert, "gpt": gpt2}.items():
         with pytest.raises(
-            ModuleNotFoundError, match=rf"workload {name} needs the extra language: pip install"
+            ModuleNotFoundError,
+            match=rf"workload {name} needs transformers: pip install 'kronscale\[language\]'",
         ):
             build(options(name, tmp_path))
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ModuleNotFoundError, match=r"a text as training data needs the extra language: pip"):
+    with pytest.raises(
+        ModuleNotFoundError,
+        match=r"a text as training data needs tokenizers: pip install 'kronscale\[language\]'",
+    ):
         build_gpt(options("gpt", tmp_path), share())
 
 
@@ -129,9 +133,9 @@ repeats: 1
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "said"),
+    ("name", "more", "message"),
     [
-        ("gpt", "hidden: 100", "hidden=100 is not a multiple of heads=12"),
+        ("gpt", "hidden: 100", "hidden=100 must be a multiple of heads=12"),
         ("gpt", "vocabulary: 200", "vocabulary=200 is not allowed; use a value >= 256"),
         ("bert", "vocabulary: 260", "vocabulary=260 is not allowed; use a value >= 261"),
         ("bert", "sequence_length: 3", "sequence_length=3 is not allowed; use a value >= 4"),
@@ -139,11 +143,11 @@ repeats: 1
         ("gpt", "dropout: 1", "dropout=1.0 is not allowed; use a value in [0, 1)"),
     ],
 )
-def test_a_size_that_cannot_be_is_refused_before_anything_runs(tmp_path, capsys, name, more, said):
+def test_a_size_that_cannot_be_is_refused_before_anything_runs(tmp_path, capsys, name, more, message):
     file = tmp_path / "s.yaml"
     file.write_text(SWEEP.format(name=name, data="embedded", more=f", {more}"))
     assert main(["plan", "-f", str(file)]) == 2
-    assert f"{file}:2: workload.options.{said}" in capsys.readouterr().err
+    assert f"{file}:2: workload.options.{message}" in capsys.readouterr().err
 
 
 def test_a_run_without_its_text_fails_with_that_cause(tmp_path, capsys):
@@ -151,7 +155,7 @@ def test_a_run_without_its_text_fails_with_that_cause(tmp_path, capsys):
     file.write_text(SWEEP.format(name="gpt", data=tmp_path / "nowhere", more=""))
     assert main(["run", "-f", str(file), "--runs", str(runs)]) == 1
     (outcome,) = (path.read_text() for path in runs.glob("text/*/attempt-1/outcome.json"))
-    assert f"DataError: {tmp_path}/nowhere/train.txt is not there" in outcome
+    assert f"DataError: {tmp_path}/nowhere/train.txt does not exist" in outcome
     capsys.readouterr()
 
 

@@ -54,4 +54,4 @@ def test_the_key_alone_decides():
     some = [31, 4, 17]
     again = mask(tokens[some], [(7, 0, number) for number in some], MASK, ORDINARY)
     assert all(np.array_equal(one[some], two) for one, two in zip(whole, again, strict=True))
-    assert not np.array_equal(whole.places, other.places)
+    assert not np.array_equal(whole.positions, other.positions)

@@ -179,7 +179,7 @@ def test_one_vocabulary_is_trained_on_both_sides_and_says_every_text_again(tmp_p
     for part, sides in ((text.train, (german, english)), (text.test, held_out)):
         for sentences, lines in zip((part.source, part.target), sides, strict=True):
             cut = [sentences.tokens[start:stop].tolist() for start, stop in pairwise(sentences.starts)]
-            assert [text.written(ids) for ids in cut] == lines
+            assert [text.decode(ids) for ids in cut] == lines
             assert max(map(max, cut)) < 330
     assert text.references() == held_out[1]
     words = [sentence.lengths[0] for sentence in (text.train.source, text.train.target)]

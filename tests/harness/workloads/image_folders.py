@@ -1,4 +1,4 @@
-"""A folder of photographs such as ImageNet's, small: the package's images enlarged to odd sizes."""
+"""A small folder of images such as ImageNet's: the package's images enlarged to odd sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from harness.workloads.imagenet import ImageNet, build
+from harness.workloads.imagenet.workload import ImageNet, build
 from tests.harness.workloads.batch_files import embedded, options, share
 
 CLASSES, TRAIN_EACH, TEST_EACH = 3, 8, 3
@@ -18,7 +18,7 @@ LIMITS = {
 }  # fmt: skip
 
 
-def write_photos(root: Path) -> Path:
+def write_images(root: Path) -> Path:
     """`train` and `val` with a folder a class."""
     images = embedded()[0]
     sizes = np.random.default_rng(0).integers(34, 90, (1000, 2))

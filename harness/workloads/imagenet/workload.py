@@ -1,0 +1,167 @@
+"""ImageNet-1k (Russakovsky et al. 2015): images in folders, read by worker processes.
+
+Training is SC20's: random resized crops and mirrors, label smoothing; warm-up and milestones belong to the
+optimizer. What a rank is shown is a function of seed, epoch and example, whatever the world and the number of
+workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.errors import DataError
+from harness.workloads import WORKLOADS
+from harness.workloads.cards.card import EMBEDDED, SYNTHETIC
+from harness.workloads.imagenet.files import SOURCE, ImageFiles, list_images, unpack_embedded
+from harness.workloads.imagenet.views import View, centre_view, training_view
+from harness.workloads.models import imagenet_network
+from harness.workloads.sources.data_folder import data_folder, how_to_point
+from harness.workloads.sources.images import read_image
+from harness.workloads.sources.loading import load_batches
+from harness.workloads.sources.sampling import epoch_generator, local_batches, steps_per_epoch
+from harness.workloads.sources.staging import staged
+from harness.workloads.workload import Share
+
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as torchvision's models expect
+SIDES = {"inception_v3": 299}  # 224 for the others
+
+Batch = tuple[Tensor, Tensor]
+
+
+class ImageNet:
+    """ImageNet as one rank sees it; a subclass provides the batches."""
+
+    def __init__(self, options: Mapping[str, Any], share: Share) -> None:
+        self._options, self._share = options, share
+        self._side = options["image_size"] or SIDES.get(options["model"], 224)
+        self._examples = WORKLOADS["imagenet"].examples(options)
+        mean, deviation = (
+            torch.tensor(values, device=share.device).view(3, 1, 1) for values in (MEAN, DEVIATION)
+        )
+        self._scale, self._shift = 1 / (255 * deviation), -mean / deviation
+        self.steps_per_epoch = steps_per_epoch(share, self._examples)
+
+    def model(self) -> nn.Module:
+        """The network that `model` names.
+
+        Under `channels_last` its inputs select the convolutions' kernels. The weights keep their layout,
+        which is that of their gradients in the buffer that is averaged.
+        """
+        return imagenet_network(self._options["model"], self._options["classes"]).to(self._share.device)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Cross entropy, with `label_smoothing` of the probability spread over all classes."""
+        images, labels = batch
+        return functional.cross_entropy(
+            model(images), labels, label_smoothing=self._options["label_smoothing"]
+        )
+
+    def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
+        """Correct predictions and summed loss over this rank's share of the test images."""
+        sums = torch.zeros(2, dtype=torch.float64, device=self._share.device)
+        count = 0
+        for images, labels in self._test_batches():
+            scores = model(images)
+            sums[0] += (scores.argmax(1) == labels).sum()
+            sums[1] += functional.cross_entropy(scores, labels, reduction="sum")
+            count += len(labels)
+        return {"accuracy": float(sums[0]), "loss": float(sums[1])}, count
+
+    def _test_batches(self) -> Iterable[Batch]:
+        raise NotImplementedError
+
+    def _normalised(self, pixels: Tensor, labels: Tensor) -> Batch:
+        """A batch on the device from bytes `[B, 3, side, side]`."""
+        device = self._share.device
+        images = torch.addcmul(self._shift, pixels.to(device, non_blocking=True).float(), self._scale)
+        last = self._options["channels_last"]
+        layout = torch.channels_last if last else torch.contiguous_format
+        return images.contiguous(memory_format=layout), labels.to(device, non_blocking=True)
+
+
+class FolderImageNet(ImageNet):
+    """The images of a folder."""
+
+    def __init__(self, options: Mapping[str, Any], share: Share) -> None:
+        super().__init__(options, share)
+        if options["data"] == EMBEDDED:
+            root, test_split = unpack_embedded(), "test"
+        else:
+            root, test_split = staged(data_folder(options["data"]), ("train", "val")), "val"
+        hint = how_to_point(options["data"])
+        train = list_images(root / "train", options["classes"], hint)
+        if len(train.paths) < self._examples:
+            raise DataError(
+                f"{root / 'train'} must have {self._examples} images, got {len(train.paths)}; complete them, "
+                f"or set workload.options.train_examples: {len(train.paths)} to use this part"
+            )
+        self._train = train.limited(self._examples)
+        test = list_images(root / test_split, options["classes"], hint)
+        self._test = test.limited(options["test_examples"] or len(test.paths))
+
+    def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
+        """Shuffled and cropped anew each epoch; the incomplete last batch is dropped."""
+        order = torch.randperm(self._examples, generator=epoch_generator(self._share, epoch))
+        batches = [indices.tolist() for indices in local_batches(self._share, order, first_step)]
+        seed = f"{self._share.seed} {epoch}" if self._options["augment"] else None
+        return self._load(self._train, seed, batches)
+
+    def _test_batches(self) -> Iterator[Batch]:
+        indices = range(self._share.rank, len(self._test.paths), self._share.world_size)
+        size = self._share.local_batch_size
+        batches = [list(indices[start : start + size]) for start in range(0, len(indices), size)]
+        return self._load(self._test, None, batches)
+
+    def _load(self, files: ImageFiles, seed: str | None, batches: list[list[int]]) -> Iterator[Batch]:
+        read, workers = partial(_read_view, files, self._side, seed), self._options["workers"]
+        for pixels, labels in load_batches(read, batches, workers, _collate, self._share.device):
+            yield self._normalised(pixels, labels)
+
+
+class SyntheticImageNet(ImageNet):
+    """One random batch in every step: the work of training without its data, for throughput."""
+
+    def __init__(self, options: Mapping[str, Any], share: Share) -> None:
+        super().__init__(options, share)
+        shape = (share.local_batch_size, self._side, self._side, 3)
+        generator = torch.Generator().manual_seed(share.seed * 1_000_003 + share.rank)
+        pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).permute(0, 3, 1, 2)
+        labels = torch.randint(0, options["classes"], shape[:1], generator=generator)
+        self._pixels, self._labels = pixels.to(share.device), labels.to(share.device)
+
+    def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
+        """The same bytes in every step."""
+        for _ in range(first_step, self.steps_per_epoch):
+            yield self._normalised(self._pixels, self._labels)
+
+    def _test_batches(self) -> Iterator[Batch]:
+        yield self._normalised(self._pixels, self._labels)
+
+
+def build(options: Mapping[str, Any], share: Share) -> ImageNet:
+    """The workload as the rank of `share` sees it."""
+    return (
+        SyntheticImageNet(options, share) if options["data"] == SYNTHETIC else FolderImageNet(options, share)
+    )
+
+
+def _read_view(files: ImageFiles, side: int, seed: str | None, index: int) -> tuple[View, int]:
+    """Bytes `[side, side, 3]` and the label of an image; without a seed, of its centre."""
+    image, label = read_image(files.paths[index], SOURCE), int(files.labels[index])
+    if seed is None:
+        return centre_view(image, side), label
+    return training_view(image, side, Random(f"{seed} {index}")), label  # noqa: S311  not a secret
+
+
+def _collate(examples: list[tuple[View, int]]) -> Batch:
+    """Bytes `[B, 3, side, side]`, channels innermost in memory, and labels."""
+    views, labels = zip(*examples, strict=True)
+    return torch.from_numpy(np.stack(views)).permute(0, 3, 1, 2), torch.tensor(labels)
