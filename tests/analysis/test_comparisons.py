@@ -1,4 +1,4 @@
-"""Promise: arms meet the right baseline, in pairs where blocks allow it, and claims survive Holm."""
+"""Promise: arms are compared with the right baseline, in pairs if blocks allow it, and Holm's p is used."""
 
 from __future__ import annotations
 

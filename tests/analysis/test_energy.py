@@ -1,4 +1,4 @@
-"""Promise: energy to target is that of the windows before it; where none was counted, the reason is said."""
+"""Promise: energy to target is that of the windows before it; without a counter, the reason is given."""
 
 import math
 

@@ -47,7 +47,7 @@ NEEDS_MORE = {*FITTING, "claims", "eigen_imbalance", "wait_transfer"}
 """Figures of studies of a certain shape: a second batch size, an arm to compare with, several ranks."""
 
 ROWS_ARE_NAMED = {"claims", "published_breakdown"}
-"""Figures whose rows say what they are."""
+"""Figures whose rows are named in the figure."""
 
 ONE_RUN_PER_MODEL = {"factor_sizes"}
 
@@ -88,7 +88,7 @@ def test_a_legend_lies_below_every_panel(drawn, name):
 
 
 @pytest.mark.parametrize("lack", ODD)
-def test_a_figure_of_a_study_that_lacks_something_is_drawn_or_refused_with_a_reason(odd_studies, name, lack):
+def test_a_figure_of_a_study_that_lacks_something_is_drawn_or_gives_a_reason(odd_studies, name, lack):
     try:
         drawing = FIGURES[name].draw(odd_studies[lack])
     except NothingToDraw as reason:

@@ -1,6 +1,6 @@
-"""Promise: what is said of a study follows from its records by rules that can be checked by hand.
+"""Promise: the metrics of a study follow from its records by rules that can be checked by hand.
 
-References: hand-made curves, and the made-up cost model that the synthetic study was written with.
+References: hand-made curves, and the synthetic cost model with which the study was written.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def test_bytes_are_those_of_the_rank_that_needs_most(study):
     assert set(peaks["kind"]) == {"rss_peak"}
 
 
-def test_a_rule_that_asks_for_several_in_a_row_leaves_out_runs_that_stopped_at_the_first(study):
+def test_a_rule_with_several_evaluations_in_a_row_skips_runs_that_stopped_at_the_first(study):
     asked = replace(study, scoring=SCORINGS["sustained"])
     alive = time_to_accuracy(replace(asked, cells=study.cells.assign(stop_reason="epochs")))
     assert len(alive) == 27
@@ -217,7 +217,7 @@ def test_a_rule_that_asks_for_several_in_a_row_leaves_out_runs_that_stopped_at_t
     reached = evaluations["value"] >= 0.95
     stopped = evaluations[~reached | ~reached.groupby(evaluations["run"]).cumsum().gt(1)]
     left = time_to_accuracy(replace(asked, evaluations=stopped))
-    assert (left["arm"] == "sgd").all()  # the one run that missed went on to its last epoch
+    assert (left["arm"] == "sgd").all()  # the one run that missed continued to its last epoch
     assert len(left) == 1
 
 

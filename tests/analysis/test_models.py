@@ -190,6 +190,6 @@ def test_the_flops_of_resnet_50_are_the_published_four_billion_multiplications()
     assert model.forward_flops == pytest.approx(2 * 4.09e9, rel=0.01)  # torchvision's documentation
 
 
-def test_an_unknown_model_is_refused_with_what_there_is():
+def test_an_unknown_model_is_an_error_that_lists_the_models():
     with pytest.raises(CostModelError, match=r"'resnet51' is not one of .*did you mean resnet5"):
         read_model("resnet51")

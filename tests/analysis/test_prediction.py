@@ -48,7 +48,7 @@ def test_on_one_rank_all_strategies_cost_the_same():
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_with_ever_rarer_updates_only_what_every_step_does_is_left(strategy):
+def test_with_ever_rarer_updates_only_the_work_of_every_step_remains(strategy):
     rare = config(strategy, factor_update_steps=10**9, inverse_update_steps=10**9)
     prediction = predict(Setup(RESNET, rare, 64, 32), MACHINE)
     every_step = {Phase.FACTOR_COMPUTE, Phase.FACTOR_COMM, Phase.INVERSE_COMPUTE, Phase.INVERSE_COMM}
@@ -56,7 +56,7 @@ def test_with_ever_rarer_updates_only_what_every_step_does_is_left(strategy):
     assert prediction.total.central == pytest.approx(rest, rel=1e-6)
 
 
-def test_with_infinitely_rare_inverses_factors_alone_are_left_of_the_updates():
+def test_with_infinitely_rare_inverses_only_factor_updates_remain():
     prediction = predict(Setup(RESNET, config("comm_opt", inverse_update_steps=10**12), 64, 32), MACHINE)
     assert prediction.step_seconds[Phase.INVERSE_COMPUTE].central < 1e-9
     assert prediction.step_seconds[Phase.FACTOR_COMM].central > 1e-3
@@ -90,7 +90,7 @@ def test_overlap_hides_communication_and_never_adds(strategy):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_buckets_that_leave_early_carry_what_late_ones_do(strategy):
+def test_buckets_that_are_sent_early_carry_the_same_bytes(strategy):
     """More of them, so their latencies add up, and no byte is lost or counted twice."""
     late, early = (
         predict(Setup(RESNET, config(strategy, overlap_factors=early), 4, 1), MACHINE)
@@ -134,7 +134,7 @@ def test_published_totals_of_64_gpus_are_met_within_15_percent():
         assert total * 1e3 == pytest.approx(float(row["total_ms"]), rel=0.15)
 
 
-def test_beyond_the_largest_measured_world_a_prediction_says_so_and_widens():
+def test_beyond_the_largest_measured_world_a_prediction_is_marked_and_widens():
     inside = predict(Setup(RESNET, config("mem_opt"), 64, 32), MACHINE)
     beyond = predict(Setup(RESNET, config("mem_opt"), 4096, 32), MACHINE)
     assert (inside.extrapolated, beyond.extrapolated) == (False, True)
@@ -161,7 +161,7 @@ def test_a_ring_all_reduce_is_bound_by_twice_its_buffer():
 
 
 @pytest.mark.parametrize("operation", ["gather_parts", "reduce_parts"])
-def test_parts_sent_straight_are_bound_by_the_busiest_owner_or_by_all_others_parts(operation):
+def test_parts_sent_directly_are_bound_by_the_busiest_owner_or_by_all_others_parts(operation):
     def bound(*sizes: int) -> float:
         return wire_bytes("gloo", Exchange(Phase.INVERSE_COMM, operation, tuple(range(8)), sizes, 1))
 
@@ -243,7 +243,7 @@ def test_resnet_152_at_4096_ranks_takes_under_two_seconds_and_no_torch():
     assert "4096 ranks*" in done.stdout
 
 
-def test_a_calibration_of_another_version_or_shape_is_refused():
+def test_a_calibration_of_another_version_or_shape_is_an_error():
     good = json.loads(open("results/calibrations/spd_kfac_64.json").read())  # noqa: PTH123, SIM115
     assert parse_calibration(good, "here") == MACHINE
     with pytest.raises(CostModelError, match="here: calibration of schema 2; this code reads 1"):
@@ -266,7 +266,7 @@ def test_work_at_any_fusion_has_the_same_bytes():
     assert set(messages.values()) == {len(RESNET.layers)}
 
 
-def test_the_recommendation_says_whose_intervals_it_has():
+def test_the_recommendation_names_the_source_of_its_intervals():
     def why(overhead: float, *, choose: bool) -> str:
         question = Question(RESNET, config("comm_opt"), 32, MACHINE)
         found = recommend(question, 64, overhead=overhead, choose_intervals=choose)

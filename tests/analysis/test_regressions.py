@@ -1,4 +1,4 @@
-"""Promise: `compare` calls a thing worse only where effect, interval and p agree, and then ends with 3."""
+"""Promise: `compare` reports a regression only if effect, interval and p agree, and then exits with 3."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def test_a_verdict_needs_effect_interval_and_p(estimate, low, high, p, verdict):
 
 def test_the_command_ends_with_3_only_on_a_regression(sets, capsys):
     assert main(["compare", str(sets[0]), str(sets[1]), "--json"]) == 3
-    said = json.loads(capsys.readouterr().out)
-    assert sum(change["verdict"] == "regression" for change in said) == 2
+    shown = json.loads(capsys.readouterr().out)
+    assert sum(change["verdict"] == "regression" for change in shown) == 2
     assert main(["compare", str(sets[0]), str(sets[0])]) == 0
     assert "0 regressions" in capsys.readouterr().out
     assert main(["compare", str(sets[1]), str(sets[0])]) == 0

@@ -1,4 +1,4 @@
-"""Promise: one page says what came out, needs nothing but itself, and leads from each number to its runs."""
+"""Promise: one self-contained page has the findings, and links each number to its runs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_summary_names_every_point_with_its_speed_up(study):
     assert re.fullmatch(r"[\d.]+×", table.loc[("dp_kfac", "4*"), "speedup"])
 
 
-def test_what_came_out_is_said_first_and_only_where_it_is_decided(study, page):
+def test_findings_come_first_and_are_significant(study, page):
     said = findings(study)
     expected = [one for one in comparisons(study, time_to_accuracy(study)).values() if not one.oversubscribed]
     decided = [one for one in expected if one.verdict != "undecided"]
@@ -75,7 +75,7 @@ def test_what_came_out_is_said_first_and_only_where_it_is_decided(study, page):
     assert "*" in warned
 
 
-def test_what_a_study_lacks_is_said_first(odd_studies):
+def test_what_a_study_lacks_comes_first(odd_studies):
     assert "no first-order arm" in findings(odd_studies["no SGD arm"])[0]
     assert findings(odd_studies["no cells"]) == ["No run has trained yet."]
     few = odd_studies["no SGD arm"]
@@ -126,7 +126,7 @@ def test_the_page_comes_as_markdown_and_latex_too(out):
     assert not re.search(r"(?<!\\)[%_#](?!\})", tex.replace("tab:", ""))
 
 
-def test_a_table_survives_characters_that_its_language_means_otherwise():
+def test_a_table_escapes_special_characters():
     table = pd.DataFrame({"a|b": ["50 % & x_1 {y} \\ 2×"]})
     assert "a\\|b" in to_markdown(table)
     assert r"50 \% \& x\_1 \{y\} \textbackslash{} 2$\times$" in to_latex(table, "c", "l")
@@ -138,7 +138,7 @@ def test_a_study_where_most_runs_miss_says_so(odd_studies):
     assert summary_table(odd_studies["no cells"]).empty
 
 
-def test_the_page_holds_its_figures_and_asks_for_nothing_else(out, page):
+def test_the_page_holds_its_figures_and_loads_nothing_else(out, page):
     links = _Links()
     links.feed(page)
     names = [path.stem for path in (out / "figures").glob("*.png")]

@@ -1,4 +1,4 @@
-"""Promise: in a real browser the page sorts, fits a phone, prints, and asks for nothing outside of itself.
+"""Promise: in a real browser the page sorts, fits a phone, prints, and loads nothing outside of itself.
 
 Needs Debian's `chromium`; skipped where it is not installed.
 """

@@ -1,4 +1,4 @@
-"""Promise: every rule of time to accuracy gives what its text says, worked by hand.
+"""Promise: every rule of time to accuracy follows its published text, worked by hand.
 
 MLPerf Training rules (mlcommons/training_policies d73e20f), "Benchmark Results": drop the fastest and the
 slowest run, mean of the rest; one run that did not converge may be the slowest; with more the result is

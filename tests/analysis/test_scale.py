@@ -1,4 +1,4 @@
-"""Promise: a large study says the same as its lines, however they are cut into batches.
+"""Promise: the frames of a large study equal its lines, whatever the batch size.
 
 The references read every line with Python's own JSON, and group rows with pandas. How fast ten million rows
 are read is measured by `jobs/experiments/ten_million_rows.py`, in results/scale/.
@@ -62,7 +62,7 @@ def test_every_number_of_every_line_is_in_the_frames(study, folder):
     assert largest.to_dict() == sizes
 
 
-def test_folding_rows_gives_what_grouping_them_gives(study):
+def test_aggregated_windows_equal_grouped_rows(study):
     phases = study.phases.sample(frac=1.0, random_state=0).sort_values(["run", "rank", "first_step"])
     counts = phases[phases["first_step"] > 0]
     costs = rank_phase_costs(study).set_index(KEYS)["seconds_per_step"]

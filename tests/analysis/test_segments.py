@@ -1,4 +1,4 @@
-"""Promise: of a run that was resumed every step counts once, and every reader can see that it was."""
+"""Promise: every step of a resumed run counts once, and tables and report mark the run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> SweepFolder:
 
 @pytest.fixture
 def requeued(folder) -> Attempt:
-    """Saved before step 33; killed after step 60, in the middle of a line; went on in the same attempt."""
+    """Saved before step 33; killed after step 60, in the middle of a line; resumed in the same attempt."""
     cell = make_cell("comm_opt", 2, 0, PLAN, {})
     attempt = folder.stage(cell).new_attempt()
     write_run(attempt, cell, replace(PLAN, with_records=False))
@@ -55,7 +55,7 @@ def requeued(folder) -> Attempt:
     return attempt
 
 
-def test_what_was_done_again_counts_once_and_the_later_time(folder, requeued):
+def test_repeated_steps_count_once_and_the_later_time(folder, requeued):
     phases = load(folder.path).phases.drop_duplicates(["rank", "first_step"])
     for _, rank in phases.groupby("rank"):
         assert rank["first_step"].tolist() == list(range(0, STEPS, WINDOW))
@@ -65,12 +65,12 @@ def test_what_was_done_again_counts_once_and_the_later_time(folder, requeued):
     assert evaluations["segment"].tolist() == [0, 1, 1, 1]
 
 
-def test_memory_of_steps_done_again_counts_once(folder, requeued):
+def test_memory_of_repeated_steps_counts_once(folder, requeued):
     rss = load(folder.path).memory.query("kind == 'rss' and rank == 1")
     assert rss["first_step"].tolist() == list(range(0, STEPS, WINDOW))
 
 
-def test_a_run_may_go_on_in_another_attempt(folder, requeued):
+def test_a_run_may_resume_in_another_attempt(folder, requeued):
     cell = requeued.cell_folder.cell()
     again = requeued.cell_folder.new_attempt()
     again.write("launch.json", {"continues": 1})
@@ -89,7 +89,7 @@ def test_a_run_may_go_on_in_another_attempt(folder, requeued):
     assert len(kept) == 8
 
 
-def test_a_start_without_a_checkpoint_takes_the_place_of_everything_before(folder, requeued):
+def test_a_start_without_a_checkpoint_replaces_everything_before(folder, requeued):
     cell = requeued.cell_folder.cell()
     for rank in range(2):
         append(requeued, rank, [segment(rank, 2, 0), *windows(cell, rank, 2, 0, 20)])
@@ -115,7 +115,7 @@ def test_report_and_tables_say_which_runs_were_resumed(folder, requeued, tmp_pat
     assert "resumed (2 segments)" in page
 
 
-def test_records_of_before_segments_are_read_as_one_piece(folder):
+def test_records_older_than_segments_are_read_as_one_segment(folder):
     cell = make_cell("comm_opt", 2, 0, PLAN, {})
     attempt = folder.stage(cell).new_attempt()
     append(attempt, 0, windows(cell, 0, 0, 0, 20))

@@ -1,6 +1,6 @@
-"""Promise: every interval is the one that its name says, by hand-worked cases, printed tables and SciPy.
+"""Promise: every interval equals its definition, by hand-worked cases, printed tables and SciPy.
 
-Whether they cover is simulated in `test_coverage.py`.
+Their coverage is simulated in `test_coverage.py`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def test_welch_at_three_runs_agrees_with_scipy():
     assert (interval.low, interval.high) == pytest.approx((math.exp(reference.low), math.exp(reference.high)))
 
 
-def test_a_miss_counts_as_slower_than_every_arrival_and_is_not_dropped():
+def test_a_miss_counts_as_slower_than_every_run_that_reached_and_is_not_dropped():
     missed = math.inf
     assert level([1.0, 2.0, missed]).estimate == 2.0
     assert level([1.0, missed, missed]).estimate == math.inf

@@ -1,4 +1,4 @@
-"""Promise: a run folder becomes tidy frames in whatever state its runs were left, or a clear refusal."""
+"""Promise: a run folder becomes tidy frames in whatever state its runs are, or a clear error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def attempt_of(folder: SweepFolder, method: str = "comm_opt"):
     return next(c for c in folder.cell_folders() if c.id.startswith(method)).latest()
 
 
-def test_every_cell_is_one_row_with_its_science_and_its_outcome(study):
+def test_every_cell_is_one_row_with_its_settings_and_its_outcome(study):
     assert len(study.cells) == 27
     row = study.cells.set_index(["method", "world_size", "seed"]).loc[("comm_opt", 4, 1)]
     assert (row.strategy, row.solver, row.inverse_update_steps) == ("comm_opt", "eigen", 10)
@@ -53,14 +53,14 @@ def test_calls_and_bytes_stay_with_their_phase(study):
     assert (study.phases.loc[study.phases["phase"] != "other", "calls"] == 10).all()
 
 
-def test_a_line_cut_short_by_a_kill_is_left_out(folder):
+def test_a_line_truncated_by_a_kill_is_left_out(folder):
     path = attempt_of(folder).records(1)
     before = len(load(folder.path).phases)
     path.write_bytes(path.read_bytes()[:-40])
     assert len(load(folder.path).phases) == before - 13
 
 
-def test_a_damaged_line_in_the_middle_is_refused_with_its_file(folder):
+def test_a_damaged_line_in_the_middle_is_an_error_with_its_file(folder):
     path = attempt_of(folder).records(1)
     path.write_text(path.read_text().replace('"wall_seconds"', '"wall_sec', 1))
     with pytest.raises(StoreError, match=r"rank-00001\.jsonl"):
@@ -68,7 +68,7 @@ def test_a_damaged_line_in_the_middle_is_refused_with_its_file(folder):
 
 
 @pytest.mark.parametrize("name", ["rank-00001.jsonl", "outcome.json"])
-def test_a_newer_schema_is_refused_with_its_file(folder, name):
+def test_a_newer_schema_is_an_error_with_its_file(folder, name):
     path = attempt_of(folder).path / name
     newer = SCHEMA_VERSION + 1
     path.write_text(path.read_text().replace(f'"schema": {SCHEMA_VERSION}', f'"schema": {newer}', 1))
