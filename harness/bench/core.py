@@ -78,7 +78,7 @@ def by_shape(rank: dict[str, Any]) -> list[dict[str, Any]]:
         `fraction_of_floor`.
     """
     kinds: dict[tuple[Any, ...], list[str]] = {}
-    for name, least_seconds in rank["layer_rooflines"].items():
+    for name, least_seconds in rank["layer_floors"].items():
         kinds.setdefault((*rank["shapes"][name], *least_seconds.items()), []).append(name)
     table = []
     for (rows, columns, *rooflines), names in sorted(kinds.items()):
@@ -112,7 +112,7 @@ def slowest(ranks: Iterable[list[float]]) -> list[float]:
 def _phase(ranks: list[dict[str, Any]], phase: str, sgd: float) -> dict[str, Any]:
     """Spread over repetitions in a full step, ratio to SGD's time by kind of step, and the roofline."""
     times = _times(ranks, "full", phase)
-    roofline = max((rank["rooflines"].get(phase, 0.0) for rank in ranks), default=0.0)
+    roofline = max((rank["floors"].get(phase, 0.0) for rank in ranks), default=0.0)
     return {
         "seconds": _spread(times),
         "of_sgd": {kind: _median(ranks, kind, phase) / sgd for kind in KINDS},

@@ -58,8 +58,8 @@ def measure(options: Options, rank: int) -> dict[str, Any]:
     Returns:
         `sgd`: seconds of each plain forward and backward pass; `kinds`: by kind of step, seconds by phase of
         each repetition; `calls`: collectives by phase of a full step; `memory`: bytes, with `peak_extra`, the
-        growth of the largest resident set under K-FAC; `rates`; `rooflines`: seconds of a full step's phases;
-        `layers`: for each repetition, seconds by layer and phase; `layer_rooflines`; `shapes`: rows and
+        growth of the largest resident set under K-FAC; `rates`; `floors`: rooflines of a full step's phases;
+        `layers`: for each repetition, seconds by layer and phase; `layer_floors`; `shapes`: rows and
         columns of each layer's gradient.
     """
     torch.set_num_threads(options.threads)
@@ -95,9 +95,9 @@ def measure(options: Options, rank: int) -> dict[str, Any]:
         "calls": preconditioned.calls,
         "memory": {**preconditioned.kfac.memory(), "peak_extra": peak - before},
         "rates": asdict(rates),
-        "rooflines": rooflines(preconditioned.kfac, rank, calls, rates),
+        "floors": rooflines(preconditioned.kfac, rank, calls, rates),
         "layers": layers,
-        "layer_rooflines": layer_rooflines(preconditioned.kfac, calls, rates),
+        "layer_floors": layer_rooflines(preconditioned.kfac, calls, rates),
         "shapes": {shape.name: [shape.g.dim, shape.a.dim] for shape in preconditioned.kfac.shapes},
     }
 

@@ -34,10 +34,10 @@ def test_a_repetition_takes_as_long_as_its_slowest_rank():
     step = {"total": 4.0, "scale": 1.0}
     rank = {
         "sgd": [2.0, 2.0], "kinds": {kind: [step] for kind in ("full", "factor", "plain")}, "calls": {},
-        "memory": {}, "rates": {}, "rooflines": {"scale": 0.5},
+        "memory": {}, "rates": {}, "floors": {"scale": 0.5},
         "shapes": {"one": [2, 3], "two": [2, 3], "three": [4, 3]},
         "layers": [{"one": {"precondition": 1.0}, "two": {"precondition": 3.0}}] * 2,
-        "layer_rooflines": {name: {"precondition": 1.0} for name in ("one", "two", "three")},
+        "layer_floors": {name: {"precondition": 1.0} for name in ("one", "two", "three")},
     }  # fmt: skip
     figures = summary([rank, {**rank, "sgd": [1.0, 1.0]}])
     assert figures["sgd"]["median"] == 2.0
@@ -71,7 +71,7 @@ def test_two_ranks_are_measured(tmp_path, capfd):
     }
     assert figures["phases"]["precondition"]["floor_seconds"] > 0
     received = sum(
-        rank["rooflines"]["factor_comm"] * rank["rates"]["copy_bytes"] / 2 for rank in figures["ranks"]
+        rank["floors"]["factor_comm"] * rank["rates"]["copy_bytes"] / 2 for rank in figures["ranks"]
     )
     packed = sum(n * (n + 1) // 2 for n in factor_sizes(MODELS["resnet32"].build()))
     assert received == pytest.approx(4 * packed), "each factor's triangle reaches its one owner once"
