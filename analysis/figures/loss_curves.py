@@ -53,7 +53,7 @@ def draw(study: Study) -> Drawing:
         f"Training loss, the mean since the last evaluation over all ranks, on {size} rank(s); every run a",
         "line",
         f"({counts(numbers)}), a marker where it ended. Training time excludes evaluation. No whiskers.",
-        f"{bad} run(s) met a loss that is no number; their lines end before it." if bad else "",
+        f"{bad} run(s) met a non-finite loss; their lines end before it." if bad else "",
         remarks(same_size, numbers),
     )
     return Drawing(figure, numbers, caption)

@@ -26,9 +26,7 @@ def cached(sweep_path: Path, read: Callable[[Path], Frames]) -> Frames:
     if stored.is_dir():
         return {path.stem: pd.read_parquet(path) for path in stored.glob("*.parquet")}
     frames = read(sweep_path)
-    with contextlib.suppress(
-        OSError
-    ):  # without a writable folder there is no cache, but the frames are right
+    with contextlib.suppress(OSError):  # the frames are valid without a cache
         _store(frames, stored)
     return frames
 

@@ -20,7 +20,7 @@ def findings(study: Study) -> list[str]:
             return ["No run has trained yet."]
         return [
             f"The rule ({study.scoring.about}) cannot score any of {trained} runs: they ended when they "
-            "first reached their target, before the evaluations in a row that it asks for."
+            "first reached their target, before the evaluations in a row that it requires."
         ]
     found = comparisons(study, scored)
     if not found:
@@ -70,11 +70,11 @@ def resumed_note(cells: pd.DataFrame) -> str:
         return ""
     note = (
         f"{len(resumed)} of {len(cells)} runs were stopped and resumed: their clocks add up over their "
-        f"segments and leave out what lay between, at most {resumed['away_seconds'].max():.4g} s a run; the "
+        f"segments, without the time between them, at most {resumed['away_seconds'].max():.4g} s a run; the "
         "table of runs marks them."
     )
     moved = int((~resumed["bitwise"].astype("bool")).sum())
-    return note if not moved else f"{note} {moved} went on in a world of another size, not bit for bit."
+    return note if not moved else f"{note} {moved} resumed in a world of another size, not bit for bit."
 
 
 def _decided(one: Comparison) -> str:

@@ -82,7 +82,7 @@ def main() -> int:
             print(f"{peer}: not given, left out")
             continue
         if not (checkout / "kfac" / "__init__.py").is_file():
-            parser.error(f"--{peer} {checkout} is no checkout: it has no kfac/__init__.py")
+            parser.error(f"--{peer} {checkout} is not a checkout: it has no kfac/__init__.py")
         for ranks in WORLDS:
             rows += _in_world(ranks, peer, checkout.resolve())
     with arguments.table.open("w", newline="") as file:
