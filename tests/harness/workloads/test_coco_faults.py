@@ -64,7 +64,9 @@ FAULTS = {
     ),
     "no images": (lambda c: c.pop("images"), "must be a file of COCO's instances, but has no list 'images'"),
     "an image without a size": (lambda c: c["images"][2].pop("width"), "images[2] has no width"),
-    "a text as an id": (lambda c: c["images"][1].update(id="107"), "images[1].id must be a whole number, got '1"),
+    "a text as an id": (
+        lambda c: c["images"][1].update(id="107"), "images[1].id must be a whole number, got '107'",
+    ),
     "two images of one id": (
         lambda c: c["images"][1].update(id=c["images"][0]["id"]), "images have id 191 more than once",
     ),

@@ -47,7 +47,9 @@ FAULTS = {
         f"/train.de has 2 lines, train.en {TRAIN}; each line needs its translation in the same line of",
     ),
     "an empty file": (lambda folder: (folder / "val.en").write_text(""), {}, "/val.en must have at least"),
-    "blank lines alone": (lambda folder: (folder / "val.en").write_text("\n \n"), {}, "val.en must have at least"),
+    "blank lines alone": (
+        lambda folder: (folder / "val.en").write_text("\n \n"), {}, "val.en must have at least one line",
+    ),
     "an empty line": (
         lambda folder: edited(folder, "train.en", 7, b" \t"), {},
         "/train.en: line 7 is empty; remove it",
