@@ -47,7 +47,7 @@ class Launcher(Protocol):
         """Whether pending attempts will start without `resume`."""
 
     def attempt_states(self, attempts: Sequence[Attempt]) -> Mapping[Attempt, AttemptState]:
-        """States of attempts without an outcome, where they differ from what the attempts' files say."""
+        """States of attempts without an outcome, where they differ from the attempts' files."""
 
     def cancel(self, attempts: Sequence[Attempt], *, checkpoint: bool = False) -> None:
         """Request the end of pending or running attempts; may return before they have ended.

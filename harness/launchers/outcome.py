@@ -78,7 +78,7 @@ def outcome_without_ranks(state: State, cause: str, started_at: float | None = N
 
 def read_exit(attempt: Attempt, death: RankDeath) -> RankExit:
     """One rank's exit with its last step and phase and the first line of its exception."""
-    beat = attempt.last_heartbeat(death.rank)
+    heartbeat = attempt.last_heartbeat(death.rank)
     failure = last_record(attempt.records(death.rank), FailureRecord.KIND)
     error = None
     if failure is not None:
@@ -88,8 +88,8 @@ def read_exit(attempt: Attempt, death: RankDeath) -> RankExit:
         rank=death.rank,
         exit_code=death.exit_code,
         signal=_signal_name(death.exit_code),
-        step=beat.step if beat is not None and beat.step >= 0 else None,
-        phase=beat.phase if beat is not None else None,
+        step=heartbeat.step if heartbeat is not None and heartbeat.step >= 0 else None,
+        phase=heartbeat.phase if heartbeat is not None else None,
         error=error,
     )
 
@@ -148,10 +148,10 @@ def _failed(attempt: Attempt, first: RankExit, oom_killed: bool) -> tuple[State,
     if first.error is not None:
         state: State = "OOM" if is_memory_error(first.error) else "FAILED"
         return state, f"rank {first.rank} failed {position(first)}: {first.error}"
-    words = [line.strip() for line in last_lines(attempt.log(first.rank)) if line.strip()]
-    said = f"; its last words: {words[-1]}" if words else ""
-    cause = f"rank {first.rank} exited with code {first.exit_code} {position(first)}{said}"
-    return ("OOM" if is_memory_error(said) else "FAILED"), cause
+    lines = [line.strip() for line in last_lines(attempt.log(first.rank)) if line.strip()]
+    last = f"; last line of its log: {lines[-1]}" if lines else ""
+    cause = f"rank {first.rank} exited with code {first.exit_code} {position(first)}{last}"
+    return ("OOM" if is_memory_error(last) else "FAILED"), cause
 
 
 def _missed(attempt: Attempt, result: dict[str, Any]) -> str:

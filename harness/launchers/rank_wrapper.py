@@ -52,6 +52,8 @@ def main(attempt: str, threads: str, cpus: str, command: list[str]) -> int:
         signal.signal(number, lambda number, _frame: signalled.append(number))
     end = _open(attempt, f"rank-{int(rank):05}.end")
     log = _open(attempt, f"logs/rank-{int(rank):05}.log")
+    if not on_slurm:
+        _wait_for_wrappers(attempt, int(world_size))
     words = ["--rank", rank, "--world-size", world_size, "--local-rank", local_rank, "--threads", threads]
     child = _fork_with_pmi() if on_slurm and "PMI_FD" in environment else os.fork()
     if child == 0:
@@ -72,6 +74,13 @@ def _open(attempt: str, name: str) -> int:
     """Open for appending a file that is as open as the attempt's folder, as far as the umask lets it."""
     mode = 0o600 | os.stat(attempt).st_mode & 0o040  # noqa: PTH116  # pathlib is slow to import
     return os.open(f"{attempt}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)
+
+
+def _wait_for_wrappers(attempt: str, world_size: int) -> None:
+    """Return once all wrappers handle signals: at the first death Hydra's SIGUSR1 would end the others."""
+    files = [f"{attempt}/rank-{rank:05}.end" for rank in range(world_size)]
+    while not all(map(os.path.exists, files)):
+        time.sleep(0.01)
 
 
 def _isolate(cpus: str) -> None:

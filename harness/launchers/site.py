@@ -26,7 +26,7 @@ class Site(Spec):
             local launcher starts the ranks under `mpiexec`, of MPICH or a relative.
         timeout_minutes: an attempt that runs longer is ended with TIMEOUT.
         grace_seconds: time that ranks get to save a checkpoint when they have to stop, and how long before
-            the time limit they are told to; at most half of the limit.
+            the time limit that is; at most half of the limit.
         checkpoint_every_epochs: interval of checkpoints in epochs; None for none.
         checkpoint_every_minutes: interval of checkpoints in minutes; None for none.
         traced_steps: `[first, end]`: steps whose phases are recorded one by one with their start, for
@@ -40,7 +40,7 @@ class Site(Spec):
         ptrace_any: where Yama lets only parents read a process (`kernel.yama.ptrace_scope` is 1), whether
             ranks allow all processes of their user to read them, which `single_copy` needs there.
         group_readable: whether the folder's group may read new sweeps' runs, as far as your umask lets it
-            (027 does); otherwise nobody but you can.
+            (027 does); otherwise only you can.
         environment: extra variables for the ranks; written into the run folder, so never put secrets here.
         slurm: for launcher slurm, facts of the cluster.
     """

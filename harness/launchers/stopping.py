@@ -13,7 +13,7 @@ from harness.runs.store import Attempt
 
 Reason = Literal["ranks", "timeout", "cancel", "preempt"]
 
-_ASK_AGAIN_SECONDS = 1.0  # a rank that is still starting does not take the first request
+_REPEAT_SECONDS = 1.0  # a rank that is still starting ignores the first request
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def stop_request(attempt: Attempt, site: Site, left_seconds: float, *, preempted
 def watch_ranks(
     running: Callable[[], bool],
     request: Callable[[], Stop | None],
-    ask_to_save: Callable[[], None],
+    request_checkpoint: Callable[[], None],
     wait: Callable[[], None],
     save_seconds: float,
 ) -> Reason:
@@ -63,15 +63,15 @@ def watch_ranks(
     Args:
         running: whether there is something to wait for.
         request: whether the ranks have to end; called before every `wait`.
-        ask_to_save: asks the ranks to save a checkpoint and end; called again and again.
+        request_checkpoint: has the ranks save a checkpoint and end; called every second.
         wait: returns after a fraction of a second, or sooner if a rank ends.
         save_seconds: what the ranks get to save a checkpoint, where they may.
 
     Returns:
-        Why the ranks had to end; "ranks" if nobody asked them to.
+        Why the ranks had to end; "ranks" if there was no request.
     """
     reason: Reason = "ranks"
-    save_ends, asked_at = float("inf"), float("-inf")
+    save_ends, requested_at = float("inf"), float("-inf")
     while running():
         now = time.monotonic()
         stop = request()
@@ -80,8 +80,8 @@ def watch_ranks(
             save_ends = min(save_ends, now + save_seconds)
             if not stop.save or now > save_ends:
                 break
-            if now - asked_at > _ASK_AGAIN_SECONDS:
-                ask_to_save()
-                asked_at = now
+            if now - requested_at > _REPEAT_SECONDS:
+                request_checkpoint()
+                requested_at = now
         wait()
     return reason

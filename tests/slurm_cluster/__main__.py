@@ -1,4 +1,4 @@
-"""A cluster to try things on: `python -m tests.slurm_cluster start`; `stop` ends all started so."""
+"""A cluster to try things on: `python -m tests.slurm_cluster start`; `stop` ends all of them."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ A Slurm of four nodes runs in {folder}. To use it in this shell:
 
 
 def start() -> int:
-    """Start one that outlives this process, and say how to use it."""
+    """Start a cluster that outlives this process, and print how to use it."""
     if missing := missing_programs():
         sys.stderr.write(f"no {', '.join(missing)}: apt-get install {PACKAGES}\n")
         return 2
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    # Its errors go to a file: a pipe of the caller's, as in `make slurm | tail`, would stay open with it
+    # Errors go to a file: a pipe of the caller, as in `make slurm | tail`, would stay open
     with (folder / "keeper.err").open("w") as errors, subprocess.Popen(
         [sys.executable, "-m", "tests.slurm_cluster.keeper", str(folder), "--detached"],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
     ) as keeper:  # fmt: skip
-        said = keeper.stdout.readline().strip() if keeper.stdout else ""
-        if said != "ready":
-            sys.stderr.write(said + "\n")
+        answer = keeper.stdout.readline().strip() if keeper.stdout else ""
+        if answer != "ready":
+            sys.stderr.write(answer + "\n")
             return 1
         sys.stdout.write(_ADVICE.format(folder=folder))
         sys.stdout.flush()
@@ -46,7 +46,7 @@ def start() -> int:
 
 
 def stop() -> int:
-    """End all that `start` started here; returns once they are gone."""
+    """End all clusters that `start` has started here."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         keeper = _keeper(folder)
         if keeper is not None:

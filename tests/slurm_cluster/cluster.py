@@ -18,15 +18,15 @@ _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
 def missing_programs() -> list[str]:
-    """What would have to be installed first; empty if the cluster can start."""
+    """Programs that are not installed; empty if the cluster can start."""
     return [program for program in PROGRAMS if shutil.which(program, path=_PATH) is None]
 
 
 class Cluster:
-    """Four nodes of four CPUs and four unreal GPUs, a controller and its accounting, all in one folder.
+    """Four nodes of four CPUs and four fake GPUs, a controller and its accounting, all in one folder.
 
-    Nothing of a Slurm that the machine may have is touched: its own configuration, ports, credentials and
-    database. It ends with the `with` block, or with the process that started it, however that ends.
+    It has its own configuration, ports, credentials and database, apart from any Slurm of the machine. It
+    ends with the `with` block, or with the process that started it, however that ends.
     """
 
     def __init__(self) -> None:
@@ -58,27 +58,27 @@ class Cluster:
 
     def start(self, daemon: str) -> None:
         """Start `slurmctld`, `slurmdbd` or a node's `slurmd-n1` again."""
-        self._order("start", daemon)
+        self._request("start", daemon)
 
     def stop(self, daemon: str) -> None:
-        """End a daemon in order; jobs on its node go on."""
-        self._order("stop", daemon)
+        """Stop a daemon; jobs on its node continue."""
+        self._request("stop", daemon)
 
     def kill(self, daemon: str) -> None:
-        """End a daemon by SIGKILL; with slurmd all that runs on its node, as in a power cut."""
-        self._order("kill", daemon)
+        """Kill a daemon; with slurmd also all processes on its node, as in a power cut."""
+        self._request("kill", daemon)
 
     def log(self, daemon: str) -> str:
-        """What a daemon wrote down."""
+        """Log of a daemon."""
         return (self.folder / "log" / f"{daemon}.log").read_text(errors="replace")
 
     def accounting(self, fields: Sequence[str]) -> list[dict[str, str]]:
-        """What sacct says of all jobs, without their steps."""
+        """All jobs in the accounting, without their steps."""
         words = ["sacct", "--allocations", "--noheader", "--parsable2", "--starttime=now-1day"]
         lines = self.run(*words, f"--format={','.join(fields)}").splitlines()
         return [dict(zip(fields, line.split("|"), strict=True)) for line in lines]
 
-    def _order(self, verb: str, daemon: str) -> None:
+    def _request(self, verb: str, daemon: str) -> None:
         assert self._keeper.stdin is not None
         self._keeper.stdin.write(f"{verb} {daemon}\n")
         self._keeper.stdin.flush()
@@ -86,6 +86,6 @@ class Cluster:
 
     def _expect(self, answer: str) -> None:
         assert self._keeper.stdout is not None
-        said = self._keeper.stdout.readline().strip()
-        if said != answer:
-            raise RuntimeError(f"the test cluster's keeper said {said!r} instead of {answer!r}")
+        got = self._keeper.stdout.readline().strip()
+        if got != answer:
+            raise RuntimeError(f"the test cluster's keeper must answer {answer!r}, got {got!r}")

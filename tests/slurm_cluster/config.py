@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NODES = ("n1", "n2", "n3", "n4")
-CPUS = 4  # what each node says it has; the machine's real number does not matter
+CPUS = 4  # of each node in Slurm's configuration; the machine's real number does not matter
 MEMORY_MB = 4000
-GPUS = 4  # links to /dev/null: Slurm hands them out, nobody computes on them
+GPUS = 4  # links to /dev/null: Slurm allocates them, no job uses them
 NAME = "kronscale"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything of one cluster lies: one folder and ports of its own."""
+    """Folder and ports of one cluster."""
 
     folder: Path
     controller_port: int
@@ -26,7 +26,7 @@ class Layout:
 
     @classmethod
     def make(cls, folder: Path) -> Layout:
-        """Choose ports that nobody uses now."""
+        """Choose free ports."""
         with ExitStack() as stack:
             sockets = [stack.enter_context(socket.socket()) for _ in range(2 + len(NODES))]
             for one in sockets:
@@ -36,17 +36,17 @@ class Layout:
 
     @property
     def slurm_conf(self) -> Path:
-        """What SLURM_CONF must name for every command that is meant for this cluster."""
+        """Value of SLURM_CONF for commands on this cluster."""
         return self.folder / "slurm.conf"
 
     @property
     def munge_socket(self) -> Path:
-        """The credential daemon's own socket."""
+        """Socket of the credential daemon."""
         return self.folder / "munge.socket"
 
     @property
     def database_socket(self) -> Path:
-        """The database listens nowhere else, and only its user enters the folder."""
+        """The only address of the database, in a folder that only its user may enter."""
         return self.folder / "database" / "mysql.socket"
 
     def write(self) -> None:

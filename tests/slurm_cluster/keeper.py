@@ -1,9 +1,9 @@
-"""Keeps a cluster's daemons: starts them in order, restarts or kills single ones on request, leaves none.
+"""Runs a cluster's daemons: starts them in order, restarts or kills single ones on request, ends all of them.
 
 `python -m tests.slurm_cluster.keeper FOLDER [--detached]`. Prints `ready` when jobs can be submitted. Reads
-requests from its standard input, one a line (`start slurmctld`, `stop slurmd-n2`, `kill slurmd-n2`), and
-answers each with `ok` or `error ...`. The end of its input or SIGTERM ends the cluster: so the cluster of a
-killed test run ends too. Everything that it starts stays its descendant, daemons of daemons included.
+requests from its standard input, one per line (`start slurmctld`, `stop slurmd-n2`, `kill slurmd-n2`), and
+answers each with `ok` or `error ...`. The end of its input or SIGTERM ends the cluster, so that the cluster
+of a killed test run ends too. Everything that it starts stays its descendant, including daemons of daemons.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.slurm_cluster.config import NAME, NODES, Layout
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _START_SECONDS = 30.0
 _STOP_SECONDS = 5.0
-_BURY_SECONDS = 10.0
+_REAP_SECONDS = 10.0
 
 
 class Keeper:
@@ -68,7 +68,7 @@ class Keeper:
         """Start every daemon; returns when all nodes are idle.
 
         Raises:
-            RuntimeError: one of them ended or did not answer in time; says what its log said last.
+            RuntimeError: one of them ended or did not answer in time; with the ends of the logs.
         """
         _clear_shared_memory()
         key = self._layout.folder / "munge.key"
@@ -79,7 +79,7 @@ class Keeper:
         _until(self._layout.munge_socket.exists, self, "munged")
         _until(self._layout.database_socket.exists, self, "mariadbd")
         self.start("slurmdbd")
-        _until(lambda: self._says("sacctmgr", "--immediate", "add", "cluster", NAME), self, "slurmdbd")
+        _until(lambda: self._output("sacctmgr", "--immediate", "add", "cluster", NAME), self, "slurmdbd")
         self.start("slurmctld")
         for node in NODES:
             self.start(f"slurmd-{node}")
@@ -96,7 +96,7 @@ class Keeper:
             )  # fmt: skip
 
     def stop(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
-        """End one daemon; with SIGKILL a node takes everything on it along, as a power cut would."""
+        """End one daemon; with SIGKILL also all processes on its node, as in a power cut."""
         process = self._running.pop(name)
         process.send_signal(number)
         if number == signal.SIGKILL:
@@ -109,7 +109,7 @@ class Keeper:
             process.wait()
 
     def stop_all(self) -> None:
-        """End every daemon and every process that any of them left."""
+        """End every daemon and every process that any of them left behind."""
         for name in list(reversed(self._running)):
             self.stop(name)
         while children := psutil.Process().children(recursive=True):
@@ -117,40 +117,40 @@ class Keeper:
                 _kill(child)
             psutil.wait_procs(children, timeout=1)
 
-    def bury(self) -> None:
-        """Reap what became this process's child when its parent ended; daemons are waited for by name."""
+    def reap(self) -> None:
+        """Reap orphans that became children of this process; daemons are waited for by name."""
         ours = {process.pid for process in self._running.values()}
         for child in psutil.Process().children():
             with contextlib.suppress(ChildProcessError, psutil.NoSuchProcess):
                 if child.pid not in ours and child.status() == psutil.STATUS_ZOMBIE:
                     os.waitpid(child.pid, os.WNOHANG)
 
-    def last_words(self) -> str:
-        """The ends of all logs, for an error."""
+    def log_ends(self) -> str:
+        """The last lines of all logs, for an error message."""
         logs = sorted((self._layout.folder / "log").iterdir())
         texts = ((log.name, log.read_text(errors="replace").splitlines()[-3:]) for log in logs)
         return "\n".join(f"{name}: {line}" for name, lines in texts for line in lines)
 
     def check(self, name: str) -> None:
-        """Refuse to wait for a daemon that has ended."""
+        """Raise if a daemon has ended."""
         code = self._running[name].poll()
         if code is not None:
-            raise RuntimeError(f"{name} ended with {code}\n{self.last_words()}")
+            raise RuntimeError(f"{name} ended with {code}\n{self.log_ends()}")
 
-    def _says(self, *command: str) -> str | None:
+    def _output(self, *command: str) -> str | None:
         done = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=False)
         return done.stdout if done.returncode == 0 else None
 
     def _all_idle(self) -> bool:
-        return (self._says("sinfo", "--noheader", "--partition=main", "--format=%D %T") or "").strip() == (
+        return (self._output("sinfo", "--noheader", "--partition=main", "--format=%D %T") or "").strip() == (
             f"{len(NODES)} idle"
         )
 
 
 def main(folder: Path, detached: bool) -> None:
-    """Keep a cluster in the empty `folder` until told to end."""
+    """Run a cluster in the empty `folder` until its input ends or SIGTERM."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, _exit)
     layout = Layout.make(folder)
     layout.write()
     keeper = Keeper(layout)
@@ -159,11 +159,11 @@ def main(folder: Path, detached: bool) -> None:
         print("ready", flush=True)
         if detached:
             while True:
-                keeper.bury()
-                time.sleep(_BURY_SECONDS)
+                keeper.reap()
+                time.sleep(_REAP_SECONDS)
         for line in sys.stdin:
-            keeper.bury()
-            print(_obey(keeper, *line.split()), flush=True)
+            keeper.reap()
+            print(_handle(keeper, *line.split()), flush=True)
     except RuntimeError as error:
         print("error", str(error).replace("\n", " | "), flush=True)
     finally:
@@ -172,7 +172,7 @@ def main(folder: Path, detached: bool) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _obey(keeper: Keeper, verb: str, name: str) -> str:
+def _handle(keeper: Keeper, verb: str, name: str) -> str:
     try:
         if verb == "start":
             keeper.start(name)
@@ -183,12 +183,12 @@ def _obey(keeper: Keeper, verb: str, name: str) -> str:
     return "ok"
 
 
-def _leave(_number: int, _frame: object) -> None:
+def _exit(_number: int, _frame: object) -> None:
     raise SystemExit
 
 
 def _clear_shared_memory() -> None:
-    """Remove what killed MPI ranks of this user have left behind, and no process has open.
+    """Remove shared memory that killed MPI ranks of this user left behind and no process uses.
 
     MPICH names its shared memory after the job's number, and every cluster counts from 1: a job that finds
     that of another size ends with "MPIDI_POSIX_comm_bootstrap: Out of memory".
@@ -208,7 +208,7 @@ def _until(holds: Callable[[], object], keeper: Keeper, name: str) -> None:
     while not holds():
         keeper.check(name)
         if time.monotonic() > ends:
-            raise RuntimeError(f"{name} did not answer within {_START_SECONDS:.0f} s\n{keeper.last_words()}")
+            raise RuntimeError(f"{name} did not answer within {_START_SECONDS:.0f} s\n{keeper.log_ends()}")
         time.sleep(0.05)
 
 

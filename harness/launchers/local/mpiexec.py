@@ -45,7 +45,7 @@ def start_world(
     """Start a rank for each of `cpus`; returns mpiexec once every rank has a line in its end file.
 
     Args:
-        prefix: words before mpiexec's command line, which have it die with this process.
+        prefix: of mpiexec's command line, which has it die with this process.
         attempt: of the ranks.
         launch: of the attempt.
         cpus: CPU numbers by rank.

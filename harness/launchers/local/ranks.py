@@ -98,7 +98,9 @@ class Ranks:
             request: whether they have to end; called a few times a second.
             save_seconds: what they get to save a checkpoint, where they may.
         """
-        reason = watch_ranks(self._watching, request, self._ask_to_save, self._wait_for_death, save_seconds)
+        reason = watch_ranks(
+            self._watching, request, self._request_checkpoint, self._wait_for_death, save_seconds
+        )
         self._end_all()
         return RanksEnd(reason, tuple(self._deaths))
 
@@ -128,7 +130,7 @@ class Ranks:
                 failed = failed or exit_code not in (0, PREEMPTED_EXIT_CODE)
         return failed
 
-    def _ask_to_save(self) -> None:
+    def _request_checkpoint(self) -> None:
         for running in self._running.values():  # not their groups: data loaders have nothing to save
             with suppress(ProcessLookupError):
                 os.kill(running.pid, signal.SIGUSR1)
@@ -173,7 +175,7 @@ def _cpus_of(rank: int, launch: Launch, started: RanksStarted) -> tuple[int, ...
 
 
 def _tied(cpus: Sequence[int]) -> list[str]:
-    """Words before a command that pin it and have it die with this process."""
+    """Prefix of a command that pins it and has it die with this process."""
     program = str(Path(parent_death.__file__))
     return [sys.executable, "-I", "-S", program, str(os.getpid()), ",".join(map(str, cpus))]
 

@@ -32,7 +32,7 @@ def supervise_attempt(path: str) -> str | None:
         The final state, or None if the attempt has ended already or another supervisor runs it.
 
     Raises:
-        OSError: the outcome could not be written; the log says so.
+        OSError: the outcome could not be written; the log has the reason.
     """
     attempt = Attempt(Path(path))
     lock = take(attempt.path / "gang.lock")

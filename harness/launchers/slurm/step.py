@@ -74,12 +74,12 @@ def run_step(attempt: Attempt, launch: Launch, layout: JobLayout, job_ending: Ca
     def request() -> Stop | None:
         return stop_request(attempt, site, deadline - time.monotonic(), preempted=False)
 
-    def ask_to_save() -> None:
+    def request_checkpoint() -> None:
         process.send_signal(signal.SIGUSR1)  # srun passes it on
 
     try:
         reason = watch_ranks(
-            running, request, ask_to_save, partial(_wait, process, _WATCH_SECONDS), site.grace_seconds
+            running, request, request_checkpoint, partial(_wait, process, _WATCH_SECONDS), site.grace_seconds
         )
         hung = process.poll() is None and _hangs(attempt, layout)
     finally:
@@ -108,8 +108,8 @@ def _hangs(attempt: Attempt, layout: JobLayout) -> bool:
     """Whether Slurm's PMI failed before any rank was in training."""
     if _PMI_BROKE not in (attempt.path / "logs" / "srun.log").read_bytes():
         return False
-    beats = [attempt.last_heartbeat(rank) for rank in range(layout.world_size)]
-    return all(beat is None or beat.phase == "start" for beat in beats)
+    heartbeats = [attempt.last_heartbeat(rank) for rank in range(layout.world_size)]
+    return all(last is None or last.phase == "start" for last in heartbeats)
 
 
 def srun_command(attempt: Attempt, launch: Launch, layout: JobLayout) -> list[str]:

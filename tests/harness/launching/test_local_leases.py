@@ -1,4 +1,4 @@
-"""Promise: no lease is ever held twice, nobody waits for ever, and the kernel frees what the dead held."""
+"""Promise: no lease is held twice, every wait ends, and the kernel frees the leases of killed processes."""
 
 import multiprocessing
 import os
@@ -78,7 +78,7 @@ def test_the_kernel_frees_the_leases_of_a_gang_killed_with_sigkill(tmp_path, wai
         assert got == [POOL]
 
 
-def test_a_wait_in_the_door_can_be_given_up_and_leaves_the_door_free():
+def test_a_wait_for_leases_can_be_given_up_and_frees_the_queue_lock():
     with leased([("cpu", POOL, 3)]):
         with leased([("cpu", POOL, 2)], give_up=lambda: True) as got:
             assert got is None

@@ -1,4 +1,4 @@
-"""Promise: ranks that are one MPI world train as over Gloo; ranks that are not are found out."""
+"""Promise: ranks of one MPI world train as over Gloo; ranks that are not one MPI world are detected."""
 
 from __future__ import annotations
 
@@ -118,19 +118,19 @@ def test_an_mpiexec_that_does_not_know_hydras_options_is_the_cause(
         mpiexec.start_world([], attempt, Launch.read(attempt), [[0], [1]], dict(os.environ))
 
 
-CLAIM = """
+FINDS_MPI = """
 import logging, os, sys
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 from harness.training.world.mpi import find_mpi
-claimed_rank, claimed_size = int(sys.argv[1] or os.environ["PMI_RANK"]), int(sys.argv[2])
-world, reason = find_mpi(claimed_rank, claimed_size, required=False)
+rank, size = int(sys.argv[1] or os.environ["PMI_RANK"]), int(sys.argv[2])
+world, reason = find_mpi(rank, size, required=False)
 inherited = sorted(name for name in os.environ if "PMI" in name)
 print("found" if world else "not found:", reason, inherited, flush=True)
 """
 
 
 @pytest.mark.parametrize(
-    ("rank", "size", "said"),
+    ("rank", "size", "sentences"),
     [
         ("", 2, {"found  []"}),
         ("", 4, {f"MPI reports rank {r} of 2, the launcher reports rank {r} of 4" for r in (0, 1)}),
@@ -138,12 +138,12 @@ print("found" if world else "not found:", reason, inherited, flush=True)
     ],
     ids=["the-same", "another-size", "another-rank"],
 )
-def test_mpi_is_believed_only_where_it_agrees_with_the_launcher(rank, size, said):
-    done = run(str(MPIEXEC), "-n", "2", sys.executable, "-c", CLAIM, rank, str(size))
+def test_mpi_is_used_only_if_its_rank_and_size_are_the_launchers(rank, size, sentences):
+    done = run(str(MPIEXEC), "-n", "2", sys.executable, "-c", FINDS_MPI, rank, str(size))
     assert done.returncode == 0
-    for sentence in said:
+    for sentence in sentences:
         assert sentence in done.stdout
-    if "MPI reports" in "".join(said):
+    if "MPI reports" in "".join(sentences):
         assert "the rendezvous goes through the run folder instead" in done.stdout
 
 

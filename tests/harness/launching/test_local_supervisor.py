@@ -1,4 +1,4 @@
-"""Promise: however an attempt ends, it is gone within ten seconds and its outcome names the cause."""
+"""Promise: however an attempt ends, its processes end within ten seconds and its outcome names the cause."""
 
 import json
 import os
@@ -18,12 +18,12 @@ def site(request):
     return Site(name="test", oversubscribe=True, backend=request.param)
 
 
-def started(attempt, ranks=1):
-    beats = [attempt.last_heartbeat(rank) for rank in range(ranks)]
-    return all(beat is not None and beat.step >= 1 for beat in beats)
+def in_training(attempt, ranks=1):
+    heartbeats = [attempt.last_heartbeat(rank) for rank in range(ranks)]
+    return all(last is not None and last.step >= 1 for last in heartbeats)
 
 
-def test_every_rank_ending_well_with_a_result_completes_the_attempt(
+def test_ranks_that_all_exit_with_0_and_a_result_complete_the_attempt(
     make_cell, make_attempt, start_supervisor
 ):
     outcome = start_supervisor(make_attempt(make_cell(2))).outcome()
@@ -31,7 +31,9 @@ def test_every_rank_ending_well_with_a_result_completes_the_attempt(
     assert {rank.rank: rank.exit_code for rank in outcome.ranks} == {0: 0, 1: 0}
 
 
-def test_a_missed_target_is_a_completed_attempt_that_says_so(make_cell, make_attempt, start_supervisor):
+def test_a_missed_target_is_a_completed_attempt_with_the_best_value_as_cause(
+    make_cell, make_attempt, start_supervisor
+):
     attempt = make_attempt(make_cell(reached=False))
     lines = [
         {"kind": "evaluation", "value": value, "epoch": epoch, "step": 2 * epoch}
@@ -43,7 +45,7 @@ def test_a_missed_target_is_a_completed_attempt_that_says_so(make_cell, make_att
     assert outcome.cause == "target accuracy >= 0.97 not reached: best 0.96 after 30 epochs"
 
 
-def test_no_result_is_no_success(make_cell, make_attempt, start_supervisor):
+def test_an_attempt_without_a_result_is_not_completed(make_cell, make_attempt, start_supervisor):
     outcome = start_supervisor(make_attempt(make_cell(result=False))).outcome()
     assert outcome.state == "FAILED"
     assert "result.json" in outcome.cause
@@ -55,16 +57,20 @@ def test_no_result_is_no_success(make_cell, make_attempt, start_supervisor):
         ("kill", "FAILED", "rank 1 was killed by SIGKILL at step 1 in backward"),
         ("crash", "FAILED", "rank 1 failed at step 1 in backward: ValueError: damping went away"),
         ("oom", "OOM", "rank 1 failed at step 1 in backward: OutOfMemoryError: CUDA out of memory."),
-        ("leave", "FAILED", "rank 1 exited with code 3 at step 1 in backward; its last words: cannot find"),
+        (
+            "leave",
+            "FAILED",
+            "rank 1 exited with code 3 at step 1 in backward; last line of its log: cannot find",
+        ),
     ],
 )
 def test_the_cause_names_the_rank_that_died_and_where(
     make_cell, make_attempt, start_supervisor, act, state, cause
 ):
     attempt = make_attempt(make_cell(2, act=act, at_rank=1, steps=3000))
-    begins = time.monotonic()
+    started_at = time.monotonic()
     outcome = start_supervisor(attempt).outcome()
-    assert time.monotonic() - begins < 10
+    assert time.monotonic() - started_at < 10
     assert outcome.state == state
     assert outcome.cause.startswith(cause)
     assert outcome.ranks[0].rank == 1
@@ -87,12 +93,12 @@ def test_a_rank_that_ignores_sigterm_is_gone_within_ten_seconds(
 ):
     attempt = make_attempt(make_cell(2, act="hang", at_rank=1, steps=3000))
     supervisor = start_supervisor(attempt)
-    wait_for(lambda: started(attempt, 2))
+    wait_for(lambda: in_training(attempt, 2))
     first = next(pid for pid in supervisor.rank_pids() if "--rank 0 " in " ".join(_words(pid)))
     os.kill(first, signal.SIGKILL)
-    begins = time.monotonic()
+    started_at = time.monotonic()
     outcome = supervisor.outcome()
-    assert time.monotonic() - begins < 10
+    assert time.monotonic() - started_at < 10
     assert outcome.cause.startswith("rank 0 was killed by SIGKILL")
     assert outcome.ranks[1].signal == "SIGKILL"
 
@@ -113,7 +119,7 @@ def test_ranks_do_not_outlive_a_gang_killed_with_sigkill(
 ):
     attempt = make_attempt(make_cell(2, act="hang", steps=3000))
     supervisor = start_supervisor(attempt)
-    wait_for(lambda: started(attempt, 2))
+    wait_for(lambda: in_training(attempt, 2))
     ranks = supervisor.rank_pids()
     assert len([pid for pid in ranks if "--world-size" in _words(pid)]) == 2
     os.kill(supervisor.pid, signal.SIGKILL)
@@ -131,7 +137,7 @@ def test_an_attempt_past_the_sites_limit_times_out(make_cell, make_attempt, star
 def test_a_cancel_request_ends_the_ranks(make_cell, make_attempt, start_supervisor, wait_for, by_signal):
     attempt = make_attempt(make_cell(2, steps=3000))
     supervisor = start_supervisor(attempt)
-    wait_for(lambda: started(attempt, 2))
+    wait_for(lambda: in_training(attempt, 2))
     if by_signal:
         os.kill(supervisor.pid, signal.SIGTERM)
     else:

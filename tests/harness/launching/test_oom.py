@@ -1,4 +1,4 @@
-"""Promise: only what says that memory ran out is taken for it."""
+"""Promise: only messages about memory count as running out of memory."""
 
 import pytest
 
@@ -6,8 +6,8 @@ from harness.launchers.oom import slurm_killed
 
 
 @pytest.mark.parametrize(
-    ("said", "killed"),
-    [  # words of slurmstepd and srun 20.11 to 23.11
+    ("output", "killed"),
+    [  # messages of slurmstepd and srun 20.11 to 23.11
         (
             "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0. Some of your processes may have",
             True,
@@ -19,5 +19,5 @@ from harness.launchers.oom import slurm_killed
         ("", False),
     ],
 )
-def test_a_kill_is_for_memory_if_slurm_says_so_and_not_by_the_name_of_a_node(said, killed):
-    assert slurm_killed(said) == killed
+def test_a_kill_is_for_memory_if_slurm_reports_it_and_not_because_of_a_nodes_name(output, killed):
+    assert slurm_killed(output) == killed

@@ -1,4 +1,4 @@
-"""Promise: whoever asks ranks to stop gets a checkpoint, and a retry goes on from it bit for bit."""
+"""Promise: ranks that are told to stop save a checkpoint, and a retry resumes from it bit for bit."""
 
 import json
 import os
@@ -37,12 +37,12 @@ def past(look, attempt, step):
     return seen.attempt is not None and seen.attempt.number == attempt and (seen.step or 0) >= step
 
 
-def said(attempt):
-    """All that rank 0's evaluations say apart from times, from the file that it wrote."""
+def evaluations(attempt):
+    """Rank 0's evaluation records without their times."""
     lines = [json.loads(line) for line in attempt.records(0).read_text().splitlines()]
     timed = ("train_seconds", "eval_seconds", "wall_seconds", "checkpoint_seconds", "segment")
-    kept = [line for line in lines if line["kind"] == "evaluation"]
-    return [{key: value for key, value in line.items() if key not in timed} for line in kept]
+    records = [line for line in lines if line["kind"] == "evaluation"]
+    return [{key: value for key, value in line.items() if key not in timed} for line in records]
 
 
 def test_a_run_stopped_by_a_signal_and_by_cancel_ends_with_the_bits_of_one_that_was_not(
@@ -57,7 +57,7 @@ def test_a_run_stopped_by_a_signal_and_by_cancel_ends_with_the_bits_of_one_that_
     wait_for(lambda: past(look, 1, 20), seconds=60)
     first = look().attempt
     rank = next(p for p in psutil.process_iter(["cmdline"]) if _is_rank(p, first, 1))
-    os.kill(rank.pid, signal.SIGUSR2)  # to one rank alone: the other agrees
+    os.kill(rank.pid, signal.SIGUSR2)  # to one rank only: the other follows
     wait_for(lambda: look().final, seconds=30)
     stopped = look()
     assert stopped.state == "PREEMPTED"
@@ -78,13 +78,11 @@ def test_a_run_stopped_by_a_signal_and_by_cancel_ends_with_the_bits_of_one_that_
     assert look().state == "COMPLETED", look().cause
     attempts = sweep_folder("study", tmp_path).cell_folder(cell).attempts()
     want = whole.cell_folder(cell).latest()
-    assert [one for attempt in attempts for one in said(attempt)] == said(want)
+    assert [one for attempt in attempts for one in evaluations(attempt)] == evaluations(want)
     digest = want.read("result.json")["parameters_sha256"]
     assert attempts[-1].read("result.json")["parameters_sha256"] == digest
     assert attempts[-1].lineage() == attempts[::-1]
-    assert not any(
-        CheckpointStore(one).folder.exists() for one in attempts
-    )  # completed: nobody will need them
+    assert not any(CheckpointStore(one).folder.exists() for one in attempts)  # completed: not needed any more
 
     # the gap between the attempts is on no clock
     ended = [attempt.outcome().ended_at for attempt in attempts]
@@ -127,7 +125,7 @@ def test_a_preempted_gang_saves_and_a_fresh_retry_starts_anew(
 
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
-def test_ranks_are_asked_to_save_before_the_time_limit(cell, site, tmp_path, start_supervisor, backend):
+def test_ranks_save_a_checkpoint_before_the_time_limit(cell, site, tmp_path, start_supervisor, backend):
     long = cell.model_copy(update={"training": cell.training.model_copy(update={"epochs": 100_000})})
     limited = site.model_copy(update={"timeout_minutes": 0.4, "grace_seconds": 10.0, "backend": backend})
     attempt = sweep_folder("study", tmp_path).stage(long).new_attempt()

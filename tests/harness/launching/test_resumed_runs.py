@@ -1,4 +1,4 @@
-"""Promise: what is said of a resumed run is said of the whole run, and what was done twice counts once."""
+"""Promise: cause and status of a resumed run are those of all segments, without steps done twice."""
 
 import json
 import time
@@ -15,8 +15,8 @@ from harness.study.status import read_statuses
 RESULT = {"reached_target": False, "stop_reason": "epochs", "train_seconds": 1.0, "value": 0.8, "steps": 40}
 
 
-def said(attempt, first_step, *evaluations):
-    """Rank 0's records: where it began, and (step, value) of every evaluation; ten steps an epoch."""
+def write_records(attempt, first_step, *evaluations):
+    """Write rank 0's records: its first step, and (step, value) of evaluations; ten steps per epoch."""
     lines = [{"kind": "segment", "first_step": first_step}]
     lines += [{"kind": "evaluation", "step": s, "epoch": s / 10, "value": v} for s, v in evaluations]
     attempt.records(0).write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -24,24 +24,24 @@ def said(attempt, first_step, *evaluations):
 
 @pytest.fixture
 def resumed(make_cell, make_attempt):
-    """The second attempt, which goes on at step 20 of a first one that had come to step 30."""
+    """The second attempt, resumed at step 20 of a first one that had reached step 30."""
     cell = make_cell()
     first, second = make_attempt(cell), make_attempt(cell)
     launch = Launch.read(second)
     launch.model_copy(update={"continues": 1}).write(second)
-    said(first, 0, (10, 0.9), (20, 0.95), (30, 0.99))
+    write_records(first, 0, (10, 0.9), (20, 0.95), (30, 0.99))
     return second
 
 
 def test_the_best_value_is_the_best_of_all_segments_but_for_what_was_done_again(resumed):
-    said(resumed, 20, (30, 0.7), (40, 0.8))
+    write_records(resumed, 20, (30, 0.7), (40, 0.8))
     resumed.write("result.json", RESULT)
     outcome = outcome_of_ranks(resumed, RanksEnd("ranks", (RankDeath(0, 0, True),)), 0.0, 1.0, False)
     assert outcome.cause == "target accuracy >= 0.97 not reached: best 0.95 after 4 epochs"
 
 
 def test_a_run_that_was_not_evaluated_since_it_was_resumed_shows_the_value_before(resumed, tmp_path):
-    said(resumed, 20)
+    write_records(resumed, 20)
     RanksStarted(time.time(), (0,), ()).write(resumed)
     HeartbeatWriter(resumed.heartbeat(0)).write("forward")
     resumed.write("gang.json", {"host": "elsewhere", "pid": 1, "created": 0.0})

@@ -1,4 +1,4 @@
-"""Promise: submitting is safe to repeat, to do twice at once and to interrupt; each cell runs once."""
+"""Promise: submit may be repeated, run twice at once and interrupted; each cell runs once."""
 
 import json
 import multiprocessing
@@ -60,7 +60,7 @@ def test_cells_run_once_in_order_and_never_more_at_a_time_than_leases(
     assert started == sorted(started)
 
 
-def test_submitting_again_does_nothing_and_says_why(make_cell, site, tmp_path, command, finish):
+def test_submitting_again_does_nothing_and_reports_why(make_cell, site, tmp_path, command, finish):
     good, bad = make_cell(seed=0), make_cell(seed=1, act="leave")
     submit([good, bad, good], site, tmp_path, command)
     assert submit([good, bad], site, tmp_path, command).in_flight == (good, bad)
@@ -90,7 +90,7 @@ def test_two_submitters_at_once_never_double_a_cell(make_cell, site, tmp_path, c
         both = [context.Process(target=submit, args=(cells, site, tmp_path, command)) for _ in range(4)]
         for process in both:
             process.start()
-        time.sleep(1.5)  # all four stand at the lock
+        time.sleep(1.5)  # all four wait for the lock
     for process in both:
         process.join()
     assert [len(one.attempts()) for one in folder.cell_folders()] == [1] * 20

@@ -1,4 +1,4 @@
-"""Cells whose ranks are `fake_rank.py` on the test cluster, and what a test left there cleared away."""
+"""Cells whose ranks are `fake_rank.py`, on the test cluster, which has no jobs left after a test."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ FAKE_RANK = (sys.executable, str(Path(__file__).parents[1] / "launching" / "fake
 
 @pytest.fixture
 def on_slurm(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """The cluster, for this process's commands too; afterwards without jobs."""
+    """The cluster, also for commands of this process; its jobs are ended after the test."""
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
     yield cluster
@@ -67,17 +67,17 @@ def ended(tmp_path: Path) -> Callable[..., list[CellStatus]]:
 
 @pytest.fixture
 def training(tmp_path: Path) -> Callable[..., Attempt]:
-    """Wait until all ranks of the cell's newest attempt are past their second step."""
+    """Wait until all ranks of the cell's latest attempt are past their second step."""
 
     def wait(cell: Cell, number: int = 1) -> Attempt:
-        def started() -> Attempt | None:
+        def attempt_in_training() -> Attempt | None:
             attempt = sweep_folder("study", tmp_path).cell_folder(cell).latest()
             if attempt is None or attempt.number < number:
                 return None
-            beats = [attempt.last_heartbeat(rank) for rank in range(cell.world_size)]
-            return attempt if all(beat is not None and beat.step > 1 for beat in beats) else None
+            heartbeats = [attempt.last_heartbeat(rank) for rank in range(cell.world_size)]
+            return attempt if all(last is not None and last.step > 1 for last in heartbeats) else None
 
-        found = wait_for(started, seconds=60)
+        found = wait_for(attempt_in_training, seconds=60)
         assert isinstance(found, Attempt)
         return found
 
@@ -86,7 +86,7 @@ def training(tmp_path: Path) -> Callable[..., Attempt]:
 
 @pytest.fixture
 def look(tmp_path: Path) -> Callable[..., list[CellStatus]]:
-    """What `kronscale status` would say of cells now."""
+    """The current status of cells."""
 
     def read(*cells: Cell, root: Path = tmp_path) -> list[CellStatus]:
         return read_statuses(sweep_folder("study", root), cells)

@@ -1,4 +1,4 @@
-"""Promise: doctor passes a sound cluster, names what is wrong with another, and leaves no job there."""
+"""Promise: doctor passes a working cluster, names the faults of another, and leaves no job behind."""
 
 import json
 import os
@@ -19,7 +19,7 @@ PROFILE = "launcher: slurm\ntimeout_minutes: 20\nslurm:\n  ranks_per_node: 2\n"
 
 @pytest.fixture
 def doctor(on_slurm, tmp_path, capsys):
-    """Examine a site; returns the exit code, findings by check, and all that was said."""
+    """Examine a site; returns the exit code, the findings by check, and the whole report."""
 
     def call(site, *words, runs=None):
         path = site
@@ -29,32 +29,32 @@ def doctor(on_slurm, tmp_path, capsys):
         runs = runs or tmp_path / "runs"
         capsys.readouterr()
         code = main(["doctor", "--site", path, "--runs", str(runs), "--json", *words])
-        said = json.loads(capsys.readouterr().out)
-        for one in said["findings"]:
+        report = json.loads(capsys.readouterr().out)
+        for one in report["findings"]:
             assert one["advice"] or one["state"] in ("ok", "skipped")
-        return code, {one["check"]: one for one in said["findings"]}, said
+        return code, {one["check"]: one for one in report["findings"]}, report
 
     return call
 
 
 def logs_in(kept):
-    """What the examination's job wrote down, for the words of a failure."""
+    """Logs of the examination's job, for the message of a failed assertion."""
     paths = Path(kept).rglob("*.log") if kept else ()
     return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')}" for path in sorted(paths))
 
 
 @pytest.mark.parametrize(("site", "backend"), [("slurm-test", "gloo"), ("slurm-test-mpi", "mpi")])
-def test_two_ranks_on_each_of_two_nodes_are_all_well(doctor, on_slurm, tmp_path, site, backend):
-    code, found, said = doctor(f"jobs/sites/{site}.yaml")
+def test_two_ranks_on_each_of_two_nodes_have_no_fault(doctor, on_slurm, tmp_path, site, backend):
+    code, found, report = doctor(f"jobs/sites/{site}.yaml")
     states = {check: one["state"] for check, one in found.items()}
     faults = [f"{check}: {one['found']}" for check, one in found.items() if one["state"] == "fault"]
-    assert not faults, (faults, logs_in(said["kept"]))
+    assert not faults, (faults, logs_in(report["kept"]))
     assert code == 0
     # The test cluster binds no rank to CPUs, and four ranks on few of them may be slow and late.
     warned = {check for check, state in states.items() if state == "warning"}
     assert warned <= {"ranks: CPUs", "ranks: speed", "ranks: clocks", "ranks: files"}, found
-    assert len({one["node"] for one in said["reports"]}) == 2
-    assert [one["exchange"]["backend"] for one in said["reports"]] == [backend] * 4
+    assert len({one["node"] for one in report["reports"]}) == 2
+    assert [one["exchange"]["backend"] for one in report["reports"]] == [backend] * 4
     for check in (
         "slurm: controller",
         "slurm: accounting",
@@ -92,10 +92,10 @@ def test_a_wrong_partition_a_wrong_mpi_and_too_long_a_limit_are_named_and_nothin
 
 
 def test_a_job_that_does_not_start_is_cancelled_with_slurms_reason(doctor, on_slurm):
-    code, found, said = doctor(f"{PROFILE}  sbatch: {{begin: now+1hour}}\n", "--wait", "1")
+    code, found, report = doctor(f"{PROFILE}  sbatch: {{begin: now+1hour}}\n", "--wait", "1")
     assert code == 1
     assert "BeginTime" in found["ranks: job"]["found"]
-    assert said["kept"] is not None
+    assert report["kept"] is not None
     assert on_slurm.run("squeue", "--noheader") == ""
 
 

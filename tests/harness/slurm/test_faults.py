@@ -1,6 +1,6 @@
 """Promise: whatever a cluster does to running cells, each ends with the true state and cause.
 
-The outcomes stand as a table in harness/launchers/slurm/README.md.
+The outcomes are tabulated in harness/launchers/slurm/README.md.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ FILLS_THE_DISK = (
 )  # fmt: skip
 
 
-def test_kill_9_of_a_rank_is_named_with_its_step_and_takes_the_others_along(
+def test_kill_9_of_a_rank_is_the_cause_with_its_step_and_ends_the_others(
     on_slurm, tmp_path, make_cell, make_site, ended
 ):
     cells = [make_cell(act="kill", at_rank=3, steps=FOREVER), make_cell(seed=1)]
@@ -76,13 +76,13 @@ def test_the_loss_of_the_supervisor_s_node_is_seen_by_status(
         assert lost.state == "NODE_FAIL"
         assert f"{node} is down" in lost.cause
         assert "last seen at step" in lost.cause
-        assert attempt.outcome() is not None  # written down while Slurm remembers
+        assert attempt.outcome() is not None  # written while Slurm still knows the job
     finally:
         on_slurm.start(f"slurmd-{node}")
         wait_for(lambda: "4 idle" in on_slurm.run("sinfo", "-h", "-p", "main", "-o", "%D %t"), seconds=60)
 
 
-def test_a_requeued_job_goes_on_in_a_new_attempt(
+def test_a_requeued_job_resumes_in_a_new_attempt(
     on_slurm, tmp_path, make_cell, make_site, ended, training, look
 ):
     cell = make_cell(act="hang", at_step=3, once=True, steps=5)
@@ -95,7 +95,7 @@ def test_a_requeued_job_goes_on_in_a_new_attempt(
     assert submit([cell], make_site(), tmp_path, FAKE_RANK).in_flight == (cell,)
 
     def started() -> bool:
-        with contextlib.suppress(subprocess.CalledProcessError):  # not before it has come to its end
+        with contextlib.suppress(subprocess.CalledProcessError):  # fails until the job has ended
             on_slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
         return look(cell)[0].attempt.number == 2
 
@@ -107,7 +107,7 @@ def test_a_requeued_job_goes_on_in_a_new_attempt(
     assert "resumed by attempt 2" in first.outcome().cause
 
 
-def test_cancelling_a_requeued_job_takes_it_out_of_the_queue(
+def test_cancelling_a_requeued_job_removes_it_from_the_queue(
     on_slurm, tmp_path, make_cell, make_site, training, look
 ):
     cell = make_cell(steps=FOREVER)
@@ -131,7 +131,7 @@ def test_a_time_limit_that_is_too_short_is_a_timeout(on_slurm, tmp_path, make_ce
     assert one.step > 1
 
 
-def test_scancel_behind_our_back_is_a_cancellation(on_slurm, tmp_path, make_cell, make_site, ended, training):
+def test_a_users_scancel_is_a_cancellation(on_slurm, tmp_path, make_cell, make_site, ended, training):
     cells = [make_cell(seed=seed, steps=FOREVER) for seed in range(2)]
     submit(cells, make_site(at_once=1), tmp_path, FAKE_RANK)
     training(cells[0])
@@ -143,7 +143,7 @@ def test_scancel_behind_our_back_is_a_cancellation(on_slurm, tmp_path, make_cell
     assert not ranks_of(running.attempt)
 
 
-def test_without_accounting_everything_goes_on(on_slurm, tmp_path, make_cell, make_site, ended):
+def test_accounting_is_not_needed(on_slurm, tmp_path, make_cell, make_site, ended):
     on_slurm.stop("slurmdbd")
     try:
         cells = [make_cell(), make_cell(seed=1, act="leave", at_rank=2)]
@@ -174,25 +174,25 @@ def test_a_full_disk_is_the_cause_and_the_outcome_still_fits(on_slurm, tmp_path,
         wait_for(lambda: subprocess.run(["umount", disk], check=False).returncode == 0, seconds=20)
 
 
-MEETS_BY_PMI = """
+EXCHANGES_BY_PMI = """
 import os, socket, sys
 
 pmi, rank = socket.socket(fileno=int(os.environ["PMI_FD"])), int(os.environ["PMI_RANK"])
 
-def ask(question):
-    pmi.sendall(f"cmd={question}\\n".encode())
+def request(line):
+    pmi.sendall(f"cmd={line}\\n".encode())
     return pmi.recv(65536).decode().strip()
 
-ask("init pmi_version=1 pmi_subversion=1")
-longest = int(ask("get_maxes").partition("vallen_max=")[2])
-space = ask("get_my_kvsname").partition("kvsname=")[2]
+request("init pmi_version=1 pmi_subversion=1")
+longest = int(request("get_maxes").partition("vallen_max=")[2])
+space = request("get_my_kvsname").partition("kvsname=")[2]
 own, other = rank, (rank + 1) % int(os.environ["PMI_SIZE"])
 put, expected = (chr(97 + of) * (longest - 1) * int(os.environ["TIMES"]) for of in (own, other))
-ask(f"put kvsname={space} key={own:063} value={put}")
-ask("barrier_in")
-assert ask(f"get kvsname={space} key={other:063}") == f"cmd=get_result rc=0 value={expected}"
+request(f"put kvsname={space} key={own:063} value={put}")
+request("barrier_in")
+assert request(f"get kvsname={space} key={other:063}") == f"cmd=get_result rc=0 value={expected}"
 assert longest >= 512  # MPICH cuts its addresses in pieces of this
-ask("finalize")
+request("finalize")
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
@@ -213,7 +213,7 @@ def test_the_longest_value_that_pmi_allows_arrives_and_a_longer_one_is_the_cause
 ):
     cell = make_cell(world_size=4)
     site = make_site(mpi="pmi2").model_copy(update={"environment": {"TIMES": str(times)}})
-    submit([cell], site, tmp_path, (sys.executable, "-c", MEETS_BY_PMI, *FAKE_RANK[1:]))
+    submit([cell], site, tmp_path, (sys.executable, "-c", EXCHANGES_BY_PMI, *FAKE_RANK[1:]))
     (one,) = ended([cell])
     assert (one.state, one.cause) == (state, cause)
 

@@ -1,4 +1,4 @@
-"""Promise: what a real Slurm interrupts goes on bit for bit, and the wait between is on no clock."""
+"""Promise: a run that a real Slurm interrupts resumes bit for bit, and no clock counts the wait."""
 
 import json
 
@@ -75,8 +75,8 @@ def test_a_requeued_and_a_cancelled_run_end_with_the_bits_of_an_uninterrupted_on
     study, want = load(cut / "study"), load(whole / "study")
     (row,) = study.cells.itertuples()
     assert (row.attempt, row.segments, row.bitwise) == (3, 3, True)
-    said = ["step", "epoch", "samples", "value", "train_loss", "learning_rate"]
-    assert study.evaluations[said].to_dict("list") == want.evaluations[said].to_dict("list")
+    fields = ["step", "epoch", "samples", "value", "train_loss", "learning_rate"]
+    assert study.evaluations[fields].to_dict("list") == want.evaluations[fields].to_dict("list")
     windows = ["rank", "first_step", "steps", "samples"]
 
     def order(frame):
@@ -84,7 +84,7 @@ def test_a_requeued_and_a_cancelled_run_end_with_the_bits_of_an_uninterrupted_on
 
     assert order(study.phases) == order(want.phases)
 
-    # time to accuracy leaves out what lay between the segments, though the calendar has it
+    # the clock of the records leaves out the time between segments
     attempts = sweep_folder("study", cut).cell_folder(cell).attempts()
     span = attempts[-1].outcome().ended_at - attempts[0].read("segment.json")["started_at"]
     gaps = [json.loads((one.path / "segment.json").read_text())["away_seconds"] for one in attempts[1:]]

@@ -1,4 +1,4 @@
-"""Promise: a sweep on Slurm leaves what it leaves locally, in few jobs and few calls, and Slurm agrees."""
+"""Promise: a sweep on Slurm has the records of a local one, and needs few jobs and few calls."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ repeats: 1
 """
 
 
-def test_two_nodes_of_two_ranks_leave_the_records_that_one_host_leaves(on_slurm, tmp_path, monkeypatch):
+def test_two_nodes_of_two_ranks_write_the_records_that_one_host_writes(on_slurm, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     file = tmp_path / "study.yaml"
     file.write_text(STUDY)
@@ -98,9 +98,7 @@ def test_small_cells_share_a_job_side_by_side(on_slurm, tmp_path, make_cell, mak
     assert max(one["from"] for one in times) < min(one["to"] for one in times)
 
 
-def test_what_is_written_into_names_reaches_no_shell(
-    on_slurm, tmp_path, make_cell, make_site, ended, monkeypatch
-):
+def test_names_are_never_interpreted_by_a_shell(on_slurm, tmp_path, make_cell, make_site, ended, monkeypatch):
     monkeypatch.chdir(tmp_path)
     root = tmp_path / 'it\'s a "run"\n$(touch broken) `touch broken` %j;&& #'
     root.mkdir()
@@ -135,7 +133,7 @@ def test_variables_of_the_submitting_allocation_do_not_reach_ranks(
     assert environment["OMP_NUM_THREADS"] == "1"
 
 
-def test_cancelling_ends_what_runs_and_what_waits(on_slurm, tmp_path, make_cell, make_site, training):
+def test_cancelling_ends_running_and_waiting_cells(on_slurm, tmp_path, make_cell, make_site, training):
     cells = [make_cell(seed=seed, steps=100_000) for seed in range(3)]
     submit(cells, make_site(at_once=1), tmp_path, FAKE_RANK)
     training(cells[0])
@@ -145,7 +143,7 @@ def test_cancelling_ends_what_runs_and_what_waits(on_slurm, tmp_path, make_cell,
     wait_for(lambda: not on_slurm.run("squeue", "--noheader"), seconds=30)
 
 
-def test_cancelling_a_part_of_an_array_leaves_the_rest(on_slurm, tmp_path, make_cell, make_site):
+def test_cancelling_a_part_of_an_array_keeps_the_rest(on_slurm, tmp_path, make_cell, make_site):
     cells = [make_cell(world_size=1, seed=seed) for seed in range(6)]
     site = make_site(cells_per_job=2, ranks_per_node=4, sbatch={"begin": "now+1hour"})
     submit(cells, site, tmp_path, FAKE_RANK)
@@ -166,35 +164,37 @@ def test_cancelling_a_part_of_an_array_leaves_the_rest(on_slurm, tmp_path, make_
     assert on_slurm.run("squeue", "--noheader") == ""
 
 
-def test_a_thousand_cells_are_submitted_and_looked_at_in_a_handful_of_calls(
+def test_a_thousand_cells_need_few_calls_to_submit_and_to_read_their_status(
     on_slurm, tmp_path, make_cell, make_site, monkeypatch
 ):
-    asked = []
+    calls_made = []
     real = subprocess.run
     monkeypatch.setattr(
-        subprocess, "run", lambda words, **options: asked.append(words[0]) or real(words, **options)
+        subprocess, "run", lambda words, **options: calls_made.append(words[0]) or real(words, **options)
     )
     cells = [make_cell(world_size=2, seed=seed) for seed in range(1000)]
     site = make_site(at_once=1, ranks_per_node=1, sbatch={"begin": "now+1hour"})
-    began = time.monotonic()
+    started_at = time.monotonic()
     submit(cells, site, tmp_path, FAKE_RANK)
-    submitting = time.monotonic() - began
-    calls = sorted(set(asked)), len(asked)
-    asked.clear()
-    began = time.monotonic()
+    submitting = time.monotonic() - started_at
+    calls = sorted(set(calls_made)), len(calls_made)
+    calls_made.clear()
+    started_at = time.monotonic()
     found = read_statuses(sweep_folder("study", tmp_path), cells)
-    looking = time.monotonic() - began
-    sys.stderr.write(f"1000 cells: submit {submitting:.1f} s, {calls}; status {looking:.2f} s, {asked}\n")
+    looking = time.monotonic() - started_at
+    sys.stderr.write(
+        f"1000 cells: submit {submitting:.1f} s, {calls}; status {looking:.2f} s, {calls_made}\n"
+    )
     assert {one.state for one in found} == {"PENDING"}
     assert all(one.cause.startswith("job ") for one in found)
     assert calls[1] <= 4
-    assert len(asked) <= 4
-    assert submitting < 60  # 30 s on an idle machine; see CHANGELOG.md
-    assert looking < 6  # 2 s
+    assert len(calls_made) <= 4
+    assert submitting < 60  # half of it on an idle machine
+    assert looking < 6  # a third of it on an idle machine
     assert len(cancel(cells, tmp_path)) == 1000
 
 
-def test_a_dry_run_shows_the_text_and_a_budget_stops_before_anything_is_written(
+def test_a_dry_run_shows_the_script_and_a_budget_refuses_before_anything_is_written(
     tmp_path, make_cell, make_site, capsys
 ):
     site = make_site(
@@ -218,7 +218,7 @@ def test_a_dry_run_shows_the_text_and_a_budget_stops_before_anything_is_written(
     assert not list(tmp_path.rglob("attempt-*"))
 
 
-def test_a_node_that_failed_twice_is_left_out_of_new_jobs(on_slurm, tmp_path, make_cell, make_site, ended):
+def test_a_node_that_failed_twice_is_excluded_from_new_jobs(on_slurm, tmp_path, make_cell, make_site, ended):
     cells = [make_cell(world_size=1, seed=seed) for seed in range(2)]
     for cell in cells:
         attempt = sweep_folder("study", tmp_path).stage(cell).new_attempt()

@@ -1,6 +1,6 @@
 """Promise: whatever happens while cells are submitted, every one of them runs exactly once.
 
-The outcomes stand as a table in harness/launchers/slurm/README.md.
+The outcomes are tabulated in harness/launchers/slurm/README.md.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ FOREVER = 100_000
     [({"partition": "nowhere"}, "invalid partition"), ({"timeout_minutes": 600}, "time limit"),
      ({"ranks_per_node": 64}, "more processors|not available|Requested node configuration")],
 )  # fmt: skip
-def test_what_sbatch_refuses_is_an_error_and_leaves_nothing_pending(
+def test_a_refusal_of_sbatch_is_an_error_and_leaves_no_cell_pending(
     on_slurm, tmp_path, make_cell, make_site, ended, look, wrong, words
 ):
     cell = make_cell(world_size=8)
@@ -42,7 +42,7 @@ def test_what_sbatch_refuses_is_an_error_and_leaves_nothing_pending(
     assert (one.state, one.attempt.number) == ("COMPLETED", 1)
 
 
-def test_a_controller_that_is_down_delays_a_submission_and_hides_nothing(
+def test_a_controller_that_is_down_delays_a_submission_and_running_cells_stay_visible(
     on_slurm, tmp_path, make_cell, make_site, ended, training, look
 ):
     running, late = make_cell(steps=FOREVER), make_cell(seed=1)
@@ -82,7 +82,7 @@ def test_two_submitters_at_once_run_every_cell_once(
         assert runs_of(tmp_path, cell) == 1
 
 
-def test_a_login_process_killed_at_any_write_of_submit_loses_and_doubles_nothing(
+def test_a_login_process_killed_at_any_write_of_submit_loses_and_doubles_no_cell(
     on_slurm, tmp_path, make_cell, make_site, ended
 ):
     cells = [make_cell(world_size=1), make_cell(world_size=2)]  # two layouts, two arrays
@@ -91,7 +91,7 @@ def test_a_login_process_killed_at_any_write_of_submit_loses_and_doubles_nothing
         root = tmp_path / f"killed-{len(roots)}"
         status = os.waitpid(fork(lambda: dying_submit(cells, make_site(), root, len(roots))), 0)[1]  # noqa: B023
         roots.append(root)
-        if status == 0:  # it came to its end before the death that was set for it
+        if status == 0:  # it ended before the write at which it would have been killed
             break
         submit(cells, make_site(), root, FAKE_RANK)
     assert len(roots) > 15
@@ -102,7 +102,7 @@ def test_a_login_process_killed_at_any_write_of_submit_loses_and_doubles_nothing
 
 
 def dying_submit(cells, site, root, writes_left):
-    """Submit; die by SIGKILL just before the write that is `writes_left` away, be it a file or sbatch."""
+    """Submit; die by SIGKILL after `writes_left` writes, of files or by sbatch."""
     left = [writes_left]
 
     def deadly(real: Callable) -> Callable:
