@@ -1,4 +1,4 @@
-"""The command line: parses, calls, prints. A verb imports what it needs when it runs: help must be quick."""
+"""The command line: parses, calls, prints. Commands import what they need when they run, so help is fast."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from kfac_core.errors import ConfigError, PlacementError
 
 USAGE = 2
 OVER_BUDGET = 4
-INTERRUPTED = 130  # 128 + SIGINT, as shells count
+INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
-# Newer typer carries its own click, which exports no parent of its usage errors; both spell it this way.
+# Newer versions of typer contain their own click, which does not export the parent of its usage errors.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
@@ -41,12 +41,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _verbs in (plan, operate, doctor, report, compare, reproduce, predict, emulate, calibrate, export, bench):
-    _verbs.register(app)
+for _commands in (
+    plan, operate, doctor, report, compare, reproduce, predict, emulate, calibrate, export, bench
+):  # fmt: skip
+    _commands.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; a user's mistake is one line on stderr, a traceback is a bug.
+    """Run the command line; a user's mistake is one line on standard error, a traceback is a bug.
 
     Returns:
         Exit code: 0 ok, 1 runs failed, 2 usage or config, 3 regression, 4 over budget, 130 interrupted.
@@ -54,14 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = app(arguments, prog_name="kronscale", standalone_mode=False)
     except BudgetError as error:
-        _refuse(str(error))
+        _print_error(str(error))
         return OVER_BUDGET
     except (UserError, ConfigError, PlacementError) as error:
-        return _refuse(str(error))
+        return _print_error(str(error))
     except _UsageError as error:
-        return _refuse(error.format_message())  # type: ignore[attr-defined]  # see _UsageError
-    except OSError as error:  # a folder that is not there or not ours, a full disk: no bug of the house
-        return _refuse(_of_system(error))
+        return _print_error(error.format_message())  # type: ignore[attr-defined]  # see _UsageError
+    except OSError as error:  # a missing folder, missing permissions or a full disk: not a bug
+        return _print_error(_system_message(error))
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     return code if isinstance(code, int) else 0
@@ -69,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version  # noqa: PLC0415  no other verb needs it
+        from importlib.metadata import version  # noqa: PLC0415  only needed here
 
         typer.echo(f"kronscale {version('kronscale')}")
         raise typer.Exit
@@ -88,12 +90,12 @@ def _options(
         raise typer.Exit(USAGE)
 
 
-def _of_system(error: OSError) -> str:
+def _system_message(error: OSError) -> str:
     paths = [str(path) for path in (error.filename, error.filename2) if path is not None]
     return ": ".join([" -> ".join(paths), error.strerror or "failed"]) if paths else str(error)
 
 
-def _refuse(message: str) -> int:
+def _print_error(message: str) -> int:
     line = " ".join(message.split())
     sys.stderr.write(f"error: {line}\n")
     return USAGE

@@ -1,4 +1,4 @@
-"""`python -m harness.cli`, where the installed command is not on the path."""
+"""`python -m harness.cli`, for hosts without the installed command on the path."""
 
 import sys
 

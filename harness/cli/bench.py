@@ -1,4 +1,4 @@
-"""`kronscale bench`: what the parts cost on this machine."""
+"""`kronscale bench`: measures the cost of K-FAC's parts on this host."""
 
 from __future__ import annotations
 
@@ -10,54 +10,58 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli.options import JsonFile, Overrides, SweepFile
 from harness.errors import UserError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_MODELS = {
-    "resnet32": 128,
-    "resnet50": 8,
-}  # with the batch of a rank; kept in step with harness.bench.replica
+_MODELS = {"resnet32": 128, "resnet50": 8}
+"""Models of `harness.bench.replica` with their default batch per rank, repeated here to load no torch."""
+
+_Model = Annotated[str, typer.Option(help="Model: resnet32 (32x32 images) or resnet50 (64x64).")]
+_Batch = Annotated[int | None, typer.Option(help="Examples per rank. Default: 128 or 8.")]
+_Threads = Annotated[int, typer.Option(min=1, help="Threads per rank.")]
+_CsvFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table to this CSV file.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb to `app`."""
-    verbs = typer.Typer(help="Measure what the parts cost on this machine.", no_args_is_help=True)
-    verbs.command(epilog="Example: kronscale bench core --model resnet32 --ranks 2 --strategy mem_opt")(core)
-    verbs.command(epilog="Example: kronscale bench instrument --json results/instrument/overhead.json")(
+    """Add the command to `app`."""
+    commands = typer.Typer(help="Measure the cost of K-FAC's parts on this host.", no_args_is_help=True)
+    commands.command(epilog="Example: kronscale bench core --model resnet32 --ranks 2 --strategy mem_opt")(
+        core
+    )
+    commands.command(epilog="Example: kronscale bench instrument --json results/instrument/overhead.json")(
         instrument
     )
-    verbs.command(
+    commands.command(
         epilog="Example: kronscale bench ablation -f jobs/sweeps/demo.yaml "
         "--where 'method=comm_opt and world_size=2 and seed=0'"
     )(ablation)
-    app.add_typer(verbs, name="bench")
+    app.add_typer(commands, name="bench")
 
 
 _BY_LAYER = ("factor_compute", "precondition")
 
 
 def core(
-    model: Annotated[str, typer.Option(help="resnet32 (32x32 images) or resnet50 (64x64).")] = "resnet32",
-    batch: Annotated[int | None, typer.Option(help="Examples of each rank. Default: 128 or 8.")] = None,
-    ranks: Annotated[int, typer.Option(min=1, help="Processes on this machine.")] = 1,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each.")] = 1,
+    model: _Model = "resnet32",
+    batch: _Batch = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks: processes on this host.")] = 1,
+    threads: _Threads = 1,
     strategy: Annotated[str, typer.Option(help="Distribution strategy.")] = "comm_opt",
-    solver: Annotated[str, typer.Option(help="eigen, inverse or inverse_pi.")] = "eigen",
+    solver: Annotated[str, typer.Option(help="Solver: eigen, inverse or inverse_pi.")] = "eigen",
     settings: Annotated[
-        str, typer.Option("--set", metavar="JSON", help="More settings of KFACConfig, as a JSON object.")
+        str, typer.Option("--set", metavar="JSON", help="More fields of KFACConfig, as a JSON object.")
     ] = "{}",
     repeats: Annotated[int, typer.Option(min=1, help="Measured rounds.")] = 7,
     by_layer: Annotated[
-        bool, typer.Option("--by-layer", help="Also each kind of layer against its floor.")
+        bool, typer.Option("--by-layer", help="Also compare each kind of layer with its roofline.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")
-    ] = None,
+    out: JsonFile = None,
 ) -> None:
-    """Time every phase of a K-FAC step against plain forward + backward in the same run, and its floor."""
-    from harness.bench.core import CoreBench  # noqa: PLC0415  --help does not wait for it
+    """Time every phase of a K-FAC step, relative to forward + backward and to its roofline."""
+    from harness.bench.core import CoreBench  # noqa: PLC0415  slow to load
     from harness.cli.output import console  # noqa: PLC0415
     from kfac_core.config import KFACConfig  # noqa: PLC0415
 
@@ -71,7 +75,9 @@ def core(
     screen = console()
     cores = len(os.sched_getaffinity(0))
     if ranks * threads > cores:
-        screen.print(f"note: {ranks} x {threads} threads share {cores} CPUs: read ratios only", style="dim")
+        screen.print(
+            f"note: {ranks} x {threads} threads share {cores} CPUs: only ratios are meaningful", style="dim"
+        )
     figures = CoreBench(model, batch or _MODELS[model], ranks, threads, kfac, repeats).run()
     screen.print(_table(figures))
     if by_layer:
@@ -82,17 +88,15 @@ def core(
 
 
 def instrument(
-    model: Annotated[str, typer.Option(help="resnet32 (32x32 images) or resnet50 (64x64).")] = "resnet32",
-    batch: Annotated[int | None, typer.Option(help="Examples. Default: 128 or 8.")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Threads.")] = 1,
-    pairs: Annotated[int, typer.Option(min=6, help="Steps with the timer, each beside one without.")] = 40,
-    out: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")
-    ] = None,
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the summary there.")] = None,
+    model: _Model = "resnet32",
+    batch: _Batch = None,
+    threads: _Threads = 1,
+    pairs: Annotated[int, typer.Option(min=6, help="Pairs of a step with and a step without timer.")] = 40,
+    out: JsonFile = None,
+    csv: _CsvFile = None,
 ) -> None:
-    """Time K-FAC steps with the phase timer on and off, in pairs: what the instrument itself costs."""
-    from harness.bench.instrument import measure  # noqa: PLC0415  --help does not wait for it
+    """Measure the overhead of the phase timer, from pairs of K-FAC steps with and without it."""
+    from harness.bench.instrument import measure  # noqa: PLC0415  slow to load
     from harness.cli.output import console  # noqa: PLC0415
 
     if model not in _MODELS:
@@ -101,7 +105,7 @@ def instrument(
     on, off = (median(figures[name]) for name in ("on_seconds", "off_seconds"))
     paired, computed = figures["overhead"], figures["computed_overhead"]
     screen = console()
-    screen.print(f"a step: {1e3 * off:.1f} ms without timer, {1e3 * on:.1f} ms with it", highlight=False)
+    screen.print(f"one step: {1e3 * off:.1f} ms without timer, {1e3 * on:.1f} ms with it", highlight=False)
     limits = f"[{paired['low']:.2%}, {paired['high']:.2%}]"
     screen.print(f"overhead, median of {pairs} pairs: {paired['median']:.2%} {limits}", highlight=False)
     entries, cost = figures["entries_per_step"], 1e6 * figures["seconds_per_entry"]
@@ -117,34 +121,32 @@ def _overhead_csv(figures: dict[str, Any]) -> str:
     row = {name: figures[name] for name in ("model", "batch", "threads", "pairs")}
     row |= {f"{name}_median": median(figures[name]) for name in ("on_seconds", "off_seconds")} | paired
     row |= {name: figures[name] for name in ("entries_per_step", "seconds_per_entry", "computed_overhead")}
-    spelt = (f"{value:.6g}" if isinstance(value, float) else str(value) for value in row.values())
-    return ",".join(row) + "\n" + ",".join(spelt) + "\n"
+    values = (f"{value:.6g}" if isinstance(value, float) else str(value) for value in row.values())
+    return ",".join(row) + "\n" + ",".join(values) + "\n"
 
 
 def ablation(
-    file: Annotated[Path, typer.Option("--file", "-f", help="The sweep that the cell is of.")],
-    where: Annotated[str | None, typer.Option(help="Chooses one cell with K-FAC.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each rank.")] = 1,
-    rounds: Annotated[
-        int, typer.Option(min=6, help="For each phase: four or five inverse periods a round.")
-    ] = 30,
-    out: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")
+    file: SweepFile,
+    where: Annotated[
+        str | None, typer.Option(metavar="EXPR", help="Filter that selects one cell with K-FAC.")
     ] = None,
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table there.")] = None,
+    set_: Overrides = None,
+    threads: _Threads = 1,
+    rounds: Annotated[
+        int, typer.Option(min=6, help="Rounds per phase, of four or five inverse intervals each.")
+    ] = 30,
+    out: JsonFile = None,
+    csv: _CsvFile = None,
 ) -> None:
-    """Time a cell's steps without one phase after the other, and hold it against the timer's own seconds."""
-    from harness.bench.ablation import AblationBench  # noqa: PLC0415  --help does not wait for it
-    from harness.cli.cell_selection import chosen_cells  # noqa: PLC0415
+    """Time a cell's steps with each phase omitted in turn, and compare with the phase timer."""
+    from harness.bench.ablation import AblationBench  # noqa: PLC0415  slow to load
+    from harness.cli.cell_selection import selected_cells  # noqa: PLC0415
     from harness.cli.output import console  # noqa: PLC0415
 
-    cells = [cell for cell in chosen_cells(None, file, set_ or (), where, Path()) if cell.kfac is not None]
+    cells = [cell for cell in selected_cells(None, file, set_ or (), where, Path()) if cell.kfac is not None]
     if len(cells) != 1:
-        some = ", ".join(cell.id for cell in cells[:3])
-        raise UserError(
-            f"--where has to choose one cell with K-FAC, and chooses {len(cells)}: {some or 'none'}"
-        )
+        some = ", ".join(cell.id for cell in cells[:3]) or "none"
+        raise UserError(f"--where must select one cell with K-FAC, got {len(cells)}: {some}")
     (cell,) = cells
     figures = AblationBench(cell.model_dump_json(), cell.world_size, threads, rounds).run()
     console().print(_ablation_table(cell.id, figures["phases"]))
@@ -157,18 +159,18 @@ def ablation(
 def _ablation_table(cell: str, phases: dict[str, Any]) -> Table:
     from rich.table import Table  # noqa: PLC0415
 
-    title = f"{cell}: milliseconds a step, median over rounds and its 95 % limits"
+    title = f"{cell}: milliseconds per step, median over rounds and its 95 % limits"
     table = Table("phase", title=title, title_justify="left")
-    for name in ("timer", "left out", "twice", "of the step", "agree"):
+    for name in ("timer", "omitted", "twice", "of the step", "agree"):
         table.add_column(name, justify="right")
     for phase, row in phases.items():
-        spelt = (
+        intervals = (
             f"{1e3 * one['median']:.3f} [{1e3 * one['low']:.3f}, {1e3 * one['high']:.3f}]"
             for one in (row["timer"], row["ablation"], row["doubling"])
         )
         share = row["timer"]["median"] / row["step_seconds"]
         agree = "yes" if row["alone"] else "between" if row["agree"] else "no"
-        table.add_row(phase, *spelt, f"{share:.1%}", agree)
+        table.add_row(phase, *intervals, f"{share:.1%}", agree)
     return table
 
 
@@ -178,9 +180,9 @@ def _ablation_csv(cell: str, rounds: int, phases: dict[str, Any]) -> str:
     lines = [",".join(["cell", "phase", "rounds", "step_seconds", *parts, "alone", "agree"])]
     for phase, row in phases.items():
         values = [row[way][name] for way in ways for name in limits]
-        spelt = [f"{value:.6g}" for value in (row["step_seconds"], *values)]
-        verdicts = ["yes" if row[name] else "no" for name in ("alone", "agree")]
-        lines.append(",".join([cell, phase, str(rounds), *spelt, *verdicts]))
+        numbers = [f"{value:.6g}" for value in (row["step_seconds"], *values)]
+        agreement = ["yes" if row[name] else "no" for name in ("alone", "agree")]
+        lines.append(",".join([cell, phase, str(rounds), *numbers, *agreement]))
     return "\n".join(lines) + "\n"
 
 
@@ -194,9 +196,9 @@ def _settings(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
-        raise UserError(f"--set {text!r} is no JSON: {error}") from None
+        raise UserError(f"--set must be JSON, got {text!r}: {error}") from None
     if not isinstance(found, dict):
-        raise UserError(f"--set {text!r} is no JSON object")
+        raise UserError(f"--set must be a JSON object, got {text!r}")
     return found
 
 
@@ -204,15 +206,15 @@ def _table(figures: dict[str, Any]) -> Table:
     from rich.table import Table  # noqa: PLC0415
 
     table = Table("phase", title="Percent of plain forward + backward, by kind of step", title_justify="left")
-    for name in ("full", "factor", "plain", "full, ms", "floor, ms", "of floor", "collectives"):
+    for name in ("full", "factor", "plain", "full, ms", "roofline, ms", "of roofline", "collectives"):
         table.add_column(name, justify="right")
     for phase, row in figures["phases"].items():
-        seconds, floor, fraction = row["seconds"], row["floor_seconds"], row["fraction_of_floor"]
+        seconds, bound, fraction = row["seconds"], row["floor_seconds"], row["fraction_of_floor"]
         table.add_row(
             phase,
             *(f"{100 * row['of_sgd'][kind]:.1f}" for kind in ("full", "factor", "plain")),
             f"{1e3 * seconds['median']:.2f} [{1e3 * seconds['low']:.2f}, {1e3 * seconds['high']:.2f}]",
-            f"{1e3 * floor:.2f}" if floor else "",
+            f"{1e3 * bound:.2f}" if bound else "",
             f"{100 * fraction:.0f} %" if fraction else "",
             str(figures["calls"].get(phase, "")),
         )
@@ -224,7 +226,7 @@ def _layer_table(kinds: list[dict[str, Any]]) -> Table:
 
     table = Table("gradient", "layers", title="One layer of each kind, rank 0", title_justify="left")
     for phase in _BY_LAYER:
-        for name in (f"{phase}, ms", "floor, ms", "of floor"):
+        for name in (f"{phase}, ms", "roofline, ms", "of roofline"):
             table.add_column(name, justify="right")
     for kind in kinds:
         cells = [f"{kind['shape'][0]} x {kind['shape'][1]}", str(kind["count"])]
@@ -255,6 +257,6 @@ def _lines(figures: dict[str, Any]) -> list[str]:
         f"plain forward + backward: {median:.0f} ms [{low:.0f}, {high:.0f}]",
         f"iteration at factor/inverse intervals {ratios}; without updates {figures['plain_ratio']:.3f}x",
         f"K-FAC state (growth of the largest resident set) by rank, MiB: {', '.join(megabytes)}",
-        f"machine: products {rates['flops'] / 1e9:.0f} GFLOP/s (BLAS alone {rates['blas_flops'] / 1e9:.0f}), "
+        f"host: products {rates['flops'] / 1e9:.0f} GFLOP/s (BLAS alone {rates['blas_flops'] / 1e9:.0f}), "
         f"copies {rates['copy_bytes'] / 1e9:.1f} GB/s{link}",
     ]

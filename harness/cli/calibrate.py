@@ -1,4 +1,4 @@
-"""`kronscale calibrate`: measures this machine and stores what predictions need, with its environment."""
+"""`kronscale calibrate`: measures this host for predictions, and stores the result with its environment."""
 
 from __future__ import annotations
 
@@ -15,40 +15,44 @@ from harness.errors import UserError
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb to `app`."""
+    """Add the command to `app`."""
     app.command(epilog="Example: kronscale calibrate --name node17 --world-size 2,4")(calibrate)
 
 
 def calibrate(
-    name: Annotated[str, typer.Option(metavar="NAME", help="What the calibration is called.")],
-    world_size: Annotated[str, typer.Option(metavar="LIST", help="Ranks on this host to measure.")] = "2",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Filter it is stored.")] = Path(
+    name: Annotated[str, typer.Option(metavar="NAME", help="Name of the calibration.")],
+    world_size: Annotated[
+        str, typer.Option(metavar="LIST", help="World sizes to measure on this host: 2,4.")
+    ] = "2",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of calibrations.")] = Path(
         "results/calibrations"
     ),
-    overwrite: Annotated[bool, typer.Option(help="Replace one of this name.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace a calibration of this name.")] = False,
 ) -> None:
-    """Measure products, factors, decompositions, memory and collectives of this machine.
+    """Measure matrix products, factors, decompositions, memory and collectives of this host.
 
-    Takes a minute or two; nothing else should run. Ranks are processes on this host, on its GPUs where there
-    is one for each.
+    It takes a minute or two, during which nothing else should run. Ranks are processes on this host; they use
+    its GPUs if there is one per rank.
     """
     path = out / f"{name}.json"
     sizes = sorted({_size(part, world_size) for part in world_size.split(",")})
     if not re.fullmatch(r"[a-z0-9_-]+", name):
         raise UserError(f"--name {name}: use lower-case letters, digits, _ and -")
     if path.exists() and not overwrite:
-        raise UserError(f"{path} exists; choose another --name, or say --overwrite")
+        raise UserError(f"{path} exists; choose another --name, or give --overwrite")
     values = measured(name, sizes)
     out.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(values, indent=1) + "\n")
     typer.echo(str(path))
-    typer.echo("To have layers dealt to ranks by this machine's costs in place of n^3, in a sweep:", err=True)
-    for solver, words in placing_costs(values).items():
-        typer.echo(f"  kfac: {{costs: {words}}}   # solver {solver}", err=True)
+    typer.echo(
+        "To balance layers over ranks by these measured costs instead of n^3, write in a sweep:", err=True
+    )
+    for solver, costs_text in placing_costs(values).items():
+        typer.echo(f"  kfac: {{costs: {costs_text}}}   # solver {solver}", err=True)
 
 
 def placing_costs(values: dict[str, Any]) -> dict[str, str]:
-    """`KFACConfig.costs` by solver, as a sweep file holds them."""
+    """`KFACConfig.costs` by solver, in the syntax of a sweep file."""
     import yaml  # noqa: PLC0415  see measured
 
     from harness.calibrate import costs  # noqa: PLC0415  see measured
@@ -61,19 +65,19 @@ def placing_costs(values: dict[str, Any]) -> dict[str, str]:
 
 
 def measured(name: str, world_sizes: list[int]) -> dict[str, Any]:
-    """This machine as a calibration file holds it."""
-    import torch  # noqa: PLC0415  --help does not wait for it
+    """Measure this host; the result is the content of a calibration file."""
+    import torch  # noqa: PLC0415  slow to load
 
     from harness.calibrate import measure_links  # noqa: PLC0415
     from harness.training.environment import read_environment  # noqa: PLC0415
 
     torch.set_num_threads(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # Up to what a model of hundreds of megabytes sends; a CPU's links are slow enough at a tenth of it
+    # Up to the traffic of a model of hundreds of megabytes; less on CPUs, whose links are slower
     largest = 2**28 if device.type == "cuda" else 2**24
     nccl = torch.cuda.device_count() >= max(world_sizes)
     algorithm = "nccl" if nccl else "gloo"
-    # Gloo's own way stands for what goes between hosts; inside of one, ranks read each other's memory.
+    # Plain Gloo stands for links between hosts; inside a host ranks read each other's memory.
     measured_links = {
         where: links(
             measure_links(world_sizes, [2**12, 2**16, 2**20, largest], single_copy=where == "inside"),
@@ -97,7 +101,7 @@ def measured(name: str, world_sizes: list[int]) -> dict[str, Any]:
 
 
 def compute(device: Any) -> dict[str, Any]:
-    """What one rank of this machine computes, as the calibration's curves."""
+    """Compute rates of one rank, as curves of the calibration file."""
     from harness import calibrate as bench  # noqa: PLC0415  see measured
 
     return {
@@ -112,7 +116,7 @@ def compute(device: Any) -> dict[str, Any]:
 
 
 def links(rows: list[tuple[str, int, int, float]], algorithm: str) -> dict[str, Any]:
-    """Fitted constants of each operation, as the file holds them."""
+    """Fitted constants of each operation, as in the calibration file."""
     from analysis.cost_model.fitting import Sample, fit_link  # noqa: PLC0415  see measured
 
     samples = [Sample(operation, ranks, size, seconds) for operation, ranks, size, seconds in rows]  # type: ignore[arg-type]
@@ -125,5 +129,7 @@ def links(rows: list[tuple[str, int, int, float]], algorithm: str) -> dict[str, 
 
 def _size(part: str, whole: str) -> int:
     if not part.strip().isdigit() or int(part) < 2:
-        raise UserError(f"--world-size {whole}: {part!r} is no whole number >= 2; one rank sends nothing")
+        raise UserError(
+            f"--world-size {whole}: use whole numbers >= 2, got {part!r}; one rank does not communicate"
+        )
     return int(part)

@@ -1,4 +1,4 @@
-"""Which stored or written-down cells a verb is about, from a sweep's name or file and `--where`."""
+"""Cells that a command acts on, from a sweep's name or file and `--where`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from harness.errors import UserError
 from harness.runs.store import CellFolder, SweepFolder, sweep_folder
 
 
-def chosen_cells(
+def selected_cells(
     sweep: str | None, file: Path | None, overrides: Sequence[str], where: str | None, runs: Path
 ) -> list[Cell]:
-    """The cells of one sweep, by the name of its stored runs or by its file.
+    """Cells of one sweep, by the name of its stored runs or by its file.
 
     Raises:
-        UserError: neither or both were given, or there is no such sweep or no matching cell.
+        UserError: neither or both are given, or there is no such sweep or no matching cell.
     """
-    from harness.cli.output import print_left_out  # noqa: PLC0415  # see the verbs
+    from harness.cli.output import print_left_out  # noqa: PLC0415  loads rich
     from harness.study.filters import select  # noqa: PLC0415
 
     if (sweep is None) == (file is None):
@@ -29,28 +29,28 @@ def chosen_cells(
 
         return select(read_sweep(file, overrides).cells, where)
     if overrides:
-        raise UserError("--set changes what a sweep file says; give the file with -f")
+        raise UserError("--set overrides fields of a sweep file; give the file with -f")
     stored = stored_sweep(sweep or "", runs)
     print_left_out(stored)
     return select([folder.cell() for folder in stored.cell_folders()], where)
 
 
 def stored_sweep(name: str, runs: Path) -> SweepFolder:
-    """The folder of a sweep that has runs.
+    """The folder of a sweep with stored runs.
 
     Raises:
-        UserError: it has none.
+        UserError: it has no runs.
     """
     folder = sweep_folder(name, runs)
     if not folder.path.is_dir():
-        known = stored_names(runs)
-        there = f"there are {', '.join(known)}" if known else "nothing is stored there"
-        raise UserError(f"{folder.path}: no runs of sweep {name!r}; {there}{did_you_mean(name, known)}")
+        known = stored_sweep_names(runs)
+        available = f"available: {', '.join(known)}" if known else "nothing is stored there"
+        raise UserError(f"{folder.path}: no runs of sweep {name!r}; {available}{did_you_mean(name, known)}")
     return folder
 
 
-def stored_names(runs: Path) -> list[str]:
-    """Names of all sweeps with runs."""
+def stored_sweep_names(runs: Path) -> list[str]:
+    """Names of all sweeps with stored runs."""
     folders = sorted(runs.iterdir()) if runs.is_dir() else []
     return [path.name for path in folders if SweepFolder(path).holds_cells()]
 
@@ -61,12 +61,16 @@ def stored_cell(prefix: str, runs: Path) -> CellFolder:
     Raises:
         UserError: none does, or several do.
     """
-    sweeps = [sweep_folder(name, runs) for name in stored_names(runs)]
+    sweeps = [sweep_folder(name, runs) for name in stored_sweep_names(runs)]
     found = [folder for sweep in sweeps for folder in sweep.cell_folders() if folder.id.startswith(prefix)]
     if not found:
-        raise UserError(f"{prefix!r} begins no cell's id under {runs}; kronscale status lists them")
+        raise UserError(
+            f"no cell in {runs} has an id that begins with {prefix!r}; kronscale status lists the ids"
+        )
     if len(found) > 1:
         some = ", ".join(f"{folder.path.parent.name}/{folder.id}" for folder in found[:3])
         some += " and others" if len(found) > 3 else ""
-        raise UserError(f"{prefix!r} begins the ids of {len(found)} cells: {some}; give more of it")
+        raise UserError(
+            f"{len(found)} cells have ids that begin with {prefix!r}: {some}; give more of the id"
+        )
     return found[0]

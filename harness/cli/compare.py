@@ -1,13 +1,14 @@
-"""`kronscale compare`: did anything get worse between two sets of results?"""
+"""`kronscale compare`: finds regressions between two sets of results."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from harness.cli.options import RUNS, AsJson, Runs
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,21 +19,25 @@ REGRESSION = 3
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb to `app`."""
+    """Add the command to `app`."""
     app.command(epilog="Example: kronscale compare results/old/demo results/runs/demo")(compare)
 
 
 def compare(
-    before: Annotated[str, typer.Argument(metavar="A", help="Run folder, or name of a sweep: before.")],
-    after: Annotated[str, typer.Argument(metavar="B", help="Run folder, or name of a sweep: after.")],
+    before: Annotated[
+        str, typer.Argument(metavar="A", help="Runs before the change: a folder, or the name of a sweep.")
+    ],
+    after: Annotated[
+        str, typer.Argument(metavar="B", help="Runs after the change: a folder, or the name of a sweep.")
+    ],
     least: Annotated[
-        float, typer.Option(metavar="PERCENT", min=0, help="Smaller changes are no regression.")
+        float, typer.Option(metavar="PERCENT", min=0, help="Smaller changes are not regressions.")
     ] = 5.0,
-    runs: Annotated[Path, typer.Option(metavar="DIR", help="Where runs are stored.")] = Path("results/runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    runs: Runs = RUNS,
+    as_json: AsJson = False,
 ) -> None:
-    """Compare the cells that both have; exit code 3 where effect and interval agree that B is worse."""
-    # pandas takes a second, which --help need not wait for
+    """Compare the cells that A and B share; exit code 3 if effect size and interval show that B is worse."""
+    # imported here so that --help does not load pandas
     from analysis.records.tables import load  # noqa: PLC0415
     from analysis.regressions import changes, differing_environments  # noqa: PLC0415
     from harness.errors import UserError  # noqa: PLC0415
@@ -41,7 +46,7 @@ def compare(
     found = changes(*studies, least=least / 100)
     if not found:
         raise UserError(
-            f"{before} and {after} have no cell in common, seeds apart: there is nothing to compare"
+            f"{before} and {after} have no cell in common (seeds aside), so there is nothing to compare"
         )
     worse = [change for change in found if change.verdict == "regression"]
     if as_json:

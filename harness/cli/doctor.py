@@ -1,4 +1,4 @@
-"""`kronscale doctor`: whether a site is fit for a study."""
+"""`kronscale doctor`: checks whether a site can run a study."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 import time
 from collections import Counter
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from harness.cli.options import RUNS, AsJson, Runs, SiteName
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -18,69 +19,68 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb to `app`."""
+    """Add the command to `app`."""
     app.command(epilog="Example: kronscale doctor --site slurm-test --runs results/runs")(doctor)
 
 
 def doctor(
-    site: Annotated[
-        str, typer.Option(metavar="NAME", help="Site profile: a name, or a path to a .yaml file.")
-    ] = "local",
-    runs: Annotated[Path, typer.Option(metavar="DIR", help="Where runs are stored.")] = Path("results/runs"),
+    site: SiteName = "local",
+    runs: Runs = RUNS,
     ranks: Annotated[
-        int | None, typer.Option(min=1, help="Default: two on each of two nodes, or two here.")
+        int | None,
+        typer.Option(min=1, help="Number of ranks. Default: two on each of two nodes, or two on this host."),
     ] = None,
     wait: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="For the ranks to start and end.")
+        float, typer.Option(metavar="SECONDS", min=0, help="Time limit of the job, queueing included.")
     ] = 300.0,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Check a site before anyone spends hours on it: this host, and one small job; exits 1 on a fault."""
-    from harness.doctor.examine import examine  # noqa: PLC0415  --help does not wait for it
+    """Check a site before long runs, on this host and with one small job; exit code 1 on a fault."""
+    from harness.doctor.examine import examine  # noqa: PLC0415  slow to load
     from harness.doctor.findings import any_fault  # noqa: PLC0415
     from harness.launchers.site_profiles import read_site  # noqa: PLC0415
 
-    seen = examine(read_site(site), runs, ranks, wait, _say)
+    examination = examine(read_site(site), runs, ranks, wait, _print_progress)
     if as_json:
-        typer.echo(json.dumps({"site": site, "runs": str(runs), **_in_json(seen)}, indent=1))
+        typer.echo(json.dumps({"site": site, "runs": str(runs), **_in_json(examination)}, indent=1))
     else:
-        _print(seen)
-    if any_fault(seen.findings):
+        _print(examination)
+    if any_fault(examination.findings):
         raise typer.Exit(1)
 
 
-def _say(words: str) -> None:
-    typer.echo(f"{time.strftime('%H:%M:%S')} {words}", err=True)
+def _print_progress(text: str) -> None:
+    typer.echo(f"{time.strftime('%H:%M:%S')} {text}", err=True)
 
 
-def _in_json(seen: Examination) -> dict[str, object]:
+def _in_json(examination: Examination) -> dict[str, object]:
     return {
-        "findings": [asdict(one) for one in seen.findings],
-        "reports": [asdict(one) for one in seen.reports],
-        "kept": str(seen.kept) if seen.kept is not None else None,
+        "findings": [asdict(one) for one in examination.findings],
+        "reports": [asdict(one) for one in examination.reports],
+        "kept": str(examination.kept) if examination.kept is not None else None,
     }
 
 
-def _print(seen: Examination) -> None:
+def _print(examination: Examination) -> None:
     from rich.table import Table  # noqa: PLC0415  see doctor
 
     from harness.cli.output import console  # noqa: PLC0415
 
     table = Table(box=None, pad_edge=False)
-    for heading, share in (("check", None), ("state", None), ("found", 1), ("what to do", 1)):
-        table.add_column(heading, overflow="fold", ratio=share, no_wrap=share is None)
-    for one in seen.findings:
+    for heading, ratio in (("check", None), ("state", None), ("found", 1), ("what to do", 1)):
+        table.add_column(heading, overflow="fold", ratio=ratio, no_wrap=ratio is None)
+    for one in examination.findings:
         table.add_row(*map(_plain, (one.check, one.state, one.found, one.advice)))
     console().print(table)
-    counts: Counter[str] = Counter(one.state for one in seen.findings)
+    counts: Counter[str] = Counter(one.state for one in examination.findings)
     named = (("fault", "faults"), ("warning", "warnings"), ("ok", "ok"), ("skipped", "skipped"))
-    said = [f"{counts[one]} {one if counts[one] == 1 else several}" for one, several in named if counts[one]]
-    typer.echo(", ".join(said))
-    if seen.kept is not None:
-        typer.echo(f"the job's files are in {seen.kept}")
+    parts = [f"{counts[one]} {one if counts[one] == 1 else several}" for one, several in named if counts[one]]
+    typer.echo(", ".join(parts))
+    if examination.kept is not None:
+        typer.echo(f"the job's files are in {examination.kept}")
 
 
-def _plain(words: str) -> Text:
+def _plain(text: str) -> Text:
     from rich.text import Text  # noqa: PLC0415  see doctor
 
-    return Text(words)  # brackets in it are no markup
+    return Text(text)  # brackets are not markup

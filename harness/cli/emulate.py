@@ -1,4 +1,4 @@
-"""`kronscale emulate`: the real K-FAC step on one rank of any world, counted beside what is predicted."""
+"""`kronscale emulate`: counts of the real K-FAC step on single ranks of any world, and their prediction."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli.options import AsJson
 from harness.cli.prediction_options import MODEL_HELP, SET_HELP
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ DIFFERENT = 1
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb to `app`."""
+    """Add the command to `app`."""
     app.command(epilog="Example: kronscale emulate --model resnet50 --world-size 1024 --rank 0,17,max")(
         emulate
     )
@@ -26,14 +27,14 @@ def register(app: typer.Typer) -> None:
 
 def emulate(
     model: Annotated[str, typer.Option(metavar="NAME", help=MODEL_HELP)],
-    world_size: Annotated[int, typer.Option(metavar="P", min=1, help="Ranks in the world.")],
-    rank: Annotated[str, typer.Option(metavar="LIST", help="Ranks to be: 0,17,max.")] = "0",
-    strategy: Annotated[str, typer.Option(metavar="NAME", help="K-FAC's strategy.")] = "comm_opt",
+    world_size: Annotated[int, typer.Option(metavar="P", min=1, help="World size.")],
+    rank: Annotated[str, typer.Option(metavar="LIST", help="Ranks to emulate: 0,17,max.")] = "0",
+    strategy: Annotated[str, typer.Option(metavar="NAME", help="Distribution strategy.")] = "comm_opt",
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help=SET_HELP)] = None,
-    local_batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Examples on a rank.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    local_batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Examples per rank.")] = 1,
+    as_json: AsJson = False,
 ) -> int:
-    """Run the real step without its world; count calls, bytes, FLOPs and state, beside the prediction.
+    """Run the K-FAC step of single ranks without the others, and compare its counts with the prediction.
 
     Exit code 1 if a count of calls, bytes or state differs from the prediction.
     """
@@ -42,13 +43,15 @@ def emulate(
     table = model_named(model)
     config = configured(strategy, world_size, settings(set_ or ()))
     ranks = ranks_listed(rank, world_size)
-    # After the question is known to make sense: torch takes seconds
+    # imported after the arguments are checked: torch is slow to load
     from analysis.cost_model.work import Setup, Work  # noqa: PLC0415
-    from harness.emulate import emulate as run  # noqa: PLC0415
+    from harness.emulate import emulate as run_emulation  # noqa: PLC0415
 
     work = Work(Setup(table, config, world_size, local_batch_size))
     different = 0
-    for seen in run(table.layers, table.other_parameters, config, world_size, ranks, local_batch_size):
+    for seen in run_emulation(
+        table.layers, table.other_parameters, config, world_size, ranks, local_batch_size
+    ):
         rows = list(_rows(seen, work))
         different += sum(row["counted"] != row["predicted"] for row in rows)
         if as_json:
@@ -63,7 +66,7 @@ def _rows(seen: Emulation, work: Work) -> Iterator[dict[str, Any]]:
     for name, step, update in (("update step", seen.update, True), ("plain step", seen.plain, False)):
         predicted = work.traffic(seen.rank, update=update)
         for phase in sorted(step.calls.keys() | set(predicted)):
-            calls, sent = predicted.get(phase, (0, 0))  # type: ignore[call-overload]  # a phase is its name
+            calls, sent = predicted.get(phase, (0, 0))  # type: ignore[call-overload]  # Phase is a str
             counted = step.calls.get(phase, 0), step.sent_bytes.get(phase, 0)
             yield {"what": f"{name}, {phase} calls", "counted": counted[0], "predicted": calls}
             yield {"what": f"{name}, {phase} bytes", "counted": counted[1], "predicted": sent}

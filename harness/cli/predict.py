@@ -1,4 +1,4 @@
-"""`kronscale predict`: what every strategy would cost in worlds that nobody has measured yet."""
+"""`kronscale predict`: predicts the cost of every strategy at world sizes that were not measured."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli.options import AsJson
 from harness.cli.prediction_options import MODEL_HELP, SET_HELP
 from harness.errors import UserError
 
@@ -19,7 +20,7 @@ _GIB = 2**30
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb to `app`."""
+    """Add the command to `app`."""
     app.command(epilog="Example: kronscale predict --model resnet152 --world-size 64,4096 --memory-gib 16")(
         predict
     )
@@ -28,27 +29,28 @@ def register(app: typer.Typer) -> None:
 def predict(
     model: Annotated[str, typer.Option(metavar="NAME", help=MODEL_HELP)],
     calibration: Annotated[
-        str, typer.Option(metavar="NAME", help="Of results/calibrations, or a path.")
+        str, typer.Option(metavar="NAME", help="Calibration: a name in results/calibrations, or a path.")
     ] = "spd_kfac_64",
-    world_size: Annotated[str, typer.Option(metavar="LIST", help="Ranks: 64,4096.")] = _SIZES,
-    local_batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Examples on a rank.")] = 32,
+    world_size: Annotated[str, typer.Option(metavar="LIST", help="World sizes: 64,4096.")] = _SIZES,
+    local_batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Examples per rank.")] = 32,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help=SET_HELP)] = None,
-    overlap: Annotated[bool, typer.Option(help="Hide communication behind what can hide it.")] = False,
+    overlap: Annotated[bool, typer.Option(help="Overlap communication with computation.")] = False,
     memory_gib: Annotated[
-        float | None, typer.Option(metavar="GIB", min=0, help="Memory of a rank; default: the device's.")
+        float | None,
+        typer.Option(metavar="GIB", min=0, help="Memory per rank. Default: that of the calibrated device."),
     ] = None,
     epochs_ratio: Annotated[
-        float | None, typer.Option(metavar="R", min=0, help="K-FAC's epochs to the target over SGD's.")
+        float | None, typer.Option(metavar="R", min=0, help="Ratio of K-FAC's to SGD's epochs to the target.")
     ] = None,
-    recommend: Annotated[bool, typer.Option(help="The best strategy, fraction, intervals.")] = False,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw the figure there.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    recommend: Annotated[bool, typer.Option(help="Recommend strategy, fraction and intervals.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder to draw the figure in.")] = None,
+    as_json: AsJson = False,
 ) -> int:
-    """Predict seconds and memory of SGD and every strategy.
+    """Predict step time and memory of SGD and every strategy.
 
-    Exit code 1 if a recommendation was asked for and nothing fits.
+    Exit code 1 if no strategy fits into memory for --recommend.
     """
-    from analysis.cost_model.arms import Question, ask  # noqa: PLC0415  --help does not wait for it
+    from analysis.cost_model.arms import Question, ask  # noqa: PLC0415  slow to load
     from analysis.cost_model.arms import recommend as best  # noqa: PLC0415
     from analysis.cost_model.calibration import read_calibration  # noqa: PLC0415
     from analysis.cost_model.errors import CostModelError  # noqa: PLC0415
@@ -88,7 +90,9 @@ def _sizes(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     wrong = [part for part in parts if not part.isdigit() or int(part) < 1]
     if wrong:
-        raise UserError(f"--world-size {text}: {wrong[0]!r} is no whole number >= 1; say 64,4096")
+        raise UserError(
+            f"--world-size {text}: sizes must be whole numbers >= 1, got {wrong[0]!r}; write 64,4096"
+        )
     return sorted({int(part) for part in parts})
 
 
@@ -96,17 +100,17 @@ def _measured(question: Question) -> str:
     machine = question.calibration
     return (
         f"calibration {machine.name}: {machine.source}; largest measured world {machine.largest_world_size} "
-        "ranks, everything beyond it (*) is extrapolated"
+        "ranks, larger worlds (*) are extrapolated"
     )
 
 
 def _rows(question: Question, table: Table) -> list[dict[str, Any]]:
-    """One row for every arm and world size; what the figure and its CSV show."""
+    """One row per arm and world size, as in the figure and its CSV."""
     from analysis.cost_model.arms import crossovers  # noqa: PLC0415
 
-    overtaken: dict[int, list[str]] = {}
+    crossing: dict[int, list[str]] = {}
     for _, after, sentence in crossovers(question, table):
-        overtaken.setdefault(after, []).append(sentence)
+        crossing.setdefault(after, []).append(sentence)
     return [
         {
             "arm": arm,
@@ -122,7 +126,7 @@ def _rows(question: Question, table: Table) -> list[dict[str, Any]]:
             "largest_phase": prediction.largest_phase.value,
             "phase_seconds": {p.value: s.central for p, s in prediction.step_seconds.items()},
             "sent_bytes": {p.value: sent for p, sent in prediction.sent_bytes.items()},
-            "crossover": "; ".join(overtaken.get(size, ())),
+            "crossover": "; ".join(crossing.get(size, ())),
         }
         for size, arms in table.items()
         for arm, prediction in arms.items()
@@ -130,7 +134,7 @@ def _rows(question: Question, table: Table) -> list[dict[str, Any]]:
 
 
 def _over_sgd(question: Question, arms: Any, arm: str) -> float | None:
-    """Time to the target over SGD's; None where the ratio of epochs is not known."""
+    """Time to the target relative to SGD's; None if the ratio of epochs is unknown."""
     if question.epochs_ratio is None:
         return None
     return float(question.to_accuracy(arm, arms[arm]) / question.to_accuracy("sgd", arms["sgd"]))
@@ -214,7 +218,7 @@ def _print_recommendation(chosen: Recommendation | None, world_size: int, questi
 
 
 def _draw(question: Question, table: Table, out: Path) -> None:
-    import pandas as pd  # noqa: PLC0415  a second, and only for figures
+    import pandas as pd  # noqa: PLC0415  slow to load, and only for figures
 
     from analysis.figures import files  # noqa: PLC0415
     from analysis.figures.prediction import scaling  # noqa: PLC0415

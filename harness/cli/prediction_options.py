@@ -1,4 +1,4 @@
-"""What the verbs about worlds that do not exist are asked: a model, a world, and K-FAC's settings."""
+"""Options of `predict` and `emulate`: model, ranks and K-FAC's settings."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from kfac_core.placement.strategies import check_world_size
 if TYPE_CHECKING:
     from analysis.cost_model.models import Model
 
-MODEL_HELP = "Its table: resnet50, bert_large, ..."
-SET_HELP = "K-FAC's settings: solver=inverse, inverse_update_steps=500."
+MODEL_HELP = "Model: resnet50, bert_large, ..."
+SET_HELP = "Set a field of K-FAC: solver=inverse, inverse_update_steps=500."
 
 
 def model_named(name: str) -> Model:
-    """The table of a model.
+    """Layer shapes of a model.
 
     Raises:
-        UserError: there is none of this name.
+        UserError: there is no model of this name.
     """
-    from analysis.cost_model.errors import CostModelError  # noqa: PLC0415  --help does not wait for it
+    from analysis.cost_model.errors import CostModelError  # noqa: PLC0415  slow to load
     from analysis.cost_model.models import read_model  # noqa: PLC0415
 
     try:
@@ -32,10 +32,10 @@ def model_named(name: str) -> Model:
 
 
 def settings(pairs: Sequence[str]) -> dict[str, Any]:
-    """`FIELD=VALUE` as K-FAC's hyperparameters.
+    """Hyperparameters of K-FAC from `FIELD=VALUE`.
 
     Raises:
-        UserError: no such field, or no pair.
+        UserError: unknown field, or not FIELD=VALUE.
     """
     import yaml  # noqa: PLC0415  see model_named
 
@@ -45,17 +45,17 @@ def settings(pairs: Sequence[str]) -> dict[str, Any]:
         name, sign, value = pair.partition("=")
         if not sign or name not in fields:
             hint = nearest(name, fields)
-            raise UserError(f"--set {pair}: {name!r} is no setting of K-FAC{hint}; say FIELD=VALUE")
+            raise UserError(f"--set {pair}: {name!r} is not a field of K-FAC{hint}; write FIELD=VALUE")
         values[name] = yaml.safe_load(value)
     return values
 
 
 def configured(strategy: str, world_size: int, values: dict[str, Any]) -> KFACConfig:
-    """K-FAC with this strategy, refused where it cannot divide the world.
+    """Configuration of K-FAC with this strategy, checked for the world size.
 
     Raises:
         ConfigError: a value is out of range.
-        PlacementError: the strategy cannot divide the world.
+        PlacementError: the strategy does not support this world size.
     """
     config = KFACConfig(**{**values, "strategy": strategy})
     check_world_size(config, world_size)
@@ -63,17 +63,17 @@ def configured(strategy: str, world_size: int, values: dict[str, Any]) -> KFACCo
 
 
 def ranks_listed(text: str, world_size: int) -> list[int]:
-    """`0,17,max` as ranks.
+    """Ranks from `0,17,max`.
 
     Raises:
-        UserError: a part is no rank of the world.
+        UserError: a part is not a rank of the world.
     """
     ranks = []
     for part in text.split(","):
         word = part.strip()
         rank = world_size - 1 if word == "max" else int(word) if word.isdigit() else -1
         if not 0 <= rank < world_size:
-            allowed = f"a rank in 0 to {world_size - 1}, or max"
-            raise UserError(f"--rank {text}: {word!r} is no rank of a world of {world_size}; use {allowed}")
+            allowed = f"from 0 to {world_size - 1}, or max"
+            raise UserError(f"--rank {text}: ranks of a world of {world_size} are {allowed}, got {word!r}")
         ranks.append(rank)
     return list(dict.fromkeys(ranks))

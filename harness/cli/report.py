@@ -1,4 +1,4 @@
-"""`kronscale report`: records -> figures, tables, one HTML page."""
+"""`kronscale report`: writes figures, tables and an HTML page from records."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli.options import RUNS, FileInstead, Runs, SweepName
 from harness.errors import UserError
 
 if TYPE_CHECKING:
@@ -15,31 +16,32 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SHOWN = ["arm", "world_size", "runs", "reached", "median_seconds", "epochs", "speedup", "verdict"]
-"""Columns of the summary that fit a terminal; the report has them all."""
+"""Columns of the summary that fit a terminal; the report has all columns."""
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb to `app`."""
+    """Add the command to `app`."""
     app.command(epilog="Example: kronscale report demo --out results/figures/demo")(report)
 
 
 def report(
-    sweep: Annotated[str | None, typer.Argument(help="Name of the sweep.", show_default=False)] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", metavar="FILE", help="Its file, in place of its name.")
-    ] = None,
-    runs: Annotated[Path, typer.Option(metavar="DIR", help="Where runs are stored.")] = Path("results/runs"),
+    sweep: SweepName = None,
+    file: FileInstead = None,
+    runs: Runs = RUNS,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The report's folder. Default: report/ in the sweep's.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the report. Default: report/ in the sweep's."),
     ] = None,
     rule: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Time to accuracy by: first, sustained, wall, mlperf, algoperf."),
+        typer.Option(
+            metavar="NAME", help="Rule of time to accuracy: first, sustained, wall, mlperf or algoperf."
+        ),
     ] = "first",
 ) -> None:
     """Write report.html with figures and tables from stored runs, and print the summary."""
     folder = _folder(sweep, file, runs)
-    # Loaded after the question is known to make sense: pandas and matplotlib take a second
+    # imported after the arguments are checked: pandas and matplotlib are slow to load
     from analysis.records.tables import load  # noqa: PLC0415
     from analysis.report.findings import findings, resumed_note  # noqa: PLC0415
     from analysis.report.page import write_report  # noqa: PLC0415
@@ -50,7 +52,7 @@ def report(
     from harness.runs.store import SweepFolder  # noqa: PLC0415
 
     if rule not in SCORINGS:
-        raise UserError(f"--rule={rule!r} is no rule{not_allowed(rule, SCORINGS)}")
+        raise UserError(f"--rule={rule!r} is not a rule{not_allowed(rule, SCORINGS)}")
     print_left_out(SweepFolder(folder))
     study = replace(load(folder), scoring=SCORINGS[rule])
     page = write_report(study, out or folder / ("report" if rule == "first" else f"report-{rule}"))
@@ -63,7 +65,7 @@ def report(
 
 
 def _folder(sweep: str | None, file: Path | None, runs: Path) -> Path:
-    from harness.cli.cell_selection import stored_sweep  # noqa: PLC0415  --help does not wait for pydantic
+    from harness.cli.cell_selection import stored_sweep  # noqa: PLC0415  loads pydantic
 
     return stored_sweep(_name(sweep, file), runs).path
 
@@ -72,14 +74,14 @@ def _name(sweep: str | None, file: Path | None) -> str:
     if sweep is not None and file is None:
         return sweep
     if file is not None and sweep is None:
-        from harness.study.sweep import read_sweep  # noqa: PLC0415  a sweep given by name needs no reader
+        from harness.study.sweep import read_sweep  # noqa: PLC0415  not needed for a name
 
         return read_sweep(file).name
     raise UserError("report needs either the name of a sweep or its file: kronscale report demo")
 
 
 def _notes(summary: pd.DataFrame) -> list[str]:
-    """What a reader of the table has to know, once each instead of in every row."""
+    """Notes on the table, once each instead of in every row."""
     notes = [f"speedup: {method}" for method in summary["method"].unique() if method]
     if summary["world_size"].str.endswith("*").any():
         notes.append("*: more ranks than CPUs, so their times say nothing about scaling")
@@ -94,5 +96,5 @@ def _table(frame: pd.DataFrame) -> Table:
     for column in frame.columns:
         table.add_column(str(column).replace("_", " "), overflow="fold")
     for row in frame.itertuples(index=False):
-        table.add_row(*(Text(str(value)) for value in row))  # an interval is no markup
+        table.add_row(*(Text(str(value)) for value in row))  # brackets of an interval are not markup
     return table

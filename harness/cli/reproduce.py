@@ -1,4 +1,4 @@
-"""`kronscale reproduce`: a paper's sweeps, then its figures and tables in one report."""
+"""`kronscale reproduce`: runs a paper's sweeps, then writes its figures and tables in one report."""
 
 from __future__ import annotations
 
@@ -7,29 +7,34 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli.options import RUNS, Runs, SiteName
+
 if TYPE_CHECKING:
     from harness.study.papers import Paper
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb to `app`."""
+    """Add the command to `app`."""
     app.command(epilog="Example: kronscale reproduce sc20 --size small")(reproduce)
 
 
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="sc20, tpds22, dp_kfac or nlcg.", show_default=False)],
-    size: Annotated[str, typer.Option(metavar="NAME", help="Which of its sizes.")] = "small",
-    site: Annotated[str, typer.Option(metavar="NAME", help="Site profile: a name, or a path.")] = "local",
-    runs: Annotated[Path, typer.Option(metavar="DIR", help="Where runs are stored.")] = Path("results/runs"),
+    paper: Annotated[str, typer.Argument(help="Paper: sc20, tpds22, dp_kfac or nlcg.", show_default=False)],
+    size: Annotated[str, typer.Option(metavar="NAME", help="Size of the reproduction.")] = "small",
+    site: SiteName = "local",
+    runs: Runs = RUNS,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Default: papers/<paper>-<size> beside the runs.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder of the report. Default: papers/<paper>-<size> beside the runs."
+        ),
     ] = None,
     report_only: Annotated[
-        bool, typer.Option("--report-only", help="Run nothing; draw what is there.")
+        bool, typer.Option("--report-only", help="Run nothing; report stored runs.")
     ] = False,
 ) -> None:
-    """Run what is missing of a paper's sweeps, and write its figures and tables from own runs."""
-    from harness.study.papers import read_paper  # noqa: PLC0415  --help does not wait for pydantic
+    """Run what is missing of a paper's sweeps, and write its figures and tables from these runs."""
+    from harness.study.papers import read_paper  # noqa: PLC0415  loads pydantic
 
     described, files = read_paper(paper, size)
     _check_figures(described)
@@ -40,12 +45,12 @@ def reproduce(
     page = _report(described, files, runs, folder)
     typer.echo(f"report: {page}")
     if any(codes):
-        typer.echo("some cells did not complete; the report says which, kronscale retry runs them again")
+        typer.echo("some cells did not complete: the report lists them, kronscale retry starts them again")
         raise typer.Exit(1)
 
 
 def _check_figures(paper: Paper) -> None:
-    """Refuse a figure that does not exist before hours of runs, not after."""
+    """Check that all figures exist, before hours of runs."""
     from analysis.figures import FIGURES  # noqa: PLC0415  # see reproduce
     from harness.documents.validation_messages import not_allowed  # noqa: PLC0415
     from harness.study.papers import PaperError  # noqa: PLC0415
@@ -53,12 +58,12 @@ def _check_figures(paper: Paper) -> None:
     for figure in paper.figures:
         if figure.figure not in FIGURES:
             raise PaperError(
-                f"{paper.paper}: figure={figure.figure!r} is no figure{not_allowed(figure.figure, FIGURES)}"
+                f"{paper.paper}: figure={figure.figure!r} is unknown{not_allowed(figure.figure, FIGURES)}"
             )
 
 
 def _check_runs(files: dict[str, Path], runs: Path) -> None:
-    """Refuse to draw what has not been run."""
+    """Check that all sweeps have runs."""
     from harness.errors import UserError  # noqa: PLC0415  # see reproduce
     from harness.runs.store import sweep_folder  # noqa: PLC0415
     from harness.study.sweep import read_sweep  # noqa: PLC0415
@@ -76,7 +81,7 @@ def _run(file: Path, site: str, runs: Path) -> int:
     try:
         run(file, site, runs)
     except typer.Exit as ended:
-        if ended.exit_code > 1:  # interrupted: the runs go on, and there is nothing to report yet
+        if ended.exit_code > 1:  # interrupted: the runs continue, and there is nothing to report yet
             raise
         return ended.exit_code
     return 0

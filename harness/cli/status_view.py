@@ -1,4 +1,4 @@
-"""How a study stands, printed for people: counts first, failures with their cause, and ranks' logs."""
+"""Prints the status of a sweep and the logs of ranks."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from harness.study.progress import duration, metric, state_counts, steps
 from harness.study.status import CellStatus, is_stalled, read_statuses
 
 _FOLLOW_SECONDS = 0.2
-_ASK_SECONDS = 30.0  # a cluster's controller answers everyone on it
-_MOST_ROWS = 40  # a screenful; --json has them all
+_QUERY_SECONDS = 30.0  # a cluster's controller serves all of its users
+_MAX_ROWS = 40  # one screen; --json has all cells
 
 
 def print_statuses(statuses: Sequence[CellStatus], runs: Path) -> None:
-    """Print the counts by state, then unfinished and failed cells, then completed ones as far as they fit."""
+    """Print the number of cells by state, then failed, unfinished and completed cells up to a screen."""
     screen = console()
     if not statuses:
         screen.print("no cells")
         return
     name = statuses[0].cell.sweep
     screen.print(f"{name}: {state_counts(statuses)}", markup=False)
-    telling = sorted(statuses, key=lambda one: (one.state == "COMPLETED", one.state in ("PENDING", "STAGED")))
+    rows = sorted(statuses, key=lambda one: (one.state == "COMPLETED", one.state in ("PENDING", "STAGED")))
     table = Table(box=None, pad_edge=False)
     differs = differences([one.cell for one in statuses])
-    apart = ["differs"] if any(differs.values()) else []
-    for heading in ("state", "cell", *apart, "step", "phase", "metric", "elapsed", "cause"):
+    differs_column = ["differs"] if any(differs.values()) else []
+    for heading in ("state", "cell", *differs_column, "step", "phase", "metric", "elapsed", "cause"):
         table.add_column(heading, overflow="fold", ratio=1 if heading == "cause" else None)
-    for one in telling[:_MOST_ROWS]:
-        words = [differs[one.cell.id] for _ in apart]
-        place = (one.state, one.cell.id, *words, steps(one), one.phase or "", metric(one))
-        table.add_row(*place, duration(one.elapsed_seconds), one.cause)
+    for one in rows[:_MAX_ROWS]:
+        difference = [differs[one.cell.id] for _ in differs_column]
+        values = (one.state, one.cell.id, *difference, steps(one), one.phase or "", metric(one))
+        table.add_row(*values, duration(one.elapsed_seconds), one.cause)
     screen.print(table, markup=False)
-    if len(telling) > _MOST_ROWS:
-        screen.print(f"... and {len(telling) - _MOST_ROWS} more; --where narrows, --json lists all")
+    if len(rows) > _MAX_ROWS:
+        screen.print(f"... and {len(rows) - _MAX_ROWS} more; --where selects cells, --json prints all")
     if is_stalled(sweep_folder(name, runs), statuses):
-        screen.print("nobody works on the pending cells any more; kronscale submit sees to it")
+        screen.print("the queue of the pending cells was killed; kronscale submit restarts it")
 
 
 def print_log(folder: CellFolder, rank: int | None, *, follow: bool) -> None:
     """Print one rank's log.
 
     Args:
-        folder: the cell; its newest attempt counts.
-        rank: None for the rank that caused a failure, or 0.
-        follow: whether to go on until the attempt has ended.
+        folder: of the cell; its newest attempt is used.
+        rank: None for the rank that failed first, or 0.
+        follow: whether to print new lines until the attempt has ended.
 
     Raises:
         UserError: there is no such log.
@@ -60,28 +60,28 @@ def print_log(folder: CellFolder, rank: int | None, *, follow: bool) -> None:
     (status,) = read_statuses(SweepFolder(folder.path.parent), [folder.cell()])
     attempt = status.attempt
     if attempt is None:
-        raise UserError(f"{folder.id} was never launched: it has no logs")
-    chosen = rank if rank is not None else (status.rank or 0) if status.final else 0
-    if chosen >= status.cell.world_size:
-        raise UserError(f"rank={chosen}: {folder.id} has ranks 0 to {status.cell.world_size - 1}")
-    log = attempt.log(chosen)
+        raise UserError(f"{folder.id} has no logs: it was never launched")
+    number = rank if rank is not None else (status.rank or 0) if status.final else 0
+    if number >= status.cell.world_size:
+        raise UserError(f"rank={number}: {folder.id} has ranks 0 to {status.cell.world_size - 1}")
+    log = attempt.log(number)
     if not log.exists() and not follow:
         raise UserError(f"{log} does not exist: the attempt is {status.state} {status.cause}")
     read = _print_from(log, 0)
     if not read and status.final:
-        typer.echo(f"{log} is empty: rank {chosen} wrote nothing", err=True)
-    over, asked = status.final, time.monotonic()
-    while follow and not over:
+        typer.echo(f"{log} is empty: rank {number} wrote nothing", err=True)
+    ended, queried_at = status.final, time.monotonic()
+    while follow and not ended:
         time.sleep(_FOLLOW_SECONDS)
         read = _print_from(log, read)
-        over = attempt.outcome() is not None
-        if not over and time.monotonic() - asked > _ASK_SECONDS:
-            over, asked = _is_lost(attempt), time.monotonic()
+        ended = attempt.outcome() is not None
+        if not ended and time.monotonic() - queried_at > _QUERY_SECONDS:
+            ended, queried_at = _is_lost(attempt), time.monotonic()
     _print_from(log, read)
 
 
 def _is_lost(attempt: Attempt) -> bool:
-    """Whether the attempt is over without an outcome: its launcher knows, and may have to ask Slurm."""
+    """Whether its launcher, which may query Slurm, reports that an attempt without an outcome has ended."""
     folder = attempt.cell_folder
     (status,) = read_statuses(SweepFolder(folder.path.parent), [folder.cell()])
     return status.final or status.attempt != attempt

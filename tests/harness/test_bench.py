@@ -85,7 +85,7 @@ def test_two_ranks_are_measured(tmp_path, capfd):
     [
         (["--model", "vgg"], "--model 'vgg' is not one of resnet32, resnet50"),
         (["--strategy", "commopt"], "did you mean comm_opt?"),
-        (["--set", "{"], "is no JSON"),
+        (["--set", "{"], "--set must be JSON"),
         (["--set", '{"dampng": 1}'], "dampng"),
     ],
 )

@@ -108,7 +108,7 @@ def test_a_site_says_what_it_could_not_run(tmp_path, capsys):
     profile.write_text("cpus: 2\n")
     assert main(["plan", "-f", DEMO, "--site", str(profile), "--runs", str(tmp_path)]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "site small: 10 of 36 cells are refused, the first: " in said
+    assert "site small: 10 of 36 cells cannot run, the first: " in said
     assert "needs 4 CPUs, 1 for each of 4 ranks; site small has 2: use fewer ranks" in said
     profile.write_text("cpus: 2\noversubscribe: true\n")
     assert main(["plan", "-f", DEMO, "--site", str(profile), "--runs", str(tmp_path)]) == 0
