@@ -10,13 +10,13 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from kfac_core.capture import Share, Statistics
 from kfac_core.collectives import Communicator, PendingCollective
 from kfac_core.config import KFACConfig
 from kfac_core.errors import ConfigError
 from kfac_core.kernels.grams import Gram, dense, fold, is_finite, trace
 from kfac_core.kernels.packing import Packed, fold_packed, pack, packed_trace, unpack
 from kfac_core.kernels.scratch import scratch
+from kfac_core.model.capture import Share, Statistics
 from kfac_core.placement import FactorJob, FactorShape, LayerShape, Placement
 from kfac_core.placement.buckets import Bucket, buckets, sent_elements
 

@@ -14,14 +14,15 @@ import torch.distributed as dist
 from torch import nn
 
 from kfac_core import state as states
-from kfac_core.capture import Capture, full_precision
 from kfac_core.collectives import Communicator, connect
 from kfac_core.config import KFACConfig
 from kfac_core.diagnostics import Failure, missing_statistics, warn_of_other_kfac
 from kfac_core.errors import ConfigError
 from kfac_core.factors import Factors
-from kfac_core.gradients import Gradients, all_finite
 from kfac_core.layers import find_layers, plain_modules
+from kfac_core.model.capture import Capture, full_precision
+from kfac_core.model.gradients import Gradients, all_finite
+from kfac_core.model.wrappers import LearningRate, discard_compiled, read_lr, unwrap
 from kfac_core.placement import Placement
 from kfac_core.placement.cost import CostModel
 from kfac_core.placement.footprint import state_bytes
@@ -30,7 +31,6 @@ from kfac_core.schedule import interval_at, value_at
 from kfac_core.second_order import SecondOrder
 from kfac_core.timing.phases import Phase
 from kfac_core.timing.timer import PhaseTimer
-from kfac_core.wrappers import LearningRate, discard_compiled, read_lr, unwrap
 
 
 class KFAC:

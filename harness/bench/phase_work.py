@@ -1,6 +1,6 @@
 """Runs a trainer's steps without the work of one phase, or with that work done twice.
 
-Both replace methods of the trainer and its K-FAC; nothing in these knows of it.
+Both replace methods of the trainer and its K-FAC; these need no code for it.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harness.training.world.single_copy import find_readable_peers
 from kfac_core import KFAC, KFACConfig, Phase
 from kfac_core.collectives import connect, direct
 from kfac_core.kernels.packing_tables import table
@@ -91,7 +92,7 @@ def measure(rank: int, world_size: int, strategy: str, fraction: float | None) -
     gc.collect()
     plain, preconditioned = Ledger(), Ledger()
     steps(plain, PhaseTimer(observer=plain.look), lambda: None)
-    communicator = connect()
+    communicator = connect(find_peers=find_readable_peers)  # no receive buffers, as in Kronscale
     timer = PhaseTimer(observer=preconditioned.look, traffic=communicator.traffic)
     config = KFACConfig(strategy=strategy, grad_worker_fraction=fraction,
                         factor_update_steps=1, inverse_update_steps=1)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Where K-FAC meets the user's model: hooks that capture statistics, gradients, wrappers."""
