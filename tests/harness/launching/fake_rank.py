@@ -1,6 +1,6 @@
 """A rank without training: the command line and files of `harness.training.worker`, behaviour from its cell.
 
-Options of the cell's workload: `steps`, `step_seconds`, and `act` (crash, lost_peer, oom, hang, kill, leave,
+Options of the cell's workload: `steps`, `step_seconds`, and `act` (crash, lost_peer, oom, hang, kill, exit,
 orphan), done by rank `at_rank` at step `at_step`, a little after rank `also_rank` did `also_act`; `once`
 restricts it to the first attempt. Every rank writes its CPUs and its environment in `used-<rank>.json`.
 """
@@ -71,7 +71,7 @@ def misbehave(args, act, step):
         sys.exit(1)
     if act == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if act == "leave":
+    if act == "exit":
         print("cannot find the data set")
         sys.exit(3)
     if act == "orphan":

@@ -40,7 +40,7 @@ def start(*arguments, **options):
     return process
 
 
-def test_gangs_of_many_sizes_at_once_never_share_a_lease_and_all_end(tmp_path):
+def test_supervisors_of_many_sizes_at_once_never_share_a_lease_and_all_end(tmp_path):
     journal = tmp_path / "journal"
     supervisors = [start(needed, 0.02, journal, f"g{needed}", times=5) for needed in (1, 2, 3, 4, 1, 2)]
     for supervisor in supervisors:
@@ -55,7 +55,7 @@ def test_gangs_of_many_sizes_at_once_never_share_a_lease_and_all_end(tmp_path):
             held.remove(cpu)
 
 
-def test_a_wide_gang_is_not_starved_by_a_stream_of_narrow_ones(tmp_path):
+def test_a_supervisor_that_needs_many_leases_is_not_starved_by_others(tmp_path):
     journal = tmp_path / "journal"
     narrow = [start(1, 0.05, journal, "narrow", times=20) for _ in range(4)]
     time.sleep(0.2)
@@ -68,7 +68,7 @@ def test_a_wide_gang_is_not_starved_by_a_stream_of_narrow_ones(tmp_path):
     assert narrow_after > 40  # of 80: it did not have to wait for most of them
 
 
-def test_the_kernel_frees_the_leases_of_a_gang_killed_with_sigkill(tmp_path, wait_for):
+def test_the_kernel_frees_the_leases_of_a_supervisor_killed_with_sigkill(tmp_path, wait_for):
     journal = tmp_path / "journal"
     holder = start(4, 600, journal, "dead")
     wait_for(journal.exists)

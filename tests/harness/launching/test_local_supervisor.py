@@ -58,7 +58,7 @@ def test_an_attempt_without_a_result_is_not_completed(make_cell, make_attempt, s
         ("crash", "FAILED", "rank 1 failed at step 1 in backward: ValueError: damping went away"),
         ("oom", "OOM", "rank 1 failed at step 1 in backward: OutOfMemoryError: CUDA out of memory."),
         (
-            "leave",
+            "exit",
             "FAILED",
             "rank 1 exited with code 3 at step 1 in backward; last line of its log: cannot find",
         ),
@@ -114,7 +114,7 @@ def test_grandchildren_do_not_outlive_the_attempt(make_cell, make_attempt, start
         assert is_gone(int((attempt.path / f"grandchild-{name}").read_text())), name
 
 
-def test_ranks_do_not_outlive_a_gang_killed_with_sigkill(
+def test_ranks_do_not_outlive_a_supervisor_killed_with_sigkill(
     make_cell, make_attempt, start_supervisor, wait_for, is_gone
 ):
     attempt = make_attempt(make_cell(2, act="hang", steps=3000))

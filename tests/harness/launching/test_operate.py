@@ -45,7 +45,7 @@ def cli(tmp_path, capsys):
 @pytest.fixture
 def ended(make_cell, site, tmp_path, command, cli):
     """One completed and one failed cell, run by the queue."""
-    cells = [make_cell(seed=0), make_cell(seed=1, act="leave")]
+    cells = [make_cell(seed=0), make_cell(seed=1, act="exit")]
     submit(cells, site, tmp_path, command)
     return cells, cli("status", "study", "--watch")
 

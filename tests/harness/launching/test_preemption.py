@@ -100,7 +100,7 @@ def _is_rank(process, attempt, rank):
     return any(words[start : start + 4] == wanted for start in range(len(words)))
 
 
-def test_a_preempted_gang_saves_and_a_fresh_retry_starts_anew(
+def test_a_preempted_supervisor_saves_and_a_fresh_retry_starts_from_scratch(
     cell, site, tmp_path, look, wait_for, start_supervisor
 ):
     long = cell.model_copy(update={"training": cell.training.model_copy(update={"epochs": 100_000})})

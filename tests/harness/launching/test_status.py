@@ -11,7 +11,7 @@ from harness.runs.store import sweep_folder
 from harness.study.status import count_states, read_statuses
 
 
-def test_a_gang_killed_with_sigkill_leaves_a_lost_cell_with_its_last_step(
+def test_a_supervisor_killed_with_sigkill_is_a_lost_cell_with_its_last_step(
     make_cell, make_attempt, start_supervisor, wait_for, tmp_path
 ):
     cell = make_cell(steps=3000)
@@ -49,7 +49,7 @@ def test_the_step_of_a_running_cell_is_that_of_the_rank_furthest_behind(make_cel
     assert (seen.rank, seen.step, seen.phase) == (1, 7, "forward")
 
 
-def test_a_cell_whose_gang_is_on_another_host_says_where_to_look(make_cell, make_attempt, tmp_path):
+def test_a_cell_whose_supervisor_is_on_another_host_has_the_host_as_cause(make_cell, make_attempt, tmp_path):
     attempt = make_attempt(make_cell())
     RanksStarted(time.time(), (0,), ()).write(attempt)
     attempt.write("gang.json", {"host": "elsewhere", "pid": 1, "created": 0.0})

@@ -61,7 +61,7 @@ def test_cells_run_once_in_order_and_never_more_at_a_time_than_leases(
 
 
 def test_submitting_again_does_nothing_and_reports_why(make_cell, site, tmp_path, command, finish):
-    good, bad = make_cell(seed=0), make_cell(seed=1, act="leave")
+    good, bad = make_cell(seed=0), make_cell(seed=1, act="exit")
     submit([good, bad, good], site, tmp_path, command)
     assert submit([good, bad], site, tmp_path, command).in_flight == (good, bad)
     assert finish([good, bad]) == {0: "COMPLETED", 1: "FAILED"}
@@ -112,7 +112,7 @@ def test_a_killed_queue_loses_nothing(make_cell, site, tmp_path, command, folder
 
 
 def test_retry_gives_only_failed_cells_another_attempt(make_cell, site, tmp_path, command, folder, finish):
-    cells = [make_cell(seed=0), make_cell(seed=1, act="leave", once=True)]
+    cells = [make_cell(seed=0), make_cell(seed=1, act="exit", once=True)]
     submit(cells, site, tmp_path, command)
     finish(cells)
     assert retry(cells, site, tmp_path, command) == [cells[1]]

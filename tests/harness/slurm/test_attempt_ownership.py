@@ -141,3 +141,13 @@ def test_the_outcome_has_the_error_of_a_supervisor_that_failed(listed, as_job, m
     outcome = attempts[0].outcome()
     assert (outcome.state, outcome.cause) == ("FAILED", "its supervisor failed: KeyError: 'node'")
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_files_of_a_submission_keep_their_keys(listed):
+    manifest, (attempt,) = listed()
+    content = json.loads((manifest.path / "claim.json").read_text())
+    assert set(content) == {"shape", "launch", "jobs", "continues"}
+    assert content["shape"] == {"world_size": 4, "nodes": 2, "lanes": 1, "length": 1}
+    launch = json.loads((attempt.path / "launch.json").read_text())
+    assert (launch["claim"], launch["claim_job"]) == (manifest.path.name, 0)
+    assert SubmissionManifest.read(manifest.path) == manifest

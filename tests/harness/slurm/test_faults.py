@@ -146,7 +146,7 @@ def test_a_users_scancel_is_a_cancellation(on_slurm, tmp_path, make_cell, make_s
 def test_accounting_is_not_needed(on_slurm, tmp_path, make_cell, make_site, ended):
     on_slurm.stop("slurmdbd")
     try:
-        cells = [make_cell(), make_cell(seed=1, act="leave", at_rank=2)]
+        cells = [make_cell(), make_cell(seed=1, act="exit", at_rank=2)]
         submit(cells, make_site(), tmp_path, FAKE_RANK)
         good, bad = ended(cells)
         assert (good.state, bad.state) == ("COMPLETED", "FAILED")
