@@ -54,7 +54,7 @@ def changes(before: Study, after: Study, least: float) -> list[Change]:
     """Every quantity of every point that both have, in the order of `after`; Holm over all of them."""
     old, new = _points(before), _points(after)
     found = []
-    for key, arm in zip(_keys(after), after.cells["arm"], strict=True):
+    for key, arm in dict(zip(_keys(after), after.cells["arm"], strict=True)).items():
         if key not in old or key not in new:
             continue
         size = int(json.loads(key)["world_size"])
