@@ -92,8 +92,8 @@ def _print_grid(screen: Console, summary: PlanSummary) -> None:
     screen.print()
     screen.print(table)
     screen.print()
-    for method, words in summary.placements().items():
-        screen.print(f"{method}: {words}", markup=False)
+    for method, placement in summary.placements().items():
+        screen.print(f"{method}: {placement}", markup=False)
     screen.print()
 
 

@@ -100,13 +100,13 @@ def _varies_at_a_point(rows: Sequence[Fields], axis: Sequence[tuple[str, ...]], 
 
 
 def _name(fields: Fields, keys: Sequence[str]) -> str:
-    words = []
+    parts = []
     for key in keys:
         value = fields.get(key)
         if value is not None:
             name = key.rpartition(".")[2]
-            words.append(str(value) if key == "workload.name" else f"{name}={_shortened(value)}")
-    return " ".join(words)
+            parts.append(str(value) if key == "workload.name" else f"{name}={_shortened(value)}")
+    return " ".join(parts)
 
 
 def _shortened(value: Any) -> str:

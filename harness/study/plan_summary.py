@@ -65,14 +65,14 @@ class PlanSummary:
 
     def placements(self) -> dict[str, str]:
         """Description of the placement of each method."""
-        words: dict[str, dict[str, None]] = {}
+        sentences: dict[str, dict[str, None]] = {}
         worlds: dict[str, dict[KFACConfig | None, set[int]]] = {}
         for cell in self.cells:
             worlds.setdefault(cell.method, {}).setdefault(cell.kfac, set()).add(cell.world_size)
         for method, configs in worlds.items():
             for config, sizes in configs.items():
-                words.setdefault(method, {})[placement_in_words(config, sorted(sizes))] = None
-        return {method: " / ".join(sentences) for method, sentences in words.items()}
+                sentences.setdefault(method, {})[placement_in_words(config, sorted(sizes))] = None
+        return {method: " / ".join(found) for method, found in sentences.items()}
 
     def to_json(self) -> dict[str, Any]:
         """The summary as plain values, one entry per cell."""

@@ -49,7 +49,7 @@ def test_help_plan_and_status_start_without_the_heavy_libraries(arguments):
     assert "\x1b" not in done.stdout
 
 
-def test_help_does_not_wait_for_pydantic_or_rich():
+def test_help_does_not_load_pydantic_or_rich():
     runner = (
         "import sys; from harness.cli import main; code = main(['--help'])\n"
         "sys.exit(code or [name for name in ('pydantic', 'rich.table', 'yaml') if name in sys.modules] or 0)"
@@ -64,7 +64,7 @@ def test_no_color_is_respected_where_colour_is_forced():
     assert not any(f"\x1b[{code}m" in done.stdout for code in range(30, 48))
 
 
-def test_a_closed_pipe_is_no_traceback():
+def test_a_closed_pipe_gives_no_traceback():
     command = f'{sys.executable} -c "$RUNNER" plan -f jobs/sweeps/demo.yaml --all | head -n 1'
     environment = {**os.environ, "RUNNER": RUNNER}
     done = subprocess.run(["sh", "-c", command], env=environment, text=True, capture_output=True, check=False)
@@ -80,10 +80,10 @@ def test_commands_that_run_studies_import_nothing_of_analysis(tmp_path):
     )
     loop = RUNNER.replace(
         "sys.exit(main())",
-        "codes = [main([*words, '--runs', sys.argv[1]]) for words in (\n"
+        "codes = [main([*command, '--runs', sys.argv[1]]) for command in (\n"
         "    ['plan', '-f', sys.argv[2], '--site', 'local'], ['submit', '-f', sys.argv[2], '--dry-run'],\n"
-        "    ['run', '-f', sys.argv[2]], ['status', 'one'], ['status', 'one', '--json'], ['logs', 'sgd-p1'],\n"
-        "    ['submit', '-f', sys.argv[2]], ['cancel', 'one'], ['retry', 'one'])]\n"
+        "    ['run', '-f', sys.argv[2]], ['status', 'one'], ['status', 'one', '--json'],\n"
+        "    ['logs', 'sgd-p1'], ['submit', '-f', sys.argv[2]], ['cancel', 'one'], ['retry', 'one'])]\n"
         "sys.exit(any(codes) or str([name for name in sys.modules if name.startswith('analysis')]))",
     )
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Promise: every sweep of a paper can be planned on a login node and is what its folder says."""
+"""Promise: every sweep of a paper can be planned on a login node and matches its folder's name."""
 
 from __future__ import annotations
 

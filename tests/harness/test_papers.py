@@ -1,4 +1,4 @@
-"""Promise: every paper's list of figures can be run and drawn; a mistake in it is one line before any run."""
+"""Promise: every paper's figures can be run and drawn; a mistake in a list is one line before any run."""
 
 from __future__ import annotations
 

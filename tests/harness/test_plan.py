@@ -1,4 +1,4 @@
-"""Promise: `plan` tells what a sweep would run and what of it is done, and leaves the disk as it was."""
+"""Promise: `plan` shows what a sweep would run and what is completed, and changes nothing on disk."""
 
 import json
 import time
@@ -19,7 +19,7 @@ DEMO = "jobs/sweeps/demo.yaml"
 
 @pytest.fixture
 def runs(tmp_path):
-    """The demo's first four cells: completed, failed, failed and then completed, still going."""
+    """The demo's first four cells: completed, failed, failed and then completed, pending."""
     cells = read_sweep(Path(DEMO)).cells
     for cell, states in zip(cells, (["COMPLETED"], ["OOM"], ["FAILED", "COMPLETED"], [None]), strict=False):
         folder = sweep_folder("demo", tmp_path).stage(cell)
@@ -28,11 +28,11 @@ def runs(tmp_path):
             attempt.write("launch.json", {})
             if state:
                 attempt.write_outcome(Outcome(state, "", None, "epochs", time.time(), time.time()))
-    sweep_folder("demo", tmp_path).stage(cells[4])  # a folder without an attempt is still new
+    sweep_folder("demo", tmp_path).stage(cells[4])  # a folder without an attempt is new
     return tmp_path
 
 
-def test_a_cell_stands_where_its_latest_attempt_ended(runs):
+def test_the_state_of_a_cell_is_that_of_its_newest_attempt(runs):
     seen = plan_summary(read_sweep(Path(DEMO)).cells, runs)
     assert list(seen.states.values())[:6] == ["done", "failed", "done", "pending", "new", "new"]
     assert seen.counts == {"done": 2, "failed": 1, "pending": 1, "new": 32}
@@ -40,12 +40,12 @@ def test_a_cell_stands_where_its_latest_attempt_ended(runs):
 
 def test_json_holds_every_cell(runs, capsys):
     assert main(["plan", "-f", DEMO, "--runs", str(runs), "--json", "--where", "method=hybrid_opt"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["sweep"], said["total_ranks"], said["largest_world"]) == ("demo", 12, 4)
-    assert [(cell["world_size"], cell["local_batch_size"]) for cell in said["cells"]] == [
+    output = json.loads(capsys.readouterr().out)
+    assert (output["sweep"], output["total_ranks"], output["largest_world"]) == ("demo", 12, 4)
+    assert [(cell["world_size"], cell["local_batch_size"]) for cell in output["cells"]] == [
         (2, 128), (2, 128), (4, 64), (4, 64),
     ]  # fmt: skip
-    assert {cell["state"] for cell in said["cells"]} == {"new"}
+    assert {cell["state"] for cell in output["cells"]} == {"new"}
 
 
 def test_a_cell_whose_submission_was_cut_off_is_new_for_plan_as_for_status(tmp_path):
@@ -56,7 +56,7 @@ def test_a_cell_whose_submission_was_cut_off_is_new_for_plan_as_for_status(tmp_p
     assert read_statuses(folder, cells[:1])[0].state == "STAGED"
 
 
-def test_cells_that_differ_in_no_word_of_their_ids_are_told_apart(tmp_path, capsys):
+def test_cells_with_equal_method_ranks_and_seed_show_how_they_differ(tmp_path, capsys):
     file = tmp_path / "grid.yaml"
     file.write_text(Path(DEMO).read_text().replace(
         "grid: {world_size: [1, 2, 4]}", "grid: {world_size: [1, 2, 4], kfac.damping: [0.01, 0.1]}"
@@ -88,11 +88,11 @@ def test_cells_that_differ_in_no_word_of_their_ids_are_told_apart(tmp_path, caps
 def test_the_table_is_plain_text_and_names_the_placements(runs, capsys):
     before = sorted(runs.rglob("*"))
     assert main(["plan", "-f", DEMO, "--runs", str(runs), "--all"]) == 0
-    said = capsys.readouterr().out
-    assert "\x1b" not in said
-    assert "36 cells: 2 done, 1 failed, 1 pending, 32 new" in said
-    assert "gradient workers per layer: 1 of 2, 2 of 4" in said
-    assert all(cell.id in said for cell in read_sweep(Path(DEMO)).cells)
+    output = capsys.readouterr().out
+    assert "\x1b" not in output
+    assert "36 cells: 2 done, 1 failed, 1 pending, 32 new" in output
+    assert "gradient workers per layer: 1 of 2, 2 of 4" in output
+    assert all(cell.id in output for cell in read_sweep(Path(DEMO)).cells)
     assert sorted(runs.rglob("*")) == before
 
 
@@ -103,19 +103,19 @@ def test_ids_are_whole_in_narrow_terminals(columns, monkeypatch, tmp_path, capsy
     assert read_sweep(Path(DEMO)).cells[0].id in capsys.readouterr().out
 
 
-def test_a_site_says_what_it_could_not_run(tmp_path, capsys):
+def test_plan_shows_what_a_site_could_not_run(tmp_path, capsys):
     profile = tmp_path / "small.yaml"
     profile.write_text("cpus: 2\n")
     assert main(["plan", "-f", DEMO, "--site", str(profile), "--runs", str(tmp_path)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "site small: 10 of 36 cells cannot run, the first: " in said
-    assert "needs 4 CPUs, 1 for each of 4 ranks; site small has 2: use fewer ranks" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "site small: 10 of 36 cells cannot run, the first: " in output
+    assert "needs 4 CPUs, 1 for each of 4 ranks; site small has 2: use fewer ranks" in output
     profile.write_text("cpus: 2\noversubscribe: true\n")
     assert main(["plan", "-f", DEMO, "--site", str(profile), "--runs", str(tmp_path)]) == 0
     assert "site small: 10 cells run oversubscribed" in capsys.readouterr().out
 
 
-def test_a_cluster_is_not_judged_by_the_cpus_of_the_login_node(tmp_path, capsys):
+def test_a_cluster_is_not_limited_by_the_cpus_of_the_login_node(tmp_path, capsys):
     sweep, profile = tmp_path / "wide.yaml", tmp_path / "far.yaml"
     sweep.write_text(
         "sweep: wide\nworkload: digits\ntarget: {metric: accuracy, at_least: 0.9}\noptimizer: {lr: 0.1}\n"
@@ -159,7 +159,7 @@ def test_an_unknown_site_lists_the_known_ones(capsys):
     assert error.endswith("did you mean local?\n")
 
 
-def test_words_for_a_placement_count_its_gradient_workers():
+def test_the_description_of_a_placement_counts_its_gradient_workers():
     assert placement_in_words(None, [1]) == "no K-FAC"
     assert placement_in_words(KFACConfig(strategy="mem_opt"), [1, 64]).endswith("per layer: 1 of 1, 1 of 64")
     assert placement_in_words(KFACConfig(strategy="comm_opt"), [64]).endswith("per layer: 64 of 64")

@@ -1,8 +1,8 @@
-"""Promise: a cell's id and a record's line change on purpose only, for stored runs are known by them.
+"""Promise: a cell's id and a record's line change only on purpose, because stored runs depend on them.
 
-If a test here fails, a field, a default or the hash has changed. Keep the change only if stored runs of the
-old kind are meant to be other runs; then raise the schema version, say so in CHANGELOG.md, and write the new
-value here.
+If a test here fails, a field, a default or the hash has changed. Keep the change only if stored runs are
+meant to be different runs; then raise the schema version, note it in CHANGELOG.md, and write the new value
+here.
 """
 
 from harness.cell import Cell
@@ -34,7 +34,7 @@ def test_a_kfac_cell_keeps_its_id():
     assert cell.id == "comm_opt-p4-s3-6b3dfd2a0e"
 
 
-def test_a_late_start_of_kfac_makes_another_cell_and_none_leaves_the_id():
+def test_a_late_start_of_kfac_changes_the_id_and_the_default_does_not():
     kfac = {**COMMON, "method": "comm_opt", "seed": 3, "kfac": {"damping": 0.003}}
     late = Cell.model_validate({**kfac, "training": {**COMMON["training"], "kfac_start_epoch": 2}})
     none = Cell.model_validate({**kfac, "training": {**COMMON["training"], "kfac_start_epoch": 0}})
@@ -42,7 +42,7 @@ def test_a_late_start_of_kfac_makes_another_cell_and_none_leaves_the_id():
     assert none.id == "comm_opt-p4-s3-6b3dfd2a0e"
 
 
-def test_a_precision_makes_another_cell_and_the_default_leaves_the_id():
+def test_a_precision_changes_the_id_and_the_default_does_not():
     def sgd(**training: str) -> str:
         whole = {**COMMON, "method": "sgd", "training": {**COMMON["training"], **training}}
         return Cell.model_validate(whole).id
@@ -51,7 +51,7 @@ def test_a_precision_makes_another_cell_and_the_default_leaves_the_id():
     assert sgd(precision="float32") == "sgd-p4-s0-f0f82140a1"
 
 
-def test_names_for_people_are_no_science():
+def test_names_of_sweep_and_method_do_not_enter_the_hash():
     cell = Cell.model_validate({**COMMON, "method": "other", "sweep": "elsewhere"})
     assert cell.content_hash == "f0f82140a1"
 

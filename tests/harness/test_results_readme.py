@@ -1,4 +1,4 @@
-"""Promise: results/README.md names every column of every record and frame, in the section it belongs to."""
+"""Promise: results/README.md names every column of every record and frame, in its section."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECORDS = (PhaseRecord, EvalRecord, SegmentRecord, CheckpointRecord, TraceRecord
 
 
 def named_in(section: str) -> set[str]:
-    """Words in code quotes under a heading, whatever else stands between the quotes."""
+    """Words in code quotes under a heading."""
     (body,) = re.findall(rf"^## {re.escape(section)}$(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL)
     body = re.sub(r"^```.*?^```", "", body, flags=re.MULTILINE | re.DOTALL)
     return {word for code in re.findall(r"`([^`]+)`", body) for word in re.findall(r"\w+", code)}
@@ -39,7 +39,7 @@ def test_every_field_of_a_record_is_explained(kind):
     assert {field.name for field in fields(kind)} | {kind.KIND} <= named_in("Records: `rank-*.jsonl`")
 
 
-def test_every_phase_and_the_schema_in_force_are_named():
+def test_every_phase_and_the_current_schema_are_named():
     named = named_in("Records: `rank-*.jsonl`")
     assert {phase.value for phase in Phase} | {"other"} <= named
     assert f"`schema` (now {SCHEMA_VERSION};" in TEXT

@@ -1,4 +1,4 @@
-"""Promise: the run folder is read for what Kronscale wrote there, and what else lies there does no harm."""
+"""Promise: only what Kronscale wrote into the run folder is read, and other files there do no harm."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from harness.runs.store import Attempt, CellFolder, sweep_folder
 from tests.harness.checkpoint.runs import cell
 
 
-def test_a_copy_beside_attempts_or_checkpoints_is_neither(tmp_path):
+def test_copies_beside_attempts_and_checkpoints_are_ignored(tmp_path):
     folder = CellFolder(tmp_path)
     for name in (
         "attempt-1",
@@ -33,7 +33,7 @@ def test_a_copy_beside_attempts_or_checkpoints_is_neither(tmp_path):
     assert folder.new_attempt() == Attempt(tmp_path / "attempt-11")
 
 
-def test_a_cell_that_another_version_called_otherwise_is_left_out_and_said_so(tmp_path, capsys):
+def test_a_cell_with_another_id_in_this_version_is_left_out_with_a_message(tmp_path, capsys):
     folder = sweep_folder("test", tmp_path)
     for method in ("sgd", "comm_opt"):
         folder.stage(cell(method, 1)).new_attempt().write_outcome(outcome_without_ranks("COMPLETED", ""))
@@ -45,9 +45,9 @@ def test_a_cell_that_another_version_called_otherwise_is_left_out_and_said_so(tm
     ):
         then.cell()
     assert [one.path for one in folder.cell_folders()] == [folder.cell_folder(cell("comm_opt", 1)).path]
-    for verb in ("status", "report"):
-        assert main([verb, "test", "--runs", str(tmp_path)]) == 0
-        said = capsys.readouterr()
-        assert said.err.startswith(f"left out: 1 stored cell; {then.path}: in this version its cell has ")
-        assert verb == "report" or "comm_opt" in said.out
+    for command in ("status", "report"):
+        assert main([command, "test", "--runs", str(tmp_path)]) == 0
+        output = capsys.readouterr()
+        assert output.err.startswith(f"left out: 1 stored cell; {then.path}: in this version its cell has ")
+        assert command == "report" or "comm_opt" in output.out
     assert list(load(folder.path).cells["method"]) == ["comm_opt"]

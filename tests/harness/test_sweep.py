@@ -1,4 +1,4 @@
-"""Promise: a sweep file spells out exactly the cells that it says, in the order of the file."""
+"""Promise: a sweep file expands to exactly the cells that it describes, in the order of the file."""
 
 from itertools import product
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_the_demo_sweep_reads():
     }  # fmt: skip
 
 
-def test_methods_lay_their_fields_over_the_shared_ones(tmp_path):
+def test_fields_of_methods_override_shared_ones(tmp_path):
     methods = "methods: [{name: a}, {name: b, optimizer: {momentum: 0}, kfac: {solver: inverse}}]\n"
     a, b = read(tmp_path, methods + "kfac: {damping: 0.003}\nworld_size: 1\nseeds: [7]\n").cells
     assert (a.kfac, a.optimizer.momentum, a.seed) == (None, 0.9, 7)
@@ -50,7 +50,7 @@ def test_methods_lay_their_fields_over_the_shared_ones(tmp_path):
     )
 
 
-def test_command_line_wins_over_methods_and_reads_yaml_values(tmp_path):
+def test_the_command_line_overrides_methods_with_yaml_values(tmp_path):
     methods = "methods: [{name: a, training: {epochs: 3}}, {name: b, kfac: {damping: 1}}]\nworld_size: 1\n"
     overrides = ("training.epochs=5", "kfac.damping=1e-3", "repeats=2")
     cells = read(tmp_path, methods, *overrides).cells
@@ -58,7 +58,7 @@ def test_command_line_wins_over_methods_and_reads_yaml_values(tmp_path):
     assert [cell.kfac and cell.kfac.damping for cell in cells] == [None, None, 0.001, 0.001]
 
 
-def test_costs_are_part_of_a_cell_and_told_apart_by_short_names(tmp_path):
+def test_costs_are_part_of_a_cell_and_have_short_names(tmp_path):
     tables = [
         "{inverse_seconds: [[64, 0.0001], [576, 0.01]]}",
         "{inverse_seconds: [[64, 0.0001], [576, 0.02]]}",
@@ -78,21 +78,21 @@ def test_costs_are_part_of_a_cell_and_told_apart_by_short_names(tmp_path):
     )
 
 
-def test_what_calibrate_prints_is_what_a_sweep_takes(tmp_path):
+def test_a_sweep_accepts_the_costs_that_calibrate_prints(tmp_path):
     values = {"inverse": {"eigen": {"points": [[64.0, 1.23456e-4], [576.0, 0.0144]]}}}
-    words = placing_costs(values)["eigen"]
-    text = f"methods: [{{name: a, kfac: {{costs: {words}}}}}]\nworld_size: 1\nseeds: [0]\n"
+    costs = placing_costs(values)["eigen"]
+    text = f"methods: [{{name: a, kfac: {{costs: {costs}}}}}]\nworld_size: 1\nseeds: [0]\n"
     assert read(tmp_path, text).cells[0].kfac.costs == Costs(inverse_seconds=((64, 1.23e-4), (576, 0.0144)))
 
 
-def test_numbers_and_words_are_read_as_yaml_1_2(tmp_path):
+def test_numbers_and_text_are_read_as_yaml_1_2(tmp_path):
     text = "about: no\nmethods: [{name: on, optimizer: {weight_decay: 1e-3}}]\nworld_size: 08\n"
     sweep = read(tmp_path, text)
     assert (sweep.about, sweep.cells[0].method) == ("no", "on")
     assert (sweep.cells[0].optimizer.weight_decay, sweep.cells[0].world_size) == (0.001, 8)
 
 
-def test_repeats_default_to_what_intervals_need(tmp_path):
+def test_the_default_of_repeats_is_enough_for_intervals(tmp_path):
     cells = read(tmp_path, "methods: [{name: a}]\nworld_size: 1\n").cells
     assert [cell.seed for cell in cells] == list(range(DEFAULT_REPEATS))
 
@@ -103,7 +103,7 @@ def test_first_order_methods_do_not_multiply_with_kfac_axes(tmp_path):
     assert [cell.method for cell in cells] == ["sgd", "k", "k", "k"]
 
 
-def test_kfac_axes_collapse_only_for_first_order_methods_and_only_what_is_equal(tmp_path):
+def test_kfac_axes_merge_equal_points_of_first_order_methods_only(tmp_path):
     methods = "methods: [{name: sgd}, {name: k, kfac: {}}]\nworld_size: 1\nrepeats: 1\n"
     zipped = "zip: [{kfac.damping: [1, 2, 3], optimizer.lr: [0.1, 0.1, 0.2]}]\n"
     cells = read(tmp_path, methods + zipped).cells
@@ -112,7 +112,7 @@ def test_kfac_axes_collapse_only_for_first_order_methods_and_only_what_is_equal(
     ]  # fmt: skip
 
 
-def test_a_method_axis_picks_methods_and_zips_with_their_settings(tmp_path):
+def test_a_method_axis_selects_methods_and_zips_with_their_fields(tmp_path):
     methods = "methods: [{name: a}, {name: b}, {name: c}]\nworld_size: 1\nrepeats: 1\n"
     cells = read(tmp_path, methods + "zip: [{method: [c, a], optimizer.lr: [0.3, 0.2]}]\n").cells
     assert [(cell.method, cell.optimizer.lr) for cell in cells] == [("a", 0.2), ("c", 0.3)]
@@ -132,7 +132,7 @@ include: [{method: sgd, world_size: 8}, {method: sgd, world_size: 4, seed: 9, op
     ]  # fmt: skip
 
 
-def test_exclude_sees_defaults(tmp_path):
+def test_exclude_matches_defaults(tmp_path):
     text = "methods: [{name: a, kfac: {}}, {name: b}]\nworld_size: 1\nexclude: [{kfac.strategy: comm_opt}]\n"
     assert {cell.method for cell in read(tmp_path, text).cells} == {"b"}
 

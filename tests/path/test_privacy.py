@@ -1,4 +1,4 @@
-"""Promise: what a study leaves is its user's alone and holds no secrets, and no name is run as code."""
+"""Promise: only its user can read a study, it stores no secrets, and no name is run as code."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ repeats: 1
 """
 
 
-def kronscale(folder: Path, *words: str, expect: int) -> str:
+def kronscale(folder: Path, *arguments: str, expect: int) -> str:
     own = {"PYTHONPATH": str(Path.cwd()), "API_TOKEN": SECRET, "XDG_RUNTIME_DIR": str(folder)}
     done = subprocess.run(
-        [sys.executable, "-m", "harness.cli", *words],
+        [sys.executable, "-m", "harness.cli", *arguments],
         cwd=folder, env={**os.environ, **own}, capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == expect, done.stdout + done.stderr
@@ -46,7 +46,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_nothing_in_a_name_is_run_nothing_secret_is_kept_and_nobody_else_may_look(tmp_path):
+def test_no_name_is_run_no_secret_is_stored_and_no_other_user_may_read(tmp_path):
     folder = tmp_path / NASTY
     folder.mkdir()
     (folder / f"{NASTY}.yaml").write_text(SWEEP)
@@ -81,7 +81,7 @@ def cell() -> Cell:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_a_sweep_is_private_or_readable_by_its_group_whatever_the_umask(tmp_path, cell, umask):
+def test_a_sweep_is_private_or_readable_by_its_group_with_any_umask(tmp_path, cell, umask):
     before = os.umask(umask)
     try:
         for shared, folders, files in ((False, 0o700, 0o600), (True, 0o2750, 0o640)):
@@ -98,7 +98,7 @@ def test_a_sweep_is_private_or_readable_by_its_group_whatever_the_umask(tmp_path
         os.umask(before)
 
 
-def test_a_folder_that_is_there_keeps_its_mode(tmp_path, cell):
+def test_an_existing_folder_keeps_its_mode(tmp_path, cell):
     sweep = sweep_folder("study", tmp_path)
     sweep.path.mkdir(mode=0o755)
     sweep.path.chmod(0o755)
@@ -107,8 +107,8 @@ def test_a_folder_that_is_there_keeps_its_mode(tmp_path, cell):
     assert cancel([cell], tmp_path) == []
 
 
-def test_records_of_others_are_shown_and_not_run(tmp_path, cell):
-    """Causes come from exceptions, so from anyone's data: the report shows them as text."""
+def test_records_are_shown_as_text_and_never_run(tmp_path, cell):
+    """Causes contain messages of exceptions, which may come from data: the report shows them as text."""
     sweep = sweep_folder("study", tmp_path)
     attempt = sweep.stage(cell).new_attempt()
     cause = "<img src=x onerror=alert(1)> \"'</td>"

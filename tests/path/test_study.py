@@ -1,4 +1,4 @@
-"""Promise: the one path holds from a sweep file to figures, and faults on the way are named and mended."""
+"""Promise: a sweep file becomes figures, and a failure on the way is reported and can be retried."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ repeats: 1
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty place with leases of its own; whatever still runs there at the end is killed."""
+    """An empty folder with its own leases; processes that still run in it at the end are killed."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     yield tmp_path
     for process in psutil.process_iter(["cmdline"]):
@@ -54,9 +54,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             process.kill()
 
 
-def kronscale(folder: Path, *words: str, expect: int | None = 0) -> str:
+def kronscale(folder: Path, *arguments: str, expect: int | None = 0) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "harness.cli", *words, "--runs", str(folder / "runs")],
+        [sys.executable, "-m", "harness.cli", *arguments, "--runs", str(folder / "runs")],
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert expect is None or done.returncode == expect, done.stdout + done.stderr
@@ -94,14 +94,14 @@ def test_a_sweep_becomes_records_and_a_report_and_runs_nothing_twice(folder):
     ended = {cell.id: cell.latest().outcome().ended_at for cell in cells}  # type: ignore[union-attr]
     assert max(ended, key=lambda id: ended[id]) == lost.id
 
-    said = kronscale(folder, "report", "study", "--out", str(folder / "report"))
+    output = kronscale(folder, "report", "study", "--out", str(folder / "report"))
     page = (folder / "report" / "report.html").read_text()
-    assert "report.html" in said.replace("\n", "")
+    assert "report.html" in output.replace("\n", "")
     assert all(cell.id in page for cell in cells)
     assert {path.suffix for path in (folder / "report" / "figures").iterdir()} == {".png", ".pdf", ".csv"}
 
 
-def test_a_killed_rank_takes_its_gang_along_is_named_and_only_its_cell_is_retried(folder):
+def test_a_killed_rank_ends_its_attempt_is_the_root_cause_and_only_its_cell_is_retried(folder):
     file = folder / "endless.yaml"
     file.write_text(ENDLESS)
     kronscale(folder, "submit", "-f", str(file), "--site", site(folder))
@@ -128,7 +128,7 @@ def test_a_killed_rank_takes_its_gang_along_is_named_and_only_its_cell_is_retrie
     assert statuses(folder, "endless")["doomed"]["state"] == "CANCELLED"
     first = doomed.attempts()[0].outcome()
     assert first is not None
-    assert first.state == "FAILED"  # an attempt's outcome is never rewritten
+    assert first.state == "FAILED"  # an attempt's outcome never changes
 
 
 def test_an_exception_in_a_rank_is_the_cause_with_its_message(folder):
@@ -152,12 +152,12 @@ def training_ranks(cell: CellFolder) -> list[psutil.Process]:
     attempt = cell.latest()
     if attempt is None:
         return []
-    beats = [attempt.last_heartbeat(rank) for rank in range(2)]
-    if not all(beat is not None and beat.step > 5 for beat in beats):
+    heartbeats = [attempt.last_heartbeat(rank) for rank in range(2)]
+    if not all(heartbeat is not None and heartbeat.step > 5 for heartbeat in heartbeats):
         return []
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if "harness.training.worker" in words and str(attempt.path) in words:
-            found[int(words[words.index("--rank") + 1])] = process
+        arguments = process.info["cmdline"] or []
+        if "harness.training.worker" in arguments and str(attempt.path) in arguments:
+            found[int(arguments[arguments.index("--rank") + 1])] = process
     return [found[rank] for rank in sorted(found)]
