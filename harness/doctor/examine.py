@@ -202,8 +202,8 @@ def _ended(cell: Cell, folder: Path) -> Iterator[None]:
     finally:
         sweep = _sweep(cell, folder)
         try:
-            for claim in unconfirmed(sweep):  # sbatch was interrupted: the job's number is not known
-                end_named(claim.job_name, claim.launch.user)
+            for manifest in unconfirmed(sweep):  # sbatch was interrupted: the job's number is not known
+                end_named(manifest.job_name, manifest.launch.user)
             cancel([cell], folder)
             _wait_for_exit(cell, sweep)
         except (NoAnswerError, SchedulerError) as error:

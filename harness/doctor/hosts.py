@@ -11,7 +11,7 @@ from harness.doctor.reports import NOT_KNOWN, Report, by_host, by_rank
 from harness.launchers.launch import Launch
 
 _RANK_BYTES = 2 << 30  # torch, its CUDA context and a small model
-_SHARED_BYTES = 1 << 30  # what NCCL's guide asks containers for
+_SHARED_BYTES = 1 << 30  # NCCL's guide requires it for containers
 
 
 def check_gpus(reports: Sequence[Report], launch: Launch) -> Finding:

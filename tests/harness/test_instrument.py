@@ -21,9 +21,10 @@ from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import PhaseRecord, to_line
 from harness.training.train import Trainer
 from harness.training.world import World
+from harness.training.world.single_copy import find_readable_peers
 from kfac_core.collectives import SplitWait, connect
 from kfac_core.factors import Factors
-from kfac_core.gradients import Gradients
+from kfac_core.model.gradients import Gradients
 from kfac_core.second_order import SecondOrder
 from kfac_core.timing.phases import COMM_PHASES, KFAC_PHASES
 from tests.harness.checkpoint.runs import cell, new_attempt
@@ -75,7 +76,8 @@ def windows(
     rank: int, world_size: int, folder: str, method: str, split: bool, late_phase: str = ""
 ) -> list[PhaseRecord]:
     """Train digits for four windows; rank 1 is late in a phase if one is named."""
-    communicator = SplitWait(connect()) if split else connect()
+    gloo = connect(find_peers=find_readable_peers)
+    communicator = SplitWait(gloo) if split else gloo
     world = World(rank, world_size, rank, torch.device("cpu"), "gloo", communicator)
     training = {"global_batch_size": 256, "epochs": 4, "window_steps": PERIOD}
     own = {"kfac": KFAC} if method != "sgd" else {}
