@@ -35,7 +35,7 @@ def stop_request(attempt: Attempt, site: Site, left_seconds: float, *, preempted
         attempt: for its `cancel` file.
         site: for its time limit and the grace before it.
         left_seconds: until the time limit.
-        preempted: whether the ranks have to make room for others.
+        preempted: whether the ranks must free their place for others.
     """
     request = cancel_requested(attempt)
     if request == "now":

@@ -172,7 +172,7 @@ def _train(
         kfac.step()
         preconditioned = _gradient(model)
         optimizer.step()
-    kfac_core.solvers.eigen.SMALLEST_EIGENVALUE = FLOOR
+    kfac_core.solvers.eigen.SMALLEST_EIGENVALUE = SMALLEST
     return start, nn.utils.parameters_to_vector(model.parameters()).detach(), preconditioned, plain
 
 
@@ -238,7 +238,7 @@ def _conv_bn() -> nn.Module:
 
 MODELS = {"linear": _linear, "faint": _Faint, "tokens": _Tokens, "conv": _conv, "conv_bn": _conv_bn}
 INPUTS = {"linear": (12,), "faint": (12,), "tokens": (5, 6), "conv": (2, 8, 8), "conv_bn": (2, 8, 8)}
-FLOOR = kfac_core.solvers.eigen.SMALLEST_EIGENVALUE
+SMALLEST = kfac_core.solvers.eigen.SMALLEST_EIGENVALUE
 
 
 def _make_ours(model: nn.Module, case: Case, optimizer: torch.optim.Optimizer, ranks: int) -> KFAC:

@@ -142,7 +142,7 @@ MUTANTS = (
         "damping * other_mean.clamp_min(tiny) / own_mean.clamp_min(tiny)",
     ),
     Mutant(
-        "no floor under eigenvalues", "solvers/eigen.py",
+        "no lower bound of eigenvalues", "solvers/eigen.py",
         "SMALLEST_EIGENVALUE = 1e-10", "SMALLEST_EIGENVALUE = 0.0",
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""The drawer of collectives: executes a placement, in flat buffers, and counts what travels.
+"""Collectives: execute a placement in flat buffers, and count the bytes sent.
 
 To add a backend: a class with `Communicator`'s methods, chosen in `connect`.
 """

@@ -104,8 +104,8 @@ def test_both_may_tell_more_than_fits_before_either_hears(ends):
         return [peer.receive(0, 0) for _ in values]
 
     with ThreadPoolExecutor() as threads:
-        heard = list(threads.map(exchange, [ends[0], PeerProcess(2, os.getpid(), ends[1], 20.0)]))
-    assert heard == [values, values]
+        received = list(threads.map(exchange, [ends[0], PeerProcess(2, os.getpid(), ends[1], 20.0)]))
+    assert received == [values, values]
 
 
 def test_strangers_are_turned_away_from_where_peers_connect():

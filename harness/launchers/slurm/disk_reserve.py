@@ -22,5 +22,5 @@ def release_reserve(attempt: Attempt) -> None:
 
 
 def disk_is_full(attempt: Attempt) -> bool:
-    """Whether the attempt's file system has no room for records."""
+    """Whether the attempt's file system is full."""
     return shutil.disk_usage(attempt.path).free < _FULL_BYTES

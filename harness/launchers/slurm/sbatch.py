@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from harness.launchers.slurm.executor import ManifestExecutor
     from harness.launchers.slurm.submission_manifest import SubmissionManifest
 
-# Errors of sbatch after which the job may have been submitted or not; any other error is a refusal.
+# Errors of sbatch after which the job may have been submitted or not; any other error means it was refused.
 _NO_ANSWER = re.compile(
     r"unable to contact|timed out|connection|transmitted|slurm controller|communication|temporarily|"
     r"authentication|munge|no respon",

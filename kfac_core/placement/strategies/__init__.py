@@ -1,7 +1,7 @@
-"""The drawer of strategies: pure functions from layer shapes and world size to a `Placement`.
+"""Strategies: pure functions from layer shapes and world size to a `Placement`.
 
-To add one: write `kfac_core/strategies/<name>.py` with a function of this signature and add it here
-and to `kfac_core.config.STRATEGIES`. `tests/kfac_core/test_strategies.py` covers it without an edit.
+To add one: write `kfac_core/placement/strategies/<name>.py` with a function `<name>` of this signature, and
+add the name to `kfac_core.config.STRATEGIES`. `tests/kfac_core/test_strategies.py` then covers it.
 """
 
 import math

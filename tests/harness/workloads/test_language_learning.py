@@ -31,8 +31,8 @@ def train(rank: int, world_size: int, name: str, changes: dict, folder: str, cac
     }  # fmt: skip
     records: list[Record] = []
     world = World(rank, world_size, rank, torch.device("cpu"), "gloo")
-    pulse = HeartbeatWriter(Path(folder) / f"pulse-{rank}-{world_size}")
-    Trainer(Cell.model_validate({**fields, **changes}), world, pulse, records.append).run()
+    heartbeat = HeartbeatWriter(Path(folder) / f"heartbeat-{rank}-{world_size}")
+    Trainer(Cell.model_validate({**fields, **changes}), world, heartbeat, records.append).run()
     return [record for record in records if isinstance(record, EvalRecord)]
 
 
