@@ -36,7 +36,7 @@ class Site(Spec):
         split_wait: whether ranks meet before every collective, so that waiting for late ranks is measured
             apart from moving bytes; a barrier more for each, so steps are slower.
         single_copy: whether CPU ranks of one host that communicate over Gloo read each other's memory instead
-            of sending it, where the kernel lets them; None is true with launcher local, else false.
+            of sending it; Gloo carries what the kernel refuses.
         ptrace_any: where Yama lets only parents read a process (`kernel.yama.ptrace_scope` is 1), whether
             ranks allow all processes of their user to read them, which `single_copy` needs there.
         group_readable: whether the folder's group may read new sweeps' runs, as far as your umask lets it
@@ -60,16 +60,11 @@ class Site(Spec):
     traced_steps: tuple[int, int] | None = None
     profiler_ranges: bool = False
     split_wait: bool = False
-    single_copy: bool | None = None
+    single_copy: bool = True
     ptrace_any: bool = False
     group_readable: bool = False
     environment: dict[str, str] = {}
     slurm: SlurmProfile | None = None
-
-    @property
-    def reads_peer_memory(self) -> bool:
-        """`single_copy`, with its default."""
-        return self.launcher == "local" if self.single_copy is None else self.single_copy
 
     @model_validator(mode="after")
     def _backend_reaches_the_device(self) -> Self:

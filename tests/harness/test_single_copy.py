@@ -14,10 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.launchers.launch import Launch
 from harness.launchers.outcome import _LOST_PEER
 from harness.launchers.site import Site
 from harness.training.world import single_copy
 from harness.training.world.single_copy import PeerProcess, find_readable_peers
+from harness.training.world.world import _peer_finder
 from kfac_core.collectives.torch_distributed import TorchCommunicator
 
 PAYLOAD = b"what another process holds in its memory"
@@ -216,16 +218,15 @@ def bare(rank: int, world_size: int) -> tuple[list[int], bool]:
     return sorted(communicator.readable_peers), any("kfac-" in str(each.laddr) for each in opened)
 
 
-@pytest.mark.parametrize(
-    ("fields", "reads"),
-    [
-        ({"launcher": "local"}, True),
-        ({"launcher": "local", "single_copy": False}, False),
-        ({"launcher": "slurm"}, False),
-        ({"launcher": "slurm", "single_copy": True}, True),
-    ],
-)
-def test_the_site_decides_and_by_default_only_local_ranks_read(fields, reads):
-    site = Site(name="here", **fields)
-    assert site.reads_peer_memory is reads
-    assert site.ptrace_any is False
+@pytest.mark.parametrize(("fields", "reads"), [({}, True), ({"single_copy": False}, False)])
+def test_the_site_decides_whether_ranks_read_each_other(fields, reads):
+    launch = Launch(
+        launcher="local",
+        site=Site(name="here", **fields),
+        cpus_per_rank=1,
+        host="h",
+        user="u",
+        submitted_at=0.0,
+    )
+    assert (_peer_finder(launch) is not None) is reads
+    assert not launch.site.ptrace_any

@@ -102,7 +102,7 @@ def host_names(world: World) -> tuple[str, ...]:
 
 def _peer_finder(launch: Launch | None) -> PeerFinder | None:
     """How ranks of one host read each other's memory; None where the site does not want them to."""
-    if launch is None or not launch.site.reads_peer_memory:
+    if launch is None or not launch.site.single_copy:
         return None
     return partial(find_readable_peers, ptrace_any=launch.site.ptrace_any)
 

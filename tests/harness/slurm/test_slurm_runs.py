@@ -37,7 +37,7 @@ def test_two_nodes_of_two_ranks_write_the_records_that_one_host_writes(on_slurm,
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     file = tmp_path / "study.yaml"
     file.write_text(STUDY)
-    (tmp_path / "here.yaml").write_text("oversubscribe: true\nsingle_copy: false\n")  # as on Slurm
+    (tmp_path / "here.yaml").write_text("oversubscribe: true\n")
     places = {
         "slurm": "jobs/sites/slurm-test.yaml", "mpi": "jobs/sites/slurm-test-mpi.yaml",
         "local": str(tmp_path / "here.yaml"),
