@@ -19,7 +19,7 @@ from typing import Any
 from harness.cell import Cell
 from harness.documents.validation_messages import did_you_mean
 from harness.errors import FilterError
-from harness.study.sweep.fields import known_paths, value_of
+from harness.study.sweep import known_paths, value_of
 
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,

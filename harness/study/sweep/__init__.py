@@ -17,9 +17,11 @@ from harness.documents.yaml_document import Document, described, read_document, 
 from harness.errors import SweepError
 from harness.study.sweep.axes import Axis, combinations, count, read_axes
 from harness.study.sweep.build import Builder, Draft
-from harness.study.sweep.fields import SHARED, Fields, leaves
+from harness.study.sweep.fields import SHARED, Fields, known_paths, leaves, value_of
 from harness.study.sweep.methods import Method, read_methods
 from harness.study.sweep.selection import Exclusions, read_exclusions, read_inclusions
+
+__all__ = ["DEFAULT_REPEATS", "MAX_CELLS", "Sweep", "known_paths", "read_sweep", "value_of"]
 
 DEFAULT_REPEATS = 6  # the smallest number whose 95 % bootstrap intervals cover close to 95 %
 MAX_CELLS = 100_000  # a larger number is a mistake in the grid
