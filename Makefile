@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test check mutants slurm slurm-stop clean
+.PHONY: setup demo test test-fast check mutants slurm slurm-stop clean
 
 setup: .venv/installed
 
@@ -17,7 +17,11 @@ demo: setup
 	$(BIN)/kronscale report -f jobs/sweeps/demo.yaml
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --durations=20
+
+# What runs while you work: everything that starts no ranks, in parallel.
+test-fast: setup
+	$(BIN)/python -m pytest -m "not ranks and not slurm and not slow and not gpu" -n auto --dist worksteal -q
 
 check: setup
 	$(BIN)/pre-commit run --all-files

@@ -25,12 +25,19 @@ settings.register_profile("kronscale", deadline=None)  # a busy machine is no fa
 settings.load_profile("kronscale")
 
 
+STARTS_RANKS = {"world", "mpi_world", "start_supervisor"}  # fixtures
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need a GPU are skipped where there is none."""
-    if torch.cuda.is_available():
-        return
+    """Mark tests by the fixtures that they use; skip those that need a GPU where there is none."""
     for item in items:
-        if item.get_closest_marker("gpu"):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if "cluster" in fixtures:
+            item.add_marker(pytest.mark.slurm)
+        if fixtures & STARTS_RANKS:
+            item.add_marker(pytest.mark.ranks)
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 

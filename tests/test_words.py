@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 from pathlib import Path
@@ -50,6 +51,7 @@ RETIRED = {
 }
 
 
+@functools.cache
 def lines() -> list[str]:
     """`path:line: text` of every line under version control that people read."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
