@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
+from analysis.figures import drawing
 from analysis.figures.by_batch import fixed_length_runs
-from analysis.figures.drawing import (
-    ONE_COLUMN,
-    TWO_COLUMNS,
-    Drawing,
-    NothingToDraw,
-    counts,
-    handles,
-    legend_below,
-    panels,
-    remarks,
-    sentence,
-    styles,
-    whiskers,
-)
+from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.figures.response import draw_response, final_metric, summaries, ticks
 from analysis.published import provenance, published
 from analysis.records.study import Study
@@ -30,17 +18,19 @@ def draw(study: Study) -> Drawing:
     if runs["world_size"].nunique() < 2:
         raise NothingToDraw("no second world size")
     table = published("sc20_cifar10")
-    own = styles(runs["series"])
+    own = drawing.styles(runs["series"])
     metric = " / ".join(sorted(runs["metric"].unique()))
     quantity = final_metric(runs)
-    width = ONE_COLUMN if table.empty else TWO_COLUMNS
-    figure, axes = panels(width, 2.6, columns=1 if table.empty else 2)
+    width = drawing.ONE_COLUMN if table.empty else drawing.TWO_COLUMNS
+    figure, axes = drawing.panels(width, 2.6, columns=1 if table.empty else 2)
     found = draw_response(axes[0], runs, "world_size", quantity, own)
     axes[0].set_xlabel("ranks")
     axes[0].set_title("this study", fontsize=8)
-    entries = handles(own, lines=True)
+    entries = drawing.handles(own, lines=True)
     if not table.empty:
-        theirs = {name: look for name, look in styles([*own, *PUBLISHED]).items() if name in PUBLISHED}
+        theirs = {
+            name: look for name, look in drawing.styles([*own, *PUBLISHED]).items() if name in PUBLISHED
+        }
         for name, look in theirs.items():
             axes[1].plot(
                 range(len(table)), table[PUBLISHED[name]], look.line, marker=look.marker, color=look.colour,
@@ -50,15 +40,15 @@ def draw(study: Study) -> Drawing:
         axes[1].set_xlabel("GPUs")
         axes[1].set_ylabel("top-1 accuracy (%)")
         axes[1].set_title("published: ResNet-32, CIFAR-10", fontsize=8)
-        entries += handles(theirs, lines=True)
-    legend_below(figure, entries, columns=min(len(entries), 4))
+        entries += drawing.handles(theirs, lines=True)
+    drawing.legend_below(figure, entries, columns=min(len(entries), 4))
     batches = runs.groupby("world_size")["global_batch_size"].agg(["min", "max"])
     grows = "fixed" if batches["max"].nunique() == 1 else "growing with the ranks"
-    caption = sentence(
+    caption = drawing.sentence(
         f"Held-out {metric} after a fixed number of epochs by number of ranks, global batch {grows}.",
-        f"Every run is a dot ({counts(runs, ('series', 'world_size'))}), lines join medians.",
-        whiskers(found),
+        f"Every run is a dot ({drawing.counts(runs, ('series', 'world_size'))}), lines join medians.",
+        drawing.whiskers(found),
         f"Right: SC20, {provenance(table)}; another data set." if not table.empty else "",
-        remarks(study, runs),
+        drawing.remarks(study, runs),
     )
     return Drawing(figure, summaries(runs, "world_size", [quantity]), caption)

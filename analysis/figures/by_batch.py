@@ -1,4 +1,4 @@
-"""Accuracy over batch size, own runs beside the published ones; shared by two figures."""
+"""Accuracy over batch size, own runs beside the published ones: solvers (SC20) and NLCG."""
 
 from __future__ import annotations
 
@@ -7,26 +7,41 @@ from collections.abc import Mapping
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.figures.drawing import (
-    TWO_COLUMNS,
-    ArmStyle,
-    Drawing,
-    NothingToDraw,
-    counts,
-    handles,
-    legend_below,
-    panels,
-    remarks,
-    sentence,
-    styles,
-    whiskers,
-)
+from analysis.figures import drawing
+from analysis.figures.drawing import ArmStyle, Drawing, NothingToDraw
 from analysis.figures.response import draw_response, final_metric, summaries, ticks
 from analysis.metrics import finals
-from analysis.published import provenance
+from analysis.published import provenance, published
 from analysis.records.study import Study
 
 BATCH_FIELDS = ("training.global_batch_size", "training.local_batch_size")
+
+
+def draw_solvers(study: Study) -> Drawing:
+    """Inverse against eigen: SGD and the solvers, beside SC20's runs."""
+    runs = fixed_length_runs(study, *BATCH_FIELDS)
+    if runs["global_batch_size"].nunique() < 2:
+        raise NothingToDraw("no second batch size")
+    solvers = dict(zip(study.cells["run"], study.cells["solver"].astype("object"), strict=True))
+    used = {solver for solver in runs["run"].map(solvers) if isinstance(solver, str)}
+    if len(used) < 2:
+        raise NothingToDraw(f"no second solver beside {' and '.join(used) or 'none'}")
+    table = published("sc20_cifar10")
+    columns = {"SGD (SC20)": "SGD", "eigen (SC20)": "K-FAC eigen", "inverse (SC20)": "K-FAC inverse"}
+    return accuracy_by_batch(study, runs, table, columns, "ResNet-32, CIFAR-10, 1 to 8 GPUs")
+
+
+def draw_nlcg(study: Study) -> Drawing:
+    """NLCG and first-order optimizers, beside the runs of arXiv:1812.02886."""
+    runs = fixed_length_runs(study, *BATCH_FIELDS)
+    if not (study.cells["optimizer"] == "nlcg").any():
+        raise NothingToDraw("no arm with optimizer nlcg")
+    if runs["global_batch_size"].nunique() < 2:
+        raise NothingToDraw("no second batch size")
+    names = ("NLCG", "RMSProp", "Momentum", "SGD")
+    columns = {f"{name} (paper)": name for name in names}
+    about = "ResNet-32, CIFAR-100, 200 epochs"
+    return accuracy_by_batch(study, runs, published("nlcg_cifar100"), columns, about)
 
 
 def fixed_length_runs(study: Study, *axis: str) -> pd.DataFrame:
@@ -58,31 +73,31 @@ def accuracy_by_batch(
         columns: column of `table` by its label.
         about: where the published numbers were measured.
     """
-    looks = styles([*dict.fromkeys(runs["series"]), *columns])
+    looks = drawing.styles([*dict.fromkeys(runs["series"]), *columns])
     own = {name: looks[name] for name in dict.fromkeys(runs["series"])}
     metric = " / ".join(sorted(runs["metric"].unique()))
     quantity = final_metric(runs)
-    figure, axes = panels(TWO_COLUMNS, 2.7, columns=1 if table.empty else 2)
+    figure, axes = drawing.panels(drawing.TWO_COLUMNS, 2.7, columns=1 if table.empty else 2)
     found = draw_response(axes[0], runs, "global_batch_size", quantity, own)
     axes[0].set_xlabel("global batch size (examples)")
     axes[0].set_title("this study", fontsize=8)
-    entries = handles(own, lines=True)
+    entries = drawing.handles(own, lines=True)
     if not table.empty:
         theirs = {label: looks[label] for label in columns}
         _published(axes[1], table, columns, theirs)
         axes[1].set_title(f"published: {about}", fontsize=8)
-        entries += handles(theirs, lines=True)
-    legend_below(figure, entries, columns=min(len(entries), 4))
+        entries += drawing.handles(theirs, lines=True)
+    drawing.legend_below(figure, entries, columns=min(len(entries), 4))
     epochs = sorted(runs["epochs"].unique())
     length = f"{epochs[0]:g}" if len(epochs) == 1 else f"{epochs[0]:g} to {epochs[-1]:g}"
-    caption = sentence(
+    caption = drawing.sentence(
         f"Held-out {metric} after {length} epochs, all ranks' evaluation together, against the global batch.",
-        f"Every run is a dot ({counts(runs, ('series', 'global_batch_size'))}), lines join medians.",
-        whiskers(found),
+        f"Every run is a dot ({drawing.counts(runs, ('series', 'global_batch_size'))}), lines join medians.",
+        drawing.whiskers(found),
         f"Right: {about}, {provenance(table)}; another data set, to compare shapes, not heights."
         if not table.empty
         else "",
-        remarks(study, runs),
+        drawing.remarks(study, runs),
     )
     return Drawing(figure, summaries(runs, "global_batch_size", [quantity]), caption)
 

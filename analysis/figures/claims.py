@@ -10,21 +10,8 @@ from typing import Any
 import pandas as pd
 
 from analysis.comparisons import comparisons
-from analysis.figures.drawing import (
-    GREY,
-    TWO_COLUMNS,
-    Drawing,
-    NothingToDraw,
-    arm_styles,
-    counts,
-    handles,
-    legend_below,
-    panels,
-    ranks_label,
-    remarks,
-    sentence,
-    whiskers,
-)
+from analysis.figures import drawing
+from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.metrics import time_to_accuracy
 from analysis.published import provenance, published
 from analysis.records.study import Study
@@ -40,8 +27,10 @@ def draw(study: Study) -> Drawing:
         raise NothingToDraw("no arm with a first-order arm to be compared with")
     table = published("headline")
     table = table[table["unit"] == UNIT] if not table.empty else table
-    looks = arm_styles(study, [arm for arm, _ in found])
-    figure, (axis,) = panels(TWO_COLUMNS, 0.19 * len(found) + 0.3 * len(table) + 1.4, columns=1)
+    looks = drawing.arm_styles(study, [arm for arm, _ in found])
+    figure, (axis,) = drawing.panels(
+        drawing.TWO_COLUMNS, 0.19 * len(found) + 0.3 * len(table) + 1.4, columns=1
+    )
     labels: list[str] = []
     rows = []
     for (arm, size), one in found.items():
@@ -56,31 +45,33 @@ def draw(study: Study) -> Drawing:
             axis.text(0, y, "  not reached by the typical run", fontsize=6, va="center", color=look.colour)
         if low is not None and high is not None:
             axis.plot([max(low, -400), high], [y, y], color=look.colour, linewidth=0.9)
-        labels.append(f"{arm}, {ranks_label(size, scored[scored['world_size'] == size])}")
+        labels.append(f"{arm}, {drawing.ranks_label(size, scored[scored['world_size'] == size])}")
         rows.append((arm, size, one.baseline, saved, low, high, one.speedup.method, one.holm_p, one.verdict))
     claims: Iterator[Any] = table.itertuples(index=False)
     for row in claims:
         y = -len(labels)
-        axis.plot([row.low, row.high], [y, y], color=GREY, linewidth=3, alpha=0.6, solid_capstyle="butt")
-        axis.plot([row.low, row.high], [y, y], "|", color=GREY, markersize=6)
+        axis.plot(
+            [row.low, row.high], [y, y], color=drawing.GREY, linewidth=3, alpha=0.6, solid_capstyle="butt"
+        )
+        axis.plot([row.low, row.high], [y, y], "|", color=drawing.GREY, markersize=6)
         labels.append("\n".join(textwrap.wrap(f"{row.paper}: {row.claim}", 60)))
-    axis.axvline(0, color=GREY, linewidth=0.7)
+    axis.axvline(0, color=drawing.GREY, linewidth=0.7)
     axis.set_yticks([-place for place in range(len(labels))], labels, fontsize=6)
     axis.set_ylim(-len(labels) + 0.4, 0.6)
     axis.set_xlabel("time saved (%): to target over the first-order arm, or as named")
     axis.grid(True, axis="x", color="#dddddd", linewidth=0.5)
-    legend_below(figure, handles(looks), columns=min(len(looks), 4))
+    drawing.legend_below(figure, drawing.handles(looks), columns=min(len(looks), 4))
     columns = ["arm", "world_size", "baseline", "percent_saved", "low", "high", "method", "holm_p", "verdict"]
     numbers = scored.merge(pd.DataFrame(rows, columns=columns), on=["arm", "world_size"])
-    caption = sentence(
+    caption = drawing.sentence(
         "Time to the target saved over the first-order arm on the same number of ranks",
-        f"({study.scoring.about}): 1 - 1/speed-up ({counts(numbers)}).",
-        whiskers(one.speedup for one in found.values()),
+        f"({study.scoring.about}): 1 - 1/speed-up ({drawing.counts(numbers)}).",
+        drawing.whiskers(one.speedup for one in found.values()),
         f"Grey bars: the ranges that the papers state for their own models and machines, {provenance(table)};"
         " they are not targets of this study."
         if len(table)
         else "",
-        remarks(study, scored),
+        drawing.remarks(study, scored),
     )
     return Drawing(figure, numbers, caption)
 

@@ -10,19 +10,8 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from analysis.figures.drawing import (
-    GREY,
-    ONE_COLUMN,
-    TWO_COLUMNS,
-    Drawing,
-    NothingToDraw,
-    counts,
-    legend_below,
-    number,
-    panel_grid,
-    remarks,
-    sentence,
-)
+from analysis.figures import drawing
+from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.metrics import finals, in_order, kfac_cells, time_to_accuracy
 from analysis.records.study import Study
 from analysis.statistics.intervals import median
@@ -44,22 +33,23 @@ def draw(study: Study) -> Drawing:
         raise NothingToDraw("no arm with a second damping and a second inverse interval")
     runs = in_order(study, runs.reset_index(drop=True))
     series = list(dict.fromkeys(runs["series"]))
-    width = ONE_COLUMN if len(series) == 1 else TWO_COLUMNS
-    figure, axes = panel_grid(series, 3, 2.5, 0.3, width=width)
+    width = drawing.ONE_COLUMN if len(series) == 1 else drawing.TWO_COLUMNS
+    figure, axes = drawing.panel_grid(series, 3, 2.5, 0.3, width=width)
     finite = runs["shown"][np.isfinite(runs["shown"])]
     scale = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     for name, axis in zip(series, axes, strict=True):
         _map(axis, runs[runs["series"] == name], scale)
-    entry = Patch(facecolor="white", edgecolor=GREY, hatch="////", label="median run missed or no run")
+    entry = Patch(
+        facecolor="white", edgecolor=drawing.GREY, hatch="////", label="median run missed or no run"
+    )
     shown = Patch(facecolor=colormaps["cividis"](0.2), label=f"{label[0].lower()}{label[1:]}, median")
-    legend_below(figure, [shown, entry], columns=1)
+    drawing.legend_below(figure, [shown, entry], columns=1)
     size = int(runs["world_size"].max())
-    caption = sentence(
+    caption = drawing.sentence(
         f"{label} by damping and steps between inverse updates, on {size} rank(s): the median over runs,",
-        "printed in",
-        f"each field ({counts(runs, ('series', 'damping', 'inverse_update_steps'))}); darker is less. No",
-        "whiskers.",
-        remarks(study, runs, kfac_cells(study) & (study.cells["world_size"] == size)),
+        f"printed in each field ({drawing.counts(runs, ('series', 'damping', 'inverse_update_steps'))});",
+        "darker is less. No whiskers.",
+        drawing.remarks(study, runs, kfac_cells(study) & (study.cells["world_size"] == size)),
     )
     return Drawing(figure, runs, caption)
 
@@ -87,14 +77,16 @@ def _map(axis: Axes, runs: pd.DataFrame, scale: tuple[float, float]) -> None:
         if not known:
             axis.add_patch(_hatched(row, column))
         light = known and (value - low) > 0.55 * (high - low)
-        axis.text(column, row, number(value) if known else "–", ha="center", va="center", fontsize=7,
+        axis.text(column, row, drawing.number(value) if known else "–", ha="center", va="center", fontsize=7,
                   color="black" if light or not known else "white")  # fmt: skip
-    axis.set_xticks(range(len(intervals)), [number(float(e)) for e in intervals])
-    axis.set_yticks(range(len(dampings)), [number(float(d)) for d in dampings])
+    axis.set_xticks(range(len(intervals)), [drawing.number(float(e)) for e in intervals])
+    axis.set_yticks(range(len(dampings)), [drawing.number(float(d)) for d in dampings])
     axis.set_xlabel("steps between inverse updates")
     axis.set_ylabel("damping")
     axis.grid(False)
 
 
 def _hatched(row: int, column: int) -> Patch:
-    return Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor="white", edgecolor=GREY, hatch="////", lw=0)
+    return Rectangle(
+        (column - 0.5, row - 0.5), 1, 1, facecolor="white", edgecolor=drawing.GREY, hatch="////", lw=0
+    )

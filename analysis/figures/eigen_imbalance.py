@@ -10,21 +10,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from analysis.comparisons import points
-from analysis.figures.drawing import (
-    GREY,
-    TWO_COLUMNS,
-    Drawing,
-    NothingToDraw,
-    arm_styles,
-    counts,
-    dodge,
-    handles,
-    legend_below,
-    panels,
-    remarks,
-    sentence,
-    world_size_axis,
-)
+from analysis.figures import drawing
+from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.metrics import IDENTITY, in_order, kfac_cells
 from analysis.placements import inverse_loads
 from analysis.published import provenance, published
@@ -39,9 +26,9 @@ def draw(study: Study) -> Drawing:
     """Left: speed-ups of own workers over one rank. Right: bounds derived from the papers' networks."""
     numbers = worker_speedups(study)
     table = published("eigen_speedup")
-    looks = arm_styles(study, numbers["arm"])
-    figure, axes = panels(TWO_COLUMNS, 2.9, columns=1 if table.empty else 2)
-    shifts = dodge(list(looks))
+    looks = drawing.arm_styles(study, numbers["arm"])
+    figure, axes = drawing.panels(drawing.TWO_COLUMNS, 2.9, columns=1 if table.empty else 2)
+    shifts = drawing.dodge(list(looks))
     for arm, size, group in points(numbers):
         x, look = math.log2(size) + shifts[arm], looks[arm]
         for kind, fill in (("slowest", look.colour), ("fastest", "white")):
@@ -52,14 +39,14 @@ def draw(study: Study) -> Drawing:
         if len(predicted):
             axes[0].plot([x - 0.07, x + 0.07], [predicted.min()] * 2, ":", color=look.colour, linewidth=1.4)
     sizes = sorted(numbers["world_size"].unique())
-    axes[0].plot([math.log2(size) for size in sizes], sizes, ":", color=GREY, linewidth=1)
-    world_size_axis(axes[0], numbers)
+    axes[0].plot([math.log2(size) for size in sizes], sizes, ":", color=drawing.GREY, linewidth=1)
+    drawing.world_size_axis(axes[0], numbers)
     axes[0].set_ylabel("speed-up over one rank (log2)")
     axes[0].set_yscale("log", base=2)
     axes[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     if not table.empty:
         _derived(axes[1], table)
-    legend_below(figure, [*handles(looks), *_keys()], columns=3)
+    drawing.legend_below(figure, [*drawing.handles(looks), *_keys()], columns=3)
     return Drawing(figure, numbers, _caption(study, numbers, table))
 
 
@@ -94,10 +81,15 @@ def _derived(axis: Any, table: pd.DataFrame) -> None:
         x = [math.log2(size) for size in rows["world_size"]]
         style = ("o", "s", "^", "D")[place % 4]
         axis.plot(
-            x, rows["greedy_cubic_per_factor"], style, color=GREY, markerfacecolor="white", markersize=4
+            x,
+            rows["greedy_cubic_per_factor"],
+            style,
+            color=drawing.GREY,
+            markerfacecolor="white",
+            markersize=4,
         )
         axis.annotate(str(model), (x[-1], rows["greedy_cubic_per_factor"].iloc[-1]), xytext=(4, 3),
-                      textcoords="offset points", fontsize=6, color=GREY)  # fmt: skip
+                      textcoords="offset points", fontsize=6, color=drawing.GREY)  # fmt: skip
     sizes = sorted(table["world_size"].unique())
     axis.set_xticks([math.log2(size) for size in sizes], [str(size) for size in sizes])
     axis.set_xlim(math.log2(sizes[0]) - 0.4, math.log2(sizes[-1]) + 1.6)
@@ -108,23 +100,20 @@ def _derived(axis: Any, table: pd.DataFrame) -> None:
 
 
 def _keys() -> list[Line2D]:
-    look: dict[str, Any] = {"color": GREY, "marker": "o", "linestyle": "none", "markersize": 4}
+    look: dict[str, Any] = {"color": drawing.GREY, "marker": "o", "linestyle": "none", "markersize": 4}
     return [
         Line2D([], [], label="slowest worker", **look),
         Line2D([], [], markerfacecolor="white", label="fastest worker", **look),
-        Line2D([], [], color=GREY, linestyle=":", label="predicted (short bar), ideal (line)"),
+        Line2D([], [], color=drawing.GREY, linestyle=":", label="predicted (short bar), ideal (line)"),
     ]
 
 
 def _caption(study: Study, numbers: pd.DataFrame, table: pd.DataFrame) -> str:
-    return sentence(
+    return drawing.sentence(
         "Speed-up of computing second-order data over the same arm on one rank, of the rank that takes",
-        "longest",
-        "(filled) and of the one that takes least (hollow), among those that have a factor to invert;",
-        "seconds per step,",
-        f"amortised. Every run is a dot ({counts(numbers)}). Short dotted bars are predictions, not",
-        "measurements: the",
-        "placement's n³ on its heaviest rank. No whiskers.",
+        "longest (filled) and of the one that takes least (hollow), among those that have a factor to",
+        f"invert; seconds per step, amortised. Every run is a dot ({drawing.counts(numbers)}). Short dotted",
+        "bars are predictions, not measurements: the placement's n³ on its heaviest rank. No whiskers.",
         f"Right: the same bound for the papers' networks ({provenance(table)})." if not table.empty else "",
-        remarks(study, numbers, kfac_cells(study) & (study.cells["world_size"] > 1)),
+        drawing.remarks(study, numbers, kfac_cells(study) & (study.cells["world_size"] > 1)),
     )

@@ -8,22 +8,8 @@ import pandas as pd
 
 from analysis.comparisons import points
 from analysis.energy import energy_to_target, why_none
-from analysis.figures.drawing import (
-    TWO_COLUMNS,
-    Drawing,
-    NothingToDraw,
-    arm_styles,
-    counts,
-    dodge,
-    handles,
-    legend_below,
-    panels,
-    remarks,
-    sentence,
-    whisker,
-    whiskers,
-    world_size_axis,
-)
+from analysis.figures import drawing
+from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.records.study import Study
 from analysis.statistics.intervals import level
 
@@ -35,9 +21,9 @@ def draw(study: Study) -> Drawing:
     runs = energy_to_target(study)
     if runs.empty:
         raise NothingToDraw(f"no run has counted its GPUs' energy: {why_none(study)}")
-    looks = arm_styles(study, runs["arm"])
-    figure, axes = panels(TWO_COLUMNS, 2.6, columns=2)
-    shifts = dodge(list(looks))
+    looks = drawing.arm_styles(study, runs["arm"])
+    figure, axes = drawing.panels(drawing.TWO_COLUMNS, 2.6, columns=2)
+    shifts = drawing.dodge(list(looks))
     found, rows = [], []
     for axis, (name, (label, scale)) in zip(axes, PANELS.items(), strict=True):
         for arm, size, group in points(runs):
@@ -47,20 +33,20 @@ def draw(study: Study) -> Drawing:
                       alpha=0.6, mew=0)  # fmt: skip
             interval = level(values.tolist())
             if interval.estimate < math.inf:
-                whisker(axis, x, interval, looks[arm].colour)
+                drawing.whisker(axis, x, interval, looks[arm].colour)
                 found.append(interval)
                 rows.append((arm, size, f"{name}_median", interval.estimate / scale))
-        world_size_axis(axis, runs)
+        drawing.world_size_axis(axis, runs)
         axis.set_ylim(bottom=0)
         axis.set_ylabel(label)
-    legend_below(figure, handles(looks), columns=min(len(looks), 4))
+    drawing.legend_below(figure, drawing.handles(looks), columns=min(len(looks), 4))
     medians = pd.DataFrame(rows, columns=["arm", "world_size", "what", "median"])
     wide = medians.pivot_table(index=["arm", "world_size"], columns="what", values="median").reset_index()
-    caption = sentence(
+    caption = drawing.sentence(
         "Energy of all GPUs of a run, through NVML, over the windows that began before it reached its target",
         f"({study.scoring.about}), and their mean power over the whole run. Idle power is inside. Every run",
-        f"is a dot ({counts(runs)}); a run that missed has no finite energy to target and no dot.",
-        whiskers(found),
-        remarks(study, runs),
+        f"is a dot ({drawing.counts(runs)}); a run that missed has no finite energy to target and no dot.",
+        drawing.whiskers(found),
+        drawing.remarks(study, runs),
     )
     return Drawing(figure, runs.merge(wide, on=["arm", "world_size"], how="left"), caption)

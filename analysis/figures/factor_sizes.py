@@ -5,17 +5,8 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from analysis.figures.drawing import (
-    TWO_COLUMNS,
-    Drawing,
-    NothingToDraw,
-    handles,
-    legend_below,
-    panels,
-    remarks,
-    sentence,
-    styles,
-)
+from analysis.figures import drawing
+from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.metrics import IDENTITY, in_order, kfac_cells
 from analysis.placements import factor_sizes
 from analysis.records.study import Study
@@ -30,8 +21,8 @@ def draw(study: Study) -> Drawing:
     numbers["model"] = numbers["run"].map(_models(study, numbers))
     first = numbers.drop_duplicates("model")["run"]
     shown = numbers[numbers["run"].isin(first)].reset_index(drop=True)
-    looks = styles(f"{model}: {factor}" for model in dict.fromkeys(shown["model"]) for factor in "AG")
-    figure, (left, right) = panels(TWO_COLUMNS, 2.6, columns=2)
+    looks = drawing.styles(f"{model}: {factor}" for model in dict.fromkeys(shown["model"]) for factor in "AG")
+    figure, (left, right) = drawing.panels(drawing.TWO_COLUMNS, 2.6, columns=2)
     for model, rows in shown.groupby("model", sort=False):
         for factor, own in rows.groupby("factor"):
             dims = own["dim"].sort_values(ascending=False)
@@ -52,17 +43,16 @@ def draw(study: Study) -> Drawing:
     right.set_ylabel("share of all factors' n³ (%)")
     right.set_xlabel("A and G factors, most work first")
     right.set_ylim(0, 103)
-    legend_below(figure, handles(looks, lines=True), columns=min(len(looks), 4))
+    drawing.legend_below(figure, drawing.handles(looks, lines=True), columns=min(len(looks), 4))
     models = "; ".join(
         f"{model}: {len(rows)} factors, n from {rows['dim'].min():g} to {rows['dim'].max():g}"
         for model, rows in shown.groupby("model", sort=False)
     )
-    caption = sentence(
+    caption = drawing.sentence(
         f"Sizes of the Kronecker factors, exact, as the runs described them (n = {shown['run'].nunique()}",
-        "run(s), one",
-        f"per model, because all runs of a model have the same). {models}. n³ stands for the work of",
-        "inverting.",
-        remarks(study, numbers, kfac_cells(study)),
+        f"run(s), one per model, because all runs of a model have the same). {models}. n³ stands for the",
+        "work of inverting.",
+        drawing.remarks(study, numbers, kfac_cells(study)),
     )
     return Drawing(figure, shown, caption)
 

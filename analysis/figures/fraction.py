@@ -4,19 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.figures.drawing import (
-    TWO_COLUMNS,
-    Drawing,
-    NothingToDraw,
-    counts,
-    handles,
-    legend_below,
-    panels,
-    remarks,
-    sentence,
-    styles,
-    whiskers,
-)
+from analysis.figures import drawing
+from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.figures.response import Quantity, draw_response, summaries
 from analysis.metrics import IDENTITY, in_order
 from analysis.records.study import Study
@@ -51,22 +40,21 @@ def draw(study: Study) -> Drawing:
     runs["series"] = size + (" " + runs["setting"] if settings else "")
     if runs["rest"].nunique() > 1:
         runs["series"] += " " + _other_settings(study, runs)
-    looks = styles(runs.sort_values("world_size")["series"])
-    figure, axes = panels(TWO_COLUMNS, 2.6, columns=2)
+    looks = drawing.styles(runs.sort_values("world_size")["series"])
+    figure, axes = drawing.panels(drawing.TWO_COLUMNS, 2.6, columns=2)
     found = []
     for axis, quantity in zip(axes, QUANTITIES, strict=True):
         found += draw_response(axis, runs, "fraction", quantity, looks)
         axis.set_xlabel("gradient worker fraction")
         axis.set_ylim(bottom=0)
-    legend_below(figure, handles(looks, lines=True), columns=min(len(looks), 4))
+    drawing.legend_below(figure, drawing.handles(looks, lines=True), columns=min(len(looks), 4))
     methods = ", ".join(dict.fromkeys(runs["arm"]))
-    caption = sentence(
+    caption = drawing.sentence(
         "Time per step (slowest rank, amortised over inverse periods) and K-FAC's state on the rank that",
-        "holds most,",
-        f"against the share of ranks that precondition a layer, for {methods}.",
-        f"Every run is a dot ({counts(runs, ('series', 'fraction'))}). 1 MB = 1e6 bytes.",
-        whiskers(found),
-        remarks(study, runs, family),
+        f"holds most, against the share of ranks that precondition a layer, for {methods}. Every run is a",
+        f"dot ({drawing.counts(runs, ('series', 'fraction'))}). 1 MB = 1e6 bytes.",
+        drawing.whiskers(found),
+        drawing.remarks(study, runs, family),
     )
     numbers: pd.DataFrame = summaries(runs, "fraction", QUANTITIES)
     return Drawing(figure, numbers, caption)

@@ -8,20 +8,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from analysis.figures.drawing import (
-    GREY,
-    TWO_COLUMNS,
-    ArmStyle,
-    Drawing,
-    NothingToDraw,
-    arm_styles,
-    counts,
-    handles,
-    legend_below,
-    panels,
-    remarks,
-    sentence,
-)  # fmt: skip
+from analysis.figures import drawing
+from analysis.figures.drawing import ArmStyle, Drawing, NothingToDraw
 from analysis.metrics import IDENTITY, arm_order
 from analysis.records.study import Study
 
@@ -38,15 +26,17 @@ def draw(study: Study) -> Drawing:
     if numbers["value"].notna().sum() == 0:
         raise NothingToDraw("no run has been evaluated")
     numbers = numbers[numbers["world_size"] == numbers["world_size"].max()].reset_index(drop=True)
-    styles = arm_styles(study, numbers["arm"])
-    figure, axes = panels(TWO_COLUMNS, 2.6, columns=2, sharey=True)
+    styles = drawing.arm_styles(study, numbers["arm"])
+    figure, axes = drawing.panels(drawing.TWO_COLUMNS, 2.6, columns=2, sharey=True)
     for axis, (column, label) in zip(axes, AXES.items(), strict=True):
         _lines(axis, numbers, column, styles, arm_order(study))
         axis.set_xlabel(label)
         axis.set_xlim(left=0)
     axes[0].set_ylabel(" / ".join(sorted(numbers["metric"].unique())))
-    target = Line2D([], [], color=GREY, linestyle=":", label="target")
-    legend_below(figure, [*handles(styles, lines=True, size=3), target], columns=min(len(styles) + 1, 4))
+    target = Line2D([], [], color=drawing.GREY, linestyle=":", label="target")
+    drawing.legend_below(
+        figure, [*drawing.handles(styles, lines=True, size=3), target], columns=min(len(styles) + 1, 4)
+    )
     return Drawing(figure, numbers, _caption(study, numbers))
 
 
@@ -60,16 +50,16 @@ def _lines(
             last = run.tail(1)
             axis.plot(last[column], last["value"], style.marker, color=style.colour, markersize=3.5)
     for target in numbers["target_value"].unique():
-        axis.axhline(target, color=GREY, linestyle=":", linewidth=1)
+        axis.axhline(target, color=drawing.GREY, linestyle=":", linewidth=1)
 
 
 def _caption(study: Study, numbers: pd.DataFrame) -> str:
     size = int(numbers["world_size"].max())
     ranks = f"{size} rank" + ("s" if size > 1 else "") + ("*" if numbers["oversubscribed"].any() else "")
     same_size = replace(study, cells=study.cells[study.cells["world_size"] == size])
-    return sentence(
+    return drawing.sentence(
         f"Held-out {' / '.join(sorted(numbers['metric'].unique()))} on {ranks}, the largest world size",
-        f"evaluated; every run a line, a marker where it ended ({counts(numbers)}).",
+        f"evaluated; every run a line, a marker where it ended ({drawing.counts(numbers)}).",
         "Training time excludes evaluation. Dotted: the target.",
-        remarks(same_size, numbers),
+        drawing.remarks(same_size, numbers),
     )

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from analysis.figures.drawing import (
-    TWO_COLUMNS,
-    Drawing,
-    NothingToDraw,
-    arm_styles,
-    counts,
-    handles,
-    legend_below,
-    panels,
-    remarks,
-    sentence,
-)
+from analysis.figures import drawing
+from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.metrics import IDENTITY, in_order
 from analysis.records.study import Study
 
@@ -30,8 +20,8 @@ def draw(study: Study) -> Drawing:
         raise NothingToDraw("no run has recorded a training loss")
     numbers = numbers[numbers["world_size"] == numbers["world_size"].max()]
     numbers = in_order(study, numbers.sort_values(["run", "step"]))
-    looks = arm_styles(study, numbers["arm"])
-    figure, axes = panels(TWO_COLUMNS, 2.6, columns=2, sharey=True)
+    looks = drawing.arm_styles(study, numbers["arm"])
+    figure, axes = drawing.panels(drawing.TWO_COLUMNS, 2.6, columns=2, sharey=True)
     for axis, (column, label) in zip(axes, AXES.items(), strict=True):
         for arm, look in looks.items():
             for _, run in numbers[numbers["arm"] == arm].groupby("run", sort=True):
@@ -45,15 +35,15 @@ def draw(study: Study) -> Drawing:
     if (numbers["train_loss"].dropna() > 0).all():
         axes[0].set_yscale("log")
     axes[0].set_ylabel("training loss")
-    legend_below(figure, handles(looks, lines=True), columns=min(len(looks), 4))
+    drawing.legend_below(figure, drawing.handles(looks, lines=True), columns=min(len(looks), 4))
     bad = int(numbers[~np.isfinite(numbers["train_loss"])]["run"].nunique())
     size = int(numbers["world_size"].max())
     same_size = study.only(study.cells["world_size"] == size)
-    caption = sentence(
+    caption = drawing.sentence(
         f"Training loss, the mean since the last evaluation over all ranks, on {size} rank(s); every run a",
-        "line",
-        f"({counts(numbers)}), a marker where it ended. Training time excludes evaluation. No whiskers.",
+        f"line ({drawing.counts(numbers)}), a marker where it ended. Training time excludes evaluation. No",
+        "whiskers.",
         f"{bad} run(s) met a non-finite loss; their lines end before it." if bad else "",
-        remarks(same_size, numbers),
+        drawing.remarks(same_size, numbers),
     )
     return Drawing(figure, numbers, caption)

@@ -10,21 +10,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis.comparisons import points
-from analysis.figures.drawing import (
-    TWO_COLUMNS,
-    ArmStyle,
-    Drawing,
-    NothingToDraw,
-    arm_styles,
-    counts,
-    dodge,
-    handles,
-    legend_below,
-    panels,
-    remarks,
-    sentence,
-    world_size_axis,
-)  # fmt: skip
+from analysis.figures import drawing
+from analysis.figures.drawing import ArmStyle, Drawing, NothingToDraw
 from analysis.metrics import IDENTITY, in_order
 from analysis.records.study import Study
 
@@ -45,9 +32,9 @@ def draw(study: Study) -> Drawing:
     if peaks.empty:
         raise NothingToDraw("no rank has recorded its memory")
     numbers = in_order(study, study.cells[IDENTITY].merge(peaks, on="run"))
-    styles = arm_styles(study, numbers["arm"])
-    figure, (left, right) = panels(TWO_COLUMNS, 2.7, columns=2)
-    shifts = dodge(list(styles), width=0.66)
+    styles = drawing.arm_styles(study, numbers["arm"])
+    figure, (left, right) = drawing.panels(drawing.TWO_COLUMNS, 2.7, columns=2)
+    shifts = drawing.dodge(list(styles), width=0.66)
     for arm, world_size, rows in points(numbers):
         x = math.log2(world_size) + shifts[arm]
         _dots(left, x, rows[rows["kind"] == PEAK]["bytes"], styles[arm])
@@ -56,8 +43,8 @@ def draw(study: Study) -> Drawing:
     right.set_ylabel("K-FAC state per rank (MB)")
     right.set_ylim(bottom=0)
     for axis in (left, right):
-        world_size_axis(axis, numbers)
-    legend_below(figure, _handles(styles, numbers), columns=3)
+        drawing.world_size_axis(axis, numbers)
+    drawing.legend_below(figure, _handles(styles, numbers), columns=3)
     return Drawing(figure, numbers, _caption(study, numbers))
 
 
@@ -85,7 +72,7 @@ def _state(axis: Axes, x: float, rows: pd.DataFrame, style: ArmStyle, width: flo
 
 def _handles(styles: dict[str, ArmStyle], numbers: pd.DataFrame) -> list[Line2D | Patch]:
     kinds = sorted(set(numbers["kind"]) - {PEAK})
-    return handles(styles) + [
+    return drawing.handles(styles) + [
         Patch(facecolor="white", edgecolor="black", linewidth=0.4, hatch=HATCHES.get(kind, "++"),
               label=kind.removeprefix("kfac_").replace("_", " "))
         for kind in kinds
@@ -93,9 +80,9 @@ def _handles(styles: dict[str, ArmStyle], numbers: pd.DataFrame) -> list[Line2D 
 
 
 def _caption(study: Study, numbers: pd.DataFrame) -> str:
-    return sentence(
+    return drawing.sentence(
         "Left: peak resident memory, a dot per rank of every run; libraries and data are part of it.",
         "Right: bytes that K-FAC keeps, exact from tensor sizes; the stack is the rank that holds most, the",
-        f"dots are all ranks ({counts(numbers)}). First-order arms keep none. 1 MB = 1e6 bytes.",
-        remarks(study, numbers),
+        f"dots are all ranks ({drawing.counts(numbers)}). First-order arms keep none. 1 MB = 1e6 bytes.",
+        drawing.remarks(study, numbers),
     )

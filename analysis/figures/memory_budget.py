@@ -7,19 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.figures import drawing
 from analysis.figures.by_batch import BATCH_FIELDS
-from analysis.figures.drawing import (
-    TWO_COLUMNS,
-    Drawing,
-    NothingToDraw,
-    counts,
-    handles,
-    legend_below,
-    panels,
-    remarks,
-    sentence,
-    styles,
-)
+from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.metrics import IDENTITY, finals, in_order
 from analysis.records.study import Study
 from analysis.steps import peak_bytes, run_speeds
@@ -38,9 +28,9 @@ def draw(study: Study) -> Drawing:
     last = finals(study)
     last = last[last["fixed_length"]][["run", "value", "metric"]]
     runs = in_order(study, runs.merge(last, on="run", how="left"))
-    looks = styles(runs["series"])
+    looks = drawing.styles(runs["series"])
     with_accuracy = runs["value"].notna().any()
-    figure, axes = panels(TWO_COLUMNS, 2.6, columns=2 if with_accuracy else 1)
+    figure, axes = drawing.panels(drawing.TWO_COLUMNS, 2.6, columns=2 if with_accuracy else 1)
     points = _points(runs)
     for name, look in looks.items():
         own = points[points["series"] == name].sort_values("peak_bytes")
@@ -60,15 +50,15 @@ def draw(study: Study) -> Drawing:
     for axis in axes:
         axis.set_xlabel("memory budget per rank (MB)")
         axis.margins(0.08)
-    legend_below(figure, handles(looks, lines=True), columns=min(len(looks), 4))
+    drawing.legend_below(figure, drawing.handles(looks, lines=True), columns=min(len(looks), 4))
     kind = " / ".join(sorted(runs["kind"].unique()))
     size = int(runs["world_size"].max())
-    caption = sentence(
+    caption = drawing.sentence(
         f"What a memory budget per rank ({kind} of the rank that needs most) buys on {size} rank(s): the",
         "step line is",
         "the best batch that fits. A marker is the median of the runs with one batch size, printed beside it",
-        f"({counts(runs, ('series', 'global_batch_size'))}). 1 MB = 1e6 bytes. No whiskers.",
-        remarks(study, runs, study.cells["world_size"] == size),
+        f"({drawing.counts(runs, ('series', 'global_batch_size'))}). 1 MB = 1e6 bytes. No whiskers.",
+        drawing.remarks(study, runs, study.cells["world_size"] == size),
     )
     return Drawing(figure, runs, caption)
 

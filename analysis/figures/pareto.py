@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from matplotlib.lines import Line2D
 
-from analysis.figures.drawing import (
-    GREY,
-    Drawing,
-    NothingToDraw,
-    arm_styles,
-    counts,
-    handles,
-    legend_below,
-    panel_grid,
-    ranks_label,
-    remarks,
-    sentence,
-)
+from analysis.figures import drawing
+from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.metrics import IDENTITY, in_order, time_to_accuracy
 from analysis.records.study import Study
 from analysis.statistics.intervals import median
@@ -35,11 +24,11 @@ def draw(study: Study) -> Drawing:
     by_target = bool((runs.groupby(["arm", "world_size"])["scored_seconds"].median() < float("inf")).any())
     runs["time"] = runs["scored_seconds"] if by_target else runs["seconds_per_step"] * 1e3
     own_runs = {int(str(size)): own for size, own in runs.groupby("world_size")}
-    figure, axes = panel_grid(
-        [ranks_label(size, own) for size, own in own_runs.items()], COLUMNS, 2.3, 0.7,
+    figure, axes = drawing.panel_grid(
+        [drawing.ranks_label(size, own) for size, own in own_runs.items()], COLUMNS, 2.3, 0.7,
         ylabel="time to target (s)" if by_target else "time per step (ms)",
     )  # fmt: skip
-    looks = arm_styles(study, runs["arm"])
+    looks = drawing.arm_styles(study, runs["arm"])
     for own, axis in zip(own_runs.values(), axes, strict=True):
         centres: dict[str, list[tuple[float, float]]] = {}
         for arm, group in own.groupby("arm", sort=False):
@@ -52,21 +41,19 @@ def draw(study: Study) -> Drawing:
                 axis.plot(*centre, look.marker, color=look.colour, markersize=5.5)
                 centres.setdefault(str(group["setting"].iloc[0]), []).append(centre)
         for beside in centres.values():  # settings apart: a smaller model always wins in both
-            axis.plot(*zip(*_front(beside), strict=True), "-", color=GREY, linewidth=0.8, zorder=0)
+            axis.plot(*zip(*_front(beside), strict=True), "-", color=drawing.GREY, linewidth=0.8, zorder=0)
         axis.set_xlabel("peak memory per rank (MB)")
         axis.set_ylim(bottom=0)
-    front_key = Line2D([], [], color=GREY, label="not beaten in both")
-    legend_below(figure, [*handles(looks), front_key], columns=4)
+    front_key = Line2D([], [], color=drawing.GREY, label="not beaten in both")
+    drawing.legend_below(figure, [*drawing.handles(looks), front_key], columns=4)
     kind = " / ".join(sorted(runs["kind"].unique()))
     what = f"time to the target ({study.scoring.about})" if by_target else "time per step"
-    caption = sentence(
+    caption = drawing.sentence(
         f"{what.capitalize()} against peak memory ({kind} of the rank that needs most); small markers are",
-        "runs",
-        f"({counts(runs)}), large ones their medians, lines join the medians of one setting that none",
-        "beats in both.",
-        "Left and down is better. 1 MB = 1e6 bytes. No whiskers.",
+        f"runs ({drawing.counts(runs)}), large ones their medians, lines join the medians of one setting",
+        "that none beats in both. Left and down is better. 1 MB = 1e6 bytes. No whiskers.",
         "Arms whose typical run missed its target have no median here." if by_target else "",
-        remarks(study, runs),
+        drawing.remarks(study, runs),
     )
     return Drawing(figure, runs, caption)
 

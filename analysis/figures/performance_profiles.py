@@ -6,17 +6,8 @@ import math
 
 import pandas as pd
 
-from analysis.figures.drawing import (
-    ONE_COLUMN,
-    Drawing,
-    NothingToDraw,
-    handles,
-    legend_below,
-    panels,
-    remarks,
-    sentence,
-    styles,
-)
+from analysis.figures import drawing
+from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.metrics import IDENTITY, time_to_accuracy
 from analysis.records.study import Study
 from analysis.statistics.intervals import median
@@ -41,8 +32,8 @@ def draw(study: Study) -> Drawing:
     if ratios.empty:
         raise NothingToDraw("no workload that any method solved")
     order = list(dict.fromkeys(runs["method"]))
-    looks = styles(order)
-    figure, (axis,) = panels(ONE_COLUMN, 2.9, columns=1)
+    looks = drawing.styles(order)
+    figure, (axis,) = drawing.panels(drawing.ONE_COLUMN, 2.9, columns=1)
     scores = {name: profile_score(ratios[name]) for name in order}
     for index, name in enumerate(order):
         steps, shares = profile(ratios[name])
@@ -56,13 +47,13 @@ def draw(study: Study) -> Drawing:
     axis.set_ylim(0, 105)
     axis.set_xlabel("time over the best method's")
     axis.set_ylabel("workloads within that factor (%)")
-    legend_below(figure, handles(looks, lines=True), columns=min(len(looks), 3))
+    drawing.legend_below(figure, drawing.handles(looks, lines=True), columns=min(len(looks), 3))
     tall = ratios.reset_index().melt("workload", value_name="ratio").dropna()
     some = [f"{name} {run} of them" for name, run in ratios.notna().sum().items() if run < len(ratios)]
     numbers = runs.merge(tall, on=["workload", "method"])
     numbers["score"] = numbers["method"].map(scores)
     n = runs.groupby(["workload", "method"])["run"].nunique()
-    caption = sentence(
+    caption = drawing.sentence(
         f"Performance profiles over {len(ratios)} workloads (settings and world sizes of several methods;"
         f" n = {n.min()}"
         + (f" to {n.max()}" if n.max() > n.min() else "")
@@ -75,7 +66,7 @@ def draw(study: Study) -> Drawing:
         f"{len(seconds) - len(ratios)} workloads that nobody solved are left out."
         if len(seconds) > len(ratios)
         else "",
-        remarks(study, runs),
+        drawing.remarks(study, runs),
     )
     numbers["ratio"] = numbers["ratio"].where(numbers["ratio"] < math.inf, math.inf)
     frame: pd.DataFrame = numbers

@@ -5,16 +5,8 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.figures.drawing import (
-    Drawing,
-    NothingToDraw,
-    counts,
-    legend_below,
-    panel_grid,
-    remarks,
-    sentence,
-    world_size_bars,
-)
+from analysis.figures import drawing
+from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.figures.phase_styles import EDGE, phase_look, phase_patch
 from analysis.metrics import IDENTITY, arm_order, in_order, scaling
 from analysis.records.study import Study
@@ -32,12 +24,12 @@ def draw(study: Study) -> Drawing:
     numbers = in_order(study, study.cells[IDENTITY].merge(costs, on="run"))
     totals = scaling(study)
     arms = [arm for arm in arm_order(study) if arm in set(numbers["arm"])]
-    figure, axes = panel_grid(arms, COLUMNS, 2.1, 0.9, sharey=True, ylabel="time per step (ms)")
+    figure, axes = drawing.panel_grid(arms, COLUMNS, 2.1, 0.9, sharey=True, ylabel="time per step (ms)")
     for arm, axis in zip(arms, axes, strict=True):
         _stacks(axis, numbers[numbers["arm"] == arm], totals[totals["arm"] == arm])
     used = numbers.groupby("phase")["seconds_per_step"].sum()
     phases = [phase for phase in _ordered(numbers) if used[phase] > 0]
-    legend_below(figure, [phase_patch(phase) for phase in phases], columns=5)
+    drawing.legend_below(figure, [phase_patch(phase) for phase in phases], columns=5)
     return Drawing(figure, numbers, _caption(study, numbers))
 
 
@@ -54,7 +46,7 @@ def _stacks(axis: Axes, costs: pd.DataFrame, totals: pd.DataFrame) -> None:
                 bottom += height
         runs = totals[totals["world_size"] == size]["seconds_per_step"] * 1e3
         axis.plot([place + 0.4] * len(runs), runs, ".", color="black", markersize=3)
-    world_size_bars(axis, costs)
+    drawing.world_size_bars(axis, costs)
 
 
 def _ordered(costs: pd.DataFrame) -> list[str]:
@@ -63,11 +55,11 @@ def _ordered(costs: pd.DataFrame) -> list[str]:
 
 
 def _caption(study: Study, numbers: pd.DataFrame) -> str:
-    return sentence(
-        "Exclusive seconds per step on the slowest rank of each run, amortised over whole inverse",
-        f"periods; stacks are means over runs ({counts(numbers)}), because means of parts add up to the",
-        "mean of the whole.",
+    return drawing.sentence(
+        "Exclusive seconds per step on the slowest rank of each run, amortised over whole inverse periods;",
+        f"stacks are means over runs ({drawing.counts(numbers)}), because means of parts add up to the mean",
+        "of the whole.",
         'Hatched phases move bytes and include waiting for other ranks; "other" is what no phase',
         "claims. Dots: each run's time per step.",
-        remarks(study, numbers),
+        drawing.remarks(study, numbers),
     )

@@ -9,15 +9,8 @@ from matplotlib.colors import ListedColormap
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.figures.drawing import (
-    GREY,
-    Drawing,
-    NothingToDraw,
-    legend_below,
-    panel_grid,
-    remarks,
-    sentence,
-)
+from analysis.figures import drawing
+from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.metrics import IDENTITY, arm_order, kfac_cells
 from analysis.placements import ranks
 from analysis.records.study import Study
@@ -35,7 +28,7 @@ def draw(study: Study) -> Drawing:
     cells = cells[cells["world_size"] == cells["world_size"].max()]
     chosen = cells.sort_values("seed").drop_duplicates("arm").set_index("arm")
     arms = [arm for arm in arm_order(study) if arm in chosen.index]
-    figure, axes = panel_grid(arms, 4, 1.9, 0.7)
+    figure, axes = drawing.panel_grid(arms, 4, 1.9, 0.7)
     parts = []
     for arm, axis in zip(arms, axes, strict=True):
         layers = study.layers[study.layers["run"] == chosen.loc[arm, "run"]]
@@ -43,13 +36,12 @@ def draw(study: Study) -> Drawing:
         axis.set_title(arm, fontsize=7)
         identity = chosen.reset_index()[IDENTITY]
         parts.append(identity[identity["arm"] == arm].merge(layers.astype({"run": "str"}), on="run"))
-    legend_below(figure, _keys(), columns=4)
+    drawing.legend_below(figure, _keys(), columns=4)
     size = int(cells["world_size"].max())
-    caption = sentence(
-        f"Placement on {size} rank(s), the largest world of the study, as one run per arm described it (n",
-        "= 1; it is",
-        "the same in every run of an arm). Columns are layers in the model's order, rows are ranks.",
-        remarks(study, cells, kfac_cells(study) & (study.cells["world_size"] == size)),
+    caption = drawing.sentence(
+        f"Placement on {size} rank(s), the largest world of the study, as one run per arm described it (n =",
+        "1; it is the same in every run of an arm). Columns are layers in the model's order, rows are ranks.",
+        drawing.remarks(study, cells, kfac_cells(study) & (study.cells["world_size"] == size)),
     )
     return Drawing(figure, pd.concat(parts, ignore_index=True), caption)
 
@@ -77,7 +69,7 @@ def _grid(axis: Axes, layers: pd.DataFrame, world_size: int) -> None:
 def _keys() -> list[Patch | Line2D]:
     return [
         Patch(facecolor=WORKER, label="gradient worker"),
-        Patch(facecolor=RECEIVER, edgecolor=GREY, linewidth=0.4, label="gradient receiver"),
+        Patch(facecolor=RECEIVER, edgecolor=drawing.GREY, linewidth=0.4, label="gradient receiver"),
         Line2D([], [], color="black", marker="^", linestyle="none", markersize=4, label="inverts A"),
         Line2D([], [], color="black", marker="o", linestyle="none", markersize=4, label="inverts G"),
     ]

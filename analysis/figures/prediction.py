@@ -11,19 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.figures.drawing import (
-    COLOURS,
-    GREY,
-    MARKERS,
-    STYLE,
-    TWO_COLUMNS,
-    Drawing,
-    legend_below,
-    panels,
-)
+from analysis.figures import drawing
+from analysis.figures.drawing import Drawing
 from analysis.figures.phase_styles import EDGE, phase_look, phase_patch
 
-_COLOURS = (*COLOURS, "#F0E442")  # SGD and all seven strategies
+_COLOURS = (*drawing.COLOURS, "#F0E442")  # SGD and all seven strategies
 
 
 def breakdown(rows: pd.DataFrame, caption: str) -> Drawing:
@@ -35,7 +27,7 @@ def breakdown(rows: pd.DataFrame, caption: str) -> Drawing:
     """
     algorithms = list(dict.fromkeys(rows["algorithm"]))
     phases = list(dict.fromkeys(rows["phase"]))
-    figure, axes = panels(TWO_COLUMNS, 2.8, columns=len(algorithms), sharey=True)
+    figure, axes = drawing.panels(drawing.TWO_COLUMNS, 2.8, columns=len(algorithms), sharey=True)
     for axis, algorithm in zip(axes, algorithms, strict=True):
         own = rows[rows["algorithm"] == algorithm]
         models = list(dict.fromkeys(own["model"]))
@@ -56,8 +48,8 @@ def breakdown(rows: pd.DataFrame, caption: str) -> Drawing:
         axis.set_title(algorithm, fontsize=8)
     axes[0].set_ylabel("time per step (ms)")
     handles = [phase_patch(phase) for phase in phases]
-    hollow_patch = Patch(facecolor="none", edgecolor=GREY, label="predicted: hollow, right")
-    legend_below(figure, [*handles, hollow_patch], columns=4)
+    hollow_patch = Patch(facecolor="none", edgecolor=drawing.GREY, label="predicted: hollow, right")
+    drawing.legend_below(figure, [*handles, hollow_patch], columns=4)
     return Drawing(figure, rows, caption)
 
 
@@ -70,19 +62,19 @@ def scaling(rows: pd.DataFrame, caption: str) -> Drawing:
             between this world size and the one before, or empty).
         caption: context for the reader; it names the largest measured world.
     """
-    figure, (time, memory) = panels(TWO_COLUMNS, 3.0, columns=2)
+    figure, (time, memory) = drawing.panels(drawing.TWO_COLUMNS, 3.0, columns=2)
     handles = []
     for place, arm in enumerate(dict.fromkeys(rows["arm"])):
-        colour, marker = _COLOURS[place % len(_COLOURS)], MARKERS[place % len(MARKERS)]
+        colour, marker = _COLOURS[place % len(_COLOURS)], drawing.MARKERS[place % len(drawing.MARKERS)]
         own = rows[rows["arm"] == arm]
         _line(time, own, own["seconds"], colour, marker)
         time.fill_between(_log2(own), own["low"], own["high"], color=colour, alpha=0.12, linewidth=0)
         _line(memory, own, own["peak_bytes"] / 2**30, colour, marker)
         handles.append(Line2D([], [], color=colour, marker=marker, mfc="none", markersize=4, label=arm))
     for row in rows[rows["crossover"] != ""].drop_duplicates("world_size").to_dict("records"):
-        time.axvline(math.log2(row["world_size"]) - 0.5, color=GREY, linestyle=":", linewidth=0.7)
+        time.axvline(math.log2(row["world_size"]) - 0.5, color=drawing.GREY, linestyle=":", linewidth=0.7)
     beyond = rows[rows["extrapolated"]]["world_size"]
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(drawing.STYLE):
         for axis in (time, memory):
             if len(beyond):
                 axis.axvspan(math.log2(beyond.min()) - 0.5, math.log2(beyond.max()) + 0.5, color="#f3f3f3")
@@ -94,7 +86,7 @@ def scaling(rows: pd.DataFrame, caption: str) -> Drawing:
             axis.set_xticklabels([str(size) for size in sizes], rotation=60)
             axis.set_xlabel("ranks (log2)")
             axis.set_ylabel(label)
-    legend_below(figure, handles, columns=4)
+    drawing.legend_below(figure, handles, columns=4)
     return Drawing(figure, rows, caption)
 
 

@@ -6,16 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.figures.drawing import (
-    TWO_COLUMNS,
-    Drawing,
-    NothingToDraw,
-    counts,
-    legend_below,
-    panels,
-    remarks,
-    sentence,
-)
+from analysis.figures import drawing
+from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.figures.phase_styles import EDGE, phase_look, phase_patch
 from analysis.metrics import IDENTITY, arm_order, in_order
 from analysis.published import provenance, published
@@ -51,7 +43,7 @@ def draw(study: Study) -> Drawing:
     for row in table.to_dict("records"):
         parts = pd.Series({part: row[column] for part, (_, column, _) in STAGES.items()})
         bars.append((f"{row['model']}, {row['algorithm']}", parts))
-    figure, (axis,) = panels(TWO_COLUMNS, 0.2 * len(bars) + 1.3, columns=1)
+    figure, (axis,) = drawing.panels(drawing.TWO_COLUMNS, 0.2 * len(bars) + 1.3, columns=1)
     for place, (_, parts) in enumerate(bars):
         left, gap = 0.0, 0.6 if place >= len(own) else 0.0
         for part, (_, _, look) in STAGES.items():
@@ -65,15 +57,14 @@ def draw(study: Study) -> Drawing:
     axis.set_xlabel("share of these six parts of an iteration (%)")
     axis.grid(False)
     entries = [phase_patch(look, part) for part, (_, _, look) in STAGES.items()]
-    legend_below(figure, entries, columns=3)
-    caption = sentence(
+    drawing.legend_below(figure, entries, columns=3)
+    caption = drawing.sentence(
         f"Upper bars: own arms on {int(size)} rank(s), slowest rank, amortised; sums over runs",
-        f"({counts(numbers)}).",
-        "Inverse communication includes that of preconditioned gradients, which the paper's methods have",
-        "none of.",
-        "Lower bars: SPD-KFAC's breakdown on 64 GPUs with F = E = 1, exposed time,",
+        f"({drawing.counts(numbers)}). Inverse communication includes that of preconditioned gradients,",
+        "which the paper's methods have none of. Lower bars: SPD-KFAC's breakdown on 64 GPUs with F = E = 1,",
+        "exposed time,",
         f"{provenance(table)}." if len(table) else "",
         "Shares, not times: models and machines differ. No whiskers.",
-        remarks(study, numbers, study.cells["world_size"] == size),
+        drawing.remarks(study, numbers, study.cells["world_size"] == size),
     )
     return Drawing(figure, numbers, caption)

@@ -10,23 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from analysis.figures.drawing import (
-    GREY,
-    TWO_COLUMNS,
-    ArmStyle,
-    Drawing,
-    NothingToDraw,
-    arm_styles,
-    counts,
-    dodge,
-    handles,
-    legend_below,
-    panels,
-    remarks,
-    sentence,
-    whiskers,
-    world_size_axis,
-)  # fmt: skip
+from analysis.figures import drawing
+from analysis.figures.drawing import ArmStyle, Drawing, NothingToDraw
 from analysis.metrics import scaling, scaling_levels
 from analysis.records.study import Study
 
@@ -44,9 +29,9 @@ def draw(study: Study) -> Drawing:
     if runs.empty:
         raise NothingToDraw("no rank has recorded a window of steps")
     levels = scaling_levels(study)
-    styles = arm_styles(study, runs["arm"])
-    shifts = dodge(list(styles), width=0.2)
-    figure, axes = panels(TWO_COLUMNS, 2.6, columns=3)
+    styles = drawing.arm_styles(study, runs["arm"])
+    shifts = drawing.dodge(list(styles), width=0.2)
+    figure, axes = drawing.panels(drawing.TWO_COLUMNS, 2.6, columns=3)
     for arm, style in styles.items():
         own, dots = levels[levels["arm"] == arm], runs[runs["arm"] == arm]
         for axis, column in zip(axes, PANELS, strict=True):
@@ -57,11 +42,13 @@ def draw(study: Study) -> Drawing:
         )
     _ideal(axes, levels)
     for axis, label in zip(axes, PANELS.values(), strict=True):
-        world_size_axis(axis, runs)
+        drawing.world_size_axis(axis, runs)
         axis.set_ylabel(label)
         axis.set_ylim(bottom=0)
-    ideal = Line2D([], [], color=GREY, linestyle=":", label="ideal")
-    legend_below(figure, [*handles(styles, lines=True), ideal], columns=min(len(styles) + 1, 4))
+    ideal = Line2D([], [], color=drawing.GREY, linestyle=":", label="ideal")
+    drawing.legend_below(
+        figure, [*drawing.handles(styles, lines=True), ideal], columns=min(len(styles) + 1, 4)
+    )
     numbers = runs.merge(_flat(levels), on=["arm", "world_size"])
     return Drawing(figure, numbers, _caption(study, runs, levels))
 
@@ -88,11 +75,13 @@ def _ideal(axes: list[Axes], levels: pd.DataFrame) -> None:
     sizes = sorted(levels["world_size"].unique())
     base = min(levels["base_world_size"])
     x = [math.log2(size) for size in sizes]
-    axes[1].plot(x, [size / base for size in sizes], ":", color=GREY, linewidth=1)
-    axes[2].axhline(100, linestyle=":", color=GREY, linewidth=1)
+    axes[1].plot(x, [size / base for size in sizes], ":", color=drawing.GREY, linewidth=1)
+    axes[2].axhline(100, linestyle=":", color=drawing.GREY, linewidth=1)
     for row in _bases(levels):
         ratios = [row.base_world_size / size if row.scaling == "strong" else 1.0 for size in sizes]
-        axes[0].plot(x, [row.base_seconds_per_step * 1e3 * r for r in ratios], ":", color=GREY, linewidth=0.7)
+        axes[0].plot(
+            x, [row.base_seconds_per_step * 1e3 * r for r in ratios], ":", color=drawing.GREY, linewidth=0.7
+        )
 
 
 def _bases(levels: pd.DataFrame) -> Iterator[Any]:
@@ -114,14 +103,13 @@ def _caption(study: Study, runs: pd.DataFrame, levels: pd.DataFrame) -> str:
         for row in _bases(levels)
     )
     kinds = " and ".join(sorted(set(levels["scaling"])))
-    return sentence(
+    return drawing.sentence(
         f"{kinds.capitalize()} scaling. Step time is the slowest rank's, amortised over inverse periods.",
-        f"Bases of the speed-ups: {bases}.",
-        "Speed-up is the ratio of samples per second; efficiency divides it by the ratio of ranks.",
-        f"Dots are runs ({counts(runs)}).",
-        whiskers(interval for column in PANELS for interval in levels[column]),
+        f"Bases of the speed-ups: {bases}. Speed-up is the ratio of samples per second; efficiency divides",
+        f"it by the ratio of ranks. Dots are runs ({drawing.counts(runs)}).",
+        drawing.whiskers(interval for column in PANELS for interval in levels[column]),
         "Only one world size was run, so there is no scaling to see."
         if runs["world_size"].nunique() == 1
         else "",
-        remarks(study, runs),
+        drawing.remarks(study, runs),
     )

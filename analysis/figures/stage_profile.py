@@ -7,22 +7,8 @@ import math
 import pandas as pd
 
 from analysis.comparisons import points
-from analysis.figures.drawing import (
-    TWO_COLUMNS,
-    Drawing,
-    NothingToDraw,
-    arm_styles,
-    counts,
-    dodge,
-    handles,
-    legend_below,
-    panels,
-    remarks,
-    sentence,
-    whisker,
-    whiskers,
-    world_size_axis,
-)
+from analysis.figures import drawing
+from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.metrics import IDENTITY, in_order, kfac_cells
 from analysis.records.study import Study
 from analysis.statistics.intervals import level
@@ -48,9 +34,9 @@ def draw(study: Study) -> Drawing:
     steps = [float(row[STAGES[row["phase"]][1]]) for _, row in numbers.iterrows()]
     numbers["seconds_per_update"] = numbers["seconds_per_step"] * pd.Series(steps, index=numbers.index)
     numbers = in_order(study, numbers.reset_index(drop=True))
-    looks = arm_styles(study, numbers["arm"])
-    figure, axes = panels(TWO_COLUMNS, 4.2, columns=2, rows=2)
-    shifts = dodge(list(looks))
+    looks = drawing.arm_styles(study, numbers["arm"])
+    figure, axes = drawing.panels(drawing.TWO_COLUMNS, 4.2, columns=2, rows=2)
+    shifts = drawing.dodge(list(looks))
     found, rows = [], []
     for axis, (phase, (title, _)) in zip(axes, STAGES.items(), strict=True):
         axis.set_title(title, fontsize=8)
@@ -61,22 +47,21 @@ def draw(study: Study) -> Drawing:
                       alpha=0.6, mew=0)  # fmt: skip
             if (dots > 0).all():
                 interval = level(dots.tolist())
-                whisker(axis, x, interval, looks[arm].colour)
+                drawing.whisker(axis, x, interval, looks[arm].colour)
                 found.append(interval)
                 rows.append((arm, size, phase, interval.estimate, interval.low, interval.high))
-        world_size_axis(axis, numbers)
+        drawing.world_size_axis(axis, numbers)
         axis.set_ylim(bottom=0)
         axis.set_ylabel("time per update (ms)")
-    legend_below(figure, handles(looks), columns=min(len(looks), 4))
+    drawing.legend_below(figure, drawing.handles(looks), columns=min(len(looks), 4))
     columns = ["arm", "world_size", "phase", "median_ms", "low_ms", "high_ms"]
     merged = numbers.merge(pd.DataFrame(rows, columns=columns), on=columns[:3], how="left")
-    caption = sentence(
+    caption = drawing.sentence(
         "Time of one update of the factors and of the second-order data, on the rank that takes longest in",
-        "that stage:",
-        "seconds per step, amortised over whole inverse periods, times the interval F or E. Communication",
-        "includes waiting for late",
-        f"ranks; one rank has none. Every run is a dot ({counts(numbers)}).",
-        whiskers(found),
-        remarks(study, numbers, kfac_cells(study)),
+        "that stage: seconds per step, amortised over whole inverse periods, times the interval F or E.",
+        "Communication includes waiting for late ranks; one rank has none. Every run is a dot",
+        f"({drawing.counts(numbers)}).",
+        drawing.whiskers(found),
+        drawing.remarks(study, numbers, kfac_cells(study)),
     )
     return Drawing(figure, merged, caption)

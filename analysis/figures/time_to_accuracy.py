@@ -10,24 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from analysis.comparisons import points
-from analysis.figures.drawing import (
-    GREY,
-    TWO_COLUMNS,
-    ArmStyle,
-    Drawing,
-    NothingToDraw,
-    arm_styles,
-    counts,
-    dodge,
-    handles,
-    legend_below,
-    panels,
-    remarks,
-    sentence,
-    whisker,
-    whiskers,
-    world_size_axis,
-)  # fmt: skip
+from analysis.figures import drawing
+from analysis.figures.drawing import ArmStyle, Drawing, NothingToDraw
 from analysis.metrics import time_to_accuracy
 from analysis.records.study import Study
 from analysis.statistics.intervals import Interval, level
@@ -44,27 +28,27 @@ def draw(study: Study) -> Drawing:
     runs = time_to_accuracy(study).dropna(subset=["seconds"])
     if runs.empty:
         raise NothingToDraw("no run has trained up to its first evaluation")
-    styles = arm_styles(study, runs["arm"])
-    figure, axes = panels(TWO_COLUMNS, 2.6, columns=3)
+    styles = drawing.arm_styles(study, runs["arm"])
+    figure, axes = drawing.panels(drawing.TWO_COLUMNS, 2.6, columns=3)
     intervals: dict[tuple[str, int], Interval] = {}
-    shifts = dodge(list(styles))
+    shifts = drawing.dodge(list(styles))
     for axis, (column, label) in zip(axes, PANELS.items(), strict=True):
         for arm, world_size, group in points(runs):
             x = math.log2(world_size) + shifts[arm]
             interval = _panel(axis, x, group, column, styles[arm])
             if column == "seconds":
                 intervals[arm, world_size] = interval
-        world_size_axis(axis, runs)
+        drawing.world_size_axis(axis, runs)
         axis.set_ylabel(label)
         axis.margins(y=0.15)  # the arrow of a miss points beyond its dot
         axis.set_ylim(bottom=0)
-    entries = handles(styles, size=6)
+    entries = drawing.handles(styles, size=6)
     if not runs["reached"].all():
         entries.append(
-            Line2D([], [], color=GREY, marker="o", markerfacecolor="white", linestyle="none",
+            Line2D([], [], color=drawing.GREY, marker="o", markerfacecolor="white", linestyle="none",
                    label="missed: at least")
         )  # fmt: skip
-    legend_below(figure, entries, columns=min(len(styles) + 1, 4))
+    drawing.legend_below(figure, entries, columns=min(len(styles) + 1, 4))
     numbers = runs.merge(_flat(intervals), on=["arm", "world_size"])
     return Drawing(figure, numbers, _caption(study, numbers, list(intervals.values())))
 
@@ -89,7 +73,7 @@ def _panel(axis: Axes, x: float, group: pd.DataFrame, column: str, style: ArmSty
         interval = level(group[column].where(group["reached"], math.inf).tolist())
     else:
         interval = level(group[column].dropna().tolist())
-    whisker(axis, x, interval, style.colour)
+    drawing.whisker(axis, x, interval, style.colour)
     return interval
 
 
@@ -106,10 +90,10 @@ def _caption(study: Study, numbers: pd.DataFrame, intervals: list[Interval]) -> 
         for metric, value, direction in targets.itertuples(index=False)
     )
     missed = int((~numbers["reached"]).sum())
-    return sentence(
-        f"Time to {goal}: {study.scoring.about}.",
-        f"Every run is a dot ({counts(numbers)}); the bar is the median, with a miss counted as slowest.",
-        whiskers(intervals),
+    return drawing.sentence(
+        f"Time to {goal}: {study.scoring.about}. Every run is a dot ({drawing.counts(numbers)}); the bar is",
+        "the median, with a miss counted as slowest.",
+        drawing.whiskers(intervals),
         f"{missed} of {len(numbers)} runs missed and are shown where they stopped." if missed else "",
-        remarks(study, numbers),
+        drawing.remarks(study, numbers),
     )

@@ -5,20 +5,9 @@ from __future__ import annotations
 from matplotlib.lines import Line2D
 
 from analysis.comparisons import points
+from analysis.figures import drawing
 from analysis.figures.by_batch import fixed_length_runs
-from analysis.figures.drawing import (
-    TWO_COLUMNS,
-    Drawing,
-    NothingToDraw,
-    counts,
-    handles,
-    legend_below,
-    panels,
-    remarks,
-    sentence,
-    styles,
-    whiskers,
-)
+from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.figures.response import Quantity, draw_response, final_metric, summaries
 from analysis.records.study import Study
 
@@ -35,11 +24,11 @@ def draw(study: Study) -> Drawing:
     if own["inverse_update_steps"].nunique() < 2:
         raise NothingToDraw("no second interval of inverse updates")
     own = own.astype(dict.fromkeys(fields, "int64")).reset_index(drop=True)
-    looks = styles([*dict.fromkeys(flat["series"]), *dict.fromkeys(own["series"])])
+    looks = drawing.styles([*dict.fromkeys(flat["series"]), *dict.fromkeys(own["series"])])
     kfac = {name: look for name, look in looks.items() if name in set(own["series"])}
     metric = " / ".join(sorted(own["metric"].unique()))
     quantities = (final_metric(own), Quantity("train_seconds", "training time (s)"))
-    figure, axes = panels(TWO_COLUMNS, 2.6, columns=2)
+    figure, axes = drawing.panels(drawing.TWO_COLUMNS, 2.6, columns=2)
     found = []
     for axis, quantity in zip(axes, quantities, strict=True):
         found += draw_response(axis, own, "inverse_update_steps", quantity, kfac)
@@ -52,17 +41,16 @@ def draw(study: Study) -> Drawing:
         Line2D([], [], color=looks[name].colour, linestyle=":", label=f"{name} (median)")
         for name in dict.fromkeys(flat["series"])
     ]
-    legend_below(figure, [*handles(kfac, lines=True), *levels], columns=min(len(looks), 4))
+    drawing.legend_below(figure, [*drawing.handles(kfac, lines=True), *levels], columns=min(len(looks), 4))
     pairs = own[fields].drop_duplicates().sort_values(fields).itertuples(index=False)
-    caption = sentence(
-        f"{metric.capitalize()} and training time after {own['epochs'].max():g} epochs as second-order",
-        "data is",
-        f"renewed less often, on {int(own['world_size'].max())} rank(s); factors every F steps:",
+    caption = drawing.sentence(
+        f"{metric.capitalize()} and training time after {own['epochs'].max():g} epochs as second-order data",
+        f"is renewed less often, on {int(own['world_size'].max())} rank(s); factors every F steps:",
         ", ".join(f"E={e} F={f}" for e, f in pairs) + ".",
-        f"Every run is a dot ({counts(own, ('series', 'inverse_update_steps'))}).",
-        whiskers(found),
+        f"Every run is a dot ({drawing.counts(own, ('series', 'inverse_update_steps'))}).",
+        drawing.whiskers(found),
         "Training time is the slowest rank's clock."
         + ("" if len(flat) else " No first-order arm to compare."),
-        remarks(study, runs, study.cells["world_size"] == runs["world_size"].max()),
+        drawing.remarks(study, runs, study.cells["world_size"] == runs["world_size"].max()),
     )
     return Drawing(figure, summaries(own, "inverse_update_steps", quantities), caption)

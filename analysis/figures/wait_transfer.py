@@ -6,16 +6,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from analysis.figures.drawing import (
-    Drawing,
-    NothingToDraw,
-    counts,
-    legend_below,
-    panel_grid,
-    remarks,
-    sentence,
-    world_size_bars,
-)
+from analysis.figures import drawing
+from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.figures.phase_styles import EDGE, LOOKS
 from analysis.metrics import IDENTITY, arm_order, in_order
 from analysis.records.study import Study
@@ -33,7 +25,7 @@ def draw(study: Study) -> Drawing:
         raise NothingToDraw("no run on several ranks has recorded communication")
     numbers = in_order(study, numbers)
     arms = [arm for arm in arm_order(study) if arm in set(numbers["arm"])]
-    figure, axes = panel_grid(arms, COLUMNS, 2.1, 0.9, sharey=True, ylabel="time per step (ms)")
+    figure, axes = drawing.panel_grid(arms, COLUMNS, 2.1, 0.9, sharey=True, ylabel="time per step (ms)")
     for arm, axis in zip(arms, axes, strict=True):
         _bars(axis, numbers[numbers["arm"] == arm])
     used = numbers.groupby("phase")[list(PARTS)].sum().sum(axis=1)
@@ -43,12 +35,12 @@ def draw(study: Study) -> Drawing:
         if used.get(phase, 0) > 0
     ]
     entries.append(Patch(facecolor="white", hatch="////", label="waiting", **EDGE))
-    legend_below(figure, entries, columns=5)
-    caption = sentence(
+    drawing.legend_below(figure, entries, columns=5)
+    caption = drawing.sentence(
         "Communication per step: left bars move bytes, right bars (hatched) wait; mean over ranks.",
         _how(numbers),
-        f"Means over runs ({counts(numbers)}). No whiskers.",
-        remarks(study, numbers, study.cells["world_size"] > 1),
+        f"Means over runs ({drawing.counts(numbers)}). No whiskers.",
+        drawing.remarks(study, numbers, study.cells["world_size"] > 1),
     )
     return Drawing(figure, numbers, caption)
 
@@ -80,4 +72,4 @@ def _bars(axis: Axes, numbers: pd.DataFrame) -> None:
                 if height > 0:
                     axis.bar(place + shift, height, 0.36, bottom, color=colour, hatch=hatch, **EDGE)
                     bottom += height
-    world_size_bars(axis, numbers)
+    drawing.world_size_bars(axis, numbers)
