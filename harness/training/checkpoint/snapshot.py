@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 
 from harness.training.checkpoint.loading import Loaded
-from harness.training.checkpoint.random_states import random_states, set_random_states
 from harness.training.training_state import TrainingState
 from harness.training.world import World
 from kfac_core.state import merge_shards
@@ -25,7 +26,7 @@ def snapshot(state: TrainingState, device: torch.device) -> tuple[dict[str, Any]
     own = {
         "buffers": dict(state.model.named_buffers()),  # differ by rank: running statistics of its batches
         "kfac": state.kfac.state_shard() if state.kfac is not None else None,
-        "random": random_states(device),
+        "random": _random_states(device),
         "loss_sum": float(state.loss_sum),
         "loss_steps": state.loss_steps,
         "rate": state.learning_rate,
@@ -65,7 +66,7 @@ def _restore_rank(state: TrainingState, own: Mapping[str, Any], device: torch.de
     state.loss_steps = own["loss_steps"]
     state.window_start = own["window_start"]
     state.window = WindowTotals(**own["window"])
-    set_random_states(own["random"], device)
+    _set_random_states(own["random"], device)
 
 
 def _merge_ranks(state: TrainingState, parts: Sequence[Mapping[str, Any]], rank: int) -> None:
@@ -77,3 +78,25 @@ def _merge_ranks(state: TrainingState, parts: Sequence[Mapping[str, Any]], rank:
         state.loss_sum.fill_(sum(part["loss_sum"] for part in parts))
         state.loss_steps = sum(part["loss_steps"] for part in parts)
     state.window_start = state.step
+
+
+def _random_states(device: torch.device) -> dict[str, Any]:
+    """States of Python's, NumPy's and torch's global generators, and of the device's."""
+    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": (str(name), torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, gauss),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+    }
+
+
+def _set_random_states(states: Mapping[str, Any], device: torch.device) -> None:
+    """Set all generators to what `_random_states` returned."""
+    version, internal, gauss_next = states["python"]
+    random.setstate((version, tuple(internal), gauss_next))
+    name, keys, position, has_gauss, gauss = states["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Callable
 
-from harness.runs.records import PhaseRecord, Record
+from harness.runs.records import PhaseRecord, Record, TraceRecord
 from harness.training.measurement.device import DeviceGauge
 from harness.training.measurement.memory import read_memory
-from harness.training.measurement.traced_steps import trace_record
 from harness.training.training_state import TrainingState
 from harness.training.world import World
 from kfac_core.timing.timer import PhaseTimer, WindowTotals
@@ -36,7 +37,7 @@ class WindowRecorder:
     def suspend(self, state: TrainingState, segment: int) -> None:
         """Move the timer's totals into `state`, so that a checkpoint includes the open window."""
         state.window += self._timer.drain()
-        self._write_if_any(trace_record(self._timer, self._world.rank, segment))
+        self._write_if_any(_trace_record(self._timer, self._world.rank, segment))
 
     def close(self, state: TrainingState, segment: int) -> None:
         """Write the records of the open window, if it has a step, and begin the next one."""
@@ -62,10 +63,21 @@ class WindowRecorder:
                 instrument_seconds=totals.entries * self._entry_seconds,
             )
         )
-        self._write_if_any(trace_record(self._timer, rank, segment))
+        self._write_if_any(_trace_record(self._timer, rank, segment))
         self._write_if_any(self._gpu.read(rank, segment, state.window_start, steps))
         state.window_start = state.step
 
     def _write_if_any(self, record: Record | None) -> None:
         if record is not None:
             self._write(record)
+
+
+def _trace_record(timer: PhaseTimer, rank: int, segment: int) -> TraceRecord | None:
+    """The spans since the last call, on the host's Unix clock; None if no step was traced."""
+    spans = timer.drain_spans()
+    if not spans:
+        return None
+    first = spans[0].started
+    began = time.time() - (time.perf_counter() - first)
+    rows = tuple((span.step, span.phase, span.started - first, span.seconds, span.layer) for span in spans)
+    return TraceRecord(rank, segment, socket.gethostname(), began, rows)

@@ -25,7 +25,7 @@ class WorkloadCard:
         options: its options with their defaults.
         train_examples: size of its whole training set; 0 if known only once the data is read.
         about: one line for `kronscale plan` and the README.
-        builder: name of the function in `module` that builds it.
+        builder: name of the function or class in `module` that builds it.
         choices: allowed values of text options that have only a few.
         counted: size of the training set under given options, 0 if known only once the data is read; None if
             no option changes it. Raises ValueError for options that no data could satisfy.

@@ -72,7 +72,7 @@ def _examples(options: Options, specials: int, shortest: int) -> int:
 
 BERT = WorkloadCard(
     module="harness.workloads.language.workload",
-    builder="build_bert",
+    builder="Bert",
     metrics=MappingProxyType({"accuracy": "higher", "loss": "lower"}),
     options=MappingProxyType({**_TEXT_OPTIONS, "vocabulary": 30522, "sequence_length": 128}),
     train_examples=0,
@@ -81,7 +81,7 @@ BERT = WorkloadCard(
 )
 GPT = WorkloadCard(
     module="harness.workloads.language.workload",
-    builder="build_gpt",
+    builder="Gpt",
     metrics=MappingProxyType({"accuracy": "higher", "loss": "lower", "perplexity": "lower"}),
     options=MappingProxyType({**_TEXT_OPTIONS, "vocabulary": 50257, "sequence_length": 1024}),
     train_examples=0,

@@ -16,7 +16,7 @@ from harness.workloads.cards.vision import CIFAR_TEST, CIFAR_TRAIN
 from harness.workloads.cifar.batch_files import Images, Variant, read_batch
 from harness.workloads.sources.data_folder import EMBEDDED_FOLDER, data_folder, how_to_point
 from harness.workloads.sources.download import download_archive
-from harness.workloads.sources.subsets import balanced_subset
+from harness.workloads.sources.images import balanced_subset
 
 
 def read_cifar(variant: Variant, options: Mapping[str, Any]) -> tuple[Images, Images]:

@@ -8,6 +8,7 @@ probability 1/2 (He et al. 2016, section 4.2), as a function of seed, epoch and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,14 +94,9 @@ class Cifar:
         return images.contiguous(memory_format=torch.channels_last) if images.is_cpu else images
 
 
-def build_cifar10(options: Mapping[str, Any], share: Share) -> Cifar:
-    """CIFAR-10 as the rank of `share` sees it."""
-    return Cifar(VARIANTS[10], options, share)
-
-
-def build_cifar100(options: Mapping[str, Any], share: Share) -> Cifar:
-    """CIFAR-100 with its hundred fine classes, as the rank of `share` sees it."""
-    return Cifar(VARIANTS[100], options, share)
+build_cifar10 = partial(Cifar, VARIANTS[10])
+build_cifar100 = partial(Cifar, VARIANTS[100])
+"""CIFAR-100 with its hundred fine classes."""
 
 
 def _on_device(images: Images, device: torch.device) -> tuple[Tensor, Tensor]:

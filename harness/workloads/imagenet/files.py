@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.errors import DataError
-from harness.workloads.sources.archives import unpack
 from harness.workloads.sources.cache import cached
 from harness.workloads.sources.data_folder import EMBEDDED_FOLDER
-from harness.workloads.sources.subsets import Labels, balanced_subset
+from harness.workloads.sources.images import Labels, balanced_subset
+from harness.workloads.sources.publish import unpack
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".ppm", ".bmp", ".pgm", ".tif", ".tiff")
 SOURCE = "https://image-net.org/challenges/LSVRC/2012 (after signing up)"

@@ -149,16 +149,6 @@ class Gpt(Language):
         return scores
 
 
-def build_bert(options: Mapping[str, Any], share: Share) -> Bert:
-    """BERT as the rank of `share` sees it."""
-    return Bert(options, share)
-
-
-def build_gpt(options: Mapping[str, Any], share: Share) -> Gpt:
-    """GPT as the rank of `share` sees it."""
-    return Gpt(options, share)
-
-
 def _positions(inputs: Tensor) -> Tensor:
     """Each token's position, for each example: from it K-FAC on position embeddings counts the examples."""
     return torch.arange(inputs.shape[1], device=inputs.device).expand_as(inputs)

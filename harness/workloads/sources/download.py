@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.workloads.sources.archives import unpack
-from harness.workloads.sources.publish import publish_folder
+from harness.workloads.sources.publish import publish_folder, unpack
 
 _TIMEOUT_SECONDS = 60.0  # without a byte from the server
 

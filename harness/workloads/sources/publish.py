@@ -1,4 +1,4 @@
-"""Folders that are written once and appear whole, whichever process comes first (no torch)."""
+"""Folders that are written once and appear whole, and the unpacking of archives into them (no torch)."""
 
 from __future__ import annotations
 
@@ -38,6 +38,26 @@ def publish_folder(target: Path, fill: Callable[[Path], object], *, what: str, a
             f"{what} could not be written to {folder}: {_reason(error, folder)}; {advice}"
         ) from None
     return target
+
+
+def unpack(archive: tarfile.TarFile, folder: Path) -> None:
+    """Extract all members into `folder`; nothing is written outside it.
+
+    Filters came with Python 3.11.4, and Debian 12 has 3.11.2: there only regular files and folders are
+    extracted.
+
+    Raises:
+        tarfile.TarError: a member would lie outside the folder, or is of another type.
+    """
+    if hasattr(tarfile, "data_filter"):
+        archive.extractall(folder, filter="data")
+        return
+    root = folder.resolve()
+    for member in archive:
+        inside = (root / member.name).resolve().is_relative_to(root)
+        if not (inside and (member.isreg() or member.isdir())):
+            raise tarfile.ExtractError(f"{member.name!r} is not a regular file or folder inside {folder}")
+        archive.extract(member, folder, set_attrs=False)
 
 
 def _write(target: Path, fill: Callable[[Path], object]) -> None:

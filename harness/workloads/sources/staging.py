@@ -9,8 +9,7 @@ import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from harness.workloads.sources.archives import unpack
-from harness.workloads.sources.publish import publish_folder
+from harness.workloads.sources.publish import publish_folder, unpack
 
 STAGING_VARIABLE = "KRONSCALE_STAGING"
 

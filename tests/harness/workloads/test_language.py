@@ -17,14 +17,14 @@ from torch import nn
 from harness.workloads import WORKLOADS
 from harness.workloads.cards.language import BERT_SPECIALS
 from harness.workloads.language.corpus import read_corpus
-from harness.workloads.language.workload import build_bert, build_gpt
+from harness.workloads.language.workload import Bert, Gpt
 from harness.workloads.models.language import bert, gpt2, with_linear_projections
 from harness.workloads.sources.tokenizer import read_tokenizer, train_tokenizer
 from kfac_core.config import KFACConfig
 from kfac_core.layers import find_layers
 from tests.harness.workloads.texts import SMALL, independently, options, share, write_texts
 
-BUILD = {"bert": build_bert, "gpt": build_gpt}
+BUILD = {"bert": Bert, "gpt": Gpt}
 PUBLISHED_SKIP = {"bert": ("bert.embeddings", "cls"), "gpt": ("transformer.wpe", "lm_head")}
 
 

@@ -9,7 +9,7 @@ import pytest
 from harness.cli import main
 from harness.errors import DataError
 from harness.workloads import WORKLOADS
-from harness.workloads.language.workload import build_bert, build_gpt
+from harness.workloads.language.workload import Bert, Gpt
 from harness.workloads.models.language import bert, gpt2
 from tests.harness.workloads.texts import WORDS, options, share, write_texts, write_tokenizer
 
@@ -72,7 +72,7 @@ def test_a_text_or_tokenizer_that_cannot_serve_is_one_line(fault, tmp_path):
     write_texts(tmp_path)
     spoil(tmp_path)
     with pytest.raises(DataError) as raised:
-        build_bert(options("bert", tmp_path, **changes), share())
+        Bert(options("bert", tmp_path, **changes), share())
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -80,7 +80,7 @@ def test_a_text_or_tokenizer_that_cannot_serve_is_one_line(fault, tmp_path):
 def test_a_batch_beyond_the_text_is_one_line(tmp_path):
     write_texts(tmp_path, train=100)
     with pytest.raises(DataError, match=r"has 9 sequences, fewer than one global batch of 12; use a longer"):
-        build_gpt(options("gpt", tmp_path), share())
+        Gpt(options("gpt", tmp_path), share())
 
 
 def test_a_cache_that_cannot_be_written_names_the_way_out(tmp_path, monkeypatch):
@@ -89,7 +89,7 @@ def test_a_cache_that_cannot_be_written_names_the_way_out(tmp_path, monkeypatch)
     with pytest.raises(
         DataError, match=r"token ids could not be written to .*Not a directory.*KRONSCALE_CACHE"
     ):
-        build_gpt(options("gpt", tmp_path), share())
+        Gpt(options("gpt", tmp_path), share())
 
 
 def test_what_failed_leaves_nothing_in_the_cache(tmp_path, monkeypatch):
@@ -97,10 +97,10 @@ def test_what_failed_leaves_nothing_in_the_cache(tmp_path, monkeypatch):
     (tmp_path / "test.txt").write_text("")
     monkeypatch.setenv("KRONSCALE_CACHE", str(tmp_path / "cache"))
     with pytest.raises(DataError):
-        build_gpt(options("gpt", tmp_path), share())
+        Gpt(options("gpt", tmp_path), share())
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
     write_texts(tmp_path)
-    assert build_gpt(options("gpt", tmp_path), share()).steps_per_epoch == 10
+    assert Gpt(options("gpt", tmp_path), share()).steps_per_epoch == 10
 
 
 def test_a_missing_library_names_the_extra(tmp_path, monkeypatch):
@@ -117,7 +117,7 @@ def test_a_missing_library_names_the_extra(tmp_path, monkeypatch):
         ModuleNotFoundError,
         match=r"a text as training data needs tokenizers: pip install 'kronscale\[language\]'",
     ):
-        build_gpt(options("gpt", tmp_path), share())
+        Gpt(options("gpt", tmp_path), share())
 
 
 SWEEP = """\
