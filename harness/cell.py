@@ -15,7 +15,7 @@ from kfac_core.schedule import interval_at
 
 
 class Spec(BaseModel):
-    """An immutable section of a sweep file; unknown keys are errors."""
+    """Base of everything read from a file: immutable, and unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kfac_core.capture.hooks import is_captured
 from kfac_core.layers import KroneckerLayer
-from kfac_core.model.capture import is_captured
 
 
 @dataclass(frozen=True)

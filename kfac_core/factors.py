@@ -10,13 +10,13 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
+from kfac_core.capture.statistics import Share, Statistics
 from kfac_core.collectives import Communicator, PendingCollective
 from kfac_core.config import KFACConfig
 from kfac_core.errors import ConfigError
 from kfac_core.kernels.grams import Gram, dense, fold, is_finite, trace
 from kfac_core.kernels.packing import Packed, fold_packed, pack, packed_trace, unpack
 from kfac_core.kernels.scratch import scratch
-from kfac_core.model.capture import Share, Statistics
 from kfac_core.placement import FactorJob, FactorShape, LayerShape, Placement
 from kfac_core.placement.buckets import Bucket, buckets, sent_elements
 
@@ -115,9 +115,8 @@ class Factors:
     def receive(self) -> bool:
         """Wait for the next bucket; returns whether it was the last. Others stay in flight meanwhile.
 
-        Packing and accumulating a bucket cost different ranks different time. Bucket by bucket, ranks hardly
-        wait for each other. Where nothing moves before it is waited for, each bucket would be a wait, so all
-        are received at once.
+        Packing and accumulating take each rank a different time, so ranks take turns bucket by bucket. A
+        communicator that moves data only while it is waited for receives all buckets at once.
         """
         for _ in range(1 if self._communicator.in_background else len(self._in_flight)):
             if self._in_flight:

@@ -14,15 +14,15 @@ import torch.distributed as dist
 from torch import nn
 
 from kfac_core import state as states
+from kfac_core.capture.hooks import Capture, full_precision
+from kfac_core.capture.wrappers import LearningRate, discard_compiled, read_lr, unwrap
 from kfac_core.collectives import Communicator, connect
 from kfac_core.config import KFACConfig
 from kfac_core.diagnostics import Failure, missing_statistics, warn_of_other_kfac
 from kfac_core.errors import ConfigError
 from kfac_core.factors import Factors
+from kfac_core.gradients.buffers import Gradients, all_finite
 from kfac_core.layers import find_layers, plain_modules
-from kfac_core.model.capture import Capture, full_precision
-from kfac_core.model.gradients import Gradients, all_finite
-from kfac_core.model.wrappers import LearningRate, discard_compiled, read_lr, unwrap
 from kfac_core.placement import Placement
 from kfac_core.placement.cost import CostModel
 from kfac_core.placement.footprint import state_bytes
@@ -183,14 +183,14 @@ class KFAC:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on bitwise, the same on every rank, on the CPU; every rank must call it."""
+        """The whole state, the same on every rank, on the CPU; training resumes bitwise. Every rank must call it."""
         return states.gather_state(self._snapshot())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, also on another world size, strategy or solver.
+        """Resume from a saved state, also on another world size, strategy or solver.
 
-        Factors move to their new owners. With another solver the second-order data is solved anew. Under
-        `overlap_factors` every rank has to call this, for what is on its way (`discard`).
+        Factors move to their new owners. With another solver the second-order data is solved again. With
+        `overlap_factors` every rank must call this, as it receives what is in flight (`discard`).
 
         Raises:
             ConfigError: the state is of other layers.
@@ -199,16 +199,16 @@ class KFAC:
         self._restore(partial(states.restore_state, state=state))
 
     def state_shard(self) -> dict[str, Any]:
-        """This rank's part of the state, on the CPU; nothing travels, and the parts hold nothing twice.
+        """This rank's part of the state, on the CPU; no communication.
 
-        Only factors that several ranks keep (d_kfac, spd_kfac's small ones) are in each keeper's part.
+        A factor is in one rank's part, unless several ranks keep it (d_kfac, small ones of spd_kfac).
         """
         return states.state_shard(self._snapshot())
 
     def load_state_shard(self, shard: Mapping[str, Any]) -> None:
-        """Go on bitwise in the world, strategy and solver of `shard`; every rank must call it.
+        """Resume bitwise in the world, strategy and solver of `shard`; every rank must call it.
 
-        Elsewhere: `load_state_dict(kfac_core.state.merge_shards(shards))`.
+        With others: `load_state_dict(kfac_core.state.merge_shards(shards))`.
 
         Raises:
             ConfigError: the shard is not this rank's.

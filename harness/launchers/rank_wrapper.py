@@ -28,9 +28,6 @@ import time
 _OFFERED, _SAFE = b"vallen_max=1024\n", b"vallen_max=512\n"
 _PMI_BYTES = 65536  # more than any message
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-# Rank, world size and local rank.
-_SLURM_NAMES = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
-_HYDRA_NAMES = ("PMI_RANK", "PMI_SIZE", "PMI_RANK")
 
 
 def main(attempt: str, threads: str, cpus: str, command: list[str]) -> int:

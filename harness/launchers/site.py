@@ -25,8 +25,8 @@ class Site(Spec):
         backend: communication backend; auto is nccl for ranks with a GPU and gloo for others. With mpi the
             local launcher starts the ranks under `mpiexec`, of MPICH or a relative.
         timeout_minutes: an attempt that runs longer is ended with TIMEOUT.
-        grace_seconds: time that ranks get to save a checkpoint when they have to stop, and how long before
-            the time limit that is; at most half of the limit.
+        grace_seconds: time that ranks get to save a checkpoint when they have to stop. They are asked to so
+            long before the time limit, but not before half of it.
         checkpoint_every_epochs: interval of checkpoints in epochs; None for none.
         checkpoint_every_minutes: interval of checkpoints in minutes; None for none.
         traced_steps: `[first, end]`: steps whose phases are recorded one by one with their start, for

@@ -135,7 +135,7 @@ class Trainer:
         return result
 
     def train_step(self, batch: object) -> None:
-        """One update; only here and in `KFAC.step` are phases named."""
+        """One update of the parameters."""
         timer, state = self.timer, self.state
         if self._kfac_pending and state.step == self._kfac_first_step:
             state.kfac, self._kfac_pending = self._build_kfac(state.model), False

@@ -174,7 +174,7 @@ def fold(total: Gram, scale: float, mean: Tensor, decay: float) -> None:
 
 
 def _fold_rows(rows: Tensor, scale: float, mean: Tensor, decay: float) -> None:
-    """The same for rows. Large or many ones compute the upper triangle only, in strips that are mirrored.
+    """`fold` for rows. If they are many or long, it computes the upper triangle in strips and mirrors them.
 
     That saves half the multiplications, but reads and writes the mean by column.
     """

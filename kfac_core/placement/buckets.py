@@ -8,7 +8,7 @@ from functools import cached_property
 
 from kfac_core.placement.placement import FactorJob
 
-_MAX_BUCKETS = 16  # about: a bucket holds at least this fraction of all factors
+_MAX_BUCKETS = 16  # about: a bucket holds at least a sixteenth of all elements
 _MIN_ELEMENTS = 1 << 18  # of a bucket, 1 MiB of float32: below it a network's latency matters
 _MIN_ELEMENTS_AT_STEP = 1 << 22  # 16 MiB without overlap: the next is packed while one is in flight
 
@@ -35,9 +35,9 @@ def buckets(jobs: Sequence[FactorJob], world_size: int, *, overlap: bool) -> lis
     """All factors that are sent, as buckets in sending order.
 
     The last layers come first, as a backward pass completes them. A bucket holds either factors with one
-    owner or factors that all ranks keep. Without overlap, only two ranks use more than one bucket of a kind:
-    buckets by layer have few owners each, and on more ranks the other links would be idle (ResNet-50 on 8:
-    the busiest owners of all buckets together receive 5 times as much as the busiest rank).
+    owner or factors that all ranks keep. Without overlap, a world of
+    more than two ranks uses one bucket of each kind: a bucket of few layers has few owners, and the links to
+    all other ranks would be idle while it is sent.
 
     Args:
         jobs: all factors.

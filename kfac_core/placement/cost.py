@@ -31,9 +31,9 @@ SPD_KFAC_64 = CostModel(
     inverse=lambda factor: 3.806e-4 + factor.blocks * 5.148e-13 * factor.dim**3,
     exchange=lambda elements: 0.929e-3 + 1.4335e-9 * elements,
 )
-"""Seconds on 64 RTX 2080 Ti over 100 Gb/s InfiniBand. Sharing is as fitted in the release of
-arXiv:2107.06533; its law of inverses is dearer than sharing at every size, against the paper's own numbers,
-so that one is fitted anew to them (results/prediction/spd_kfac.md)."""
+"""Seconds on 64 RTX 2080 Ti over 100 Gb/s InfiniBand. `exchange` is as fitted in the release
+of arXiv:2107.06533. The release's `inverse` would make every inversion slower than its exchange, which
+contradicts the paper's measurements; it is fitted to these instead (results/prediction/spd_kfac.md)."""
 
 
 def measured(

@@ -100,8 +100,8 @@ class FactorJob:
     def unpacked_on(self) -> Ranks:
         """Ranks that keep their own statistics as a matrix until the step; others pack them in the hook.
 
-        A rank that alone keeps the factor sends nothing. Small matrices take little memory, and packing them
-        one after another at the step is faster than in hooks, between the model's kernels.
+        All ranks do so for small factors, which take little memory and are packed faster one after another.
+        For large ones only the rank that alone keeps the factor does, as it sends nothing.
         """
         if self.shape.dim <= LARGEST_UNPACKED:
             return self.factor_workers

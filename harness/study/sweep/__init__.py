@@ -23,7 +23,7 @@ from harness.study.sweep.selection import Exclusions, read_exclusions, read_incl
 
 __all__ = ["DEFAULT_REPEATS", "MAX_CELLS", "Sweep", "known_paths", "read_sweep", "value_of"]
 
-DEFAULT_REPEATS = 6  # the smallest number whose 95 % bootstrap intervals cover close to 95 %
+DEFAULT_REPEATS = 6  # the smallest number of runs with a 95 % interval of the median
 MAX_CELLS = 100_000  # a larger number is a mistake in the grid
 
 _KEYS = ("sweep", "about", *SHARED, "methods", "grid", "zip", "include", "exclude", "repeats", "seeds")

@@ -2,8 +2,8 @@
 
 Only horizontal neighbours are copied: k times the input instead of k * k. Let z[h] be input row h with the
 kernel's k horizontal taps side by side. The block of taps (dy, dy') is the sum of z[h]T z[h + delta] over the
-rows h = dy, dy + stride, ... under the output, with delta = dy' - dy. Blocks of one delta whose rows overlap
-differ only in their edge rows: the first costs one product, the others a correction by a few rows. At stride
+rows h = dy, dy + stride, ... under the output, with delta = dy' - dy. Two blocks with the same
+delta differ only in their edge rows: the first costs one product, each other one a correction by a few rows. At stride
 1 and k = 3 that is three products instead of nine.
 """
 
@@ -114,8 +114,8 @@ class _Rows:
 def _inner(images: Tensor, geometry: Geometry, size: int) -> bool:
     """Whether a pixel's taps and channels are contiguous, instead of all pixels of one tap and channel.
 
-    The first makes products of medium width faster. Copying is faster in the memory layout of the images, and
-    the second way for many taps.
+    Contiguous taps and channels make products of medium width faster. The copy is faster if it keeps the
+    memory layout of the images; for many taps it is faster with contiguous pixels.
     """
     if size <= _NARROW or geometry.kernel[1] > _MANY_TAPS:
         return False

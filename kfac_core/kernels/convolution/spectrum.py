@@ -10,11 +10,11 @@ The images are small, so the transforms are products with tables of cosines and 
 are complex conjugates of the others and are skipped.
 
 The error of an element is relative to the norms of its two channels, not to the element. The lowest frequency
-squares the sum of a channel's pixels, so overflow may occur at pixels smaller than in a direct sum by the
-square root of the number of pixels per image.
+squares the sum of a channel's pixels: with P pixels per image, overflow begins at values sqrt(P) times smaller
+than in a direct sum.
 
-Cost for a k x k kernel, C channels, B images and F = (height + k - 1) (width + k - 1) numbers of a spectrum,
-in multiplications and additions: 3 F C^2 B, 2 F k (2k - 1) C^2 back, and the transforms (`multiplications`).
+A spectrum has F = (height + k - 1) (width + k - 1) numbers. For C channels and B images, products of spectra
+take 3 F C^2 B multiplications and additions, the way back 2 F k (2k - 1) C^2 (`multiplications`).
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def correlate(images: Tensor, kernel: tuple[int, int]) -> Tensor:
 
 
 class _Column(NamedTuple):
-    """The frequencies of one horizontal frequency: its vertical ones from 0 on, as many as are needed.
+    """All frequencies that share a horizontal frequency; vertical ones start at 0, conjugates are left out.
 
     Attributes:
         first: row of the horizontal table with its cosine; its sine follows.
@@ -127,8 +127,9 @@ class _Tables(NamedTuple):
 
     Attributes:
         across: `[horizontal numbers, width]`, from pixels to the spectra of their rows.
-        of_real: `[2 * vertical, height]`, from the real numbers of rows to real and imaginary ones in turn.
-        of_imaginary: the same from imaginary numbers.
+        of_real: `[2 * vertical, height]`, from the real parts of row spectra to real and imaginary parts, which
+            alternate.
+        of_imaginary: the same from imaginary parts.
         columns: by horizontal frequency.
     """
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from kfac_core.config import KFACConfig
+from kfac_core.placement.assignment import replicate_preconditioning
 from kfac_core.placement.balance import balance
 from kfac_core.placement.cost import CostModel
 from kfac_core.placement.placement import LayerShape, Placement
-from kfac_core.placement.strategies.everywhere import everywhere
 
 
 def comm_opt(layers: Sequence[LayerShape], world_size: int, config: KFACConfig, cost: CostModel) -> Placement:
@@ -20,10 +20,12 @@ def comm_opt(layers: Sequence[LayerShape], world_size: int, config: KFACConfig, 
     if split == "always" or (split == "when_ranks_exceed_layers" and world_size > len(layers)):
         costs = [cost.inverse(factor) for layer in layers for factor in (layer.a, layer.g)]
         workers = _assign(costs, world_size, config)
-        return everywhere(layers, world_size, [(a,) for a in workers[::2]], [(g,) for g in workers[1::2]])
+        return replicate_preconditioning(
+            layers, world_size, [(a,) for a in workers[::2]], [(g,) for g in workers[1::2]]
+        )
     costs = [cost.inverse(layer.a) + cost.inverse(layer.g) for layer in layers]
     owners = [(owner,) for owner in _assign(costs, world_size, config)]
-    return everywhere(layers, world_size, owners, owners)
+    return replicate_preconditioning(layers, world_size, owners, owners)
 
 
 def _assign(costs: Sequence[float], world_size: int, config: KFACConfig) -> list[int]:

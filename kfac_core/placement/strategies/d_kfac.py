@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from kfac_core.config import KFACConfig
+from kfac_core.placement.assignment import replicate_preconditioning
 from kfac_core.placement.cost import CostModel
 from kfac_core.placement.placement import LayerShape, Placement
-from kfac_core.placement.strategies.everywhere import everywhere
 
 
 def d_kfac(layers: Sequence[LayerShape], world_size: int, config: KFACConfig, cost: CostModel) -> Placement:
     """Every rank inverts every factor; only factors are communicated (arXiv:2107.06533, figure 1)."""
     everyone = tuple(range(world_size))
-    return everywhere(layers, world_size, [everyone] * len(layers), [everyone] * len(layers))
+    return replicate_preconditioning(layers, world_size, [everyone] * len(layers), [everyone] * len(layers))

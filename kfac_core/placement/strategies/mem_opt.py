@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from kfac_core.config import KFACConfig
+from kfac_core.placement.assignment import assign_to_grid
 from kfac_core.placement.cost import CostModel
 from kfac_core.placement.placement import LayerShape, Placement
-from kfac_core.placement.strategies.hybrid_opt import grid
 
 
 def mem_opt(layers: Sequence[LayerShape], world_size: int, config: KFACConfig, cost: CostModel) -> Placement:
@@ -14,4 +14,4 @@ def mem_opt(layers: Sequence[LayerShape], world_size: int, config: KFACConfig, c
     Second-order data is on one rank only; the cost is a model-sized exchange in every step.
     `assignment="round_robin"` is K-FAC-lw as published in SC20.
     """
-    return grid(layers, world_size, 1, config, cost)
+    return assign_to_grid(layers, world_size, 1, config, cost)

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from kfac_core.config import KFACConfig
+from kfac_core.placement.assignment import replicate_preconditioning
 from kfac_core.placement.balance import balance
 from kfac_core.placement.cost import SPD_KFAC_64, CostModel
 from kfac_core.placement.footprint import data_elements
 from kfac_core.placement.placement import LayerShape, Placement
-from kfac_core.placement.strategies.everywhere import everywhere
 
 
 def spd_kfac(layers: Sequence[LayerShape], world_size: int, config: KFACConfig, cost: CostModel) -> Placement:
@@ -29,4 +29,4 @@ def spd_kfac(layers: Sequence[LayerShape], world_size: int, config: KFACConfig, 
     workers = [tuple(range(world_size))] * len(factors)
     for index, worker in zip(shared, balance([costs[index] for index in shared], world_size), strict=True):
         workers[index] = (worker,)
-    return everywhere(layers, world_size, workers[::2], workers[1::2])
+    return replicate_preconditioning(layers, world_size, workers[::2], workers[1::2])

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from kfac_core.collectives import Communicator
 from kfac_core.errors import ConfigError
+from kfac_core.gradients.kl_clip import kl_clip_scale
 from kfac_core.layers import KroneckerLayer
 from kfac_core.placement import Placement
 
@@ -72,17 +73,13 @@ class Gradients:
             self._communicator.gather_parts(self._preconditioned, self._sizes, self._row)
 
     def clip(self, lr: float, kl_clip: float) -> None:
-        """Scale all layers by nu = min(1, sqrt(kl_clip / |lr^2 sum <Wp, W>|)).
-
-        The scalar stays on the device, so that the host does not wait for it.
-        """
+        """Scale all preconditioned gradients by the factor of `kl_clip_scale`."""
         if self._copies:
             change = torch.dot(self._preconditioned, self._raw)
         else:
             pairs = zip(self.preconditioned, self.raw, strict=True)
             change = torch.stack([torch.dot(new.flatten(), raw.flatten()) for new, raw in pairs]).sum()
-        predicted = change.abs() * lr**2
-        self._preconditioned *= (kl_clip / predicted).sqrt().clamp_max(1.0)
+        self._preconditioned *= kl_clip_scale(change, lr, kl_clip)
 
     def write(self) -> None:
         """Copy the preconditioned gradients into the parameters' gradient tensors."""

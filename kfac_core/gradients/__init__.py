@@ -1,0 +1,1 @@
+"""Gradients in flat buffers, and the kl-clip that scales them."""
