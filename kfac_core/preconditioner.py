@@ -183,7 +183,7 @@ class KFAC:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, the same on every rank, on the CPU; training resumes bitwise. Every rank must call it."""
+        """The whole state on the CPU, the same on all ranks, to resume bitwise; every rank must call it."""
         return states.gather_state(self._snapshot())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -2,9 +2,9 @@
 
 Only horizontal neighbours are copied: k times the input instead of k * k. Let z[h] be input row h with the
 kernel's k horizontal taps side by side. The block of taps (dy, dy') is the sum of z[h]T z[h + delta] over the
-rows h = dy, dy + stride, ... under the output, with delta = dy' - dy. Two blocks with the same
-delta differ only in their edge rows: the first costs one product, each other one a correction by a few rows. At stride
-1 and k = 3 that is three products instead of nine.
+rows h = dy, dy + stride, ... under the output, with delta = dy' - dy. Two blocks with the same delta differ
+only in their edge rows: the first costs one product, each other one a correction by a few rows. At stride 1
+and k = 3 that is three products instead of nine.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ The images are small, so the transforms are products with tables of cosines and 
 are complex conjugates of the others and are skipped.
 
 The error of an element is relative to the norms of its two channels, not to the element. The lowest frequency
-squares the sum of a channel's pixels: with P pixels per image, overflow begins at values sqrt(P) times smaller
-than in a direct sum.
+squares the sum of a channel's pixels: with P pixels per image, overflow begins at values sqrt(P) times
+smaller than in a direct sum.
 
 A spectrum has F = (height + k - 1) (width + k - 1) numbers. For C channels and B images, products of spectra
 take 3 F C^2 B multiplications and additions, the way back 2 F k (2k - 1) C^2 (`multiplications`).
@@ -127,8 +127,8 @@ class _Tables(NamedTuple):
 
     Attributes:
         across: `[horizontal numbers, width]`, from pixels to the spectra of their rows.
-        of_real: `[2 * vertical, height]`, from the real parts of row spectra to real and imaginary parts, which
-            alternate.
+        of_real: `[2 * vertical, height]`, from the real parts of row spectra to alternating real and
+            imaginary parts.
         of_imaginary: the same from imaginary parts.
         columns: by horizontal frequency.
     """
