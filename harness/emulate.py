@@ -8,6 +8,7 @@ every collective, FLOPs of every phase, and bytes of every stored tensor of the 
 from __future__ import annotations
 
 import gc
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -203,10 +204,7 @@ def _cubic(factor: float) -> Callable[..., int]:
     """FLOPs of a decomposition of `[..., n, n]`: `factor` n^3 for each matrix."""
 
     def count(shape: Sequence[int], *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-        matrices = 1
-        for extent in shape[:-2]:
-            matrices *= extent
-        return int(factor * matrices * shape[-1] ** 3)
+        return int(factor * math.prod(shape[:-2]) * shape[-1] ** 3)
 
     return count
 

@@ -9,16 +9,13 @@ the caches. The phase's own time lies between the two.
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from harness.bench.median import median_interval
-from harness.bench.start import start_ranks
+from harness.bench.start import measure_on_ranks
 from kfac_core.timing.phases import COMM_PHASES, Phase
 
 PHASES = (
@@ -50,13 +47,7 @@ class AblationBench:
         Returns:
             `bench`: these settings; `phases`: see `compare`; `ranks`: everything measured.
         """
-        with tempfile.TemporaryDirectory(prefix="kronscale-bench-") as name:
-            folder = Path(name)
-            options = {**asdict(self), "store": str(folder / "store")}
-            (folder / "options.json").write_text(json.dumps(options))
-            start_ranks("harness.bench.ablation_rank", folder, self.ranks, self.threads)
-            files = (folder / f"rank-{rank}.json" for rank in range(self.ranks))
-            measured: list[dict[str, Rounds]] = [json.loads(file.read_text()) for file in files]
+        measured: list[dict[str, Rounds]] = measure_on_ranks("harness.bench.ablation_rank", asdict(self))
         return {"bench": asdict(self), "phases": compare(measured), "ranks": measured}
 
 

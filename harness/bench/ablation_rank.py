@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from contextlib import AbstractContextManager, nullcontext
 from itertools import cycle, islice
-from pathlib import Path
 
 import torch
-import torch.distributed as dist
-from torch.distributed import FileStore  # type: ignore[attr-defined]  # public, but hidden from checkers
 
-from harness.bench.ablation import PHASES, Rounds
+from harness.bench.ablation import PHASES, AblationBench, Rounds
 from harness.bench.phase_work import PhaseWork
+from harness.bench.rank import Rank
 from harness.cell import Cell
 from harness.runs.heartbeat import HeartbeatWriter
-from harness.training.malloc import keep_freed_memory
 from harness.training.train import Trainer
 from harness.training.world import World
 from harness.training.world.single_copy import find_readable_peers
@@ -128,26 +123,14 @@ def _other_times(phase: Phase) -> tuple[int, ...]:
 
 def main() -> None:
     """Measure, and write the figures beside the options."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("options", type=Path)
-    parser.add_argument("--rank", type=int, required=True)
-    given = parser.parse_args()
-    options = json.loads(given.options.read_text())
-    ranks, folder = options["ranks"], given.options.parent
-    torch.set_num_threads(options["threads"])
-    keep_freed_memory()
-    if ranks > 1:
-        store = FileStore(options["store"], ranks)
-        dist.init_process_group("gloo", store=store, rank=given.rank, world_size=ranks)
+    rank = Rank.join(__doc__)
+    bench = AblationBench(**rank.options)
     communicator = connect(find_peers=find_readable_peers)
-    world = World(given.rank, ranks, given.rank, torch.device("cpu"), "gloo", communicator)
-    cell = Cell.model_validate_json(options["cell"])
-    heartbeat = HeartbeatWriter(folder / f"rank-{given.rank}.heartbeat")
-    figures = measure(RepeatedBlock(Trainer(cell, world, heartbeat, lambda record: None)), options["rounds"])
-    (folder / f"rank-{given.rank}.json").write_text(json.dumps(figures))
-    if dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()
+    world = World(rank.number, bench.ranks, rank.number, torch.device("cpu"), "gloo", communicator)
+    cell = Cell.model_validate_json(bench.cell)
+    heartbeat = HeartbeatWriter(rank.folder / f"rank-{rank.number}.heartbeat")
+    block = RepeatedBlock(Trainer(cell, world, heartbeat, lambda record: None))
+    rank.finish(measure(block, bench.rounds))
 
 
 if __name__ == "__main__":

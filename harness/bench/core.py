@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from harness.bench.start import start_ranks
+from harness.bench.start import measure_on_ranks
 
 KINDS = ("full", "factor", "plain")
 INTERVALS = ((1, 1), (10, 10), (10, 100))
@@ -19,7 +16,15 @@ INTERVALS = ((1, 1), (10, 10), (10, 100))
 
 @dataclass(frozen=True)
 class CoreBench:
-    """The settings; see `harness.bench.core_rank.Options`."""
+    """The settings; the same for every rank.
+
+    Attributes:
+        model: key of `harness.bench.replica.MODELS`.
+        batch: examples of each rank.
+        kfac: settings of `KFACConfig` beside the intervals.
+        repeats: measured rounds; each has two plain iterations and one of every kind.
+        warmup: rounds before them.
+    """
 
     model: str
     batch: int
@@ -40,27 +45,21 @@ class CoreBench:
         Raises:
             UserError: a rank failed; with the end of its log.
         """
-        with tempfile.TemporaryDirectory(prefix="kronscale-bench-") as name:
-            folder = Path(name)
-            options = {**asdict(self), "store": str(folder / "store")}
-            (folder / "options.json").write_text(json.dumps(options))
-            start_ranks("harness.bench.core_rank", folder, self.ranks, self.threads)
-            files = (folder / f"rank-{rank}.json" for rank in range(self.ranks))
-            return {"bench": asdict(self), **summary([json.loads(file.read_text()) for file in files])}
+        return {"bench": asdict(self), **summary(measure_on_ranks("harness.bench.core_rank", asdict(self)))}
 
 
 def summary(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """Medians over repetitions of the slowest rank of each; see `CoreBench.run`."""
-    sgd = statistics.median(slowest(rank["sgd"] for rank in ranks))
+    sgd = _spread(slowest(rank["sgd"] for rank in ranks))
     totals = {kind: _median(ranks, kind, "total") for kind in KINDS}
     phases = sorted(
         {phase for rank in ranks for kind in KINDS for step in rank["kinds"][kind] for phase in step}
     )
     return {
-        "sgd": _spread(slowest(rank["sgd"] for rank in ranks)),
-        "ratios": {f"{f}/{e}": amortised(totals, f, e) / sgd for f, e in INTERVALS},
-        "plain_ratio": totals["plain"] / sgd,
-        "phases": {phase: _phase(ranks, phase, sgd) for phase in phases},
+        "sgd": sgd,
+        "ratios": {f"{f}/{e}": amortised(totals, f, e) / sgd["median"] for f, e in INTERVALS},
+        "plain_ratio": totals["plain"] / sgd["median"],
+        "phases": {phase: _phase(ranks, phase, sgd["median"]) for phase in phases},
         "memory": [rank["memory"] for rank in ranks],
         "calls": ranks[0]["calls"],
         "rates": ranks[0]["rates"],

@@ -2,57 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import resource
 import time
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch.distributed import FileStore  # type: ignore[attr-defined]  # public, but hidden from checkers
-
+from harness.bench.core import CoreBench
+from harness.bench.rank import Rank
 from harness.bench.rates import measure_rates
 from harness.bench.replica import KINDS, MODELS, Preconditioned, Training
 from harness.bench.roofline import layer_rooflines, rooflines
-from harness.training.malloc import keep_freed_memory
 from kfac_core import KFACConfig
 
 Times = list[dict[str, float]]
 
 
-@dataclass(frozen=True)
-class Options:
-    """What to measure; the same for every rank.
-
-    Attributes:
-        model: key of `harness.bench.replica.MODELS`.
-        batch: examples of each rank.
-        kfac: settings of `KFACConfig` beside the intervals.
-        repeats: measured rounds; each has two plain iterations and one of every kind.
-        warmup: rounds before them.
-        store: file of the rendezvous.
-    """
-
-    model: str
-    batch: int
-    ranks: int
-    threads: int
-    kfac: dict[str, Any]
-    repeats: int
-    warmup: int
-    store: str
-
-    @classmethod
-    def read(cls, path: Path) -> Options:
-        """Read the file that `CoreBench` wrote."""
-        raw = json.loads(path.read_text())
-        return cls(**{field.name: raw[field.name] for field in fields(cls)})
-
-
-def measure(options: Options, rank: int) -> dict[str, Any]:
+def measure(options: CoreBench, rank: int) -> dict[str, Any]:
     """All figures of this rank.
 
     Returns:
@@ -62,11 +27,6 @@ def measure(options: Options, rank: int) -> dict[str, Any]:
         `layers`: for each repetition, seconds by layer and phase; `layer_floors`; `shapes`: rows and
         columns of each layer's gradient.
     """
-    torch.set_num_threads(options.threads)
-    keep_freed_memory()
-    if options.ranks > 1:
-        store = FileStore(options.store, options.ranks)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=options.ranks)
     model = MODELS[options.model]
     plain = Training(model, options.batch, rank, options.ranks)
     training = Training(model, options.batch, rank, options.ranks)
@@ -114,18 +74,6 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def main() -> None:
-    """Measure, and write the figures beside the options."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("options", type=Path)
-    parser.add_argument("--rank", type=int, required=True)
-    given = parser.parse_args()
-    figures = measure(Options.read(given.options), given.rank)
-    (given.options.parent / f"rank-{given.rank}.json").write_text(json.dumps(figures))
-    if dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    joined = Rank.join(__doc__)
+    joined.finish(measure(CoreBench(**joined.options), joined.number))

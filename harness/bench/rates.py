@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +9,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from harness.calibrate import timed_once
 from harness.training.world.single_copy import find_readable_peers
 from kfac_core.collectives import connect
 from kfac_core.kernels.matmul import multiply
@@ -60,9 +60,4 @@ def measure_rates() -> Rates:
 
 def _least_seconds(work: Callable[[], object]) -> float:
     work()
-    times = []
-    for _ in range(_REPEATS):
-        began = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - began)
-    return min(times)
+    return min(timed_once(work, torch.device("cpu")) for _ in range(_REPEATS))

@@ -12,9 +12,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from harness.bench.rates import Rates
 from kfac_core import KFAC
@@ -42,12 +43,11 @@ def rooflines(kfac: KFAC, rank: int, calls: Mapping[str, Call], rates: Rates) ->
     solved = [job.shape for job in kfac.placement.factor_jobs(shapes) if rank in job.inverse_workers]
     factor_bytes = _ITEM_BYTES * sum(shape.elements for shape in solved)
     gradient_bytes = _ITEM_BYTES * sum(shape.gradient_elements for shape in shapes)
-    changes_of_basis = 2 if kfac.config.solver == "eigen" else 1
     seconds = {
         Phase.FACTOR_COMPUTE: sum(factor_seconds(shape, calls[shape.name], rates) for shape in captured)
         + 2 * factor_bytes / rates.copy_bytes,
         Phase.INVERSE_COMPUTE: sum(_lapack_seconds(shape, kfac.config.solver) for shape in solved),
-        Phase.PRECONDITION: changes_of_basis * sum(_product_flops(shape) for shape in applied) / rates.flops
+        Phase.PRECONDITION: sum(_product_flops(kfac, shape) for shape in applied) / rates.flops
         + 2 * gradient_bytes / rates.copy_bytes,
         Phase.SCALE: 6 * gradient_bytes / rates.copy_bytes,  # dot product, scaling and copy
         **{phase: 2 * size / rates.copy_bytes for phase, size in received_bytes(kfac, rank).items()},
@@ -79,15 +79,13 @@ def received_bytes(kfac: KFAC, rank: int) -> dict[Phase, int]:
 
 def layer_rooflines(kfac: KFAC, calls: Mapping[str, Call], rates: Rates) -> dict[str, dict[str, float]]:
     """Seconds by layer of both its grams, and of its two products of matrices (four with eigenvectors)."""
-    changes_of_basis = 2 if kfac.config.solver == "eigen" else 1
     return {
         shape.name: {
             Phase.FACTOR_COMPUTE.value: factor_seconds(shape, calls[shape.name], rates),
-            Phase.PRECONDITION.value: max(
-                changes_of_basis * _product_flops(shape) / rates.flops,
-                _ITEM_BYTES
-                * (shape.a.elements + shape.g.elements + 2 * shape.gradient_elements)
-                / rates.copy_bytes,
+            Phase.PRECONDITION.value: _least_seconds(
+                _product_flops(kfac, shape),
+                shape.a.elements + shape.g.elements + 2 * shape.gradient_elements,
+                rates,
             ),
         }
         for shape in kfac.shapes
@@ -99,9 +97,11 @@ def factor_seconds(shape: LayerShape, call: Call, rates: Rates) -> float:
     a = _gram_flops(call) if isinstance(call.module, nn.Conv2d) else _symmetric_flops(shape.a, call.rows)
     g = _symmetric_flops(shape.g, call.rows)
     output_elements = shape.g.dim * shape.g.blocks * call.rows
-    return max(a / rates.flops, _ITEM_BYTES * call.input_elements / rates.copy_bytes) + max(
-        g / rates.flops, _ITEM_BYTES * output_elements / rates.copy_bytes
-    )
+    return _least_seconds(a, call.input_elements, rates) + _least_seconds(g, output_elements, rates)
+
+
+def _least_seconds(flops: float, elements: int, rates: Rates) -> float:
+    return max(flops / rates.flops, _ITEM_BYTES * elements / rates.copy_bytes)
 
 
 def _gram_flops(call: Call) -> float:
@@ -122,25 +122,18 @@ def _symmetric_flops(factor: FactorShape, rows: int) -> float:
     return float(factor.blocks * factor.dim * (factor.dim + 1) * rows)
 
 
-def _product_flops(shape: LayerShape) -> float:
-    return 2.0 * shape.a.blocks * shape.g.dim * shape.a.dim * (shape.g.dim + shape.a.dim)
+def _product_flops(kfac: KFAC, shape: LayerShape) -> float:
+    changes_of_basis = 2 if kfac.config.solver == "eigen" else 1
+    return changes_of_basis * 2.0 * shape.a.blocks * shape.g.dim * shape.a.dim * (shape.g.dim + shape.a.dim)
 
 
+@cache
 def _lapack_seconds(factor: FactorShape, solver: str) -> float:
-    if (factor, solver) not in _timed:
-        matrices = _well_conditioned(factor)
-        began = time.perf_counter()
-        if solver == "eigen":
-            torch.linalg.eigh(matrices)
-        else:
-            torch.cholesky_inverse(torch.linalg.cholesky(matrices))
-        _timed[factor, solver] = time.perf_counter() - began
-    return _timed[factor, solver]
-
-
-_timed: dict[tuple[FactorShape, str], float] = {}
-
-
-def _well_conditioned(factor: FactorShape) -> Tensor:
     rows = torch.randn(factor.blocks, factor.dim // 2 + 1, factor.dim)
-    return rows.mT @ rows / factor.dim + 0.01 * torch.eye(factor.dim)
+    well_conditioned = rows.mT @ rows / factor.dim + 0.01 * torch.eye(factor.dim)
+    began = time.perf_counter()
+    if solver == "eigen":
+        torch.linalg.eigh(well_conditioned)
+    else:
+        torch.cholesky_inverse(torch.linalg.cholesky(well_conditioned))
+    return time.perf_counter() - began

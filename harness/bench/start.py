@@ -1,21 +1,37 @@
-"""Starts the ranks of a benchmark on this machine and stops them together."""
+"""Starts the ranks of a benchmark on this machine and reads their figures (no torch here)."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 from harness.errors import UserError
 
 
-def start_ranks(module: str, folder: Path, ranks: int, threads: int) -> None:
-    """Run `python -m module FOLDER/options.json --rank R` for every rank, and wait for all of them.
+def measure_on_ranks(module: str, options: dict[str, Any]) -> list[Any]:
+    """Run a module, which uses `harness.bench.rank`, as every rank; returns the figures in rank order.
+
+    Args:
+        module: the benchmark's rank, run with `python -m`.
+        options: for the ranks, as JSON; with `ranks` and `threads`.
 
     Raises:
         UserError: a rank failed; with the end of its log.
     """
+    with tempfile.TemporaryDirectory(prefix="kronscale-bench-") as name:
+        folder = Path(name)
+        (folder / "options.json").write_text(json.dumps(options))
+        _run(module, folder, options["ranks"], options["threads"])
+        files = (folder / f"rank-{rank}.json" for rank in range(options["ranks"]))
+        return [json.loads(file.read_text()) for file in files]
+
+
+def _run(module: str, folder: Path, ranks: int, threads: int) -> None:
     command = [sys.executable, "-m", module, str(folder / "options.json"), "--rank"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     logs = [folder / f"rank-{rank}.log" for rank in range(ranks)]

@@ -26,7 +26,6 @@ from kfac_core.errors import ConfigError, PlacementError
 
 USAGE = 2
 OVER_BUDGET = 4
-INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 # Newer versions of typer contain their own click, which does not export the parent of its usage errors.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -41,10 +40,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _commands in (
-    plan, operate, doctor, report, compare, reproduce, predict, emulate, calibrate, export, bench
-):  # fmt: skip
-    _commands.register(app)
+for _command, _example in (
+    (plan.plan, "plan -f jobs/sweeps/demo.yaml --where 'world_size>=2'"),
+    (operate.submit, "submit -f jobs/sweeps/demo.yaml"),
+    (operate.run, "run -f jobs/sweeps/demo.yaml --where seed=0"),
+    (operate.status, "status demo --where 'world_size>=2'"),
+    (operate.logs, "logs sgd-p2-s0 --rank 1"),
+    (operate.cancel, "cancel demo --where method=sgd"),
+    (operate.retry, "retry demo"),
+    (doctor.doctor, "doctor --site slurm-test --runs results/runs"),
+    (report.report, "report demo --out results/figures/demo"),
+    (compare.compare, "compare results/old/demo results/runs/demo"),
+    (reproduce.reproduce, "reproduce sc20 --size small"),
+    (predict.predict, "predict --model resnet152 --world-size 64,4096 --memory-gib 16"),
+    (emulate.emulate, "emulate --model resnet50 --world-size 1024 --rank 0,17,max"),
+    (calibrate.calibrate, "calibrate --name node17 --world-size 2,4"),
+    (export.trace, "trace demo --where 'seed=0' --out trace.json"),
+    (export.export, "export mllog demo --where 'method=sgd' --out sgd.log"),
+):
+    app.command(epilog=f"Example: kronscale {_example}")(_command)
+app.add_typer(bench.commands, name="bench")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # a missing folder, missing permissions or a full disk: not a bug
         return _print_error(_system_message(error))
     except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
+        return operate.INTERRUPTED
     return code if isinstance(code, int) else 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,7 @@ from harness.cli.options import JsonFile, Overrides, SweepFile
 from harness.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Console
 
 _MODELS = {"resnet32": 128, "resnet50": 8}
 """Models of `harness.bench.replica` with their default batch per rank, repeated here to load no torch."""
@@ -25,25 +26,12 @@ _Threads = Annotated[int, typer.Option(min=1, help="Threads per rank.")]
 _CsvFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table to this CSV file.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    commands = typer.Typer(help="Measure the cost of K-FAC's parts on this host.", no_args_is_help=True)
-    commands.command(epilog="Example: kronscale bench core --model resnet32 --ranks 2 --strategy mem_opt")(
-        core
-    )
-    commands.command(epilog="Example: kronscale bench instrument --json results/instrument/overhead.json")(
-        instrument
-    )
-    commands.command(
-        epilog="Example: kronscale bench ablation -f jobs/sweeps/demo.yaml "
-        "--where 'method=comm_opt and world_size=2 and seed=0'"
-    )(ablation)
-    app.add_typer(commands, name="bench")
-
-
 _BY_LAYER = ("factor_compute", "precondition")
 
+commands = typer.Typer(help="Measure the cost of K-FAC's parts on this host.", no_args_is_help=True)
 
+
+@commands.command(epilog="Example: kronscale bench core --model resnet32 --ranks 2 --strategy mem_opt")
 def core(
     model: _Model = "resnet32",
     batch: _Batch = None,
@@ -79,14 +67,15 @@ def core(
             f"note: {ranks} x {threads} threads share {cores} CPUs: only ratios are meaningful", style="dim"
         )
     figures = CoreBench(model, batch or _MODELS[model], ranks, threads, kfac, repeats).run()
-    screen.print(_table(figures))
+    _print_phases(screen, figures)
     if by_layer:
-        screen.print(_layer_table(figures["layers"]))
+        _print_layers(screen, figures["layers"])
     for line in _lines(figures):
         screen.print(line, highlight=False)
     _write(out, figures)
 
 
+@commands.command(epilog="Example: kronscale bench instrument --json results/instrument/overhead.json")
 def instrument(
     model: _Model = "resnet32",
     batch: _Batch = None,
@@ -110,21 +99,17 @@ def instrument(
     screen.print(f"overhead, median of {pairs} pairs: {paired['median']:.2%} {limits}", highlight=False)
     entries, cost = figures["entries_per_step"], 1e6 * figures["seconds_per_entry"]
     screen.print(f"computed: {entries} entries of {cost:.2f} µs, {computed:.3%}", highlight=False)
-    _write(out, figures)
-    if csv is not None:
-        csv.parent.mkdir(parents=True, exist_ok=True)
-        csv.write_text(_overhead_csv(figures))
-
-
-def _overhead_csv(figures: dict[str, Any]) -> str:
-    paired = {f"overhead_{name}": value for name, value in figures["overhead"].items()}
     row = {name: figures[name] for name in ("model", "batch", "threads", "pairs")}
-    row |= {f"{name}_median": median(figures[name]) for name in ("on_seconds", "off_seconds")} | paired
+    row |= {"on_seconds_median": on, "off_seconds_median": off}
+    row |= {f"overhead_{name}": value for name, value in paired.items()}
     row |= {name: figures[name] for name in ("entries_per_step", "seconds_per_entry", "computed_overhead")}
-    values = (f"{value:.6g}" if isinstance(value, float) else str(value) for value in row.values())
-    return ",".join(row) + "\n" + ",".join(values) + "\n"
+    _write(out, figures, csv, [row])
 
 
+@commands.command(
+    epilog="Example: kronscale bench ablation -f jobs/sweeps/demo.yaml "
+    "--where 'method=comm_opt and world_size=2 and seed=0'"
+)
 def ablation(
     file: SweepFile,
     where: Annotated[
@@ -149,20 +134,16 @@ def ablation(
         raise UserError(f"--where must select one cell with K-FAC, got {len(cells)}: {some}")
     (cell,) = cells
     figures = AblationBench(cell.model_dump_json(), cell.world_size, threads, rounds).run()
-    console().print(_ablation_table(cell.id, figures["phases"]))
-    _write(out, figures)
-    if csv is not None:
-        csv.parent.mkdir(parents=True, exist_ok=True)
-        csv.write_text(_ablation_csv(cell.id, rounds, figures["phases"]))
+    _print_ablation(console(), cell.id, figures["phases"])
+    _write(out, figures, csv, [_ablation_row(cell.id, rounds, *item) for item in figures["phases"].items()])
 
 
-def _ablation_table(cell: str, phases: dict[str, Any]) -> Table:
-    from rich.table import Table  # noqa: PLC0415
+def _print_ablation(screen: Console, cell: str, phases: dict[str, Any]) -> None:
+    from harness.cli.output import figure_table  # noqa: PLC0415
 
     title = f"{cell}: milliseconds per step, median over rounds and its 95 % limits"
-    table = Table("phase", title=title, title_justify="left")
-    for name in ("timer", "omitted", "twice", "of the step", "agree"):
-        table.add_column(name, justify="right")
+    columns = ("phase", "timer", "omitted", "twice", "of the step", "agree")
+    table = figure_table(title, columns, "phase", lined=True)
     for phase, row in phases.items():
         intervals = (
             f"{1e3 * one['median']:.3f} [{1e3 * one['low']:.3f}, {1e3 * one['high']:.3f}]"
@@ -171,25 +152,27 @@ def _ablation_table(cell: str, phases: dict[str, Any]) -> Table:
         share = row["timer"]["median"] / row["step_seconds"]
         agree = "yes" if row["alone"] else "between" if row["agree"] else "no"
         table.add_row(phase, *intervals, f"{share:.1%}", agree)
-    return table
+    screen.print(table)
 
 
-def _ablation_csv(cell: str, rounds: int, phases: dict[str, Any]) -> str:
-    ways, limits = ("timer", "ablation", "doubling", "elsewhere"), ("median", "low", "high")
-    parts = [f"{way}_{name}_seconds" for way in ways for name in limits]
-    lines = [",".join(["cell", "phase", "rounds", "step_seconds", *parts, "alone", "agree"])]
-    for phase, row in phases.items():
-        values = [row[way][name] for way in ways for name in limits]
-        numbers = [f"{value:.6g}" for value in (row["step_seconds"], *values)]
-        agreement = ["yes" if row[name] else "no" for name in ("alone", "agree")]
-        lines.append(",".join([cell, phase, str(rounds), *numbers, *agreement]))
-    return "\n".join(lines) + "\n"
+def _ablation_row(cell: str, rounds: int, phase: str, found: dict[str, Any]) -> dict[str, Any]:
+    row = {"cell": cell, "phase": phase, "rounds": rounds, "step_seconds": found["step_seconds"]}
+    for way in ("timer", "ablation", "doubling", "elsewhere"):
+        row |= {f"{way}_{name}_seconds": found[way][name] for name in ("median", "low", "high")}
+    return row | {name: "yes" if found[name] else "no" for name in ("alone", "agree")}
 
 
-def _write(out: Path | None, figures: dict[str, Any]) -> None:
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(figures, indent=1) + "\n")
+def _write(
+    out: Path | None, figures: dict[str, Any], csv: Path | None = None, rows: Sequence[dict[str, Any]] = ()
+) -> None:
+    """Write figures as JSON and rows with equal keys as CSV."""
+    lines = [list(rows[0]) if rows else []]
+    lines += [[f"{one:.6g}" if isinstance(one, float) else str(one) for one in row.values()] for row in rows]
+    table = "".join(",".join(line) + "\n" for line in lines)
+    for path, text in ((out, json.dumps(figures, indent=1) + "\n"), (csv, table)):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
 
 
 def _settings(text: str) -> dict[str, Any]:
@@ -202,47 +185,41 @@ def _settings(text: str) -> dict[str, Any]:
     return found
 
 
-def _table(figures: dict[str, Any]) -> Table:
-    from rich.table import Table  # noqa: PLC0415
+def _print_phases(screen: Console, figures: dict[str, Any]) -> None:
+    from harness.cli.output import figure_table  # noqa: PLC0415
 
-    table = Table("phase", title="Percent of plain forward + backward, by kind of step", title_justify="left")
-    for name in ("full", "factor", "plain", "full, ms", "roofline, ms", "of roofline", "collectives"):
-        table.add_column(name, justify="right")
+    title, kinds = "Percent of plain forward + backward, by kind of step", ("full", "factor", "plain")
+    columns = ("phase", *kinds, "full, ms", "roofline, ms", "of roofline", "collectives")
+    table = figure_table(title, columns, "phase", lined=True)
     for phase, row in figures["phases"].items():
         seconds, bound, fraction = row["seconds"], row["floor_seconds"], row["fraction_of_floor"]
         table.add_row(
             phase,
-            *(f"{100 * row['of_sgd'][kind]:.1f}" for kind in ("full", "factor", "plain")),
+            *(f"{100 * row['of_sgd'][kind]:.1f}" for kind in kinds),
             f"{1e3 * seconds['median']:.2f} [{1e3 * seconds['low']:.2f}, {1e3 * seconds['high']:.2f}]",
             f"{1e3 * bound:.2f}" if bound else "",
             f"{100 * fraction:.0f} %" if fraction else "",
             str(figures["calls"].get(phase, "")),
         )
-    return table
+    screen.print(table)
 
 
-def _layer_table(kinds: list[dict[str, Any]]) -> Table:
-    from rich.table import Table  # noqa: PLC0415
+def _print_layers(screen: Console, kinds: list[dict[str, Any]]) -> None:
+    from harness.cli.output import figure_table  # noqa: PLC0415
 
-    table = Table("gradient", "layers", title="One layer of each kind, rank 0", title_justify="left")
-    for phase in _BY_LAYER:
-        for name in (f"{phase}, ms", "roofline, ms", "of roofline"):
-            table.add_column(name, justify="right")
+    columns = [name for phase in _BY_LAYER for name in (f"{phase}, ms", "roofline, ms", "of roofline")]
+    head = ("gradient", "layers")
+    table = figure_table("One layer of each kind, rank 0", [*head, *columns], *head, lined=True)
     for kind in kinds:
         cells = [f"{kind['shape'][0]} x {kind['shape'][1]}", str(kind["count"])]
         for phase in _BY_LAYER:
-            row = kind.get(phase)
-            cells += (
-                [""] * 3
-                if row is None
-                else [
-                    f"{1e3 * row['seconds']:.3f}",
-                    f"{1e3 * row['floor_seconds']:.3f}",
-                    f"{row['fraction_of_floor']:.0%}",
-                ]
-            )
+            if row := kind.get(phase):
+                cells += [f"{1e3 * row[name]:.3f}" for name in ("seconds", "floor_seconds")]
+                cells.append(f"{row['fraction_of_floor']:.0%}")
+            else:
+                cells += [""] * 3
         table.add_row(*cells)
-    return table
+    screen.print(table)
 
 
 def _lines(figures: dict[str, Any]) -> list[str]:

@@ -14,11 +14,6 @@ import typer
 from harness.errors import UserError
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command(epilog="Example: kronscale calibrate --name node17 --world-size 2,4")(calibrate)
-
-
 def calibrate(
     name: Annotated[str, typer.Option(metavar="NAME", help="Name of the calibration.")],
     world_size: Annotated[

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from harness.cli.options import RUNS, AsJson, Runs
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from analysis.regressions import Change
+from harness.errors import UserError
 
 REGRESSION = 3
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command(epilog="Example: kronscale compare results/old/demo results/runs/demo")(compare)
 
 
 def compare(
@@ -40,7 +31,8 @@ def compare(
     # imported here so that --help does not load pandas
     from analysis.records.tables import load  # noqa: PLC0415
     from analysis.regressions import changes, differing_environments  # noqa: PLC0415
-    from harness.errors import UserError  # noqa: PLC0415
+    from analysis.report.summary import spell  # noqa: PLC0415
+    from harness.cli.output import console, text_table  # noqa: PLC0415
 
     studies = load(before, runs), load(after, runs)
     found = changes(*studies, least=least / 100)
@@ -52,9 +44,13 @@ def compare(
     if as_json:
         typer.echo(json.dumps([asdict(change) | {"verdict": change.verdict} for change in found], indent=1))
     else:
-        from harness.cli.output import console  # noqa: PLC0415
-
-        console().print(_table(found))
+        rows = (
+            (one.arm, one.world_size, one.quantity, one.ratio.n, spell(one.ratio, "×"),
+             "–" if one.holm_p is None else f"{one.holm_p:.2g}", one.verdict)
+            for one in found
+        )  # fmt: skip
+        columns = ("arm", "ranks", "quantity", "n", "B / A", "p (Holm)", "verdict")
+        console().print(text_table(columns, rows))
         for line in differing_environments(*studies):
             typer.echo(f"different environments: {line}")
         decided = sum(change.verdict != "undecided" for change in found)
@@ -63,20 +59,3 @@ def compare(
         )
     if worse:
         raise typer.Exit(REGRESSION)
-
-
-def _table(found: list[Change]) -> Table:
-    from rich.table import Table  # noqa: PLC0415  # see compare
-    from rich.text import Text  # noqa: PLC0415
-
-    from analysis.report.summary import spell  # noqa: PLC0415
-
-    table = Table(box=None)
-    for column in ("arm", "ranks", "quantity", "n", "B / A", "p (Holm)", "verdict"):
-        table.add_column(column, overflow="fold")
-    for change in found:
-        p = "–" if change.holm_p is None else f"{change.holm_p:.2g}"
-        ratio = spell(change.ratio, "×")
-        row = (change.arm, change.world_size, change.quantity, change.ratio.n, ratio, p, change.verdict)
-        table.add_row(*(Text(str(cell)) for cell in row))
-    return table

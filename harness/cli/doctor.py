@@ -13,14 +13,7 @@ import typer
 from harness.cli.options import RUNS, AsJson, Runs, SiteName
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from harness.doctor.examine import Examination
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command(epilog="Example: kronscale doctor --site slurm-test --runs results/runs")(doctor)
 
 
 def doctor(
@@ -42,7 +35,8 @@ def doctor(
 
     examination = examine(read_site(site), runs, ranks, wait, _print_progress)
     if as_json:
-        typer.echo(json.dumps({"site": site, "runs": str(runs), **_in_json(examination)}, indent=1))
+        content = {"site": site, "runs": runs, **asdict(examination)}
+        typer.echo(json.dumps(content, indent=1, default=str))  # paths as text
     else:
         _print(examination)
     if any_fault(examination.findings):
@@ -53,16 +47,9 @@ def _print_progress(text: str) -> None:
     typer.echo(f"{time.strftime('%H:%M:%S')} {text}", err=True)
 
 
-def _in_json(examination: Examination) -> dict[str, object]:
-    return {
-        "findings": [asdict(one) for one in examination.findings],
-        "reports": [asdict(one) for one in examination.reports],
-        "kept": str(examination.kept) if examination.kept is not None else None,
-    }
-
-
 def _print(examination: Examination) -> None:
     from rich.table import Table  # noqa: PLC0415  see doctor
+    from rich.text import Text  # noqa: PLC0415
 
     from harness.cli.output import console  # noqa: PLC0415
 
@@ -70,7 +57,8 @@ def _print(examination: Examination) -> None:
     for heading, ratio in (("check", None), ("state", None), ("found", 1), ("what to do", 1)):
         table.add_column(heading, overflow="fold", ratio=ratio, no_wrap=ratio is None)
     for one in examination.findings:
-        table.add_row(*map(_plain, (one.check, one.state, one.found, one.advice)))
+        row = (one.check, one.state, one.found, one.advice)
+        table.add_row(*map(Text, row))  # brackets are not markup
     console().print(table)
     counts: Counter[str] = Counter(one.state for one in examination.findings)
     named = (("fault", "faults"), ("warning", "warnings"), ("ok", "ok"), ("skipped", "skipped"))
@@ -78,9 +66,3 @@ def _print(examination: Examination) -> None:
     typer.echo(", ".join(parts))
     if examination.kept is not None:
         typer.echo(f"the job's files are in {examination.kept}")
-
-
-def _plain(text: str) -> Text:
-    from rich.text import Text  # noqa: PLC0415  see doctor
-
-    return Text(text)  # brackets are not markup

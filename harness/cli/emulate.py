@@ -18,13 +18,6 @@ if TYPE_CHECKING:
 DIFFERENT = 1
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command(epilog="Example: kronscale emulate --model resnet50 --world-size 1024 --rank 0,17,max")(
-        emulate
-    )
-
-
 def emulate(
     model: Annotated[str, typer.Option(metavar="NAME", help=MODEL_HELP)],
     world_size: Annotated[int, typer.Option(metavar="P", min=1, help="World size.")],
@@ -71,21 +64,15 @@ def _rows(seen: Emulation, work: Work) -> Iterator[dict[str, Any]]:
             yield {"what": f"{name}, {phase} calls", "counted": counted[0], "predicted": calls}
             yield {"what": f"{name}, {phase} bytes", "counted": counted[1], "predicted": sent}
     for kind, count in seen.state_bytes.items():
-        yield {
-            "what": f"state, {kind} bytes",
-            "counted": count,
-            "predicted": work.state_bytes[kind][seen.rank],
-        }
+        predicted_bytes = work.state_bytes[kind][seen.rank]
+        yield {"what": f"state, {kind} bytes", "counted": count, "predicted": predicted_bytes}
 
 
 def _print(seen: Emulation, rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table  # noqa: PLC0415  see emulate
+    from harness.cli.output import console, figure_table  # noqa: PLC0415  see emulate
 
-    from harness.cli.output import console  # noqa: PLC0415
-
-    table = Table(box=None, title=f"rank {seen.rank} of {seen.world_size}", title_justify="left")
-    for column in ("what", "counted", "predicted", ""):
-        table.add_column(column, justify="left" if column == "what" else "right")
+    title = f"rank {seen.rank} of {seen.world_size}"
+    table = figure_table(title, ("what", "counted", "predicted", ""), "what")
     for row in rows:
         mark = "" if row["counted"] == row["predicted"] else "differs"
         table.add_row(row["what"], f"{row['counted']:,}", f"{row['predicted']:,}", mark)

@@ -13,18 +13,12 @@ from harness.errors import UserError
 _Out = Annotated[Path | None, typer.Option(metavar="FILE", help="File to write. Default: standard output.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.command(epilog="Example: kronscale trace demo --where 'seed=0' --out trace.json")(trace)
-    app.command(epilog="Example: kronscale export mllog demo --where 'method=sgd' --out sgd.log")(export)
-
-
 def trace(
     sweep: SweepName = None, file: FileInstead = None, where: Where = None, runs: Runs = RUNS,
     out: _Out = None,
 ) -> None:  # fmt: skip
     """Write the traced steps of all ranks on one timeline, for ui.perfetto.dev or chrome://tracing."""
-    _write("trace", sweep, file, where, runs, out)
+    export("trace", sweep, file, where, runs, out)
 
 
 def export(
@@ -35,12 +29,6 @@ def export(
     out: _Out = None,
 ) -> None:  # fmt: skip
     """Write runs in the format of another tool."""
-    _write(form, sweep, file, where, runs, out)
-
-
-def _write(
-    form: str, sweep: str | None, file: Path | None, where: str | None, runs: Path, out: Path | None
-) -> None:
     from harness.cli.cell_selection import selected_cells  # noqa: PLC0415  loads pydantic
     from harness.documents.validation_messages import not_allowed  # noqa: PLC0415
     from harness.exports import EXPORTS  # noqa: PLC0415

@@ -31,17 +31,7 @@ _Budget = Annotated[
     float | None,
     typer.Option(metavar="HOURS", min=0, help="Submit nothing that could cost more GPU- or core-hours."),
 ]
-_INTERRUPTED = 130  # 128 + SIGINT, as in shells
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.command(epilog="Example: kronscale submit -f jobs/sweeps/demo.yaml")(submit)
-    app.command(epilog="Example: kronscale run -f jobs/sweeps/demo.yaml --where seed=0")(run)
-    app.command(epilog="Example: kronscale status demo --where 'world_size>=2'")(status)
-    app.command(epilog="Example: kronscale logs sgd-p2-s0 --rank 1")(logs)
-    app.command(epilog="Example: kronscale cancel demo --where method=sgd")(cancel)
-    app.command(epilog="Example: kronscale retry demo")(retry)
+INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
 def submit(
@@ -208,7 +198,7 @@ def _follow(cells: Sequence[Cell], runs: Path) -> None:
         name += "" if runs == RUNS else f" --runs {runs}"
         commands = f"kronscale status {name} shows them, kronscale cancel {name} ends them"
         typer.echo(f"detached: the runs continue; {commands}")
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(INTERRUPTED) from None
     print_statuses(last, runs)
     if any(one.state != "COMPLETED" for one in last):
         raise typer.Exit(1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.options import RUNS, AsJson, Overrides, Runs, SweepFile, Where
+from harness.errors import SiteError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,11 +19,6 @@ if TYPE_CHECKING:
     from harness.study.sweep import Sweep
 
 _FIRST_CELLS = 5
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command(epilog="Example: kronscale plan -f jobs/sweeps/demo.yaml --where 'world_size>=2'")(plan)
 
 
 def plan(
@@ -102,14 +98,12 @@ def _print_cells(summary: PlanSummary, differs: dict[str, str], every: bool) -> 
     lines = [f"{summary.states[cell.id]:<8}{cell.id}  {differs[cell.id]}".rstrip() for cell in shown]
     if len(shown) < len(summary.cells):
         lines.append(f"... and {len(summary.cells) - len(shown)} more; --all lists them")
-    typer.echo(
-        "\n".join(lines)
-    )  # not through rich: an id wrapped at the edge of the terminal could not be copied
+    # not through rich: an id wrapped at the edge of the terminal could not be copied
+    typer.echo("\n".join(lines))
 
 
 def _site_in_words(site: Site, summary: PlanSummary) -> str:
-    from harness.errors import SiteError  # noqa: PLC0415  see plan
-    from harness.launchers import LAUNCHERS  # noqa: PLC0415
+    from harness.launchers import LAUNCHERS  # noqa: PLC0415  see plan
 
     launcher = LAUNCHERS[site.launcher]
     errors: list[str] = []

@@ -19,13 +19,6 @@ _SIZES = "1,2,4,8,16,32,64,128,256,512,1024,2048,4096"
 _GIB = 2**30
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command(epilog="Example: kronscale predict --model resnet152 --world-size 64,4096 --memory-gib 16")(
-        predict
-    )
-
-
 def predict(
     model: Annotated[str, typer.Option(metavar="NAME", help=MODEL_HELP)],
     calibration: Annotated[
@@ -153,21 +146,14 @@ def _json(question: Question, table: Table) -> dict[str, Any]:
 def _recommended(chosen: Recommendation | None) -> dict[str, Any] | None:
     if chosen is None or chosen.setup.config is None:
         return None
-    config = chosen.setup.config
-    return {
-        "strategy": config.strategy,
-        "grad_worker_fraction": config.grad_worker_fraction,
-        "factor_update_steps": config.factor_update_steps,
-        "inverse_update_steps": config.inverse_update_steps,
-        "reasons": list(chosen.reasons),
-    }
+    fields = ("strategy", "grad_worker_fraction", "factor_update_steps", "inverse_update_steps")
+    settings = {field: getattr(chosen.setup.config, field) for field in fields}
+    return {**settings, "reasons": list(chosen.reasons)}
 
 
 def _print(question: Question, table: Table) -> None:
-    from rich.table import Table as Grid  # noqa: PLC0415  see predict
-
-    from analysis.cost_model.arms import crossovers  # noqa: PLC0415
-    from harness.cli.output import console  # noqa: PLC0415
+    from analysis.cost_model.arms import crossovers  # noqa: PLC0415  see predict
+    from harness.cli.output import console, figure_table  # noqa: PLC0415
 
     screen = console()
     config = question.config
@@ -177,9 +163,9 @@ def _print(question: Question, table: Table) -> None:
         markup=False,
     )
     for size in table if len(table) <= 2 else [max(table)]:
-        grid = Grid(box=None, title=f"{size} ranks{_star(question, size)}", title_justify="left")
-        for name in ("arm", "ms a step", "low", "high", "most of it", "peak GiB", "imbalance", "over sgd"):
-            grid.add_column(name, justify="left" if name in ("arm", "most of it") else "right")
+        title = f"{size} ranks{_star(question, size)}"
+        columns = ("arm", "ms a step", "low", "high", "most of it", "peak GiB", "imbalance", "over sgd")
+        grid = figure_table(title, columns, "arm", "most of it")
         for row in _rows(question, {size: table[size]}):
             ratio = row["to_accuracy_over_sgd"]
             grid.add_row(
@@ -190,9 +176,8 @@ def _print(question: Question, table: Table) -> None:
             )  # fmt: skip
         screen.print(grid)
     if len(table) > 2:
-        grid = Grid(box=None, title="ms a step", title_justify="left")
-        for name in ("arm", *(f"{size}{_star(question, size)}" for size in table)):
-            grid.add_column(name, justify="left" if name == "arm" else "right")
+        sizes = (f"{size}{_star(question, size)}" for size in table)
+        grid = figure_table("ms a step", ("arm", *sizes), "arm")
         for arm in next(iter(table.values())):
             grid.add_row(arm, *(f"{1e3 * table[size][arm].total.central:.0f}" for size in table))
         screen.print(grid)

@@ -13,15 +13,9 @@ from harness.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.table import Table
 
 SHOWN = ["arm", "world_size", "runs", "reached", "median_seconds", "epochs", "speedup", "verdict"]
 """Columns of the summary that fit a terminal; the report has all columns."""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command(epilog="Example: kronscale report demo --out results/figures/demo")(report)
 
 
 def report(
@@ -47,7 +41,7 @@ def report(
     from analysis.report.page import write_report  # noqa: PLC0415
     from analysis.report.summary import summary_table  # noqa: PLC0415
     from analysis.rules import SCORINGS  # noqa: PLC0415
-    from harness.cli.output import console, print_left_out  # noqa: PLC0415
+    from harness.cli.output import console, print_left_out, text_table  # noqa: PLC0415
     from harness.documents.validation_messages import not_allowed  # noqa: PLC0415
     from harness.runs.store import SweepFolder  # noqa: PLC0415
 
@@ -58,7 +52,8 @@ def report(
     page = write_report(study, out or folder / ("report" if rule == "first" else f"report-{rule}"))
     screen = console()
     summary = summary_table(study)
-    screen.print(_table(summary[SHOWN]) if len(summary) else findings(study)[0], markup=False)
+    shown = text_table((name.replace("_", " ") for name in SHOWN), summary[SHOWN].itertuples(index=False))
+    screen.print(shown if len(summary) else findings(study)[0], markup=False)
     for note in filter(None, [*_notes(summary), resumed_note(study.cells)]):
         screen.print(note, style="dim", markup=False, highlight=False)
     screen.print(f"report: {page}", soft_wrap=True, markup=False, highlight=False)
@@ -67,17 +62,13 @@ def report(
 def _folder(sweep: str | None, file: Path | None, runs: Path) -> Path:
     from harness.cli.cell_selection import stored_sweep  # noqa: PLC0415  loads pydantic
 
-    return stored_sweep(_name(sweep, file), runs).path
-
-
-def _name(sweep: str | None, file: Path | None) -> str:
-    if sweep is not None and file is None:
-        return sweep
-    if file is not None and sweep is None:
+    if (sweep is None) == (file is None):
+        raise UserError("report needs either the name of a sweep or its file: kronscale report demo")
+    if file is not None:
         from harness.study.sweep import read_sweep  # noqa: PLC0415  not needed for a name
 
-        return read_sweep(file).name
-    raise UserError("report needs either the name of a sweep or its file: kronscale report demo")
+        sweep = read_sweep(file).name
+    return stored_sweep(sweep or "", runs).path
 
 
 def _notes(summary: pd.DataFrame) -> list[str]:
@@ -86,15 +77,3 @@ def _notes(summary: pd.DataFrame) -> list[str]:
     if summary["world_size"].str.endswith("*").any():
         notes.append("*: more ranks than CPUs, so their times say nothing about scaling")
     return notes
-
-
-def _table(frame: pd.DataFrame) -> Table:
-    from rich.table import Table  # noqa: PLC0415  see report
-    from rich.text import Text  # noqa: PLC0415
-
-    table = Table(box=None)
-    for column in frame.columns:
-        table.add_column(str(column).replace("_", " "), overflow="fold")
-    for row in frame.itertuples(index=False):
-        table.add_row(*(Text(str(value)) for value in row))  # brackets of an interval are not markup
-    return table

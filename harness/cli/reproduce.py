@@ -8,14 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.options import RUNS, Runs, SiteName
+from harness.errors import UserError
 
 if TYPE_CHECKING:
     from harness.study.papers import Paper
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command(epilog="Example: kronscale reproduce sc20 --size small")(reproduce)
 
 
 def reproduce(
@@ -64,8 +60,7 @@ def _check_figures(paper: Paper) -> None:
 
 def _check_runs(files: dict[str, Path], runs: Path) -> None:
     """Check that all sweeps have runs."""
-    from harness.errors import UserError  # noqa: PLC0415  # see reproduce
-    from harness.runs.store import sweep_folder  # noqa: PLC0415
+    from harness.runs.store import sweep_folder  # noqa: PLC0415  # see reproduce
     from harness.study.sweep import read_sweep  # noqa: PLC0415
 
     folders = [sweep_folder(read_sweep(file).name, runs).path for file in files.values()]

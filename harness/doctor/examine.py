@@ -94,7 +94,9 @@ def examine(
             return result
         finally:
             if result is None or result.kept is None:
-                _remove(folder)
+                shutil.rmtree(folder, ignore_errors=True)
+                with suppress(OSError):  # another examination uses it too, or it was never made
+                    folder.parent.rmdir()
 
 
 def _check_from_login(
@@ -230,9 +232,3 @@ def _wait_for_exit(cell: Cell, sweep: SweepFolder) -> None:
         if not busy:
             return
         time.sleep(_POLL_SECONDS)
-
-
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):  # another examination uses it too, or it was never made
-        folder.parent.rmdir()

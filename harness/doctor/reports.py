@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Self
+
+from pydantic import TypeAdapter
 
 from harness.runs.store import Attempt
 
@@ -92,15 +94,8 @@ class Report:
     @classmethod
     def read(cls, attempt: Attempt, rank: int) -> Self | None:
         """The rank's report, or None if it wrote none."""
-        raw: dict[str, Any] | None = attempt.read(_name(rank))
-        if raw is None:
-            return None
-        lists = {name: tuple(raw[name]) for name in ("gpus", "cpus")}
-        exchange = raw["exchange"]
-        if exchange is not None:
-            listed = {name: tuple(exchange[name]) for name in ("clock_readings", "near")}
-            exchange = WorldReport(**exchange | listed)
-        return cls(**{**raw, **lists, "exchange": exchange})
+        raw = attempt.read(_name(rank))
+        return None if raw is None else TypeAdapter(cls).validate_python(raw)
 
 
 def by_host(reports: Iterable[Report]) -> dict[str, list[Report]]:

@@ -115,19 +115,17 @@ class _Values:
             node = _Loader(text).get_single_node()
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
-            line = f":{mark.line + 1}" if mark else ""
-            raise self._error_class(f"{self._path}{line}: not readable as YAML: {error.problem}") from None
+            text = f"not readable as YAML: {error.problem}"
+            raise self._error(mark.line + 1 if mark else None, text) from None
         except yaml.YAMLError as error:
-            raise self._error_class(
-                f"{self._path}: not readable as YAML: {' '.join(str(error).split())}"
-            ) from None
+            raise self._error(None, f"not readable as YAML: {' '.join(str(error).split())}") from None
         return None if node is None else self._value(node, ())
 
     def _value(self, node: yaml.Node, place: Place) -> Any:
         line = node.start_mark.line + 1
         self.lines[place] = line
         if node in self._open or len(self.lines) > _MOST_VALUES:
-            raise self._error_class(f"{self._path}:{line}: {dotted(place)} contains itself through an alias")
+            raise self._error(line, f"{dotted(place)} contains itself through an alias")
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, place)
         self._open.append(node)
@@ -146,12 +144,10 @@ class _Values:
             key = self._scalar(key_node, place) if isinstance(key_node, yaml.ScalarNode) else None
             if not isinstance(key, str):
                 inside = f" in {dotted(place)}" if place else ""
-                raise self._error_class(f"{self._path}:{line}: key {key_node.value!r}{inside} must be text")
+                raise self._error(line, f"key {key_node.value!r}{inside} must be text")
             if key in values:
                 first = self.lines[*place, key]
-                raise self._error_class(
-                    f"{self._path}:{line}: {dotted((*place, key))} is given twice, first on line {first}"
-                )
+                raise self._error(line, f"{dotted((*place, key))} is given twice, first on line {first}")
             values[key] = self._value(value_node, (*place, key))
             self.lines[*place, key] = line
         return values
@@ -159,10 +155,8 @@ class _Values:
     def _scalar(self, node: yaml.ScalarNode, place: Place) -> Any:
         text: str = node.value
         if node.tag == "!" or not node.tag.startswith("tag:yaml.org,2002:") or "python" in node.tag:
-            line = node.start_mark.line + 1
-            raise self._error_class(
-                f"{self._path}:{line}: {dotted(place)} has the tag {node.tag}; tags are not allowed"
-            )
+            text = f"{dotted(place)} has the tag {node.tag}; tags are not allowed"
+            raise self._error(node.start_mark.line + 1, text)
         if node.style:  # quoted or a block: always text
             return text
         if text.lower() in _WORDS:
@@ -170,3 +164,6 @@ class _Values:
         if _INT.match(text):
             return int(text)
         return float(text) if _FLOAT.match(text) else text
+
+    def _error(self, line: int | None, text: str) -> UserError:
+        return self._error_class(f"{self._path}{'' if line is None else f':{line}'}: {text}")

@@ -186,4 +186,4 @@ def test_ablation_finds_each_phase_of_a_real_cell_at_two_ranks(tmp_path, capfd):
 
 def test_ablation_needs_exactly_one_cell_with_kfac(capfd):
     assert main(["bench", "ablation", "-f", "jobs/sweeps/demo.yaml", "--where", "method=sgd"]) == 2
-    assert "chooses 0: none" in capfd.readouterr().err
+    assert "got 0: none" in capfd.readouterr().err
