@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -59,6 +59,9 @@ class _Lines:
         self.text.append(text)
         self.run.append(run)
         self.file.append(file)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [read_line(text, file) for text, file in zip(self.text, self.file, strict=True)]
 
 
 class RecordFrames(NamedTuple):
@@ -192,8 +195,7 @@ def _runs(runs: Sequence[tuple[str, int]]) -> pd.Series:
 
 
 def _evaluation_frame(lines: _Lines) -> pd.DataFrame:
-    rows = [read_line(*where) for where in zip(lines.text, lines.file, strict=True)]
-    frame = pd.DataFrame.from_records(rows, columns=list(EVALUATION_COLUMNS))
+    frame = pd.DataFrame.from_records(lines.rows(), columns=list(EVALUATION_COLUMNS))
     frame.insert(0, "run", pd.Series(lines.run, dtype="category"))
     for name in ("checkpoint_seconds", "segment"):
         frame[name] = frame[name].fillna(0)  # schema 1 had neither
@@ -203,12 +205,11 @@ def _evaluation_frame(lines: _Lines) -> pd.DataFrame:
 
 
 def _segment_frame(lines: _Lines) -> pd.DataFrame:
-    rows = [read_line(*where) for where in zip(lines.text, lines.file, strict=True)]
-    return pd.DataFrame(rows, columns=list(COLUMNS)).assign(run=lines.run).astype(COLUMNS)
+    return pd.DataFrame(lines.rows(), columns=list(COLUMNS)).assign(run=lines.run).astype(COLUMNS)
 
 
 def _device_frame(lines: _Lines) -> pd.DataFrame:
-    rows = [read_line(*where) for where in zip(lines.text, lines.file, strict=True)]
+    rows = lines.rows()
     for row in rows:
         for name in ("throttle_reasons", "foreign_processes"):
             row[name] = " ".join(map(str, row.get(name) or ()))

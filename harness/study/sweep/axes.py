@@ -44,10 +44,7 @@ def combinations(axes: Sequence[Axis], method: Method) -> Iterator[Fields]:
     For a method without K-FAC, points that differ only in `kfac.*` are merged.
     """
     for chosen in product(*(_points_for(method, axis) for axis in axes)):
-        merged: Fields = {}
-        for point in chosen:
-            merged.update(point)
-        yield merged
+        yield _merged(chosen)
 
 
 def count(axes: Sequence[Axis]) -> int:

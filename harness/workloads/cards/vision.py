@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -90,13 +91,9 @@ CIFAR10 = WorkloadCard(
     counted=cifar_examples,
     about="60,000 photographs of 32x32 pixels, 10 classes (Krizhevsky 2009); ResNet-20 to 110, VGG-16",
 )
-CIFAR100 = WorkloadCard(
-    module="harness.workloads.cifar.workload",
+CIFAR100 = replace(
+    CIFAR10,
     builder="build_cifar100",
-    metrics=MappingProxyType({"accuracy": "higher", "loss": "lower"}),
-    options=MappingProxyType(_CIFAR_OPTIONS),
-    choices=MappingProxyType({"model": CIFAR_MODELS}),
-    train_examples=CIFAR_TRAIN,
     counted=cifar100_examples,
     about="60,000 photographs of 32x32 pixels, 100 classes (Krizhevsky 2009); the same networks",
 )

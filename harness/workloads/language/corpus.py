@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import lzma
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,9 @@ import numpy as np
 from harness.errors import DataError
 from harness.workloads.cards.card import EMBEDDED, SYNTHETIC
 from harness.workloads.cards.language import SYNTHETIC_TEST, SYNTHETIC_TRAIN
-from harness.workloads.sources.cache import cached, file_stamp
+from harness.workloads.sources.cache import file_stamp
 from harness.workloads.sources.data_folder import EMBEDDED_FOLDER, data_folder, how_to_point
-from harness.workloads.sources.tokenizer import (
-    Ids,
-    Vocabulary,
-    encode,
-    read_tokenizer,
-    tokenizers_library,
-    train_tokenizer,
-    vocabulary_of,
-)
-
-_FORMAT = "1"  # of the cached files; increase it with every change
+from harness.workloads.sources.tokenizer import Ids, Tokenizer, Vocabulary, encode, encode_once
 
 
 @dataclass(frozen=True)
@@ -72,27 +62,16 @@ def read_corpus(options: Mapping[str, Any], specials: tuple[str, ...], length: i
     if options["data"] == SYNTHETIC:
         return _synthetic(options, specials, length, stride)
     texts = {option: _text(options, option) for option in ("train_text", "test_text")}
-    given = data_folder(options["data"]) / options["tokenizer"] if options["tokenizer"] else None
-    tokenizer = read_tokenizer(given) if given is not None else None
-    stamps = [text.stamp for text in texts.values()]
-    stamps.append(file_stamp(given) if given is not None else f"{options['vocabulary']} {specials}")
 
-    def prepare(folder: Path) -> None:
-        used = tokenizer or train_tokenizer(texts["train_text"].lines(), options["vocabulary"], specials)
-        used.save(str(folder / "tokenizer.json"))
+    def write(folder: Path, tokenizer_of: Callable[[Iterable[str]], Tokenizer]) -> None:
+        tokenizer = tokenizer_of(texts["train_text"].lines())
         for option, text in texts.items():
             with (folder / option).open("wb") as file:
-                for ids in encode(used, text.lines()):
+                for ids in encode(tokenizer, text.lines()):
                     ids.astype(np.uint32).tofile(file)
 
-    key = hashlib.sha256(
-        "\n".join([_FORMAT, tokenizers_library().__version__, *stamps]).encode()
-    ).hexdigest()[:24]
-    folder = cached(f"text-{key}", prepare, "token ids")
-    where = str(given or folder / "tokenizer.json")
-    vocabulary = vocabulary_of(
-        tokenizer or read_tokenizer(folder / "tokenizer.json"), specials, where, options["vocabulary"]
-    )
+    stamps = [text.stamp for text in texts.values()]
+    folder, _, vocabulary = encode_once("text", options, specials, stamps, write)
     train, test = (
         _sequences(
             np.memmap(folder / option, np.uint32, "r"), length, stride, options[examples], text.name, examples

@@ -6,18 +6,22 @@ the same tokenizer on any machine. (The library's WordPiece trainer numbers lett
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from harness.errors import DataError
+from harness.workloads.sources.cache import cached, file_stamp
+from harness.workloads.sources.data_folder import data_folder
 from harness.workloads.sources.extras import import_extra
 
+_FORMAT = "1"  # of the folders with token ids; increase it with every change
 _LINES_AT_ONCE = 4096  # enough for the library's threads, with little memory
 
 Tokenizer = Any  # of the optional library tokenizers
@@ -36,6 +40,53 @@ class Vocabulary:
 
     specials: Mapping[str, int]
     ordinary: Ids
+
+
+class TokenIds(NamedTuple):
+    """A folder of token ids, and the tokenizer that encoded them."""
+
+    folder: Path
+    tokenizer: Tokenizer
+    vocabulary: Vocabulary
+
+
+def encode_once(
+    kind: str,
+    options: Mapping[str, Any],
+    specials: tuple[str, ...],
+    stamps: Iterable[str],
+    write: Callable[[Path, Callable[[Iterable[str]], Tokenizer]], None],
+) -> TokenIds:
+    """Token ids from the cache, written there if they are not in it.
+
+    Args:
+        kind: begins the folder's name.
+        options: of the workload; `tokenizer` names a given tokenizer, and without it one is trained.
+        specials: tokens that the workload needs.
+        stamps: of the texts, which change with their content.
+        write: writes the ids into a folder; its other argument makes the tokenizer from the training lines.
+
+    Raises:
+        DataError: the tokenizer is missing, damaged or does not fit, or the cache cannot be written.
+    """
+    given = data_folder(options["data"]) / options["tokenizer"] if options["tokenizer"] else None
+    tokenizer = read_tokenizer(given) if given is not None else None
+    made_from = file_stamp(given) if given is not None else f"{options['vocabulary']} {specials}"
+    parts = [_FORMAT, tokenizers_library().__version__, *stamps, made_from]
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+
+    def prepare(folder: Path) -> None:
+        def tokenizer_of(lines: Iterable[str]) -> Tokenizer:
+            used = tokenizer or train_tokenizer(lines, options["vocabulary"], specials)
+            used.save(str(folder / "tokenizer.json"))
+            return used
+
+        write(folder, tokenizer_of)
+
+    folder = cached(f"{kind}-{key}", prepare, "token ids")
+    used = tokenizer or read_tokenizer(folder / "tokenizer.json")
+    where = str(given or folder / "tokenizer.json")
+    return TokenIds(folder, used, vocabulary_of(used, specials, where, options["vocabulary"]))
 
 
 def train_tokenizer(lines: Iterable[str], size: int, specials: tuple[str, ...]) -> Tokenizer:

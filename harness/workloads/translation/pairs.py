@@ -7,8 +7,7 @@ translation: a truncated pair would teach half a translation. No held-out pair i
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,21 +19,11 @@ from harness.errors import DataError
 from harness.workloads.cards.card import SYNTHETIC
 from harness.workloads.cards.language import SYNTHETIC_TEST, SYNTHETIC_TRAIN
 from harness.workloads.cards.translation import SPECIALS
-from harness.workloads.sources.cache import cached, file_stamp
-from harness.workloads.sources.data_folder import data_folder
-from harness.workloads.sources.tokenizer import (
-    Ids,
-    Vocabulary,
-    encode_each,
-    read_tokenizer,
-    tokenizers_library,
-    train_tokenizer,
-    vocabulary_of,
-)
+from harness.workloads.sources.cache import file_stamp
+from harness.workloads.sources.tokenizer import Ids, Tokenizer, Vocabulary, encode_each, encode_once
 from harness.workloads.translation.files import Files, find_files, read_split
 
 SYNTHETIC_TOKENS = (5, 22)  # of a synthetic sentence; a caption has twelve words
-_FORMAT = "1"  # of the cached files; increase it with every change
 
 Array = np.ndarray[Any, Any]
 
@@ -104,36 +93,26 @@ def read_pairs(options: Mapping[str, Any]) -> ParallelText:
     if options["data"] == SYNTHETIC:
         return _synthetic(options)
     train_files, test_files = find_files(options)
-    given = data_folder(options["data"]) / options["tokenizer"] if options["tokenizer"] else None
-    tokenizer = read_tokenizer(given) if given is not None else None
-    stamps = [file_stamp(path) for path in (*train_files, *test_files)]
-    stamps.append(file_stamp(given) if given is not None else f"{options['vocabulary']} {SPECIALS}")
 
-    def prepare(folder: Path) -> None:
+    def write(folder: Path, tokenizer_of: Callable[[Iterable[str]], Tokenizer]) -> None:
         splits = {"train": read_split(train_files), "test": read_split(test_files)}
-        used = tokenizer or train_tokenizer(chain(*splits["train"]), options["vocabulary"], SPECIALS)
-        used.save(str(folder / "tokenizer.json"))
+        tokenizer = tokenizer_of(chain(*splits["train"]))
         for split, sides in splits.items():
             for side, lines in zip(Files._fields, sides, strict=True):
-                ids = list(encode_each(used, lines))
+                ids = list(encode_each(tokenizer, lines))
                 starts = np.cumsum([0, *map(len, ids)], dtype=np.int64)
                 np.save(folder / f"{split}.{side}.starts.npy", starts)
                 np.save(
                     folder / f"{split}.{side}.tokens.npy", np.fromiter(chain(*ids), np.uint32, starts[-1])
                 )
 
-    key = hashlib.sha256(
-        "\n".join([_FORMAT, tokenizers_library().__version__, *stamps]).encode()
-    ).hexdigest()[:24]
-    folder = cached(f"pairs-{key}", prepare, "token ids")
-    used = tokenizer or read_tokenizer(folder / "tokenizer.json")
-    where = str(given or folder / "tokenizer.json")
-    vocabulary = vocabulary_of(used, SPECIALS, where, options["vocabulary"])
+    stamps = [file_stamp(path) for path in (*train_files, *test_files)]
+    folder, tokenizer, vocabulary = encode_once("pairs", options, SPECIALS, stamps, write)
     return ParallelText(
         _limited(_load(folder, "train"), options, "train_examples", train_files, options["longest"]),
         _limited(_load(folder, "test"), options, "test_examples", test_files, None),
         vocabulary,
-        decode=lambda ids: str(used.decode(list(ids))),
+        decode=lambda ids: str(tokenizer.decode(list(ids))),
         references=lambda: read_split(test_files)[1],
     )
 
