@@ -67,7 +67,7 @@ MUTANTS = (
         "return self._config.factor_decay", "return 1.0 - self._config.factor_decay",
     ),
     Mutant(
-        "kl-clip is the constant 0.123", "gradients.py",
+        "kl-clip is the constant 0.123", "gradients/kl_clip.py",
         "(kl_clip / predicted).sqrt().clamp_max(1.0)", "0.123",
     ),
     Mutant(
@@ -85,14 +85,14 @@ MUTANTS = (
         'self.own = [job for job in jobs if job.kind == "g" or rank in job.inverse_workers]',
     ),
     Mutant(
-        "A without 1 / S^2", "capture.py",
+        "A without 1 / S^2", "capture/statistics.py",
         "Share(call.a_gram, 1.0 / call.positions**2)", "Share(call.a_gram, 1.0)",
     ),
     Mutant(
-        "G without S", "capture.py",
+        "G without S", "capture/statistics.py",
         "Share(call.g_gram, call.positions)", "Share(call.g_gram, 1.0)",
     ),
-    Mutant("G without B", "capture.py", "float(self._batch) ** 2 if", "float(self._batch) if"),
+    Mutant("G without B", "capture/statistics.py", "float(self._batch) ** 2 if", "float(self._batch) if"),
     Mutant(
         "members of a row in the wrong order", "placement/placement.py",
         "return tuple(range(index * self.columns, (index + 1) * self.columns))",
@@ -125,8 +125,8 @@ MUTANTS = (
         "damped.diagonal(dim1=-2, dim2=-1).add_(damping)",
         "factor.diagonal(dim1=-2, dim2=-1).add_(damping); damped.copy_(factor)",
     ),
-    Mutant("kl-clip scales up", "gradients.py", ".sqrt().clamp_max(1.0)", ".sqrt()"),
-    Mutant("kl-clip with lr, not its square", "gradients.py", "* lr**2", "* lr"),
+    Mutant("kl-clip scales up", "gradients/kl_clip.py", ".sqrt().clamp_max(1.0)", ".sqrt()"),
+    Mutant("kl-clip with lr, not its square", "gradients/kl_clip.py", "* lr**2", "* lr"),
     Mutant(
         "running factors start at zero", "factors.py",
         "identity = torch.eye(job.shape.dim, device=like.device)",
@@ -150,7 +150,7 @@ MUTANTS = (
         "+ high - lead + 1 - shift", "+ high - lead",
     ),
     Mutant(
-        "a frozen layer's passes count", "capture.py",
+        "a frozen layer's passes count", "capture/hooks.py",
         "if not module.weight.requires_grad:", "if False:",
     ),
     Mutant(

@@ -13,4 +13,5 @@ def kl_clip_scale(change: Tensor, lr: float, kl_clip: float) -> Tensor:
         lr: learning rate of the step.
         kl_clip: bound on the predicted KL divergence, kappa in the papers.
     """
-    return (kl_clip / (change.abs() * lr**2)).sqrt().clamp_max(1.0)
+    predicted = change.abs() * lr**2
+    return (kl_clip / predicted).sqrt().clamp_max(1.0)
