@@ -154,13 +154,10 @@ def _dims(device: torch.device) -> list[int]:
 
 def _monotonic(points: list[Point]) -> list[Point]:
     """Sorted by size, one point per size, with seconds that never decrease."""
-    slowest = 0.0
     found: list[Point] = []
     for size, seconds in sorted(points):
-        if found and size == found[-1][0]:
-            continue
-        slowest = max(slowest, seconds)
-        found.append((size, slowest))
+        if not found or size > found[-1][0]:
+            found.append((size, max(seconds, found[-1][1]) if found else seconds))
     return found
 
 

@@ -25,11 +25,7 @@ BATCHES = 4  # of the first epoch, in turn: enough to differ, and drawn before a
 
 
 class RepeatedBlock:
-    """Trains one inverse period repeatedly with fixed parameters, so that every block does the same work.
-
-    Args:
-        trainer: of the cell; its learning rate is set to zero.
-    """
+    """Trains one inverse period repeatedly at learning rate zero, so that every block does the same work."""
 
     def __init__(self, trainer: Trainer) -> None:
         kfac, cell = trainer.state.kfac, trainer.cell
@@ -69,8 +65,6 @@ class RepeatedBlock:
                 self._trainer.train_step(next(self._batches))
             if timed:
                 timer.stop()
-            elif world.device.type == "cuda":
-                torch.cuda.synchronize(world.device)
             seconds = time.perf_counter() - began
         return timer.drain() if timed else WindowTotals(seconds)
 

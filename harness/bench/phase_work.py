@@ -84,27 +84,23 @@ class PhaseWork:
     @contextmanager
     def _recorded_statistics(self) -> Iterator[None]:
         """Hooks and packing run, but return what they computed in one step before the clock runs."""
-        grams: dict[Any, Any] = {}
-        packed: dict[Any, Any] = {}
-        compute: Callable[[int, str, Any], Any] = self._capture._gram
-        pack: Callable[[Any, Any], Any] = self._factors._pack
+        results: dict[Any, Any] = {}  # by all arguments but the last, the data
 
-        def record_gram(layer: int, kind: str, tensor: Any) -> Any:
-            grams[layer, kind] = compute(layer, kind, tensor)
-            return grams[layer, kind]
+        def recorded(work: Callable[..., Any], *args: Any) -> Any:
+            results[args[:-1]] = work(*args)
+            return results[args[:-1]]
 
-        def record_packed(bucket: Any, statistics: Any) -> Any:
-            packed[bucket] = pack(bucket, statistics)
-            return packed[bucket]
+        def replayed(*args: Any) -> Any:
+            return results[args[:-1]]
 
         with (
-            patch.object(self._capture, "_gram", record_gram),
-            patch.object(self._factors, "_pack", record_packed),
+            patch.object(self._capture, "_gram", partial(recorded, self._capture._gram)),
+            patch.object(self._factors, "_pack", partial(recorded, self._factors._pack)),
         ):
             self._full_step()
         with (
-            patch.object(self._capture, "_gram", lambda layer, kind, _: grams[layer, kind]),
-            patch.object(self._factors, "_pack", lambda bucket, _: packed[bucket]),
+            patch.object(self._capture, "_gram", replayed),
+            patch.object(self._factors, "_pack", replayed),
             patch.object(self._factors, "accumulate_local", _nothing),
             patch.object(self._factors, "accumulate_received", _nothing),
         ):

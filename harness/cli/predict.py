@@ -69,7 +69,15 @@ def predict(
     except CostModelError as error:
         raise UserError(str(error)) from None
     if as_json:
-        typer.echo(json.dumps({**_json(question, table), "recommended": _recommended(chosen)}, indent=1))
+        content = {
+            "model": question.model.name,
+            "calibration": machine.name,
+            "largest_measured_world_size": machine.largest_world_size,
+            "local_batch_size": local_batch_size,
+            "arms": _rows(question, table),
+            "recommended": _recommended(chosen),
+        }
+        typer.echo(json.dumps(content, indent=1))
     else:
         _print(question, table)
         if recommend:
@@ -131,16 +139,6 @@ def _over_sgd(question: Question, arms: Any, arm: str) -> float | None:
     if question.epochs_ratio is None:
         return None
     return float(question.to_accuracy(arm, arms[arm]) / question.to_accuracy("sgd", arms["sgd"]))
-
-
-def _json(question: Question, table: Table) -> dict[str, Any]:
-    return {
-        "model": question.model.name,
-        "calibration": question.calibration.name,
-        "largest_measured_world_size": question.calibration.largest_world_size,
-        "local_batch_size": question.local_batch_size,
-        "arms": _rows(question, table),
-    }
 
 
 def _recommended(chosen: Recommendation | None) -> dict[str, Any] | None:

@@ -30,15 +30,19 @@ def reproduce(
     ] = False,
 ) -> None:
     """Run what is missing of a paper's sweeps, and write its figures and tables from these runs."""
-    from harness.study.papers import read_paper  # noqa: PLC0415  loads pydantic
+    from harness.runs.store import sweep_folder  # noqa: PLC0415  loads pydantic
+    from harness.study.papers import read_paper  # noqa: PLC0415
+    from harness.study.sweep import read_sweep  # noqa: PLC0415
 
     described, files = read_paper(paper, size)
     _check_figures(described)
-    if report_only:
-        _check_runs(files, runs)
+    folders = {key: sweep_folder(read_sweep(file).name, runs).path for key, file in files.items()}
+    missing = [str(folder) for folder in folders.values() if not folder.is_dir()]
+    if report_only and missing:
+        raise UserError(f"no runs yet at {', '.join(missing)}: leave --report-only out to run them")
     codes = [] if report_only else [_run(file, site, runs) for file in files.values()]
-    folder = out or runs.parent / "papers" / f"{paper}-{size}"
-    page = _report(described, files, runs, folder)
+    commands = {folders[key].name: f"kronscale run -f {file}" for key, file in files.items()}
+    page = _report(described, folders, commands, out or runs.parent / "papers" / f"{paper}-{size}")
     typer.echo(f"report: {page}")
     if any(codes):
         typer.echo("some cells did not complete: the report lists them, kronscale retry starts them again")
@@ -58,17 +62,6 @@ def _check_figures(paper: Paper) -> None:
             )
 
 
-def _check_runs(files: dict[str, Path], runs: Path) -> None:
-    """Check that all sweeps have runs."""
-    from harness.runs.store import sweep_folder  # noqa: PLC0415  # see reproduce
-    from harness.study.sweep import read_sweep  # noqa: PLC0415
-
-    folders = [sweep_folder(read_sweep(file).name, runs).path for file in files.values()]
-    missing = [str(folder) for folder in folders if not folder.is_dir()]
-    if missing:
-        raise UserError(f"no runs yet at {', '.join(missing)}: leave --report-only out to run them")
-
-
 def _run(file: Path, site: str, runs: Path) -> int:
     from harness.cli.operate import run  # noqa: PLC0415  # see reproduce
 
@@ -82,23 +75,20 @@ def _run(file: Path, site: str, runs: Path) -> int:
     return 0
 
 
-def _report(paper: Paper, files: dict[str, Path], runs: Path, folder: Path) -> Path:
+def _report(paper: Paper, folders: dict[str, Path], commands: dict[str, str], out: Path) -> Path:
     from analysis.records.tables import load  # noqa: PLC0415
     from analysis.report.page import Panel, write_report  # noqa: PLC0415  # see reproduce
-    from harness.runs.store import sweep_folder  # noqa: PLC0415
-    from harness.study.sweep import read_sweep  # noqa: PLC0415
 
-    names = {key: read_sweep(file).name for key, file in files.items()}
-    studies = {key: load(sweep_folder(name, runs).path) for key, name in names.items()}
+    studies = {key: load(folder) for key, folder in folders.items()}
     panels = [
         Panel(figure.figure, figure.shows, studies[figure.sweep], f"{place:02}-{figure.figure}")
         for place, figure in enumerate(paper.figures, start=1)
     ]
     return write_report(
         studies[paper.summary],
-        folder,
+        out,
         panels,
-        commands={names[key]: f"kronscale run -f {file}" for key, file in files.items()},
+        commands=commands,
         title=f"{paper.title}, reproduced in {paper.about}",
         also=[study for key, study in studies.items() if key != paper.summary],
     )

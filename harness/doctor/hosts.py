@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from harness.doctor.findings import Finding, fault, in_bytes, ok, skipped, warning
 from harness.doctor.reports import NOT_KNOWN, Report, by_host, by_rank
@@ -68,20 +68,12 @@ def check_cpus(reports: Sequence[Report], launch: Launch) -> Finding:
     if launch.oversubscribed:
         found = f"{len(reports)} ranks share {len(launch.cpus)} CPUs, as the site allows"
         return warning(check, found, "use fewer ranks: times of cells with so many ranks are not valid")
-    sharing = [
-        (first, second)
-        for ranks in by_host(reports).values()
-        for first, second in pairwise(ranks)
-        if set(first.cpus) & set(second.cpus)
-    ]
-    if sharing:
-        first, second = sharing[0]
-        found = (
-            f"ranks {first.rank} and {second.rank} on {first.host} may use the same CPUs: they are not bound"
-        )
-        return warning(
-            check, found, "add --cpu-bind=cores to slurm.srun: ranks that move between CPUs are slower"
-        )
+    neighbours = chain.from_iterable(pairwise(ranks) for ranks in by_host(reports).values())
+    for one, two in neighbours:
+        if set(one.cpus) & set(two.cpus):
+            found = f"ranks {one.rank} and {two.rank} on {one.host} may use the same CPUs: they are not bound"
+            advice = "add --cpu-bind=cores to slurm.srun: ranks that move between CPUs are slower"
+            return warning(check, found, advice)
     return ok(check, f"{wanted} per rank, bound, {reports[0].threads} threads")
 
 
@@ -136,11 +128,8 @@ def check_versions(reports: Sequence[Report]) -> Finding:
     check = "ranks: versions"
     same = []
     for name in reports[0].versions:
-        known = [
-            (one.rank, version)
-            for one in reports
-            if (version := one.versions.get(name, "missing")) != NOT_KNOWN
-        ]
+        versions = ((one.rank, one.versions.get(name, "missing")) for one in reports)
+        known = [(rank, version) for rank, version in versions if version != NOT_KNOWN]
         if len({version for _, version in known}) > 1:
             found = by_rank((rank, f"{name} {version}") for rank, version in known)
             return fault(

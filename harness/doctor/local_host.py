@@ -15,7 +15,6 @@ from harness.launchers.site import Site
 # In a process of its own: importing it starts MPI.
 _MPI_VERSION = "from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0])"
 _MPI_SECONDS = 60.0  # a cold file system
-_OPEN_MPI = "Open MPI"
 
 
 def check_local_host(site: Site) -> list[Finding]:
@@ -60,18 +59,12 @@ def check_gpus(site: Site, gpus: int) -> Finding:
 
 
 def check_mpi_library(site: Site, version: str, error: str) -> Finding:
-    """Whether ranks started on this host can be one MPI world.
-
-    Args:
-        site: with its backend.
-        version: of the MPI library, empty if there is none.
-        error: why there is none.
-    """
+    """Whether ranks started on this host can be one MPI world; `error` says why there is no version."""
     if site.backend != "mpi":
         return skipped("host: MPI", f"the site's backend is {site.backend}")
     if not version:
         return fault("host: MPI", error, "install MPICH where mpi4py finds it: pip install mpich")
-    if version.startswith(_OPEN_MPI):
+    if version.startswith("Open MPI"):
         advice = (
             "pip install mpich, as the local launcher supports MPICH and its relatives, or use backend: gloo"
         )

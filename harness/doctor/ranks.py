@@ -31,14 +31,7 @@ _ALONE = "a world of one does not communicate"
 
 
 def check_job(status: CellStatus, reports: Sequence[Report], wait_seconds: float, site: Site) -> Finding:
-    """Whether the job completed in time.
-
-    Args:
-        status: of its cell at the end of the wait.
-        reports: of its ranks.
-        wait_seconds: the time limit.
-        site: where it ran.
-    """
+    """Whether the job completed in time, from the status of its cell after `wait_seconds`."""
     ranks = status.cell.world_size
     if status.state == "COMPLETED":
         nodes = sorted({report.node for report in reports})
@@ -63,13 +56,7 @@ def check_job(status: CellStatus, reports: Sequence[Report], wait_seconds: float
 
 
 def check_ranks(reports: Sequence[Report], launch: Launch, world_size: int) -> list[Finding]:
-    """All checks of the ranks' reports.
-
-    Args:
-        reports: at least one, in rank order; ranks that failed early have none.
-        launch: how the ranks were launched.
-        world_size: how many ranks there should be.
-    """
+    """All checks of the reports: at least one, in rank order; ranks that failed early have none."""
     hosts = [
         check_gpus(reports, launch),
         check_cpus(reports, launch),

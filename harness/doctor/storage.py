@@ -16,11 +16,7 @@ _OTHER_FOLDER = "set --runs to a folder on another file system that all nodes sh
 
 
 def check_storage(folder: Path) -> list[Finding]:
-    """Make `folder` and try every file operation of a run in it; removes all but the folder.
-
-    Args:
-        folder: new, two levels below the folder of all runs.
-    """
+    """Try every file operation of a run in a new folder, two levels below all runs; only the folder stays."""
     runs = folder.parent.parent
     try:
         folder.mkdir(parents=True)
