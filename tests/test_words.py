@@ -45,8 +45,8 @@ RETIRED = {
     r"gangs?": r"gang\.(json|lock)",  # two more
     r"lanes?": r"[\"'`]lanes[\"'`]",  # a key in claim.json
     r"claims?": r"claim\.json|[\"'`]claim(_job)?[\"'`]|claim_job|^analysis/|^tests/analysis/|^jobs/|\.md:",
-    r"verdicts?": r"^analysis/|^tests/analysis/|compare\.py|report\.py|test_cli\.py|\.md:",  # a column of reports
-    r"floors?": r"floor\(|[\"'`](layer_)?floors?[\"'`]|eigenvalue floor|our floor at",  # keys and notes of committed results
+    r"verdicts?": r"^analysis/|^tests/analysis/|compare\.py|report\.py|test_cli\.py|\.md:",  # a column
+    r"floors?": r"floor\(|[\"'`](layer_)?floors?[\"'`]|eigenvalue floor|our floor at",
     r"margins": r"\.margins\(|subplots_adjust",
 }
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.cell import Cell
-from harness.documents.validation_messages import did_you_mean
 from harness.errors import UserError
 from harness.runs.store import CellFolder, SweepFolder, sweep_folder
+from harness.yaml_files.validation_messages import did_you_mean
 
 
 def selected_cells(

@@ -31,7 +31,7 @@ def doctor(
     """Check a site before long runs, on this host and with one small job; exit code 1 on a fault."""
     from harness.doctor.examine import examine  # noqa: PLC0415  slow to load
     from harness.doctor.findings import any_fault  # noqa: PLC0415
-    from harness.launchers.site_profiles import read_site  # noqa: PLC0415
+    from harness.launchers.site_profile import read_site  # noqa: PLC0415
 
     examination = examine(read_site(site), runs, ranks, wait, _print_progress)
     if as_json:

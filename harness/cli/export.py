@@ -30,9 +30,9 @@ def export(
 ) -> None:  # fmt: skip
     """Write runs in the format of another tool."""
     from harness.cli.cell_selection import selected_cells  # noqa: PLC0415  loads pydantic
-    from harness.documents.validation_messages import not_allowed  # noqa: PLC0415
     from harness.exports import EXPORTS  # noqa: PLC0415
     from harness.runs.store import sweep_folder  # noqa: PLC0415
+    from harness.yaml_files.validation_messages import not_allowed  # noqa: PLC0415
 
     if form not in EXPORTS:
         raise UserError(f"{form!r} is not a format{not_allowed(form, EXPORTS)}")

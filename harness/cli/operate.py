@@ -133,7 +133,7 @@ def retry(
     ] = False,
 ) -> None:  # fmt: skip
     """Start cells again that ended without completing, in the background, from their newest checkpoint."""
-    from harness.launchers.site_profiles import read_site  # noqa: PLC0415  see status
+    from harness.launchers.site_profile import read_site  # noqa: PLC0415  see status
     from harness.study.submit import retry as retry_cells  # noqa: PLC0415
 
     cells = _cells(sweep, file, set_, where, runs)
@@ -157,7 +157,7 @@ def _statuses(cells: Sequence[Cell], runs: Path) -> list[CellStatus]:
 
 
 def _print_preview(cells: Sequence[Cell], site: str, runs: Path, budget: float | None) -> None:
-    from harness.launchers.site_profiles import read_site  # noqa: PLC0415  see status
+    from harness.launchers.site_profile import read_site  # noqa: PLC0415  see status
     from harness.study.submit import preview  # noqa: PLC0415
 
     would_be = preview(cells, read_site(site), runs)
@@ -168,7 +168,7 @@ def _print_preview(cells: Sequence[Cell], site: str, runs: Path, budget: float |
 
 
 def _submit(cells: Sequence[Cell], site: str, runs: Path, budget: float | None) -> Submission:
-    from harness.launchers.site_profiles import read_site  # noqa: PLC0415  see status
+    from harness.launchers.site_profile import read_site  # noqa: PLC0415  see status
     from harness.study.submit import submit as submit_cells  # noqa: PLC0415
 
     return submit_cells(cells, read_site(site), runs, budget=budget)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from harness.cell import Cell
-    from harness.launchers.site import Site
+    from harness.launchers.site_profile import Site
     from harness.study.plan_summary import PlanSummary
     from harness.study.sweep import Sweep
 
@@ -35,7 +35,7 @@ def plan(
     """Show what a sweep file would run and what is completed; changes nothing."""
     # imported here so that --help does not load pydantic and rich
     from harness.cli.output import console  # noqa: PLC0415
-    from harness.launchers.site_profiles import read_site  # noqa: PLC0415
+    from harness.launchers.site_profile import read_site  # noqa: PLC0415
     from harness.runs.arms import differences  # noqa: PLC0415
     from harness.study.filters import select  # noqa: PLC0415
     from harness.study.plan_summary import plan_summary  # noqa: PLC0415

@@ -42,8 +42,8 @@ def report(
     from analysis.report.summary import summary_table  # noqa: PLC0415
     from analysis.rules import SCORINGS  # noqa: PLC0415
     from harness.cli.output import console, print_left_out, text_table  # noqa: PLC0415
-    from harness.documents.validation_messages import not_allowed  # noqa: PLC0415
     from harness.runs.store import SweepFolder  # noqa: PLC0415
+    from harness.yaml_files.validation_messages import not_allowed  # noqa: PLC0415
 
     if rule not in SCORINGS:
         raise UserError(f"--rule={rule!r} is not a rule{not_allowed(rule, SCORINGS)}")

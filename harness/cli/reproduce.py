@@ -52,8 +52,8 @@ def reproduce(
 def _check_figures(paper: Paper) -> None:
     """Check that all figures exist, before hours of runs."""
     from analysis.figures import FIGURES  # noqa: PLC0415  # see reproduce
-    from harness.documents.validation_messages import not_allowed  # noqa: PLC0415
     from harness.study.papers import PaperError  # noqa: PLC0415
+    from harness.yaml_files.validation_messages import not_allowed  # noqa: PLC0415
 
     for figure in paper.figures:
         if figure.figure not in FIGURES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.doctor.findings import Finding, fault, ok, skipped, warning
 from harness.errors import SiteError
-from harness.launchers.site import Site
+from harness.launchers.site_profile import Site
 from harness.launchers.slurm import START_MINUTES, NoAnswerError, Partition, Survey, rehearse, slurm
 
 _NO_MPI = "none"

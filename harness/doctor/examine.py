@@ -24,7 +24,7 @@ from harness.doctor.storage import check_storage
 from harness.errors import SchedulerError, SiteError
 from harness.launchers import LAUNCHERS
 from harness.launchers.launch import Launch
-from harness.launchers.site import Site
+from harness.launchers.site_profile import Site
 from harness.launchers.slurm import (
     NoAnswerError,
     end_named,

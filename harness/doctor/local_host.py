@@ -10,7 +10,7 @@ from harness.doctor.findings import Finding, fault, ok, skipped, warning
 from harness.errors import SiteError
 from harness.launchers.local import site_cpus, site_gpus
 from harness.launchers.rank_environment import kept_from_jobs
-from harness.launchers.site import Site
+from harness.launchers.site_profile import Site
 
 # In a process of its own: importing it starts MPI.
 _MPI_VERSION = "from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0])"

@@ -15,7 +15,7 @@ from harness.doctor.hosts import (
 )
 from harness.doctor.reports import Report, WorldReport, by_host, by_rank
 from harness.launchers.launch import Launch
-from harness.launchers.site import Site
+from harness.launchers.site_profile import Site
 from harness.study.status import CellStatus
 
 JOB = "ranks: job"

@@ -10,7 +10,7 @@ from harness.launchers.attempt_state import AttemptState
 from harness.launchers.cost_estimate import CostEstimate
 from harness.launchers.launch import WORKER_COMMAND, Launch
 from harness.launchers.local import LocalLauncher
-from harness.launchers.site import Site
+from harness.launchers.site_profile import Site
 from harness.launchers.slurm.launcher import SlurmLauncher
 from harness.runs.store import Attempt, SweepFolder
 

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from harness.cell import Spec
 from harness.launchers.process_identity import ProcessIdentity
-from harness.launchers.site import Site
+from harness.launchers.site_profile import Site
 from harness.runs.store import Attempt, write_atomically
 
 WORKER_COMMAND = (sys.executable, "-m", "harness.training.worker")

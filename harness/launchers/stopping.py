@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.launchers.launch import cancel_requested
-from harness.launchers.site import Site
+from harness.launchers.site_profile import Site
 from harness.runs.store import Attempt
 
 Reason = Literal["ranks", "timeout", "cancel", "preempt"]

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.cell import Cell
-from harness.documents.validation_messages import did_you_mean
 from harness.errors import FilterError
 from harness.study.sweep import known_paths, value_of
+from harness.yaml_files.validation_messages import did_you_mean
 
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,

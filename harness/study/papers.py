@@ -11,9 +11,9 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from harness.cell import Spec
-from harness.documents.validation_messages import did_you_mean, explain, not_allowed
-from harness.documents.yaml_document import read_document
 from harness.errors import UserError
+from harness.yaml_files.document import read_document
+from harness.yaml_files.validation_messages import did_you_mean, explain, not_allowed
 
 FOLDER = Path("jobs/papers")
 

@@ -13,7 +13,7 @@ from harness.launchers import LAUNCHERS
 from harness.launchers.cost_estimate import CostEstimate
 from harness.launchers.launch import WORKER_COMMAND, Launch
 from harness.launchers.outcome import outcome_without_ranks
-from harness.launchers.site import Site
+from harness.launchers.site_profile import Site
 from harness.runs.checkpoint_store import CheckpointStore
 from harness.runs.locks import exclusive
 from harness.runs.store import DEFAULT_ROOT, Attempt, CellFolder, SweepFolder, sweep_folder

@@ -25,7 +25,7 @@ from harness.doctor.reports import Report, WorldReport
 from harness.doctor.storage import check_space, check_storage
 from harness.launchers.cgroups import memory_limit_bytes
 from harness.launchers.launch import Launch
-from harness.launchers.site import Site
+from harness.launchers.site_profile import Site
 from harness.launchers.slurm.cluster_survey import (
     Partition,
     Survey,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from harness.launchers.launch import Launch
 from harness.launchers.outcome import _LOST_PEER
-from harness.launchers.site import Site
+from harness.launchers.site_profile import Site
 from harness.training.world import single_copy
 from harness.training.world.single_copy import PeerProcess, find_readable_peers
 from harness.training.world.world import _peer_finder

@@ -5,7 +5,7 @@ import torch
 
 from harness.errors import SiteError
 from harness.launchers.launch import Launch
-from harness.launchers.site import Site
+from harness.launchers.site_profile import Site
 from harness.runs.store import Attempt
 from harness.training.world import join_world
 

@@ -24,7 +24,7 @@ from harness.launchers.launch import (
 )
 from harness.launchers.local.mpiexec import NO_MPIEXEC, find_mpiexec
 from harness.launchers.process_identity import ProcessIdentity
-from harness.launchers.site import Site
+from harness.launchers.site_profile import Site
 from harness.runs.store import Attempt, SweepFolder
 
 

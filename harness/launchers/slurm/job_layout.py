@@ -15,7 +15,7 @@ from typing import Self, TypeVar
 from harness.cell import Cell
 from harness.errors import SiteError
 from harness.launchers.cost_estimate import CostEstimate
-from harness.launchers.site import Site
+from harness.launchers.site_profile import Site
 from harness.launchers.slurm_profile import SlurmProfile
 
 START_MINUTES = 2  # for starting and ending ranks, in addition to the limits of the cells

@@ -13,7 +13,7 @@ from harness.errors import SchedulerError, SiteError
 from harness.launchers.attempt_state import AttemptState
 from harness.launchers.cost_estimate import CostEstimate
 from harness.launchers.launch import WORKER_COMMAND, Launch, cancel_requested, request_cancel, user_name
-from harness.launchers.site import Site
+from harness.launchers.site_profile import Site
 from harness.launchers.slurm.bad_nodes import exclude_bad_nodes
 from harness.launchers.slurm.job_layout import lay_out, nodes_of, slurm
 from harness.launchers.slurm.sbatch import batch_text, submit_manifest

@@ -19,7 +19,7 @@ from harness.launchers.slurm.job_layout import slurm
 from harness.launchers.slurm.scheduler import NoAnswerError
 
 if TYPE_CHECKING:
-    from harness.launchers.site import Site
+    from harness.launchers.site_profile import Site
     from harness.launchers.slurm.executor import ManifestExecutor
     from harness.launchers.slurm.submission_manifest import SubmissionManifest
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from harness.launchers.launch import Launch
-from harness.launchers.site import Site
+from harness.launchers.site_profile import Site
 from harness.launchers.slurm.job_layout import Job, JobLayout
 from harness.runs.store import Attempt, SweepFolder
 

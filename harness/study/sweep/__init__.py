@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from harness.cell import Cell
-from harness.documents.validation_messages import not_allowed
-from harness.documents.yaml_document import Document, described, read_document, read_value
 from harness.errors import SweepError
 from harness.study.sweep.axes import Axis, combinations, count, read_axes
 from harness.study.sweep.build import Builder, Draft
 from harness.study.sweep.fields import SHARED, Fields, known_paths, leaves, value_of
 from harness.study.sweep.methods import Method, read_methods
 from harness.study.sweep.selection import Exclusions, read_exclusions, read_inclusions
+from harness.yaml_files.document import Document, described, read_document, read_value
+from harness.yaml_files.validation_messages import not_allowed
 
 __all__ = ["DEFAULT_REPEATS", "MAX_CELLS", "Sweep", "known_paths", "read_sweep", "value_of"]
 

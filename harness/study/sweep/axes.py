@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
-from harness.documents.yaml_document import Document, Place, described
 from harness.study.sweep.fields import SHARED, Fields, leaves
 from harness.study.sweep.methods import Method, named_method
+from harness.yaml_files.document import Document, Place, described
 
 Axis = list[Fields]
 """Points of one axis, in file order: values of one field of the grid, or of the fields of one zip entry."""

@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 from pydantic import TypeAdapter, ValidationError
 
 from harness.cell import Cell, Optimizer, Target, Training, Workload
-from harness.documents.validation_messages import explain, field_and_rest, not_allowed
-from harness.documents.yaml_document import Document, Place, described
 from harness.study.sweep.fields import Fields
 from harness.workloads import WORKLOADS, WorkloadCard
+from harness.yaml_files.document import Document, Place, described
+from harness.yaml_files.validation_messages import explain, field_and_rest, not_allowed
 from kfac_core.config import KFACConfig
 
 _MODELS: Mapping[str, TypeAdapter[Any]] = {

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.cell import Optimizer, Target, Training
-from harness.documents.validation_messages import not_allowed
-from harness.documents.yaml_document import Document, Place, described
+from harness.yaml_files.document import Document, Place, described
+from harness.yaml_files.validation_messages import not_allowed
 from kfac_core.config import KFACConfig
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.documents.validation_messages import not_allowed
-from harness.documents.yaml_document import Document, Place, described
 from harness.study.sweep.fields import SHARED, Fields, Leaf, flatten
+from harness.yaml_files.document import Document, Place, described
+from harness.yaml_files.validation_messages import not_allowed
 
 
 @dataclass(frozen=True)

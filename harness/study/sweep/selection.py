@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from harness.documents.yaml_document import Document, Place, described
 from harness.study.sweep.build import Draft
 from harness.study.sweep.fields import SHARED, Fields, flatten, value_of
 from harness.study.sweep.methods import Method, named_method
+from harness.yaml_files.document import Document, Place, described
 
 _SELECTABLE = ("method", "seed", *SHARED)
 

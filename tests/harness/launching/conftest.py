@@ -14,7 +14,7 @@ import pytest
 from harness.cell import Cell
 from harness.launchers import LAUNCHERS
 from harness.launchers.local.supervisor import supervise_attempt
-from harness.launchers.site import Site
+from harness.launchers.site_profile import Site
 from harness.runs.records import Outcome
 from harness.runs.store import Attempt, sweep_folder
 

@@ -16,7 +16,7 @@ from harness.errors import SiteError
 from harness.launchers import LAUNCHERS
 from harness.launchers.launch import Launch
 from harness.launchers.local import mpiexec
-from harness.launchers.site_profiles import read_site
+from harness.launchers.site_profile import read_site
 from harness.runs.store import Attempt, sweep_folder
 from harness.study.submit import submit
 from harness.training.malloc import keep_freed_memory

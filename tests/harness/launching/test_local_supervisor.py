@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.launchers.launch import request_cancel
-from harness.launchers.site import Site
+from harness.launchers.site_profile import Site
 
 
 @pytest.fixture(params=["gloo", "mpi"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.cell import Cell
-from harness.launchers.site import Site
+from harness.launchers.site_profile import Site
 from harness.launchers.slurm_profile import SlurmProfile
 from harness.runs.store import Attempt, sweep_folder
 from harness.study.cell_states import IN_FLIGHT

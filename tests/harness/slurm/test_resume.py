@@ -6,7 +6,7 @@ import pytest
 
 from analysis.records.tables import load
 from harness.cell import Cell
-from harness.launchers.site import Site
+from harness.launchers.site_profile import Site
 from harness.launchers.slurm_profile import SlurmProfile
 from harness.runs.store import sweep_folder
 from harness.study.status import read_statuses

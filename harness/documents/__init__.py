@@ -1,1 +1,0 @@
-"""Strict YAML files with line numbers, and error messages about their content. Imports no torch."""
