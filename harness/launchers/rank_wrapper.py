@@ -52,12 +52,13 @@ def main(attempt: str, threads: str, cpus: str, command: list[str]) -> int:
     if not on_slurm:
         _wait_for_wrappers(attempt, int(world_size))
     words = ["--rank", rank, "--world-size", world_size, "--local-rank", local_rank, "--threads", threads]
+    wrapper = os.getpid()
     child = _fork_with_pmi() if on_slurm and "PMI_FD" in environment else os.fork()
     if child == 0:
         if not on_slurm:
-            _isolate(cpus.split(";")[int(rank)])
+            _isolate(cpus.split(";")[int(rank)], wrapper)
         _become([*command, attempt, *words], log)
-    place: dict[str, object] = {"wrapper": os.getpid(), "pid": child}
+    place: dict[str, object] = {"wrapper": wrapper, "pid": child}
     if on_slurm:
         step = f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
         place = {"node": environment.get("SLURMD_NODENAME", ""), "step": step}
@@ -80,13 +81,15 @@ def _wait_for_wrappers(attempt: str, world_size: int) -> None:
         time.sleep(0.01)
 
 
-def _isolate(cpus: str) -> None:
+def _isolate(cpus: str, wrapper: int) -> None:
     """Give the rank its session and CPUs, and have it die with its parent."""
     import ctypes  # noqa: PLC0415  # srun's ranks do not need it
 
     os.setsid()
     os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != wrapper:
+        os._exit(1)  # it died before the signal was set
 
 
 def _fork_with_pmi() -> int:
