@@ -124,7 +124,7 @@ def test_pairing_removes_what_the_blocks_have_in_common():
     top, bottom = 1.3 * block * [1, 1.01, 0.99, 1, 1.02, 0.98], block
     assert paired_ratio(top, bottom).excludes(1)
     assert not ratio(top, bottom).excludes(1)
-    with pytest.raises(ValueError, match="as many runs on both sides, got 2 and 3"):
+    with pytest.raises(ValueError, match="the same number of runs, got 2 and 3"):
         paired_ratio([1.0, 2.0], [1.0, 2.0, 3.0])
     with pytest.raises(ValueError, match="at least 6 pairs, got 5"):
         paired_ratio([1.0] * 5, [1.0] * 5)
