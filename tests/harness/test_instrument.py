@@ -12,7 +12,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from kfac_core.model.gradients import Gradients
 
 from analysis.records.tables import load
 from analysis.report.page import write_report
@@ -25,6 +24,7 @@ from harness.training.world import World
 from harness.training.world.single_copy import find_readable_peers
 from kfac_core.collectives import SplitWait, connect
 from kfac_core.factors import Factors
+from kfac_core.gradients.buffers import Gradients
 from kfac_core.second_order import SecondOrder
 from kfac_core.timing.phases import COMM_PHASES, KFAC_PHASES
 from tests.harness.checkpoint.runs import cell, new_attempt
