@@ -23,6 +23,8 @@ from analysis.statistics.intervals import (
     ratio,
 )
 
+pytestmark = pytest.mark.slow
+
 STUDIES = 20_000
 SLACK = 0.004  # 2.6 standard errors of 20,000 repetitions at 95 %
 LOWEST, HIGHEST = 0.93 - SLACK, 0.98 + SLACK

@@ -15,6 +15,8 @@ import pytest
 
 from analysis.report.page import write_report
 
+pytestmark = pytest.mark.slow
+
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="chromium is not installed (apt-get install chromium)"

@@ -19,6 +19,8 @@ import analysis.records.window_lines
 from analysis.records.tables import load
 from analysis.steps import closure, rank_phase_costs
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[2] / "jobs" / "experiments" / "ten_million_rows.py"
 KEYS = ["run", "rank", "phase"]
 

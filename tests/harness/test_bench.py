@@ -13,6 +13,8 @@ from harness.bench.median import median_interval
 from harness.bench.replica import MODELS
 from harness.cli import main
 
+pytestmark = pytest.mark.ranks
+
 
 def factor_sizes(model: nn.Module) -> Iterator[int]:
     for module in model.modules():

@@ -37,6 +37,8 @@ from harness.launchers.slurm_profile import SlurmProfile
 from harness.study.status import CellStatus
 from tests.harness.test_cli_starts import start
 
+pytestmark = pytest.mark.ranks
+
 GIB = 1 << 30
 TOGETHER = WorldReport("gloo", 0.5, "no process manager", "", "", 1e-4, 4e-3, (1e9, 1e9 + 9, 1e9 + 10), 0.01)
 RANK = Report(

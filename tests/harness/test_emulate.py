@@ -17,6 +17,8 @@ from kfac_core.placement.footprint import state_bytes
 from kfac_core.placement.strategies import STRATEGIES, place
 from tests.kfac_core.worlds import World
 
+pytestmark = pytest.mark.slow
+
 SMALL = Model(
     "small",
     (

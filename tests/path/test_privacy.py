@@ -17,6 +17,8 @@ from harness.cell import Cell
 from harness.runs.store import sweep_folder
 from harness.study.submit import cancel
 
+pytestmark = pytest.mark.ranks
+
 NASTY = 'it\'s "a" $(touch pwned) `touch pwned` ; touch pwned\n<script>alert(1)<script> %j & *'
 SECRET = "hunter2-" + "x" * 20
 SWEEP = """\

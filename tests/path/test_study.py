@@ -18,6 +18,8 @@ import pytest
 from harness.runs.store import CellFolder, sweep_folder
 from tests.waiting import wait_for
 
+pytestmark = pytest.mark.ranks
+
 STUDY = """\
 sweep: study
 workload: digits

@@ -22,6 +22,8 @@ from harness.study.submit import submit
 from harness.training.malloc import keep_freed_memory
 from tests.kfac_core.mpi_worlds import MPIEXEC
 
+pytestmark = pytest.mark.ranks
+
 
 @pytest.fixture
 def real_attempt(tmp_path, site):

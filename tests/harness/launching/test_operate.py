@@ -18,6 +18,8 @@ from harness.launchers.outcome import outcome_without_ranks
 from harness.runs.store import sweep_folder
 from harness.study.submit import submit
 
+pytestmark = pytest.mark.ranks
+
 SWEEP = """
 sweep: study
 workload: digits

@@ -15,6 +15,8 @@ from harness.runs.store import sweep_folder
 from harness.study.status import read_statuses
 from harness.study.submit import submit
 
+pytestmark = pytest.mark.ranks
+
 
 @pytest.fixture
 def cell():

@@ -4,11 +4,15 @@ import os
 import signal
 import time
 
+import pytest
+
 from harness.launchers.launch import RanksStarted
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import Outcome
 from harness.runs.store import sweep_folder
 from harness.study.status import count_states, read_statuses
+
+pytestmark = pytest.mark.ranks
 
 
 def test_a_supervisor_killed_with_sigkill_is_a_lost_cell_with_its_last_step(

@@ -18,6 +18,8 @@ from harness.runs.store import sweep_folder
 from harness.study.status import is_stalled, read_statuses
 from harness.study.submit import cancel, in_blocks, retry, submit
 
+pytestmark = pytest.mark.ranks
+
 
 @pytest.fixture
 def folder(tmp_path):

@@ -14,6 +14,8 @@ from harness.training.train import Trainer
 from harness.training.world import World
 from tests.harness.workloads.batch_files import CPU, options
 
+pytestmark = pytest.mark.slow
+
 KFAC = {"damping": 0.03, "factor_update_steps": 2, "inverse_update_steps": 10}
 SCHEDULE = {"momentum": 0.9, "weight_decay": 5e-4, "warmup_epochs": 1, "decay_epochs": [4]}
 

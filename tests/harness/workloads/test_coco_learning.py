@@ -12,6 +12,8 @@ from tests.harness.checkpoint.runs import cell, new_attempt, train
 from tests.harness.workloads.batch_files import options, torchvision_or_skip
 from tests.harness.workloads.coco_folders import coco
 
+pytestmark = pytest.mark.slow
+
 SMALL = {
     "data": "embedded", "classes": 10, "model": "maskrcnn_resnet18_fpn", "width": 0.125, "min_size": 96,
     "max_size": 96, "anchor_size": 16, "proposals": 60, "sampled_boxes": 16, "workers": 0,

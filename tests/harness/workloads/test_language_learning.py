@@ -14,6 +14,8 @@ from harness.runs.records import EvalRecord, Record
 from harness.training.train import Trainer
 from harness.training.world import World
 
+pytestmark = pytest.mark.slow
+
 SIZE = {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 512, "sequence_length": 64, "dropout": 0.0}
 KFAC = {"damping": 0.003, "factor_update_steps": 5, "inverse_update_steps": 25}
 LAMB = {"name": "lamb", "lr": 0.02, "warmup_epochs": 0.5}

@@ -12,6 +12,8 @@ from harness.runs.records import EvalRecord
 from tests.harness.checkpoint.runs import cell, new_attempt, train
 from tests.harness.workloads.sentences import SMALL
 
+pytestmark = pytest.mark.slow
+
 SIZE = {**SMALL, "hidden": 32, "feed_forward": 64, "train_examples": 512, "test_examples": 40, "longest": 9}
 KFAC = {
     "damping": 0.003, "factor_update_steps": 2, "inverse_update_steps": 4,
