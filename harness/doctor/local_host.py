@@ -9,7 +9,7 @@ import sys
 from harness.doctor.findings import Finding, fault, ok, skipped, warning
 from harness.errors import SiteError
 from harness.launchers.local import site_cpus, site_gpus
-from harness.launchers.rank_environment import kept_from_jobs
+from harness.launchers.rank_environment import hidden_from_jobs
 from harness.launchers.site_profile import Site
 
 # In a process of its own: importing it starts MPI.
@@ -73,7 +73,7 @@ def check_mpi_library(site: Site, version: str, error: str) -> Finding:
 
 
 def _mpi_library() -> tuple[str, str]:
-    environment = {name: value for name, value in os.environ.items() if not kept_from_jobs(name)}
+    environment = {name: value for name, value in os.environ.items() if not hidden_from_jobs(name)}
     try:
         done = subprocess.run(
             [sys.executable, "-c", _MPI_VERSION],

@@ -44,7 +44,7 @@ def own_variables(launch: Launch) -> dict[str, str]:
     return environment | launch.site.environment
 
 
-def kept_from_jobs(name: str) -> bool:
+def hidden_from_jobs(name: str) -> bool:
     """Whether a variable of the submitting shell must not reach a Slurm job."""
     return name == "CUDA_VISIBLE_DEVICES" or (_from_launcher(name) and name != _CLUSTER_NAME)
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import SiteError
-from harness.launchers.rank_environment import kept_from_jobs
+from harness.launchers.rank_environment import hidden_from_jobs
 from harness.launchers.slurm.job_layout import slurm
 from harness.launchers.slurm.scheduler import NoAnswerError
 
@@ -63,7 +63,7 @@ def rehearse(text: str, site: Site) -> str:
 
 
 def _call(command: Sequence[str], site: Site, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not kept_from_jobs(name)}
+    environment = {name: value for name, value in os.environ.items() if not hidden_from_jobs(name)}
     try:
         done = subprocess.run(
             command, env=environment, input=text, capture_output=True, text=True, check=False
