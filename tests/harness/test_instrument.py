@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from statistics import median
 from typing import Any
 from unittest.mock import patch
 
@@ -94,10 +93,9 @@ def test_a_late_rank_is_late_in_its_phase_and_its_peer_waits(world, tmp_path, ph
     prompt, slow = world(2).run(windows, str(tmp_path), "comm_opt", True, phase)
     assert len(prompt) == len(slow) == 4
 
-    def typical(records: list[PhaseRecord], of: Callable[[PhaseRecord], float]) -> float:
-        return median(
-            of(record) for record in records
-        )  # one busy moment of the machine must not fail the test
+    # Every window is delayed alike; load of the machine only adds to single windows, in either rank.
+    def least(records: list[PhaseRecord], of: Callable[[PhaseRecord], float]) -> float:
+        return min(of(record) for record in records)
 
     def waited(record: PhaseRecord) -> float:
         assert record.wait_seconds is not None
@@ -106,12 +104,12 @@ def test_a_late_rank_is_late_in_its_phase_and_its_peer_waits(world, tmp_path, ph
     def moved(record: PhaseRecord) -> float:
         return sum(record.seconds.get(comm, 0.0) for comm in COMM_PHASES) - waited(record)
 
-    assert typical(slow, lambda record: record.seconds[phase]) >= DELAY
-    assert typical(prompt, lambda record: record.seconds[phase]) < DELAY / 2
-    assert typical(prompt, waited) > 0.8 * DELAY
-    assert typical(slow, waited) < DELAY / 2
+    assert least(slow, lambda record: record.seconds[phase]) >= DELAY
+    assert least(prompt, lambda record: record.seconds[phase]) < DELAY / 2
+    assert max(map(waited, prompt)) > 0.8 * DELAY
+    assert least(slow, waited) < DELAY / 2
     for records in (prompt, slow):
-        assert 0 <= typical(records, moved) < DELAY / 2
+        assert 0 <= least(records, moved) < DELAY / 2
 
 
 def test_waiting_is_part_of_its_phase_and_changes_neither_bytes_nor_calls(world, tmp_path):
