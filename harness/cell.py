@@ -24,8 +24,13 @@ class Target(Spec):
     """The target of a run: a metric of the workload at or beyond a value."""
 
     metric: str
+    """One of the workload's metrics, evaluated on all held-out examples. Example: `accuracy`."""
+
     at_least: float | None = None
+    """Value to reach where higher is better; give this or `at_most`. Example: `0.97`."""
+
     at_most: float | None = None
+    """Value to reach where lower is better, such as a loss; give this or `at_least`. Example: `3.5`."""
 
     @model_validator(mode="after")
     def _one_direction(self) -> Self:
@@ -52,30 +57,47 @@ class Workload(Spec):
     """A workload by name, with the options of its card."""
 
     name: str
+    """The workload. `workload: digits` is short for `workload: {name: digits}`. Example: `digits`."""
+
     options: dict[str, bool | int | float | str] = {}
+    """Options of that workload; those left out have the defaults of its table. Example: `{width: 32}`."""
 
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 
 
 class Training(Spec):
-    """Length, batch and precision of a run.
-
-    Attributes:
-        kfac_start_epoch: epochs, possibly fractional, before K-FAC starts; KAISA's BERT uses K-FAC in its
-            second phase only. K-FAC's own schedules count from this epoch.
-        precision: of the model's matrix products, see `harness.training.precision`; K-FAC's statistics are
-            always float32.
-    """
+    """Length, batch and precision of a run."""
 
     global_batch_size: int | None = Field(default=None, ge=1)
+    """Examples per step of all ranks together, a multiple of the world size: strong scaling. Give this or
+    `local_batch_size`. Example: `256`."""
+
     local_batch_size: int | None = Field(default=None, ge=1)
+    """Examples per step of each rank: weak scaling. Give this or `global_batch_size`. Example: `32`."""
+
     epochs: int = Field(ge=1)
+    """Most passes over the training data; a run ends earlier if it reaches its target. Example: `60`."""
+
     evaluate_every_epochs: int = Field(default=1, ge=1)
+    """Epochs between two evaluations; the last epoch is always evaluated. Example: `2`."""
+
     stop_at_target: bool = True
+    """Whether a run ends at the first evaluation that reaches the target; false trains all epochs, for
+    learning curves. Example: `false`."""
+
     window_steps: int | None = Field(default=None, ge=1)
+    """Steps that one record of phases covers; null takes an inverse interval, or 100 steps without K-FAC.
+    Example: `50`."""
+
     kfac_start_epoch: float = Field(default=0.0, ge=0)
+    """Epochs, possibly fractional, before K-FAC starts; KAISA's BERT uses K-FAC in its second phase only.
+    K-FAC's own schedules count from this epoch. Example: `2.5`."""
+
     precision: Precision = "float32"
+    """Of the model's matrix products. `bfloat16` runs the model under autocast; `tf32` gives every product,
+    K-FAC's too, to a GPU's TF32 units. K-FAC's statistics, its solvers and the optimizer stay float32.
+    Example: `bfloat16`."""
 
     @model_validator(mode="after")
     def _one_batch(self) -> Self:
@@ -99,27 +121,37 @@ class Training(Spec):
 
 
 class Optimizer(Spec):
-    """The first-order optimizer and its learning-rate schedule; K-FAC, where present, acts before it.
-
-    Attributes:
-        name: `sgd`, `rmsprop` and `adam` (AdamW) are torch's; `lars` and `lamb` are pytorch-optimizer's, an
-            optional extra; `nlcg` is `kfac_core.optimizers.NLCG`, which takes K-FAC as its preconditioner
-            where the cell has it. `momentum` is for sgd, rmsprop and lars.
-        lr: peak learning rate at world size 1; see `lr_scaling`.
-        lr_scaling: `linear` multiplies `lr` by the world size (weak scaling), `none` does not.
-        warmup_epochs: epochs of linear warm-up from a fifth of the peak (SC20).
-        decay_epochs: epochs at which the rate is multiplied by `decay_factor`.
-    """
+    """The first-order optimizer and its learning-rate schedule; K-FAC, where present, acts before it."""
 
     name: Literal["sgd", "rmsprop", "adam", "lars", "lamb", "nlcg"] = "sgd"
+    """`sgd`, `rmsprop` and `adam` (AdamW) are torch's; `lars` and `lamb` need the extra `large-batch`; `nlcg`
+    is nonlinear conjugate gradients, which takes K-FAC as its preconditioner (with `kfac.kl_clip: null`).
+    Example: `lamb`."""
+
     lr: float = Field(gt=0)
+    """Peak learning rate at world size 1; see `lr_scaling`. Example: `0.1`."""
+
     lr_scaling: Literal["none", "linear"] = "none"
+    """`linear` multiplies `lr` by the world size, as is usual for weak scaling. Example: `linear`."""
+
     momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Momentum of `sgd`, `rmsprop` and `lars`; the others take no notice. Example: `0.9`."""
+
     nesterov: bool = False
+    """Whether `sgd` and `lars` use Nesterov's momentum. Example: `true`."""
+
     weight_decay: float = Field(default=0.0, ge=0)
+    """Weight decay: an L2 penalty, or decoupled for `adam` and `lamb`; `nlcg` takes no notice. Example:
+    `0.0005`."""
+
     warmup_epochs: float = Field(default=0.0, ge=0)
+    """Epochs of linear warm-up from a fifth of the peak (SC20). Example: `5`."""
+
     decay_epochs: tuple[float, ...] = ()
+    """Epochs at which the learning rate is multiplied by `decay_factor`. Example: `[35, 75, 90]`."""
+
     decay_factor: float = Field(default=0.1, gt=0, le=1)
+    """Multiplier of the learning rate at each of `decay_epochs`. Example: `0.5`."""
 
 
 class Cell(Spec):
@@ -129,14 +161,33 @@ class Cell(Spec):
     """
 
     sweep: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    """Name of the study and of its folder of runs. Example: `demo`."""
+
     method: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    """Name of the method, as figures show it. Example: `comm_opt`."""
+
     workload: Workload
+    """What is trained: data, model and loss. Example: `{name: digits, options: {width: 32}}`."""
+
     target: Target
+    """When a run has succeeded. Example: `{metric: accuracy, at_least: 0.97}`."""
+
     training: Training
+    """Length, batch and precision. Example: `{global_batch_size: 256, epochs: 60}`."""
+
     optimizer: Optimizer
+    """The first-order optimizer. Example: `{lr: 0.1, momentum: 0.9}`."""
+
     kfac: KFACConfig | None = None
+    """K-FAC's hyperparameters; a method without this section trains without K-FAC. Example: `{damping:
+    0.003}`."""
+
     world_size: int = Field(ge=1)
+    """Number of ranks, one per GPU, or one per `cpus_per_rank` CPUs. Example: `4`."""
+
     seed: int = Field(default=0, ge=0)
+    """Seed of the initial parameters, the order of the examples, augmentation and dropout; set by `repeats`
+    or `seeds`. Example: `7`."""
 
     @field_validator("workload", mode="before")
     @classmethod

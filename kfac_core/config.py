@@ -30,14 +30,13 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 class Costs:
     """Measured costs of a machine, by which layers are assigned to ranks; `kronscale calibrate` prints them.
 
-    Attributes:
-        inverse_seconds: pairs (n, seconds to invert or decompose an `n` by `n` factor), two or more.
-
     Raises:
         ConfigError: fewer than two pairs, a repeated size, or a number that is not positive and finite.
     """
 
     inverse_seconds: tuple[tuple[int, float], ...]
+    """Pairs (n, seconds to invert or decompose an `n` by `n` factor), two or more, each size once.
+    Example: `[[64, 0.0002], [576, 0.014]]`."""
 
     def __post_init__(self) -> None:
         """Check the pairs; lists, as files hold them, become tuples."""
@@ -48,72 +47,97 @@ class Costs:
 class KFACConfig:
     """What K-FAC computes, and who computes it. Defaults are those of the SC20 runs on ImageNet.
 
-    Attributes:
-        strategy: who computes what: one of `STRATEGIES`.
-        grad_worker_fraction: share of the world that preconditions each layer; for `hybrid_opt`
-            only, where `world_size * grad_worker_fraction` must be a whole number dividing
-            `world_size` (KAISA, section 3).
-        assignment: `balanced` gives the costliest job to the least-loaded rank first (KAISA), and where ranks
-            share the preconditioning makes that even too; `round_robin` is layer i to rank i mod world_size
-            (SC20, DP-KFAC); None is `round_robin` for `dp_kfac` and `mpd_kfac`, as published, or `balanced`.
-        costs: what balancing goes by in the place of the papers' n^3: measured seconds of inverses; a
-            `Costs`, or a mapping of its fields. What balances nothing takes no notice, and `spd_kfac` keeps
-            its paper's machine.
-        solver: `eigen` (inverse-free), `inverse`, or `inverse_pi` (DP-KFAC's damping split).
-        eigen_start: `cold` decomposes anew each time; `warm` takes one step of orthogonal iteration from the
-            last basis, an approximation (for `eigen` only).
-        eigen_rank: eigenpairs kept of each factor, at most, the largest; the others count as their mean. An
-            approximation (for `eigen` only); None keeps all.
-        split_factors: for `comm_opt`, whether A and G of a layer may go to different ranks: `always`,
-            `never`, or `when_ranks_exceed_layers`, the rule of the released SC20 code; None is `always`.
-        damping: Tikhonov damping of the Kronecker product, > 0; a number, `Milestones`, or a callable of
-            the step.
-        factor_decay: weight of the OLD running factor in the running mean, in [0, 1). The DP-KFAC
-            release uses the same name for the weight of the new one: pass 1 minus theirs.
-        kl_clip: bound on the step's predicted KL divergence, > 0 (kappa in the papers), or None.
-        factor_batch_fraction: share of the local batch, in (0, 1], whose examples make the factors'
-            statistics; the first ones, at least one.
-        factor_start: the running factor before the first update: `identity` (the released codes), or `first`,
-            which takes the first statistics as they are.
-        factor_update_steps: steps between two updates of the factors (F); may be scheduled like the damping.
-        inverse_update_steps: steps between two updates of the second-order data (E), not below F; may be
-            scheduled too.
-        overlap_factors: whether factors leave during the backward pass, a bucket of layers as soon as their
-            gradients are there. It needs one backward pass a step, or, where several are added up, the
-            `no_sync()` of DistributedDataParallel around all but the last. Over MPI they leave at the step.
-        sequence: how a Linear layer treats dimensions between batch and features: `expand` takes each
-            position as a row, `reduce` averages inputs and adds up gradients (Eschenhagen et al. 2023).
-        loss_reduction: whether the loss is a `mean` over the local batch or a `sum`.
-        factor_dtype: dtype of the running factors; None is the widest of any layer, at least float32.
-        inverse_dtype: dtype in which second-order data is stored and sent; None as for the factors.
-            Arithmetic is never below float32.
-        skip: regular expressions; a layer whose name matches one from its start keeps its plain gradient.
-
     Raises:
         ConfigError: a value is outside its range, naming the value and what is allowed.
     """
 
     strategy: str = "comm_opt"
+    """Who computes what: `comm_opt`, `mem_opt`, `hybrid_opt`, `dp_kfac`, `mpd_kfac`, `d_kfac` or `spd_kfac`.
+    Example: `hybrid_opt`."""
+
     grad_worker_fraction: float | None = None
+    """Share of the world that preconditions each layer; for `hybrid_opt` only, where
+    `world_size * grad_worker_fraction` must be a whole number dividing `world_size` (KAISA, section 3).
+    Range: (0, 1]. Example: `0.5`."""
+
     assignment: Literal["balanced", "round_robin"] | None = None
+    """`balanced` gives the costliest job to the least-loaded rank first (KAISA), and where ranks share the
+    preconditioning makes that even too; `round_robin` is layer i to rank i mod world_size (SC20, DP-KFAC);
+    null is `round_robin` for `dp_kfac` and `mpd_kfac`, as published, or `balanced`. Example:
+    `round_robin`."""
+
     split_factors: Literal["always", "never", "when_ranks_exceed_layers"] | None = None
+    """For `comm_opt`, whether A and G of a layer may go to different ranks; `when_ranks_exceed_layers` is the
+    rule of the released SC20 code; null is `always`. Example: `never`."""
+
     costs: Costs | None = None
+    """What balancing goes by in the place of the papers' n^3: measured seconds of inverses, in code also a
+    `Costs`. What balances nothing takes no notice, and `spd_kfac` keeps its paper's machine.
+    Example: `{inverse_seconds: [[64, 0.0002], [576, 0.014]]}`."""
+
     solver: str = "eigen"
+    """`eigen` (inverse-free), `inverse`, or `inverse_pi` (DP-KFAC's damping split). Example: `inverse`."""
+
     eigen_start: Literal["cold", "warm"] = "cold"
+    """`cold` decomposes anew each time; `warm` takes one step of orthogonal iteration from the last basis, an
+    approximation (for `eigen` only). Example: `warm`."""
+
     eigen_rank: int | None = None
+    """Eigenpairs kept of each factor, at most, the largest; the others count as their mean. An approximation
+    (for `eigen` only); null keeps all. Range: [1, inf). Example: `128`."""
+
     damping: Hyperparameter = 0.001
+    """Tikhonov damping of the Kronecker product; a number, a schedule (`Milestones`), or in code a callable
+    of the step. Range: (0, inf). Example: `0.003`."""
+
     factor_decay: float = 0.95
+    """Weight of the OLD running factor in the running mean. The DP-KFAC release uses the same name for the
+    weight of the new one: pass 1 minus theirs. Range: [0, 1). Example: `0.9`."""
+
     kl_clip: float | None = 0.001
+    """Bound on the step's predicted KL divergence (kappa in the papers); null for none. Range: (0, inf).
+    Example: `0.01`."""
+
     factor_batch_fraction: float = 1.0
+    """Share of the local batch whose examples make the factors' statistics; the first ones, at least one.
+    Range: (0, 1]. Example: `0.25`."""
+
     factor_start: Literal["identity", "first"] = "identity"
+    """The running factor before the first update: `identity` (the released codes), or `first`, which takes
+    the first statistics as they are. Example: `first`."""
+
     factor_update_steps: Interval = 10
+    """Steps between two updates of the factors (F); may be scheduled like the damping. Range: [1, inf).
+    Example: `5`."""
+
     inverse_update_steps: Interval = 100
+    """Steps between two updates of the second-order data (E), not below F; may be scheduled too.
+    Range: [1, inf). Example: `50`."""
+
     overlap_factors: bool = False
+    """Whether factors leave during the backward pass, a bucket of layers as soon as their gradients are
+    there. It needs one backward pass a step, or, where several are added up, the `no_sync()` of
+    DistributedDataParallel around all but the last. Over MPI they leave at the step. Example: `true`."""
+
     sequence: Literal["expand", "reduce"] = "expand"
+    """How a Linear layer treats dimensions between batch and features: `expand` takes each position as a row,
+    `reduce` averages inputs and adds up gradients (Eschenhagen et al. 2023). Example: `reduce`."""
+
     loss_reduction: Literal["mean", "sum"] = "mean"
+    """Whether the loss is a mean over the local batch or a sum; the harness's workloads use `mean`.
+    Example: `mean`."""
+
     factor_dtype: str | None = None
+    """Dtype of the running factors: `float64`, `float32`, `bfloat16` or `float16`; null is the widest of any
+    layer, at least float32. Example: `float32`."""
+
     inverse_dtype: str | None = None
+    """Dtype in which second-order data is stored and sent; null as for the factors. Arithmetic is never below
+    float32. Example: `bfloat16`."""
+
     skip: tuple[str, ...] = ()
+    """Regular expressions; a layer whose name matches one from its start keeps its plain gradient.
+    Example: `["head.*"]`."""
 
     # Read by pydantic when a sweep file is validated: a misspelt hyperparameter is refused there too.
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}

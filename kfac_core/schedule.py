@@ -18,18 +18,20 @@ class Milestones:
     """`initial * factor ** (milestones passed)`, as the SC20 code schedules damping and intervals.
 
     The value depends on the step alone, so evaluating it twice, or resuming, changes nothing.
-
-    Attributes:
-        initial: value before the first milestone, > 0.
-        factor: multiplier at each milestone, > 0; the papers halve damping and multiply intervals by 10.
-        at: milestones, ascending, in `unit`.
-        unit: `epochs` (needs the steps per epoch) or `steps`.
     """
 
     initial: float
+    """Value before the first milestone. Range: (0, inf). Example: `0.003`."""
+
     factor: float
+    """Multiplier at each milestone; the papers halve damping and multiply intervals by 10. Range: (0, inf).
+    Example: `0.5`."""
+
     at: tuple[float, ...]
+    """Milestones, ascending, in `unit`. Example: `[40, 80]`."""
+
     unit: Literal["epochs", "steps"] = "epochs"
+    """What `at` counts: `epochs` (in code this needs the steps per epoch) or `steps`. Example: `steps`."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 

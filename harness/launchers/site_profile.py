@@ -18,60 +18,79 @@ DEFAULT_FOLDER = Path("jobs/sites")
 
 
 class Site(Spec):
-    """A site profile, `jobs/sites/<name>.yaml`.
-
-    Attributes:
-        launcher: key of `harness.launchers.LAUNCHERS`.
-        cpus: CPU leases on this host; None takes every CPU that this process may use.
-        gpus: GPU leases on this host; None takes what the driver shows.
-        cpus_per_rank: CPUs leased, pinned and given as threads to each rank.
-        gpus_per_rank: GPUs leased to each rank; with 1 a rank that sees too few refuses to train, with 0
-            ranks compute on CPUs even where they see a GPU.
-        oversubscribe: whether a cell that needs more CPUs than the site has may run with all of them,
-            alone and marked as oversubscribed; otherwise it is refused.
-        backend: communication backend; auto is nccl for ranks with a GPU and gloo for others. With mpi the
-            local launcher starts the ranks under `mpiexec`, of MPICH or a relative.
-        timeout_minutes: an attempt that runs longer is ended with TIMEOUT.
-        grace_seconds: time that ranks get to save a checkpoint when they have to stop. They are asked to so
-            long before the time limit, but not before half of it.
-        checkpoint_every_epochs: interval of checkpoints in epochs; None for none.
-        checkpoint_every_minutes: interval of checkpoints in minutes; None for none.
-        traced_steps: `[first, end]`: steps whose phases are recorded one by one with their start, for
-            `kronscale trace`; an inverse period contains every kind of phase.
-        profiler_ranges: whether phases are shown to profilers as `kronscale.<phase>`: torch's, and on a GPU
-            NVTX's for Nsight Systems, which `setup` and `srun` can put in front of the ranks.
-        split_wait: whether ranks meet before every collective, so that waiting for late ranks is measured
-            apart from moving bytes; a barrier more for each, so steps are slower.
-        single_copy: whether CPU ranks of one host that communicate over Gloo read each other's memory instead
-            of sending it; Gloo carries what the kernel refuses.
-        ptrace_any: where Yama lets only parents read a process (`kernel.yama.ptrace_scope` is 1), whether
-            ranks allow all processes of their user to read them, which `single_copy` needs there.
-        group_readable: whether the folder's group may read new sweeps' runs, as far as your umask lets it
-            (027 does); otherwise only you can.
-        environment: extra variables for the ranks; written into the run folder, so never put secrets here.
-        slurm: for launcher slurm, facts of the cluster.
-    """
+    """A site profile, `jobs/sites/<name>.yaml`."""
 
     name: str
+    """Name of the profile: that of its file, so it can be left out. Example: `my-cluster`."""
+
     launcher: Literal["local", "slurm"] = "local"
+    """`local` starts ranks on this host, `slurm` submits jobs. Example: `slurm`."""
+
     cpus: int | None = Field(default=None, ge=1)
+    """CPU leases on this host, for launcher `local`; null takes every CPU that this process may use.
+    Example: `8`."""
+
     gpus: int | None = Field(default=None, ge=0)
+    """GPU leases on this host, for launcher `local`; null takes what the driver shows. Example: `4`."""
+
     cpus_per_rank: int = Field(default=1, ge=1)
+    """CPUs leased or requested, pinned, and given as threads to each rank. Example: `8`."""
+
     gpus_per_rank: Literal[0, 1] = 0
+    """GPUs of each rank. With 1 a rank that sees too few refuses to train; with 0 ranks compute on CPUs even
+    where they see a GPU. Example: `1`."""
+
     oversubscribe: bool = False
+    """Whether a cell that needs more CPUs than the site has may run with all of them, alone and marked as
+    oversubscribed; otherwise it is refused. Example: `true`."""
+
     backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
+    """Communication backend; `auto` is nccl for ranks with a GPU and gloo for others. With `mpi` the local
+    launcher starts the ranks under `mpiexec`, of MPICH or a relative. Example: `mpi`."""
+
     timeout_minutes: float = Field(default=60.0, gt=0)
+    """An attempt that runs longer is ended with TIMEOUT. Example: `90`."""
+
     grace_seconds: float = Field(default=60.0, gt=0)
+    """Time that ranks get to save a checkpoint when they have to stop. They are asked to so long before the
+    time limit, but not before half of it. Example: `120`."""
+
     checkpoint_every_epochs: int | None = Field(default=None, ge=1)
+    """Interval of checkpoints in epochs; null for none. Example: `5`."""
+
     checkpoint_every_minutes: float | None = Field(default=None, gt=0)
+    """Interval of checkpoints in minutes; null for none. Example: `15`."""
+
     traced_steps: tuple[int, int] | None = None
+    """`[first, end]`: steps whose phases are recorded one by one with their start, for `kronscale trace`; an
+    inverse period contains every kind of phase. Example: `[100, 200]`."""
+
     profiler_ranges: bool = False
+    """Whether phases are shown to profilers as `kronscale.<phase>`: torch's, and on a GPU NVTX's for Nsight
+    Systems, which `setup` and `srun` can put in front of the ranks. Example: `true`."""
+
     split_wait: bool = False
+    """Whether ranks meet before every collective, so that waiting for late ranks is measured apart from
+    moving bytes; a barrier more for each, so steps are slower. Example: `true`."""
+
     single_copy: bool = True
+    """Whether CPU ranks of one host that communicate over Gloo read each other's memory instead of sending
+    it; Gloo carries what the kernel refuses. Example: `false`."""
+
     ptrace_any: bool = False
+    """Where Yama lets only parents read a process (`kernel.yama.ptrace_scope` is 1, as on Ubuntu), whether
+    ranks allow all processes of their user to read them, which `single_copy` needs there. Example: `true`."""
+
     group_readable: bool = False
+    """Whether the folder's group may read new sweeps' runs, as far as your umask lets it (027 does);
+    otherwise only you can. Example: `true`."""
+
     environment: dict[str, str] = {}
+    """Extra variables for the ranks; written into the run folder, so never put secrets here.
+    Example: `{NCCL_SOCKET_IFNAME: ib0}`."""
+
     slurm: SlurmProfile | None = None
+    """For launcher `slurm`, facts of the cluster. Example: `{ranks_per_node: 4, partition: gpu}`."""
 
     @model_validator(mode="after")
     def _backend_reaches_the_device(self) -> Self:

@@ -22,54 +22,78 @@ _RESERVED = (
 
 
 class SlurmProfile(Spec):
-    """Facts about one cluster, and how cells are laid out in its jobs.
-
-    Attributes:
-        ranks_per_node: most ranks of a cell on a node; a wider cell takes several nodes, all equally full.
-        partition: and `account`, `qos`, `constraint`, `wckey`: sbatch's options of these names.
-        exclude_nodes: nodes that no job may get.
-        memory_gb_per_node: requested for a full node; a cell with fewer ranks requests its share. None
-            requests nothing, so that the cluster's default applies.
-        exclusive: whether jobs get whole nodes; the cost estimate then counts whole nodes.
-        cpus_per_node: and `gpus_per_node`: of a whole node; only for the cost estimate.
-        gpus_by: how GPUs are requested: the option `gpus-per-node`, `gres` (as `gres=gpu:4`), or `none` where
-            whole nodes come with all of theirs.
-        mpi: srun's `--mpi`: `pmi2` for MPICH, `pmix` for Open MPI, `none`.
-        sbatch: more options by name without dashes; a value of null gives the bare option.
-        srun: more options of srun, such as `--cpu-bind=cores`.
-        setup: lines of bash that run before the ranks start, such as `module load ...`; not quoted.
-        at_once: most jobs of an array that run at the same time.
-        array_size: most jobs in an array; the cluster's MaxArraySize minus one.
-        cells_per_job: cells that run side by side in one job.
-        pair_arms: whether all arms of a block, the cells of one world size and seed, run in one job one
-            after another, so that comparisons between them are within one allocation.
-        requeue: whether Slurm may start a job again after a node failed or a preemption.
-        signal_seconds: time between SIGUSR2 to the ranks and the job's time limit or preemption; None for no
-            signal.
-    """
+    """Facts about one cluster, and how cells are laid out in its jobs."""
 
     ranks_per_node: int = Field(ge=1)
+    """Most ranks of a cell on a node; a wider cell takes several nodes, all equally full. Example: `4`."""
+
     partition: str | None = None
+    """Partition, as `sbatch --partition`; null takes the cluster's default. Example: `gpu`."""
+
     account: str | None = None
+    """Account that is charged, as `sbatch --account`. Example: `proj42`."""
+
     qos: str | None = None
+    """Quality of service, as `sbatch --qos`. Example: `normal`."""
+
     constraint: str | None = None
+    """Features of the nodes, as `sbatch --constraint`. Example: `a100`."""
+
     wckey: str | None = None
+    """Workload characterisation key, as `sbatch --wckey`. Example: `kfac`."""
+
     exclude_nodes: tuple[str, ...] = ()
+    """Nodes that no job may get. Example: `[node017]`."""
+
     memory_gb_per_node: float | None = Field(default=None, gt=0)
+    """Memory in GB requested for a full node; a cell with fewer ranks requests its share. Null requests
+    nothing, so that the cluster's default applies. Example: `480`."""
+
     exclusive: bool = False
+    """Whether jobs get whole nodes; the cost estimate then counts whole nodes. Example: `true`."""
+
     cpus_per_node: int | None = Field(default=None, ge=1)
+    """CPUs of a whole node; only for the cost estimate. Example: `64`."""
+
     gpus_per_node: int | None = Field(default=None, ge=0)
+    """GPUs of a whole node; only for the cost estimate. Example: `4`."""
+
     gpus_by: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
+    """How GPUs are requested: the option `gpus-per-node`, `gres` (as `gres=gpu:4`), or `none` where whole
+    nodes come with all of theirs. Example: `gres`."""
+
     mpi: str = Field(default="none", pattern=r"^[a-z0-9_]+$")
+    """Value of `srun --mpi`: `pmi2` for MPICH, `pmix` for Open MPI, `none`. Example: `pmix`."""
+
     sbatch: dict[str, str | int | None] = {}
+    """More options of sbatch by name without dashes; a value of null gives the bare option.
+    Example: `{hint: nomultithread}`."""
+
     srun: tuple[str, ...] = ()
+    """More options of srun. Example: `["--cpu-bind=cores"]`."""
+
     setup: tuple[str, ...] = ()
+    """Lines of bash that run before the ranks start; not quoted. Example: `["module load cuda"]`."""
+
     at_once: int = Field(default=50, ge=1)
+    """Most jobs of an array that run at the same time. Example: `8`."""
+
     array_size: int = Field(default=1000, ge=1)
+    """Most jobs in an array; the cluster's MaxArraySize minus one. Example: `500`."""
+
     cells_per_job: int = Field(default=1, ge=1)
+    """Cells that run side by side in one job. Example: `4`."""
+
     pair_arms: bool = False
+    """Whether all arms of a block, the cells of one world size and seed, run in one job one after another, so
+    that comparisons between them are within one allocation. Example: `true`."""
+
     requeue: bool = True
+    """Whether Slurm may start a job again after a node failed or a preemption. Example: `false`."""
+
     signal_seconds: int | None = Field(default=None, ge=1)
+    """Time between SIGUSR2 to the ranks and the job's time limit or preemption; null for no signal.
+    Example: `120`."""
 
     def gpu_option(self, count: int) -> dict[str, str]:
         """Option of sbatch or srun that requests `count` GPUs on each node; empty if none is needed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 Options = Mapping[str, Any]
@@ -13,6 +14,14 @@ EMBEDDED = "embedded"
 SYNTHETIC = "synthetic"
 FILES = "files"
 """Values of the option `data` that are not a folder; `files` is the folder that KRONSCALE_DATA names."""
+
+DATA_MEANINGS: Mapping[str, str] = MappingProxyType({
+    "data": "`files` (the folder that `KRONSCALE_DATA` names, else `data/`), `synthetic` (random examples, "
+    "for throughput), `embedded` (data inside the package, where there is some), or a folder",
+    "train_examples": "how many training examples are used; 0 for all",
+    "test_examples": "how many held-out examples are used; 0 for all",
+})  # fmt: skip
+"""Meanings of the options that say where the examples come from."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +32,7 @@ class WorkloadCard:
         module: with the function that builds it; imported on the ranks only.
         metrics: metrics that it evaluates, with the direction that improves each.
         options: its options with their defaults.
+        meanings: what each of them does, with its range, for the sweep reference.
         train_examples: size of its whole training set; 0 if known only once the data is read.
         about: one line for `kronscale plan` and the README.
         builder: name of the function or class in `module` that builds it.
@@ -36,6 +46,7 @@ class WorkloadCard:
     module: str
     metrics: Mapping[str, Literal["higher", "lower"]]
     options: Mapping[str, bool | int | float | str]
+    meanings: Mapping[str, str]
     train_examples: int
     about: str
     builder: str = "build"

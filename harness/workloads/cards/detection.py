@@ -5,7 +5,15 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from harness.workloads.cards.card import EMBEDDED, FILES, Options, WorkloadCard, check_minimum, limited
+from harness.workloads.cards.card import (
+    DATA_MEANINGS,
+    EMBEDDED,
+    FILES,
+    Options,
+    WorkloadCard,
+    check_minimum,
+    limited,
+)
 
 DETECTION_MODELS = ("maskrcnn_resnet50_fpn", "maskrcnn_resnet18_fpn")
 
@@ -31,6 +39,22 @@ _OPTIONS: dict[str, Any] = {
     "train_examples": 0,
     "test_examples": 0,
     "workers": 4,
+}
+_MEANINGS = {
+    **DATA_MEANINGS,
+    "model": "Mask R-CNN with a feature pyramid on this ResNet",
+    "backbone": "file with a state_dict of torchvision's ResNet; empty for random weights",
+    "trainable_layers": "stages of the backbone that are trained, 0 to 5; without a backbone file all are",
+    "width": "channels of the heads as a multiple of the published ones, > 0",
+    "min_size": "shorter side of the resized image in pixels, at least 32",
+    "max_size": "longest side of the resized image in pixels, at least `min_size`",
+    "anchor_size": "side of the smallest anchor in pixels; each level of the pyramid doubles it",
+    "proposals": "regions kept per image while training, at least 2",
+    "sampled_boxes": "regions per image that the heads are trained on, at least 2",
+    "year": "the data set of 2017 or 2014",
+    "classes": "number of classes without background; with another data set together with `train_examples`",
+    "augment": "whether training images are flipped at random",
+    "workers": "processes of each rank that load images; give the site as many `cpus_per_rank` more",
 }
 _MINIMUM = {
     "min_size": 32, "anchor_size": 1, "proposals": 2, "sampled_boxes": 2, "classes": 1, "train_examples": 0,
@@ -69,6 +93,7 @@ COCO = WorkloadCard(
         {"box_map": "higher", "mask_map": "higher", "box_ap50": "higher", "mask_ap50": "higher"}
     ),
     options=MappingProxyType(_OPTIONS),
+    meanings=MappingProxyType(_MEANINGS),
     choices=MappingProxyType({"model": DETECTION_MODELS}),
     train_examples=COCO_TRAIN[2017],
     counted=coco_examples,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from harness.workloads.cards.card import FILES, SYNTHETIC, Options, WorkloadCard, check_minimum
+from harness.workloads.cards.card import DATA_MEANINGS, FILES, SYNTHETIC, Options, WorkloadCard, check_minimum
 
 BYTES = 256  # a trained vocabulary contains every byte, so that it can encode any text
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -25,6 +25,25 @@ _TEXT_OPTIONS: dict[str, Any] = {
     "tokenizer": "",
     "train_examples": 0,
     "test_examples": 0,
+}
+
+TRANSFORMER_MEANINGS = {
+    **DATA_MEANINGS,
+    "layers": "Transformer blocks, of the encoder and of the decoder where it has both, at least 1",
+    "hidden": "width of the model, a multiple of `heads`",
+    "heads": "attention heads, at least 1",
+    "dropout": "share of activations set to zero while training, in [0, 1)",
+    "tied": "whether the word embedding and the output layer share their weights",
+    "tokenizer": "a `tokenizer.json` file; empty trains a byte-level BPE on the training text",
+    "vocabulary": "tokens, special ones included; at least 256 and those for a tokenizer trained here",
+}
+_TEXT_MEANINGS = {
+    **TRANSFORMER_MEANINGS,
+    "train_text": "training text in the data folder, lines of UTF-8",
+    "test_text": "held-out text in the data folder",
+    "train_examples": "how many training sequences are used; 0 for all",
+    "test_examples": "how many held-out sequences are used; 0 for all",
+    "sequence_length": "tokens of a sequence, at least 4 for `bert` and 2 for `gpt`",
 }
 
 
@@ -75,6 +94,7 @@ BERT = WorkloadCard(
     builder="Bert",
     metrics=MappingProxyType({"accuracy": "higher", "loss": "lower"}),
     options=MappingProxyType({**_TEXT_OPTIONS, "vocabulary": 30522, "sequence_length": 128}),
+    meanings=MappingProxyType(_TEXT_MEANINGS),
     train_examples=0,
     counted=bert_examples,
     about="masked words of a text, BERT of any size (Devlin et al. 2019); text files, a part of WikiText-2",
@@ -84,6 +104,7 @@ GPT = WorkloadCard(
     builder="Gpt",
     metrics=MappingProxyType({"accuracy": "higher", "loss": "lower", "perplexity": "lower"}),
     options=MappingProxyType({**_TEXT_OPTIONS, "vocabulary": 50257, "sequence_length": 1024}),
+    meanings=MappingProxyType(_TEXT_MEANINGS),
     train_examples=0,
     counted=gpt_examples,
     follows=MappingProxyType({"perplexity": "loss"}),

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from harness.workloads.cards.card import EMBEDDED, FILES, Options, WorkloadCard
-from harness.workloads.cards.language import check_sizes, text_examples
+from harness.workloads.cards.language import TRANSFORMER_MEANINGS, check_sizes, text_examples
 
 PAD, BEGIN, END = SPECIALS = ("[PAD]", "[BOS]", "[EOS]")
 
@@ -31,6 +31,21 @@ _OPTIONS: dict[str, Any] = {
     "bleu": False,
 }
 
+_MEANINGS = {
+    **TRANSFORMER_MEANINGS,
+    "feed_forward": "width of the feed-forward layers, at least 1",
+    "tied": "whether the target embedding and the output layer share their weights",
+    "label_smoothing": "probability spread over all tokens, in [0, 1)",
+    "longest": "training pairs with more tokens on a side are dropped",
+    "source": "language of the source: the ending of its files",
+    "target": "language of the target, another one; the download has de, en, fr and cs",
+    "download": "whether missing files are downloaded and checked against the published checksum",
+    "train_examples": "how many of the first training pairs are used; 0 for all",
+    "test_examples": "how many of the first held-out pairs are used; 0 for all",
+    "bleu": "whether evaluations decode greedily and score BLEU (sacrebleu, 13a, cased), which takes time; "
+    "needed for a target of BLEU",
+}
+
 
 def multi30k_examples(options: Options) -> int:
     """Pairs of an epoch, or 0: how many are not too long is known only once they are read."""
@@ -52,6 +67,7 @@ MULTI30K = WorkloadCard(
         {"accuracy": "higher", "loss": "lower", "perplexity": "lower", "bleu": "higher"}
     ),
     options=MappingProxyType(_OPTIONS),
+    meanings=MappingProxyType(_MEANINGS),
     train_examples=0,
     counted=multi30k_examples,
     follows=MappingProxyType({"perplexity": "loss"}),

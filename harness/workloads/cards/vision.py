@@ -6,7 +6,15 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from harness.workloads.cards.card import EMBEDDED, FILES, Options, WorkloadCard, check_minimum, limited
+from harness.workloads.cards.card import (
+    DATA_MEANINGS,
+    EMBEDDED,
+    FILES,
+    Options,
+    WorkloadCard,
+    check_minimum,
+    limited,
+)
 
 CIFAR_MODELS = ("resnet20", "resnet32", "resnet56", "resnet110", "vgg16")
 IMAGENET_MODELS = ("resnet50", "resnet101", "resnet152", "densenet201", "inception_v3")
@@ -36,6 +44,29 @@ _IMAGENET_OPTIONS: dict[str, Any] = {
     "test_examples": 0,
     "workers": 4,
     "channels_last": True,
+}
+
+_IMAGE_MEANINGS = {
+    **DATA_MEANINGS,
+    "augment": "whether training images are cropped and flipped at random, as published",
+    "label_smoothing": "probability spread over all classes, in [0, 1)",
+    "train_examples": "how many training images are used, as many of each class; 0 for all",
+    "test_examples": "how many held-out images are used, as many of each class; 0 for all",
+}
+_CIFAR_MEANINGS = {
+    **_IMAGE_MEANINGS,
+    "model": "the network",
+    "width": "its channels as a multiple of the published ones, > 0",
+    "download": "whether missing files are downloaded and checked against the published checksum",
+}
+_IMAGENET_MEANINGS = {
+    **_IMAGE_MEANINGS,
+    "model": "the network; `densenet201` and `inception_v3` need the extra `vision`",
+    "classes": "number of classes, at least 2; with another folder than ImageNet that of its subfolders, "
+    "together with `train_examples`",
+    "image_size": "height and width in pixels; 0 is the model's own (224, Inception-v3 299)",
+    "workers": "processes of each rank that load images; give the site as many `cpus_per_rank` more",
+    "channels_last": "whether images and weights are stored channels last, which convolutions on GPUs prefer",
 }
 
 
@@ -78,6 +109,7 @@ DIGITS = WorkloadCard(
     module="harness.workloads.digits",
     metrics=MappingProxyType({"accuracy": "higher", "loss": "lower"}),
     options=MappingProxyType({"width": 16}),
+    meanings=MappingProxyType({"width": "channels of the first convolution"}),
     train_examples=1437,
     about="1,797 real handwritten digits of 8x8 pixels (UCI, inside scikit-learn); a small ConvNet",
 )
@@ -86,6 +118,7 @@ CIFAR10 = WorkloadCard(
     builder="build_cifar10",
     metrics=MappingProxyType({"accuracy": "higher", "loss": "lower"}),
     options=MappingProxyType(_CIFAR_OPTIONS),
+    meanings=MappingProxyType(_CIFAR_MEANINGS),
     choices=MappingProxyType({"model": CIFAR_MODELS}),
     train_examples=CIFAR_TRAIN,
     counted=cifar_examples,
@@ -101,6 +134,7 @@ IMAGENET = WorkloadCard(
     module="harness.workloads.imagenet.workload",
     metrics=MappingProxyType({"accuracy": "higher", "loss": "lower"}),
     options=MappingProxyType(_IMAGENET_OPTIONS),
+    meanings=MappingProxyType(_IMAGENET_MEANINGS),
     choices=MappingProxyType({"model": IMAGENET_MODELS}),
     train_examples=IMAGENET_TRAIN,
     counted=imagenet_examples,
