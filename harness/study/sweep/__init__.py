@@ -6,10 +6,9 @@ both, and a point of the grid or an include entry overrides all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from harness.cell import Cell
@@ -17,6 +16,7 @@ from harness.errors import SweepError
 from harness.study.sweep.axes import Axis, combinations, count, read_axes
 from harness.study.sweep.build import Builder, Draft
 from harness.study.sweep.fields import SHARED, Fields, known_paths, leaves, value_of
+from harness.study.sweep.keys import KEYS
 from harness.study.sweep.methods import Method, read_methods
 from harness.study.sweep.selection import Exclusions, read_exclusions, read_inclusions
 from harness.yaml_files.document import Document, described, read_document, read_value
@@ -26,28 +26,6 @@ __all__ = ["DEFAULT_REPEATS", "KEYS", "MAX_CELLS", "Sweep", "known_paths", "read
 
 DEFAULT_REPEATS = 6  # the smallest number of runs with a 95 % interval of the median
 MAX_CELLS = 100_000  # a larger number is a mistake in the grid
-
-KEYS: Mapping[str, str] = MappingProxyType({
-    "sweep": "Name of the study and of its folder of runs: letters, digits, `_`, `.` and `-`, at most 64.",
-    "about": "The study's question, as reports show it.",
-    "workload": "What is trained: a name, or `name` and `options`.",
-    "target": "The metric and value at which a run has succeeded.",
-    "training": "Length, batch and precision of every run.",
-    "optimizer": "The first-order optimizer and its learning rate.",
-    "kfac": "K-FAC's hyperparameters, for the methods that have a `kfac` section of their own.",
-    "world_size": "Number of ranks of every run; usually an axis of `grid` instead.",
-    "methods": "The methods to compare. Each has a `name` and any of the sections above, whose fields override "
-    "the shared ones; one without a `kfac` section (`kfac: {}` is enough) trains without K-FAC.",
-    "grid": "Axes: a field by its dotted path, or `method`, with a list of values. Every combination is a cell. "
-    "Methods without K-FAC ignore axes of `kfac`.",
-    "zip": "More axes, each a mapping of fields to lists of equal length that vary together.",
-    "include": "Single cells beside the grid: `method` and the fields that differ.",
-    "exclude": "Drops every cell that matches all fields of an entry; an entry that matches none is an error.",
-    "repeats": "Number of runs of every cell, with seeds 0 to n - 1; default 6, the smallest number with a 95 % "
-    "interval of the median.",
-    "seeds": "The seeds themselves, in place of `repeats`.",
-})  # fmt: skip
-"""Keys of a sweep file, and what they mean."""
 
 
 @dataclass(frozen=True)
