@@ -17,8 +17,8 @@ KEYS: Mapping[str, str] = MappingProxyType(
         "world_size": "Number of ranks of every run; usually an axis of `grid` instead.",
         "methods": "The methods to compare. Each has a `name` and any of the sections above, whose fields "
         "override the shared ones; one without a `kfac` section (`kfac: {}` is enough) trains without K-FAC.",
-        "grid": "Axes: a field by its dotted path, or `method`, with a list of values. Every combination is a "
-        "cell. Methods without K-FAC ignore axes of `kfac`.",
+        "grid": "Axes: a field by its dotted path, or `method`, with a list of values. Every combination is "
+        "a cell. Methods without K-FAC ignore axes of `kfac`.",
         "zip": "More axes, each a mapping of fields to lists of equal length that vary together.",
         "include": "Single cells beside the grid: `method` and the fields that differ.",
         "exclude": "Drops every cell that matches all fields of an entry; one that matches none is an error.",
