@@ -1,7 +1,10 @@
 """Heartbeat file: a rank's last step and phase, which survive SIGKILL.
 
-Each rank maps one small file into memory and overwrites it at every phase change. This costs one memory
-store, and the kernel keeps the page when the process is gone. Launchers and `status` read the file.
+Each rank maps one small file into memory and overwrites a part of it at every phase change. This costs one
+memory store, and the kernel keeps the page when the process is gone. Launchers and `status` read the file.
+
+The file has two slots, written in turn, each with a sequence number and a checksum. A rank that is killed in
+the middle of a write leaves one slot damaged, and the other still has the phase change before it.
 """
 
 from __future__ import annotations
@@ -9,10 +12,14 @@ from __future__ import annotations
 import mmap
 import struct
 import time
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-_LAYOUT = struct.Struct("<qqd24s")  # step, total steps, Unix time, phase
+_CONTENT = struct.Struct("<qqqd24s")  # sequence number, step, total steps, Unix time, phase
+_CHECKSUM = struct.Struct("<I4x")  # CRC-32 of the content, padded to eight bytes
+_SLOT_BYTES = _CONTENT.size + _CHECKSUM.size
+_SINGLE = struct.Struct("<qqd24s")  # the whole file until November 2026: no slots, no checksum
 
 
 @dataclass(frozen=True)
@@ -36,25 +43,45 @@ class HeartbeatWriter:
     """Writes the heartbeat file of one rank."""
 
     def __init__(self, path: Path) -> None:
-        path.write_bytes(bytes(_LAYOUT.size))
+        path.write_bytes(bytes(2 * _SLOT_BYTES))
         with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), _LAYOUT.size)
+            self._map = mmap.mmap(file.fileno(), 2 * _SLOT_BYTES)
+        self._sequence = 0
         self.step = -1
         self.total_steps = 0
         self.write("start")
 
     def write(self, phase: str) -> None:
         """Record that `phase` has begun."""
-        _LAYOUT.pack_into(self._map, 0, self.step, self.total_steps, time.time(), phase.encode()[:24])
+        self._sequence += 1
+        content = _CONTENT.pack(self._sequence, self.step, self.total_steps, time.time(), phase.encode()[:24])
+        start = self._sequence % 2 * _SLOT_BYTES
+        self._map[start : start + _SLOT_BYTES] = content + _CHECKSUM.pack(zlib.crc32(content))
 
 
 def read_heartbeat(path: Path) -> Heartbeat | None:
-    """The last heartbeat, or None if the rank did not write one."""
+    """The newest undamaged heartbeat, or None if the rank did not write one."""
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
         return None
-    if len(raw) < _LAYOUT.size or not raw.strip(b"\0"):
+    if len(raw) == _SINGLE.size:
+        return _heartbeat(*_SINGLE.unpack(raw)) if raw.strip(b"\0") else None
+    slots = (raw[start : start + _SLOT_BYTES] for start in (0, _SLOT_BYTES))
+    undamaged = [_CONTENT.unpack_from(slot) for slot in slots if _is_whole(slot)]
+    if not undamaged:
         return None
-    step, total_steps, when, phase = _LAYOUT.unpack(raw[: _LAYOUT.size])
+    _, *newest = max(undamaged)
+    return _heartbeat(*newest)
+
+
+def _is_whole(slot: bytes) -> bool:
+    """Whether the slot was written to its end; zeros, as in a new file, were not."""
+    if len(slot) < _SLOT_BYTES or not slot.strip(b"\0"):
+        return False
+    (checksum,) = _CHECKSUM.unpack_from(slot, _CONTENT.size)
+    return bool(checksum == zlib.crc32(slot[: _CONTENT.size]))
+
+
+def _heartbeat(step: int, total_steps: int, when: float, phase: bytes) -> Heartbeat:
     return Heartbeat(step, total_steps, when, phase.rstrip(b"\0").decode(errors="replace"))

@@ -1,0 +1,63 @@
+"""Promise: a rank's last step and phase can be read whatever moment it was killed in."""
+
+import itertools
+import struct
+
+import pytest
+
+from harness.runs.heartbeat import HeartbeatWriter, read_heartbeat
+
+PHASES = ("forward", "backward", "precondition_comm")
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Contents of the file before and after each phase change, and what each says."""
+    path = tmp_path / "rank-00000.pulse"
+    writer = HeartbeatWriter(path)
+    contents, said = [path.read_bytes()], [read_heartbeat(path)]
+    for number, phase in enumerate(itertools.islice(itertools.cycle(PHASES), 5)):
+        writer.step, writer.total_steps = 255 << 8 * number, 10**6 + number
+        writer.write(phase)
+        contents.append(path.read_bytes())
+        said.append(read_heartbeat(path))
+    return path, contents, said
+
+
+def test_a_heartbeat_says_what_was_written_last(written):
+    _, _, said = written
+    assert [one.phase for one in said] == ["start", *PHASES, *PHASES[:2]]
+    assert [one.step for one in said] == [-1, *(255 << 8 * number for number in range(5))]
+    assert [one.total_steps for one in said] == [0, *(10**6 + number for number in range(5))]
+    assert [one.time for one in said] == sorted(one.time for one in said)
+
+
+@pytest.mark.parametrize("unit", [1, 8])  # bytes that a memory copy may write at once
+@pytest.mark.parametrize("forward", [True, False])
+def test_a_write_that_was_cut_short_leaves_the_last_or_the_one_before(written, unit, forward):
+    path, contents, said = written
+    for (before, after), allowed in zip(itertools.pairwise(contents), itertools.pairwise(said), strict=True):
+        for cut in range(0, len(before) + 1, unit):
+            torn = after[:cut] + before[cut:] if forward else before[:cut] + after[cut:]
+            path.write_bytes(torn)
+            assert read_heartbeat(path) in allowed
+
+
+def test_a_slot_that_was_damaged_is_not_read(written):
+    path, contents, said = written
+    for position in range(len(contents[-1])):
+        damaged = bytearray(contents[-1])
+        damaged[position] ^= 0x10
+        path.write_bytes(damaged)
+        assert read_heartbeat(path) in said[-2:]
+    path.write_bytes(bytes(len(contents[-1])))
+    assert read_heartbeat(path) is None
+
+
+def test_a_file_of_an_older_version_is_read(tmp_path):
+    path = tmp_path / "rank-00000.pulse"
+    path.write_bytes(struct.pack("<qqd24s", 7, 90, 1.5, b"forward"))
+    found = read_heartbeat(path)
+    assert (found.step, found.total_steps, found.time, found.phase) == (7, 90, 1.5, "forward")
+    path.write_bytes(bytes(48))
+    assert read_heartbeat(path) is None
