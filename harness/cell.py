@@ -20,6 +20,10 @@ class Spec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+"""Of sweeps and methods, which are names of folders."""
+
+
 class Target(Spec):
     """The target of a run: a metric of the workload at or beyond a value."""
 
@@ -160,10 +164,10 @@ class Cell(Spec):
     `sweep` and `method` are names for people; all other fields determine the results and enter the hash.
     """
 
-    sweep: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    sweep: str = Field(pattern=NAME_PATTERN)
     """Name of the study and of its folder of runs. Example: `demo`."""
 
-    method: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    method: str = Field(pattern=NAME_PATTERN)
     """Name of the method, as figures show it. Example: `comm_opt`."""
 
     workload: Workload

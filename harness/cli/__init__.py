@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -21,10 +20,11 @@ from harness.cli import (
     report,
     reproduce,
 )
+from harness.cli.command import Command
+from harness.cli.error_messages import USAGE, message_of, print_error
 from harness.errors import BudgetError, UserError
 from kfac_core.errors import ConfigError, PlacementError
 
-USAGE = 2
 OVER_BUDGET = 4
 
 # Newer versions of typer contain their own click, which does not export the parent of its usage errors.
@@ -58,7 +58,7 @@ for _command, _example in (
     (export.trace, "trace demo --where 'seed=0' --out trace.json"),
     (export.export, "export mllog demo --where 'method=sgd' --out sgd.log"),
 ):
-    app.command(epilog=f"Example: kronscale {_example}")(_command)
+    app.command(cls=Command, epilog=f"Example: kronscale {_example}")(_command)
 app.add_typer(bench.commands, name="bench")
 
 
@@ -71,14 +71,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = app(arguments, prog_name="kronscale", standalone_mode=False)
     except BudgetError as error:
-        _print_error(str(error))
+        print_error(str(error))
         return OVER_BUDGET
     except (UserError, ConfigError, PlacementError) as error:
-        return _print_error(str(error))
+        return print_error(str(error))
     except _UsageError as error:
-        return _print_error(error.format_message())  # type: ignore[attr-defined]  # see _UsageError
+        return print_error(error.format_message())  # type: ignore[attr-defined]  # see _UsageError
     except OSError as error:  # a missing folder, missing permissions or a full disk: not a bug
-        return _print_error(_system_message(error))
+        return print_error(message_of(error))
     except (KeyboardInterrupt, typer.Abort):
         return operate.INTERRUPTED
     return code if isinstance(code, int) else 0
@@ -103,14 +103,3 @@ def _options(
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit(USAGE)
-
-
-def _system_message(error: OSError) -> str:
-    paths = [str(path) for path in (error.filename, error.filename2) if path is not None]
-    return ": ".join([" -> ".join(paths), error.strerror or "failed"]) if paths else str(error)
-
-
-def _print_error(message: str) -> int:
-    line = " ".join(message.split())
-    sys.stderr.write(f"error: {line}\n")
-    return USAGE

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli.command import Command
 from harness.cli.options import JsonFile, Overrides, SweepFile
 from harness.errors import UserError
 
@@ -31,7 +32,9 @@ _BY_LAYER = ("factor_compute", "precondition")
 commands = typer.Typer(help="Measure the cost of K-FAC's parts on this host.", no_args_is_help=True)
 
 
-@commands.command(epilog="Example: kronscale bench core --model resnet32 --ranks 2 --strategy mem_opt")
+@commands.command(
+    cls=Command, epilog="Example: kronscale bench core --model resnet32 --ranks 2 --strategy mem_opt"
+)
 def core(
     model: _Model = "resnet32",
     batch: _Batch = None,
@@ -75,7 +78,9 @@ def core(
     _write(out, figures)
 
 
-@commands.command(epilog="Example: kronscale bench instrument --json results/instrument/overhead.json")
+@commands.command(
+    cls=Command, epilog="Example: kronscale bench instrument --json results/instrument/overhead.json"
+)
 def instrument(
     model: _Model = "resnet32",
     batch: _Batch = None,
@@ -107,13 +112,14 @@ def instrument(
 
 
 @commands.command(
+    cls=Command,
     epilog="Example: kronscale bench ablation -f jobs/sweeps/demo.yaml "
-    "--where 'method=comm_opt and world_size=2 and seed=0'"
+    "--where 'method=comm_opt and world_size=2 and seed=0'",
 )
 def ablation(
     file: SweepFile,
     where: Annotated[
-        str | None, typer.Option(metavar="EXPR", help="Filter that selects one cell with K-FAC.")
+        list[str] | None, typer.Option(metavar="EXPR", help="Filter that selects one cell with K-FAC.")
     ] = None,
     set_: Overrides = None,
     threads: _Threads = 1,
@@ -128,7 +134,9 @@ def ablation(
     from harness.cli.cell_selection import selected_cells  # noqa: PLC0415
     from harness.cli.output import console  # noqa: PLC0415
 
-    cells = [cell for cell in selected_cells(None, file, set_ or (), where, Path()) if cell.kfac is not None]
+    cells = [
+        cell for cell in selected_cells(None, file, set_ or (), where or (), Path()) if cell.kfac is not None
+    ]
     if len(cells) != 1:
         some = ", ".join(cell.id for cell in cells[:3]) or "none"
         raise UserError(f"--where must select one cell with K-FAC, got {len(cells)}: {some}")

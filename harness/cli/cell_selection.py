@@ -12,27 +12,52 @@ from harness.yaml_files.validation_messages import did_you_mean
 
 
 def selected_cells(
-    sweep: str | None, file: Path | None, overrides: Sequence[str], where: str | None, runs: Path
+    sweep: str | None, file: Path | None, overrides: Sequence[str], where: Sequence[str], runs: Path
 ) -> list[Cell]:
     """Cells of one sweep, by the name of its stored runs or by its file.
+
+    Args:
+        sweep: `demo`, or `demo/sgd-p2` for those of its cells whose id begins with `sgd-p2`.
+        file: instead of the name.
+        overrides: of fields of the file.
+        where: expressions that all must hold.
+        runs: folder of stored runs.
 
     Raises:
         UserError: neither or both are given, or there is no such sweep or no matching cell.
     """
-    from harness.cli.output import print_left_out  # noqa: PLC0415  loads rich
-    from harness.study.filters import select  # noqa: PLC0415
+    from harness.study.filters import select  # noqa: PLC0415  loads pydantic
 
     if (sweep is None) == (file is None):
         raise UserError("give either the name of a sweep or its file: demo, or -f jobs/sweeps/demo.yaml")
     if file is not None:
         from harness.study.sweep import read_sweep  # noqa: PLC0415
 
-        return select(read_sweep(file, overrides).cells, where)
+        return select(read_sweep(file, overrides).cells, *where)
     if overrides:
         raise UserError("--set overrides fields of a sweep file; give the file with -f")
-    stored = stored_sweep(sweep or "", runs)
+    return select(stored_cells(sweep or "", runs), *where)
+
+
+def stored_cells(name: str, runs: Path) -> list[Cell]:
+    """The stored cells of a sweep, `demo`, or those whose ids begin as given, `demo/sgd-p2`.
+
+    Prints on standard error how many stored cells this version cannot read.
+
+    Raises:
+        UserError: there is no such sweep or cell.
+    """
+    from harness.cli.output import print_left_out  # noqa: PLC0415  loads rich
+
+    name, slash, prefix = name.partition("/")
+    stored = stored_sweep(name, runs)
+    if slash:
+        found = [folder.cell() for folder in stored.cell_folders_named(prefix)]
+        if not found:
+            raise _no_cell(stored.path, prefix)
+        return found
     print_left_out(stored)
-    return select([folder.cell() for folder in stored.cell_folders()], where)
+    return [folder.cell() for folder in stored.cell_folders()]
 
 
 def stored_sweep(name: str, runs: Path) -> SweepFolder:
@@ -50,27 +75,37 @@ def stored_sweep(name: str, runs: Path) -> SweepFolder:
 
 
 def stored_sweep_names(runs: Path) -> list[str]:
-    """Names of all sweeps with stored runs."""
+    """Names of all sweeps with stored runs, also of those that cannot be read."""
     folders = sorted(runs.iterdir()) if runs.is_dir() else []
-    return [path.name for path in folders if SweepFolder(path).holds_cells()]
+    return [path.name for path in folders if _may_hold_cells(path)]
 
 
-def stored_cell(prefix: str, runs: Path) -> CellFolder:
-    """The one stored cell, in any sweep, whose id begins with `prefix`.
+def stored_cell(text: str, runs: Path) -> CellFolder:
+    """The one stored cell whose id begins with `text`: in any sweep, or in that of `sweep/id`.
 
     Raises:
         UserError: none does, or several do.
     """
-    sweeps = [sweep_folder(name, runs) for name in stored_sweep_names(runs)]
-    found = [folder for sweep in sweeps for folder in sweep.cell_folders() if folder.id.startswith(prefix)]
-    if not found:
-        raise UserError(
-            f"no cell in {runs} has an id that begins with {prefix!r}; kronscale status lists the ids"
-        )
+    sweep, slash, prefix = text.rpartition("/")
+    names = [stored_sweep(sweep, runs).path.name] if slash else stored_sweep_names(runs)
+    found = [folder for name in names for folder in sweep_folder(name, runs).cell_folders_named(prefix)]
     if len(found) > 1:
         some = ", ".join(f"{folder.path.parent.name}/{folder.id}" for folder in found[:3])
         some += " and others" if len(found) > 3 else ""
-        raise UserError(
-            f"{len(found)} cells have ids that begin with {prefix!r}: {some}; give more of the id"
-        )
+        raise UserError(f"{len(found)} cells have ids that begin with {text!r}: {some}; give more of the id")
+    if not found:
+        raise _no_cell(runs / sweep, prefix)
     return found[0]
+
+
+def _may_hold_cells(path: Path) -> bool:
+    try:
+        return SweepFolder(path).holds_cells()
+    except OSError:  # whoever reads it gets the reason
+        return True
+
+
+def _no_cell(folder: Path, prefix: str) -> UserError:
+    return UserError(
+        f"no cell in {folder} has an id that begins with {prefix!r}; kronscale status lists the ids"
+    )

@@ -36,7 +36,7 @@ def export(
 
     if form not in EXPORTS:
         raise UserError(f"{form!r} is not a format{not_allowed(form, EXPORTS)}")
-    cells = selected_cells(sweep, file, (), where, runs)
+    cells = selected_cells(sweep, file, (), where or (), runs)
     attempts = [
         attempt
         for cell in cells

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli.error_messages import USAGE, message_of, print_error
 from harness.cli.options import (
     RUNS,
     AsJson,
@@ -19,9 +21,10 @@ from harness.cli.options import (
     SweepName,
     Where,
 )  # fmt: skip
+from harness.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from harness.cell import Cell
     from harness.study.status import CellStatus
@@ -68,28 +71,37 @@ def status(
     set_: Overrides = None, as_json: AsJson = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show progress until all cells have ended.")] = False,
 ) -> None:  # fmt: skip
-    """Show the state of every cell and the causes of failures, of one sweep or of all."""
+    """Show the state of every cell and the causes of failures, of one sweep or of all.
+
+    A sweep that cannot be read is an error, after the others are shown; the exit code is then 2.
+    """
     # imported here so that --help does not load pydantic and rich
-    from harness.cli.cell_selection import stored_sweep_names  # noqa: PLC0415
     from harness.cli.status_view import print_statuses  # noqa: PLC0415
     from harness.runs.arms import differences  # noqa: PLC0415
 
     if watch:
         _follow(_cells(sweep, file, set_, where, runs), runs)
         return
-    names = [sweep] if sweep or file else stored_sweep_names(runs)
-    by_sweep = [_statuses(_cells(name, file, set_, where, runs), runs) for name in names]
+    errors: list[str] = []
+    if sweep or file or set_:
+        by_sweep = [_statuses(_cells(sweep, file, set_, where, runs), runs)]
+    else:
+        by_sweep = _statuses_of_all(where or (), runs, errors)
     if as_json:
         rows = []
         for statuses in by_sweep:
             differs = differences([one.cell for one in statuses])
             rows += [{**one.to_dict(), "differs": differs[one.cell.id]} for one in statuses]
         typer.echo(json.dumps(rows, indent=1))
-        return
-    if not by_sweep:
-        typer.echo(f"no runs in {runs}; start some with kronscale submit -f jobs/sweeps/demo.yaml")
-    for statuses in by_sweep:
-        print_statuses(statuses, runs)
+    else:
+        for statuses in by_sweep:
+            print_statuses(statuses, runs)
+        if not by_sweep and not errors:
+            typer.echo(f"no runs in {runs}; start some with kronscale submit -f jobs/sweeps/demo.yaml")
+    for error in errors:
+        print_error(error)
+    if errors:
+        raise typer.Exit(USAGE)
 
 
 def logs(
@@ -142,11 +154,15 @@ def retry(
 
 
 def _cells(
-    sweep: str | None, file: Path | None, overrides: list[str] | None, where: str | None, runs: Path
+    sweep: str | None,
+    file: Path | None,
+    overrides: list[str] | None,
+    where: list[str] | None,
+    runs: Path,
 ) -> list[Cell]:
     from harness.cli.cell_selection import selected_cells  # noqa: PLC0415  see status
 
-    return selected_cells(sweep, file, overrides or (), where, runs)
+    return selected_cells(sweep, file, overrides or (), where or (), runs)
 
 
 def _statuses(cells: Sequence[Cell], runs: Path) -> list[CellStatus]:
@@ -154,6 +170,33 @@ def _statuses(cells: Sequence[Cell], runs: Path) -> list[CellStatus]:
     from harness.study.status import read_statuses  # noqa: PLC0415
 
     return read_statuses(sweep_folder(cells[0].sweep, runs), cells) if cells else []
+
+
+def _statuses_of_all(where: Sequence[str], runs: Path, errors: list[str]) -> list[list[CellStatus]]:
+    """The statuses of matching cells by sweep; adds a message to `errors` for every sweep without one."""
+    from harness.cli.cell_selection import stored_cells, stored_sweep_names  # noqa: PLC0415  see status
+    from harness.study.filters import select  # noqa: PLC0415
+
+    cells: dict[str, list[Cell]] = {}
+    for name in stored_sweep_names(runs):
+        with _noted(errors, name):
+            cells[name] = stored_cells(name, runs)
+    chosen = set(map(id, select([cell for found in cells.values() for cell in found], *where)))
+    by_sweep = []
+    for name, found in cells.items():
+        if of_sweep := [cell for cell in found if id(cell) in chosen]:
+            with _noted(errors, name):
+                by_sweep.append(_statuses(of_sweep, runs))
+    return by_sweep
+
+
+@contextmanager
+def _noted(errors: list[str], sweep: str) -> Iterator[None]:
+    """Note an error about one sweep instead of ending the command."""
+    try:
+        yield
+    except (UserError, OSError) as error:
+        errors.append(f"sweep {sweep} cannot be read: {message_of(error)}")
 
 
 def _print_preview(cells: Sequence[Cell], site: str, runs: Path, budget: float | None) -> None:

@@ -10,16 +10,26 @@ import typer
 RUNS = Path("results/runs")
 
 SweepFile = Annotated[Path, typer.Option("--file", "-f", metavar="FILE", help="Sweep file.")]
-SweepName = Annotated[str | None, typer.Argument(help="Name of the sweep.", show_default=False)]
+SweepName = Annotated[
+    str | None,
+    typer.Argument(help="Name of the sweep, or sweep/cell.", metavar="[SWEEP]", show_default=False),
+]
 FileInstead = Annotated[
     Path | None, typer.Option("--file", "-f", metavar="FILE", help="Sweep file, instead of the sweep's name.")
 ]
 Where = Annotated[
-    str | None, typer.Option(metavar="EXPR", help="Only matching cells: 'method=sgd and seed in 0,1'.")
+    list[str] | None,
+    typer.Option(
+        metavar="EXPR", help="Only matching cells: 'method=sgd and seed in 0,1'. If repeated, all must match."
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", help="Override a field of the file: training.epochs=5."),
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Override a field of the file: training.epochs=5. Each field once.",
+    ),
 ]
 SiteName = Annotated[
     str, typer.Option(metavar="NAME", help="Site profile: a name, or the path of a .yaml file.")

@@ -43,7 +43,7 @@ def plan(
 
     sweep = read_sweep(file, set_ or ())
     profile = read_site(site) if site else None
-    summary = plan_summary(select(sweep.cells, where), runs)
+    summary = plan_summary(select(sweep.cells, *(where or ())), runs)
     differs = differences(summary.cells)
     if as_json:
         about = {"sweep": sweep.name, "about": sweep.about, "file": str(sweep.path)}

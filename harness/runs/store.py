@@ -26,7 +26,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from harness.cell import Cell
+from harness.cell import NAME_PATTERN, Cell
 from harness.errors import StoreError
 from harness.runs.heartbeat import Heartbeat, read_heartbeat
 from harness.runs.records import Outcome
@@ -209,6 +209,12 @@ class SweepFolder:
         """Whether there is any cell, of this or another version."""
         return any(self._stored())
 
+    def cell_folders_named(self, prefix: str) -> list[CellFolder]:
+        """The folders of cells whose ids begin with `prefix`, by name; reads no other cell."""
+        paths = sorted(self.path.iterdir()) if self.path.is_dir() else []
+        named = (path for path in paths if path.name.startswith(prefix))
+        return [CellFolder(path) for path in named if (path / "cell.json").is_file()]
+
     def _stored(self) -> Iterator[CellFolder]:
         if self.path.is_dir():
             for path in sorted(self.path.iterdir()):
@@ -225,7 +231,13 @@ def _version_error(folder: CellFolder) -> str | None:
 
 
 def sweep_folder(sweep: str, root: Path = DEFAULT_ROOT) -> SweepFolder:
-    """The folder of the sweep named `sweep`."""
+    """The folder of the sweep named `sweep`, inside `root`.
+
+    Raises:
+        StoreError: it is no name of a sweep but a path, which might lead out of `root`.
+    """
+    if not re.fullmatch(NAME_PATTERN, sweep):
+        raise StoreError(f"{sweep!r} is not the name of a sweep, a folder in {root}; paths are not taken")
     return SweepFolder(root / sweep)
 
 

@@ -1,7 +1,8 @@
 """Reads a sweep file and expands it to cells; an error is one line that names the file and the line.
 
-`jobs/sweeps/demo.yaml` documents the format. A method's fields override the shared ones, `--set` overrides
-both, and a point of the grid or an include entry overrides all of them.
+`jobs/sweeps/demo.yaml` documents the format. A method's fields override the shared ones, and `--set`
+overrides both. A point of the grid and an include entry override these; `--set` of a field that one of them
+sets is an error, because it would have no effect there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from harness.cell import Cell
 from harness.errors import SweepError
 from harness.study.sweep.axes import Axis, combinations, count, read_axes
 from harness.study.sweep.build import Builder, Draft
+from harness.study.sweep.field_types import OPTION, scalar_types
 from harness.study.sweep.fields import SHARED, Fields, known_paths, leaves, value_of
 from harness.study.sweep.keys import KEYS
 from harness.study.sweep.methods import Method, read_methods
@@ -22,7 +24,10 @@ from harness.study.sweep.selection import Exclusions, read_exclusions, read_incl
 from harness.yaml_files.document import Document, described, read_document, read_value
 from harness.yaml_files.validation_messages import not_allowed
 
-__all__ = ["DEFAULT_REPEATS", "KEYS", "MAX_CELLS", "Sweep", "known_paths", "read_sweep", "value_of"]
+__all__ = [
+    "DEFAULT_REPEATS", "KEYS", "MAX_CELLS", "OPTION", "Sweep", "known_paths", "read_sweep", "scalar_types",
+    "value_of",
+]  # fmt: skip
 
 DEFAULT_REPEATS = 6  # the smallest number of runs with a 95 % interval of the median
 MAX_CELLS = 100_000  # a larger number is a mistake in the grid
@@ -61,12 +66,16 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
     methods = read_methods(document, fields)
     axes = read_axes(document, methods)
     _refuse_overridden_axes(document, axes, fields)
-    cells = _expand(document, methods, axes, _seeds(document, top))
+    cells = _expand(document, methods, axes, _seeds(document, top), fields)
     return Sweep(cells[0].sweep, about, path, cells)
 
 
 def _expand(
-    document: Document, methods: Sequence[Method], axes: Sequence[Axis], seeds: Sequence[int]
+    document: Document,
+    methods: Sequence[Method],
+    axes: Sequence[Axis],
+    seeds: Sequence[int],
+    overrides: Fields,
 ) -> list[Cell]:
     requested = len(methods) * count(axes) * len(seeds)
     if requested > MAX_CELLS:
@@ -77,7 +86,7 @@ def _expand(
     for draft in _drafts(builder, methods, axes, seeds, exclusions):
         _add(document, cells, builder.cell(draft), draft)
     exclusions.check_used()
-    for method, place, fields in read_inclusions(document, methods):
+    for method, place, fields in read_inclusions(document, methods, overrides):
         draft = builder.draft(place, {**method.fields, **fields}, method.has_kfac)
         for seed in [fields["seed"].value] if "seed" in fields else seeds:
             _add(document, cells, builder.cell(draft.with_seed(seed)), draft)
@@ -112,17 +121,25 @@ def _add(document: Document, cells: dict[str, Cell], cell: Cell, draft: Draft) -
 
 def _read_overrides(document: Document, overrides: Sequence[str]) -> tuple[Fields, dict[str, Any]]:
     fields: Fields = {}
-    top = {key: document.content[key] for key in ("repeats", "seeds") if key in document.content}
+    seeds: dict[str, Any] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
         flag = f"--set {key}"
         if not equals or not key:
             raise document.error((f"--set {override}",), ": write field=value, such as training.epochs=5")
+        if not text.strip():
+            raise document.error((flag,), "= has no value; write null for no value, and '' for empty text")
         value = read_value(text, flag, SweepError)
         if key in ("repeats", "seeds"):
-            top = {key: value}
-        else:
-            fields.update(leaves(document, (flag,), key, value, SHARED))
+            if seeds:
+                raise document.error((flag,), f" and --set {next(iter(seeds))} are both given; use one")
+            seeds[key] = value
+            continue
+        for path, leaf in leaves(document, (flag,), key, value, SHARED):
+            if path in fields:
+                raise document.error((flag,), f" sets {path} a second time; give it once")
+            fields[path] = leaf
+    top = seeds or {key: document.content[key] for key in ("repeats", "seeds") if key in document.content}
     return fields, top
 
 

@@ -10,9 +10,10 @@ from typing import Any, NoReturn
 from pydantic import TypeAdapter, ValidationError
 
 from harness.cell import Cell, Optimizer, Target, Training, Workload
-from harness.study.sweep.fields import Fields
+from harness.study.sweep.field_types import typed_option
+from harness.study.sweep.fields import Fields, Leaf
 from harness.workloads import WORKLOADS, WorkloadCard
-from harness.yaml_files.document import Document, Place, described
+from harness.yaml_files.document import Document, Place
 from harness.yaml_files.validation_messages import explain, field_and_rest, not_allowed
 from kfac_core.config import KFACConfig
 
@@ -154,16 +155,7 @@ class Builder:
             raise self._document.error(
                 place, f" is not an option of {workload}{not_allowed(option, card.options)}"
             )
-        default = card.options[option]
-        if isinstance(default, float) and type(value) is int:
-            return float(value)
-        if type(value) is not type(default):
-            kind = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[
-                type(default)
-            ]
-            raise self._document.error(
-                place, f" must be {kind}, got {described(value)} (default {default!r})"
-            )
+        value = typed_option(self._document, card.options[option], Leaf(value, place))
         if value not in card.choices.get(option, (value,)):
             raise self._document.error(
                 place, f"={value!r} is not a known value{not_allowed(str(value), card.choices[option])}"
