@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +28,18 @@ from harness.runs.store import DEFAULT_ROOT, Attempt, CellFolder, SweepFolder
 PathLike = str | os.PathLike[str]
 
 
-def load(paths: PathLike | Sequence[PathLike], root: PathLike = DEFAULT_ROOT) -> Study:
+def load(paths: PathLike | Sequence[PathLike], root: PathLike = DEFAULT_ROOT, *, cache: bool = True) -> Study:
     """Read sweeps: folders, or names of sweeps under `root`.
 
-    The frames of a sweep are cached as Parquet in `derived/<sweep>/` beside the root until a record file
-    changes. That folder can be deleted at any time.
+    The frames of a sweep are cached as Parquet in `derived/<sweep>/` beside the folder of its runs until a
+    record file changes, unless `cache` is false. That folder can be deleted at any time.
 
     Raises:
         StoreError: a folder is missing, or a file is damaged or written by a newer version.
     """
     several = [paths] if isinstance(paths, str | os.PathLike) else paths
-    parts = [cached(_sweep_path(path, Path(root)), _read) for path in several]
+    read = partial(cached, read=_read) if cache else _read
+    parts = [read(_sweep_path(path, Path(root))) for path in several]
     frames = {
         name: pd.concat([part[name] for part in parts], ignore_index=True)
         if len(parts) > 1

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.cli.options import RUNS, AsJson, Runs
 from harness.errors import UserError
+
+if TYPE_CHECKING:
+    from analysis.records.study import Study
 
 REGRESSION = 3
 
@@ -29,12 +33,11 @@ def compare(
 ) -> None:
     """Compare the cells that A and B share; exit code 3 if effect size and interval show that B is worse."""
     # imported here so that --help does not load pandas
-    from analysis.records.tables import load  # noqa: PLC0415
     from analysis.regressions import changes, differing_environments  # noqa: PLC0415
     from analysis.report.summary import spell  # noqa: PLC0415
     from harness.cli.output import console, text_table  # noqa: PLC0415
 
-    studies = load(before, runs), load(after, runs)
+    studies = _study(before, runs), _study(after, runs)
     found = changes(*studies, least=least / 100)
     if not found:
         raise UserError(
@@ -59,3 +62,17 @@ def compare(
         )
     if worse:
         raise typer.Exit(REGRESSION)
+
+
+def _study(name: str, runs: Path) -> Study:
+    """A stored sweep, or a folder of cells anywhere, of which nothing is cached: it may be someone else's."""
+    from analysis.records.tables import load  # noqa: PLC0415  see compare
+    from harness.cli.cell_selection import stored_sweep  # noqa: PLC0415
+    from harness.runs.store import SweepFolder  # noqa: PLC0415
+
+    if len(Path(name).parts) > 1 and not Path(name).is_dir():
+        raise UserError(f"no run folder at {name}")
+    folder = Path(name) if Path(name).is_dir() else stored_sweep(name, runs).path
+    if not SweepFolder(folder).holds_cells():
+        raise UserError(f"{folder} holds no cells; give the folder of a sweep, such as {runs / 'demo'}")
+    return load(folder, cache=folder.resolve().parent == runs.resolve())

@@ -170,7 +170,7 @@ def _by_size(text: str) -> tuple[float, str]:
 def _clauses(expression: str) -> list[_Clause]:
     if not expression.strip():
         raise FilterError(
-            f"--where {expression!r} is empty, which would select every cell; leave it out for that"
+            f"--where {expression!r}: is empty, which would select every cell; leave it out for that"
         )
     if re.search(r"\s+or\s+", expression):
         raise FilterError(

@@ -19,7 +19,7 @@ DEMO = "jobs/sweeps/demo.yaml"
         (["plan"], "Missing option"),
         (["plan", "-f", DEMO, "--wher", "x"], "No such option"),
         (["plan", "-f", DEMO, "--where", "nonsense"], "--where 'nonsense': cannot read 'nonsense'"),
-        (["plan", "-f", DEMO, "--where", "seed=99"], "--where 'seed=99': none of the 36 cells matches"),
+        (["plan", "-f", DEMO, "--where", "seed=99"], "--where 'seed=99': none of the 36 cells has seed=99"),
         (["report"], "report needs either the name of a sweep or its file"),
         (
             ["report", "none", "--runs", "nowhere"],
@@ -119,8 +119,12 @@ CELLS = [_cell(), _cell(world_size=2, seed=1), _cell("k", 4, damping=0.01), _cel
         ("kfac.damping!=0.01", [0, 1, 3]),
         ("workload.options.width=16, training.stop_at_target=true, seed=1", [1]),
         (f"id={CELLS[2].id}", [2]),
-        ("", [0, 1, 2, 3]),
-        ("  ", [0, 1, 2, 3]),
+        ("kfac.kl_clip=0.001", [2, 3]),
+        (f"id=s/{CELLS[2].id}", [2]),
+        (f"id!={CELLS[2].id}", [0, 1, 3]),
+        ("training.window_steps=null", [0, 1, 2, 3]),
+        ("kfac.eigen_rank=null", [0, 1, 2, 3]),
+        ("kfac.kl_clip!=null", [2, 3]),
     ],
 )
 def test_a_filter_selects_exactly_the_matching_cells(expression, selected):
@@ -131,17 +135,49 @@ def test_a_filter_selects_exactly_the_matching_cells(expression, selected):
     ("expression", "message"),
     [
         ("world=2", "world is not a field; did you mean world_size\\?; allowed: id, method"),
-        ("world_size=two", "world_size=1 is a number and cannot be compared by = with 'two'"),
-        ("method<k", "method='sgd' is text and cannot be compared by < with 'k'"),
+        ("world_size=two", "world_size is a whole number and cannot be compared by = with 'two'"),
+        ("method<k", "method is text and cannot be compared by < with 'k'"),
         ("seed=", "'seed=' has no value after the operator"),
         ("seed in 0,,1", "'seed in 0,,1' has no value after the operator"),
         ("seed=0 or seed=1", "`or` is not supported; list the values of one field"),
         ("sgd", "cannot read 'sgd'; write field=value"),
         ("seed=0 and ", "cannot read"),
         ("__class__=Cell", "__class__ is not a field"),
+        ("", "is empty, which would select every cell"),
+        ("  ", "is empty, which would select every cell"),
+        ("method!=kk", "none of the 4 cells has method=kk; their values: k, sgd"),
+        ("method in sgd,kk", "none of the 4 cells has method=kk"),
+        ("seed!=7", "none of the 4 cells has seed=7; their values: 0, 1, 2"),
+        ("seed!=one", "seed is a whole number and cannot be compared by != with 'one'"),
+        ("seed!=true", "seed is a whole number and cannot be compared by != with 'true'"),
+        ("world_size=1.0", "world_size is a whole number"),
+        ("training.stop_at_target=1", "is true or false and cannot be compared by = with '1'"),
+        ("training.stop_at_target<=true", "is true or false and cannot be compared by <="),
+        ("kfac.damping!=high", "kfac.damping is a number and cannot be compared by != with 'high'"),
+        ("kfac.damping<nan", "cannot be compared by < with 'nan'"),
+        ("kfac.skip!=fc", "is a list or a mapping"),
+        ("workload.options!=4", "is a list or a mapping"),
+        ("workload.options.widht!=4", "is not an option of digits; allowed: width; did you mean width\\?"),
+        ("id!=sgd-p1", "none of the 4 cells has id=sgd-p1"),
+        ("seed=null", "seed is a whole number and cannot be compared by = with 'null'"),
     ],
 )
 def test_a_wrong_expression_names_what_is_allowed(expression, message):
     with pytest.raises(FilterError, match=message) as error:
         select(CELLS, expression)
     assert str(error.value).startswith(f"--where {expression!r}: ")
+
+
+def test_expressions_that_are_repeated_must_all_hold():
+    assert select(CELLS, "method=sgd", "seed=1") == [CELLS[1]]
+    with pytest.raises(FilterError, match="--where 'method=sgd' --where 'seed=2': none of the 4 cells match"):
+        select(CELLS, "method=sgd", "seed=2")
+
+
+def test_a_schedule_is_no_number_and_has_no_order():
+    scheduled = _cell("k", 2, damping={"initial": 0.1, "factor": 0.5, "at": [3]})
+    cells = [*CELLS, scheduled]
+    assert select(cells, "kfac.damping=0.1") == [CELLS[3]]
+    assert scheduled in select(cells, "kfac.damping!=0.1")
+    with pytest.raises(FilterError, match=f"kfac.damping is a schedule in cell {scheduled.id}"):
+        select(cells, "kfac.damping<0.5")

@@ -86,9 +86,7 @@ def read_inclusions(
             raise document.error(place, f" names no method; allowed: {names}")
         method = named_method(document, fields["method"], methods)
         for path in fields.keys() & overrides.keys():
-            raise document.error(
-                fields[path].place, f" is the entry's own; {path} cannot also be --set"
-            )
+            raise document.error(fields[path].place, f" is the entry's own; {path} cannot also be --set")
         kfac = [leaf for path, leaf in fields.items() if path.startswith("kfac.")]
         if kfac and not method.has_kfac:
             raise document.error(kfac[0].place, f" is set, but method {method.name} has no kfac section")

@@ -1,0 +1,213 @@
+"""Promise: no command acts on more than was meant: nothing repeated, empty or without effect is accepted."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.cli import main
+from harness.runs.records import Outcome
+from harness.runs.store import sweep_folder
+from harness.study.sweep import read_sweep
+
+DEMO = "jobs/sweeps/demo.yaml"
+SWEEP = """\
+sweep: s
+workload: digits
+target: {metric: accuracy, at_least: 0.9}
+training: {global_batch_size: 128, epochs: 2}
+optimizer: {lr: 0.1}
+methods:
+  - {name: sgd}
+  - {name: k, kfac: {}}
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Write a sweep with these lines more; returns its path."""
+
+    def write(more: str) -> Path:
+        path = tmp_path / "s.yaml"
+        path.write_text(SWEEP + more)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def cli(tmp_path, capsys):
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = main([*arguments, "--runs", str(tmp_path / "runs")])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return call
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Two sweeps with runs: the demo's first two cells, and one cell of another sweep."""
+    cells = read_sweep(Path(DEMO)).cells[:2]
+    cells.append(cells[0].model_copy(update={"sweep": "other"}))
+    for cell in cells:
+        attempt = sweep_folder(cell.sweep, tmp_path / "runs").stage(cell).new_attempt()
+        attempt.write_outcome(Outcome("FAILED", "it broke", None, "error", 1.0, 2.0))
+    return cells
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan", "-f", DEMO, "-f", DEMO], "--file is given 2 times; give it once"),
+        (["plan", "-f", DEMO, "--file", "other.yaml"], "--file is given 2 times"),
+        (["plan", "-f", DEMO, "--site", "local", "--site", "slurm"], "--site is given 2 times"),
+        (["submit", "-f", DEMO, "--budget", "1", "--budget", "100"], "--budget is given 2 times"),
+        (["plan", "-f", ""], "--file is empty"),
+        (["plan", "-f", DEMO, "--set", ""], "--set is empty"),
+        (["cancel", "demo", "--where", ""], "--where is empty"),
+        (["retry", "demo", "--where", "seed=0", "--where", " "], "--where is empty"),
+        (["cancel", ""], "SWEEP is empty"),
+        (["status", ""], "SWEEP is empty"),
+        (["logs", ""], "CELL is empty"),
+        (["report", "demo", "--out", ""], "--out is empty"),
+        (["plan", "-f", DEMO, "--set", "training.epochs="], f"{DEMO}: --set training.epochs= has no value"),
+        (
+            ["plan", "-f", DEMO, "--set", "training.epochs=1", "--set", "training.epochs=2"],
+            f"{DEMO}: --set training.epochs sets training.epochs a second time",
+        ),
+        (
+            ["plan", "-f", DEMO, "--set", "training={epochs: 1}", "--set", "training.epochs=2"],
+            f"{DEMO}: --set training.epochs sets training.epochs a second time",
+        ),
+        (
+            ["plan", "-f", DEMO, "--set", "repeats=1", "--set", "seeds=[4]"],
+            f"{DEMO}: --set seeds and --set repeats are both given",
+        ),
+        (["plan", "-f", DEMO, "--set", "repeats=1", "--set", "repeats=2"], f"{DEMO}: --set repeats and"),
+    ],
+)
+def test_what_is_repeated_or_empty_is_refused(arguments, message, stored, cli):
+    code, out, err = cli(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {message}")
+    assert err.count("\n") == 1
+
+
+def test_every_where_must_hold(cli, tmp_path):
+    for order in (("method=sgd", "seed=1"), ("seed=1", "method=sgd")):
+        both = [word for one in order for word in ("--where", one)]
+        code, out, _ = cli("plan", "-f", DEMO, *both, "--all")
+        cells = [line.split()[1] for line in out.splitlines() if line.startswith("new ")]
+        assert code == 0
+        assert [cell.split("-")[:3] for cell in cells] == [["sgd", f"p{size}", "s1"] for size in (1, 2, 4)]
+
+
+def test_different_fields_may_be_set(cli):
+    code, out, _ = cli("plan", "-f", DEMO, "--set", "training.epochs=1", "--set", "repeats=1")
+    assert (code, "18 cells" in out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("exclude: [{world_size: true}]", "exclude[0].world_size must be a whole number, got True"),
+        ("exclude: [{seed: false}]", "exclude[0].seed must be a whole number, got False"),
+        ("exclude: [{seed: null}]", "exclude[0].seed must be a whole number, got None"),
+        ("exclude: [{world_size: 1.0}]", "exclude[0].world_size"),
+        ("exclude: [{kfac.damping: true}]", "exclude[0].kfac.damping"),
+        ("exclude: [{kfac.damping: null}]", "exclude[0].kfac.damping"),
+        ("exclude: [{optimizer.momentum: null}]", "exclude[0].optimizer.momentum must be a number, got None"),
+        ("exclude: [{workload.options.hidden: null}]", "exclude[0] matches no cell"),
+        ("exclude: [{workload.options.width: null}]", "exclude[0].workload.options.width must be"),
+        (
+            "exclude: [{training.stop_at_target: 1}]",
+            "exclude[0].training.stop_at_target must be true or false",
+        ),
+    ],
+)
+def test_exclude_compares_by_the_fields_own_type(line, message, sweep, cli):
+    code, _, err = cli("plan", "-f", str(sweep(f"grid: {{world_size: [1, 2]}}\nrepeats: 2\n{line}\n")))
+    assert (code, message in err) == (2, True), err
+
+
+def test_null_excludes_what_is_null_and_not_what_has_no_such_section(sweep):
+    more = "world_size: 1\nrepeats: 1\ngrid: {kfac.kl_clip: [null, 0.01]}\nexclude: [{kfac.kl_clip: null}]\n"
+    cells = read_sweep(sweep(more)).cells
+    assert [(cell.method, cell.kfac and cell.kfac.kl_clip) for cell in cells] == [("sgd", None), ("k", 0.01)]
+
+
+def test_a_whole_number_excludes_the_equal_number_and_a_schedule_excludes_the_equal_schedule(sweep):
+    more = (
+        "world_size: 1\nrepeats: 1\ngrid: {optimizer.lr: [1.0, 2.0], "
+        "kfac.damping: [0.1, {initial: 0.1, factor: 0.5, at: [1]}]}\n"
+        "exclude: [{optimizer.lr: 1}, {kfac.damping: {initial: 0.1, factor: 0.5, at: [1]}}]\n"
+    )
+    cells = read_sweep(sweep(more)).cells
+    assert [(cell.method, cell.optimizer.lr) for cell in cells] == [("sgd", 2.0), ("k", 2.0)]
+    assert cells[1].kfac.damping == 0.1
+
+
+def test_set_of_a_field_that_an_include_entry_sets_is_refused(sweep, cli):
+    more = "world_size: 1\nrepeats: 1\ninclude: [{method: k, kfac.damping: 0.5, world_size: 2}]\n"
+    path = sweep(more)
+    code, _, err = cli("plan", "-f", str(path), "--set", "kfac.damping=0.1")
+    assert code == 2
+    assert "s.yaml:11: include[0].kfac.damping is the entry's own; kfac.damping cannot also be --set" in err
+    cells = read_sweep(path, ["kfac.factor_decay=0.5"]).cells
+    assert {cell.kfac.factor_decay for cell in cells if cell.kfac} == {0.5}
+
+
+def test_a_sweep_that_cannot_be_read_does_not_hide_the_others(stored, cli, tmp_path):
+    broken = stored[2]
+    outcome = tmp_path / "runs" / "other" / broken.id / "attempt-1" / "outcome.json"
+    outcome.unlink()
+    outcome.mkdir()
+    code, out, err = cli("status")
+    assert code == 2
+    assert out.startswith("demo: 2 FAILED")
+    assert err == f"error: sweep other cannot be read: {outcome}: Is a directory\n"
+    code, out, err = cli("status", "--json")
+    assert (code, out.count('"id"'), err.count("\n")) == (2, 2, 1)
+    assert cli("status", "demo")[0] == 0
+
+
+def test_a_filter_over_all_sweeps_shows_those_with_a_match(stored, cli):
+    code, out, _ = cli("status", "--where", f"id=other/{stored[2].id}")
+    assert (code, out.startswith("other: 1 FAILED")) == (0, True)
+    assert "demo" not in out
+    assert cli("status", "--where", "method=none")[0] == 2
+
+
+def test_sweep_and_cell_are_accepted_wherever_a_cell_is(stored, cli):
+    name = f"other/{stored[2].id}"
+    assert cli("status", name)[1].startswith("other: 1 FAILED")
+    assert cli("status", "demo/sgd-p1-s0")[1].startswith("demo: 1 FAILED")
+    assert cli("cancel", name)[1] == "nothing to cancel: no cell is pending or running\n"
+    assert cli("plan", "-f", DEMO, "--where", f"id=demo/{stored[1].id}")[1].count(stored[1].id) == 1
+    code, _, err = cli("logs", f"other/{stored[2].id[:8]}")
+    assert (code, "does not exist: the attempt is FAILED it broke" in err) == (2, True)
+    assert "2 cells have ids that begin with" in cli("logs", stored[0].id)[2]
+    code, _, err = cli("status", "demo/nothing")
+    assert (code, "no cell in" in err) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["..", "../runs", "/etc", ".", "demo/../../x", "~"])
+@pytest.mark.parametrize("command", ["report", "status", "cancel", "retry", "logs"])
+def test_names_are_no_paths_out_of_the_runs(command, name, stored, cli, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = cli(command, name)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_comparing_folders_elsewhere_writes_nothing_there(stored, cli, tmp_path):
+    elsewhere = tmp_path / "kept" / "deep" / "demo"
+    elsewhere.parent.mkdir(parents=True)
+    (tmp_path / "runs" / "demo").rename(elsewhere)
+    before = sorted((tmp_path / "kept").rglob("*"))
+    cli("compare", str(elsewhere), str(elsewhere))
+    assert sorted((tmp_path / "kept").rglob("*")) == before
+    code, _, err = cli("compare", str(tmp_path / "kept"), "other")
+    assert (code, f"{tmp_path / 'kept'} holds no cells" in err) == (2, True)
+    assert not (tmp_path / "derived" / "kept").exists()
