@@ -1,6 +1,7 @@
 # Two commands set everything up: `make demo` runs the main study on embedded real data, `make test` the tests.
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest -q --dist loadgroup --no-loadscope-reorder --durations=20
 
 .PHONY: setup demo test test-fast check mutants slurm slurm-stop clean
 
@@ -16,12 +17,13 @@ demo: setup
 	$(BIN)/kronscale run -f jobs/sweeps/demo.yaml
 	$(BIN)/kronscale report -f jobs/sweeps/demo.yaml
 
+# All tests. Those on Slurm mostly wait: one worker more than there are CPUs.
 test: setup
-	$(BIN)/python -m pytest --durations=20
+	$(PYTEST) -n $$(($$(nproc) + 1))
 
-# What runs while you work: everything that starts no ranks, in parallel.
+# What runs while you work: everything that starts no ranks and trains to no target.
 test-fast: setup
-	$(BIN)/python -m pytest -m "not ranks and not slurm and not slow and not gpu" -n auto --dist worksteal -q
+	$(PYTEST) -n $$(nproc) -m "not ranks and not slurm and not slow and not gpu"
 
 check: setup
 	$(BIN)/pre-commit run --all-files

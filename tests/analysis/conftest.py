@@ -18,6 +18,7 @@ import pytest
 
 from analysis.records.study import Study
 from analysis.records.tables import load
+from analysis.report.page import write_report
 from harness.cell import Cell
 from harness.runs.layers_file import describe
 from harness.runs.records import DeviceRecord, EvalRecord, Outcome, PhaseRecord, RecordWriter
@@ -232,6 +233,12 @@ def ordinary_folder(write_study) -> Path:
 def study(ordinary_folder) -> Study:
     """Three methods, three world sizes, three seeds, strong scaling; one SGD run misses its target."""
     return load(ordinary_folder)
+
+
+@pytest.fixture(scope="session")
+def ordinary_report(ordinary_folder, tmp_path_factory) -> Path:
+    """The page of the report on the ordinary study, with its figures beside it."""
+    return write_report(ordinary_folder, tmp_path_factory.mktemp("report"))
 
 
 BATCHES = {"training.global_batch_size": 64}, {"training.global_batch_size": 128}

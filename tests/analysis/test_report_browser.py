@@ -13,14 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from analysis.report.page import write_report
-
-pytestmark = pytest.mark.slow
-
 CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="chromium is not installed (apt-get install chromium)"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt-get install chromium)"),
+]
 
 PROBE = """<script>
 addEventListener("load", () => {
@@ -35,9 +32,10 @@ addEventListener("load", () => {
 </script>"""
 
 
-@pytest.fixture(scope="module")
-def page(ordinary_folder, tmp_path_factory) -> Path:
-    return write_report(ordinary_folder, tmp_path_factory.mktemp("browser"))
+@pytest.fixture
+def page(ordinary_report, tmp_path) -> Path:
+    """A copy, which a browser may write beside."""
+    return Path(shutil.copy(ordinary_report, tmp_path))
 
 
 def chromium(page: Path, *words: str) -> str:

@@ -45,16 +45,20 @@ def train_on_rank(rank: int, world_size: int, cell: Cell, folder: str) -> tuple[
 @pytest.mark.parametrize(
     ("optimizer", "kfac"),
     [
-        ({"lr": 0.1, "warmup_epochs": 2}, None),
-        ({"lr": 0.1, "warmup_epochs": 2}, KFAC),
-        ({"lr": 0.003, "name": "adam"}, None),
-        ({"lr": 0.003, "name": "rmsprop", "momentum": 0.0}, None),
-        ({"lr": 10.0, "name": "lars"}, None),
-        ({"lr": 0.01, "name": "lamb"}, None),
-        ({"lr": 0.2, "name": "nlcg"}, None),
-        ({"lr": 0.1, "name": "nlcg"}, {**KFAC, "kl_clip": None}),
+        pytest.param({"lr": 0.1, "warmup_epochs": 2}, None, id="sgd"),
+        pytest.param({"lr": 0.1, "warmup_epochs": 2}, KFAC, id="kfac"),
+        *(
+            pytest.param(optimizer, kfac, id=name, marks=pytest.mark.slow)
+            for name, optimizer, kfac in [
+                ("adam", {"lr": 0.003, "name": "adam"}, None),
+                ("rmsprop", {"lr": 0.003, "name": "rmsprop", "momentum": 0.0}, None),
+                ("lars", {"lr": 10.0, "name": "lars"}, None),
+                ("lamb", {"lr": 0.01, "name": "lamb"}, None),
+                ("nlcg", {"lr": 0.2, "name": "nlcg"}, None),
+                ("nlcg-kfac", {"lr": 0.1, "name": "nlcg"}, {**KFAC, "kl_clip": None}),
+            ]
+        ),
     ],
-    ids=["sgd", "kfac", "adam", "rmsprop", "lars", "lamb", "nlcg", "nlcg-kfac"],
 )
 def test_digits_are_learned(optimizer, kfac, tmp_path):
     result, records = train_on_rank(0, 1, cell(optimizer=optimizer, kfac=kfac), str(tmp_path))

@@ -8,11 +8,12 @@ import torch
 from kfac_core import KFAC, KFACConfig
 from tests.kfac_core.runs import LR, assert_same, build, data, train
 
+pytestmark = pytest.mark.xdist_group("torch.compile")  # which takes seconds to import
+
 OPTIONS = {"damping": 0.01, "factor_update_steps": 2, "inverse_update_steps": 4}
 
 
-@pytest.mark.parametrize("passed", ["compiled", "bare"])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(("backend", "passed"), [("eager", "compiled"), ("aot_eager", "bare")])
 def test_compiled_models_take_the_same_steps(backend, passed):
     torch._dynamo.reset()
     want_model = build("mlp")

@@ -218,13 +218,14 @@ def wait_alone(rank: int, world_size: int) -> tuple[float, str]:
     return 0.3, ""
 
 
+@pytest.mark.ranks
 def test_a_collective_without_its_peers_times_out_and_names_itself():
     with_two = MPIWorld(2)  # of its own: its request stays open
     try:
         (seconds, message), _ = with_two.run(wait_alone)
     finally:
         with_two.close()
-    assert 0.3 <= seconds < 5
+    assert seconds >= 0.3
     assert message.startswith("all_reduce of 3 x torch.float32 over MPI: rank 0 of 2 waited 0.3 s")
 
 
@@ -258,18 +259,17 @@ communicator.all_reduce(torch.ones(4))
 """
 
 
+@pytest.mark.ranks
 def test_a_killed_rank_ends_the_world_under_mpiexec():
-    began = time.monotonic()
     done = subprocess.run(
         [MPIEXEC, "-n", "3", sys.executable, "-c", DIES],
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=60,  # where survivors would wait for ever
     )
     assert done.returncode != 0
     assert "Killed (signal 9)" in done.stdout + done.stderr
-    assert time.monotonic() - began < 60
 
 
 @pytest.mark.gpu

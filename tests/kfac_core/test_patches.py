@@ -62,10 +62,20 @@ def test_fast_forms_equal_im2col(kernel, groups):
         torch.testing.assert_close(patch_sums(images, geometry), sums, rtol=1e-12, atol=1e-10)
 
 
-@pytest.mark.parametrize("kernel", [*KERNELS, (3, 1), (2, 2), (2, 4), (4, 1), (3, 5)])
-@pytest.mark.parametrize("channels", [1, 3, 8, 16, 33])
+# Every number of channels with few and many pixels of a column together, at one kernel; all kernels at some.
+STRIDE_1 = [
+    *(((3, 3), channels, batch) for channels in (1, 3, 8, 16, 33) for batch in (1, 2, 40)),
+    *(
+        (kernel, channels, batch)
+        for kernel in [*KERNELS, (3, 1), (2, 2), (2, 4), (4, 1), (3, 5)]
+        for channels, batch in [(1, 2), (8, 40), (16, 1)]
+        if kernel != (3, 3)
+    ),
+]
+
+
+@pytest.mark.parametrize(("kernel", "channels", "batch"), STRIDE_1)
 @pytest.mark.parametrize("form", [by_displacement, by_spectrum])
-@pytest.mark.parametrize("batch", [1, 2, 40])  # few and many pixels of a column together
 def test_stride_1_forms_equal_im2col_at_any_size_and_padding(form, kernel, channels, batch):
     generator = torch.Generator().manual_seed(channels)
     for height, columns, padding in [
@@ -81,9 +91,13 @@ def test_stride_1_forms_equal_im2col_at_any_size_and_padding(form, kernel, chann
             torch.testing.assert_close(form(layout, kernel, padding), plain, rtol=1e-12, atol=1e-10)
 
 
-@pytest.mark.parametrize("size", [(8, 8), (7, 12), (32, 32)])
-@pytest.mark.parametrize("batch", [1, 2, 128])
-@pytest.mark.parametrize("channels", [8, 16, 40])
+@pytest.mark.parametrize(  # each pair of two of them once
+    ("channels", "batch", "size"),
+    [
+        (8, 1, (8, 8)), (8, 2, (7, 12)), (8, 128, (32, 32)), (16, 1, (7, 12)), (16, 2, (32, 32)),
+        (16, 128, (8, 8)), (40, 1, (32, 32)), (40, 2, (8, 8)), (40, 128, (7, 12)),
+    ],
+)  # fmt: skip
 def test_stride_1_forms_are_within_rounding_of_float64(channels, batch, size):
     images = torch.randn(batch, channels, *size, generator=torch.Generator().manual_seed(0)).relu()
     for kernel, padding in [((3, 3), (1, 1, 1, 1)), ((3, 3), (0, 0, 0, 0)), ((2, 3), (2, 0, 1, 1))]:
@@ -94,9 +108,14 @@ def test_stride_1_forms_are_within_rounding_of_float64(channels, batch, size):
         assert ((total - exact).abs() <= 2e-6 * torch.outer(norms, norms)).all()
 
 
-@pytest.mark.parametrize("channels", [32, 64])
-@pytest.mark.parametrize("size", [(7, 7), (8, 8), (9, 14), (16, 16)])
-@pytest.mark.parametrize("kernel", [(3, 3), (2, 3), (1, 3), (5, 5)])
+@pytest.mark.parametrize(
+    ("channels", "size", "kernel"),
+    [
+        (32, (7, 7), (3, 3)), (64, (8, 8), (3, 3)), (32, (9, 14), (3, 3)), (32, (16, 16), (3, 3)),
+        (64, (7, 7), (2, 3)), (32, (8, 8), (2, 3)), (32, (7, 7), (1, 3)), (64, (9, 14), (1, 3)),
+        (32, (8, 8), (5, 5)), (32, (16, 16), (5, 5)),
+    ],
+)  # fmt: skip
 def test_a_spectrum_is_as_exact_as_the_channels_are_large(kernel, size, channels):
     """Each element relative to the lengths of its two channels: also where signs and sizes are mixed."""
     generator = torch.Generator().manual_seed(sum(size))

@@ -118,6 +118,6 @@ def test_records_are_shown_as_text_and_never_run(tmp_path, cell):
         "schema": 1, "state": "FAILED", "cause": cause, "reached_target": None, "stop_reason": "error",
         "started_at": 1.0, "ended_at": 2.0,
     })  # fmt: skip
-    html = write_report(load(sweep.path), tmp_path / "report").read_text()
+    html = write_report(load(sweep.path), tmp_path / "report", panels=()).read_text()
     assert "onerror=alert(1)&gt;" in html
     assert not re.search(r"<img[^>]*onerror", html)

@@ -116,6 +116,7 @@ print(hashlib.sha256(text.encode()).hexdigest())
 """
 
 
+@pytest.mark.ranks
 def test_the_same_text_trains_the_same_tokenizer_in_any_process():
     sums = {
         subprocess.run(
@@ -141,6 +142,7 @@ print(int(read_corpus(asked, (), 11, 10).train.tokens.astype("int64").sum()))
 """
 
 
+@pytest.mark.ranks
 def test_of_ranks_that_start_at_once_one_prepares_and_all_read_the_same(tmp_path):
     ranks = [
         subprocess.Popen(
@@ -149,10 +151,10 @@ def test_of_ranks_that_start_at_once_one_prepares_and_all_read_the_same(tmp_path
             stdout=subprocess.PIPE,
             text=True,
         )
-        for _ in range(3)
+        for _ in range(2)
     ]
     said = {rank.communicate(timeout=120)[0] for rank in ranks}
-    assert [rank.returncode for rank in ranks] == [0, 0, 0]
+    assert [rank.returncode for rank in ranks] == [0, 0]
     assert len(said) == 1
     left = sorted(path.name.partition("-")[0] for path in (tmp_path / "new" / "cache").iterdir())
     assert left == [".text", "text"]  # a lock, and one folder
