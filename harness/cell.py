@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -139,13 +141,13 @@ class Optimizer(Spec):
     """`linear` multiplies `lr` by the world size, as is usual for weak scaling. Example: `linear`."""
 
     momentum: float = Field(default=0.9, ge=0, lt=1)
-    """Momentum of `sgd`, `rmsprop` and `lars`; the others take no notice. Example: `0.9`."""
+    """Momentum of `sgd`, `rmsprop` and `lars`; not for the others. Example: `0.9`."""
 
     nesterov: bool = False
     """Whether `sgd` and `lars` use Nesterov's momentum. Example: `true`."""
 
     weight_decay: float = Field(default=0.0, ge=0)
-    """Weight decay: an L2 penalty, or decoupled for `adam` and `lamb`; `nlcg` takes no notice. Example:
+    """Weight decay: an L2 penalty, or decoupled for `adam` and `lamb`; not for `nlcg`. Example:
     `0.0005`."""
 
     warmup_epochs: float = Field(default=0.0, ge=0)
@@ -156,6 +158,20 @@ class Optimizer(Spec):
 
     decay_factor: float = Field(default=0.1, gt=0, le=1)
     """Multiplier of the learning rate at each of `decay_epochs`. Example: `0.5`."""
+
+
+MOST_RANKS = 100_000  # names of record files have five digits
+MOST_SEEDS = 2**32  # keys of held-out text begin here (harness/workloads/language)
+
+OPTIMIZER_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType({
+    "sgd": ("momentum", "nesterov", "weight_decay"),
+    "rmsprop": ("momentum", "weight_decay"),
+    "adam": ("weight_decay",),
+    "lars": ("momentum", "nesterov", "weight_decay"),
+    "lamb": ("weight_decay",),
+    "nlcg": (),
+})  # fmt: skip
+"""What each optimizer is built from beside `lr`: these and no others. The rate's schedule is for all."""
 
 
 class Cell(Spec):
@@ -186,10 +202,10 @@ class Cell(Spec):
     """K-FAC's hyperparameters; a method without this section trains without K-FAC. Example: `{damping:
     0.003}`."""
 
-    world_size: int = Field(ge=1)
+    world_size: int = Field(ge=1, le=MOST_RANKS)
     """Number of ranks, one per GPU, or one per `cpus_per_rank` CPUs. Example: `4`."""
 
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=MOST_SEEDS)
     """Seed of the initial parameters, the order of the examples, augmentation and dropout; set by `repeats`
     or `seeds`. Example: `7`."""
 

@@ -175,6 +175,13 @@ class KFACConfig:
             except re.error as error:
                 raise ConfigError(f"skip pattern {pattern!r} is no regular expression: {error}") from None
 
+    @property
+    def placed_by(self) -> Literal["balanced", "round_robin"]:
+        """How layers are assigned to ranks: `assignment`, or what None means for the strategy."""
+        if self.assignment is not None:
+            return self.assignment
+        return "round_robin" if self.strategy in ("dp_kfac", "mpd_kfac") else "balanced"
+
     def _check_choices(self) -> None:
         if self.assignment is not None:
             _one_of("assignment", self.assignment, ("balanced", "round_robin"))

@@ -27,7 +27,7 @@ from kfac_core.placement import Placement
 from kfac_core.placement.cost import CostModel
 from kfac_core.placement.footprint import state_bytes
 from kfac_core.placement.strategies import place
-from kfac_core.schedule import interval_at, value_at
+from kfac_core.schedule import interval_at, interval_below, value_at
 from kfac_core.second_order import SecondOrder
 from kfac_core.timing.phases import Phase
 from kfac_core.timing.timer import PhaseTimer
@@ -60,8 +60,9 @@ class KFAC:
         plain_modules: modules with trained parameters that K-FAC does not precondition; logged once.
 
     Raises:
-        ConfigError: the model has no layer that K-FAC supports, or all of them are skipped; a schedule in
-            epochs lacks `steps_per_epoch`; this rank is not a member of the process group.
+        ConfigError: the model has no layer that K-FAC supports, or all of them are skipped; a pattern of
+            `skip` matches none; a schedule in epochs lacks `steps_per_epoch`, or sets the inverse interval
+            below the factor interval; this rank is not a member of the process group.
         PlacementError: the strategy cannot divide this world.
 
     Source: Pauloski et al., "Convolutional neural network training with distributed K-FAC", SC20;
@@ -96,7 +97,10 @@ class KFAC:
         self._model = bare
         self._layers = find_layers(bare, self.config)
         if not self._layers:
-            raise ConfigError(f"{type(bare).__name__} has no trained layer that K-FAC supports and may take")
+            skipped = f"; skip={list(self.config.skip)} leaves out all" if self.config.skip else ""
+            raise ConfigError(
+                f"{type(bare).__name__} has no trained layer that K-FAC supports and may take{skipped}"
+            )
         self.plain_modules = plain_modules(bare, self._layers)
         if self.plain_modules:
             logging.getLogger(__name__).info("plain gradients: %s", ", ".join(self.plain_modules))
@@ -267,6 +271,10 @@ class KFAC:
         value_at(self.config.damping, self.steps, self._steps_per_epoch)
         for interval in ("factor_update_steps", "inverse_update_steps"):
             self._due(interval)
+        config = self.config
+        below = interval_below(config.inverse_update_steps, config.factor_update_steps, self._steps_per_epoch)
+        if below is not None:
+            raise ConfigError(f"inverse_update_steps{below}: the same factors would be inverted again")
 
     def _update_factors(self) -> None:
         try:

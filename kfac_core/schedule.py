@@ -46,7 +46,7 @@ class Milestones:
         if self.unit not in ("epochs", "steps"):
             raise ConfigError(f"unit={self.unit!r} is not one of epochs, steps")
 
-    def value(self, step: int, steps_per_epoch: int | None) -> float:
+    def value(self, step: float, steps_per_epoch: int | None) -> float:
         """The value at `step`."""
         if self.unit == "epochs" and steps_per_epoch is None:
             raise ConfigError(
@@ -80,6 +80,39 @@ def value_at(hyperparameter: Hyperparameter, step: int, steps_per_epoch: int | N
 def interval_at(interval: Interval, step: int, steps_per_epoch: int | None) -> int:
     """An interval at `step`, in whole steps >= 1, truncated as in the SC20 code."""
     return max(1, int(value_at(interval, step, steps_per_epoch)))
+
+
+def interval_below(inverses: Interval, factors: Interval, steps_per_epoch: int | None = None) -> str | None:
+    """Where the inverse interval is below the factor interval: `=5 is below factor_update_steps=10`.
+
+    Returns:
+        The end of a sentence about `inverse_update_steps`, or None if it is nowhere below. Callables, and
+        schedules in different units without `steps_per_epoch`, are not examined.
+    """
+    if callable(inverses) or callable(factors):
+        return None
+    schedules = [interval for interval in (inverses, factors) if isinstance(interval, Milestones)]
+    units = {schedule.unit for schedule in schedules}
+    if len(units) > 1 and steps_per_epoch is None:
+        return None
+    in_steps = steps_per_epoch or 1  # or in the schedules' common unit
+    changes = {
+        math.ceil(milestone * in_steps) if steps_per_epoch and schedule.unit == "epochs" else milestone
+        for schedule in schedules
+        for milestone in schedule.at
+    }
+    for change in sorted({0, *changes}):
+        inverse, factor = (_whole_steps(interval, change, in_steps) for interval in (inverses, factors))
+        if inverse < factor:
+            where = f" from {'step' if steps_per_epoch else units.pop()[:-1]} {change:g} on" if change else ""
+            return f"={inverse} is below factor_update_steps={factor}{where}"
+    return None
+
+
+def _whole_steps(interval: int | Milestones, position: float, steps_per_epoch: int) -> int:
+    if isinstance(interval, Milestones):
+        return max(1, int(interval.value(position, steps_per_epoch)))
+    return interval
 
 
 def constant_updates_per_epoch(

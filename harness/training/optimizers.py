@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 
-from harness.cell import Optimizer
+from harness.cell import OPTIMIZER_FIELDS, Optimizer
 from kfac_core import KFAC
 from kfac_core.collectives import Communicator
 from kfac_core.optimizers import NLCG
 
+Kind = Callable[..., torch.optim.Optimizer]
+
+_TORCH: dict[str, Kind] = {
+    "sgd": torch.optim.SGD,
+    "rmsprop": torch.optim.RMSprop,
+    "adam": torch.optim.AdamW,
+}
 WARMUP_START = 0.2  # SC20 starts the warm-up from a fifth of the peak rate
 
 
@@ -20,18 +27,11 @@ def build_optimizer(
     spec: Optimizer, parameters: Iterable[nn.Parameter], kfac: KFAC | None, communicator: Communicator
 ) -> torch.optim.Optimizer:
     """The optimizer that `spec` names; NLCG steps `kfac` itself, the others step after it."""
+    own = {field: getattr(spec, field) for field in OPTIMIZER_FIELDS[spec.name]}
     if spec.name == "nlcg":
-        return NLCG(parameters, lr=spec.lr, kfac=kfac, communicator=communicator)
-    lr, decay = spec.lr, spec.weight_decay
-    if spec.name == "adam":
-        return torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
-    if spec.name == "rmsprop":
-        return torch.optim.RMSprop(parameters, lr=lr, momentum=spec.momentum, weight_decay=decay)
-    if spec.name in ("lars", "lamb"):
-        return _large_batch_optimizer(spec, parameters)
-    return torch.optim.SGD(
-        parameters, lr=lr, momentum=spec.momentum, nesterov=spec.nesterov, weight_decay=decay
-    )
+        return NLCG(parameters, lr=spec.lr, kfac=kfac, communicator=communicator, **own)
+    kinds = _TORCH if spec.name in _TORCH else _large_batch_optimizers(spec.name)
+    return kinds[spec.name](parameters, lr=spec.lr, **own)
 
 
 def learning_rate(spec: Optimizer, world_size: int, epoch: float) -> float:
@@ -42,19 +42,11 @@ def learning_rate(spec: Optimizer, world_size: int, epoch: float) -> float:
     return rate * spec.decay_factor ** bisect_right(sorted(spec.decay_epochs), epoch)
 
 
-def _large_batch_optimizer(spec: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def _large_batch_optimizers(wanted: str) -> dict[str, Kind]:
     try:
         from pytorch_optimizer import LARS, Lamb  # noqa: PLC0415  an optional extra
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            f"optimizer.name={spec.name} needs the extra large-batch: pip install 'kronscale[large-batch]'"
+            f"optimizer.name={wanted} needs the extra large-batch: pip install 'kronscale[large-batch]'"
         ) from None
-    if spec.name == "lars":
-        return LARS(
-            parameters,
-            lr=spec.lr,
-            momentum=spec.momentum,
-            nesterov=spec.nesterov,
-            weight_decay=spec.weight_decay,
-        )
-    return Lamb(parameters, lr=spec.lr, weight_decay=spec.weight_decay)
+    return {"lars": LARS, "lamb": Lamb}

@@ -10,7 +10,8 @@ from types import MappingProxyType
 
 from torch import nn
 
-from kfac_core.config import KFACConfig
+from kfac_core.config import KFACConfig, nearest
+from kfac_core.errors import ConfigError
 from kfac_core.layers.convolution import ConvLayer
 from kfac_core.layers.embedding import EmbeddingLayer
 from kfac_core.layers.layer import KroneckerLayer
@@ -29,7 +30,17 @@ def find_layers(model: nn.Module, config: KFACConfig) -> list[KroneckerLayer]:
     A layer whose weight is frozen now, or complex, is left out; a frozen bias alone is not preconditioned.
     Modules that share a parameter are left out too: its gradient is the sum over both modules, which no
     factor pair describes. A module that is called several times is one layer.
+
+    Raises:
+        ConfigError: a pattern of `skip` matches no layer of a supported type.
     """
+    names = [name for name, module in model.named_modules() if type(module) in LAYERS]
+    for pattern in config.skip:
+        if not any(re.match(pattern, name) for name in names):
+            some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+            raise ConfigError(
+                f"skip pattern {pattern!r} matches no layer{nearest(pattern, tuple(names))}; layers: {some}"
+            )
     owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     patterns = [re.compile(pattern) for pattern in config.skip]
     found = []

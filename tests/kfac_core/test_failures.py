@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kfac_core import KFAC, ConfigError, KFACConfig
+from kfac_core.schedule import Milestones
 from kfac_core.solvers import eigen
 from kfac_core.solvers.solver import LinAlgError
 from tests.kfac_core.runs import LR, average_gradients, build, data, solved
@@ -163,3 +165,26 @@ def test_a_factor_that_never_had_good_data_counts_as_the_identity(solver):
 def test_a_model_without_a_supported_layer_is_an_error():
     with pytest.raises(ConfigError, match="Sequential has no trained layer"):
         KFAC(build("mlp"), KFACConfig(skip=(".*",)), lr=LR)
+
+
+@pytest.mark.parametrize(
+    ("skip", "message"),
+    [
+        (("1",), r"skip pattern '1' matches no layer; layers: 0, 2, 4$"),
+        (("0", "fc"), r"skip pattern 'fc' matches no layer; layers: 0, 2, 4$"),
+        (("",), r"no trained layer that K-FAC supports and may take; skip=\[''\] leaves out all"),
+    ],
+)
+def test_a_pattern_that_skips_nothing_or_everything_is_an_error(skip, message):
+    with pytest.raises(ConfigError, match=message):
+        KFAC(build("mlp"), KFACConfig(skip=skip), lr=LR)
+
+
+def test_scheduled_intervals_that_cross_are_an_error_before_the_first_step():
+    steps = Milestones(initial=60, factor=0.1, at=(30,), unit="steps")
+    crossing = KFACConfig(
+        factor_update_steps=Milestones(initial=2, factor=10, at=(2,)), inverse_update_steps=steps
+    )
+    with pytest.raises(ConfigError, match="=6 is below factor_update_steps=20 from step 30 on"):
+        KFAC(build("mlp"), crossing, lr=LR, steps_per_epoch=10)
+    KFAC(build("mlp"), replace(crossing, factor_update_steps=6), lr=LR, steps_per_epoch=10)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.cell import Cell
+from harness.cell import MOST_SEEDS, Cell
 from harness.errors import SweepError
 from harness.study.sweep.axes import Axis, combinations, count, read_axes
 from harness.study.sweep.build import Builder, Draft
@@ -90,6 +90,7 @@ def _expand(
         draft = builder.draft(place, {**method.fields, **fields}, method.has_kfac)
         for seed in [fields["seed"].value] if "seed" in fields else seeds:
             _add(document, cells, builder.cell(draft.with_seed(seed)), draft)
+    builder.check_used()
     if not cells:
         raise document.error((), "no cell is left: exclude and the method axes drop all cells")
     return list(cells.values())
@@ -113,7 +114,7 @@ def _drafts(
 
 def _add(document: Document, cells: dict[str, Cell], cell: Cell, draft: Draft) -> None:
     other = cells.setdefault(cell.content_hash, cell)
-    if other is not cell:
+    if other is not cell and not (draft.merges and other.method == cell.method):
         raise document.error(
             draft.owner, f": cell {cell.id} computes the same as cell {other.id}; remove one"
         )
@@ -161,6 +162,8 @@ def _seeds(document: Document, top: dict[str, Any]) -> list[int]:
             raise document.error(
                 ("seeds",), f" must be a list of different whole numbers >= 0, got {seeds!r}"
             )
+        if max(seeds) >= MOST_SEEDS:
+            raise document.error(("seeds",), f" must be < {MOST_SEEDS}, got {max(seeds)}")
         return list(seeds)
     repeats = top.get("repeats", DEFAULT_REPEATS)
     if type(repeats) is not int or not 1 <= repeats <= MAX_CELLS:

@@ -10,6 +10,9 @@ from typing import Any, NoReturn
 from pydantic import TypeAdapter, ValidationError
 
 from harness.cell import Cell, Optimizer, Target, Training, Workload
+from harness.study.sweep.bounds import wrong
+from harness.study.sweep.canonical import canonical
+from harness.study.sweep.effects import is_off, unread
 from harness.study.sweep.field_types import typed_option
 from harness.study.sweep.fields import Fields, Leaf
 from harness.workloads import WORKLOADS, WorkloadCard
@@ -32,11 +35,13 @@ class Draft:
 
     Attributes:
         owner: the method or include entry of the cell.
-        fields: source of the sections, for errors.
+        fields: source of the sections, for errors; without those that the cell does not read.
+        merges: whether an axis was left out, so that another point may give the same cell.
     """
 
     owner: Place
     fields: Fields
+    merges: bool
     method: str
     world_size: Any
     workload: Workload
@@ -58,13 +63,46 @@ class Builder:
         self._document = document
         self._sections: dict[tuple[str, str], Any] = {}
         self._fitting: set[tuple[str, Target]] = set()
+        self._read: set[Place] = set()
+        self._left_out: dict[Place, str] = {}
 
     def draft(self, owner: Place, fields: Fields, has_kfac: bool) -> Draft:
         """Validate the sections.
 
+        Shared fields and axes that this method does not read are left out of it, and must be read by another.
+
         Raises:
-            SweepError: a section is missing or has an invalid value.
+            SweepError: a section is missing, or has a value that is invalid or that nothing reads.
         """
+        draft = self._draft(owner, fields, has_kfac, merges=False)
+        unused = unread(draft)
+        idle = {path: leaf.place for path, leaf in fields.items() if path in unused}
+        for path, place in idle.items():
+            reason = f" has no effect {unused[path]}"
+            if is_off(fields[path].value):
+                self._read.add(self._axis_of(place))
+            elif _is_own(place, fields["method"].place):
+                raise self._document.error(place, f"{reason}; remove it (method {draft.method})")
+            else:
+                self._left_out.setdefault(self._axis_of(place), reason)
+        self._read.update(self._axis_of(leaf.place) for path, leaf in fields.items() if path not in idle)
+        if idle:
+            merges = any(place[0] in ("grid", "zip") for place in idle.values())
+            kept = {path: leaf for path, leaf in fields.items() if path not in idle}
+            draft = self._draft(owner, kept, has_kfac, merges=merges)
+        return draft
+
+    def check_used(self) -> None:
+        """Check that every shared field and every axis was read by some method.
+
+        Raises:
+            SweepError: one was not.
+        """
+        for place, reason in self._left_out.items():
+            if place not in self._read:
+                raise self._document.error(place, f"{reason}, and no other method reads it; remove it")
+
+    def _draft(self, owner: Place, fields: Fields, has_kfac: bool, *, merges: bool) -> Draft:
         raw: dict[str, dict[str, Any]] = {section: {} for section in _MODELS}
         for path, leaf in fields.items():
             section, _, field = path.partition(".")
@@ -81,9 +119,13 @@ class Builder:
         }
         self._check_target(read["workload"], read["target"], fields, owner)
         return Draft(
-            owner, fields, fields["method"].value, fields["world_size"].value,
+            owner, fields, merges, fields["method"].value, fields["world_size"].value,
             read["workload"], read["target"], read["training"], read["optimizer"], read.get("kfac"),
         )  # fmt: skip
+
+    def _axis_of(self, place: Place) -> Place:
+        """The list of values that a point of an axis is from; any other place as it is."""
+        return place[:-1] if place[0] in ("grid", "zip") and isinstance(place[-1], int) else place
 
     def cell(self, draft: Draft) -> Cell:
         """Build the cell, and check that its sections fit together.
@@ -96,18 +138,32 @@ class Builder:
             cell = Cell.model_validate({"sweep": self._document.content["sweep"], **content}, strict=True)
         except ValidationError as error:
             self._raise_error(draft, error)
-        batch = cell.training.batch_sizes(cell.world_size)[0]
-        examples = WORKLOADS[cell.workload.name].examples(cell.workload.options)
+        for path, sentence in wrong(draft):
+            section, _, field = path.partition(".")
+            place = self._place(draft.fields, draft.owner, section, field)
+            raise self._document.error(place, sentence + ("" if path == "method" else _which(draft)))
+        self._check_batch(cell, draft)
+        return canonical(cell)
+
+    def _check_batch(self, cell: Cell, draft: Draft) -> None:
+        card, options = WORKLOADS[cell.workload.name], cell.workload.options
+        batch, local_batch = cell.training.batch_sizes(cell.world_size)
+        examples, least = card.examples(options), card.least_local_batch(options)
+        field = "global_batch_size" if cell.training.scaling == "strong" else "local_batch_size"
+        value = getattr(cell.training, field)
+        place = self._place(draft.fields, draft.owner, "training", field)
         if examples and batch > examples:
-            field = "global_batch_size" if cell.training.scaling == "strong" else "local_batch_size"
-            value = getattr(cell.training, field)
-            place = self._place(draft.fields, draft.owner, "training", field)
             raise self._document.error(
                 place,
                 f"={value} makes a global batch of {batch}, but {cell.workload.name} has "
                 f"{examples} training examples{_which(draft)}",
             )
-        return cell
+        if local_batch < least:
+            raise self._document.error(
+                place,
+                f"={value} makes a local batch of {local_batch}, but {options['model']} normalises over "
+                f"{least} examples or more{_which(draft)}",
+            )
 
     def _section(self, section: str, values: dict[str, Any], fields: Fields, owner: Place) -> Any:
         text = json.dumps(values)
@@ -192,16 +248,23 @@ class Builder:
         paths = [path for path in draft.fields if path.rpartition(".")[2] == field]
         written = draft.fields[paths[0]].place if paths else (*draft.owner, str(field))
         place = (field,) if field == "sweep" else written
-        suffix = "" if field in ("world_size", "sweep", "method") else _which(draft)
+        suffix = "" if field in ("world_size", "sweep", "method", "seed") else _which(draft)
         raise self._document.error(place, sentence + suffix) from None
 
     def _place(self, fields: Fields, owner: Place, section: str, field: str) -> Place:
         """Where a field is written in the file; if it is not, its section."""
+        if section in fields:
+            return fields[section].place
         if f"{section}.{field}" in fields:
             return fields[f"{section}.{field}"].place
         own = (*owner, section)
         written = own if own in self._document.lines else (section,)
         return (*written, field) if field else written
+
+
+def _is_own(place: Place, method: Place) -> bool:
+    """Whether a value was written for this method alone: in it, or on an axis that names the method."""
+    return place[0] in ("methods", "include") or (place[0] == "zip" and place[:2] == method[:2])
 
 
 def _which(draft: Draft) -> str:

@@ -23,6 +23,26 @@ DATA_MEANINGS: Mapping[str, str] = MappingProxyType({
 })  # fmt: skip
 """Meanings of the options that say where the examples come from."""
 
+MOST: Mapping[str, int] = MappingProxyType({
+    "width": 4096, "hidden": 2**16, "heads": 2**12, "layers": 2**12, "feed_forward": 2**20,
+    "vocabulary": 2**24, "sequence_length": 2**20, "longest": 2**20, "classes": 2**20, "image_size": 4096,
+    "min_size": 2**14, "max_size": 2**14, "anchor_size": 2**14, "proposals": 2**20, "sampled_boxes": 2**20,
+    "workers": 1024,
+})  # fmt: skip
+"""Largest values of options that tensors' sizes follow from, beyond every model; torch fails far above."""
+
+METRIC_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType({
+    "accuracy": (0.0, 1.0),
+    "loss": (0.0, math.inf),
+    "perplexity": (1.0, math.inf),
+    "bleu": (0.0, 100.0),  # sacrebleu's scale
+    "box_map": (0.0, 1.0),
+    "mask_map": (0.0, 1.0),
+    "box_ap50": (0.0, 1.0),
+    "mask_ap50": (0.0, 1.0),
+})  # fmt: skip
+"""Of every metric of every workload, what a target may be: above the first number and up to the second."""
+
 
 @dataclass(frozen=True)
 class WorkloadCard:
@@ -41,6 +61,8 @@ class WorkloadCard:
             no option changes it. Raises ValueError for options that no data could satisfy.
         follows: metrics that are the exponential of another one's mean: perplexity of the loss.
         needs: metrics that are evaluated only if an option is set, with that option: BLEU takes time.
+        ignored: options that are not read where an option has a value: random pixels are not augmented.
+        least_local_batch: smallest local batch that the model trains on under given options.
     """
 
     module: str
@@ -54,6 +76,12 @@ class WorkloadCard:
     counted: Callable[[Options], int] | None = None
     follows: Mapping[str, str] = field(default_factory=dict)
     needs: Mapping[str, str] = field(default_factory=dict)
+    ignored: Mapping[tuple[str, Any], tuple[str, ...]] = field(default_factory=dict)
+    least_local_batch: Callable[[Options], int] = lambda _: 1
+
+    def metric_range(self, metric: str) -> tuple[float, float]:
+        """The metric's values lie above the first number and up to the second."""
+        return METRIC_RANGES[metric]
 
     def examples(self, options: Options) -> int:
         """Training examples of an epoch under these options; missing ones have the card's defaults.
@@ -74,10 +102,29 @@ class WorkloadCard:
 
 
 def check_minimum(options: Options, minimum: Mapping[str, int]) -> None:
-    """Raise ValueError if an option is below its minimum."""
+    """Raise ValueError if an option is below its minimum, or above what `MOST` says."""
     for option, least in minimum.items():
         if options[option] < least:
             raise ValueError(f"{option}={options[option]} is not allowed; use a value >= {least}")
+        most = MOST.get(option, 2**40)
+        if options[option] > most:
+            raise ValueError(f"{option}={options[option]} is not allowed; use a value <= {most}")
+
+
+def check_width(options: Options, channels: int) -> None:
+    """Raise ValueError unless `width` times the published `channels` is a number of channels."""
+    width, most = options["width"], MOST["width"]
+    if not 1 <= round(channels * width) <= most:
+        raise ValueError(
+            f"width={width} is not allowed: it makes {channels * width:g} channels of {channels}; use 1 to "
+            f"{most} channels"
+        )
+
+
+def check_share(options: Options, option: str) -> None:
+    """Raise ValueError if an option is not in [0, 1)."""
+    if not 0 <= options[option] < 1:
+        raise ValueError(f"{option}={options[option]} is not allowed; use a value in [0, 1)")
 
 
 def limited(option: str, options: Options, most: int) -> int:

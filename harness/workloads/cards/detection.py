@@ -9,6 +9,7 @@ from harness.workloads.cards.card import (
     DATA_MEANINGS,
     EMBEDDED,
     FILES,
+    SYNTHETIC,
     Options,
     WorkloadCard,
     check_minimum,
@@ -58,15 +59,15 @@ _MEANINGS = {
 }
 _MINIMUM = {
     "min_size": 32, "anchor_size": 1, "proposals": 2, "sampled_boxes": 2, "classes": 1, "train_examples": 0,
-    "test_examples": 0, "workers": 0, "trainable_layers": 0,
+    "test_examples": 0, "workers": 0, "trainable_layers": 0, "max_size": 32,
 }  # fmt: skip
 
 
 def coco_examples(options: Options) -> int:
     """Size of COCO's training set, or `train_examples` of it or of another set in COCO's format."""
     check_minimum(options, _MINIMUM)
-    if options["width"] <= 0:
-        raise ValueError(f"width={options['width']} is not allowed; use a value > 0")
+    if not 0 < options["width"] <= 64:  # a representation of 1,024 times 64 is beyond every machine
+        raise ValueError(f"width={options['width']} is not allowed; use a value > 0 and <= 64")
     if options["trainable_layers"] > 5:
         raise ValueError(f"trainable_layers={options['trainable_layers']} is not allowed; use 0 to 5")
     if options["max_size"] < options["min_size"]:
@@ -97,5 +98,12 @@ COCO = WorkloadCard(
     choices=MappingProxyType({"model": DETECTION_MODELS}),
     train_examples=COCO_TRAIN[2017],
     counted=coco_examples,
+    ignored=MappingProxyType(
+        {
+            ("data", EMBEDDED): ("year",),
+            ("data", SYNTHETIC): ("augment",),
+            ("backbone", ""): ("trainable_layers",),
+        }
+    ),
     about="objects in photographs, their boxes and masks, 80 classes (COCO, Lin et al. 2014); Mask R-CNN",
 )

@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from harness.workloads.cards.card import DATA_MEANINGS, FILES, SYNTHETIC, Options, WorkloadCard, check_minimum
+from harness.workloads.cards.card import (
+    DATA_MEANINGS,
+    EMBEDDED,
+    FILES,
+    SYNTHETIC,
+    Options,
+    WorkloadCard,
+    check_minimum,
+    check_share,
+)
 
 BYTES = 256  # a trained vocabulary contains every byte, so that it can encode any text
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -74,8 +83,7 @@ def check_sizes(options: Options, specials: int, minimum: Mapping[str, int]) -> 
     check_minimum(options, {"train_examples": 0, "test_examples": 0})
     if options["hidden"] % options["heads"]:
         raise ValueError(f"hidden={options['hidden']} must be a multiple of heads={options['heads']}")
-    if not 0 <= options["dropout"] < 1:
-        raise ValueError(f"dropout={options['dropout']} is not allowed; use a value in [0, 1)")
+    check_share(options, "dropout")
 
 
 def text_examples(options: Options) -> int:
@@ -89,6 +97,11 @@ def _examples(options: Options, specials: int, shortest: int) -> int:
     return text_examples(options)
 
 
+_IGNORED = MappingProxyType({
+    ("data", EMBEDDED): ("train_text", "test_text"),
+    ("data", SYNTHETIC): ("train_text", "test_text", "tokenizer"),
+})  # fmt: skip
+
 BERT = WorkloadCard(
     module="harness.workloads.language.workload",
     builder="Bert",
@@ -97,6 +110,7 @@ BERT = WorkloadCard(
     meanings=MappingProxyType(_TEXT_MEANINGS),
     train_examples=0,
     counted=bert_examples,
+    ignored=_IGNORED,
     about="masked words of a text, BERT of any size (Devlin et al. 2019); text files, a part of WikiText-2",
 )
 GPT = WorkloadCard(
@@ -107,6 +121,7 @@ GPT = WorkloadCard(
     meanings=MappingProxyType(_TEXT_MEANINGS),
     train_examples=0,
     counted=gpt_examples,
+    ignored=_IGNORED,
     follows=MappingProxyType({"perplexity": "loss"}),
     about="the next word of a text, GPT-2 of any size (Radford et al. 2019); the same texts",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from harness.workloads.cards.card import EMBEDDED, FILES, Options, WorkloadCard
+from harness.workloads.cards.card import EMBEDDED, FILES, SYNTHETIC, Options, WorkloadCard, check_share
 from harness.workloads.cards.language import TRANSFORMER_MEANINGS, check_sizes, text_examples
 
 PAD, BEGIN, END = SPECIALS = ("[PAD]", "[BOS]", "[EOS]")
@@ -50,10 +50,7 @@ _MEANINGS = {
 def multi30k_examples(options: Options) -> int:
     """Pairs of an epoch, or 0: how many are not too long is known only once they are read."""
     check_sizes(options, len(SPECIALS), {"feed_forward": 1, "longest": 1})
-    if not 0 <= options["label_smoothing"] < 1:
-        raise ValueError(
-            f"label_smoothing={options['label_smoothing']} is not allowed; use a value in [0, 1)"
-        )
+    check_share(options, "label_smoothing")
     if options["source"] == options["target"]:
         raise ValueError(f"target={options['target']!r} must be another language than source")
     if options["data"] == EMBEDDED:
@@ -70,6 +67,7 @@ MULTI30K = WorkloadCard(
     meanings=MappingProxyType(_MEANINGS),
     train_examples=0,
     counted=multi30k_examples,
+    ignored=MappingProxyType({("data", SYNTHETIC): ("source", "target", "download", "tokenizer")}),
     follows=MappingProxyType({"perplexity": "loss"}),
     needs=MappingProxyType({"bleu": "bleu"}),
     about="captions translated (Multi30k, Elliott et al. 2016) or any text in two files; the Transformer",

@@ -10,9 +10,12 @@ from harness.workloads.cards.card import (
     DATA_MEANINGS,
     EMBEDDED,
     FILES,
+    SYNTHETIC,
     Options,
     WorkloadCard,
     check_minimum,
+    check_share,
+    check_width,
     limited,
 )
 
@@ -20,7 +23,9 @@ CIFAR_MODELS = ("resnet20", "resnet32", "resnet56", "resnet110", "vgg16")
 IMAGENET_MODELS = ("resnet50", "resnet101", "resnet152", "densenet201", "inception_v3")
 
 CIFAR_TRAIN, CIFAR_TEST = 50_000, 10_000
+SMALLEST_SIDES = {"densenet201": 32, "inception_v3": 75}  # pixels that their strides leave one feature of
 IMAGENET_TRAIN, IMAGENET_TEST = 1_281_167, 50_000
+DIGITS_TRAIN = 1437
 EMBEDDED_TRAIN, EMBEDDED_TEST, EMBEDDED_CLASSES = 2_000, 500, 10  # harness/workloads/embedded/cifar10.tar.xz
 
 _CIFAR_OPTIONS: dict[str, Any] = {
@@ -74,8 +79,27 @@ def cifar_examples(options: Options) -> int:
     """Size of CIFAR's training set, or of the embedded part, limited by `train_examples`."""
     embedded = options["data"] == EMBEDDED
     train, test = (EMBEDDED_TRAIN, EMBEDDED_TEST) if embedded else (CIFAR_TRAIN, CIFAR_TEST)
+    check_width(options, 64 if options["model"] == "vgg16" else 16)
+    check_share(options, "label_smoothing")
     limited("test_examples", options, test)
     return limited("train_examples", options, train)
+
+
+def digits_examples(options: Options) -> int:
+    """Size of the training set, whatever the width of the network."""
+    check_minimum(options, {"width": 1})
+    return DIGITS_TRAIN
+
+
+def smallest_cifar_batch(options: Options) -> int:
+    """Two for VGG, whose last features are one pixel: of a single example torch normalises no batch."""
+    return 2 if options["model"] == "vgg16" else 1
+
+
+def smallest_imagenet_batch(options: Options) -> int:
+    """Two where images are so small that the last features are one pixel: torch normalises no single one."""
+    one_pixel = 106 if options["model"] == "inception_v3" else 32
+    return 2 if 0 < options["image_size"] <= one_pixel else 1
 
 
 def cifar100_examples(options: Options) -> int:
@@ -88,6 +112,12 @@ def cifar100_examples(options: Options) -> int:
 def imagenet_examples(options: Options) -> int:
     """Size of ImageNet's training set, or `train_examples` of it or of another folder of images."""
     check_minimum(options, {"classes": 2, "image_size": 0, "workers": 0})
+    check_share(options, "label_smoothing")
+    least = SMALLEST_SIDES.get(options["model"], 1)
+    if 0 < options["image_size"] < least:
+        raise ValueError(
+            f"image_size={options['image_size']} is too small for the network; use {least} or more"
+        )
     if options["data"] == EMBEDDED:
         if options["classes"] != EMBEDDED_CLASSES:
             raise ValueError(
@@ -110,7 +140,8 @@ DIGITS = WorkloadCard(
     metrics=MappingProxyType({"accuracy": "higher", "loss": "lower"}),
     options=MappingProxyType({"width": 16}),
     meanings=MappingProxyType({"width": "channels of the first convolution"}),
-    train_examples=1437,
+    train_examples=DIGITS_TRAIN,
+    counted=digits_examples,
     about="1,797 real handwritten digits of 8x8 pixels (UCI, inside scikit-learn); a small ConvNet",
 )
 CIFAR10 = WorkloadCard(
@@ -122,6 +153,8 @@ CIFAR10 = WorkloadCard(
     choices=MappingProxyType({"model": CIFAR_MODELS}),
     train_examples=CIFAR_TRAIN,
     counted=cifar_examples,
+    ignored=MappingProxyType({("data", EMBEDDED): ("download",), ("data", SYNTHETIC): ("download",)}),
+    least_local_batch=smallest_cifar_batch,
     about="60,000 photographs of 32x32 pixels, 10 classes (Krizhevsky 2009); ResNet-20 to 110, VGG-16",
 )
 CIFAR100 = replace(
@@ -138,5 +171,7 @@ IMAGENET = WorkloadCard(
     choices=MappingProxyType({"model": IMAGENET_MODELS}),
     train_examples=IMAGENET_TRAIN,
     counted=imagenet_examples,
+    ignored=MappingProxyType({("data", SYNTHETIC): ("augment", "test_examples", "workers")}),
+    least_local_batch=smallest_imagenet_batch,
     about="1.28 million photographs, 1,000 classes (ILSVRC 2012); ResNet-50 to 152, DenseNet, Inception",
 )

@@ -15,7 +15,7 @@ def dp_kfac(layers: Sequence[LayerShape], world_size: int, config: KFACConfig, c
     The factors average over `local_batch_size` examples instead of the global batch, so results differ from
     the other strategies' by design. Published with round robin, the default here.
     """
-    config = replace(config, assignment=config.assignment or "round_robin")
+    config = replace(config, assignment=config.placed_by)
     placement = mem_opt(layers, world_size, config, cost)
     return Placement(
         world_size,

@@ -11,6 +11,5 @@ from kfac_core.placement.strategies.comm_opt import comm_opt
 
 def mpd_kfac(layers: Sequence[LayerShape], world_size: int, config: KFACConfig, cost: CostModel) -> Placement:
     """Whole layers by round robin, as published; inverses are broadcast to all ranks (Osawa et al. 2019)."""
-    assignment = config.assignment or "round_robin"
-    layer_wise = replace(config, strategy="comm_opt", split_factors="never", assignment=assignment)
+    layer_wise = replace(config, strategy="comm_opt", split_factors="never", assignment=config.placed_by)
     return comm_opt(layers, world_size, layer_wise, cost)

@@ -1,0 +1,356 @@
+"""Promise: a sweep sets nothing that its runs do not read, nor what cannot be meant in a run of that length.
+
+A method's own field that has no effect is refused. A shared field or an axis is left out of the methods that
+do not read it, and refused if none does. Settings that mean the same make cells with the same id.
+"""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import yaml
+
+from harness.cell import OPTIMIZER_FIELDS, Optimizer
+from harness.errors import SweepError
+from harness.study.sweep import read_sweep
+from harness.workloads import WORKLOADS
+from harness.workloads.cards.card import METRIC_RANGES
+from kfac_core.config import STRATEGIES, KFACConfig
+from kfac_core.placement.cost import measured
+from kfac_core.placement.placement import FactorShape, LayerShape
+from kfac_core.placement.strategies import place
+
+BASE = {
+    "sweep": "s",
+    "workload": "digits",
+    "target": {"metric": "accuracy", "at_least": 0.97},
+    "training": {"global_batch_size": 64, "epochs": 30},
+    "optimizer": {"lr": 0.1},
+    "methods": [{"name": "arm"}],
+    "world_size": 2,
+    "seeds": [0],
+}
+
+
+def read(folder: Path, *changes: dict[str, object], overrides=()):
+    content = {key: dict(value) if isinstance(value, dict) else value for key, value in BASE.items()}
+    for change in changes:
+        for key, value in change.items():
+            if key in ("training", "optimizer", "target") and isinstance(value, dict):
+                content[key] = {**content[key], **value}
+            else:
+                content[key] = value
+    path = folder / "s.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return read_sweep(path, overrides).cells
+
+
+def refusal(folder: Path, *changes: dict[str, object], overrides=()) -> str:
+    with pytest.raises(SweepError) as error:
+        read(folder, *changes, overrides=overrides)
+    message = str(error.value)
+    assert "\n" not in message
+    return message.partition(": ")[2]
+
+
+def arm(**sections: object) -> dict[str, object]:
+    return {"methods": [{"name": "arm", **sections}]}
+
+
+WEAK = {"training": {"global_batch_size": None, "local_batch_size": 32}}
+KFAC = {"strategy": "comm_opt"}
+
+WITHOUT_EFFECT = {
+    "momentum with adam": (
+        arm(optimizer={"name": "adam", "momentum": 0.9}),
+        "methods[0].optimizer.momentum has no effect with adam; it is for sgd, rmsprop, lars; remove it "
+        "(method arm)",
+    ),
+    "nesterov with adam": (
+        arm(optimizer={"name": "adam", "nesterov": True}),
+        "methods[0].optimizer.nesterov has no effect with adam; it is for sgd, lars; remove it (method arm)",
+    ),
+    "nesterov with rmsprop": (
+        arm(optimizer={"name": "rmsprop", "nesterov": True}),
+        "methods[0].optimizer.nesterov has no effect with rmsprop; it is for sgd, lars; remove it (method "
+        "arm)",
+    ),
+    "weight decay with nlcg": (
+        arm(optimizer={"name": "nlcg", "weight_decay": 1e-4}),
+        "methods[0].optimizer.weight_decay has no effect with nlcg; it is for sgd, rmsprop, adam, lars, "
+        "lamb; "
+        "remove it (method arm)",
+    ),
+    "a decay factor alone": (
+        {"optimizer": {"decay_factor": 0.5}},
+        "optimizer.decay_factor has no effect without decay_epochs, and no other method reads it; remove it",
+    ),
+    "a decay factor of one": (
+        {"optimizer": {"decay_factor": 1.0, "decay_epochs": [3]}},
+        "optimizer.decay_factor=1 leaves decay_epochs without effect; remove both (method arm, world_size=2)",
+    ),
+    "an axis that no method reads": (
+        {"optimizer": {"name": "adam"}, "grid": {"optimizer.momentum": [0.5, 0.9]}},
+        "grid.optimizer.momentum has no effect with adam; it is for sgd, rmsprop, lars, and no other method "
+        "reads it; remove it",
+    ),
+    "an axis that names the method": (
+        {"methods": [{"name": "a"}, {"name": "b", "optimizer": {"name": "adam"}}],
+         "zip": [{"method": ["a", "b"], "optimizer.momentum": [0.5, 0.9]}]},
+        "zip[0].optimizer.momentum[1] has no effect with adam; it is for sgd, rmsprop, lars; remove it "
+        "(method b)",
+    ),
+    "an assignment where all ranks do all": (
+        arm(kfac={"strategy": "d_kfac", "assignment": "balanced"}),
+        "methods[0].kfac.assignment has no effect with strategy=d_kfac: all ranks do all work; remove it "
+        "(method arm)",
+    ),
+    "costs where nothing is balanced": (
+        arm(kfac={"strategy": "mem_opt", "assignment": "round_robin",
+                  "costs": {"inverse_seconds": [[64, 0.1], [128, 0.2]]}}),
+        "methods[0].kfac.costs has no effect with strategy=mem_opt, which assigns layers by round robin "
+        "here; "
+        "remove it (method arm)",
+    ),
+    "augmentation of random pixels": (
+        {"workload": {"name": "imagenet", "options": {"data": "synthetic", "augment": True}}},
+        "workload.options.augment has no effect with data='synthetic', and no other method reads it; remove "
+        "it",
+    ),
+    "a schedule that changes nothing": (
+        arm(kfac={"damping": {"initial": 0.1, "factor": 1, "at": [3]}}),
+        "methods[0].kfac.damping.factor=1 changes nothing; write damping: 0.1 (method arm, world_size=2)",
+    ),
+    "a schedule past the end": (
+        arm(kfac={"damping": {"initial": 0.1, "factor": 0.5, "at": [30]}}),
+        "methods[0].kfac.damping.at=[30.0] has no milestone in the 30 epochs with K-FAC "
+        "(method arm, world_size=2)",
+    ),
+}  # fmt: skip
+
+WRONG_FOR_THE_RUN = {
+    "an epoch twice": (
+        {"optimizer": {"decay_epochs": [1, 1]}}, "[1.0, 1.0] must be ascending, each epoch once",
+    ),
+    "unordered epochs": (
+        {"optimizer": {"decay_epochs": [9, 5]}}, "[9.0, 5.0] must be ascending, each epoch once",
+    ),
+    "a negative epoch": (
+        {"optimizer": {"decay_epochs": [-5]}}, "=[-5.0] must be > 0 and < epochs=30, got -5",
+    ),
+    "epoch nought": ({"optimizer": {"decay_epochs": [0]}}, "=[0.0] must be > 0 and < epochs=30, got 0"),
+    "an epoch past the end": (
+        {"optimizer": {"decay_epochs": [9, 30]}}, "must be > 0 and < epochs=30, got 30",
+    ),
+    "a warm-up past the end": ({"optimizer": {"warmup_epochs": 31}}, "warmup_epochs=31 must be <= epochs=30"),
+    "evaluations past the end": (
+        {"training": {"evaluate_every_epochs": 31}}, "evaluate_every_epochs=31 must be <= epochs=30",
+    ),
+    "K-FAC after the end": (
+        {"training": {"kfac_start_epoch": 30}, **arm(kfac=KFAC)},
+        "training.kfac_start_epoch=30 must be < epochs=30",
+    ),
+    "an accuracy in percent": (
+        {"target": {"at_least": 97}}, "target.at_least=97 must be in (0, 1], as accuracy is",
+    ),
+    "a negative accuracy": (
+        {"target": {"at_least": -3}}, "target.at_least=-3 must be in (0, 1], as accuracy is",
+    ),
+    "a loss of nought": (
+        {"target": {"metric": "loss", "at_least": None, "at_most": 0}},
+        "target.at_most=0 must be in (0, inf], as loss is",
+    ),
+    "a rate that grows with the world at a fixed batch": (
+        {"optimizer": {"lr_scaling": "linear"}},
+        "optimizer.lr_scaling=linear multiplies lr by world_size, but the global batch stays as it is",
+    ),
+    "nesterov without momentum": (
+        {"optimizer": {"nesterov": True, "momentum": 0}}, "optimizer.nesterov needs momentum > 0",
+    ),
+    "a scheduled inverse interval that falls below": (
+        arm(kfac={"factor_update_steps": 10,
+                  "inverse_update_steps": {"initial": 100, "factor": 0.1, "at": [5, 10]}}),
+        "inverse_update_steps=1 is below factor_update_steps=10 from epoch 10 on",
+    ),
+    "a scheduled factor interval that rises above": (
+        arm(kfac={"factor_update_steps": {"initial": 10, "factor": 100, "at": [5]},
+                  "inverse_update_steps": 100}),
+        "inverse_update_steps=100 is below factor_update_steps=1000 from epoch 5 on",
+    ),
+    "two schedules that cross": (
+        arm(kfac={"factor_update_steps": {"initial": 10, "factor": 10, "at": [5]},
+                  "inverse_update_steps": {"initial": 50, "factor": 10, "at": [8]}}),
+        "inverse_update_steps=50 is below factor_update_steps=100 from epoch 5 on",
+    ),
+    "no step between updates": (
+        arm(kfac={"factor_update_steps": 1,
+                  "inverse_update_steps": {"initial": 0.1, "factor": 2, "at": [5]}}),
+        "kfac.inverse_update_steps.initial=0.1 must be >= 1 step",
+    ),
+    "one pattern twice": (arm(kfac={"skip": ["a", "a"]}), "kfac.skip=['a', 'a'] names a pattern twice"),
+    "a strategy's name without K-FAC": (
+        {"methods": [{"name": "comm_opt"}]},
+        "methods[0].name='comm_opt' is a strategy of K-FAC but the method has no kfac section, so it would "
+        "be "
+        "sgd alone; write {name: comm_opt, kfac: {strategy: comm_opt}}",
+    ),
+    "a strategy's name for another one": (
+        {"methods": [{"name": "mem_opt", "kfac": {}}]},
+        "name='mem_opt' has strategy=comm_opt; give it another",
+    ),
+    "an optimizer's name for another one": (
+        {"methods": [{"name": "adam"}]}, "name='adam' has optimizer.name=sgd; set optimizer.name: adam, or",
+    ),
+    "a seed beyond torch's": ({"seeds": [2**64]}, "seeds must be"),
+    "a seed beyond the masks' keys": ({"seeds": [2**32]}, "seeds must be < 4294967296, got 4294967296"),
+    "an included seed beyond them": (
+        {"include": [{"method": "arm", "world_size": 4, "seed": 2**32}]},
+        "include[0].seed must be < 4294967296, got 4294967296",
+    ),
+    "more ranks than file names": (
+        {"world_size": 100_001}, "world_size must be <= 100000, got 100001",
+    ),
+    "no channels": (
+        {"workload": {"name": "digits", "options": {"width": 0}}}, "width=0 is not allowed; use a value >= 1",
+    ),
+    "channels beyond memory": (
+        {"workload": {"name": "digits", "options": {"width": 10**9}}}, "use a value <= 4096",
+    ),
+    "a width that leaves no channel": (
+        {"workload": {"name": "cifar10", "options": {"width": 0.01}}}, "width=0.01 is not allowed",
+    ),
+    "an endless width": (
+        {"workload": {"name": "cifar10", "options": {"width": 1e30}}}, "width=1e+30 is not allowed",
+    ),
+    "negative smoothing": (
+        {"workload": {"name": "cifar10", "options": {"label_smoothing": -0.1}}}, "use a value in [0, 1)",
+    ),
+    "a batch of one that cannot be normalised": (
+        {"workload": {"name": "cifar10", "options": {"model": "vgg16"}},
+         "training": {"global_batch_size": 2}},
+        "training.global_batch_size=2 makes a local batch of 1, but vgg16 normalises over 2 examples or more",
+    ),
+    "a batch of one of small images": (
+        {"workload": {"name": "imagenet", "options": {"data": "embedded", "classes": 10, "image_size": 32}},
+         "training": {"global_batch_size": 2}},
+        "makes a local batch of 1, but resnet50 normalises over 2 examples or more",
+    ),
+    "images smaller than the network": (
+        {"workload": {"name": "imagenet", "options": {"model": "inception_v3", "image_size": 74}}},
+        "image_size=74 is too small for the network; use 75 or more",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WITHOUT_EFFECT)
+def test_what_nothing_reads_is_refused(case, tmp_path):
+    change, message = WITHOUT_EFFECT[case]
+    assert refusal(tmp_path, change) == message
+
+
+@pytest.mark.parametrize("case", WRONG_FOR_THE_RUN)
+def test_what_the_run_cannot_mean_is_refused(case, tmp_path):
+    change, message = WRONG_FOR_THE_RUN[case]
+    assert message in refusal(tmp_path, change)
+
+
+def test_an_override_that_nothing_reads_is_refused(tmp_path):
+    message = refusal(tmp_path, {"optimizer": {"name": "adam"}}, overrides=["optimizer.momentum=0.5"])
+    assert message.startswith("--set optimizer.momentum has no effect with adam")
+
+
+def test_shared_settings_reach_the_methods_that_read_them_and_no_others(tmp_path):
+    methods = [{"name": "sgd"}, {"name": "a", "optimizer": {"name": "adam"}}]
+    sgd, adam = read(tmp_path, {"methods": methods, "optimizer": {"momentum": 0.5}})
+    (alone,) = read(tmp_path, {"methods": methods[1:]})
+    assert (sgd.optimizer.momentum, adam.optimizer.momentum) == (0.5, 0.9)
+    assert adam.id == alone.id
+
+
+def test_an_axis_multiplies_only_the_methods_that_read_it(tmp_path):
+    methods = [{"name": "sgd"}, {"name": "a", "optimizer": {"name": "adam"}}]
+    cells = read(
+        tmp_path, {"methods": methods, "grid": {"optimizer.momentum": [0, 0.5], "world_size": [1, 2]}}
+    )
+    assert [(cell.method, cell.optimizer.momentum, cell.world_size) for cell in cells] == [
+        ("sgd", 0.0, 1), ("sgd", 0.0, 2), ("sgd", 0.5, 1), ("sgd", 0.5, 2), ("a", 0.9, 1), ("a", 0.9, 2),
+    ]  # fmt: skip
+
+
+def test_a_method_may_say_that_something_is_off(tmp_path):
+    off = {"name": "nlcg", "weight_decay": 0, "nesterov": False}
+    (said,) = read(tmp_path, {"optimizer": {"weight_decay": 1e-4}, "methods": [
+        {"name": "arm", "optimizer": off}, {"name": "sgd"}]})[:1]  # fmt: skip
+    (silent,) = read(tmp_path, arm(optimizer={"name": "nlcg"}))
+    assert said.id == silent.id
+
+
+@pytest.mark.parametrize(
+    ("explicit", "short"),
+    [
+        ({"assignment": "balanced"}, {}),
+        ({"split_factors": "always"}, {}),
+        ({"factor_dtype": "float32"}, {}),
+        ({"factor_dtype": "float32", "inverse_dtype": "float32"}, {}),
+        ({"factor_dtype": "float64", "inverse_dtype": "float64"}, {"factor_dtype": "float64"}),
+        ({"strategy": "dp_kfac", "assignment": "round_robin"}, {"strategy": "dp_kfac"}),
+        ({"overlap_factors": False, "costs": None, "skip": []}, {}),
+    ],
+)
+def test_an_explicit_default_has_the_id_of_none(explicit, short, tmp_path):
+    (one,) = read(tmp_path, arm(kfac=explicit))
+    (other,) = read(tmp_path, arm(kfac=short))
+    assert one.id == other.id
+
+
+def test_the_implied_window_has_the_id_of_none(tmp_path):
+    for kfac, steps in ((None, 100), ({"inverse_update_steps": 20}, 20)):
+        method = arm() if kfac is None else arm(kfac=kfac)
+        (one,) = read(tmp_path, method, {"training": {"window_steps": steps}})
+        (implied,) = read(tmp_path, method)
+        (other,) = read(tmp_path, method, {"training": {"window_steps": 7}})
+        assert one.id == implied.id != other.id
+        assert one.window_steps == steps
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_strategy_reads_assignment_and_costs_exactly_where_a_sweep_may_set_them(strategy, tmp_path):
+    dims = (576, 64, 128, 1024, 32, 256, 90, 700)
+    layers = [
+        LayerShape(f"l{index}", FactorShape(a), FactorShape(g)) for index, (a, g) in enumerate(pairwise(dims))
+    ]
+    fraction = {"grad_worker_fraction": 0.5} if strategy == "hybrid_opt" else {}
+    placements = {
+        assignment: place(KFACConfig(strategy=strategy, assignment=assignment, **fraction), layers, 4)
+        for assignment in ("balanced", "round_robin")
+    }
+    reads_assignment = placements["balanced"] != placements["round_robin"]
+    for assignment in ("balanced", "round_robin"):
+        config = KFACConfig(strategy=strategy, assignment=assignment, **fraction)
+        flat = place(config, layers, 4, measured({64: 1.0, 1024: 1.0 + 1e-9}))
+        costs = {"inverse_seconds": [[64, 1.0], [1024, 2.0]]}
+        text = {"strategy": strategy, **fraction}
+        for field, value, read_here in (
+            ("assignment", assignment, reads_assignment),
+            ("costs", costs, flat != placements[assignment]),
+        ):
+            own = {**text, field: value, **({"assignment": assignment} if reads_assignment else {})}
+            if read_here:
+                assert read(tmp_path, arm(kfac=own))
+            else:
+                assert f"kfac.{field} has no effect" in refusal(tmp_path, arm(kfac=own))
+
+
+def test_every_optimizer_declares_what_it_reads():
+    names = get_args(Optimizer.model_fields["name"].annotation)
+    assert tuple(OPTIMIZER_FIELDS) == names
+    assert {field for fields in OPTIMIZER_FIELDS.values() for field in fields} < set(Optimizer.model_fields)
+
+
+def test_every_metric_has_a_range_and_every_ignored_option_exists():
+    for card in WORKLOADS.values():
+        assert set(card.metrics) <= set(METRIC_RANGES)
+        for (option, value), ignored in card.ignored.items():
+            assert {option, *ignored} <= set(card.options)
+            assert type(value) is type(card.options[option])
