@@ -25,6 +25,10 @@ class StoreError(UserError):
     """A run folder that is missing, unreadable or of another schema."""
 
 
+class ForeignError(StoreError):
+    """Stored files that another user may have written, and so decide nothing that is executed."""
+
+
 class FilterError(UserError):
     """A `--where` expression that cannot be read."""
 

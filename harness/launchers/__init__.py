@@ -40,8 +40,11 @@ class Launcher(Protocol):
     def interrupted(self, folder: SweepFolder) -> bool:
         """Whether a `launch` was interrupted in a way that its attempts' files do not show."""
 
-    def resume(self, folder: SweepFolder) -> None:
-        """Have pending attempts start; the caller holds the sweep's submit lock."""
+    def resume(self, folder: SweepFolder, *, shared_runs: bool) -> None:
+        """Have pending attempts start; the caller holds the sweep's submit lock.
+
+        With `shared_runs` also those that other users may have written.
+        """
 
     def starts_pending(self, folder: SweepFolder) -> bool:
         """Whether pending attempts will start without `resume`."""

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import sys
@@ -19,7 +20,11 @@ from pydantic import Field
 from harness.cell import Spec
 from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.site_profile import Site
+from harness.runs.ownership import read_own
 from harness.runs.store import Attempt, write_atomically
+
+SHARED_RUNS = "--shared-runs"
+"""Word of the command lines of queues and of jobs whose site has `shared_runs`."""
 
 WORKER_COMMAND = (sys.executable, "-m", "harness.training.worker")
 
@@ -60,6 +65,22 @@ class Launch(Spec):
         """The attempt's launch; None if the attempt was never launched."""
         raw = attempt.read("launch.json")
         return cls.model_validate(raw) if raw is not None else None
+
+    @classmethod
+    def read_to_execute(cls, attempt: Attempt, *, shared_runs: bool) -> Self:
+        """The launch of an attempt whose command is to be executed.
+
+        Args:
+            attempt: in a cell's folder in a sweep's.
+            shared_runs: of the site that the submission named, not of the site in the file.
+
+        Raises:
+            ForeignError: someone else may have written it, and `shared_runs` is false.
+            FileNotFoundError: the attempt was never launched.
+        """
+        path = attempt.path / "launch.json"
+        raw = path.read_bytes() if shared_runs else read_own(path, attempt.path.parent.parent)
+        return cls.model_validate(json.loads(raw))
 
     def write(self, attempt: Attempt) -> None:
         """Write `launch.json`: from now on the attempt is pending."""

@@ -85,6 +85,10 @@ class Site(Spec):
     """Whether the folder's group may read new sweeps' runs, as far as your umask lets it (027 does);
     otherwise only you can. Example: `true`."""
 
+    shared_runs: bool = False
+    """Whether attempts are started too where other users own or may write the run folder; each of them can
+    then run commands as you. Otherwise such attempts are shown and left alone. Example: `true`."""
+
     environment: dict[str, str] = {}
     """Extra variables for the ranks; written into the run folder, so never put secrets here.
     Example: `{NCCL_SOCKET_IFNAME: ib0}`."""

@@ -56,10 +56,14 @@ class Attempt:
         """The rank's record file."""
         return self.path / f"rank-{rank:05}.jsonl"
 
+    def make_folder(self, name: str) -> None:
+        """Make a folder with the permissions of the attempt's unless it exists."""
+        with suppress(FileExistsError):
+            make_inside(self.path / name)
+
     def make_logs(self) -> None:
         """Make the folder of the ranks' logs unless it exists."""
-        with suppress(FileExistsError):
-            _make_inside(self.path / "logs")
+        self.make_folder("logs")
 
     def heartbeat(self, rank: int) -> Path:
         """The rank's heartbeat file."""
@@ -162,7 +166,7 @@ class CellFolder:
         while True:
             attempt = Attempt(self.path / f"attempt-{number}")
             try:
-                _make_inside(attempt.path)
+                make_inside(attempt.path)
             except FileExistsError:
                 number += 1
             else:
@@ -193,7 +197,7 @@ class SweepFolder:
         self.make()
         folder = self.cell_folder(cell)
         with suppress(FileExistsError):
-            _make_inside(folder.path)
+            make_inside(folder.path)
         write_once(folder.path / "cell.json", cell.model_dump_json(indent=1) + "\n")
         return folder
 
@@ -261,7 +265,7 @@ def write_once(path: Path, text: str) -> bool:
     return True
 
 
-def _make_inside(folder: Path) -> None:
+def make_inside(folder: Path) -> None:
     """Make a folder with the permissions of its parent, whatever the umask."""
     folder.mkdir(mode=0o700)
     folder.chmod(folder.parent.stat().st_mode & 0o2750)

@@ -16,6 +16,7 @@ from harness.launchers.outcome import outcome_without_ranks
 from harness.launchers.site_profile import Site
 from harness.runs.checkpoint_store import CheckpointStore
 from harness.runs.locks import exclusive
+from harness.runs.ownership import foreign, refuse_foreign
 from harness.runs.store import DEFAULT_ROOT, Attempt, CellFolder, SweepFolder, sweep_folder
 from harness.study.cell_states import IN_FLIGHT, RETRYABLE, stored_state
 from harness.study.status import CellStatus, is_stalled, read_statuses
@@ -75,18 +76,18 @@ def submit(
 
     Raises:
         SiteError: the site can never run one of the new cells; nothing is submitted.
+        ForeignError: other users may have written the sweep's run folder, and the site lacks `shared_runs`.
         BudgetError: they could cost more; nothing is submitted.
         SchedulerError: a cluster did not answer; submit again to complete the submission.
     """
-    folder = _folder(cells, root)
-    folder.make(group_readable=site.group_readable)
+    folder = _own_folder(cells, site, root)
     with exclusive(folder.path / "submit.lock"):
-        _finish_interrupted(folder)
+        _finish_interrupted(folder, site)
         statuses = read_statuses(folder, _each_once(cells))
         new = [status.cell for status in statuses if status.state == "STAGED"]
         _start(new, site, folder, command, budget)
         if not new and is_stalled(folder, statuses):
-            LAUNCHERS[site.launcher].resume(folder)
+            LAUNCHERS[site.launcher].resume(folder, shared_runs=site.shared_runs)
     return Submission(
         new=tuple(new),
         already_done=_cells(statuses, lambda status: status.state == "COMPLETED"),
@@ -130,10 +131,9 @@ def retry(
     Raises:
         UserError: as in `submit`.
     """
-    folder = _folder(cells, root)
-    folder.make(group_readable=site.group_readable)
+    folder = _own_folder(cells, site, root)
     with exclusive(folder.path / "submit.lock"):
-        _finish_interrupted(folder)
+        _finish_interrupted(folder, site)
         statuses = read_statuses(folder, _each_once(cells))
         retried = [status.cell for status in statuses if status.state in RETRYABLE]
         _start(retried, site, folder, command, budget, resume=not fresh)
@@ -181,10 +181,19 @@ def _folder(cells: Sequence[Cell], root: Path) -> SweepFolder:
     return sweep_folder(names.pop(), root)
 
 
-def _finish_interrupted(folder: SweepFolder) -> None:
+def _own_folder(cells: Sequence[Cell], site: Site, root: Path) -> SweepFolder:
+    """The folder of the cells' sweep, made if needed; nobody else may write it unless the site says so."""
+    folder = _folder(cells, root)
+    folder.make(group_readable=site.group_readable)
+    if not site.shared_runs:
+        refuse_foreign(folder.path, folder.path)
+    return folder
+
+
+def _finish_interrupted(folder: SweepFolder, site: Site) -> None:
     for launcher in LAUNCHERS.values():
         if launcher.interrupted(folder):
-            launcher.resume(folder)
+            launcher.resume(folder, shared_runs=site.shared_runs)
 
 
 def _start(
@@ -208,8 +217,14 @@ def _new(
     cell: Cell, site: Site, folder: SweepFolder, command: Sequence[str], resume: bool
 ) -> tuple[Attempt, Launch]:
     cell_folder = folder.stage(cell)
+    if not site.shared_runs:
+        refuse_foreign(cell_folder.path / "cell.json", folder.path)
+
+    def trusted(attempt: Attempt) -> bool:
+        return site.shared_runs or foreign(attempt.path / "checkpoints", folder.path) is None
+
     saved = (
-        [one.number for one in cell_folder.attempts() if CheckpointStore(one).newest_first()]
+        [one.number for one in cell_folder.attempts() if trusted(one) and CheckpointStore(one).newest_first()]
         if resume
         else []
     )
@@ -221,7 +236,8 @@ def _new(
 def _attempt_at(cell_folder: CellFolder) -> Attempt:
     """A new attempt, or the newest one if its submission was interrupted before the launch."""
     latest = cell_folder.latest()
-    if latest is not None and stored_state(latest).state == "STAGED":
+    own = latest is not None and foreign(latest.path, cell_folder.path.parent) is None
+    if latest is not None and own and stored_state(latest).state == "STAGED":
         latest.make_logs()  # the interrupted submission may not have made them
         return latest
     return cell_folder.new_attempt()

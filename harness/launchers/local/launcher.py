@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from harness.cell import Cell
 from harness.errors import SiteError
 from harness.launchers.attempt_state import AttemptState
 from harness.launchers.cost_estimate import CostEstimate
 from harness.launchers.launch import (
+    SHARED_RUNS,
     WORKER_COMMAND,
     Launch,
     RanksStarted,
@@ -25,6 +27,7 @@ from harness.launchers.launch import (
 from harness.launchers.local.mpiexec import NO_MPIEXEC, find_mpiexec
 from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.site_profile import Site
+from harness.runs.ownership import foreign
 from harness.runs.store import Attempt, SweepFolder
 
 
@@ -81,21 +84,24 @@ class LocalLauncher:
 
     def launch(self, folder: SweepFolder, launches: Iterable[tuple[Attempt, Launch]]) -> None:
         """Make attempts pending and have a queue start them; the caller holds the sweep's submit lock."""
+        shared_runs = False
         for attempt, launch in launches:
             launch.write(attempt)
-        self.resume(folder)
+            shared_runs = launch.site.shared_runs
+        self.resume(folder, shared_runs=shared_runs)
 
     def interrupted(self, folder: SweepFolder) -> bool:
         """Never: a pending attempt is one whose `launch.json` was written."""
         return False
 
-    def resume(self, folder: SweepFolder) -> None:
+    def resume(self, folder: SweepFolder, *, shared_runs: bool) -> None:
         """Start the sweep's queue if none is alive; the caller holds the sweep's submit lock."""
         if self.starts_pending(folder):
             return
+        words = [sys.executable, "-m", "harness.launchers.local.queue", str(folder.path.resolve())]
         with (folder.path / "queue.log").open("ab") as log:
             subprocess.Popen(
-                [sys.executable, "-m", "harness.launchers.local.queue", str(folder.path.resolve())],
+                [*words, SHARED_RUNS] if shared_runs else words,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
@@ -105,9 +111,8 @@ class LocalLauncher:
         return raw is not None and ProcessIdentity.read(raw).alive()
 
     def attempt_states(self, attempts: Sequence[Attempt]) -> dict[Attempt, AttemptState]:
-        """States of started attempts whose supervisor is gone, or on another host."""
-        started = [attempt for attempt in attempts if (attempt.path / "begun.json").exists()]
-        reported = ((attempt, _state_of(supervisor_identity(attempt))) for attempt in started)
+        """States of started attempts whose supervisor is gone or elsewhere, and of pending ones of others."""
+        reported = ((attempt, _reported(attempt)) for attempt in attempts)
         return {attempt: state for attempt, state in reported if state is not None}
 
     def cancel(self, attempts: Sequence[Attempt], *, checkpoint: bool = False) -> None:
@@ -117,8 +122,21 @@ class LocalLauncher:
             if checkpoint and RanksStarted.read(attempt) is not None:
                 continue  # the supervisor reads the file; a signal would end the ranks before they save
             supervisor = supervisor_identity(attempt)
-            if supervisor is not None:
+            if supervisor is not None and foreign(attempt.path / "gang.json", _sweep(attempt)) is None:
                 supervisor.terminate()  # at once, and also while it waits for the queue lock of the leases
+
+
+def _sweep(attempt: Attempt) -> Path:
+    return attempt.path.parent.parent
+
+
+def _reported(attempt: Attempt) -> AttemptState | None:
+    if (attempt.path / "begun.json").exists():
+        return _state_of(supervisor_identity(attempt))
+    reason = foreign(attempt.path / "launch.json", _sweep(attempt))
+    if reason is None:
+        return None
+    return AttemptState("PENDING", f"not started without shared_runs in the site profile: {reason}")
 
 
 def _state_of(supervisor: ProcessIdentity | None) -> AttemptState | None:

@@ -1,6 +1,7 @@
 """The local queue: submits a sweep's pending attempts to submitit, one after the other.
 
-`python -m harness.launchers.local.queue SWEEP_FOLDER`, started by the local launcher and detached from it.
+`python -m harness.launchers.local.queue SWEEP_FOLDER [--shared-runs]`, started by the local launcher and
+detached from it. An attempt that another user may have written is left alone without `--shared-runs`.
 submitit's local executor starts a job at once, so the queue submits an attempt only when the one before has
 its leases. At most one supervisor of a sweep waits for leases; it starts while other attempts run. A killed
 queue loses nothing: supervisors continue, and the next queue starts from the files.
@@ -8,6 +9,7 @@ queue loses nothing: supervisors continue, and the next queue starts from the fi
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -16,7 +18,8 @@ from typing import Any
 
 import submitit
 
-from harness.launchers.launch import Launch, RanksStarted, supervisor_identity
+from harness.errors import ForeignError
+from harness.launchers.launch import SHARED_RUNS, Launch, RanksStarted, supervisor_identity
 from harness.launchers.local.supervisor import supervise_attempt
 from harness.launchers.process_identity import ProcessIdentity
 from harness.runs.locks import exclusive, take
@@ -27,7 +30,7 @@ _POLL_SECONDS = 0.05
 _YEAR_MINUTES = 365 * 24 * 60  # submitit's limit includes waiting for leases; supervisors have their own
 
 
-def run_queue(folder: SweepFolder) -> None:
+def run_queue(folder: SweepFolder, *, shared_runs: bool = False) -> None:
     """Submit pending attempts until there is none; returns at once if the sweep has a queue already."""
     lock = take(folder.path / "queue.lock")
     if lock is None:
@@ -37,25 +40,31 @@ def run_queue(folder: SweepFolder) -> None:
         identity = folder.path / "queue.json"
         Attempt(folder.path).write(identity.name, ProcessIdentity.mine().to_dict())
         while True:
-            for attempt in pending(folder):
-                jobs.append(_submit(attempt))
+            for attempt in pending(folder, shared_runs=shared_runs):
+                jobs.append(_submit(attempt, shared_runs=shared_runs))
                 _wait_until_started(attempt, jobs)
             # Under the submit lock: attempts added now are seen here, or their submitter sees no queue.
             with exclusive(folder.path / "submit.lock"):
-                if not any(pending(folder)):
+                if not any(pending(folder, shared_runs=shared_runs)):
                     identity.unlink()
                     lock.close()
                     return
 
 
-def pending(folder: SweepFolder) -> Iterator[Attempt]:
-    """Attempts that wait to be submitted, in order of submission; checked again before each is yielded."""
+def pending(folder: SweepFolder, *, shared_runs: bool = False) -> Iterator[Attempt]:
+    """Attempts that wait to be submitted, in order of submission; checked again before each is yielded.
+
+    Without `shared_runs` those that another user may have written are left out; `status` names them.
+    """
     waiting = []
     for cell_folder in folder.cell_folders():
         attempt = cell_folder.latest()
         if attempt is not None and _is_pending(attempt):
-            launch = Launch.read(attempt)
-            if launch is not None and launch.launcher == "local":
+            try:
+                launch = Launch.read_to_execute(attempt, shared_runs=shared_runs)
+            except (ForeignError, FileNotFoundError):
+                continue
+            if launch.launcher == "local":
                 waiting.append((launch.submitted_at, attempt.path))
     for _, path in sorted(waiting):
         if _is_pending(Attempt(path)):
@@ -69,10 +78,11 @@ def _is_pending(attempt: Attempt) -> bool:
     return supervisor is None or not supervisor.alive()
 
 
-def _submit(attempt: Attempt) -> Any:
+def _submit(attempt: Attempt, *, shared_runs: bool) -> Any:
+    attempt.make_folder("submitit")
     executor = submitit.LocalExecutor(folder=attempt.path / "submitit")
     executor.update_parameters(timeout_min=_YEAR_MINUTES, tasks_per_node=1, gpus_per_node=0)
-    job = executor.submit(supervise_attempt, str(attempt.path))
+    job = executor.submit(supervise_attempt, str(attempt.path), shared_runs=shared_runs)
     launch = Launch.read(attempt)
     if launch is not None:
         launch.model_copy(update={"job_id": job.job_id}).write(attempt)
@@ -92,4 +102,5 @@ def _wait_until_started(attempt: Attempt, jobs: list[Any]) -> None:
 
 
 if __name__ == "__main__":
-    run_queue(SweepFolder(Path(sys.argv[1])))
+    os.umask(os.umask(0) | 0o022)  # nobody else may write what supervisors and ranks make
+    run_queue(SweepFolder(Path(sys.argv[1])), shared_runs=SHARED_RUNS in sys.argv[2:])

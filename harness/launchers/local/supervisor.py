@@ -21,25 +21,31 @@ from harness.runs.records import Outcome
 from harness.runs.store import Attempt
 
 
-def supervise_attempt(path: str) -> str | None:
+def supervise_attempt(path: str, *, shared_runs: bool = False) -> str | None:
     """Run the launched attempt in folder `path`; blocks until it has an outcome.
 
     Only for the main thread of a process that does nothing else. It handles SIGTERM and SIGINT, which cancel
     the attempt, and SIGUSR1, which preempts it after the ranks have saved a checkpoint. It ends every
     descendant of the process.
 
+    Args:
+        path: of the attempt.
+        shared_runs: whether the attempt is run even if another user may have written it.
+
     Returns:
         The final state, or None if the attempt has ended already or another supervisor runs it.
 
     Raises:
+        ForeignError: another user may have written `launch.json`, and `shared_runs` is false.
         OSError: the outcome could not be written; the log has the reason.
     """
     attempt = Attempt(Path(path))
+    launch = Launch.read_to_execute(attempt, shared_runs=shared_runs)
     lock = take(attempt.path / "gang.lock")
     if lock is None:
         return None
     with lock:
-        return None if attempt.outcome() is not None else _Supervisor(attempt).run()
+        return None if attempt.outcome() is not None else _Supervisor(attempt, launch).run()
 
 
 class _Interrupted(BaseException):
@@ -47,10 +53,7 @@ class _Interrupted(BaseException):
 
 
 class _Supervisor:
-    def __init__(self, attempt: Attempt) -> None:
-        launch = Launch.read(attempt)
-        if launch is None:
-            raise FileNotFoundError(f"{attempt.path / 'launch.json'}: the attempt was never launched")
+    def __init__(self, attempt: Attempt, launch: Launch) -> None:
         self.attempt = attempt
         self.launch = launch
         self.world_size = attempt.cell_folder.cell().world_size

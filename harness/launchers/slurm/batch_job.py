@@ -1,5 +1,6 @@
 """Supervisor of a job, on its first node: `python -m harness.launchers.slurm.batch_job MANIFEST`.
 
+With `--shared-runs` it runs attempts too that another user may have written.
 Runs the attempts of this job of the array, slots side by side, and writes the outcome of each. If Slurm ends
 the job, the supervisor writes none: only Slurm knows why, and whether it starts the job again. `status` then
 gets the state from Slurm.
@@ -18,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from harness.launchers.launch import Launch, RanksStarted, cancel_requested
+from harness.launchers.launch import SHARED_RUNS, Launch, RanksStarted, cancel_requested
 from harness.launchers.outcome import outcome_of_ranks, outcome_without_ranks
 from harness.launchers.slurm.attempt_ownership import acquire_attempt
 from harness.launchers.slurm.disk_reserve import disk_is_full, release_reserve, reserve_disk
@@ -34,9 +35,10 @@ from harness.runs.store import Attempt
 class Supervisor:
     """Runs the attempts of one job."""
 
-    def __init__(self, manifest: SubmissionManifest, job: int) -> None:
+    def __init__(self, manifest: SubmissionManifest, job: int, *, shared_runs: bool = False) -> None:
         self._manifest = manifest
         self._job = job
+        self._shared_runs = shared_runs
         self._ending = threading.Event()
         self._lost_nodes: tuple[str, ...] = ()
         self._failure: Exception | None = None
@@ -83,8 +85,7 @@ class Supervisor:
             attempt.write_outcome(outcome_without_ranks("FAILED", cause))
 
     def _run(self, attempt: Attempt) -> Outcome | None:
-        launch = Launch.read(attempt)
-        assert launch is not None  # noqa: S101  # acquire_attempt takes no other
+        launch = Launch.read_to_execute(attempt, shared_runs=self._shared_runs)
         if cancel_requested(attempt):
             return outcome_without_ranks("CANCELLED", "cancelled before it started")
         if self._lost_nodes:
@@ -135,11 +136,16 @@ class Supervisor:
         self._ending.set()
 
 
+def main(path: Path, *, shared_runs: bool) -> int:
+    """Run this job of the array of the manifest in folder `path`; returns the exit code."""
+    os.umask(os.umask(0) | 0o022)  # nobody else may write what supervisors and ranks make
+    manifest = SubmissionManifest.read_to_execute(path, shared_runs=shared_runs)
+    return Supervisor(manifest, int(os.environ["SLURM_ARRAY_TASK_ID"]), shared_runs=shared_runs).run()
+
+
 def _nodes(names: tuple[str, ...]) -> str:
     return f"node {names[0]}" if len(names) == 1 else f"nodes {', '.join(names)}"
 
 
 if __name__ == "__main__":
-    sys.exit(
-        Supervisor(SubmissionManifest.read(Path(sys.argv[1])), int(os.environ["SLURM_ARRAY_TASK_ID"])).run()
-    )
+    sys.exit(main(Path(sys.argv[1]), shared_runs=SHARED_RUNS in sys.argv[2:]))

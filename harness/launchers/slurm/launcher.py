@@ -27,6 +27,7 @@ from harness.launchers.slurm.scheduler import (
 )
 from harness.launchers.slurm.scheduler_state import attempt_states, manifest_path
 from harness.launchers.slurm.submission_manifest import SubmissionManifest, unconfirmed
+from harness.runs.ownership import refuse_foreign
 from harness.runs.store import Attempt, SweepFolder
 
 
@@ -96,15 +97,18 @@ class SlurmLauncher:
         """Whether there are manifests of which it is not known whether they were submitted."""
         return bool(unconfirmed(folder))
 
-    def resume(self, folder: SweepFolder) -> None:
+    def resume(self, folder: SweepFolder, *, shared_runs: bool) -> None:
         """Finish interrupted submissions: find their jobs, or submit them now.
 
         Raises:
+            ForeignError: another user may have written a manifest, and `shared_runs` is false.
             SiteError: as `launch`.
             SchedulerError: as `launch`.
         """
         unsubmitted = []
         for manifest in unconfirmed(folder):
+            if not shared_runs:
+                refuse_foreign(manifest.path / "claim.json", manifest.sweep.path)
             try:
                 job_id = find_array(manifest.job_name, manifest.launch.user)
             except NoAnswerError as error:
@@ -131,11 +135,13 @@ class SlurmLauncher:
 
         Raises:
             SchedulerError: Slurm did not answer, or it is another cluster's; running attempts still end.
+            ForeignError: another user may have written which jobs to end; running attempts still end.
         """
         for attempt in attempts:
             request_cancel(attempt, checkpoint=checkpoint)
         try:
             for manifest, indexes in _unwanted(attempts):
+                refuse_foreign(manifest.path / "submitted.json", manifest.sweep.path)  # has the job's number
                 _refuse_elsewhere(manifest)
                 end_jobs((manifest.submitted or {})["job_id"], indexes)
         except NoAnswerError as error:

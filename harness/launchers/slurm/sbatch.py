@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import SiteError
+from harness.launchers.launch import SHARED_RUNS
 from harness.launchers.rank_environment import hidden_from_jobs
 from harness.launchers.slurm.job_layout import slurm
 from harness.launchers.slurm.scheduler import NoAnswerError
@@ -125,4 +126,4 @@ def _log_line(manifest: SubmissionManifest) -> str:
 
 def _command(manifest: SubmissionManifest) -> str:
     words = [sys.executable, "-u", "-m", "harness.launchers.slurm.batch_job", str(manifest.path)]
-    return f"exec {shlex.join(words)}"
+    return f"exec {shlex.join([*words, SHARED_RUNS] if manifest.site.shared_runs else words)}"

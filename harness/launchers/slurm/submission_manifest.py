@@ -10,9 +10,11 @@ The name of the jobs contains the manifest's, so that an interrupted submission 
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +22,8 @@ from typing import Any, Self
 from harness.launchers.launch import Launch
 from harness.launchers.site_profile import Site
 from harness.launchers.slurm.job_layout import Job, JobLayout
-from harness.runs.store import Attempt, SweepFolder
+from harness.runs.ownership import read_own
+from harness.runs.store import Attempt, SweepFolder, make_inside
 
 
 @dataclass(frozen=True)
@@ -59,15 +62,28 @@ class SubmissionManifest:
         return cls(path, layout, launch, names, {k: v for k, v in continues.items() if v is not None})
 
     @classmethod
+    def read_to_execute(cls, path: Path, *, shared_runs: bool) -> Self:
+        """Read a manifest whose attempts are to be run.
+
+        Raises:
+            ForeignError: someone else may have written it, and `shared_runs` is false.
+            FileNotFoundError: there is none.
+        """
+        claim = path / "claim.json"
+        return cls._parse(path, claim.read_bytes() if shared_runs else read_own(claim, path.parent.parent))
+
+    @classmethod
     def read(cls, path: Path) -> Self:
         """Read the manifest in the folder `path`.
 
         Raises:
             FileNotFoundError: there is none.
         """
-        raw = Attempt(path).read("claim.json")
-        if raw is None:
-            raise FileNotFoundError(f"{path / 'claim.json'}: there is no submission manifest")
+        return cls._parse(path, (path / "claim.json").read_bytes())
+
+    @classmethod
+    def _parse(cls, path: Path, text: bytes) -> Self:
+        raw = json.loads(text)
         return cls(
             path,
             JobLayout.read(raw["shape"]),
@@ -78,7 +94,9 @@ class SubmissionManifest:
 
     def write(self) -> None:
         """Write `claim.json`; the attempts are pending once their `launch.json` is written too."""
-        self.path.mkdir(parents=True)
+        with suppress(FileExistsError):
+            make_inside(self.path.parent)
+        make_inside(self.path)
         launch = self.launch.to_dict()
         content = {"shape": self.layout.to_dict(), "launch": launch, "jobs": self.jobs}
         Attempt(self.path).write("claim.json", {**content, "continues": self.continues})

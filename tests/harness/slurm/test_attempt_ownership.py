@@ -1,16 +1,18 @@
 """Promise: a job runs its attempts once, ends cancelled ones, and writes why. No Slurm runs here."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from harness.errors import BudgetError, SchedulerError
+from harness.errors import BudgetError, ForeignError, SchedulerError
 from harness.launchers.launch import RanksStarted, request_cancel
 from harness.launchers.outcome import outcome_without_ranks
 from harness.launchers.slurm import batch_job, launcher
 from harness.launchers.slurm.attempt_ownership import acquire_attempt
 from harness.launchers.slurm.job_layout import lay_out
 from harness.launchers.slurm.launcher import SlurmLauncher
+from harness.launchers.slurm.sbatch import batch_text
 from harness.launchers.slurm.scheduler import Job
 from harness.launchers.slurm.submission_manifest import SubmissionManifest
 from harness.runs.store import sweep_folder
@@ -151,3 +153,35 @@ def test_the_files_of_a_submission_keep_their_keys(listed):
     launch = json.loads((attempt.path / "launch.json").read_text())
     assert (launch["claim"], launch["claim_job"]) == (manifest.path.name, 0)
     assert SubmissionManifest.read(manifest.path) == manifest
+
+
+def test_a_manifest_that_others_can_have_written_is_not_submitted_run_or_used_to_end_jobs(
+    listed, as_job, monkeypatch, scancel_calls
+):
+    manifest, (attempt,) = listed()
+    calls = scancel_calls()
+    as_job(0, 0)
+    manifest.path.chmod(0o770)
+    request_cancel(attempt)
+    with pytest.raises(ForeignError, match=f"{manifest.path} may be written by other users"):
+        SlurmLauncher().cancel([attempt])
+    assert calls == []
+    with pytest.raises(ForeignError, match="shared_runs"):
+        batch_job.main(manifest.path, shared_runs=False)
+    (manifest.path / "submitted.json").unlink()
+    monkeypatch.setattr(launcher, "find_array", lambda *_: pytest.fail("Slurm was asked"))
+    with pytest.raises(ForeignError, match="may be written by other users"):
+        SlurmLauncher().resume(manifest.sweep, shared_runs=False)
+    manifest.path.chmod(0o700)
+    attempt.path.chmod(0o777)
+    assert batch_job.Supervisor(manifest, 0).run() == 1
+    outcome = attempt.outcome()
+    assert outcome.cause.startswith(f"its supervisor failed: ForeignError: {attempt.path} may be written by")
+
+
+def test_jobs_of_a_site_with_shared_runs_are_told_so(listed, make_site):
+    manifest, _ = listed()
+    assert "--shared-runs" not in batch_text(manifest)
+    site = make_site().model_copy(update={"shared_runs": True})
+    shared = replace(manifest, launch=manifest.launch.model_copy(update={"site": site}))
+    assert f"batch_job {manifest.path} --shared-runs" in batch_text(shared)

@@ -1,0 +1,122 @@
+"""Whose files decide what is executed: only those that nobody but this user and root can have written.
+
+`launch.json` and a submission manifest contain a command. In a folder that others may write they can be
+somebody else's, so they are read and shown, but not executed, unless the site profile has `shared_runs`.
+
+A file counts as own if it and every folder from its sweep's down to it belongs to this user or root, may be
+written by no group and by no other users, and is no symbolic link. Access control lists count too: their
+widest right shows as the group's. The folder of all sweeps may be shared, with the sticky bit where all users
+may write it: whoever renames sweeps there cannot change their owner.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from contextlib import ExitStack
+from pathlib import Path
+
+from harness.errors import ForeignError
+
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_FOLDER = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe does not block
+
+
+def foreign(path: Path, sweep: Path) -> str | None:
+    """Why a file or folder may be someone else's, one sentence; None if it is this user's own.
+
+    Args:
+        path: inside of `sweep`, or `sweep` itself; what does not exist is nobody's.
+        sweep: folder of the sweep.
+    """
+    reason = _foreign_parent(sweep)
+    for part in _parts(path, sweep) if reason is None else ():
+        try:
+            reason = _foreign(part, part.lstat())
+        except FileNotFoundError:
+            return None
+        if reason is not None:
+            break
+    return reason
+
+
+def refuse_foreign(path: Path, sweep: Path) -> None:
+    """Raise a ForeignError if the file or folder may be someone else's."""
+    reason = foreign(path, sweep)
+    if reason is not None:
+        raise ForeignError(f"{reason}; {_REMEDY}")
+
+
+def read_own(path: Path, sweep: Path) -> bytes:
+    """Content of a file of this user's own.
+
+    What is checked is what is read: every folder is opened from the one above it, and the file from the last,
+    so that nobody can exchange one of them in between.
+
+    Raises:
+        ForeignError: the file, or a folder from `sweep` down to it, may be someone else's.
+        FileNotFoundError: there is none.
+    """
+    if (reason := _foreign_parent(sweep)) is not None:
+        raise ForeignError(f"{reason}; {_REMEDY}")
+    with ExitStack() as opened:
+        above: int | None = None
+        for part in _parts(path, sweep):
+            name: Path | str = part if above is None else part.name
+            try:
+                above = os.open(name, _FILE if part == path else _FOLDER, dir_fd=above)
+            except OSError as error:
+                if isinstance(error, FileNotFoundError):
+                    raise FileNotFoundError(error.errno, error.strerror, str(part)) from None
+                refuse_foreign(part, sweep)  # a symbolic link
+                raise OSError(error.errno, error.strerror, str(part)) from None
+            opened.callback(os.close, above)
+            reason = _foreign(part, os.fstat(above))
+            if reason is not None:
+                raise ForeignError(f"{reason}; {_REMEDY}")
+        assert above is not None  # noqa: S101  # `path` is one of the parts
+        with open(above, "rb", closefd=False) as file:
+            return file.read()
+
+
+_REMEDY = (
+    "what others may have written is shown, but not executed: look through it, then chmod -R go-w and remove "
+    "what is not yours, or set shared_runs: true in the site profile"
+)
+
+
+def _parts(path: Path, sweep: Path) -> list[Path]:
+    """The sweep's folder, and everything from there down to `path`."""
+    names = path.relative_to(sweep).parts
+    return [sweep.joinpath(*names[:count]) for count in range(len(names) + 1)]
+
+
+def _foreign_parent(sweep: Path) -> str | None:
+    try:
+        mode = sweep.parent.stat().st_mode
+    except FileNotFoundError:
+        return None
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        return f"{sweep.parent} may be written by all users (mode {stat.S_IMODE(mode):04o}) and is not sticky"
+    return None
+
+
+def _foreign(path: Path, found: os.stat_result) -> str | None:
+    if stat.S_ISLNK(found.st_mode):
+        return f"{path} is a symbolic link"
+    if found.st_uid not in (os.geteuid(), 0):
+        return f"{path} belongs to user {_name(found.st_uid)}, not to {_name(os.geteuid())}"
+    if found.st_mode & _WRITABLE_BY_OTHERS:
+        return f"{path} may be written by other users (mode {stat.S_IMODE(found.st_mode):04o})"
+    if not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
+        return f"{path} is neither a file nor a folder"
+    return None
+
+
+def _name(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:  # as in some containers
+        return str(user)
