@@ -37,7 +37,7 @@ def settings(pairs: Sequence[str]) -> dict[str, Any]:
     Raises:
         UserError: unknown field, or not FIELD=VALUE.
     """
-    import yaml  # noqa: PLC0415  see model_named
+    from harness.yaml_files.document import read_value  # noqa: PLC0415  see model_named
 
     fields = tuple(KFACConfig.__dataclass_fields__)
     values: dict[str, Any] = {}
@@ -46,7 +46,7 @@ def settings(pairs: Sequence[str]) -> dict[str, Any]:
         if not sign or name not in fields:
             hint = nearest(name, fields)
             raise UserError(f"--set {pair}: {name!r} is not a field of K-FAC{hint}; write FIELD=VALUE")
-        values[name] = yaml.safe_load(value)
+        values[name] = read_value(value, f"--set {name}", UserError)
     return values
 
 

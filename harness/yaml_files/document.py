@@ -1,7 +1,8 @@
 """Strict reader of YAML files that remembers the line of every value.
 
 YAML 1.2 core schema: `1e-3` is a number, `no` and `on` are text, `012` is twelve. Errors: a key twice in a
-mapping, a key that is not text, tags, a second document, aliases that contain themselves.
+mapping, a key that is not text, tags, a second document, aliases that contain themselves, and what is larger
+than anyone writes: bytes, values, levels, digits.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import yaml
 
 from harness.errors import UserError
+from harness.yaml_files.regular_file import read_text
 
 Place = tuple[str | int, ...]
 """Path from the top of a document to a value: `("methods", 2, "kfac", "strategy")`."""
@@ -24,7 +26,13 @@ _STR, _NULL, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null", "tag:ya
 _INT = re.compile(r"[-+]?[0-9]+(_[0-9]+)*\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 _WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
-_MOST_VALUES = 1_000_000  # aliases of aliases can expand to more values than fit into memory
+_MOST_BYTES = 256 << 10  # thousands of single cells; a grid or seeds say the same in a line
+_MOST_VALUES = 100_000  # aliases of aliases can expand to more values than fit into memory
+_MOST_LEVELS = 32  # the deepest setting has six; the C parser of more than some 10,000 ends the process
+_TOO_DEEP = f"nested too deep; at most {_MOST_LEVELS} levels are allowed"
+_MOST_DIGITS = 18  # of a whole number, which fits in 64 bits then
+_MOST_MESSAGE = 1_000
+_MOST_SHOWN = 200  # characters of a value or a key in an error message
 
 
 @dataclass(frozen=True)
@@ -50,8 +58,8 @@ class Document:
             place: what is wrong; empty for the whole file.
             text: the rest of the sentence, beginning with a space or with `=` and the value.
         """
-        text = " ".join(text.splitlines())  # the message has one line even if the value has several
-        name = dotted(place)
+        # The message has one line even if a key or a value has several.
+        text, name = _one_line(text), _shortened(_one_line(dotted(place)))
         if place and str(place[0]).startswith("--"):  # from the command line, so without a line number
             return self.error_class(f"{self.path}: {name}{text}")
         known = place
@@ -66,14 +74,8 @@ def read_document(path: Path, error_class: type[UserError]) -> Document:
     Raises:
         UserError: of the class `error_class`; the file is missing, empty, unreadable or not strict YAML.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise error_class(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise error_class(f"{path}: cannot be read as text: {error}") from None
     values = _Values(path, error_class)
-    content = values.read(text)
+    content = values.read(read_text(path, _MOST_BYTES, error_class))
     if content is None:
         raise error_class(f"{path}:1: the file is empty")
     if not isinstance(content, dict):
@@ -98,7 +100,17 @@ def described(value: Any) -> str:
         return "nothing"
     if isinstance(value, dict):
         return "a mapping"
-    return "a list" if isinstance(value, list) else repr(value)
+    return "a list" if isinstance(value, list) else _shortened(repr(value))
+
+
+def _one_line(text: str) -> str:
+    """The text without line ends, of a long one its beginning and its end."""
+    text = " ".join(text.splitlines())
+    return text if len(text) <= _MOST_MESSAGE else f"{text[:400]} ... {text[-400:]}"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text)} characters)"
 
 
 class _Values:
@@ -112,6 +124,7 @@ class _Values:
 
     def read(self, text: str) -> Any:
         try:
+            self._check_levels(text)
             node = _Loader(text).get_single_node()
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
@@ -121,11 +134,28 @@ class _Values:
             raise self._error(None, f"not readable as YAML: {' '.join(str(error).split())}") from None
         return None if node is None else self._value(node, ())
 
+    def _check_levels(self, text: str) -> None:
+        """Refuse deep nesting before it is composed, which recurses, in C without a limit."""
+        level, loader = 0, _Loader(text)
+        while loader.check_event():
+            event = loader.get_event()
+            if isinstance(event, yaml.CollectionStartEvent):
+                level += 1
+                if level > _MOST_LEVELS:
+                    mark = event.start_mark
+                    raise self._error(mark.line + 1 if mark else None, _TOO_DEEP)
+            elif isinstance(event, yaml.CollectionEndEvent):
+                level -= 1
+
     def _value(self, node: yaml.Node, place: Place) -> Any:
         line = node.start_mark.line + 1
         self.lines[place] = line
-        if node in self._open or len(self.lines) > _MOST_VALUES:
+        if node in self._open:
             raise self._error(line, f"{dotted(place)} contains itself through an alias")
+        if len(self._open) > _MOST_LEVELS:  # deeper than the text, through aliases
+            raise self._error(line, _TOO_DEEP)
+        if len(self.lines) > _MOST_VALUES:
+            raise self._error(line, f"has more than {_MOST_VALUES:,} values, the most that is allowed")
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, place)
         self._open.append(node)
@@ -144,7 +174,9 @@ class _Values:
             key = self._scalar(key_node, place) if isinstance(key_node, yaml.ScalarNode) else None
             if not isinstance(key, str):
                 inside = f" in {dotted(place)}" if place else ""
-                raise self._error(line, f"key {key_node.value!r}{inside} must be text")
+                plain = isinstance(key_node, yaml.ScalarNode)
+                name = _shortened(repr(key_node.value)) if plain else "(a list)"
+                raise self._error(line, f"key {name}{inside} must be text")
             if key in values:
                 first = self.lines[*place, key]
                 raise self._error(line, f"{dotted((*place, key))} is given twice, first on line {first}")
@@ -162,8 +194,13 @@ class _Values:
         if text.lower() in _WORDS:
             return _WORDS[text.lower()]
         if _INT.match(text):
-            return int(text)
+            digits = text.lstrip("+-").replace("_", "").lstrip("0") or "0"
+            if len(digits) > _MOST_DIGITS:
+                wrong = f"{dotted(place)}={_shortened(text)} has too many digits; at most {_MOST_DIGITS}"
+                raise self._error(node.start_mark.line + 1, f"{wrong} are allowed")
+            return -int(digits) if text[0] == "-" else int(digits)
         return float(text) if _FLOAT.match(text) else text
 
     def _error(self, line: int | None, text: str) -> UserError:
+        text = _one_line(text)
         return self._error_class(f"{self._path}{'' if line is None else f':{line}'}: {text}")
