@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -q --dist loadgroup --no-loadscope-reorder --durations=20
 
-.PHONY: setup demo test test-fast check mutants slurm slurm-stop clean
+.PHONY: setup demo test test-fast check docs mutants slurm slurm-stop clean
 
 setup: .venv/installed
 
@@ -25,8 +25,14 @@ test: setup
 test-fast: setup
 	$(PYTEST) -n $$(nproc) -m "not ranks and not slurm and not slow and not gpu"
 
-check: setup
+check: setup docs
 	$(BIN)/pre-commit run --all-files
+	@message=$$(mktemp) && git log -1 --format=%B > $$message && \
+	  $(BIN)/pre-commit run --hook-stage commit-msg --commit-msg-filename $$message; status=$$?; rm -f $$message; exit $$status
+
+# The documentation in site/; a broken link or a field without a description is an error.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 mutants: setup
 	$(BIN)/python jobs/experiments/mutants.py results/mutants.md

@@ -1,0 +1,275 @@
+"""References of sweep files and site profiles, made from the models that read them.
+
+A field's docstring is its meaning, with `Range: ...` where its type does not say it and `Example: ...`, a YAML
+value.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from harness.cell import Optimizer, Target, Training, Workload
+from harness.launchers.site_profile import Site
+from harness.launchers.slurm_profile import SlurmProfile
+from harness.study.sweep import KEYS
+from harness.workloads import WORKLOADS
+from kfac_core.config import Costs, KFACConfig
+from kfac_core.schedule import Milestones
+
+Model = type[Any]
+
+SWEEP_MODELS: dict[str, Model] = {
+    "workload": Workload,
+    "target": Target,
+    "training": Training,
+    "optimizer": Optimizer,
+    "kfac": KFACConfig,
+    "kfac.costs": Costs,
+    "Schedules": Milestones,
+}
+SITE_MODELS: dict[str, Model] = {"Site profile": Site, "slurm": SlurmProfile}
+
+_UNITS = {
+    "_seconds": "s",
+    "_minutes": "min",
+    "_epochs": "epochs",
+    "_epoch": "epochs",
+    "_steps": "steps",
+    "_batch_size": "examples",
+    "_gb_per_node": "GB",
+}
+_TYPES = {
+    bool: "true or false",
+    int: "whole number",
+    float: "number",
+    str: "text",
+    types.NoneType: "null",
+    Milestones: "[schedule](#schedules)",
+    Costs: "[mapping](#kfaccosts)",
+    SlurmProfile: "[mapping](#slurm)",
+    Any: "any value",
+}
+_SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+
+class MissingDescriptionError(ValueError):
+    """A field or an option that nothing explains."""
+
+
+@dataclass(frozen=True)
+class FieldRow:
+    """One field as the reference shows it.
+
+    Attributes:
+        allowed: range, or choices; empty if the type says it all.
+        example: a YAML value.
+    """
+
+    name: str
+    kind: str
+    default: str
+    allowed: str
+    unit: str
+    meaning: str
+    example: str
+
+
+def sweep_reference() -> str:
+    """The page about sweep files."""
+    parts = [_SWEEP_HEAD, "| key | meaning |", "|---|---|"]
+    parts += [f"| `{key}` | {meaning} |" for key, meaning in KEYS.items()]
+    for title, model in SWEEP_MODELS.items():
+        head = title if title == "Schedules" else f"`{title}`"
+        parts += ["", f"## {head}", "", _first_line(model), "", _NOTES.get(title, ""), "", *_table(model)]
+    parts += ["", "## Options of every workload", "", _OPTIONS_HEAD]
+    for name, card in WORKLOADS.items():
+        metrics = ", ".join(f"`{metric}` ({better} is better)" for metric, better in card.metrics.items())
+        parts += ["", f"### `{name}`", "", f"{card.about[0].upper()}{card.about[1:]}.", ""]
+        parts += [f"Metrics: {metrics}.", "", "| option | default | allowed | meaning |", "|---|---|---|---|"]
+        parts += [" | ".join(["", f"`{row[0]}`", *row[1:], ""]).strip() for row in option_rows(name)]
+    return "\n".join([*parts, ""])
+
+
+def site_reference() -> str:
+    """The page about site profiles."""
+    parts = [_SITE_HEAD]
+    for title, model in SITE_MODELS.items():
+        head = f"`{title}`" if title == "slurm" else title
+        parts += ["", f"## {head}", "", _first_line(model), "", *_table(model)]
+    return "\n".join([*parts, ""])
+
+
+def option_rows(workload: str) -> Iterator[tuple[str, str, str, str]]:
+    """Name, default, choices and meaning of every option of a workload.
+
+    Raises:
+        MissingDescriptionError: an option without a meaning.
+    """
+    card = WORKLOADS[workload]
+    for option, default in card.options.items():
+        if not card.meanings.get(option):
+            raise MissingDescriptionError(f"option {option} of workload {workload} has no meaning in its card")
+        chosen = ", ".join(f"`{choice}`" for choice in card.choices.get(option, ()))
+        allowed = chosen or _TYPES[type(default)]
+        yield option, f"`{_yaml(default)}`", allowed, _capital(card.meanings[option])
+
+
+def rows(model: Model) -> Iterator[FieldRow]:
+    """The fields of a model, a dataclass or a pydantic one.
+
+    Raises:
+        MissingDescriptionError: a field without a docstring or an example.
+    """
+    meanings = _docstrings(model)
+    hints = typing.get_type_hints(model)
+    for name, default, constraints in _fields(model):
+        text = meanings.get(name, "")
+        meaning, example = _example(text)
+        if not meaning or not example:
+            raise MissingDescriptionError(
+                f"{model.__module__}.{model.__qualname__}.{name}: write a docstring below the field that says "
+                "what it means and ends with `Example: ...`"
+            )
+        meaning, allowed = _range(meaning)
+        allowed = allowed or _choices(hints[name]) or constraints
+        unit = next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), "")
+        yield FieldRow(name, _kind(hints[name]), default, allowed, unit, meaning, example)
+
+
+def _table(model: Model) -> Iterator[str]:
+    yield "| field | value | meaning |"
+    yield "|---|---|---|"
+    for row in rows(model):
+        value = ", ".join(part for part in (row.kind, row.allowed, row.unit and f"in {row.unit}") if part)
+        cells = [f"`{row.name}`", f"{value}<br>{row.default}", f"{row.meaning}<br>Example: `{row.example}`"]
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _fields(model: Model) -> Iterator[tuple[str, str, str]]:
+    """Name, default in YAML and range of every field."""
+    if dataclasses.is_dataclass(model):
+        for field in dataclasses.fields(model):
+            required = field.default is dataclasses.MISSING
+            yield field.name, _default(required, field.default), ""
+        return
+    for name, info in model.model_fields.items():
+        bounds = [
+            f"{sign} {getattr(constraint, key):g}"
+            for constraint in info.metadata
+            for key, sign in _SIGNS.items()
+            if getattr(constraint, key, None) is not None
+        ]
+        required = info.is_required()
+        yield name, _default(required, info.default), " and ".join(bounds)
+
+
+def _docstrings(model: Model) -> dict[str, str]:
+    """The text below each field, in the source of the class."""
+    (body,) = ast.parse(inspect.cleandoc("\n" + inspect.getsource(model))).body
+    assert isinstance(body, ast.ClassDef)  # noqa: S101  the source of a class
+    found = {}
+    for field, below in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            value = below.value if isinstance(below, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                found[field.target.id] = " ".join(value.value.split())
+    return found
+
+
+def _example(text: str) -> tuple[str, str]:
+    matched = re.search(r"\s*Example: `([^`]+)`\.$", text)
+    return (text[: matched.start()], matched[1]) if matched else (text, "")
+
+
+def _range(text: str) -> tuple[str, str]:
+    matched = re.search(r"\s*Range: ([\[(][^])]*[\])])\.", text)
+    return (text.replace(matched[0], "", 1), f"`{matched[1]}`") if matched else (text, "")
+
+
+def _choices(hint: Any) -> str:
+    choices = [choice for part in _union(hint) if get_origin(part) is Literal for choice in get_args(part)]
+    return ", ".join(f"`{_yaml(choice)}`" for choice in choices)
+
+
+def _kind(hint: Any) -> str:
+    kinds = dict.fromkeys(_single_kind(part) for part in _union(hint))
+    return " or ".join(kind for kind in kinds if kind)
+
+
+def _single_kind(part: Any) -> str:
+    origin = get_origin(part)
+    if origin is Literal:
+        kinds = dict.fromkeys(_TYPES[type(choice)] for choice in get_args(part))
+        return " or ".join(kinds)
+    if origin is tuple:
+        inner = [argument for argument in get_args(part) if argument is not ...]
+        names = dict.fromkeys(_single_kind(argument) for argument in inner)
+        return f"list of {' and '.join(names)}s".replace("texts", "text")
+    if origin is dict:
+        return "mapping"
+    if origin is not None:  # a function of the step: only in code
+        return ""
+    return _TYPES[part]
+
+
+def _union(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if isinstance(hint, types.UnionType) or get_origin(hint) is typing.Union else (hint,)
+
+
+def _default(required: bool, value: Any) -> str:
+    return "required" if required else f"default `{_yaml(value)}`"
+
+
+def _yaml(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if value == ():
+        return "[]"
+    return '""' if value == "" else str(value)
+
+
+def _first_line(model: Model) -> str:
+    return inspect.cleandoc(model.__doc__ or "").splitlines()[0]
+
+
+def _capital(text: str) -> str:
+    return text if text.startswith("`") else text[0].upper() + text[1:]
+
+
+_SWEEP_HEAD = """# Sweep files
+
+A sweep file is YAML 1.2 and says what is compared: `kronscale plan -f FILE` shows its cells and changes nothing. Unknown keys are errors
+that name the file and the line. This page is made from the code that reads the files.
+[jobs/sweeps/demo.yaml](../jobs/sweeps/demo.yaml) is an example of the whole format, and the [tutorial](../tutorial.md) builds one step by step.
+
+A method's fields override the shared ones, `--set FIELD=VALUE` on the command line overrides both, and a point of `grid`, `zip` or `include`
+overrides all of them. A field may be nested (`kfac: {damping: 0.003}`) or a dotted path (`kfac.damping: 0.003`).
+
+## Top level
+"""
+
+_OPTIONS_HEAD = """Written as `workload: {name: cifar10, options: {model: resnet20}}`; in `grid` as `workload.options.model`. An option that a workload
+does not have is an error. [Data](../data.md) says where the files come from."""
+
+_NOTES = {
+    "kfac": "These are the fields of `kfac_core.KFACConfig`, so a library user finds the same names. What each strategy and solver computes is on the "
+    "page [Methods](../methods.md).",
+    "Schedules": "In a sweep file `kfac.damping`, `kfac.factor_update_steps` and `kfac.inverse_update_steps` take either a number or this mapping: the value is "
+    "`initial * factor ** (milestones passed)`. Intervals are truncated to whole steps. For example, "
+    "`damping: {initial: 0.003, factor: 0.5, at: [20, 40]}` halves the damping after epochs 20 and 40. "
+    "The learning rate has a schedule of its own: `optimizer.warmup_epochs`, `decay_epochs` and `decay_factor`.",
+}
+
+_SITE_HEAD = """# Site profiles
+
+A site profile, `jobs/sites/<name>.yaml`, says where ranks run. `--site NAME` chooses one; the default is `local`, this machine. Facts about a
+cluster stand here and never in a sweep, so a cell has the same id wherever it runs. [Clusters](../clusters.md) explains how to write one, and
+`kronscale doctor --site NAME` checks it. This page is made from the code that reads the files."""
