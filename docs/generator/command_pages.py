@@ -45,14 +45,16 @@ class Parameter:
 
 
 def cli_reference() -> str:
-    """The page about every command."""
-    parts = [_HEAD]
+    """Every command with its arguments and options."""
+    parts: list[str] = []
     for command in commands():
         found = list(parameters(command))
         parts += [f"## `{command.name}`", "", command.about, "", "```text", _usage(command, found), "```", ""]
         if found:
             parts += ["| argument or option | default | meaning |", "|---|---|---|"]
-            parts += [f"| `{one.shown}` | {one.default} | {one.meaning} |".replace("\\|", "|") for one in found]
+            parts += [
+                f"| `{one.shown}` | {one.default} | {one.meaning} |".replace("\\|", "|") for one in found
+            ]
             parts.append("")
         if command.example:
             parts += ["Example:", "", "```sh", command.example, "```", ""]
@@ -79,7 +81,11 @@ def parameters(command: Command) -> Iterator[Parameter]:
     """
     hints = typing.get_type_hints(command.function, include_extras=True)
     for name, parameter in inspect.signature(command.function).parameters.items():
-        infos = [one for one in getattr(hints[name], "__metadata__", ()) if isinstance(one, (OptionInfo, ArgumentInfo))]
+        infos = [
+            one
+            for one in getattr(hints[name], "__metadata__", ())
+            if isinstance(one, (OptionInfo, ArgumentInfo))
+        ]
         if not infos:
             continue  # the context
         (info,) = infos
@@ -124,13 +130,3 @@ def _default(value: Any) -> str:
     if value is None or value is False or value == ():
         return ""
     return f"`{value}`"
-
-
-_HEAD = """# Commands
-
-`kronscale COMMAND --help` prints the same. This page is made from the commands themselves.
-
-Exit codes: 0 all is well; 1 a watched cell did not complete, or `doctor` found a fault; 2 a mistake in a file or on the command line (one line
-of text, and nothing is started); 3 `compare` found a regression; 4 the cost is over `--budget`; 130 interrupted. Ctrl-C ends the watching, not
-the runs. A cell that completes without reaching its target counts as completed.
-"""

@@ -1,7 +1,7 @@
 """References of sweep files and site profiles, made from the models that read them.
 
-A field's docstring is its meaning, with `Range: ...` where its type does not say it and `Example: ...`, a YAML
-value.
+A field's docstring is its meaning, with `Range: ...` where its type does not say it, and at its end
+`Example: ...`, a YAML value.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from kfac_core.schedule import Milestones
 
 Model = type[Any]
 
-SWEEP_MODELS: dict[str, Model] = {
+MODELS: dict[str, Model] = {
     "workload": Workload,
     "target": Target,
     "training": Training,
     "optimizer": Optimizer,
     "kfac": KFACConfig,
     "kfac.costs": Costs,
-    "Schedules": Milestones,
+    "schedule": Milestones,
+    "site": Site,
+    "slurm": SlurmProfile,
 }
-SITE_MODELS: dict[str, Model] = {"Site profile": Site, "slurm": SlurmProfile}
+"""Models of the files that users write, by the name of their table in `docs/reference`."""
 
 _UNITS = {
     "_seconds": "s",
@@ -82,29 +84,37 @@ class FieldRow:
     example: str
 
 
-def sweep_reference() -> str:
-    """The page about sweep files."""
-    parts = [_SWEEP_HEAD, "| key | meaning |", "|---|---|"]
-    parts += [f"| `{key}` | {meaning} |" for key, meaning in KEYS.items()]
-    for title, model in SWEEP_MODELS.items():
-        head = title if title == "Schedules" else f"`{title}`"
-        parts += ["", f"## {head}", "", _first_line(model), "", _NOTES.get(title, ""), "", *_table(model)]
-    parts += ["", "## Options of every workload", "", _OPTIONS_HEAD]
+def key_table() -> str:
+    """Keys at the top of a sweep file."""
+    return _joined(
+        ["| key | meaning |", "|---|---|", *(f"| `{key}` | {text} |" for key, text in KEYS.items())]
+    )
+
+
+def field_table(model: Model) -> str:
+    """The fields of a model."""
+    lines = ["| field | value | meaning |", "|---|---|---|"]
+    for row in rows(model):
+        value = ", ".join(part for part in (row.kind, row.allowed, row.unit and f"in {row.unit}") if part)
+        cells = [
+            f"`{row.name}`",
+            f"{value}<br>{row.default}",
+            f"{row.meaning}<br>Example: `{row.example}`",
+        ]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return _joined(lines)
+
+
+def option_tables() -> str:
+    """Metrics and options of every workload."""
+    parts: list[str] = []
     for name, card in WORKLOADS.items():
         metrics = ", ".join(f"`{metric}` ({better} is better)" for metric, better in card.metrics.items())
-        parts += ["", f"### `{name}`", "", f"{card.about[0].upper()}{card.about[1:]}.", ""]
-        parts += [f"Metrics: {metrics}.", "", "| option | default | allowed | meaning |", "|---|---|---|---|"]
-        parts += [" | ".join(["", f"`{row[0]}`", *row[1:], ""]).strip() for row in option_rows(name)]
-    return "\n".join([*parts, ""])
-
-
-def site_reference() -> str:
-    """The page about site profiles."""
-    parts = [_SITE_HEAD]
-    for title, model in SITE_MODELS.items():
-        head = f"`{title}`" if title == "slurm" else title
-        parts += ["", f"## {head}", "", _first_line(model), "", *_table(model)]
-    return "\n".join([*parts, ""])
+        parts += [f"### `{name}`", "", f"{_capital(card.about)}.", "", f"Metrics: {metrics}.", ""]
+        parts += ["| option | default | allowed | meaning |", "|---|---|---|---|"]
+        parts += [f"| `{row[0]}` | {' | '.join(row[1:])} |" for row in option_rows(name)]
+        parts.append("")
+    return _joined(parts)
 
 
 def option_rows(workload: str) -> Iterator[tuple[str, str, str, str]]:
@@ -116,7 +126,9 @@ def option_rows(workload: str) -> Iterator[tuple[str, str, str, str]]:
     card = WORKLOADS[workload]
     for option, default in card.options.items():
         if not card.meanings.get(option):
-            raise MissingDescriptionError(f"option {option} of workload {workload} has no meaning in its card")
+            raise MissingDescriptionError(
+                f"option {option} of workload {workload} has no meaning in its card"
+            )
         chosen = ", ".join(f"`{choice}`" for choice in card.choices.get(option, ()))
         allowed = chosen or _TYPES[type(default)]
         yield option, f"`{_yaml(default)}`", allowed, _capital(card.meanings[option])
@@ -135,22 +147,13 @@ def rows(model: Model) -> Iterator[FieldRow]:
         meaning, example = _example(text)
         if not meaning or not example:
             raise MissingDescriptionError(
-                f"{model.__module__}.{model.__qualname__}.{name}: write a docstring below the field that says "
-                "what it means and ends with `Example: ...`"
+                f"{model.__module__}.{model.__qualname__}.{name}: write a docstring below the field that "
+                "says what it means and ends with `Example: ...`"
             )
         meaning, allowed = _range(meaning)
         allowed = allowed or _choices(hints[name]) or constraints
         unit = next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), "")
         yield FieldRow(name, _kind(hints[name]), default, allowed, unit, meaning, example)
-
-
-def _table(model: Model) -> Iterator[str]:
-    yield "| field | value | meaning |"
-    yield "|---|---|---|"
-    for row in rows(model):
-        value = ", ".join(part for part in (row.kind, row.allowed, row.unit and f"in {row.unit}") if part)
-        cells = [f"`{row.name}`", f"{value}<br>{row.default}", f"{row.meaning}<br>Example: `{row.example}`"]
-        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _fields(model: Model) -> Iterator[tuple[str, str, str]]:
@@ -221,7 +224,9 @@ def _single_kind(part: Any) -> str:
 
 
 def _union(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if isinstance(hint, types.UnionType) or get_origin(hint) is typing.Union else (hint,)
+    return (
+        get_args(hint) if isinstance(hint, types.UnionType) or get_origin(hint) is typing.Union else (hint,)
+    )
 
 
 def _default(required: bool, value: Any) -> str:
@@ -236,40 +241,9 @@ def _yaml(value: Any) -> str:
     return '""' if value == "" else str(value)
 
 
-def _first_line(model: Model) -> str:
-    return inspect.cleandoc(model.__doc__ or "").splitlines()[0]
+def _joined(lines: list[str]) -> str:
+    return "\n".join(lines)
 
 
 def _capital(text: str) -> str:
     return text if text.startswith("`") else text[0].upper() + text[1:]
-
-
-_SWEEP_HEAD = """# Sweep files
-
-A sweep file is YAML 1.2 and says what is compared: `kronscale plan -f FILE` shows its cells and changes nothing. Unknown keys are errors
-that name the file and the line. This page is made from the code that reads the files.
-[jobs/sweeps/demo.yaml](../jobs/sweeps/demo.yaml) is an example of the whole format, and the [tutorial](../tutorial.md) builds one step by step.
-
-A method's fields override the shared ones, `--set FIELD=VALUE` on the command line overrides both, and a point of `grid`, `zip` or `include`
-overrides all of them. A field may be nested (`kfac: {damping: 0.003}`) or a dotted path (`kfac.damping: 0.003`).
-
-## Top level
-"""
-
-_OPTIONS_HEAD = """Written as `workload: {name: cifar10, options: {model: resnet20}}`; in `grid` as `workload.options.model`. An option that a workload
-does not have is an error. [Data](../data.md) says where the files come from."""
-
-_NOTES = {
-    "kfac": "These are the fields of `kfac_core.KFACConfig`, so a library user finds the same names. What each strategy and solver computes is on the "
-    "page [Methods](../methods.md).",
-    "Schedules": "In a sweep file `kfac.damping`, `kfac.factor_update_steps` and `kfac.inverse_update_steps` take either a number or this mapping: the value is "
-    "`initial * factor ** (milestones passed)`. Intervals are truncated to whole steps. For example, "
-    "`damping: {initial: 0.003, factor: 0.5, at: [20, 40]}` halves the damping after epochs 20 and 40. "
-    "The learning rate has a schedule of its own: `optimizer.warmup_epochs`, `decay_epochs` and `decay_factor`.",
-}
-
-_SITE_HEAD = """# Site profiles
-
-A site profile, `jobs/sites/<name>.yaml`, says where ranks run. `--site NAME` chooses one; the default is `local`, this machine. Facts about a
-cluster stand here and never in a sweep, so a cell has the same id wherever it runs. [Clusters](../clusters.md) explains how to write one, and
-`kronscale doctor --site NAME` checks it. This page is made from the code that reads the files."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 import html
 import io
 import re
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.mathtext import math_to_image
 
 _BLOCK = re.compile(r"^\$\$\n(?P<body>.+?)\n\$\$$", re.DOTALL | re.MULTILINE)
-_STYLE = {"svg.fonttype": "path", "svg.hashsalt": "formula", "mathtext.fontset": "stix"}
+_STYLE: Any = {"svg.fonttype": "path", "svg.hashsalt": "formula", "mathtext.fontset": "stix"}
 _POINTS_PER_EM = 10.0
 
 

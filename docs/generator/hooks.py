@@ -1,4 +1,4 @@
-"""MkDocs events: adds the pages that come from code and from other files of the repository.
+"""MkDocs events: fills in what is made from code, and adds pages that are files elsewhere in the repository.
 
 Nothing generated is stored. A field without a description, a link to nothing or an unreadable formula raises,
 and `mkdocs build --strict` fails.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +19,26 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 
 from command_pages import cli_reference  # noqa: E402  found through the line above
-from field_pages import site_reference, sweep_reference  # noqa: E402
+from field_pages import MODELS, field_table, key_table, option_tables  # noqa: E402
 from formulas import with_formulas  # noqa: E402
 from links import ASSETS, INCLUDED, rewritten  # noqa: E402
 from paper_pages import papers_reference  # noqa: E402
 
-_INFO = re.compile(r"^(```\w+)(?: [a-z ]+)$", re.MULTILINE)  # words after the language are for tests
-
-GENERATED = {
-    "reference/sweep.md": sweep_reference,
-    "reference/site.md": site_reference,
-    "reference/cli.md": cli_reference,
-    "reference/papers.md": papers_reference,
+GENERATED: dict[str, Callable[[], str]] = {
+    "sweep keys": key_table,
+    "workload options": option_tables,
+    "commands": cli_reference,
+    "papers": papers_reference,
+    **{f"fields {name}": partial(field_table, model) for name, model in MODELS.items()},
 }
+"""What `{{ name }}` on a line of a page stands for."""
+
+_MARK = re.compile(r"^\{\{ (.+) \}\}$", re.MULTILINE)
+_INFO = re.compile(r"^(```\w+)(?: [a-z ]+)$", re.MULTILINE)  # words after the language are for tests
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add generated pages, pages kept elsewhere in the repository, and the files that pages show."""
-    for page, generate in GENERATED.items():
-        files.append(File.generated(config, page, content=generate()))
+    """Add pages kept elsewhere in the repository, and the files that pages show."""
     for source, page in INCLUDED.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
     for folder, pattern in ASSETS:
@@ -45,9 +48,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Point links at pages of the site, and draw formulas."""
+    """Point links at pages of the site, draw formulas, and fill in what is made from code."""
     del config, files
     path = page.file.src_uri
-    if path in GENERATED:
-        return markdown
-    return with_formulas(rewritten(_INFO.sub(r"\1", markdown), path), path)
+    written = with_formulas(rewritten(_INFO.sub(r"\1", markdown), path), path)
+    return _MARK.sub(lambda mark: GENERATED[mark[1]](), written)

@@ -11,8 +11,8 @@ FOLDER = Path(__file__).parents[2] / "jobs" / "papers"
 
 
 def papers_reference() -> str:
-    """The page about the figures of every paper at every size."""
-    parts = [_HEAD]
+    """The figures of every paper at every size."""
+    parts: list[str] = []
     for paper, size in sizes():
         content, _ = read_paper(paper, size, FOLDER)
         parts += [f"## {paper}, {size}", "", f"{content.title}. Here: {content.about}.", ""]
@@ -29,9 +29,3 @@ def papers_reference() -> str:
 def sizes() -> list[tuple[str, str]]:
     """Every paper with each of its sizes."""
     return sorted((path.parent.name, path.stem) for path in FOLDER.glob("*/*.yaml"))
-
-
-_HEAD = """# Figures of every paper
-
-Made from the lists in `jobs/papers/`; [Reproducing the papers](../papers.md) says which have been run and how far they are from the papers.
-"""
