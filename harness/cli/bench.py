@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -96,6 +95,8 @@ def instrument(
     if model not in _MODELS:
         raise UserError(f"--model {model!r} is not one of {', '.join(_MODELS)}")
     figures = measure(model, batch or _MODELS[model], pairs, threads)
+    from statistics import median  # noqa: PLC0415  see core
+
     on, off = (median(figures[name]) for name in ("on_seconds", "off_seconds"))
     paired, computed = figures["overhead"], figures["computed_overhead"]
     screen = console()

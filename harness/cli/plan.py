@@ -35,14 +35,13 @@ def plan(
     """Show what a sweep file would run and what is completed; changes nothing."""
     # imported here so that --help does not load pydantic and rich
     from harness.cli.output import console  # noqa: PLC0415
-    from harness.launchers.site_profile import read_site  # noqa: PLC0415
     from harness.runs.arms import differences  # noqa: PLC0415
     from harness.study.filters import select  # noqa: PLC0415
     from harness.study.plan_summary import plan_summary  # noqa: PLC0415
     from harness.study.sweep import read_sweep  # noqa: PLC0415
 
     sweep = read_sweep(file, set_ or ())
-    profile = read_site(site) if site else None
+    profile = _site(site) if site else None
     summary = plan_summary(select(sweep.cells, *(where or ())), runs)
     differs = differences(summary.cells)
     if as_json:
@@ -100,6 +99,12 @@ def _print_cells(summary: PlanSummary, differs: dict[str, str], every: bool) -> 
         lines.append(f"... and {len(summary.cells) - len(shown)} more; --all lists them")
     # not through rich: an id wrapped at the edge of the terminal could not be copied
     typer.echo("\n".join(lines))
+
+
+def _site(name: str) -> Site:
+    from harness.launchers.site_profile import read_site  # noqa: PLC0415  slow to load, and often not asked
+
+    return read_site(name)
 
 
 def _site_in_words(site: Site, summary: PlanSummary) -> str:

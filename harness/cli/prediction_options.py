@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import UserError
-from kfac_core.config import KFACConfig, nearest
-from kfac_core.placement.strategies import check_world_size
 
 if TYPE_CHECKING:
     from analysis.cost_model.models import Model
+    from kfac_core.config import KFACConfig
 
 MODEL_HELP = "Model: resnet50, bert_large, ..."
 SET_HELP = "Set a field of K-FAC: solver=inverse, inverse_update_steps=500."
@@ -35,9 +34,10 @@ def settings(pairs: Sequence[str]) -> dict[str, Any]:
     """Hyperparameters of K-FAC from `FIELD=VALUE`.
 
     Raises:
-        UserError: unknown field, or not FIELD=VALUE.
+        UserError: unknown field, one given twice, or not FIELD=VALUE.
     """
     from harness.yaml_files.document import read_value  # noqa: PLC0415  see model_named
+    from kfac_core.config import KFACConfig, nearest  # noqa: PLC0415
 
     fields = tuple(KFACConfig.__dataclass_fields__)
     values: dict[str, Any] = {}
@@ -46,6 +46,10 @@ def settings(pairs: Sequence[str]) -> dict[str, Any]:
         if not sign or name not in fields:
             hint = nearest(name, fields)
             raise UserError(f"--set {pair}: {name!r} is not a field of K-FAC{hint}; write FIELD=VALUE")
+        if name in values:
+            raise UserError(f"--set {pair}: {name} is set a second time; give it once")
+        if not value.strip():
+            raise UserError(f"--set {pair}: has no value; write null for no value")
         values[name] = read_value(value, f"--set {name}", UserError)
     return values
 
@@ -57,6 +61,9 @@ def configured(strategy: str, world_size: int, values: dict[str, Any]) -> KFACCo
         ConfigError: a value is out of range.
         PlacementError: the strategy does not support this world size.
     """
+    from kfac_core.config import KFACConfig  # noqa: PLC0415  see model_named
+    from kfac_core.placement.strategies import check_world_size  # noqa: PLC0415
+
     config = KFACConfig(**{**values, "strategy": strategy})
     check_world_size(config, world_size)
     return config

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from harness.cell import Cell
-from harness.launchers.attempt_state import AttemptState
-from harness.launchers.cost_estimate import CostEstimate
-from harness.launchers.launch import WORKER_COMMAND, Launch
-from harness.launchers.local import LocalLauncher
-from harness.launchers.site_profile import Site
-from harness.launchers.slurm.launcher import SlurmLauncher
-from harness.runs.store import Attempt, SweepFolder
+if TYPE_CHECKING:
+    from harness.cell import Cell
+    from harness.launchers.attempt_state import AttemptState
+    from harness.launchers.cost_estimate import CostEstimate
+    from harness.launchers.launch import Launch
+    from harness.launchers.site_profile import Site
+    from harness.runs.store import Attempt, SweepFolder
 
 
 class Launcher(Protocol):
@@ -25,7 +26,7 @@ class Launcher(Protocol):
     def check(self, cell: Cell, site: Site) -> None:
         """Raise a SiteError for a cell that the site can never run."""
 
-    def plan(self, cell: Cell, site: Site, command: Sequence[str] = WORKER_COMMAND) -> Launch:
+    def plan(self, cell: Cell, site: Site, command: Sequence[str] = ...) -> Launch:
         """How an attempt at `cell` will be launched; changes nothing."""
 
     def estimate_cost(self, cells: Sequence[Cell], site: Site) -> CostEstimate:
@@ -59,4 +60,21 @@ class Launcher(Protocol):
         """
 
 
-LAUNCHERS: Mapping[str, Launcher] = {"local": LocalLauncher(), "slurm": SlurmLauncher()}
+class _OnFirstUse:
+    """A launcher that is imported when it is first used; `plan` and most calls of `status` use none."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module, self._name = module, name
+
+    @cached_property
+    def _launcher(self) -> Launcher:
+        return cast("Launcher", getattr(import_module(self._module), self._name)())
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._launcher, attribute)
+
+
+LAUNCHERS: Mapping[str, Launcher] = {
+    "local": cast("Launcher", _OnFirstUse("harness.launchers.local", "LocalLauncher")),
+    "slurm": cast("Launcher", _OnFirstUse("harness.launchers.slurm.launcher", "SlurmLauncher")),
+}

@@ -14,7 +14,6 @@ from typing import Any
 from harness.cell import Cell
 from harness.launchers import LAUNCHERS
 from harness.launchers.attempt_state import AttemptState
-from harness.launchers.launch import RanksStarted
 from harness.runs.checkpoint_store import resumable
 from harness.runs.effective_records import effective_evaluations
 from harness.runs.log_tail import last_record
@@ -140,6 +139,8 @@ def _ended(cell: Cell, attempt: Attempt, outcome: Outcome) -> CellStatus:
 
 
 def _running(cell: Cell, attempt: Attempt) -> CellStatus:
+    from harness.launchers.launch import RanksStarted  # noqa: PLC0415  slow to load, and few cells run
+
     started = RanksStarted.read(attempt)
     status = CellStatus(cell, "RUNNING", attempt, started_at=started.started_at if started else None)
     heartbeats = [(attempt.last_heartbeat(rank), rank) for rank in range(cell.world_size)]
