@@ -25,6 +25,7 @@ from harness.launchers.launch import (
     user_name,
 )
 from harness.launchers.local.mpiexec import NO_MPIEXEC, find_mpiexec
+from harness.launchers.local.waiting import waiting
 from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.site_profile import Site
 from harness.runs.ownership import foreign
@@ -111,9 +112,11 @@ class LocalLauncher:
         return raw is not None and ProcessIdentity.read(raw).alive()
 
     def attempt_states(self, attempts: Sequence[Attempt]) -> dict[Attempt, AttemptState]:
-        """States of started attempts whose supervisor is gone or elsewhere, and of pending ones of others."""
-        reported = ((attempt, _reported(attempt)) for attempt in attempts)
-        return {attempt: state for attempt, state in reported if state is not None}
+        """States of started attempts whose supervisor is gone or elsewhere; why pending ones wait."""
+        reported = {attempt: _reported(attempt) for attempt in attempts}
+        found = {attempt: state for attempt, state in reported.items() if state is not None}
+        own = (attempt for attempt in attempts if attempt not in found)
+        return found | waiting(attempt for attempt in own if not (attempt.path / "begun.json").exists())
 
     def cancel(self, attempts: Sequence[Attempt], *, checkpoint: bool = False) -> None:
         """Request the end of attempts, pending or running; returns before they have ended."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from harness.launchers.launch import Launch, RanksStarted, cancel_requested
-from harness.launchers.local.leases import leased
+from harness.launchers.local.leases import leased, pools_of
 from harness.launchers.local.ranks import Ranks
 from harness.launchers.oom import oom_kills
 from harness.launchers.outcome import outcome_of_ranks, outcome_without_ranks
@@ -79,11 +79,8 @@ class _Supervisor:
         return outcome.state
 
     def _run_with_leases(self) -> Outcome | None:
-        launch, ranks = self.launch, self.world_size
-        share = launch.cpus_per_rank
-        cpus = len(launch.cpus) if launch.oversubscribed else ranks * share
-        pools = [("cpu", launch.cpus, cpus), ("gpu", launch.gpus, ranks * launch.site.gpus_per_rank)]
-        with leased(pools, give_up=self._cancelled) as held:
+        pools = pools_of(self.launch, self.world_size)
+        with leased(pools, give_up=self._cancelled, label=str(self.attempt.path.resolve())) as held:
             self._waiting = False
             if self.attempt.outcome() is not None:  # cancelled by another process while this one waited
                 return None

@@ -1,0 +1,79 @@
+"""Why a pending attempt of this host does not run yet: its place in the queue, or the leases it waits for."""
+
+from __future__ import annotations
+
+import socket
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from harness.launchers.attempt_state import AttemptState
+from harness.launchers.launch import Launch, supervisor_identity
+from harness.launchers.local.leases import QUEUE_LOCK, holders, pools_of
+from harness.runs.store import Attempt
+
+
+def waiting(attempts: Iterable[Attempt]) -> dict[Attempt, AttemptState]:
+    """For attempts that have not started, what they wait for; without those of which nothing is known."""
+    by_sweep: dict[Path, list[Attempt]] = defaultdict(list)
+    for attempt in attempts:
+        by_sweep[attempt.path.parent.parent].append(attempt)
+    found: dict[Attempt, AttemptState] = {}
+    for pending in by_sweep.values():
+        first = next(filter(_has_supervisor, pending), None)  # a queue has one attempt wait at a time
+        for attempt in pending if first else ():
+            if attempt == first:
+                why = _missing_leases(attempt)
+            else:
+                why = f"queued behind {first.cell_folder.id}" if first else ""
+            if why:
+                found[attempt] = AttemptState(None, why)
+    return found
+
+
+def _has_supervisor(attempt: Attempt) -> bool:
+    supervisor = supervisor_identity(attempt)
+    return supervisor is not None and supervisor.host == socket.gethostname() and supervisor.alive()
+
+
+def _missing_leases(attempt: Attempt) -> str:
+    launch = Launch.read(attempt)
+    if launch is None:
+        return ""
+    held, own = holders(), _name(str(attempt.path.resolve()))
+    by_holder = {lease: _name(label) for lease, label in held.items()}
+    queued_behind = by_holder.get(QUEUE_LOCK, own)
+    if queued_behind != own:
+        return f"waits until {queued_behind} has its leases"
+    parts = []
+    for kind, numbers, needed in pools_of(launch, attempt.cell_folder.cell().world_size):
+        others: dict[str, list[int]] = defaultdict(list)
+        for number in numbers:
+            others[by_holder.get(f"{kind}-{number}", "")].append(number)
+        others.pop("", None)
+        missing = needed - len(others.pop(own, ()))
+        if missing > 0 and others:
+            more = f"{missing} more" if missing < needed else str(missing)
+            parts.append(f"waits for {more} of {kind.upper()}s {_ranges(numbers)}; {_in_words(kind, others)}")
+    return "; ".join(parts)
+
+
+def _in_words(kind: str, others: Mapping[str, Sequence[int]]) -> str:
+    return ", ".join(f"{holder} holds {kind.upper()} {_ranges(held)}" for holder, held in others.items())
+
+
+def _name(label: str) -> str:
+    """`sweep/cell` of an attempt's path; any other label as it is."""
+    path = Path(label)
+    return f"{path.parts[-3]}/{path.parts[-2]}" if path.name.startswith("attempt-") else label
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers as `0-3,7`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
