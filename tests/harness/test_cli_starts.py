@@ -57,7 +57,8 @@ def test_plan_status_and_predict_start_without_the_heavy_libraries(arguments):
 def test_help_does_not_load_pydantic_or_rich():
     runner = (
         "import sys; from harness.cli import main; code = main(['--help'])\n"
-        "sys.exit(code or [name for name in ('pydantic', 'yaml', 'kfac_core.placement') if name in sys.modules] or 0)"
+        "heavy = ('pydantic', 'yaml', 'kfac_core.placement')\n"
+        "sys.exit(code or [name for name in heavy if name in sys.modules] or 0)"
     )
     done = subprocess.run([sys.executable, "-c", runner], text=True, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
