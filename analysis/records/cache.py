@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 
+from harness.runs.store import SweepFolder
+
 LAYOUT_VERSION = 6
 """Raise this when a column of a cached frame changes, so that old caches are discarded."""
 
 STAMP_LENGTH = 16
+_RECORDS = re.compile(r"rank-.*\.jsonl")
 
 Frames = dict[str, pd.DataFrame]
 
@@ -40,13 +45,20 @@ def derived_folder(sweep_path: Path) -> Path:
 def fingerprint(sweep_path: Path) -> str:
     """Hash of path, size and modification time of every file that the frames are read from."""
     digest = hashlib.sha256(f"{LAYOUT_VERSION}\n{sweep_path.resolve()}\n".encode())
-    for pattern in ("*/cell.json", "*/attempt-*/*.json", "*/attempt-*/rank-*.jsonl"):
-        for path in sorted(sweep_path.glob(pattern)):
-            status = path.stat()
-            digest.update(f"{path.relative_to(sweep_path)} {status.st_size} {status.st_mtime_ns}\n".encode())
-    for path in sorted(sweep_path.glob("*/attempt-*")):  # an attempt without files counts too
-        digest.update(f"{path.relative_to(sweep_path)}\n".encode())
+    for folder in SweepFolder(sweep_path).stored():
+        _add(digest, folder.id, (folder.path / "cell.json").stat())
+        for attempt in folder.attempts():
+            name = f"{folder.id}/{attempt.path.name}"
+            digest.update(f"{name}\n".encode())  # an attempt without files counts too
+            with os.scandir(attempt.path) as entries:
+                for entry in sorted(entries, key=lambda one: one.name):
+                    if entry.name.endswith(".json") or _RECORDS.fullmatch(entry.name):
+                        _add(digest, f"{name}/{entry.name}", entry.stat())
     return digest.hexdigest()[:STAMP_LENGTH]
+
+
+def _add(digest: hashlib._Hash, name: str, status: os.stat_result) -> None:
+    digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
 
 
 def _store(frames: Frames, folder: Path) -> None:

@@ -203,15 +203,15 @@ class SweepFolder:
 
     def cell_folders(self) -> Iterator[CellFolder]:
         """The folders of cells that this version can read, by name; see `version_errors`."""
-        return (folder for folder in self._stored() if _version_error(folder) is None)
+        return (folder for folder in self.stored() if _version_error(folder) is None)
 
     def version_errors(self) -> list[str]:
         """One error message for each stored cell that this version cannot read."""
-        return [error for error in map(_version_error, self._stored()) if error is not None]
+        return [error for error in map(_version_error, self.stored()) if error is not None]
 
     def holds_cells(self) -> bool:
         """Whether there is any cell, of this or another version."""
-        return any(self._stored())
+        return any(self.stored())
 
     def cell_folders_named(self, prefix: str) -> list[CellFolder]:
         """The folders of cells whose ids begin with `prefix`, by name; reads no other cell."""
@@ -219,11 +219,13 @@ class SweepFolder:
         named = (path for path in paths if path.name.startswith(prefix))
         return [CellFolder(path) for path in named if (path / "cell.json").is_file()]
 
-    def _stored(self) -> Iterator[CellFolder]:
-        if self.path.is_dir():
-            for path in sorted(self.path.iterdir()):
-                if (path / "cell.json").is_file():
-                    yield CellFolder(path)
+    def stored(self) -> Iterator[CellFolder]:
+        """The folders with a cell, of this or another version, by name."""
+        # As text and not as paths, which take ten times as long: there may be 100,000 folders without a cell.
+        top = str(self.path)
+        for name in sorted(os.listdir(top)) if os.path.isdir(top) else ():  # noqa: PTH112, PTH208
+            if os.path.isfile(f"{top}/{name}/cell.json"):  # noqa: PTH113
+                yield CellFolder(self.path / name)
 
 
 def _version_error(folder: CellFolder) -> str | None:
