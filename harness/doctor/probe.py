@@ -22,8 +22,8 @@ import torch.distributed as dist
 from harness.calibrate import timed
 from harness.doctor.reports import NOT_KNOWN, Report, WorldReport
 from harness.launchers.cgroups import memory_limit_bytes
+from harness.runs.atomic_files import write_atomically
 from harness.runs.records import RecordWriter
-from harness.runs.store import write_atomically
 from harness.training.environment import read_environment
 from harness.training.rank_process import RankArguments, exit_at_once, failure_record
 from harness.training.train import Result  # which imports all that a training rank imports

@@ -36,7 +36,11 @@ class Launcher(Protocol):
         """The commands or scripts that `launch` would submit, literally; changes nothing."""
 
     def launch(self, folder: SweepFolder, launches: Iterable[tuple[Attempt, Launch]]) -> None:
-        """Make attempts pending and have them start; the caller holds the sweep's submit lock."""
+        """Make attempts pending and have them start; the caller holds the sweep's submit lock.
+
+        Raises:
+            OSError: the disk is full, for example; nothing was started, so the caller withdraws all.
+        """
 
     def interrupted(self, folder: SweepFolder) -> bool:
         """Whether a `launch` was interrupted in a way that its attempts' files do not show."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import stat
 import sys
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
@@ -20,8 +21,11 @@ from pydantic import Field
 from harness.cell import Spec
 from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.site_profile import Site
+from harness.runs.atomic_files import release_reserve, write_atomically
 from harness.runs.ownership import read_own
-from harness.runs.store import Attempt, write_atomically
+from harness.runs.store import Attempt
+
+_PREPARED = ".launch.json"
 
 SHARED_RUNS = "--shared-runs"
 """Word of the command lines of queues and of jobs whose site has `shared_runs`."""
@@ -82,6 +86,27 @@ class Launch(Spec):
         raw = path.read_bytes() if shared_runs else read_own(path, attempt.path.parent.parent)
         return cls.model_validate(json.loads(raw))
 
+    def prepare(self, attempt: Attempt, world_size: int) -> None:
+        """Write everything that takes space on the disk, so that `publish` takes none.
+
+        Raises:
+            OSError: the disk is full, for example; the attempt is not pending.
+        """
+        attempt.reserve(world_size)
+        attempt.write(_PREPARED, self.to_dict())
+
+    @staticmethod
+    def publish(attempt: Attempt) -> None:
+        """Make the prepared `launch.json` visible: from now on the attempt is pending."""
+        (attempt.path / _PREPARED).replace(attempt.path / "launch.json")
+
+    @staticmethod
+    def withdraw(attempt: Attempt) -> None:
+        """Make an attempt that nothing has started as if it had never been launched."""
+        for name in ("launch.json", _PREPARED):
+            (attempt.path / name).unlink(missing_ok=True)
+        release_reserve(attempt.path)
+
     def write(self, attempt: Attempt) -> None:
         """Write `launch.json`: from now on the attempt is pending."""
         attempt.write("launch.json", self.to_dict())
@@ -135,7 +160,12 @@ def supervisor_identity(attempt: Attempt) -> ProcessIdentity | None:
 
 def request_cancel(attempt: Attempt, *, checkpoint: bool = False) -> None:
     """Request that the attempt be ended, after saving a checkpoint or at once."""
-    write_atomically(attempt.path / "cancel", "checkpoint\n" if checkpoint else "")
+    path = attempt.path / "cancel"
+    if checkpoint:
+        write_atomically(path, "checkpoint\n")
+    else:  # an empty file takes no space, so a full disk does not prevent it
+        mode = stat.S_IRUSR | stat.S_IWUSR | attempt.path.stat().st_mode & stat.S_IRGRP
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode))
 
 
 def cancel_requested(attempt: Attempt) -> Literal["checkpoint", "now"] | None:

@@ -14,12 +14,10 @@ An attempt with an outcome never changes; a retry is a new attempt.
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,11 +26,21 @@ from pydantic import ValidationError
 
 from harness.cell import NAME_PATTERN, Cell
 from harness.errors import StoreError
+from harness.runs.atomic_files import (
+    is_full,
+    make_inside,
+    make_reserve,
+    release_reserve,
+    write_atomically,
+    write_once,
+)
 from harness.runs.heartbeat import Heartbeat, read_heartbeat
 from harness.runs.records import Outcome
 
 DEFAULT_ROOT = Path("results/runs")
 
+_RESERVE_BYTES = 4096
+_RESERVE_BYTES_PER_RANK = 256  # a rank's exit takes some 130 in the outcome, and more with an error
 _ATTEMPT = re.compile(r"attempt-[1-9][0-9]*")
 
 
@@ -87,10 +95,29 @@ class Attempt:
     def write_outcome(self, outcome: Outcome) -> bool:
         """Write the outcome unless there is one; the first writer wins.
 
+        A full disk does not prevent it if the attempt has a reserve; at worst the ranks are left out of it.
+
         Returns:
             Whether this call wrote it.
         """
-        return write_once(self.path / "outcome.json", outcome.to_json())
+        path = self.path / "outcome.json"
+        try:
+            written = write_once(path, outcome.to_json(), use_reserve=True)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            short = replace(outcome, ranks=outcome.ranks[:1]).to_json()
+            written = write_once(path, short, use_reserve=True)
+        release_reserve(self.path)
+        return written
+
+    def reserve(self, world_size: int) -> None:
+        """Occupy the disk space that the outcome of so many ranks needs, until it is written.
+
+        Raises:
+            OSError: there is no space; with the path.
+        """
+        make_reserve(self.path, _RESERVE_BYTES + world_size * _RESERVE_BYTES_PER_RANK)
 
     def lineage(self) -> list[Attempt]:
         """The attempt and earlier attempts of its run, whose checkpoints it resumes from, newest first."""
@@ -170,7 +197,11 @@ class CellFolder:
             except FileExistsError:
                 number += 1
             else:
-                attempt.make_logs()
+                try:
+                    attempt.make_logs()
+                except OSError:  # without the folder the cell's last attempt is still its last
+                    attempt.path.rmdir()
+                    raise
                 return attempt
 
 
@@ -245,41 +276,3 @@ def sweep_folder(sweep: str, root: Path = DEFAULT_ROOT) -> SweepFolder:
     if not re.fullmatch(NAME_PATTERN, sweep):
         raise StoreError(f"{sweep!r} is not the name of a sweep, a folder in {root}; paths are not taken")
     return SweepFolder(root / sweep)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that readers see the old or the new content, even after a crash."""
-    temporary = _write_beside(path, text)
-    temporary.replace(path)
-
-
-def write_once(path: Path, text: str) -> bool:
-    """Write a file unless it exists; returns whether this call wrote it."""
-    if path.exists():
-        return False
-    temporary = _write_beside(path, text)
-    try:
-        os.link(temporary, path)  # unlike a rename, a link fails if the file exists
-    except FileExistsError:
-        return False
-    finally:
-        temporary.unlink()
-    return True
-
-
-def make_inside(folder: Path) -> None:
-    """Make a folder with the permissions of its parent, whatever the umask."""
-    folder.mkdir(mode=0o700)
-    folder.chmod(folder.parent.stat().st_mode & 0o2750)
-
-
-def _write_beside(path: Path, text: str) -> Path:
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.fchmod(
-        descriptor, 0o600 | path.parent.stat().st_mode & 0o040
-    )  # readable by the group if its folder is
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    return Path(name)

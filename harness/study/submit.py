@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.cell import Cell
+from harness.errors import StoreError
 from harness.launchers import LAUNCHERS
 from harness.launchers.cost_estimate import CostEstimate
 from harness.launchers.launch import WORKER_COMMAND, Launch
@@ -210,13 +212,25 @@ def _start(
         launcher.check(cell, site)
     if cells:
         launcher.estimate_cost(cells, site).refuse_beyond(budget)
-        launcher.launch(folder, (_new(cell, site, folder, command, resume) for cell in in_blocks(cells)))
+        made: list[Path] = []
+        launches = (_new(cell, site, folder, command, resume, made) for cell in in_blocks(cells))
+        try:
+            launcher.launch(folder, launches)
+        except OSError as error:
+            _withdraw(made)
+            raise StoreError(
+                f"{error.filename or folder.path}: {error.strerror or error}; nothing was submitted: free "
+                f"some space, or keep runs on another file system (--runs)"
+            ) from None
 
 
 def _new(
-    cell: Cell, site: Site, folder: SweepFolder, command: Sequence[str], resume: bool
+    cell: Cell, site: Site, folder: SweepFolder, command: Sequence[str], resume: bool, made: list[Path]
 ) -> tuple[Attempt, Launch]:
-    cell_folder = folder.stage(cell)
+    """The new attempt and its launch; adds the folders that it makes to `made`, before it makes them."""
+    if not (cell_folder := folder.cell_folder(cell)).path.exists():
+        made.append(cell_folder.path)
+    folder.stage(cell)
     if not site.shared_runs:
         refuse_foreign(cell_folder.path / "cell.json", folder.path)
 
@@ -230,7 +244,9 @@ def _new(
     )
     launch = LAUNCHERS[site.launcher].plan(cell, site, command)
     continues = saved[-1] if saved else None
-    return _attempt_at(cell_folder), launch.model_copy(update={"continues": continues})
+    attempt = _attempt_at(cell_folder)
+    made.append(attempt.path)
+    return attempt, launch.model_copy(update={"continues": continues})
 
 
 def _attempt_at(cell_folder: CellFolder) -> Attempt:
@@ -241,6 +257,13 @@ def _attempt_at(cell_folder: CellFolder) -> Attempt:
         latest.make_logs()  # the interrupted submission may not have made them
         return latest
     return cell_folder.new_attempt()
+
+
+def _withdraw(made: Sequence[Path]) -> None:
+    """Undo a submission that could not be completed, and that has started nothing."""
+    for folder in reversed(made):
+        Launch.withdraw(Attempt(folder))
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _cancel(attempts: Sequence[Attempt], *, checkpoint: bool) -> None:

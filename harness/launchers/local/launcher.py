@@ -85,11 +85,12 @@ class LocalLauncher:
 
     def launch(self, folder: SweepFolder, launches: Iterable[tuple[Attempt, Launch]]) -> None:
         """Make attempts pending and have a queue start them; the caller holds the sweep's submit lock."""
-        shared_runs = False
-        for attempt, launch in launches:
-            launch.write(attempt)
-            shared_runs = launch.site.shared_runs
-        self.resume(folder, shared_runs=shared_runs)
+        planned = dict(launches)
+        for attempt, launch in planned.items():  # all that can fail for want of space comes first
+            launch.prepare(attempt, attempt.cell_folder.cell().world_size)
+        for attempt in planned:
+            Launch.publish(attempt)
+        self.resume(folder, shared_runs=any(launch.site.shared_runs for launch in planned.values()))
 
     def interrupted(self, folder: SweepFolder) -> bool:
         """Never: a pending attempt is one whose `launch.json` was written."""

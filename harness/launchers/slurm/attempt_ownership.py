@@ -14,9 +14,10 @@ from dataclasses import replace
 from harness.launchers.launch import Launch, cancel_requested
 from harness.launchers.outcome import outcome_without_ranks
 from harness.launchers.slurm.submission_manifest import SubmissionManifest
+from harness.runs.atomic_files import write_once
 from harness.runs.checkpoint_store import CheckpointStore, resumable
 from harness.runs.records import Outcome, State
-from harness.runs.store import Attempt, write_once
+from harness.runs.store import Attempt
 
 
 def acquire_attempt(listed: Attempt, manifest: SubmissionManifest) -> Attempt | None:
@@ -42,10 +43,10 @@ def acquire_attempt(listed: Attempt, manifest: SubmissionManifest) -> Attempt | 
         return last if _acquire(last) else None
     if holder["job"] != _this_job() or holder["restart"] >= _restarts():
         return None
-    return _continue(last)
+    return _continue(last, manifest)
 
 
-def _continue(interrupted: Attempt) -> Attempt | None:
+def _continue(interrupted: Attempt, manifest: SubmissionManifest) -> Attempt | None:
     if cancel_requested(interrupted) is not None:
         cause = "cancelled before its job was started again"
         interrupted.write_outcome(_interruption(interrupted, "CANCELLED", cause))
@@ -55,6 +56,7 @@ def _continue(interrupted: Attempt) -> Attempt | None:
         return None
     attempt = interrupted.cell_folder.new_attempt()
     continues = interrupted.number if CheckpointStore(interrupted).newest_first() else launch.continues
+    attempt.reserve(manifest.layout.world_size)
     launch.model_copy(update={"continues": continues}).write(attempt)
     cause = f"Slurm requeued its job and started it again; resumed by attempt {attempt.number}"
     interrupted.write_outcome(_interruption(interrupted, "PREEMPTED", cause))

@@ -9,6 +9,7 @@ gets the state from Slurm.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -22,7 +23,6 @@ from types import FrameType
 from harness.launchers.launch import SHARED_RUNS, Launch, RanksStarted, cancel_requested
 from harness.launchers.outcome import outcome_of_ranks, outcome_without_ranks
 from harness.launchers.slurm.attempt_ownership import acquire_attempt
-from harness.launchers.slurm.disk_reserve import disk_is_full, release_reserve, reserve_disk
 from harness.launchers.slurm.job_layout import slurm
 from harness.launchers.slurm.scheduler import requeue
 from harness.launchers.slurm.step import StepEnd, run_step
@@ -30,6 +30,8 @@ from harness.launchers.slurm.submission_manifest import SubmissionManifest
 from harness.runs.log_tail import last_lines
 from harness.runs.records import Outcome
 from harness.runs.store import Attempt
+
+_FULL_BYTES = 1024 * 1024
 
 
 class Supervisor:
@@ -95,12 +97,10 @@ class Supervisor:
         started_at = time.time()
         RanksStarted(started_at, (), ()).write(attempt)
         try:
-            reserve_disk(attempt, self._manifest.layout.world_size)
+            attempt.reserve(self._manifest.layout.world_size)
             end = run_step(attempt, launch, self._manifest.layout, self._ending.is_set)
         except OSError as error:
             return outcome_without_ranks("FAILED", f"the ranks could not be run: {error}", started_at)
-        finally:
-            release_reserve(attempt)
         if self._ending.is_set() and cancel_requested(attempt) is None:
             return None
         outcome = self._outcome(attempt, end, started_at)
@@ -128,7 +128,7 @@ class Supervisor:
             message = printed[-1].strip() if printed else ""
             cause = f"srun started no rank and ended with {end.exit_code}: {message}"
             return replace(outcome, cause=cause, ranks=())
-        if disk_is_full(attempt):
+        if shutil.disk_usage(attempt.path).free < _FULL_BYTES:
             return replace(outcome, cause=f"{outcome.cause}; no space is left on the disk of {attempt.path}")
         return outcome
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from harness.launchers.launch import WORKER_COMMAND, Launch, cancel_requested, r
 from harness.launchers.site_profile import Site
 from harness.launchers.slurm.bad_nodes import exclude_bad_nodes
 from harness.launchers.slurm.job_layout import lay_out, nodes_of, slurm
-from harness.launchers.slurm.sbatch import batch_text, submit_manifest
+from harness.launchers.slurm.sbatch import batch_text, submit_manifest, write_script
 from harness.launchers.slurm.scheduler import (
     Job,
     NoAnswerError,
@@ -87,10 +88,19 @@ class SlurmLauncher:
         site = next(iter(planned.values())).site
         items = [(attempt, attempt.cell_folder.cell()) for attempt in planned]
         manifests = list(_manifests(folder, items, planned, site))
+        try:
+            for manifest in manifests:
+                manifest.write()
+                write_script(manifest)
+                for number, attempt in manifest.attempts():
+                    manifest.launch_of(number, attempt).prepare(attempt, manifest.layout.world_size)
+        except OSError:  # such as a full disk; without its manifests nobody will finish the submission
+            for manifest in manifests:
+                shutil.rmtree(manifest.path, ignore_errors=True)
+            raise
         for manifest in manifests:
-            manifest.write()
-        for manifest in manifests:
-            _make_pending(manifest)
+            for _, attempt in manifest.attempts():
+                Launch.publish(attempt)
         _submit(manifests)
 
     def interrupted(self, folder: SweepFolder) -> bool:
@@ -117,6 +127,7 @@ class SlurmLauncher:
                 manifest.record_submission(job_id=job_id, **_cluster())
             else:
                 _make_pending(manifest)
+                write_script(manifest)
                 unsubmitted.append(manifest)
         _submit(unsubmitted)
 
@@ -210,7 +221,7 @@ def _submit(manifests: Sequence[SubmissionManifest]) -> None:
     cluster = _cluster() if manifests else {}
     for number, manifest in enumerate(manifests):
         try:
-            manifest.record_submission(job_id=submit_manifest(manifest), **cluster)
+            _record(manifest, submit_manifest(manifest), cluster)
         except SiteError as error:
             for refused in manifests[number:]:
                 _withdraw(refused, str(error))
@@ -220,6 +231,16 @@ def _submit(manifests: Sequence[SubmissionManifest]) -> None:
             ) from None
         except NoAnswerError as error:
             raise _no_answer(error) from None
+
+
+def _record(manifest: SubmissionManifest, job_id: str, cluster: Mapping[str, str]) -> None:
+    try:
+        manifest.record_submission(job_id=job_id, **cluster)
+    except OSError as error:  # no reason to withdraw the attempts: the job will run them
+        raise SchedulerError(
+            f"{manifest.path / 'submitted.json'}: {error.strerror}; job {job_id} was submitted, and "
+            f"kronscale submit records that once the file can be written"
+        ) from None
 
 
 def _cluster() -> dict[str, str]:
@@ -233,7 +254,7 @@ def _cluster() -> dict[str, str]:
 def _withdraw(manifest: SubmissionManifest, why: str) -> None:
     """Undo the launch of attempts that sbatch refused."""
     for _, attempt in manifest.attempts():
-        (attempt.path / "launch.json").unlink(missing_ok=True)
+        Launch.withdraw(attempt)
     manifest.record_submission(refused=why)
 
 

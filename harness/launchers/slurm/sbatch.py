@@ -18,11 +18,14 @@ from harness.launchers.launch import SHARED_RUNS
 from harness.launchers.rank_environment import hidden_from_jobs
 from harness.launchers.slurm.job_layout import slurm
 from harness.launchers.slurm.scheduler import NoAnswerError
+from harness.runs.atomic_files import write_atomically
 
 if TYPE_CHECKING:
     from harness.launchers.site_profile import Site
     from harness.launchers.slurm.executor import ManifestExecutor
     from harness.launchers.slurm.submission_manifest import SubmissionManifest
+
+_SCRIPT = "sbatch.sh"
 
 # Errors of sbatch after which the job may have been submitted or not; any other error means it was refused.
 _NO_ANSWER = re.compile(
@@ -37,17 +40,24 @@ def batch_text(manifest: SubmissionManifest) -> str:
     return _executor(manifest).text(_command(manifest))
 
 
+def write_script(manifest: SubmissionManifest) -> None:
+    """Write the batch script that `submit_manifest` submits.
+
+    Raises:
+        OSError: the disk is full, for example.
+    """
+    write_atomically(manifest.path / _SCRIPT, batch_text(manifest))
+
+
 def submit_manifest(manifest: SubmissionManifest) -> str:
-    """Call sbatch; returns the job id.
+    """Call sbatch with the script that was written; returns the job id.
 
     Raises:
         SiteError: sbatch refused; nothing was submitted.
         NoAnswerError: Slurm did not answer; the job may have been submitted or not.
     """
-    script = manifest.path / "sbatch.sh"
-    script.write_text(batch_text(manifest))
     executor = _executor(manifest)
-    return executor.job_id(_call(executor.command(script), manifest.site).stdout)
+    return executor.job_id(_call(executor.command(manifest.path / _SCRIPT), manifest.site).stdout)
 
 
 def rehearse(text: str, site: Site) -> str:

@@ -22,8 +22,11 @@ from typing import Any, Self
 from harness.launchers.launch import Launch
 from harness.launchers.site_profile import Site
 from harness.launchers.slurm.job_layout import Job, JobLayout
+from harness.runs.atomic_files import make_inside, make_reserve, release_reserve, write_atomically
 from harness.runs.ownership import read_own
-from harness.runs.store import Attempt, SweepFolder, make_inside
+from harness.runs.store import Attempt, SweepFolder
+
+_RESERVE_BYTES = 4096  # for a job id, or for the message with which sbatch refuses
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ class SubmissionManifest:
         with suppress(FileExistsError):
             make_inside(self.path.parent)
         make_inside(self.path)
+        make_reserve(self.path, _RESERVE_BYTES)
         launch = self.launch.to_dict()
         content = {"shape": self.layout.to_dict(), "launch": launch, "jobs": self.jobs}
         Attempt(self.path).write("claim.json", {**content, "continues": self.continues})
@@ -122,8 +126,10 @@ class SubmissionManifest:
         return Attempt(self.path).read("submitted.json")
 
     def record_submission(self, **submitted: str) -> None:
-        """Write the result of the submission."""
-        Attempt(self.path).write("submitted.json", {**submitted, "at": time.time()})
+        """Write the result of the submission, for which `write` has reserved space."""
+        text = json.dumps({**submitted, "at": time.time()}, indent=1) + "\n"
+        write_atomically(self.path / "submitted.json", text, use_reserve=True)
+        release_reserve(self.path)
 
     def slots(self, job: int) -> list[list[Attempt]]:
         """The attempts of one job of the array."""

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but hidden from checkers
 
-from harness.runs.store import Attempt, write_atomically
+from harness.runs.atomic_files import write_atomically
+from harness.runs.store import Attempt
 from kfac_core.collectives.mpi import MPICommunicator
 
 PEER_TIMEOUT = timedelta(minutes=5)  # a collective that waits longer has lost a peer

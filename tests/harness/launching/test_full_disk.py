@@ -1,0 +1,206 @@
+"""Promise: on a full disk a submission happens whole or not at all, and what is pending can be cancelled."""
+
+import errno
+import os
+import subprocess
+
+import pytest
+
+from harness.cli import main
+from harness.errors import StoreError
+from harness.launchers.local import LocalLauncher
+from harness.launchers.outcome import outcome_without_ranks
+from harness.runs.atomic_files import RESERVE, write_atomically, write_once
+from harness.runs.records import Outcome, RankExit
+from harness.runs.store import Attempt, sweep_folder
+from harness.study.status import read_statuses
+from harness.study.submit import cancel, retry, submit
+
+DISK_BYTES = 1024 * 1024
+
+
+@pytest.fixture
+def queues(monkeypatch):
+    """Queues that submissions would have started."""
+    started = []
+    monkeypatch.setattr(LocalLauncher, "resume", lambda _, folder, **__: started.append(folder))
+    return started
+
+
+@pytest.fixture
+def fail_after(monkeypatch):
+    """From the n-th call on, everything that takes space fails; returns how many calls there were."""
+
+    def install(allowed, error=errno.ENOSPC):
+        calls = []
+
+        def checked(call):
+            def act(*arguments, **options):
+                writes = call.__name__ != "open" or arguments[1] & os.O_CREAT
+                calls.extend([call.__name__] if writes else [])
+                if writes and len(calls) > allowed:
+                    named = [] if isinstance(arguments[0], int) else [str(arguments[0])]
+                    raise OSError(error, os.strerror(error), *named)
+                return call(*arguments, **options)
+
+            return act
+
+        patched = pytest.MonkeyPatch()
+        for name in ("mkdir", "open", "write", "fsync", "link"):  # what takes space
+            patched.setattr(os, name, checked(getattr(os, name)))
+        return calls, patched
+
+    return install
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_submission_that_fails_at_any_write_leaves_nothing(
+    tmp_path, make_cell, site, queues, fail_after, error
+):
+    cells = [make_cell(seed=seed) for seed in range(3)]
+    for allowed in range(1000):
+        root = tmp_path / str(allowed)
+        calls, patched = fail_after(allowed, error)
+        try:
+            submit(cells, site, root)
+        except (StoreError, OSError) as raised:
+            assert str(root) in str(raised)
+        finally:
+            patched.undo()
+        states = [status.state for status in read_statuses(sweep_folder("study", root), cells)]
+        if len(calls) <= allowed:
+            assert states == ["PENDING"] * 3
+            break
+        assert states == ["STAGED"] * 3
+        assert not queues
+        assert not [path for path in root.rglob("*") if path.name != "submit.lock" and path != root / "study"]
+        assert cancel(cells, root) == []
+    assert allowed > 30
+    assert len(queues) == 1
+    assert cancel(cells, root) == cells
+
+
+def test_a_retry_that_fails_at_any_write_leaves_the_cell_as_it_was(
+    tmp_path, make_cell, site, queues, fail_after
+):
+    cell = make_cell()
+    first = sweep_folder("study", tmp_path).stage(cell).new_attempt()
+    first.write_outcome(outcome_without_ranks("FAILED", "its first"))
+    before = sorted(tmp_path.rglob("*"))
+    for allowed in range(1000):
+        calls, patched = fail_after(allowed)
+        try:
+            retry([cell], site, tmp_path)
+        except (StoreError, OSError):
+            assert len(calls) > allowed
+        finally:
+            patched.undo()
+        (status,) = read_statuses(sweep_folder("study", tmp_path), [cell])
+        if len(calls) <= allowed:
+            break
+        assert (status.state, status.cause) == ("FAILED", "its first")
+        assert sorted(path for path in tmp_path.rglob("*") if path.name != "submit.lock") == before
+    assert allowed > 5
+    assert (status.state, status.attempt.number) == ("PENDING", 2)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of a megabyte, and how to leave only so many bytes of it free."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=0700", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(words, capture_output=True, check=False).returncode != 0:
+        pytest.skip("only root can mount a file system")
+    filler = folder / "filler"
+
+    def leave(free):
+        filler.unlink(missing_ok=True)
+        while True:
+            found = os.statvfs(folder)
+            surplus = found.f_bavail * found.f_frsize - free
+            if surplus <= 0:
+                return
+            with filler.open("ab") as file:
+                file.write(bytes(surplus))
+
+    yield folder, leave
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_on_a_real_disk_each_amount_of_space_submits_all_or_nothing_and_cancel_works(
+    disk, make_cell, site, queues
+):
+    folder, leave = disk
+    cells = [make_cell(seed=seed) for seed in range(3)]
+    seen = set()
+    for kibibytes in range(0, 100, 4):
+        root = folder / f"runs-{kibibytes}"
+        leave(kibibytes * 1024)
+        try:
+            submit(cells, site, root)
+        except StoreError as error:
+            assert "No space left on device; nothing was submitted: free some space" in str(error)
+        leave(0)
+        (state,) = {status.state for status in read_statuses(sweep_folder("study", root), cells)}
+        seen.add(state)
+        if state == "PENDING":
+            assert cancel(cells, root) == cells
+            statuses = read_statuses(sweep_folder("study", root), cells)
+            assert {(one.state, one.cause) for one in statuses} == {
+                ("CANCELLED", "cancelled before it started")
+            }
+            assert not list(root.rglob(RESERVE))
+        else:
+            assert not list(root.rglob("attempt-*"))
+    assert seen == {"STAGED", "PENDING"}
+
+
+def test_a_pending_cell_is_cancelled_on_a_full_disk_by_the_command(disk, make_cell, site, queues, capsys):
+    folder, leave = disk
+    submit([make_cell()], site, folder / "runs")
+    leave(0)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(folder / "other", "text")
+    assert not list(folder.glob(".other*"))
+    assert main(["cancel", "study", "--runs", str(folder / "runs")]) == 0
+    assert capsys.readouterr().out == "1 cell cancelled\n"
+
+
+@pytest.mark.parametrize("world_size", [1, 1000, 4096])
+def test_the_outcome_of_all_ranks_is_written_to_a_full_disk(disk, world_size):
+    folder, leave = disk
+    subprocess.run(["mount", "-o", f"remount,size={4 * DISK_BYTES}", str(folder)], check=True)
+    attempt = Attempt(folder)
+    attempt.reserve(world_size)
+    leave(0)
+    exits = tuple(RankExit(rank, -9, "SIGKILL", 10_000, "precondition_comm") for rank in range(world_size))
+    empty = outcome_without_ranks("NODE_FAIL", "node n1 failed with all ranks there")
+    outcome = Outcome(**{**vars(empty), "ranks": exits})
+    assert attempt.write_outcome(outcome)
+    assert attempt.outcome() == outcome
+    assert not attempt.write_outcome(empty)
+    assert sorted(path.name for path in folder.iterdir()) == ["filler", "outcome.json"]
+
+
+def test_ranks_that_say_much_are_left_out_of_an_outcome_on_a_full_disk(disk):
+    folder, leave = disk
+    attempt = Attempt(folder)
+    attempt.reserve(2)
+    leave(0)
+    exits = (RankExit(0, 1, error="short"), RankExit(1, 1, error="x" * 10_000))
+    outcome = Outcome(**{**vars(outcome_without_ranks("FAILED", "rank 0 failed")), "ranks": exits})
+    assert attempt.write_outcome(outcome)
+    assert attempt.outcome().ranks == exits[:1]
+
+
+def test_a_file_system_without_hard_links_is_named_with_what_to_do(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    path = tmp_path / "empty" / "outcome.json"
+    path.parent.mkdir()
+    with pytest.raises(StoreError, match=f"{path}: its file system refuses hard links .*--runs"):
+        write_once(path, "text")
+    assert not list(path.parent.iterdir())
