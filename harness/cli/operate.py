@@ -21,7 +21,7 @@ from harness.cli.options import (
     SweepName,
     Where,
 )  # fmt: skip
-from harness.errors import UserError
+from harness.errors import StoreError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -131,9 +131,14 @@ def cancel(
     ] = False,
 ) -> None:  # fmt: skip
     """End pending and running cells, and return when they have ended."""
-    from harness.study.submit import cancel as cancel_cells  # noqa: PLC0415  see status
+    from harness.runs.store import sweep_folder  # noqa: PLC0415  see status
+    from harness.study.submit import cancel as cancel_cells  # noqa: PLC0415
+    from harness.study.submit import cancel_other_versions  # noqa: PLC0415
 
-    ended = cancel_cells(_cells(sweep, file, set_, where, runs), runs, checkpoint=checkpoint)
+    cells = _cells(sweep, file, set_, where, runs)
+    ended: list[Any] = list(cancel_cells(cells, runs, checkpoint=checkpoint)) if cells else []
+    if sweep is not None and "/" not in sweep and not where:  # what cannot be read cannot be selected
+        ended += cancel_other_versions(sweep_folder(sweep, runs), checkpoint=checkpoint)
     typer.echo(f"{_count(ended)} cancelled" if ended else "nothing to cancel: no cell is pending or running")
 
 
@@ -149,6 +154,11 @@ def retry(
     from harness.study.submit import retry as retry_cells  # noqa: PLC0415
 
     cells = _cells(sweep, file, set_, where, runs)
+    if not cells:  # of a file or a filter there is one; here each is of another version
+        raise StoreError(
+            f"no cell of {sweep} can be started again by this version of Kronscale; retry with the version "
+            f"that wrote them, or submit the sweep's file to run its cells anew"
+        )
     retried = retry_cells(cells, read_site(site), runs, fresh=fresh, budget=budget)
     typer.echo(f"{_count(retried)} submitted again" if retried else "nothing to retry: no cell failed")
 

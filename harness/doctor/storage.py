@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.doctor.findings import Finding, fault, in_bytes, ok, skipped, warning
+from harness.errors import StoreError
 from harness.runs.atomic_files import write_atomically, write_once
 from harness.runs.locks import take
 
@@ -43,6 +44,8 @@ def check_space(free_bytes: int) -> Finding:
 def _run_check(name: str, folder: Path) -> Finding:
     try:
         return _CHECKS[name](folder)
+    except StoreError as error:
+        return fault(f"runs: {name}", str(error), _OTHER_FOLDER)
     except OSError as error:
         return fault(f"runs: {name}", f"{error.strerror} ({error.filename or folder})", _OTHER_FOLDER)
 

@@ -104,6 +104,15 @@ class Site(Spec):
             raise ValueError("backend=gloo moves CPU memory; set gpus_per_rank: 0, or use nccl")
         return self
 
+    @model_validator(mode="after")
+    def _environment_can_be_set(self) -> Self:
+        for name, value in self.environment.items():
+            if not name or "=" in name or "\0" in name:
+                raise ValueError(f"environment={name!r} is no name of a variable: empty, or with '=' or NUL")
+            if "\0" in value:
+                raise ValueError(f"environment.{name}={value!r} contains NUL, which no variable can hold")
+        return self
+
 
 def read_site(name: str, folder: Path = DEFAULT_FOLDER) -> Site:
     """Read a profile by name, or by path where `name` ends in `.yaml`.

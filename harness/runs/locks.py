@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from harness.errors import StoreError
+
 
 def take(path: Path, *, wait: bool = False) -> IO[bytes] | None:
     """Lock a file, creating it if needed; closing the returned file releases the lock.
@@ -16,6 +18,9 @@ def take(path: Path, *, wait: bool = False) -> IO[bytes] | None:
     Args:
         path: the lock file; its folder must exist.
         wait: whether to wait for the present holder; waiters get the lock in order of arrival.
+
+    Raises:
+        StoreError: the file system has no locks.
 
     Returns:
         The open file, or None if another process holds the lock and `wait` is false.
@@ -27,6 +32,12 @@ def take(path: Path, *, wait: bool = False) -> IO[bytes] | None:
         except BlockingIOError:
             file.close()
             return None
+        except OSError as error:  # as on some network file systems
+            file.close()
+            raise StoreError(
+                f"{path}: its file system refuses locks ({error.strerror}); keep runs on another (--runs; "
+                f"kronscale doctor --runs checks one)"
+            ) from None
         except BaseException:  # a signal handler raised while this waited
             file.close()
             raise

@@ -236,6 +236,10 @@ class SweepFolder:
         """The folders of cells that this version can read, by name; see `version_errors`."""
         return (folder for folder in self.stored() if _version_error(folder) is None)
 
+    def cell_folders_of_other_versions(self) -> Iterator[CellFolder]:
+        """The folders of cells that this version cannot read, by name."""
+        return (folder for folder in self._stored() if _version_error(folder) is not None)
+
     def version_errors(self) -> list[str]:
         """One error message for each stored cell that this version cannot read."""
         return [error for error in map(_version_error, self.stored()) if error is not None]

@@ -19,7 +19,7 @@ from harness.runs.effective_records import effective_evaluations
 from harness.runs.log_tail import last_record
 from harness.runs.records import FINAL_STATES, EvalRecord, Outcome, RankExit, State
 from harness.runs.store import Attempt, SweepFolder
-from harness.study.cell_states import IN_FLIGHT, StoredState, stored_states
+from harness.study.cell_states import IN_FLIGHT, StoredState, stored_state, stored_states
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,13 @@ def read_statuses(folder: SweepFolder, cells: Iterable[Cell] | None = None) -> l
     statuses = [_status(cell, stored) for cell, stored in stored_states(folder, wanted)]
     reported = _reported_states(one.attempt for one in statuses if one.state in IN_FLIGHT and one.attempt)
     return [_corrected(one, reported.get(one.attempt)) if one.attempt else one for one in statuses]
+
+
+def in_flight(attempts: Iterable[Attempt]) -> list[Attempt]:
+    """Those of the attempts that are pending or running, by their files and their launchers."""
+    waiting = [attempt for attempt in attempts if stored_state(attempt).state in IN_FLIGHT]
+    reported = {attempt: found.state for attempt, found in _reported_states(waiting).items()}
+    return [attempt for attempt in waiting if reported.get(attempt) in (None, *IN_FLIGHT)]
 
 
 def count_states(statuses: Iterable[CellStatus]) -> dict[State, int]:

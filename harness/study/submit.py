@@ -21,7 +21,7 @@ from harness.runs.locks import exclusive
 from harness.runs.ownership import foreign, refuse_foreign
 from harness.runs.store import DEFAULT_ROOT, Attempt, CellFolder, SweepFolder, sweep_folder
 from harness.study.cell_states import IN_FLIGHT, RETRYABLE, stored_state
-from harness.study.status import CellStatus, is_stalled, read_statuses
+from harness.study.status import CellStatus, in_flight, is_stalled, read_statuses
 
 _CANCEL_POLL_SECONDS = 0.05
 _LONGEST_POLL_SECONDS = 2.0  # reading statuses may query a cluster's scheduler
@@ -151,16 +151,32 @@ def cancel(cells: Sequence[Cell], root: Path = DEFAULT_ROOT, *, checkpoint: bool
         The cells that were in flight.
     """
     folder = _folder(cells, root)
-    in_flight = [status for status in read_statuses(folder, cells) if status.state in IN_FLIGHT]
-    attempts = [status.attempt for status in in_flight if status.attempt is not None]
+    found = [status for status in read_statuses(folder, cells) if status.state in IN_FLIGHT]
+    attempts = [status.attempt for status in found if status.attempt is not None]
     _cancel(attempts, checkpoint=checkpoint)
-    remaining = [status.cell for status in in_flight]
+    remaining = [status.cell for status in found]
     pause = _CANCEL_POLL_SECONDS
     while remaining:
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_POLL_SECONDS)
         remaining = [status.cell for status in read_statuses(folder, remaining) if status.state in IN_FLIGHT]
-    return [status.cell for status in in_flight]
+    return [status.cell for status in found]
+
+
+def cancel_other_versions(folder: SweepFolder, *, checkpoint: bool = False) -> list[str]:
+    """End what is pending or running of cells that this version cannot read; returns once it has ended.
+
+    Returns:
+        The ids of the cells that were in flight.
+    """
+    newest = [stored.latest() for stored in folder.cell_folders_of_other_versions()]
+    attempts = [one for one in newest if one is not None and stored_state(one).state in IN_FLIGHT]
+    _cancel(attempts, checkpoint=checkpoint)
+    pause, remaining = _CANCEL_POLL_SECONDS, attempts
+    while remaining := in_flight(remaining):
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_POLL_SECONDS)
+    return [attempt.cell_folder.id for attempt in attempts]
 
 
 def in_blocks(cells: Sequence[Cell]) -> list[Cell]:

@@ -1,12 +1,14 @@
 """Promise: on a full disk a submission happens whole or not at all, and what is pending can be cancelled."""
 
 import errno
+import fcntl
 import os
 import subprocess
 
 import pytest
 
 from harness.cli import main
+from harness.doctor.storage import check_storage
 from harness.errors import StoreError
 from harness.launchers.local import LocalLauncher
 from harness.launchers.outcome import outcome_without_ranks
@@ -204,3 +206,16 @@ def test_a_file_system_without_hard_links_is_named_with_what_to_do(tmp_path, mon
     with pytest.raises(StoreError, match=f"{path}: its file system refuses hard links .*--runs"):
         write_once(path, "text")
     assert not list(path.parent.iterdir())
+
+
+def test_a_file_system_without_locks_is_named_with_what_to_do(tmp_path, make_cell, site, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(
+        StoreError, match=rf"{tmp_path}/study/submit.lock: its file system refuses locks .*--runs"
+    ):
+        submit([make_cell()], site, tmp_path)
+    (finding,) = [one for one in check_storage(tmp_path / "a" / "b" / "c") if one.check == "runs: lock"]
+    assert (finding.state, "refuses locks (No locks available)" in finding.found) == ("fault", True)
