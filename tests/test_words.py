@@ -40,9 +40,9 @@ RETIRED = {
     r"presences?": None,
     r"refusals?": None,
     r"wish(es|ed)?": None,
-    r"pulses?": r"\.pulse\b",  # a file of the run folder
-    r"ballast": r"\.ballast\b",  # another one
-    r"gangs?": r"gang\.(json|lock)",  # two more
+    r"pulses?": r"\.pulse\b",  # files of the run folder
+    r"ballast": None,
+    r"gangs?": r"gang\.(json|lock)",  # more
     r"lanes?": r"[\"'`]lanes[\"'`]",  # a key in claim.json
     r"claims?": r"claim\.json|[\"'`]claim(_job)?[\"'`]|claim_job|^analysis/|^tests/analysis/|^jobs/|\.md:",
     r"verdicts?": r"^analysis/|^tests/analysis/|compare\.py|report\.py|test_cli\.py|\.md:",  # a column

@@ -72,8 +72,8 @@ class SubmissionManifest:
             ForeignError: someone else may have written it, and `shared_runs` is false.
             FileNotFoundError: there is none.
         """
-        claim = path / "claim.json"
-        return cls._parse(path, claim.read_bytes() if shared_runs else read_own(claim, path.parent.parent))
+        file = path / "claim.json"
+        return cls._parse(path, file.read_bytes() if shared_runs else read_own(file, path.parent.parent))
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -203,7 +203,7 @@ def test_a_launch_file_that_another_user_planted_is_not_executed(two_users):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
 def test_a_launch_file_of_another_user_is_executed_where_the_site_says_so(two_users, monkeypatch):
-    """What the refusal is worth: without it the command runs as the user who submits."""
+    """Why it matters: the command runs as the user who submits."""
     base, folder = two_users
     everybodys = shutil.which("python3", path="/usr/local/bin:/usr/bin")
     if everybodys is None:
