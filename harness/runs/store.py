@@ -14,6 +14,7 @@ An attempt with an outcome never changes; a retry is a new attempt.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -238,7 +239,7 @@ class SweepFolder:
 
     def cell_folders_of_other_versions(self) -> Iterator[CellFolder]:
         """The folders of cells that this version cannot read, by name."""
-        return (folder for folder in self._stored() if _version_error(folder) is not None)
+        return (folder for folder in self.stored() if _version_error(folder) is not None)
 
     def version_errors(self) -> list[str]:
         """One error message for each stored cell that this version cannot read."""
