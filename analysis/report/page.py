@@ -68,7 +68,7 @@ def write_report(
     study = paths if isinstance(paths, Study) else load(paths)
     out = Path(out_dir)
     out.mkdir(parents=True, exist_ok=True)
-    chosen = [Panel(name) for name in FIGURES] if panels is None else list(panels)
+    chosen = (Panel(name) for name in FIGURES) if panels is None else panels  # a generator shows progress
     figures = [_figure(study, panel, out / "figures") for panel in chosen]
     content = _content(study, figures) | {"title": title or ", ".join(study.sweeps) or "Empty study"}
     (out / "report.md").write_text(_markdown(content), encoding="utf-8")

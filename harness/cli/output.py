@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.box import HEAVY_HEAD
 from rich.console import Console
@@ -14,6 +14,14 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from harness.runs.store import SweepFolder
+
+T = TypeVar("T")
+
+_STATE_STYLES = {
+    "COMPLETED": "green", "done": "green", "RUNNING": "cyan", "PENDING": "yellow", "pending": "yellow",
+    "STAGED": "dim", "new": "dim",
+}  # fmt: skip
+_ENDED_OTHERWISE = "red"
 
 _PIPE_COLUMNS = 120  # a pipe has no width; logs and pagers show at least this much
 
@@ -29,6 +37,39 @@ def console() -> Console:
     """The console that commands print to; obeys NO_COLOR, COLUMNS and the terminal's width."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_COLUMNS
     return Console(width=width, highlight=False, soft_wrap=False)
+
+
+def state_text(state: str) -> Text:
+    """A state of a cell, of `status` or of `plan`; coloured where the console has colours."""
+    return Text(state, style=_STATE_STYLES.get(state, _ENDED_OTHERWISE))
+
+
+def print_line(screen: Console, *parts: str | Text) -> None:
+    """Print literal text and leave its wrapping to the terminal, so that what it names can be copied."""
+    text = Text.assemble(*parts)
+    if screen.color_system is None:  # many times faster: a sweep may have 100,000 cells
+        screen.file.write(f"{text.plain}\n")
+    else:
+        screen.print(text, soft_wrap=True)
+
+
+def print_lines(screen: Console, headings: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> None:
+    """Print aligned columns, one line a row however long: an id or a hint is never broken or cut."""
+    texts = [[part if isinstance(part, Text) else Text(part) for part in row] for row in (headings, *rows)]
+    widths = [max(text.cell_len for text in column) for column in zip(*texts, strict=True)]
+    lines = []
+    for row in texts:
+        line = Text("  ").join(_padded(text, width) for text, width in zip(row, widths, strict=True))
+        line.rstrip()
+        lines.append(line)
+    print_line(screen, Text("\n").join(lines))
+
+
+def with_progress(items: Sequence[T], what: str, screen: Console) -> Iterator[T]:
+    """The items, with a bar and the time left while they are worked on; nothing is shown in a pipe."""
+    from rich.progress import track  # noqa: PLC0415  only for slow work
+
+    return iter(track(items, what, console=screen, transient=True, disable=not screen.is_terminal))
 
 
 def text_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
@@ -47,3 +88,9 @@ def figure_table(title: str, columns: Iterable[str], *left: str, lined: bool = F
     for column in columns:
         table.add_column(column, justify="left" if column in left else "right")
     return table
+
+
+def _padded(text: Text, width: int) -> Text:
+    padded = text.copy()
+    padded.pad_right(width - text.cell_len)
+    return padded

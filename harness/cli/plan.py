@@ -12,6 +12,7 @@ from harness.errors import SiteError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from harness.cell import Cell
     from harness.launchers.site_profile import Site
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from harness.study.sweep import Sweep
 
 _FIRST_CELLS = 5
+_STATE_WIDTH = 8
 
 
 def plan(
@@ -34,7 +36,7 @@ def plan(
 ) -> None:
     """Show what a sweep file would run and what is completed; changes nothing."""
     # imported here so that --help does not load pydantic and rich
-    from harness.cli.output import console  # noqa: PLC0415
+    from harness.cli.output import console, print_line  # noqa: PLC0415
     from harness.runs.arms import differences  # noqa: PLC0415
     from harness.study.filters import select  # noqa: PLC0415
     from harness.study.plan_summary import plan_summary  # noqa: PLC0415
@@ -54,8 +56,8 @@ def plan(
     _print_summary(screen, sweep, summary)
     _print_grid(screen, summary)
     if profile is not None:
-        screen.print(_site_in_words(profile, summary), markup=False)
-    _print_cells(summary, differs, every)
+        print_line(screen, _site_in_words(profile, summary))
+    _print_cells(screen, summary, differs, every)
 
 
 def _print_summary(screen: Console, sweep: Sweep, summary: PlanSummary) -> None:
@@ -92,13 +94,18 @@ def _print_grid(screen: Console, summary: PlanSummary) -> None:
     screen.print()
 
 
-def _print_cells(summary: PlanSummary, differs: dict[str, str], every: bool) -> None:
+def _print_cells(screen: Console, summary: PlanSummary, differs: dict[str, str], every: bool) -> None:
+    from harness.cli.output import print_line, state_text  # noqa: PLC0415  see plan
+
     shown = summary.cells if every else summary.cells[:_FIRST_CELLS]
-    lines = [f"{summary.states[cell.id]:<8}{cell.id}  {differs[cell.id]}".rstrip() for cell in shown]
+    parts: list[str | Text] = []
+    for cell in shown:
+        state = summary.states[cell.id]
+        line = f"{cell.id}  {differs[cell.id]}".rstrip()
+        parts += ["\n" if parts else "", state_text(state), " " * (_STATE_WIDTH - len(state)), line]
     if len(shown) < len(summary.cells):
-        lines.append(f"... and {len(summary.cells) - len(shown)} more; --all lists them")
-    # not through rich: an id wrapped at the edge of the terminal could not be copied
-    typer.echo("\n".join(lines))
+        parts.append(f"\n... and {len(summary.cells) - len(shown)} more; --all lists them")
+    print_line(screen, *parts)
 
 
 def _site(name: str) -> Site:

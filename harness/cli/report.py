@@ -36,12 +36,13 @@ def report(
     """Write report.html with figures and tables from stored runs, and print the summary."""
     folder = _folder(sweep, file, runs)
     # imported after the arguments are checked: pandas and matplotlib are slow to load
+    from analysis.figures import FIGURES  # noqa: PLC0415
     from analysis.records.tables import load  # noqa: PLC0415
     from analysis.report.findings import findings, resumed_note  # noqa: PLC0415
-    from analysis.report.page import write_report  # noqa: PLC0415
+    from analysis.report.page import Panel, write_report  # noqa: PLC0415
     from analysis.report.summary import summary_table  # noqa: PLC0415
     from analysis.rules import SCORINGS  # noqa: PLC0415
-    from harness.cli.output import console, print_left_out, text_table  # noqa: PLC0415
+    from harness.cli.output import console, print_left_out, text_table, with_progress  # noqa: PLC0415
     from harness.runs.store import SweepFolder  # noqa: PLC0415
     from harness.yaml_files.validation_messages import not_allowed  # noqa: PLC0415
 
@@ -49,8 +50,12 @@ def report(
         raise UserError(f"--rule={rule!r} is not a rule{not_allowed(rule, SCORINGS)}")
     print_left_out(SweepFolder(folder))
     study = replace(load(folder), scoring=SCORINGS[rule])
-    page = write_report(study, out or folder / ("report" if rule == "first" else f"report-{rule}"))
     screen = console()
+    page = write_report(
+        study,
+        out or folder / ("report" if rule == "first" else f"report-{rule}"),
+        with_progress([Panel(name) for name in FIGURES], "drawing", screen),
+    )
     summary = summary_table(study)
     shown = text_table((name.replace("_", " ") for name in SHOWN), summary[SHOWN].itertuples(index=False))
     screen.print(shown if len(summary) else findings(study)[0], markup=False)

@@ -40,7 +40,10 @@ def reproduce(
     missing = [str(folder) for folder in folders.values() if not folder.is_dir()]
     if report_only and missing:
         raise UserError(f"no runs yet at {', '.join(missing)}: leave --report-only out to run them")
-    codes = [] if report_only else [_run(file, site, runs) for file in files.values()]
+    codes = []
+    for number, file in enumerate(() if report_only else files.values(), start=1):
+        typer.echo(f"sweep {number} of {len(files)}: {file}")
+        codes.append(_run(file, site, runs))
     commands = {folders[key].name: f"kronscale run -f {file}" for key, file in files.items()}
     page = _report(described, folders, commands, out or runs.parent / "papers" / f"{paper}-{size}")
     typer.echo(f"report: {page}")
@@ -65,7 +68,6 @@ def _check_figures(paper: Paper) -> None:
 def _run(file: Path, site: str, runs: Path) -> int:
     from harness.cli.operate import run  # noqa: PLC0415  # see reproduce
 
-    typer.echo(f"{file}:")
     try:
         run(file, site, runs)
     except typer.Exit as ended:
@@ -78,6 +80,7 @@ def _run(file: Path, site: str, runs: Path) -> int:
 def _report(paper: Paper, folders: dict[str, Path], commands: dict[str, str], out: Path) -> Path:
     from analysis.records.tables import load  # noqa: PLC0415
     from analysis.report.page import Panel, write_report  # noqa: PLC0415  # see reproduce
+    from harness.cli.output import console, with_progress  # noqa: PLC0415
 
     studies = {key: load(folder) for key, folder in folders.items()}
     panels = [
@@ -87,7 +90,7 @@ def _report(paper: Paper, folders: dict[str, Path], commands: dict[str, str], ou
     return write_report(
         studies[paper.summary],
         out,
-        panels,
+        with_progress(panels, "drawing", console()),
         commands=commands,
         title=f"{paper.title}, reproduced in {paper.about}",
         also=[study for key, study in studies.items() if key != paper.summary],

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import typer
-from rich.table import Table
+from rich.text import Text
 
-from harness.cli.output import console
+from harness.cli.output import console, print_line, print_lines, state_text
 from harness.errors import UserError
 from harness.runs.arms import differences
 from harness.runs.store import Attempt, CellFolder, SweepFolder, sweep_folder
-from harness.study.progress import duration, metric, state_counts, steps
-from harness.study.status import CellStatus, is_stalled, read_statuses
+from harness.study.progress import duration, metric, steps
+from harness.study.status import CellStatus, count_states, is_stalled, read_statuses
 
 _FOLLOW_SECONDS = 0.2
 _QUERY_SECONDS = 30.0  # a cluster's controller serves all of its users
@@ -28,22 +28,27 @@ def print_statuses(statuses: Sequence[CellStatus], runs: Path) -> None:
         screen.print("no cells")
         return
     name = statuses[0].cell.sweep
-    screen.print(f"{name}: {state_counts(statuses)}", markup=False)
+    print_line(screen, f"{name}: ", counts_text(statuses))
     rows = sorted(statuses, key=lambda one: (one.state == "COMPLETED", one.state in ("PENDING", "STAGED")))
-    table = Table(box=None, pad_edge=False)
     differs = differences([one.cell for one in statuses])
     differs_column = ["differs"] if any(differs.values()) else []
-    for heading in ("state", "cell", *differs_column, "step", "phase", "metric", "elapsed", "cause"):
-        table.add_column(heading, overflow="fold", ratio=1 if heading == "cause" else None)
+    headings = ("state", "cell", *differs_column, "step", "phase", "metric", "elapsed", "cause")
+    lines: list[list[str | Text]] = []
     for one in rows[:_MAX_ROWS]:
         difference = [differs[one.cell.id] for _ in differs_column]
-        values = (one.state, one.cell.id, *difference, steps(one), one.phase or "", metric(one))
-        table.add_row(*values, duration(one.elapsed_seconds), one.cause)
-    screen.print(table, markup=False)
+        progress = (*difference, steps(one), one.phase or "", metric(one), duration(one.elapsed_seconds))
+        lines.append([state_text(one.state), one.cell.id, *progress, " ".join(one.cause.split())])
+    print_lines(screen, headings, lines)
     if len(rows) > _MAX_ROWS:
         screen.print(f"... and {len(rows) - _MAX_ROWS} more; --where selects cells, --json prints all")
     if is_stalled(sweep_folder(name, runs), statuses):
         screen.print("the queue of the pending cells was killed; kronscale submit restarts it")
+
+
+def counts_text(statuses: Sequence[CellStatus]) -> Text:
+    """Such as `38 COMPLETED, 2 RUNNING`, in the states' colours."""
+    counted = ((str(count), " ", state_text(state)) for state, count in count_states(statuses).items())
+    return Text(", ").join(Text.assemble(*parts) for parts in counted)
 
 
 def print_log(folder: CellFolder, rank: int | None, *, follow: bool) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from statistics import fmean
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -36,6 +38,28 @@ def state_counts(statuses: Sequence[CellStatus]) -> str:
     """Such as `38 COMPLETED, 2 RUNNING`."""
     counts = count_states(statuses)
     return ", ".join(f"{count} {state}" for state, count in counts.items()) or "no cells"
+
+
+def left_seconds(statuses: Sequence[CellStatus]) -> float | None:
+    """Estimate of the time until all cells have ended.
+
+    A cell is expected to take as long as the completed ones of its method and world size did, or else as all
+    completed ones; as many run at a time as do now. None before the first has completed.
+    """
+    taken: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for one in statuses:
+        if one.state == "COMPLETED" and one.elapsed_seconds is not None:
+            taken[one.cell.method, one.cell.world_size].append(one.elapsed_seconds)
+    if not taken:
+        return None
+    overall = fmean(seconds for found in taken.values() for seconds in found)
+    work = 0.0
+    for one in statuses:
+        if one.state in IN_FLIGHT:
+            found = taken.get((one.cell.method, one.cell.world_size))
+            expected = fmean(found) if found else overall
+            work += max(expected - (one.elapsed_seconds or 0.0 if one.state == "RUNNING" else 0.0), 0.0)
+    return work / max(1, sum(one.state == "RUNNING" for one in statuses))
 
 
 def duration(seconds: float | None) -> str:
@@ -82,7 +106,8 @@ def _follow_in_lines(read: Callable[[], Sequence[CellStatus]], screen: Console) 
         statuses = read()
         line = state_counts(statuses)
         if line != printed or begins - printed_at > _LINE_SECONDS:
-            screen.print(f"{time.strftime('%H:%M:%S')} {line}", soft_wrap=True)
+            left = _left_in_words(statuses)
+            screen.print(f"{time.strftime('%H:%M:%S')} {line}{left}", soft_wrap=True, markup=False)
             printed, printed_at = line, begins
         if not _in_flight(statuses):
             return statuses
@@ -97,10 +122,16 @@ def _in_flight(statuses: Sequence[CellStatus]) -> bool:
     return any(status.state in IN_FLIGHT for status in statuses)
 
 
+def _left_in_words(statuses: Sequence[CellStatus]) -> str:
+    left = left_seconds(statuses) if _in_flight(statuses) else None
+    return f"; about {duration(left)} left" if left is not None else ""
+
+
 def _live_view(statuses: Sequence[CellStatus]) -> RenderableType:
     bar = Progress(BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     final = sum(status.final for status in statuses)
-    bar.add_task(state_counts(statuses), total=len(statuses), completed=final)
+    words = f"{state_counts(statuses)}{_left_in_words(statuses)}"
+    bar.add_task(words, total=len(statuses), completed=final)
     running = [status for status in statuses if status.state == "RUNNING"]
     table = Table(box=None, pad_edge=False)
     for heading in ("method", "ranks", "seed", "step", "phase", "metric", "elapsed", "at most"):
