@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,19 @@ from harness.training.checkpoint import Schedule, parts, saving
 from tests.harness.checkpoint.runs import cell, new_attempt, train
 
 EVERY_EPOCH = Schedule(every_epochs=1)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(world, tmp_path_factory):
+    """What every rank of an uninterrupted run leaves, trained once per cell."""
+
+    @cache
+    def bits(method, world_size):
+        spec = cell(method, world_size)
+        attempt = new_attempt(tmp_path_factory.mktemp("whole"), spec)
+        return [run.bits for run in world(world_size).run(train, spec, attempt)]
+
+    return bits
 
 
 def records_of(run, kind):
@@ -45,10 +58,9 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_loses_the_checkpoint_but_neither_the_run_nor_the_previous_one(
-    world, tmp_path, small_disk
+    world, tmp_path, small_disk, uninterrupted
 ):
     ranks, spec = world(2), cell("comm_opt", 2)
-    whole = ranks.run(train, spec, new_attempt(tmp_path / "whole", spec))
     attempt = new_attempt(tmp_path / "full", spec)
     ranks.run(partial(train, stop_before=3), spec, attempt)
     size = sum(file.stat().st_size for file in attempt.path.glob("checkpoints/*/*")) // 1024
@@ -67,7 +79,7 @@ def test_a_full_disk_loses_the_checkpoint_but_neither_the_run_nor_the_previous_o
 
     resumed = ranks.run(train, spec, attempt)
     for rank in range(2):
-        assert resumed[rank].bits == whole[rank].bits
+        assert resumed[rank].bits == uninterrupted("comm_opt", 2)[rank]
         assert records_of(resumed[rank], SegmentRecord)[0].first_step == 3
 
 
@@ -86,9 +98,8 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_is_passed_over_and_reported(world, tmp_path, damage, capfd):
+def test_a_damaged_checkpoint_is_passed_over_and_reported(world, tmp_path, damage, uninterrupted):
     ranks, spec = world(2), cell("mem_opt", 2)
-    whole = ranks.run(train, spec, new_attempt(tmp_path / "whole", spec))
     attempt = new_attempt(tmp_path / "cut", spec)
     ranks.run(partial(train, schedule=EVERY_EPOCH, stop_before=13), spec, attempt)
     newest, before = CheckpointStore(attempt).newest_first()
@@ -102,7 +113,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_reported(world, tmp_path, damag
     assert attempt.read("segment.json")["notes"] == list(records_of(resumed[0], SegmentRecord)[0].notes)
     again = ranks.run(train, spec, attempt)  # the damaged one was replaced
     assert records_of(again[0], SegmentRecord)[0].first_step == 13
-    assert [run.bits for run in again] == [run.bits for run in whole]
+    assert [run.bits for run in again] == uninterrupted("mem_opt", 2)
 
 
 def test_a_run_with_damaged_checkpoints_only_starts_anew(world, tmp_path):
@@ -158,19 +169,18 @@ def die_at(name, attempt, spec):
 
 
 @pytest.mark.parametrize("name", KILL_POINTS)
-def test_sigkill_while_saving_leaves_an_intact_checkpoint(world, tmp_path, name):
+def test_sigkill_while_saving_leaves_an_intact_checkpoint(world, tmp_path, name, uninterrupted):
     spec = cell("comm_opt", 1)
     attempt = new_attempt(tmp_path / "killed", spec)
     process = multiprocessing.get_context("fork").Process(target=die_at, args=(name, attempt, spec))
     process.start()
     process.join(120)
     assert process.exitcode == -signal.SIGKILL
-    ((whole),) = world(1).run(train, spec, new_attempt(tmp_path / "whole", spec))
     ((resumed),) = world(1).run(train, spec, attempt)
     (segment,) = records_of(resumed, SegmentRecord)
     assert segment.first_step == (15 if name == "after the rename, before old ones are removed" else 10)
     assert segment.notes == ()
-    assert resumed.bits == whole.bits
+    assert [resumed.bits] == uninterrupted("comm_opt", 1)
 
 
 def die_while_others_save(rank, folder, attempt, spec):
@@ -192,7 +202,7 @@ def die_while_others_save(rank, folder, attempt, spec):
         os._exit(1)  # as a worker does: the process group would wait for the dead rank
 
 
-def test_a_rank_that_dies_while_others_save_loses_only_that_checkpoint(world, tmp_path):
+def test_a_rank_that_dies_while_others_save_loses_only_that_checkpoint(world, tmp_path, uninterrupted):
     spec = cell("mem_opt", 2)
     attempt = new_attempt(tmp_path / "killed", spec)
     context = multiprocessing.get_context("spawn")
@@ -204,7 +214,6 @@ def test_a_rank_that_dies_while_others_save_loses_only_that_checkpoint(world, tm
         process.join(120)
     assert [process.exitcode for process in ranks] == [1, -signal.SIGKILL]
     assert [saved.step for saved in CheckpointStore(attempt).newest_first()] == [5]
-    whole = world(2).run(train, spec, new_attempt(tmp_path / "whole", spec))
     resumed = world(2).run(train, spec, attempt)
     assert records_of(resumed[0], SegmentRecord)[0].first_step == 5
-    assert [run.bits for run in resumed] == [run.bits for run in whole]
+    assert [run.bits for run in resumed] == uninterrupted("mem_opt", 2)

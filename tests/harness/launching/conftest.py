@@ -108,7 +108,7 @@ def start_supervisor() -> Iterator[Callable[[Attempt], SupervisorProcess]]:
 
 @pytest.fixture
 def wait_for() -> Callable[..., None]:
-    def wait(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+    def wait(condition: Callable[[], Any], seconds: float = 120.0) -> None:
         ends = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < ends, f"not true within {seconds} s"

@@ -87,7 +87,7 @@ def test_a_rank_killed_in_an_mpi_world_is_named_and_takes_the_others_along(
     attempt = real_attempt(4, "mpi", epochs=100_000)
     before = shared_memory()
     supervisor = start_supervisor(attempt)
-    wait_for(lambda: all((beat := attempt.last_heartbeat(r)) and beat.step > 2 for r in range(4)), seconds=60)
+    wait_for(lambda: all((beat := attempt.last_heartbeat(r)) and beat.step > 2 for r in range(4)))
     ranks = supervisor.rank_pids()
     [victim] = [pid for pid in ranks if "--rank\0001\0" in open(f"/proc/{pid}/cmdline").read()]  # noqa: PTH123, SIM115
     os.kill(victim, signal.SIGKILL)

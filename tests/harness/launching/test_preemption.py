@@ -14,6 +14,7 @@ from harness.runs.checkpoint_store import CheckpointStore
 from harness.runs.store import sweep_folder
 from harness.study.status import read_statuses
 from harness.study.submit import submit
+from tests.harness.checkpoint.runs import new_attempt, train
 
 pytestmark = pytest.mark.ranks
 
@@ -48,26 +49,23 @@ def evaluations(attempt):
 
 
 def test_a_run_stopped_by_a_signal_and_by_cancel_ends_with_the_bits_of_one_that_was_not(
-    cell, site, tmp_path, look, wait_for, capsys
+    cell, site, tmp_path, look, wait_for, world
 ):
     site_file = tmp_path / "site.yaml"
     site_file.write_text("launcher: local\noversubscribe: true\n")
-    whole = sweep_folder("study", tmp_path / "whole")
-    submit([cell], site, tmp_path / "whole")
-    wait_for(lambda: read_statuses(whole)[0].final, seconds=120)
     submit([cell], site, tmp_path)
-    wait_for(lambda: past(look, 1, 20), seconds=60)
+    wait_for(lambda: past(look, 1, 20))
     first = look().attempt
     rank = next(p for p in psutil.process_iter(["cmdline"]) if _is_rank(p, first, 1))
     os.kill(rank.pid, signal.SIGUSR2)  # to one rank only: the other follows
-    wait_for(lambda: look().final, seconds=30)
+    wait_for(lambda: look().final)
     stopped = look()
     assert stopped.state == "PREEMPTED"
     assert stopped.checkpoint_step >= 20
     assert stopped.cause == f"preempted by SIGUSR2 with a checkpoint at step {stopped.checkpoint_step}"
 
     assert main(["retry", "study", "--site", str(site_file), "--runs", str(tmp_path)]) == 0
-    wait_for(lambda: past(look, 2, stopped.checkpoint_step + 10), seconds=60)
+    wait_for(lambda: past(look, 2, stopped.checkpoint_step + 10))
     assert look().cause == f"resumed at step {stopped.checkpoint_step}"
     assert main(["cancel", "study", "--checkpoint", "--runs", str(tmp_path)]) == 0
     cancelled = look()
@@ -76,13 +74,13 @@ def test_a_run_stopped_by_a_signal_and_by_cancel_ends_with_the_bits_of_one_that_
     assert f"checkpoint at step {cancelled.checkpoint_step}" in cancelled.cause
 
     assert main(["retry", "study", "--site", str(site_file), "--runs", str(tmp_path)]) == 0
-    wait_for(lambda: look().final, seconds=120)
+    wait_for(lambda: look().final)
     assert look().state == "COMPLETED", look().cause
     attempts = sweep_folder("study", tmp_path).cell_folder(cell).attempts()
-    want = whole.cell_folder(cell).latest()
+    want = new_attempt(tmp_path / "whole", cell)
+    (run, _) = world(2).run(train, cell, want)
     assert [one for attempt in attempts for one in evaluations(attempt)] == evaluations(want)
-    digest = want.read("result.json")["parameters_sha256"]
-    assert attempts[-1].read("result.json")["parameters_sha256"] == digest
+    assert attempts[-1].read("result.json")["parameters_sha256"] == run.result.parameters_sha256
     assert attempts[-1].lineage() == attempts[::-1]
     assert not any(CheckpointStore(one).folder.exists() for one in attempts)  # completed: not needed any more
 
@@ -110,7 +108,7 @@ def test_a_preempted_supervisor_saves_and_a_fresh_retry_starts_from_scratch(
     LAUNCHERS["local"].plan(long, site).write(attempt)
     supervisor = start_supervisor(attempt)
     os.kill(supervisor.pid, 0)
-    wait_for(lambda: past(look, 1, 5), seconds=60)
+    wait_for(lambda: past(look, 1, 5))
     os.kill(supervisor.pid, signal.SIGUSR1)
     outcome = supervisor.outcome()
     assert (outcome.state, outcome.reached_target) == ("PREEMPTED", None)
@@ -120,7 +118,7 @@ def test_a_preempted_supervisor_saves_and_a_fresh_retry_starts_from_scratch(
     site_file.write_text("launcher: local\noversubscribe: true\n")
     arguments = ["study", "--site", str(site_file), "--runs", str(tmp_path)]
     assert main(["retry", *arguments, "--fresh"]) == 0
-    wait_for(lambda: past(look, 2, 1), seconds=60)
+    wait_for(lambda: past(look, 2, 1))
     assert look().attempt.read("segment.json")["first_step"] == 0
     assert look().cause == ""
     assert main(["cancel", "study", "--runs", str(tmp_path)]) == 0

@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import shutil
 import signal
-import time
+from pathlib import Path
 
 import pytest
 
@@ -31,7 +31,7 @@ def finish(folder, wait_for):
     """Wait until nothing is in flight and give the states by seed."""
 
     def done(cells):
-        wait_for(lambda: all(one.final for one in read_statuses(folder, cells)), seconds=40)
+        wait_for(lambda: all(one.final for one in read_statuses(folder, cells)))
         return {one.cell.seed: one.state for one in read_statuses(folder, cells)}
 
     return done
@@ -84,15 +84,21 @@ def test_deleting_a_cells_folder_makes_exactly_that_cell_run_again(
     assert folder.cell_folder(cells[0]).latest().outcome() == before
 
 
-def test_two_submitters_at_once_never_double_a_cell(make_cell, site, tmp_path, command, folder):
+def waiting_for(lock):
+    """Processes that the kernel lets wait for a lock on a file."""
+    inode = f":{lock.stat().st_ino} "
+    return [line for line in Path("/proc/locks").read_text().splitlines() if " -> " in line and inode in line]
+
+
+def test_submitters_at_once_never_double_a_cell(make_cell, site, tmp_path, command, folder, wait_for):
     cells = [make_cell(seed=seed, steps=3000) for seed in range(20)]
     context = multiprocessing.get_context("spawn")  # a fork would inherit this test's lock
     folder.path.mkdir()
-    with exclusive(folder.path / "submit.lock"):
+    with exclusive(lock := folder.path / "submit.lock"):
         both = [context.Process(target=submit, args=(cells, site, tmp_path, command)) for _ in range(4)]
         for process in both:
             process.start()
-        time.sleep(1.5)  # all four wait for the lock
+        wait_for(lambda: len(waiting_for(lock)) == 4)
     for process in both:
         process.join()
     assert [len(one.attempts()) for one in folder.cell_folders()] == [1] * 20

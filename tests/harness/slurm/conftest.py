@@ -55,7 +55,7 @@ def make_cell() -> Callable[..., Cell]:
 def ended(tmp_path: Path) -> Callable[..., list[CellStatus]]:
     """Wait until none of the cells is in flight."""
 
-    def wait(cells: list[Cell], root: Path = tmp_path, seconds: float = 90) -> list[CellStatus]:
+    def wait(cells: list[Cell], root: Path = tmp_path, seconds: float = 180) -> list[CellStatus]:
         def final() -> list[CellStatus] | None:
             found = read_statuses(sweep_folder("study", root), cells)
             return None if any(one.state in (*IN_FLIGHT, "STAGED") for one in found) else found
@@ -77,7 +77,7 @@ def training(tmp_path: Path) -> Callable[..., Attempt]:
             heartbeats = [attempt.last_heartbeat(rank) for rank in range(cell.world_size)]
             return attempt if all(last is not None and last.step > 1 for last in heartbeats) else None
 
-        found = wait_for(attempt_in_training, seconds=60)
+        found = wait_for(attempt_in_training)
         assert isinstance(found, Attempt)
         return found
 

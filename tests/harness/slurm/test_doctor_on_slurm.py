@@ -126,7 +126,7 @@ def test_stopping_the_examination_ends_its_job_and_removes_its_files(on_slurm, t
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        wait_for(lambda: on_slurm.run("squeue", "--noheader"), seconds=60)
+        wait_for(lambda: on_slurm.run("squeue", "--noheader"))
         process.send_signal(number)
         _, complaints = process.communicate(timeout=60)
     assert process.returncode == 130, complaints

@@ -55,10 +55,10 @@ def test_a_node_that_loses_power_is_named_and_its_cell_can_be_retried(
         assert lost.state == "NODE_FAIL"
         assert node in lost.cause
         assert lost.attempt.outcome().failed_nodes == (node,)
-        wait_for(lambda: not ranks_of(attempt), seconds=30)
+        wait_for(lambda: not ranks_of(attempt))
     finally:
         on_slurm.start(f"slurmd-{node}")
-        wait_for(lambda: "4 idle" in on_slurm.run("sinfo", "-h", "-p", "main", "-o", "%D %t"), seconds=60)
+        wait_for(lambda: "4 idle" in on_slurm.run("sinfo", "-h", "-p", "main", "-o", "%D %t"))
     assert retry([cell], make_site(), tmp_path, FAKE_RANK) == [cell]
     assert training(cell, 2).number == 2
 
@@ -79,7 +79,7 @@ def test_the_loss_of_the_supervisor_s_node_is_seen_by_status(
         assert attempt.outcome() is not None  # written while Slurm still knows the job
     finally:
         on_slurm.start(f"slurmd-{node}")
-        wait_for(lambda: "4 idle" in on_slurm.run("sinfo", "-h", "-p", "main", "-o", "%D %t"), seconds=60)
+        wait_for(lambda: "4 idle" in on_slurm.run("sinfo", "-h", "-p", "main", "-o", "%D %t"))
 
 
 def test_a_requeued_job_resumes_in_a_new_attempt(
@@ -90,7 +90,7 @@ def test_a_requeued_job_resumes_in_a_new_attempt(
     training(cell)
     (job,) = on_slurm.run("squeue", "-h", "-o", "%A").split()
     on_slurm.run("scontrol", "requeue", job)
-    wait_for(lambda: look(cell)[0].state == "PENDING", seconds=30)
+    wait_for(lambda: look(cell)[0].state == "PENDING")
     assert "requeued its job" in look(cell)[0].cause
     assert submit([cell], make_site(), tmp_path, FAKE_RANK).in_flight == (cell,)
 
@@ -99,7 +99,7 @@ def test_a_requeued_job_resumes_in_a_new_attempt(
             on_slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
         return look(cell)[0].attempt.number == 2
 
-    wait_for(started, seconds=60)
+    wait_for(started)
     (done,) = ended([cell])
     assert (done.state, done.attempt.number) == ("COMPLETED", 2)
     first, _second = done.attempt.cell_folder.attempts()
@@ -115,11 +115,11 @@ def test_cancelling_a_requeued_job_removes_it_from_the_queue(
     training(cell)
     (job,) = on_slurm.run("squeue", "-h", "-o", "%A").split()
     on_slurm.run("scontrol", "requeue", job)
-    wait_for(lambda: look(cell)[0].state == "PENDING", seconds=30)
+    wait_for(lambda: look(cell)[0].state == "PENDING")
     assert cancel([cell], tmp_path) == [cell]
     (one,) = look(cell)
     assert (one.state, one.attempt.number) == ("CANCELLED", 1)
-    wait_for(lambda: not on_slurm.run("squeue", "--noheader"), seconds=30)
+    wait_for(lambda: not on_slurm.run("squeue", "--noheader"))
 
 
 def test_a_time_limit_that_is_too_short_is_a_timeout(on_slurm, tmp_path, make_cell, make_site, ended):
@@ -171,7 +171,7 @@ def test_a_full_disk_is_the_cause_and_the_outcome_still_fits(on_slurm, tmp_path,
         assert "at step 7 in update" in one.cause
         assert "no space is left on the disk" in one.cause
     finally:
-        wait_for(lambda: subprocess.run(["umount", disk], check=False).returncode == 0, seconds=20)
+        wait_for(lambda: subprocess.run(["umount", disk], check=False).returncode == 0)
 
 
 EXCHANGES_BY_PMI = """

@@ -51,7 +51,7 @@ def test_a_requeued_and_a_cancelled_run_end_with_the_bits_of_an_uninterrupted_on
     wait_for(lambda: look(whole).state == "COMPLETED", seconds=200)
 
     submit([cell], site(checkpoint_every_epochs=1), cut)
-    wait_for(lambda: past(cut, 1, 20), seconds=100)
+    wait_for(lambda: past(cut, 1, 20))
     job = on_slurm.run("squeue", "--noheader", "--format=%A").split()[0]
     on_slurm.run("scontrol", "requeue", job)  # SIGTERM to the ranks, SIGKILL after KillWait
     wait_for(lambda: past(cut, 2, 1), seconds=200)
@@ -60,7 +60,7 @@ def test_a_requeued_and_a_cancelled_run_end_with_the_bits_of_an_uninterrupted_on
     resumed_at = second.read("segment.json")["first_step"]
     assert resumed_at == first.outcome().checkpoint_step >= 5
 
-    wait_for(lambda: past(cut, 2, resumed_at + 5), seconds=100)
+    wait_for(lambda: past(cut, 2, resumed_at + 5))
     cancel([cell], cut, checkpoint=True)
     cancelled = look(cut)
     assert (cancelled.state, cancelled.checkpoint_step) == (

@@ -59,7 +59,7 @@ def test_a_controller_that_is_down_delays_a_submission_and_running_cells_stay_vi
         assert look(late)[0].state == "PENDING"
     finally:
         on_slurm.start("slurmctld")
-        wait_for(lambda: answers(on_slurm), seconds=30)
+        wait_for(lambda: answers(on_slurm))
     assert submit([late], make_site(), tmp_path, FAKE_RANK).in_flight == (late,)
     (done,) = ended([late])
     assert (done.state, done.attempt.number) == ("COMPLETED", 1)

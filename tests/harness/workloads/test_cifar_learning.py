@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from harness.cell import Cell
 from harness.runs.heartbeat import HeartbeatWriter
@@ -34,15 +33,8 @@ def train(folder: Path, **changes):
     return trainer.run(), records
 
 
-@pytest.fixture
-def two_threads():
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize(("lr", "kfac"), [(0.1, None), (0.05, KFAC)], ids=["sgd", "kfac"])
-def test_a_third_is_right_of_ten_classes_after_minutes_at_most(tmp_path, two_threads, lr, kfac):
+def test_a_third_is_right_of_ten_classes_after_minutes_at_most(tmp_path, lr, kfac):
     # 2,000 images, a ResNet-20 of half the width; guessing gets 0.1
     small = options(data="embedded", model="resnet20", width=0.5, augment=False)
     result, records = train(
