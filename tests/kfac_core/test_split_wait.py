@@ -10,11 +10,11 @@ import torch
 from kfac_core.collectives import SplitWait, connect
 from kfac_core.collectives.single import SingleCommunicator
 
-DELAY = 0.1
+DELAY, ROUNDS = 0.1, 4  # the machine may delay any rank in one round, hardly in all
 
 
-def waited(rank: int, world_size: int, over_mpi: bool) -> dict[str, float]:
-    """Seconds waited in each kind of collective, the last rank coming late to all of them."""
+def waited(rank: int, world_size: int, over_mpi: bool) -> dict[str, list[float]]:
+    """Seconds waited in every round of each kind of collective, the last rank coming late to all of them."""
     if over_mpi:
         from kfac_core.collectives.mpi import MPICommunicator
 
@@ -30,23 +30,19 @@ def waited(rank: int, world_size: int, over_mpi: bool) -> dict[str, float]:
         "gather_parts": lambda: communicator.gather_parts(buffer, sizes, everyone),
         "broadcast": lambda: communicator.broadcast(buffer, 0),
     }
-    seconds = {}
-    for name, run in collectives.items():
-        communicator.barrier(everyone)
-        before = communicator.traffic.wait_seconds or 0.0
-        if rank == world_size - 1:
-            time.sleep(DELAY)
-        run()
-        seconds[name] = (communicator.traffic.wait_seconds or 0.0) - before
-    row = (0, 1) if rank < 2 else (2, 3)
     if world_size == 4:
+        row = (0, 1) if rank < 2 else (2, 3)
         communicator.gather_parts(torch.ones(2), [1, 1], row)  # makes the group
-        communicator.barrier(everyone)
-        before = communicator.traffic.wait_seconds or 0.0
-        if rank == world_size - 1:
-            time.sleep(DELAY)
-        communicator.gather_parts(torch.ones(2), [1, 1], row)
-        seconds["row"] = (communicator.traffic.wait_seconds or 0.0) - before
+        collectives = {"row": lambda: communicator.gather_parts(torch.ones(2), [1, 1], row)}
+    seconds: dict[str, list[float]] = {name: [] for name in collectives}
+    for name, run in collectives.items():
+        for _ in range(ROUNDS):
+            communicator.barrier(everyone)
+            before = communicator.traffic.wait_seconds or 0.0
+            if rank == world_size - 1:
+                time.sleep(DELAY)
+            run()
+            seconds[name].append((communicator.traffic.wait_seconds or 0.0) - before)
     return seconds
 
 
@@ -55,14 +51,14 @@ def test_all_wait_for_the_late_rank_and_it_waits_for_none(world, mpi_world, over
     ranks = mpi_world(world_size) if over_mpi else world(world_size)
     *prompt, late = ranks.run(waited, over_mpi)
     for seconds in prompt:
-        assert all(value > 0.8 * DELAY for value in seconds.values()), seconds
-    assert all(0 <= value < DELAY / 2 for value in late.values()), late
+        assert all(max(rounds) > 0.8 * DELAY for rounds in seconds.values()), seconds
+    assert all(0 <= min(rounds) < DELAY / 2 for rounds in late.values()), late
 
 
 def test_a_row_of_the_grid_does_not_wait_for_another_row(world):
     rows = [seconds["row"] for seconds in world(4).run(waited, False)]
-    assert rows[2] > 0.8 * DELAY
-    assert max(rows[0], rows[1], rows[3]) < DELAY / 2
+    assert max(rows[2]) > 0.8 * DELAY
+    assert max(min(rows[0]), min(rows[1]), min(rows[3])) < DELAY / 2
 
 
 def test_barriers_are_not_counted_as_traffic():

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from harness.runs.checkpoint_requests import Request
 from harness.training.checkpoint import agreement
 from harness.training.checkpoint.agreement import Agreement, EveryMinutes, own_connection
+from tests.waiting import wait_for
 
 STOP = Request("SIGUSR1", stops=True)
 
@@ -27,7 +28,7 @@ def _quick(monkeypatch):
 @pytest.fixture
 def store():
     return dist.TCPStore(
-        "localhost", 0, 1, is_master=True, timeout=timedelta(seconds=5), wait_for_workers=False
+        "localhost", 0, 1, is_master=True, timeout=timedelta(seconds=60), wait_for_workers=False
     )
 
 
@@ -75,22 +76,63 @@ def test_all_ranks_save_before_the_same_steps_whichever_got_the_request(store, w
 def test_without_a_request_no_rank_waits(store):
     rank = Rank(0, 2, store, lambda: None, 0.0)
     rank.start()
-    ends = time.monotonic() + 30
-    while rank.step <= 1000:
-        assert time.monotonic() < ends
-        time.sleep(0.01)
+    wait_for(lambda: rank.step > 1000)
     assert rank.saved == []
 
 
 def test_a_rank_whose_peer_is_gone_continues_after_a_time_out(store):
     rank = Rank(0, 2, store, lambda: STOP, 0.001)
     rank.start()
-    time.sleep(0.5)
-    held = rank.step
-    time.sleep(0.2)
-    assert rank.step == held  # it waits while the peer may still answer
-    time.sleep(1.5)
-    assert rank.step > held
+    proposed = int(store.get("checkpoint/0/proposal/0"))
+    wait_for(lambda: rank.step > proposed)
+    assert rank.saved == []
+
+
+class Silent:
+    """A store where no peer ever publishes anything, and a read fails when the test says so.
+
+    Attributes:
+        asked: the rank reads what its peer has to publish.
+        given_up: lets that read end as torch's stores end one that takes too long.
+    """
+
+    def __init__(self):
+        self.values, self.asked, self.given_up = {}, threading.Event(), threading.Event()
+
+    def clone(self):
+        return self
+
+    def set_timeout(self, timeout):
+        pass
+
+    def set(self, key, value):
+        self.values[key] = value
+
+    def check(self, keys):
+        return all(key in self.values for key in keys)
+
+    def compare_set(self, key, expected, value):
+        return self.values.setdefault(key, value).encode()
+
+    def get(self, key):
+        if key not in self.values:
+            self.asked.set()
+            self.given_up.wait()
+            raise RuntimeError("no answer")
+        return self.values[key].encode()
+
+
+def test_a_rank_waits_before_its_proposed_step_while_a_peer_may_answer():
+    silent = Silent()
+    rank = Rank(0, 2, silent, lambda: STOP, 0.001)
+    rank.start()
+    assert silent.asked.wait(60)
+    proposed = int(silent.values["checkpoint/0/proposal/0"])
+    wait_for(lambda: rank.step == proposed)
+    time.sleep(0.05)  # in which a rank that does not wait would take many steps
+    assert rank.step == proposed
+    silent.given_up.set()
+    wait_for(lambda: rank.step > proposed)
     assert rank.saved == []
 
 

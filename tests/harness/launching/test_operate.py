@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -78,6 +77,21 @@ def test_logs_prints_a_ranks_log_and_refuses_a_rank_that_does_not_exist(ended, c
     assert (code, "ranks 0 to 0" in printed) == (2, True)
 
 
+class Clock:
+    """Time that passes only in `sleep`; what is `at` a second happens once that has passed."""
+
+    def __init__(self):
+        self.now, self.at = 0.0, {}
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        for second in [second for second in self.at if second <= self.now]:
+            self.at.pop(second)()
+
+
 def test_following_a_log_calls_the_launcher_at_intervals(
     make_cell, make_attempt, tmp_path, capsys, monkeypatch
 ):
@@ -90,16 +104,19 @@ def test_following_a_log_calls_the_launcher_at_intervals(
             return {} if len(calls) < 4 else {attempts[0]: AttemptState("LOST", "gone")}
 
     monkeypatch.setitem(LAUNCHERS, "local", Counting())
+    clock = Clock()
+    monkeypatch.setattr(status_view, "time", clock)
     attempt.log(0).write_text("first\n")
-    end = threading.Timer(1.0, lambda: attempt.write_outcome(outcome_without_ranks("FAILED", "")))
-    end.start()
+    clock.at[10] = lambda: attempt.write_outcome(outcome_without_ranks("FAILED", ""))
     print_log(attempt.cell_folder, 0, follow=True)
     assert (capsys.readouterr().out, len(calls)) == ("first\n", 1)
+    assert 10 <= clock.now < 30
 
     (attempt.path / "outcome.json").unlink()
-    monkeypatch.setattr(status_view, "_QUERY_SECONDS", 0.0)
+    began = clock.now
     print_log(attempt.cell_folder, 0, follow=True)
     assert len(calls) == 4  # an attempt that ended without an outcome ends the loop
+    assert 60 <= clock.now - began < 65  # two intervals of 30 seconds after the call at the start
 
 
 def test_cancel_and_retry_without_a_matching_cell_report_it(ended, cli):
