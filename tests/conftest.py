@@ -1,5 +1,6 @@
 """Worlds of real ranks and a real Slurm, shared by the whole session and started for the first who asks."""
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -45,6 +46,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group(group))
     if hasattr(config, "workerinput"):  # a worker of xdist
         items.sort(key=_turn)
+
+
+def pytest_collection_finish() -> None:
+    """Collections of garbage need not go through what importing all tests has made."""
+    gc.collect()
+    gc.freeze()
 
 
 def _group(item: pytest.Item) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -34,6 +35,15 @@ SMALL = Model(
     ),
     other_parameters=11,
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collections():
+    """Every fake world ends with a collection, which would go through all of torch each time."""
+    list(emulate(SMALL.layers, SMALL.other_parameters, KFACConfig(), 2, [0]))
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def configs(world_size: int) -> Iterator[KFACConfig]:

@@ -7,6 +7,7 @@ import threading
 import time
 from datetime import timedelta
 from itertools import count
+from typing import ClassVar, Self
 
 import pytest
 import torch.distributed as dist
@@ -17,6 +18,18 @@ from harness.training.checkpoint.agreement import Agreement, EveryMinutes, own_c
 from tests.waiting import wait_for
 
 STOP = Request("SIGUSR1", stops=True)
+
+
+@pytest.fixture(autouse=True)
+def _ends_what_it_started():
+    """A thread that steps on would take time from all later tests."""
+    yield
+    while Rank.started:
+        rank = Rank.started.pop()
+        rank.test_ended.set()
+        rank.join(60)
+        rank.agreement.close()
+        assert not rank.is_alive()
 
 
 @pytest.fixture(autouse=True)
@@ -33,10 +46,14 @@ def store():
 
 
 class Rank(threading.Thread):
-    """Steps at its own speed, as a GPU's host does, until it has saved often enough."""
+    """Steps at its own speed, as a GPU's host does, until it has saved often enough or the test ends."""
+
+    started: ClassVar[list[Self]] = []
 
     def __init__(self, rank, world_size, store, poll_request, pause_seconds, rounds=1):
         super().__init__(daemon=True)
+        self.test_ended = threading.Event()
+        self.started.append(self)
         self.agreement = Agreement(rank, world_size, store and own_connection(store), poll_request)
         self.pause_seconds, self.rounds = pause_seconds, rounds
         self.saved, self.step = [], 0
@@ -44,6 +61,8 @@ class Rank(threading.Thread):
     def run(self):
         self.agreement.start()
         for self.step in count():
+            if self.test_ended.is_set():
+                return
             if self.agreement.request_at(self.step) is not None:
                 self.saved.append(self.step)
                 self.agreement.finish_round()
