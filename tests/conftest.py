@@ -3,13 +3,14 @@
 import gc
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 
 import pytest
 import torch
 from hypothesis import settings
 
+from tests import started_ranks
 from tests.kfac_core.mpi_worlds import MPIWorld
 from tests.kfac_core.worlds import World
 from tests.slurm_cluster.cluster import PACKAGES, Cluster, missing_programs
@@ -18,6 +19,9 @@ if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # as in a shell's background; so it would be in children
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+pytest_plugins = ["pytester"]
+started_ranks.watch()
 
 torch.set_num_threads(1)  # as in ranks; tiny tensors gain nothing from threads that wait for each other
 
@@ -46,6 +50,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group(group))
     if hasattr(config, "workerinput"):  # a worker of xdist
         items.sort(key=_turn)
+
+
+def pytest_runtest_logstart() -> None:
+    """A test answers for what it starts, its fixtures included."""
+    started_ranks.seen.clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test that starts ranks and is not marked: it would slow `make test-fast` down."""
+    result = yield
+    if started_ranks.seen and not any(item.get_closest_marker(name) for name in ("ranks", "slurm", "slow")):
+        pytest.fail(f"this test starts ranks; mark it `ranks`: {'; '.join(started_ranks.seen)}")
+    return result
 
 
 def pytest_collection_finish() -> None:
