@@ -93,6 +93,12 @@ def _turn(item: pytest.Item) -> int:
     return next((place for place, name in enumerate(markers) if item.get_closest_marker(name)), len(markers))
 
 
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What commands print does not depend on where the suite runs."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 @pytest.fixture(scope="session")
 def world() -> Iterator[Callable[[int], World]]:
     """`world(4)` is a world of four processes, started on first use."""

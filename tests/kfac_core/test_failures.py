@@ -84,6 +84,10 @@ def test_what_float32_cannot_factor_is_solved_in_float64():
     torch.testing.assert_close(kfac._second_order.data[0, "a"].view(5, 5), want.float(), rtol=1e-4, atol=1e-6)
 
 
+NO_STATISTICS = pytest.mark.filterwarnings("ignore:K-FAC. no statistics")  # these tests set factors
+
+
+@NO_STATISTICS
 @pytest.mark.parametrize("solver", ["eigen", "inverse"])
 def test_a_factor_without_decomposition_leaves_the_last_good_data_in_use(solver):
     kfac = singular(solver, value=1.0)
@@ -97,6 +101,7 @@ def test_a_factor_without_decomposition_leaves_the_last_good_data_in_use(solver)
     assert (failure.layer, failure.kind, failure.step, failure.rank) == ("0", "a", 0, 0)
 
 
+@NO_STATISTICS
 @pytest.mark.parametrize("solver", ["eigen", "inverse"])
 @pytest.mark.parametrize("silent", [True, False])
 def test_a_failing_solver_overwrites_no_good_data(solver, silent, monkeypatch):
@@ -139,6 +144,7 @@ def test_a_decomposition_with_one_nan_in_one_block_is_made_again_in_float64(valu
     torch.testing.assert_close(kfac._second_order._buffer.abs(), good.abs(), rtol=1e-3, atol=1e-3)
 
 
+@NO_STATISTICS
 def test_an_inverse_too_large_for_float16_as_stored_is_a_failure():
     kfac = KFAC(
         build("mlp").float(), KFACConfig(solver="inverse", inverse_dtype="float16", damping=1e-6), lr=LR

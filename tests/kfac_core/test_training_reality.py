@@ -158,6 +158,7 @@ def test_tied_weights_keep_their_plain_gradient():
     assert kfac.plain_modules == ["0 (Linear)", "2 (Linear)"]
 
 
+@pytest.mark.filterwarnings("ignore:K-FAC. no statistics of aside")  # tested in test_compile
 @pytest.mark.parametrize("used", ["never", "later"])
 def test_a_layer_that_takes_no_part_in_a_step_keeps_its_factors(used):
     model = nn.ModuleDict({"used": nn.Linear(4, 3), "aside": nn.Linear(4, 3)}).double()

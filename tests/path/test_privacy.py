@@ -24,7 +24,7 @@ SECRET = "hunter2-" + "x" * 20
 SWEEP = """\
 sweep: nasty
 about: "<script>alert(2)</script> $(touch pwned)"
-workload: {name: digits, options: {width: -1}}
+workload: {name: digits, options: {width: 1152921504606846976}}
 target: {metric: accuracy, at_least: 0.5}
 training: {global_batch_size: 256, epochs: 1}
 optimizer: {lr: 0.1}
