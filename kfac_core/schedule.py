@@ -46,6 +46,10 @@ class Milestones:
         if self.unit not in ("epochs", "steps"):
             raise ConfigError(f"unit={self.unit!r} is not one of epochs, steps")
 
+    def __str__(self) -> str:
+        """`0.001 x 0.5 at epochs 40, 80`: for names and tables."""
+        return f"{self.initial:g} x {self.factor:g} at {self.unit} {', '.join(f'{at:g}' for at in self.at)}"
+
     def value(self, step: float, steps_per_epoch: int | None) -> float:
         """The value at `step`."""
         if self.unit == "epochs" and steps_per_epoch is None:

@@ -24,8 +24,9 @@ def draw(study: Study) -> Drawing:
     runs, label = _values(study)
     names = dict(zip(study.cells["run"], study.series(*FIELDS), strict=True))
     runs = runs.assign(series=runs["run"].map(names))
-    runs = runs.merge(study.cells[["run", "damping", "inverse_update_steps"]], on="run")
-    runs = runs.dropna(subset=["damping", "inverse_update_steps"])
+    options = {"damping": study.value_of(FIELDS[0]), "inverse_update_steps": study.value_of(FIELDS[1])}
+    runs = runs.merge(study.cells[["run"]].assign(**options), on="run")  # a schedule is its text
+    runs = runs.dropna(subset=list(options))
     runs = runs[runs["world_size"] == runs["world_size"].max()] if len(runs) else runs
     shape = runs.groupby("series")[["damping", "inverse_update_steps"]].transform("nunique").min(axis=1)
     runs = runs[shape > 1]
@@ -65,9 +66,10 @@ def _values(study: Study) -> tuple[pd.DataFrame, str]:
 
 
 def _map(axis: Axes, runs: pd.DataFrame, scale: tuple[float, float]) -> None:
-    dampings = sorted(runs["damping"].unique())
-    intervals = sorted(runs["inverse_update_steps"].unique())
-    fields = runs.groupby(["damping", "inverse_update_steps"])["shown"].apply(lambda v: median(v.tolist()))
+    dampings = sorted(runs["damping"].unique(), key=_numbers_first)
+    intervals = sorted(runs["inverse_update_steps"].unique(), key=_numbers_first)
+    by_field = runs.groupby(["damping", "inverse_update_steps"], sort=False)["shown"]
+    fields = by_field.apply(lambda values: median(values.tolist()))
     grid = np.array([[fields.get((d, e), math.nan) for e in intervals] for d in dampings], dtype=float)
     low, high = scale
     axis.imshow(np.where(np.isfinite(grid), grid, np.nan), cmap="cividis", vmin=low, vmax=high,
@@ -79,11 +81,21 @@ def _map(axis: Axes, runs: pd.DataFrame, scale: tuple[float, float]) -> None:
         light = known and (value - low) > 0.55 * (high - low)
         axis.text(column, row, drawing.number(value) if known else "–", ha="center", va="center", fontsize=7,
                   color="black" if light or not known else "white")  # fmt: skip
-    axis.set_xticks(range(len(intervals)), [drawing.number(float(e)) for e in intervals])
-    axis.set_yticks(range(len(dampings)), [drawing.number(float(d)) for d in dampings])
+    axis.set_xticks(range(len(intervals)), [_label(e) for e in intervals])
+    axis.set_yticks(range(len(dampings)), [_label(d) for d in dampings])
     axis.set_xlabel("steps between inverse updates")
     axis.set_ylabel("damping")
     axis.grid(False)
+
+
+def _numbers_first(value: float | str) -> tuple[bool, float, str]:
+    """Sorts schedules, which are text, after the numbers."""
+    return (True, 0.0, value) if isinstance(value, str) else (False, value, "")
+
+
+def _label(value: float | str) -> str:
+    """A tick's text; the milestones of a schedule are on a line of their own."""
+    return value.replace(" at ", "\nat ") if isinstance(value, str) else drawing.number(value)
 
 
 def _hatched(row: int, column: int) -> Patch:

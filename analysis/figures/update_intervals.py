@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas as pd
 from matplotlib.lines import Line2D
 
 from analysis.comparisons import points
@@ -9,6 +10,7 @@ from analysis.figures import drawing
 from analysis.figures.by_batch import fixed_length_runs
 from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.figures.response import Quantity, draw_response, final_metric, summaries
+from analysis.metrics import kfac_cells
 from analysis.records.study import Study
 
 INTERVAL_FIELDS = ("kfac.inverse_update_steps", "kfac.factor_update_steps")
@@ -20,7 +22,9 @@ def draw(study: Study) -> Drawing:
     fields = ["inverse_update_steps", "factor_update_steps"]
     runs = runs.merge(study.cells[["run", *fields]], on="run")
     runs = runs[runs["world_size"] == runs["world_size"].max()]
-    own, flat = runs[runs["inverse_update_steps"].notna()], runs[runs["inverse_update_steps"].isna()]
+    flat = runs[~runs["run"].isin(study.cells["run"][kfac_cells(study)])]
+    own = runs.dropna(subset=fields)
+    scheduled = len(runs) - len(flat) - len(own)
     if own["inverse_update_steps"].nunique() < 2:
         raise NothingToDraw("no second interval of inverse updates")
     own = own.astype(dict.fromkeys(fields, "int64")).reset_index(drop=True)
@@ -51,6 +55,9 @@ def draw(study: Study) -> Drawing:
         drawing.whiskers(found),
         "Training time is the slowest rank's clock."
         + ("" if len(flat) else " No first-order arm to compare."),
-        drawing.remarks(study, runs, study.cells["world_size"] == runs["world_size"].max()),
+        f"{scheduled} runs whose intervals change over time have no one E and are not drawn."
+        if scheduled
+        else "",
+        drawing.remarks(study, pd.concat([own, flat]), study.cells["world_size"] == runs["world_size"].max()),
     )
     return Drawing(figure, summaries(own, "inverse_update_steps", quantities), caption)

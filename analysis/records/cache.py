@@ -14,7 +14,7 @@ import pandas as pd
 
 from harness.runs.store import SweepFolder
 
-LAYOUT_VERSION = 6
+LAYOUT_VERSION = 7
 """Raise this when a column of a cached frame changes, so that old caches are discarded."""
 
 STAMP_LENGTH = 16

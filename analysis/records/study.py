@@ -22,7 +22,8 @@ class Study:
     Attributes:
         cells: one row per cell, with the attempt that counts: its latest COMPLETED one, else its latest.
             `state` is the outcome's, or RUNNING (records, no outcome), PENDING (no records yet) or STAGED
-            (no attempt). `arm` and `setting` are explained in `harness.runs.arms`.
+            (no attempt). A K-FAC option that changes over time has no number in its column; `schedules` has
+            its text. `arm` and `setting` are explained in `harness.runs.arms`.
         phases: one row per rank, window and phase: `seconds` (exclusive), `calls`, `sent_bytes`, and the
             window's `wall_seconds`, `steps`, `samples`, `first_step`. Time in no phase is `other`.
             `wait_seconds` is the part of `seconds` spent waiting for late ranks, NaN unless the site sets

@@ -24,6 +24,7 @@ from harness.errors import StoreError
 from harness.runs.arms import fields_of, name_arms
 from harness.runs.records import SCHEMA_VERSION
 from harness.runs.store import DEFAULT_ROOT, Attempt, CellFolder, SweepFolder
+from kfac_core.schedule import Milestones
 
 PathLike = str | os.PathLike[str]
 
@@ -121,6 +122,7 @@ CELL_COLUMNS = {
     "run": "str", "sweep": "str", "cell": "str", "method": "str", "world_size": "int64", "seed": "int64",
     "optimizer": "str", "strategy": "str", "solver": "str", "factor_update_steps": "Int64",
     "inverse_update_steps": "Int64", "grad_worker_fraction": "float64", "damping": "float64",
+    "schedules": "str",
     "workload": "str", "global_batch_size": "int64", "local_batch_size": "int64", "scaling": "str",
     "target_metric": "str", "target_value": "float64", "target_direction": "str",
     "state": "str", "cause": "str", "stop_reason": "str", "reached_target": "boolean",
@@ -143,8 +145,10 @@ def _cell_row(folder: CellFolder, attempt: Attempt | None) -> dict[str, Any]:
         "attempts": len(folder.attempts()), "cause": "", "stop_reason": "",
         "segments": 1, "away_seconds": 0.0, "bitwise": True,
     }  # fmt: skip
-    for name in KFAC_COLUMNS:
-        row[name] = getattr(cell.kfac, name) if cell.kfac is not None else None
+    options = {name: getattr(cell.kfac, name, None) for name in KFAC_COLUMNS}
+    scheduled = {name: value for name, value in options.items() if isinstance(value, Milestones)}
+    row |= options | dict.fromkeys(scheduled)
+    row["schedules"] = "; ".join(f"{name} {value}" for name, value in scheduled.items())
     return row | _attempt_fields(folder, attempt)
 
 

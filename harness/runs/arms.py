@@ -1,23 +1,29 @@
 """Names of arms and settings, made from the fields in which the cells of a study differ.
 
 An **arm** is a set of runs that differ in world size and seed only. A **setting** is what a comparison holds
-fixed: workload, target and training. Both names contain only the fields that vary in this study: an ordinary
-sweep shows its methods' names, and a grid over damping shows `comm_opt damping=0.01`.
+fixed: workload, target and training, but not the number of epochs if each method has its own. Both names
+contain only the fields that vary in this study: an ordinary sweep shows its methods' names, and a grid over
+damping shows `comm_opt damping=0.01`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from harness.cell import Cell
+from kfac_core.schedule import Milestones
 
 Fields = Mapping[str, Any]
-"""A cell by dotted paths: `kfac.damping`, `training.global_batch_size`."""
+"""A cell by dotted paths: `kfac.damping`, `training.global_batch_size`; a schedule is one value, its text."""
 
 SETTING_SECTIONS = ("workload", "target", "training")
 ARM_SECTIONS = ("optimizer", "kfac")
+OF_METHODS = ("training.epochs", "training.kfac_start_epoch")
+"""Not held fixed if each method has its own value: SC20 trains SGD for 90 epochs and K-FAC for 55."""
+_SCHEDULE = {field.name for field in dataclasses.fields(Milestones)}
 _LONGEST_VALUE = 40  # characters of a value in a name
 
 
@@ -43,6 +49,7 @@ def name_arms(rows: Sequence[Fields], without: Collection[str] = ()) -> list[tup
             they determine (such as a learning rate that grows with the batch), are one arm.
     """
     axis = [tuple(str(row.get(field)) for field in without) for row in rows]
+    without = {*without, *(field for field in OF_METHODS if _each_method_has_one(rows, field))}
     settings = [_sections(row, SETTING_SECTIONS, without) for row in rows]
     differing = _varying(settings, axis)
     setting_names = [_name(setting, differing) for setting in settings]
@@ -62,6 +69,13 @@ def name_arms(rows: Sequence[Fields], without: Collection[str] = ()) -> list[tup
     return named
 
 
+def _each_method_has_one(rows: Sequence[Fields], field: str) -> bool:
+    values: dict[str, set[Any]] = {}
+    for row in rows:
+        values.setdefault(row["method"], set()).add(row.get(field))
+    return all(len(found) == 1 for found in values.values())
+
+
 def _sections(row: Fields, sections: Sequence[str], without: Collection[str]) -> dict[str, Any]:
     return {
         path: value
@@ -74,7 +88,9 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in nested.items():
         path = f"{prefix}{key}"
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and set(value) == _SCHEDULE:  # one value, which changes over time
+            flat[path] = str(Milestones(**value))
+        elif isinstance(value, Mapping):
             flat.update(_flat(value, f"{path}."))
         elif value is not None:
             flat[path] = _hashable(value)
