@@ -35,7 +35,6 @@ app = typer.Typer(
     help="Scaling studies of distributed K-FAC training.",
     epilog="Example: kronscale plan -f jobs/sweeps/demo.yaml",
     invoke_without_command=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli import completion
 from harness.cli.error_messages import USAGE, message_of, print_error
 from harness.cli.options import (
     RUNS,
@@ -106,7 +107,13 @@ def status(
 
 def logs(
     cell: Annotated[
-        str, typer.Argument(metavar="CELL", help="Beginning of the cell's id.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="CELL",
+            help="Beginning of the cell's id, or of sweep/cell.",
+            show_default=False,
+            autocompletion=completion.stored_cells,
+        ),
     ],
     rank: Annotated[
         int | None, typer.Option(min=0, help="Rank. Default: the rank that failed first, or 0.")

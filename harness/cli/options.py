@@ -7,15 +7,32 @@ from typing import Annotated
 
 import typer
 
+from harness.cli import completion
+
 RUNS = Path("results/runs")
 
-SweepFile = Annotated[Path, typer.Option("--file", "-f", metavar="FILE", help="Sweep file.")]
+SweepFile = Annotated[
+    Path,
+    typer.Option("--file", "-f", metavar="FILE", help="Sweep file.", autocompletion=completion.sweep_files),
+]
 SweepName = Annotated[
     str | None,
-    typer.Argument(help="Name of the sweep, or sweep/cell.", metavar="[SWEEP]", show_default=False),
+    typer.Argument(
+        help="Name of the sweep, or sweep/cell.",
+        metavar="[SWEEP]",
+        show_default=False,
+        autocompletion=completion.stored_sweeps,
+    ),
 ]
 FileInstead = Annotated[
-    Path | None, typer.Option("--file", "-f", metavar="FILE", help="Sweep file, instead of the sweep's name.")
+    Path | None,
+    typer.Option(
+        "--file",
+        "-f",
+        metavar="FILE",
+        help="Sweep file, instead of the sweep's name.",
+        autocompletion=completion.sweep_files,
+    ),
 ]
 Where = Annotated[
     list[str] | None,
@@ -32,7 +49,12 @@ Overrides = Annotated[
     ),
 ]
 SiteName = Annotated[
-    str, typer.Option(metavar="NAME", help="Site profile: a name, or the path of a .yaml file.")
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Site profile: a name, or the path of a .yaml file.",
+        autocompletion=completion.sites,
+    ),
 ]
 Runs = Annotated[Path, typer.Option(metavar="DIR", help="Folder of stored runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]

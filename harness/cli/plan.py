@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli import completion
 from harness.cli.options import RUNS, AsJson, Overrides, Runs, SweepFile, Where
 from harness.errors import SiteError
 
@@ -28,7 +29,10 @@ def plan(
     where: Where = None,
     set_: Overrides = None,
     site: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Show which cells this site could not run.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Show which cells this site could not run.", autocompletion=completion.sites
+        ),
     ] = None,
     runs: Runs = RUNS,
     as_json: AsJson = False,

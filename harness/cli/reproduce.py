@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli import completion
 from harness.cli.options import RUNS, Runs, SiteName
 from harness.errors import UserError
 
@@ -15,8 +16,18 @@ if TYPE_CHECKING:
 
 
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="Paper: sc20, tpds22, dp_kfac or nlcg.", show_default=False)],
-    size: Annotated[str, typer.Option(metavar="NAME", help="Size of the reproduction.")] = "small",
+    paper: Annotated[
+        str,
+        typer.Argument(
+            help="Paper: sc20, tpds22, dp_kfac or nlcg.",
+            show_default=False,
+            autocompletion=completion.papers,
+        ),
+    ],
+    size: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Size of the reproduction.", autocompletion=completion.paper_sizes),
+    ] = "small",
     site: SiteName = "local",
     runs: Runs = RUNS,
     out: Annotated[
