@@ -29,6 +29,10 @@ class ForeignError(StoreError):
     """Stored files that another user may have written, and so decide nothing that is executed."""
 
 
+class MembershipError(UserError):
+    """A process that is not of a run acts as one of its ranks, or as their store."""
+
+
 class FilterError(UserError):
     """A `--where` expression that cannot be read."""
 

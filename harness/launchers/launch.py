@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import socket
 import stat
 import sys
 from dataclasses import asdict, dataclass
@@ -24,8 +25,6 @@ from harness.launchers.site_profile import Site
 from harness.runs.atomic_files import release_reserve, write_atomically
 from harness.runs.ownership import read_own
 from harness.runs.store import Attempt
-
-_PREPARED = ".launch.json"
 
 SHARED_RUNS = "--shared-runs"
 """Word of the command lines of queues and of jobs whose site has `shared_runs`."""
@@ -93,17 +92,17 @@ class Launch(Spec):
             OSError: the disk is full, for example; the attempt is not pending.
         """
         attempt.reserve(world_size)
-        attempt.write(_PREPARED, self.to_dict())
+        attempt.write(_prepared(), self.to_dict())
 
     @staticmethod
     def publish(attempt: Attempt) -> None:
         """Make the prepared `launch.json` visible: from now on the attempt is pending."""
-        (attempt.path / _PREPARED).replace(attempt.path / "launch.json")
+        (attempt.path / _prepared()).replace(attempt.path / "launch.json")
 
     @staticmethod
     def withdraw(attempt: Attempt) -> None:
         """Make an attempt that nothing has started as if it had never been launched."""
-        for name in ("launch.json", _PREPARED):
+        for name in ("launch.json", _prepared()):
             (attempt.path / name).unlink(missing_ok=True)
         release_reserve(attempt.path)
 
@@ -114,6 +113,11 @@ class Launch(Spec):
     def to_dict(self) -> dict[str, Any]:
         """For a JSON file."""
         return self.model_dump(mode="json", by_alias=True)
+
+
+def _prepared() -> str:
+    """Name of this process's own: where locks do not work, two may submit the same cell."""
+    return f".launch.json.{socket.gethostname()}-{os.getpid()}"
 
 
 @dataclass(frozen=True)

@@ -22,24 +22,26 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 
-def write_atomically(path: Path, text: str, *, use_reserve: bool = False) -> None:
+def write_atomically(path: Path, text: str, *, use_reserve: bool = False, private: bool = False) -> None:
     """Write a file so that readers see the old or the new content, even after a crash.
 
     Args:
         path: of the file.
         text: its content.
         use_reserve: whether it is the file for which its folder has a reserve.
+        private: whether only its owner may read it, even where the group may read the folder.
 
     Raises:
         OSError: the disk is full, for example; with the path, and the old content is unchanged.
     """
-    _write_beside(path, text, use_reserve=use_reserve).replace(path)
+    temporary = _write_beside(path, text, use_reserve=use_reserve, private=private)
+    temporary.replace(path)
 
 
 def write_once(path: Path, text: str, *, use_reserve: bool = False) -> bool:
     """Write a file unless it exists; returns whether this call wrote it.
 
-    The arguments are those of `write_atomically`.
+    Arguments as those of `write_atomically`.
 
     Raises:
         OSError: the disk is full, for example; with the path, which does not exist then.
@@ -91,30 +93,32 @@ def is_full(error: OSError) -> bool:
     return error.errno in _FULL
 
 
-def _write_beside(path: Path, text: str, *, use_reserve: bool) -> Path:
+def _write_beside(path: Path, text: str, *, use_reserve: bool, private: bool = False) -> Path:
     """A new file of that content beside `path`, on the disk."""
-    content = text.encode()
+    content, mode = text.encode(), stat.S_IRUSR | stat.S_IWUSR
+    if not private:
+        mode |= path.parent.stat().st_mode & stat.S_IRGRP  # readable by the group if the folder is
     try:
-        return _write_new(path, content)
+        return _write_new(path, content, mode)
     except OSError as error:
-        in_reserve = _write_into_reserve(path, content) if use_reserve and is_full(error) else None
+        in_reserve = _write_into_reserve(path, content, mode) if use_reserve and is_full(error) else None
         if in_reserve is not None:
             return in_reserve
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def _write_new(path: Path, content: bytes) -> Path:
+def _write_new(path: Path, content: bytes, mode: int) -> Path:
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            _fill(file.fileno(), content, path.parent)
+            _fill(file.fileno(), content, mode)
     except BaseException:
         Path(name).unlink()
         raise
     return Path(name)
 
 
-def _write_into_reserve(path: Path, content: bytes) -> Path | None:
+def _write_into_reserve(path: Path, content: bytes, mode: int) -> Path | None:
     """The reserve, renamed, with that content; None if there is none that is large enough."""
     reserve = path.with_name(RESERVE)
     taken = path.with_name(f".{path.name}.reserve-{os.getpid()}")
@@ -126,7 +130,7 @@ def _write_into_reserve(path: Path, content: bytes) -> Path | None:
     except FileNotFoundError:
         return None
     try:
-        _fill(descriptor, content, path.parent)
+        _fill(descriptor, content, mode)
         os.truncate(descriptor, len(content))
         os.fsync(descriptor)
     except OSError:  # a file system that writes to new blocks, as some do
@@ -138,9 +142,8 @@ def _write_into_reserve(path: Path, content: bytes) -> Path | None:
     return taken
 
 
-def _fill(descriptor: int, content: bytes, folder: Path) -> None:
-    """Write the content to the disk, readable by the group if the folder is."""
-    os.fchmod(descriptor, stat.S_IRUSR | stat.S_IWUSR | folder.stat().st_mode & stat.S_IRGRP)
+def _fill(descriptor: int, content: bytes, mode: int) -> None:
+    os.fchmod(descriptor, mode)
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(descriptor, rest) :]

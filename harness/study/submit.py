@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -228,7 +228,7 @@ def _start(
         launcher.check(cell, site)
     if cells:
         launcher.estimate_cost(cells, site).refuse_beyond(budget)
-        made: list[Path] = []
+        made: list[Attempt | CellFolder] = []
         launches = (_new(cell, site, folder, command, resume, made) for cell in in_blocks(cells))
         try:
             launcher.launch(folder, launches)
@@ -241,11 +241,16 @@ def _start(
 
 
 def _new(
-    cell: Cell, site: Site, folder: SweepFolder, command: Sequence[str], resume: bool, made: list[Path]
+    cell: Cell,
+    site: Site,
+    folder: SweepFolder,
+    command: Sequence[str],
+    resume: bool,
+    made: list[Attempt | CellFolder],
 ) -> tuple[Attempt, Launch]:
-    """The new attempt and its launch; adds the folders that it makes to `made`, before it makes them."""
+    """The new attempt and its launch; adds the folders that it makes to `made`."""
     if not (cell_folder := folder.cell_folder(cell)).path.exists():
-        made.append(cell_folder.path)
+        made.append(cell_folder)
     folder.stage(cell)
     if not site.shared_runs:
         refuse_foreign(cell_folder.path / "cell.json", folder.path)
@@ -261,7 +266,7 @@ def _new(
     launch = LAUNCHERS[site.launcher].plan(cell, site, command)
     continues = saved[-1] if saved else None
     attempt = _attempt_at(cell_folder)
-    made.append(attempt.path)
+    made.append(attempt)
     return attempt, launch.model_copy(update={"continues": continues})
 
 
@@ -275,11 +280,19 @@ def _attempt_at(cell_folder: CellFolder) -> Attempt:
     return cell_folder.new_attempt()
 
 
-def _withdraw(made: Sequence[Path]) -> None:
-    """Undo a submission that could not be completed, and that has started nothing."""
+def _withdraw(made: Sequence[Attempt | CellFolder]) -> None:
+    """Undo a submission that could not be completed, and that has started nothing.
+
+    Folders in which another process has written something meanwhile stay.
+    """
     for folder in reversed(made):
-        Launch.withdraw(Attempt(folder))
-        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(folder, Attempt):
+            Launch.withdraw(folder)
+        elif folder.latest() is None:
+            (folder.path / "cell.json").unlink(missing_ok=True)
+        for path in (folder.path / "logs", folder.path):
+            with suppress(OSError):
+                path.rmdir()
 
 
 def _cancel(attempts: Sequence[Attempt], *, checkpoint: bool) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,6 +21,7 @@ from harness.training.world.rendezvous import (
     TEXT_BYTES,
     decode_text,
     encode_text,
+    is_one_host,
     rendezvous_in_folder,
     rendezvous_over_mpi,
 )
@@ -26,6 +29,8 @@ from harness.training.world.single_copy import find_readable_peers
 from kfac_core.collectives import Communicator, PeerFinder, connect
 from kfac_core.collectives.mpi import MPICommunicator
 from kfac_core.collectives.single import SingleCommunicator
+
+_LOOPBACK_DEVICE = Path("/sys/class/net/lo")
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ def join_world(attempt: Attempt, rank: int, world_size: int, local_rank: int) ->
     Raises:
         SiteError: the site's backend cannot work on this host, or this rank's GPU is missing.
         TimeoutError: rank 0 published no address in time.
+        MembershipError: another process acts as a rank of the attempt.
     """
     launch = Launch.read(attempt)
     device = _device(launch, local_rank)
@@ -75,10 +81,16 @@ def join_world(attempt: Attempt, rank: int, world_size: int, local_rank: int) ->
             f"backend=mpi, but {reason}; give the site an MPI launch that its MPI library understands (mpi: "
             f"pmi2 or pmix on Slurm; MPICH or a relative with launcher: local), or use backend: gloo"
         )
-    store = rendezvous_over_mpi(mpi) if mpi is not None else rendezvous_in_folder(attempt, rank, world_size)
+    one_host = is_one_host(launch)
+    if mpi is not None:
+        store = rendezvous_over_mpi(mpi, attempt, one_host=one_host)
+    else:
+        store = rendezvous_in_folder(attempt, rank, world_size, one_host=one_host)
     unlink_shared_memory()
     if backend == "mpi" and mpi is not None:
         return World(rank, world_size, local_rank, device, backend, mpi, store)
+    if one_host and backend == "gloo" and _LOOPBACK_DEVICE.exists():  # the kernel would take this way anyway
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK_DEVICE.name)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=PEER_TIMEOUT)
     return World(
         rank, world_size, local_rank, device, backend, connect(find_peers=_peer_finder(launch)), store, reason
