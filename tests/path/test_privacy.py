@@ -24,11 +24,11 @@ SECRET = "hunter2-" + "x" * 20
 SWEEP = """\
 sweep: nasty
 about: "<script>alert(2)</script> $(touch pwned)"
-workload: {name: digits, options: {width: 1152921504606846976}}
+workload: digits
 target: {metric: accuracy, at_least: 0.5}
 training: {global_batch_size: 256, epochs: 1}
 optimizer: {lr: 0.1}
-methods: [{name: breaks}, {name: learns, workload: {name: digits, options: {width: 16}}}]
+methods: [{name: breaks, workload: {name: cifar10, options: {data: /nowhere}}}, {name: learns}]
 grid: {world_size: [1]}
 repeats: 1
 """

@@ -134,14 +134,12 @@ def test_a_killed_rank_ends_its_attempt_is_the_root_cause_and_only_its_cell_is_r
 
 def test_an_exception_in_a_rank_is_the_cause_with_its_message(folder):
     file = folder / "study.yaml"
-    file.write_text(
-        STUDY.replace("workload: digits", "workload: {name: digits, options: {width: 1152921504606846976}}")
-    )
+    without_data = f"workload: {{name: cifar10, options: {{data: {folder}/nowhere}}}}"
+    file.write_text(STUDY.replace("workload: digits", without_data))
     kronscale(folder, "run", "-f", str(file), "--site", site(folder), "--where", "method=sgd", expect=1)
     for cell in json.loads(kronscale(folder, "status", "study", "--json")):
         assert cell["state"] == "FAILED"
-        assert "RuntimeError" in cell["cause"]
-        assert "overflowed" in cell["cause"]
+        assert f"DataError: {folder}/nowhere has no batch files of cifar10" in cell["cause"]
 
 
 def site(folder: Path) -> str:

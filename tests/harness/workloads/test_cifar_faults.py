@@ -255,6 +255,7 @@ repeats: 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the launcher pins CPUs")
+@pytest.mark.ranks
 def test_a_run_without_its_data_fails_with_that_cause(tmp_path, capsys):
     file = tmp_path / "s.yaml"
     file.write_text(SWEEP.format(data=tmp_path / "nowhere"))

@@ -150,6 +150,7 @@ def test_a_size_that_cannot_be_is_refused_before_anything_runs(tmp_path, capsys,
     assert f"{file}:2: workload.options.{message}" in capsys.readouterr().err
 
 
+@pytest.mark.ranks
 def test_a_run_without_its_text_fails_with_that_cause(tmp_path, capsys):
     file, runs = tmp_path / "s.yaml", tmp_path / "runs"
     file.write_text(SWEEP.format(name="gpt", data=tmp_path / "nowhere", more=""))
