@@ -15,7 +15,7 @@ from matplotlib.mathtext import math_to_image
 
 _BLOCK = re.compile(r"^\$\$\n(?P<body>.+?)\n\$\$$", re.DOTALL | re.MULTILINE)
 _STYLE: Any = {"svg.fonttype": "path", "svg.hashsalt": "formula", "mathtext.fontset": "stix"}
-_POINTS_PER_EM = 10.0
+_POINTS_PER_EM = 8.0  # of the text around: Matplotlib draws at 10 points
 
 
 class FormulaError(ValueError):
