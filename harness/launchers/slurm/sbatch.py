@@ -10,8 +10,10 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING, Any
 
 from harness.errors import SiteError
 from harness.launchers.launch import SHARED_RUNS
@@ -33,6 +35,9 @@ _NO_ANSWER = re.compile(
     r"authentication|munge|no respon",
     re.IGNORECASE,
 )
+
+_RETRIES = re.compile(r"sleeping|retrying|please wait|pending", re.IGNORECASE)
+_PATIENCE_SECONDS = 180.0  # sbatch itself retries for a quarter of an hour where the controller has no room
 
 
 def batch_text(manifest: SubmissionManifest) -> str:
@@ -76,9 +81,7 @@ def rehearse(text: str, site: Site) -> str:
 def _call(command: Sequence[str], site: Site, text: str | None = None) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not hidden_from_jobs(name)}
     try:
-        done = subprocess.run(
-            command, env=environment, input=text, capture_output=True, text=True, check=False
-        )
+        done = _run(command, environment, text)
     except OSError as error:
         raise NoAnswerError(str(error)) from None
     if done.returncode == 0:
@@ -87,6 +90,48 @@ def _call(command: Sequence[str], site: Site, text: str | None = None) -> subpro
     if _NO_ANSWER.search(message) or not message:
         raise NoAnswerError(message or f"sbatch ended with {done.returncode}")
     raise SiteError(f"site {site.name}: sbatch refused: {message}")
+
+
+def _run(
+    command: Sequence[str], environment: Mapping[str, str], text: str | None
+) -> subprocess.CompletedProcess[str]:
+    """Run sbatch, showing what it says while it waits for the controller to take more jobs.
+
+    Raises:
+        NoAnswerError: it waited for too long; it was ended, and the job may have been submitted or not.
+    """
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    ) as process:
+        assert process.stdin and process.stdout and process.stderr  # noqa: S101  # as opened above
+        errors: list[str] = []
+        reader = threading.Thread(target=_pass_on, args=(process.stderr, errors))
+        reader.start()
+        timer = threading.Timer(_PATIENCE_SECONDS, process.kill)
+        timer.start()
+        try:
+            with suppress(BrokenPipeError):  # it has refused already
+                process.stdin.write(text or "")
+                process.stdin.close()
+            output = process.stdout.read()
+        finally:
+            waited = not timer.is_alive()
+            timer.cancel()
+            reader.join()
+        code = process.wait()
+    if waited and code != 0:
+        last = f": {errors[-1].strip()}" if errors else ""
+        raise NoAnswerError(f"sbatch waited for more than {_PATIENCE_SECONDS:g} s and was ended{last}")
+    return subprocess.CompletedProcess(command, code, output, "".join(errors))
+
+
+def _pass_on(errors: IO[str], read: list[str]) -> None:
+    for line in errors:
+        read.append(line)
+        if _RETRIES.search(line):
+            sys.stderr.write(f"{' '.join(line.split())} (for at most {_PATIENCE_SECONDS:g} s)\n")
+            sys.stderr.flush()
 
 
 def _executor(manifest: SubmissionManifest) -> ManifestExecutor:
