@@ -17,6 +17,7 @@ import harness.study.submit
 from harness.errors import ForeignError
 from harness.launchers import LAUNCHERS
 from harness.launchers.launch import Launch
+from harness.launchers.local import LocalLauncher
 from harness.launchers.local.queue import pending
 from harness.launchers.local.supervisor import supervise_attempt
 from harness.launchers.process_identity import ProcessIdentity
@@ -135,7 +136,7 @@ def test_cancel_signals_no_process_that_others_have_named(planted, tmp_path, mon
 
 
 def test_a_folder_prepared_by_others_is_not_used_for_a_new_attempt(tmp_path, make_cell, site, monkeypatch):
-    monkeypatch.setattr(LAUNCHERS["local"], "resume", lambda *_, **__: None)
+    monkeypatch.setattr(LocalLauncher, "resume", lambda *_, **__: None)
     cell = make_cell()
     prepared = sweep_folder("study", tmp_path).stage(cell).new_attempt()
     prepared.path.chmod(0o777)
