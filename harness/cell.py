@@ -243,9 +243,10 @@ class Cell(Spec):
         ):  # added after many runs were stored, whose ids must not change
             if fields["training"][name] == Training.model_fields[name].default:
                 del fields["training"][name]
-        for name in ("eigen_rank", "overlap_factors", "costs") if fields["kfac"] is not None else ():
-            if not fields["kfac"][name]:  # added later, too
-                del fields["kfac"][name]
+        kfac = fields["kfac"] or {}
+        for name in ("eigen_rank", "overlap_factors", "costs", "gram_precision"):
+            if not kfac.get(name, True):  # added later, too
+                del kfac[name]
         text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 

@@ -131,6 +131,11 @@ class KFACConfig:
     """Dtype of the running factors: `float64`, `float32`, `bfloat16` or `float16`; null is the widest of any
     layer, at least float32. Example: `float32`."""
 
+    gram_precision: Literal["tf32", "bfloat16"] | None = None
+    """On a GPU, the products that sum the statistics: `tf32` or `bfloat16` round what they multiply
+    (`kernels.device_grams` says how much), and add up in at least float32; null multiplies exactly what
+    autograd gives, also where torch may use TF32 elsewhere. Example: `bfloat16`."""
+
     inverse_dtype: str | None = None
     """Dtype in which second-order data is stored and sent; null as for the factors. Arithmetic is never below
     float32. Example: `bfloat16`."""
@@ -212,6 +217,8 @@ class KFACConfig:
         _one_of("factor_start", self.factor_start, ("identity", "first"))
         _one_of("sequence", self.sequence, ("expand", "reduce"))
         _one_of("loss_reduction", self.loss_reduction, ("mean", "sum"))
+        if self.gram_precision is not None:
+            _one_of("gram_precision", self.gram_precision, ("tf32", "bfloat16"))
         for name in ("factor_dtype", "inverse_dtype"):
             if getattr(self, name) is not None:
                 _one_of(name, getattr(self, name), DTYPES)

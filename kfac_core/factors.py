@@ -10,18 +10,18 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
+from kfac_core.batched_means import BatchedMeans, Key, NewMean
 from kfac_core.capture.statistics import Share, Statistics
 from kfac_core.collectives import Communicator, PendingCollective
 from kfac_core.config import KFACConfig
 from kfac_core.errors import ConfigError
+from kfac_core.execution import Execution
 from kfac_core.kernels.grams import Gram, dense, fold, is_finite, trace
-from kfac_core.kernels.packing import Packed, fold_packed, pack, packed_trace, unpack
+from kfac_core.kernels.packing import Packed, fold_packed, pack, pack_whole, packed_trace, unpack
 from kfac_core.kernels.scratch import scratch
 from kfac_core.placement import FactorJob, FactorShape, LayerShape, Placement
 from kfac_core.placement.buckets import Bucket, buckets, sent_elements
-
-Key = tuple[int, str]
-"""A factor: position of its layer, and `a` or `g`."""
+from kfac_core.placement.groups import in_group_order
 
 
 class Factors:
@@ -33,10 +33,12 @@ class Factors:
 
     Args:
         like: dtype of the statistics (at least float32) and device.
+        execution: factor by factor, or all factors of a shape together (`BatchedMeans`).
 
     Attributes:
         running: running mean by factor, `[blocks, n, n]`, identity before the first update.
         refused: by factor, updates skipped because a statistic was not finite; on the device.
+        batched: the running means by shape, where execution is batched.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Factors:
         communicator: Communicator,
         config: KFACConfig,
         like: Tensor,
+        execution: Execution,
     ) -> None:
         self._communicator = communicator
         self._config = config
@@ -58,13 +61,20 @@ class Factors:
         if config.overlap_factors and self._buckets:
             self._communicator = communicator.duplicate()
         self._stored = getattr(torch, config.factor_dtype) if config.factor_dtype else like.dtype
-        self._in_place = like.is_cpu and self._stored == like.dtype
-        self.running: dict[Key, Tensor] = {}
-        for job in self.own:
-            identity = torch.eye(job.shape.dim, device=like.device)
-            self.running[job.layer, job.kind] = self.empty(job.shape).copy_(identity)
-        self.updates = {key: like.new_zeros(()) for key in self.running}
-        self.refused = {key: like.new_zeros(()) for key in self.running}
+        self._in_place = self._stored == like.dtype
+        self.batched: BatchedMeans | None = None
+        if execution is Execution.BATCHED:
+            own = in_group_order(self.own, shapes, placement)
+            self.batched = BatchedMeans(own, like, self._stored, config)
+            self.running, self.updates = self.batched.running, self.batched.updates
+            self.refused = self.batched.refused
+        else:
+            self.running = {}
+            for job in self.own:
+                identity = torch.eye(job.shape.dim, device=like.device)
+                self.running[job.layer, job.kind] = self.empty(job.shape).copy_(identity)
+            self.updates = {key: like.new_zeros(()) for key in self.running}
+            self.refused = {key: like.new_zeros(()) for key in self.running}
         self._complete: set[int] = set()  # layers whose statistics are complete
         self._sent_layers: set[int] = set()
         self._next_bucket = 0  # of `_buckets`: the first that is not packed
@@ -146,6 +156,14 @@ class Factors:
         A layer that no rank has statistics of keeps its factors. So does one whose statistics contain a NaN
         or an infinity: `refused` counts it, without waiting for the device.
         """
+        if self.batched is not None:
+            own = ((job, statistics[job.layer].share(job.kind)) for job in self._local_jobs)
+            self.batched.update([
+                NewMean(job, _kept(share), share.scale / statistics[job.layer].examples)
+                for job, share in own
+                if share is not None
+            ])  # fmt: skip
+            return
         for job in self._local_jobs:
             share = statistics[job.layer].share(job.kind)
             if share is not None:
@@ -153,11 +171,23 @@ class Factors:
 
     def accumulate_received(self, statistics: Sequence[Statistics]) -> None:
         """Update factors in the same way from what was received and this rank's own contribution."""
+        if self.batched is not None:
+            self.batched.update([self._received_mean(each, statistics) for each in self._received])
+            self._received = []
+            return
         for received in self._received:
             local = statistics[received.job.layer]
             share = None if received.whole else local.share(received.job.kind)
             self._accumulate(received.job, received.part, share, local.examples)
         self._received = []
+
+    def _received_mean(self, received: _Received, statistics: Sequence[Statistics]) -> NewMean:
+        """Other ranks' sum and this rank's contribution, still apart."""
+        job, own = received.job, statistics[received.job.layer]
+        share = None if received.whole else own.share(job.kind)
+        if share is None:
+            return NewMean(job, None, 0.0, received.part)
+        return NewMean(job, _kept(share), share.scale, received.part, own.examples)
 
     def _accumulate(self, job: FactorJob, part: Tensor, own: Share | None, examples: int) -> None:
         """Update a factor from other ranks' sum and, unless `part` includes it, this rank's contribution."""
@@ -249,6 +279,9 @@ class Factors:
     def _pack(self, bucket: Bucket, statistics: Sequence[Statistics]) -> _Filled:
         """This rank's contributions to the factors of a bucket that other ranks keep."""
         packed = _Filled(bucket, self._like.new_empty(sum(map(sent_elements, bucket.jobs))))
+        if self.batched is not None:
+            self._pack_together(packed, statistics)
+            return packed
         for job, part in packed.parts():
             if job.inverse_workers == (self._communicator.rank,):
                 continue  # receives the others' sum
@@ -259,6 +292,24 @@ class Factors:
             pack(share.gram, part[:-1].view(job.shape.blocks, -1), share.scale)
             part[-1] = statistics[job.layer].examples
         return packed
+
+    def _pack_together(self, packed: _Filled, statistics: Sequence[Statistics]) -> None:
+        """`_pack`, with one operation for the scales of all factors and one for their numbers of examples."""
+        filled: list[tuple[Tensor, float, int]] = []
+        for job, part in packed.parts():
+            share = statistics[job.layer].share(job.kind)
+            if job.inverse_workers == (self._communicator.rank,):
+                continue
+            if share is None:
+                part.zero_()
+                continue
+            pack_whole(share.gram, part[:-1].view(job.shape.blocks, -1))
+            filled.append((part, share.scale, statistics[job.layer].examples))
+        if filled:
+            counts = [part[-1:] for part, _, _ in filled]
+            torch._foreach_mul_([part[:-1] for part, _, _ in filled], [scale for _, scale, _ in filled])
+            torch._foreach_zero_(counts)
+            torch._foreach_add_(counts, [float(examples) for *_, examples in filled])
 
 
 def _kept(share: Share) -> Gram:

@@ -14,21 +14,25 @@ import torch.distributed as dist
 from torch import nn
 
 from kfac_core import state as states
+from kfac_core.batched_means import Key
 from kfac_core.capture.hooks import Capture, full_precision
 from kfac_core.capture.wrappers import LearningRate, discard_compiled, read_lr, unwrap
 from kfac_core.collectives import Communicator, connect
 from kfac_core.config import KFACConfig
 from kfac_core.diagnostics import Failure, missing_statistics, warn_of_other_kfac
 from kfac_core.errors import ConfigError
+from kfac_core.execution import Execution
 from kfac_core.factors import Factors
 from kfac_core.gradients.buffers import Gradients, all_finite
+from kfac_core.kernels.device_grams import DeviceGrams
 from kfac_core.layers import find_layers, plain_modules
 from kfac_core.placement import Placement
 from kfac_core.placement.cost import CostModel
 from kfac_core.placement.footprint import state_bytes
 from kfac_core.placement.strategies import place
 from kfac_core.schedule import interval_at, interval_below, value_at
-from kfac_core.second_order import SecondOrder
+from kfac_core.second_order import SecondOrder, UpdateCounts
+from kfac_core.second_order_batched import BatchedSecondOrder
 from kfac_core.timing.phases import Phase
 from kfac_core.timing.timer import PhaseTimer
 
@@ -52,6 +56,9 @@ class KFAC:
         process_group: the ranks that share their gradients and the work; by default those of the model's
             DistributedDataParallel wrapper, else torch.distributed's world, else this process alone.
         communicator: carries the traffic instead of torch.distributed.
+        execution: how steps are issued; by default as the model's device asks for. The results are the same
+            but
+            for rounding.
 
     Attributes:
         placement: who computes what; `print(kfac.placement)` draws the grid of the KAISA paper.
@@ -62,7 +69,8 @@ class KFAC:
     Raises:
         ConfigError: the model has no layer that K-FAC supports, or all of them are skipped; a pattern of
             `skip` matches none; a schedule in epochs lacks `steps_per_epoch`, or sets the inverse interval
-            below the factor interval; this rank is not a member of the process group.
+            below the factor interval; this rank is not a member of the process group;
+            `gram_precision` on a CPU.
         PlacementError: the strategy cannot divide this world.
 
     Source: Pauloski et al., "Convolutional neural network training with distributed K-FAC", SC20;
@@ -81,6 +89,7 @@ class KFAC:
         timer: PhaseTimer | None = None,
         process_group: dist.ProcessGroup | None = None,
         communicator: Communicator | None = None,
+        execution: Execution | None = None,
     ) -> None:
         self.config = config if config is not None else KFACConfig()
         self.steps = self.skipped_steps = 0
@@ -109,10 +118,13 @@ class KFAC:
         dtype = reduce(torch.promote_types, (layer.weight.dtype for layer in self._layers), torch.float32)
         like = self._layers[0].weight.new_empty(0, dtype=dtype)
         self._communicator.prepare(self.placement.groups, like)
+        self._execution = execution if execution is not None else Execution.on(like.device)
+        self._choose_grams(like.dtype)
+        batched = self._execution is Execution.BATCHED
         arguments = self.shapes, self.placement, self._communicator, self.config, like
-        self._factors = Factors(*arguments)
-        self._second_order = SecondOrder(*arguments)
-        self._gradients = Gradients(self._layers, self.placement, self._communicator, like)
+        self._factors = Factors(*arguments, self._execution)
+        self._second_order = (BatchedSecondOrder if batched else SecondOrder)(*arguments)
+        self._gradients = Gradients(self._layers, self.placement, self._communicator, like, self._execution)
         warn_of_other_kfac(self._layers)  # before any hook: a filter may turn the warning into an error
         self._capture = self._install_capture(like.dtype)
         self._must_solve = self._paused = False
@@ -236,6 +248,17 @@ class KFAC:
         self.steps, self.skipped_steps = progress.steps, progress.skipped_steps
         self._must_solve = progress.must_solve
 
+    def _choose_grams(self, dtype: torch.dtype) -> None:
+        """How the layers sum outer products."""
+        precision = self.config.gram_precision
+        if self._execution is Execution.BATCHED:
+            for layer in self._layers:
+                layer.grams = DeviceGrams(dtype, precision)
+        elif precision is not None:
+            raise ConfigError(
+                f"gram_precision={precision} needs a GPU, and this model is on a CPU; leave it out"
+            )
+
     def _due(self, interval: str) -> bool:
         steps = interval_at(getattr(self.config, interval), self.steps, self._steps_per_epoch)
         return self.steps % steps == 0
@@ -317,21 +340,21 @@ class KFAC:
                 self._factors.accumulate_received(self._capture.statistics)
 
     def _update_second_order(self) -> None:
-        factors, second_order = self._factors.running, self._second_order
+        second_order = self._second_order
         known_failures = len(self.failures)
         with self._timer.phase(Phase.INVERSE_COMM):
-            second_order.exchange_means(factors)
+            second_order.exchange_means(self._factors.running)
         with self._timer.phase(Phase.INVERSE_COMPUTE):
-            second_order.solve(factors, self.damping, self.steps, self._timer.layer)
-            for (layer, kind), refused in self._factors.refused.items():
-                if refused:  # no extra synchronisation: the solver has already waited for the device
-                    second_order.report(layer, kind, self.steps, f"{int(refused)} updates were not finite")
-                    refused.zero_()
+            counts = second_order.solve(self._factors, self.damping, self.steps, self._timer.layer)
+            for (layer, kind), count in counts.items():
+                if count.refused:
+                    second_order.report(layer, kind, self.steps, f"{count.refused} updates were not finite")
+                    self._factors.refused[layer, kind].zero_()
         with self._timer.phase(Phase.INVERSE_COMM):
             second_order.exchange()
         self._must_solve = False
         self._pending_warnings += [str(failure) for failure in self.failures[known_failures:]]
-        self._pending_warnings += self._missing_statistics()
+        self._pending_warnings += self._missing_statistics(counts)
 
     def _warn(self) -> None:
         """Last in a step: a filter may turn a warning into an error, and other ranks would hang."""
@@ -339,13 +362,12 @@ class KFAC:
         for message in messages:
             warnings.warn(message, RuntimeWarning, stacklevel=4)  # where step() was called
 
-    def _missing_statistics(self) -> list[str]:
+    def _missing_statistics(self, counts: Mapping[Key, UpdateCounts]) -> list[str]:
         """At the first update, a warning of layers without statistics on any rank."""
         if not self._check_statistics:
             return []
         self._check_statistics = False
-        own, updates = self._second_order.own, self._factors.updates
-        missing = {job.layer for job in own if int(updates[job.layer, job.kind]) == 0}
+        missing = {layer for (layer, _), count in counts.items() if count.taken == 0}
         if not missing or self.failures:
             return []
         return [missing_statistics(sorted(self.shapes[layer].name for layer in missing), self.steps)]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from kfac_core.batched_means import Key
 from kfac_core.collectives import Communicator
 from kfac_core.config import KFACConfig
 from kfac_core.diagnostics import Failure
-from kfac_core.factors import Key
+from kfac_core.factors import Factors
 from kfac_core.kernels.scratch import scratch
 from kfac_core.placement import FactorJob, LayerShape, Placement
 from kfac_core.placement.footprint import data_elements
@@ -21,6 +22,13 @@ from kfac_core.solvers import solver_of
 from kfac_core.solvers.solver import LinAlgError
 
 _ALIGNED = 16  # elements: products with a matrix that starts at another offset are slower
+
+
+class UpdateCounts(NamedTuple):
+    """Updates of a factor, and those refused since the last report because they were not finite."""
+
+    taken: int
+    refused: int
 
 
 class SecondOrder:
@@ -52,7 +60,7 @@ class SecondOrder:
         rank = communicator.rank
         self._column = placement.column(rank % placement.columns)
         jobs = [job for job in placement.factor_jobs(shapes) if rank in job.gradient_workers]
-        ordered = sorted(jobs, key=self._shifts_what_follows)
+        ordered = sorted(self._in_working_order(jobs, placement), key=self._shifts_what_follows)
         shared = sorted(
             (job for job in ordered if len(job.inverse_workers) == 1), key=lambda job: job.inverse_workers[0]
         )
@@ -65,11 +73,12 @@ class SecondOrder:
         elements = [data_elements(self._config, job.shape) for job in shared + replicated]
         stored = getattr(torch, config.inverse_dtype) if config.inverse_dtype else like.dtype
         self._buffer = like.new_zeros(sum(elements), dtype=stored)
+        self._exact = torch.promote_types(stored, like.dtype)
         parts = self._buffer.split(elements)
         self.data: dict[Key, Tensor] = {
             (job.layer, job.kind): part for job, part in zip(shared + replicated, parts, strict=True)
         }
-        self._views: dict[int, Any] = {}
+        self._views: dict[tuple[int, ...], Any] = {}
         self.own = [job for job in jobs if rank in job.inverse_workers]
         self.solved: set[Key] = set()
         self._means = like.new_zeros(len(shapes), 2)
@@ -83,6 +92,10 @@ class SecondOrder:
             if not self._means_travel or job.inverse_workers[0] == rank
         }
         self.failures: list[Failure] = []
+
+    def _in_working_order(self, jobs: list[FactorJob], placement: Placement) -> list[FactorJob]:
+        """The factors in the order in which a step works on them."""
+        return jobs
 
     def _shifts_what_follows(self, job: FactorJob) -> bool:
         """Whether this factor's data ends at an unaligned offset; such factors come last in their part."""
@@ -104,18 +117,22 @@ class SecondOrder:
 
     def solve(
         self,
-        factors: Mapping[Key, Tensor],
+        factors: Factors,
         damping: float,
         step: int,
         timed: Callable[[str], AbstractContextManager[None]],
-    ) -> None:
+    ) -> dict[Key, UpdateCounts]:
         """Invert or decompose the factors that this rank keeps; a failed one is reported and keeps its data.
 
-        `timed` gives a context for the work on a layer, from its name.
+        `timed` gives a context for the work on a layer, from its name. Returns what is known of the factors'
+        updates now that the device has been waited for.
         """
         for job in self.own:
             with timed(self._shapes[job.layer].name):
-                self._renew(job, factors[job.layer, job.kind], damping, step)
+                self._renew(job, factors.running[job.layer, job.kind], damping, step)
+        return {
+            key: UpdateCounts(int(factors.updates[key]), int(factors.refused[key])) for key in factors.updates
+        }
 
     def exchange(self) -> None:
         """All-gather the column's data: each member receives what the others solved."""
@@ -135,17 +152,10 @@ class SecondOrder:
 
         `gradients` and `out` are lists over all layers; `timed` as in `solve`.
         """
-        precondition = self._solver.precondition
-        exact = torch.promote_types(self._buffer.dtype, self._like.dtype)
-        shift = self._like.new_full((), damping, dtype=exact)
+        shift = self._like.new_full((), damping, dtype=self._exact)
         for layer in layers:
             with timed(self._shapes[layer].name):
-                if exact == self._like.dtype:
-                    precondition(gradients[layer], self._viewed(layer, exact), shift, out[layer])
-                else:
-                    wide = torch.empty_like(out[layer], dtype=exact)
-                    precondition(gradients[layer].to(exact), self._viewed(layer, exact), shift, wide)
-                    out[layer].copy_(wide)
+                self._apply(self._viewed(layer), gradients[layer], shift, out[layer])
 
     def empty(self, elements: int) -> Tensor:
         """Uninitialised second-order data of so many elements."""
@@ -161,12 +171,21 @@ class SecondOrder:
         """Add to `failures`."""
         self.failures.append(Failure(self._shapes[layer].name, kind, step, self._communicator.rank, reason))
 
-    def _viewed(self, layer: int, dtype: torch.dtype) -> Any:
+    def _apply(self, views: Any, gradient: Tensor, shift: Tensor, out: Tensor) -> None:
+        """Precondition `gradient` to `out`, in the wider precision of both and the data."""
+        if self._exact == self._like.dtype:
+            self._solver.precondition(gradient, views, shift, out)
+        else:
+            wide = torch.empty_like(out, dtype=self._exact)
+            self._solver.precondition(gradient.to(self._exact), views, shift, wide)
+            out.copy_(wide)
+
+    def _viewed(self, layer: int) -> Any:
         """A layer's data in its solver's form: views, made once, or copies in a wider precision."""
-        views = self._views.get(layer)
-        if views is None or self._buffer.dtype != dtype:
-            data = self.data[layer, "a"].to(dtype), self.data[layer, "g"].to(dtype)
-            views = self._views[layer] = self._solver.views(*data, self._shapes[layer])
+        views = self._views.get((layer,))
+        if views is None or self._buffer.dtype != self._exact:
+            data = self.data[layer, "a"].to(self._exact), self.data[layer, "g"].to(self._exact)
+            views = self._views[layer,] = self._solver.views(*data, self._shapes[layer])
         return views
 
     def _renew(self, job: FactorJob, factor: Tensor, damping: float, step: int) -> None:

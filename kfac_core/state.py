@@ -12,10 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
+from kfac_core.batched_means import Key
 from kfac_core.collectives import Communicator
 from kfac_core.config import KFACConfig
 from kfac_core.errors import ConfigError
-from kfac_core.factors import Factors, Key
+from kfac_core.factors import Factors
 from kfac_core.placement import FactorJob, LayerShape
 from kfac_core.placement.footprint import data_elements, data_layout
 from kfac_core.second_order import SecondOrder

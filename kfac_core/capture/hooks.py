@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from kfac_core.capture.statistics import Call, Statistics
 from kfac_core.kernels.grams import Gram, Rows
+from kfac_core.kernels.matmul import tf32_products
 from kfac_core.kernels.packing import Packed, packed
 from kfac_core.layers import KroneckerLayer
 
@@ -33,8 +34,8 @@ class Capture:
         dtype: dtype of the sums, at least float32.
         is_active: called in every forward pass: whether it is captured. False costs one call per layer.
         timed: a context for each computation of a gram, from the layer's position.
-        loss_scale: returns the factor by which the loss, and so every gradient, is scaled up; called once
-            between two clearings, as reading it waits for the device.
+        loss_scale: returns the factor by which the loss, and so every gradient, is scaled up, as a tensor
+            where reading it would wait for the device; called once between two clearings.
         is_last: called in every forward pass: whether it is the last one before the sums are used.
         on_gradient: called after every gradient with the layer's position and whether its sums are complete:
             the gradient belongs to a last forward pass and no other one is pending. None for no callback.
@@ -48,7 +49,7 @@ class Capture:
         dtype: torch.dtype,
         is_active: Callable[[], bool],
         timed: Callable[[int], AbstractContextManager[None]],
-        loss_scale: Callable[[], float],
+        loss_scale: Callable[[], float | Tensor],
         is_last: Callable[[], bool],
         on_gradient: Callable[[int, bool], None] | None,
     ) -> None:
@@ -68,7 +69,7 @@ class Capture:
     def clear(self) -> None:
         """Discard all sums."""
         self.statistics = [Statistics(layer.config.loss_reduction) for layer in self._layers]
-        self._scale: float | None = None
+        self._scale: float | Tensor | None = None
 
     def remove(self) -> None:
         """Take the hooks off the model."""
@@ -131,15 +132,21 @@ class Capture:
 
     def _input_gram(self, index: int, inputs: Tensor) -> Gram | Packed:
         with self._timed(index), torch.no_grad(), full_precision(inputs):
-            return self._gram(index, "a", self._cast(inputs))
+            return self._gram(index, "a", self._cast(index, inputs))
 
     def _output_gram(self, index: int, gradient: Tensor, counts: tuple[int, int, int]) -> Gram | Packed:
         if self._scale is None:
             self._scale = self._loss_scale()
         examples, _, batch = counts
         with self._timed(index):
-            g = self._cast(gradient.detach()[:examples] if examples < batch else gradient.detach())
-            return self._gram(index, "g", g if self._scale == 1.0 else g / self._scale)
+            g = self._cast(index, gradient.detach()[:examples] if examples < batch else gradient.detach())
+            if not isinstance(self._scale, Tensor):
+                return self._gram(index, "g", g if self._scale == 1.0 else g / self._scale)
+            if g.dtype != torch.float16:
+                return self._gram(index, "g", g / self._scale)
+            # Without its scale it would lose small numbers. Its largest squares are far from those of
+            # float32.
+            return _divided(self._gram(index, "g", g), self._scale.square())
 
     def _gram(self, index: int, kind: str, tensor: Tensor) -> Gram | Packed:
         layer = self._layers[index]
@@ -148,8 +155,10 @@ class Capture:
             return total
         return packed(total) if (index, kind) in self._packed_early else total
 
-    def _cast(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+    def _cast(self, index: int, tensor: Tensor) -> Tensor:
+        """In the sums' dtype; on a GPU a layer casts as it copies."""
+        keeps = self._layers[index].grams is not None or not tensor.is_floating_point()
+        return tensor if keeps else tensor.to(self._dtype)
 
 
 def is_captured(module: nn.Module) -> bool:
@@ -170,10 +179,24 @@ def _never() -> bool:
     return False
 
 
+def _divided(total: Gram | Packed, divisor: Tensor) -> Gram | Packed:
+    """A new gram over a number, in its memory."""
+    (total.triangle if isinstance(total, Packed) else total.rows if isinstance(total, Rows) else total).div_(
+        divisor
+    )
+    return total
+
+
 def _identity(gram: Gram | Packed) -> Gram | Packed:
     return gram
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
-    """A context without autocast, which would compute matrix products in half precision."""
-    return torch.autocast(tensor.device.type, enabled=False)
+    """A context without autocast and TF32, which would compute products in lower precision."""
+    return _on_gpu(tensor) if tensor.is_cuda else torch.autocast(tensor.device.type, enabled=False)
+
+
+@contextmanager
+def _on_gpu(tensor: Tensor) -> Iterator[None]:
+    with torch.autocast(tensor.device.type, enabled=False), tf32_products(tensor, allowed=False):
+        yield

@@ -9,9 +9,12 @@ from torch import Tensor, nn
 
 from kfac_core.collectives import Communicator
 from kfac_core.errors import ConfigError
+from kfac_core.execution import Execution
 from kfac_core.gradients.kl_clip import kl_clip_scale
+from kfac_core.gradients.together import copy_together
 from kfac_core.layers import KroneckerLayer
 from kfac_core.placement import Placement
+from kfac_core.placement.groups import layer_groups
 
 
 class Gradients:
@@ -30,17 +33,20 @@ class Gradients:
         placement: Placement,
         communicator: Communicator,
         like: Tensor,
+        execution: Execution,
     ) -> None:
         self._layers = layers
         self._communicator = communicator
         shapes = [layer.shape for layer in layers]
         column_of = [placement.layers[shape.name].gradient_workers[0] for shape in shapes]
+        # On a CPU a copy costs as much as the separate dot products that it saves; on a GPU each is a launch.
+        self._batched = execution is Execution.BATCHED
         order = sorted(range(len(layers)), key=lambda index: column_of[index])
+        if self._batched:
+            order = [index for each in layer_groups(shapes, placement) for index in each]
         elements = [shapes[index].gradient_elements for index in order]
         self._raw = like.new_zeros(sum(elements))
         self._preconditioned = torch.zeros_like(self._raw)
-        # On a CPU a copy costs as much as the separate dot products that it saves; on a GPU each is a launch.
-        self._copies = like.device.type != "cpu"
         self._buffers: list[Tensor] = [self._raw] * len(layers)
         self.preconditioned: list[Tensor] = [self._raw] * len(layers)
         for index, raw, preconditioned in zip(
@@ -64,8 +70,11 @@ class Gradients:
         """
         if all(layer.weight.grad is None for layer in self._layers):
             raise ConfigError("no layer that K-FAC takes has a gradient: call KFAC.step() after backward()")
-        pairs = zip(self._layers, self._buffers, strict=True)
-        self.raw = [layer.read_gradient(buffer, always_copy=self._copies) for layer, buffer in pairs]
+        pairs = list(zip(self._layers, self._buffers, strict=True))
+        if self._batched:
+            copy_together([pair for layer, buffer in pairs for pair in layer.gradient_sources(buffer)])
+            return
+        self.raw = [layer.read_gradient(buffer) for layer, buffer in pairs]
 
     def exchange(self) -> None:
         """All-gather the row's gradients: each member receives what the others preconditioned."""
@@ -74,7 +83,7 @@ class Gradients:
 
     def clip(self, lr: float, kl_clip: float) -> None:
         """Scale all preconditioned gradients by the factor of `kl_clip_scale`."""
-        if self._copies:
+        if self._batched:
             change = torch.dot(self._preconditioned, self._raw)
         else:
             pairs = zip(self.preconditioned, self.raw, strict=True)
@@ -88,7 +97,10 @@ class Gradients:
             for layer, matrix in zip(self._layers, self.preconditioned, strict=True)
             for pair in layer.gradient_targets(matrix)
         ]
-        torch._foreach_copy_([gradient for gradient, _ in targets], [value for _, value in targets])
+        if self._batched:
+            copy_together(targets)
+        else:
+            torch._foreach_copy_([gradient for gradient, _ in targets], [value for _, value in targets])
         self.raw = list(self._buffers)  # else the parameters' gradients would outlive `zero_grad`
 
 

@@ -7,7 +7,8 @@ for convolutions, generates code for the processor that it runs on.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -43,6 +44,20 @@ def prefers_onednn(*operands: Tensor) -> bool:
     if _linear() is None:
         return False
     return all(each.is_cpu and each.dtype == torch.float32 and is_plain(each) for each in operands)
+
+
+@contextmanager
+def tf32_products(like: Tensor, *, allowed: bool) -> Iterator[None]:
+    """Products of float32 on a GPU use its TF32 units only if `allowed`, whatever torch is set to."""
+    settings = torch.backends.cuda.matmul
+    if not like.is_cuda or settings.allow_tf32 == allowed:
+        yield
+        return
+    settings.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        settings.allow_tf32 = not allowed
 
 
 def multiply(one: Tensor, other: Tensor, out: Tensor | None = None) -> Tensor:

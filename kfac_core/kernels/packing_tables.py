@@ -37,6 +37,10 @@ class Table:
         flat = _flat(matrices.contiguous())
         torch.index_select(flat, -1, self.sources, out=out.squeeze(0)).mul_(scale)
 
+    def copy(self, matrices: Tensor, out: Tensor) -> None:
+        """`pack` without a scale."""
+        torch.index_select(_flat(matrices.contiguous()), -1, self.sources, out=out.squeeze(0))
+
     def unpack(self, packed: Tensor, out: Tensor) -> None:
         """Write both triangles to `out` [blocks, n, n], contiguous."""
         torch.index_select(packed.squeeze(0), -1, self.places, out=_flat(out))

@@ -37,6 +37,10 @@ class ConvLayer(KroneckerLayer):
     def input_gram(self, inputs: Tensor) -> Gram:
         """Sum over the patches under all output pixels; with many, no patch matrix is built."""
         images, geometry = self._windows(self._batched(inputs))
+        if self.grams is not None:
+            if geometry == Geometry((1, 1), groups=geometry.groups) and not self.has_bias:
+                return self.grams.of_pixels(images, geometry.groups)
+            return self.grams.of_patches(images, geometry, with_ones=self.has_bias)
         height, width = geometry.output_size(images)
         count = images.shape[0] * height * width
         if keeps_rows(count, self.shape.a.dim):
@@ -50,7 +54,10 @@ class ConvLayer(KroneckerLayer):
 
     def output_gram(self, gradients: Tensor) -> Gram:
         """Sum over all pixels of all images."""
-        return pixel_gram(self._batched(gradients), self.module.groups)
+        images = self._batched(gradients)
+        if self.grams is not None:
+            return self.grams.of_pixels(images, self.module.groups)
+        return pixel_gram(images, self.module.groups)
 
     def _batched(self, images: Tensor) -> Tensor:
         """`[B, channels, height, width]`; a signal is an image of height 1."""

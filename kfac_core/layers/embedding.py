@@ -39,6 +39,8 @@ class EmbeddingLayer(KroneckerLayer):
 
     def input_gram(self, inputs: Tensor) -> Gram:
         """The number of occurrences of each token."""
+        if self.grams is not None:
+            return self._counted_on_device(inputs.flatten(), self.grams.dtype)
         counts = torch.bincount(inputs.flatten(), minlength=self.module.num_embeddings)
         if self.module.padding_idx is not None:
             counts[self.module.padding_idx] = 0
@@ -46,4 +48,14 @@ class EmbeddingLayer(KroneckerLayer):
 
     def output_gram(self, gradients: Tensor) -> Gram:
         """Sum over all tokens of all examples."""
+        if self.grams is not None:
+            return self.grams.of_rows(gradients.reshape(-1, self.module.embedding_dim))
         return gram(gradients.reshape(1, -1, self.module.embedding_dim))
+
+    def _counted_on_device(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """The same without `bincount` and an index, which wait for the device."""
+        ones = torch.ones((), dtype=dtype, device=tokens.device).expand(len(tokens))
+        counts = ones.new_zeros(self.module.num_embeddings).index_add_(0, tokens, ones)
+        if self.module.padding_idx is not None:
+            counts.narrow(0, self.module.padding_idx, 1).zero_()
+        return counts.view(-1, 1, 1)

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor, nn
 
 from kfac_core.config import KFACConfig
+from kfac_core.kernels.device_grams import DeviceGrams
 from kfac_core.kernels.grams import Gram
 from kfac_core.placement import LayerShape
 
@@ -27,6 +28,8 @@ class KroneckerLayer(ABC):
     Attributes:
         name: the module's qualified name.
         module: the module; K-FAC writes to nothing but its parameters' gradients.
+        grams: sums of outer products where execution is batched, from inputs and gradients of any dtype.
+            None sums in the order that suits a CPU, from inputs of the sums' own dtype.
         has_bias: whether there is a trained bias; a frozen one is not part of the curvature.
     """
 
@@ -34,6 +37,7 @@ class KroneckerLayer(ABC):
         self.name = name
         self.module = module
         self.config = config
+        self.grams: DeviceGrams | None = None
         bias = getattr(module, "bias", None)
         self.has_bias = isinstance(bias, nn.Parameter) and bias.requires_grad
 
@@ -66,23 +70,26 @@ class KroneckerLayer(ABC):
         assert isinstance(weight, nn.Parameter)  # noqa: S101  every registered module type has one
         return weight
 
-    def read_gradient(self, out: Tensor, *, always_copy: bool = True) -> Tensor:
+    def read_gradient(self, out: Tensor) -> Tensor:
         """Weight and bias gradient as one matrix of `shape.gradient_shape`; zeros where there is none.
 
         Returns:
-            `out` with copies; or, unless `always_copy`, a view of the weight's gradient if its memory already
-            is this matrix.
+            `out` with copies; or a view of the weight's gradient if its memory already is this matrix.
         """
-        if not (always_copy or self.has_bias):
+        if not self.has_bias:
             gradient = self.weight.grad
             if gradient is not None and gradient.dtype == out.dtype and gradient.is_contiguous():
                 return gradient.view(out.shape)
+        for view, gradient in self.gradient_sources(out):
+            view.copy_(gradient)
+        return out
+
+    def gradient_sources(self, out: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Pairs (a view of `out`, the parameter gradient to copy there); parts without one become zero."""
         for (gradient, _), view in zip(self._gradients(), self._views(out), strict=True):
             if gradient is None:
                 view.zero_()
-            else:
-                view.copy_(gradient.reshape(view.shape))
-        return out
+        return [(view, gradient) for gradient, view in self.gradient_targets(out)]
 
     def gradient_targets(self, matrix: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Pairs (parameter gradient, its new value, a view of `matrix`) for gradients that exist."""

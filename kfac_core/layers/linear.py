@@ -35,13 +35,17 @@ class LinearLayer(KroneckerLayer):
     def input_gram(self, inputs: Tensor) -> Gram:
         """Sum over all positions of all examples, or over each example's mean."""
         if self._reduces(inputs):
-            inputs = inputs.flatten(1, -2).mean(1)
+            inputs = inputs.flatten(1, -2).mean(1, dtype=self.grams.dtype if self.grams else None)
+        if self.grams is not None:
+            return self.grams.of_rows(inputs.reshape(-1, self.module.in_features), with_ones=self.has_bias)
         return gram(inputs.reshape(1, -1, self.module.in_features), with_ones=self.has_bias)
 
     def output_gram(self, gradients: Tensor) -> Gram:
         """Sum over all positions of all examples, or over each example's sum."""
         if self._reduces(gradients):
-            gradients = gradients.flatten(1, -2).sum(1)
+            gradients = gradients.flatten(1, -2).sum(1, dtype=self.grams.dtype if self.grams else None)
+        if self.grams is not None:
+            return self.grams.of_rows(gradients.reshape(-1, self.module.out_features))
         return gram(gradients.reshape(1, -1, self.module.out_features))
 
     def _reduces(self, tensor: Tensor) -> bool:

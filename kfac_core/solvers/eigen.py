@@ -68,6 +68,18 @@ class EigenSolver:
             vectors.copy_(turned)
         torch.threshold_(values, SMALLEST_EIGENVALUE, 0.0)
 
+    def solve_all(
+        self, factors: Tensor, damping: Tensor | float, last: Tensor | None
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """Eigenvectors as rows, and eigenvalues, by one call for all factors."""
+        if factors.shape[-1] == 1:
+            vectors, values = torch.ones_like(factors), factors.flatten(1)
+        elif last is None:
+            values, vectors = decomposed(factors)
+        else:
+            values, vectors = iterated(factors, *_columns(last, FactorShape(factors.shape[-1], len(factors))))
+        return [vectors.mT.reshape(len(factors), -1), torch.threshold(values, SMALLEST_EIGENVALUE, 0.0)], None
+
     def views(self, a_data: Tensor, g_data: Tensor, shape: LayerShape) -> Eigenbases:
         """Both bases, in the form that `precondition` takes."""
         (q_a, d_a), (q_g, d_g) = _columns(a_data, shape.a), _columns(g_data, shape.g)
@@ -113,5 +125,15 @@ def iterated(factor: Tensor, vectors: Tensor, values: Tensor) -> tuple[Tensor, T
 
 def _columns(data: Tensor, shape: FactorShape) -> tuple[Tensor, Tensor]:
     """Eigenvectors as columns, `[blocks, n, n]`, and eigenvalues `[blocks, n]`."""
-    vectors, values = data[: shape.elements], data[shape.elements :]
+    vectors, values = split_data(data, shape, shape.dim * shape.dim)
     return vectors.view(shape.blocks, shape.dim, shape.dim).mT, values.view(shape.blocks, shape.dim)
+
+
+def split_data(data: Tensor, shape: FactorShape, elements: int) -> tuple[Tensor, Tensor]:
+    """Second-order data as its first `elements` a block, and the rest.
+
+    The data of one factor are flat, first all blocks' first part; those of several factors `[blocks,
+    elements]`.
+    """
+    first = elements if data.ndim == 2 else shape.blocks * elements
+    return data[..., :first], data[..., first:]

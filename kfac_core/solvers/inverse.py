@@ -46,6 +46,22 @@ class InverseSolver:
         torch.linalg.cholesky(columns, out=columns)
         torch.cholesky_inverse(columns, out=columns)
 
+    def solve_all(
+        self, factors: Tensor, damping: Tensor | float, last: Tensor | None
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """L^-T L^-1 for A = L LT: `cholesky_inverse` would wait for the device, these do not."""
+        count, dim = factors.shape[:2]
+        damped = factors.clone()
+        damped.diagonal(dim1=-2, dim2=-1).add_(
+            damping.unsqueeze(-1) if isinstance(damping, Tensor) else damping
+        )
+        if dim == 1:
+            return [damped.reciprocal_().flatten(1)], None
+        lower, status = torch.linalg.cholesky_ex(damped)
+        identity = torch.eye(dim, dtype=damped.dtype, device=damped.device).expand_as(damped)
+        inverted = torch.linalg.solve_triangular(lower, identity, upper=False)
+        return [torch.bmm(inverted.mT, inverted).view(count, -1)], status != 0
+
     def views(self, a_data: Tensor, g_data: Tensor, shape: LayerShape) -> Inverses:
         """Both inverses, in the form that `precondition` takes."""
         g_inverse = g_data.view(shape.g.blocks, shape.g.dim, shape.g.dim)

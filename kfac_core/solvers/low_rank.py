@@ -16,7 +16,14 @@ from torch import Tensor
 
 from kfac_core.kernels.matmul import multiply
 from kfac_core.placement import FactorShape, LayerShape
-from kfac_core.solvers.eigen import SMALLEST_EIGENVALUE, Eigenbases, EigenSolver, decomposed, iterated
+from kfac_core.solvers.eigen import (
+    SMALLEST_EIGENVALUE,
+    Eigenbases,
+    EigenSolver,
+    decomposed,
+    iterated,
+    split_data,
+)
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,23 @@ class LowRankEigenSolver:
         torch.cat([values, residual.unsqueeze(-1)], -1, out=out[vectors.numel() :].view(shape.blocks, -1))
         torch.threshold_(out[vectors.numel() :], SMALLEST_EIGENVALUE, 0.0)
 
+    def solve_all(
+        self, factors: Tensor, damping: Tensor | float, last: Tensor | None
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """The largest eigenvectors as rows, their values, the residual, by one call for all factors."""
+        count, dim = factors.shape[:2]
+        if dim <= self._rank:
+            return self._whole.solve_all(factors, damping, last)
+        if last is None:
+            values, vectors = decomposed(factors)
+            values, vectors = values[:, dim - self._rank :], vectors[..., dim - self._rank :]
+        else:
+            before = self._eigenpairs(last, FactorShape(dim, count))
+            values, vectors = iterated(factors, before.vectors, before.values)
+        residual = (factors.diagonal(dim1=-2, dim2=-1).sum(-1) - values.sum(-1)) / (dim - self._rank)
+        numbers = torch.cat([values, residual.unsqueeze(-1)], -1)
+        return [vectors.mT.reshape(count, -1), torch.threshold(numbers, SMALLEST_EIGENVALUE, 0.0)], None
+
     def views(self, a_data: Tensor, g_data: Tensor, shape: LayerShape) -> Eigenbases | TruncatedEigenbases:
         """Both bases, in the form that `precondition` takes."""
         if max(shape.a.dim, shape.g.dim) <= self._rank:
@@ -99,7 +123,7 @@ class LowRankEigenSolver:
 
     def _eigenpairs(self, data: Tensor, shape: FactorShape) -> Eigenpairs:
         kept = min(self._rank, shape.dim)
-        vectors, values = data.split_with_sizes([part := shape.blocks * kept * shape.dim, len(data) - part])
+        vectors, values = split_data(data, shape, kept * shape.dim)
         columns, values = vectors.view(shape.blocks, kept, shape.dim).mT, values.view(shape.blocks, -1)
         return Eigenpairs(columns, values[:, :kept], values[:, kept:] if kept < shape.dim else None)
 

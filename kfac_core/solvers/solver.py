@@ -34,8 +34,31 @@ class Solver(Protocol):
         """
         ...
 
+    def solve_all(
+        self, factors: Tensor, damping: Tensor | float, last: Tensor | None
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """Second-order data of `factors` [factors, n, n], one block each, on a device that nobody waits for.
+
+        Args:
+            factors: not modified.
+            damping: of each factor, or of all.
+            last: data of an earlier state, `[factors, elements]`.
+
+        Returns:
+            The parts of the data, each `[factors, elements of the part]`, in their order in the data; and of
+            each factor whether the decomposition failed, None where only its numbers show it.
+
+        Raises:
+            LinAlgError: a factor cannot be decomposed, and the library says so at once.
+        """
+        ...
+
     def views(self, a_data: Tensor, g_data: Tensor, shape: LayerShape) -> Any:
-        """Views of both factors' flat second-order data, in the form that `precondition` takes."""
+        """Views of both factors' second-order data, in the form that `precondition` takes.
+
+        The data are flat; or, of several layers of one shape, `[layers, elements]`, with the layers as the
+        blocks of `shape`.
+        """
         ...
 
     def precondition(self, gradient: Tensor, views: Any, damping: Tensor, out: Tensor) -> None:

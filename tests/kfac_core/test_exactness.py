@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kfac_core import KFAC, KFACConfig
+from kfac_core.execution import Execution
 from tests.kfac_core.dense import DenseKFAC, DenseSettings, factors
 from tests.kfac_core.nets import batch, conv_net
 
@@ -39,10 +40,12 @@ STRATEGIES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def run_kfac(rank: int, world_size: int, options: dict[str, Any]) -> tuple[list[dict[str, Tensor]], Any]:
+def run_kfac(
+    rank: int, world_size: int, options: dict[str, Any], execution: Execution | None = None
+) -> tuple[list[dict[str, Tensor]], Any]:
     """Train a few steps on this rank's share; the preconditioned gradients of every step."""
     model = conv_net()
-    kfac = KFAC(model, KFACConfig(**options), lr=LR)
+    kfac = KFAC(model, KFACConfig(**options), lr=LR, execution=execution)
     history = []
     for step in range(STEPS):
         x, y = batch(GLOBAL_BATCH, seed=step)
@@ -89,6 +92,22 @@ def test_gradients_equal_the_dense_reference(world, world_size, solver, strategy
         extra = {"grad_worker_fraction": 1 / 3}
     options = {"strategy": strategy, "solver": solver, **HYPERPARAMETERS, **extra}
     results = world(world_size).run(run_kfac, options)
+    expected = reference(solver, seen_by(results[0][1], world_size))
+    for history, _ in results:
+        for got, want in zip(history, expected, strict=True):
+            for name, value in want.items():
+                error = (got[name] - value).norm() / value.norm()
+                assert error < 1e-8, f"{name}: relative error {error:.2e}"
+
+
+@pytest.mark.parametrize(
+    ("world_size", "solver", "strategy"),
+    [(1, solver, STRATEGIES[0]) for solver in ("eigen", "inverse", "inverse_pi")]
+    + [(4, ("eigen", "inverse_pi")[place % 2], strategy) for place, strategy in enumerate(STRATEGIES)],
+)
+def test_what_a_gpu_would_run_equals_the_dense_reference_on_a_cpu(world, world_size, solver, strategy):
+    options = {"strategy": strategy[0], "solver": solver, **HYPERPARAMETERS, **strategy[1]}
+    results = world(world_size).run(run_kfac, options, Execution.BATCHED)
     expected = reference(solver, seen_by(results[0][1], world_size))
     for history, _ in results:
         for got, want in zip(history, expected, strict=True):

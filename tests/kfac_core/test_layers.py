@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from kfac_core import KFAC, KFACConfig
+from kfac_core.execution import Execution
 from tests.kfac_core.dense import DenseKFAC, DenseSettings
 from tests.kfac_core.layer_cases import CASES, EXAMPLES, REDUCED, loss, module_and_batch
 from tests.kfac_core.per_example import factors, supported
@@ -23,9 +24,15 @@ SOME_CASES = [*EVERY_CASE[:23], *EVERY_CASE[23:-4:5], *EVERY_CASE[-4:]]  # of th
 EVERY_STEP = {"factor_update_steps": 1, "inverse_update_steps": 1}
 
 
-def factors_of(module: nn.Module, parts: list[tuple[Tensor, Tensor]], sequence: str) -> dict[str, Tensor]:
+def factors_of(
+    module: nn.Module,
+    parts: list[tuple[Tensor, Tensor]],
+    sequence: str,
+    execution: Execution = Execution.SEQUENTIAL,
+) -> dict[str, Tensor]:
     """The factors that K-FAC sees in one step, in which the batch comes in parts."""
-    kfac = KFAC(module, KFACConfig(factor_decay=0.0, sequence=sequence, **EVERY_STEP), lr=0.1)
+    config = KFACConfig(factor_decay=0.0, sequence=sequence, **EVERY_STEP)
+    kfac = KFAC(module, config, lr=0.1, execution=execution)
     for x, y in parts:
         (loss(module(x), y) * len(x) / EXAMPLES).backward()
     kfac.step()
@@ -37,10 +44,11 @@ def factors_of(module: nn.Module, parts: list[tuple[Tensor, Tensor]], sequence: 
     }
 
 
+@pytest.mark.parametrize("execution", Execution)
 @pytest.mark.parametrize(("case", "sequence"), EVERY_CASE)
-def test_factors_equal_their_definition(case, sequence):
+def test_factors_equal_their_definition(case, sequence, execution):
     module, x, y = module_and_batch(case)
-    got = factors_of(module, [(x, y)], sequence)
+    got = factors_of(module, [(x, y)], sequence, execution)
     want = factors(module, x, y, loss, sequence)
     assert {name.rpartition(".")[0] for name in got} == set(want) != set()
     for name, (a, g) in want.items():
