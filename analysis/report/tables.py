@@ -71,7 +71,7 @@ def runs_table(study: Study, commands: Mapping[str, str]) -> list[dict[str, Any]
     scored = time_to_accuracy(study)[["run", "reached", "seconds", "epochs"]]
     runs = in_order(study, study.cells.merge(scored, on="run", how="left"))
     runs["rerun"] = [
-        f'{commands.get(sweep, f"kronscale run -f <file of sweep {sweep}>")} --where "id={cell}"'
+        f'{commands.get(sweep, f"kronscale run {sweep}")} --where "id={cell}"'
         for sweep, cell in zip(runs["sweep"], runs["cell"], strict=True)
     ]
     runs["seconds"] = ["–" if pd.isna(value) else f"{value:.4g}" for value in runs["seconds"]]

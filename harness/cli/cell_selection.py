@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -106,6 +107,9 @@ def _may_hold_cells(path: Path) -> bool:
 
 
 def _no_cell(folder: Path, prefix: str) -> UserError:
-    return UserError(
-        f"no cell in {folder} has an id that begins with {prefix!r}; kronscale status lists the ids"
-    )
+    """There is no such cell in the folder of a sweep or of all runs."""
+    from harness.runs.commands import command, runs_option  # noqa: PLC0415  only for this message
+
+    of_all = shlex.join(["kronscale", "status", *runs_option(folder)])
+    listing = command("status", folder) if SweepFolder(folder).holds_cells() else of_all
+    return UserError(f"no cell in {folder} has an id that begins with {prefix!r}; to list ids: {listing}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +19,6 @@ from harness.cli.options import (
     Overrides,
     Runs,
     SiteName,
-    SweepFile,
     SweepName,
     Where,
 )  # fmt: skip
@@ -39,12 +39,15 @@ INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
 def submit(
-    file: SweepFile, site: SiteName = "local", runs: Runs = RUNS, where: Where = None,
-    set_: Overrides = None, as_json: AsJson = False, budget: _Budget = None,
+    sweep: SweepName = None, file: FileInstead = None, site: SiteName = "local", runs: Runs = RUNS,
+    where: Where = None, set_: Overrides = None, as_json: AsJson = False, budget: _Budget = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted.")] = False,
 ) -> None:  # fmt: skip
-    """Start every cell that has no attempt yet, in the background; safe to repeat."""
-    cells = _cells(None, file, set_, where, runs)
+    """Start every cell that has no attempt yet, in the background; safe to repeat.
+
+    The name of a sweep stands for its stored cells, so that an interrupted submission can be finished.
+    """
+    cells = _cells(sweep, file, set_, where, runs)
     if dry_run:
         _print_preview(cells, site, runs, budget)
         return
@@ -54,16 +57,16 @@ def submit(
         ids = {name: [cell.id for cell in getattr(submission, name)] for name in groups}
         typer.echo(json.dumps(ids, indent=1))
         return
-    _print_submission(submission)
+    _print_submission(submission, site, runs)
 
 
 def run(
-    file: SweepFile, site: SiteName = "local", runs: Runs = RUNS, where: Where = None,
-    set_: Overrides = None, budget: _Budget = None,
+    sweep: SweepName = None, file: FileInstead = None, site: SiteName = "local", runs: Runs = RUNS,
+    where: Where = None, set_: Overrides = None, budget: _Budget = None,
 ) -> None:  # fmt: skip
     """Submit, and show progress until all cells have ended; Ctrl-C stops only the display."""
-    cells = _cells(None, file, set_, where, runs)
-    _print_submission(_submit(cells, site, runs, budget))
+    cells = _cells(sweep, file, set_, where, runs)
+    _print_submission(_submit(cells, site, runs, budget), site, runs)
     _follow(cells, runs)
 
 
@@ -79,6 +82,7 @@ def status(
     # imported here so that --help does not load pydantic and rich
     from harness.cli.status_view import print_statuses  # noqa: PLC0415
     from harness.runs.arms import differences  # noqa: PLC0415
+    from harness.runs.commands import runs_option  # noqa: PLC0415
 
     if watch:
         _follow(_cells(sweep, file, set_, where, runs), runs)
@@ -98,7 +102,8 @@ def status(
         for statuses in by_sweep:
             print_statuses(statuses, runs)
         if not by_sweep and not errors:
-            typer.echo(f"no runs in {runs}; start some with kronscale submit -f jobs/sweeps/demo.yaml")
+            words = ["kronscale", "submit", "-f", "jobs/sweeps/demo.yaml", *runs_option(runs)]
+            typer.echo(f"no runs in {runs}; to start some: {shlex.join(words)}")
     for error in errors:
         print_error(error)
     if errors:
@@ -234,7 +239,10 @@ def _submit(cells: Sequence[Cell], site: str, runs: Path, budget: float | None) 
     return submit_cells(cells, read_site(site), runs, budget=budget)
 
 
-def _print_submission(submission: Submission) -> None:
+def _print_submission(submission: Submission, site: str, runs: Path) -> None:
+    from harness.runs.commands import command  # noqa: PLC0415  see status
+    from harness.runs.store import sweep_folder  # noqa: PLC0415
+
     groups = (
         (submission.already_done, "completed already"),
         (submission.in_flight, "pending or running already"),
@@ -243,21 +251,24 @@ def _print_submission(submission: Submission) -> None:
     first = f"{_count(submission.new)} submitted" if submission.new else "nothing to do"
     typer.echo(": ".join([first, "; ".join(parts)]) if parts else first)
     if submission.failed_before:
-        typer.echo(f"{_count(submission.failed_before)} failed before; kronscale retry starts them again")
+        again = command("retry", sweep_folder(submission.failed_before[0].sweep, runs).path, site=site)
+        typer.echo(f"{_count(submission.failed_before)} failed before; to start them again: {again}")
 
 
 def _follow(cells: Sequence[Cell], runs: Path) -> None:
     from harness.cli.output import console  # noqa: PLC0415  see status
     from harness.cli.status_view import print_statuses  # noqa: PLC0415
+    from harness.runs.commands import command  # noqa: PLC0415
+    from harness.runs.store import sweep_folder  # noqa: PLC0415
     from harness.study.progress import follow  # noqa: PLC0415
 
     try:
         last = follow(lambda: _statuses(cells, runs), console())
     except KeyboardInterrupt:
-        name = cells[0].sweep
-        name += "" if runs == RUNS else f" --runs {runs}"
-        commands = f"kronscale status {name} shows them, kronscale cancel {name} ends them"
-        typer.echo(f"detached: the runs continue; {commands}")
+        folder = sweep_folder(cells[0].sweep, runs).path
+        typer.echo("detached: the runs continue")
+        typer.echo(f"to show them: {command('status', folder)}")
+        typer.echo(f"to end them: {command('cancel', folder)}")
         raise typer.Exit(INTERRUPTED) from None
     print_statuses(last, runs)
     if any(one.state != "COMPLETED" for one in last):

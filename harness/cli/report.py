@@ -43,6 +43,7 @@ def report(
     from analysis.report.summary import summary_table  # noqa: PLC0415
     from analysis.rules import SCORINGS  # noqa: PLC0415
     from harness.cli.output import console, print_left_out, text_table, with_progress  # noqa: PLC0415
+    from harness.runs.commands import command  # noqa: PLC0415
     from harness.runs.store import SweepFolder  # noqa: PLC0415
     from harness.yaml_files.validation_messages import not_allowed  # noqa: PLC0415
 
@@ -55,6 +56,7 @@ def report(
         study,
         out or folder / ("report" if rule == "first" else f"report-{rule}"),
         with_progress([Panel(name) for name in FIGURES], "drawing", screen),
+        commands={folder.name: command("run", folder)},
     )
     summary = summary_table(study)
     shown = text_table((name.replace("_", " ") for name in SHOWN), summary[SHOWN].itertuples(index=False))

@@ -41,7 +41,8 @@ def reproduce(
     ] = False,
 ) -> None:
     """Run what is missing of a paper's sweeps, and write its figures and tables from these runs."""
-    from harness.runs.store import sweep_folder  # noqa: PLC0415  loads pydantic
+    from harness.runs.commands import command  # noqa: PLC0415  loads pydantic
+    from harness.runs.store import sweep_folder  # noqa: PLC0415
     from harness.study.papers import read_paper  # noqa: PLC0415
     from harness.study.sweep import read_sweep  # noqa: PLC0415
 
@@ -55,11 +56,14 @@ def reproduce(
     for number, file in enumerate(() if report_only else files.values(), start=1):
         typer.echo(f"sweep {number} of {len(files)}: {file}")
         codes.append(_run(file, site, runs))
-    commands = {folders[key].name: f"kronscale run -f {file}" for key, file in files.items()}
+    commands = {folder.name: command("run", folder, site=site) for folder in folders.values()}
     page = _report(described, folders, commands, out or runs.parent / "papers" / f"{paper}-{size}")
     typer.echo(f"report: {page}")
     if any(codes):
-        typer.echo("some cells did not complete: the report lists them, kronscale retry starts them again")
+        typer.echo("some cells did not complete, as the report lists")
+        for folder, code in zip(folders.values(), codes, strict=True):
+            if code:
+                typer.echo(f"to start those of {folder.name} again: {command('retry', folder, site=site)}")
         raise typer.Exit(1)
 
 
@@ -80,7 +84,7 @@ def _run(file: Path, site: str, runs: Path) -> int:
     from harness.cli.operate import run  # noqa: PLC0415  # see reproduce
 
     try:
-        run(file, site, runs)
+        run(None, file, site, runs)
     except typer.Exit as ended:
         if ended.exit_code > 1:  # interrupted: the runs continue, and there is nothing to report yet
             raise

@@ -12,6 +12,7 @@ from rich.text import Text
 from harness.cli.output import console, print_line, print_lines, state_text
 from harness.errors import UserError
 from harness.runs.arms import differences
+from harness.runs.commands import command
 from harness.runs.store import Attempt, CellFolder, SweepFolder, sweep_folder
 from harness.study.progress import duration, metric, steps
 from harness.study.status import CellStatus, count_states, is_stalled, read_statuses
@@ -42,7 +43,8 @@ def print_statuses(statuses: Sequence[CellStatus], runs: Path) -> None:
     if len(rows) > _MAX_ROWS:
         screen.print(f"... and {len(rows) - _MAX_ROWS} more; --where selects cells, --json prints all")
     if is_stalled(sweep_folder(name, runs), statuses):
-        screen.print("the queue of the pending cells was killed; kronscale submit restarts it")
+        again = command("submit", sweep_folder(name, runs).path)
+        print_line(screen, f"the queue of the pending cells was killed; to restart it: {again}")
 
 
 def counts_text(statuses: Sequence[CellStatus]) -> Text:

@@ -116,8 +116,13 @@ def count_states(statuses: Iterable[CellStatus]) -> dict[State, int]:
 
 def is_stalled(folder: SweepFolder, statuses: Iterable[CellStatus]) -> bool:
     """Whether cells are pending and their queue was killed, so that nothing will start them."""
+    return bool(stalled_launchers(folder, statuses))
+
+
+def stalled_launchers(folder: SweepFolder, statuses: Iterable[CellStatus]) -> list[str]:
+    """The launchers of pending cells that nothing will start; see `is_stalled`."""
     names = {_launcher(status.attempt) for status in statuses if status.state == "PENDING" and status.attempt}
-    return any(not LAUNCHERS[name].starts_pending(folder) for name in names)
+    return sorted(name for name in names if not LAUNCHERS[name].starts_pending(folder))
 
 
 def _status(cell: Cell, stored: StoredState) -> CellStatus:

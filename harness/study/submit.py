@@ -21,7 +21,7 @@ from harness.runs.locks import exclusive
 from harness.runs.ownership import foreign, refuse_foreign
 from harness.runs.store import DEFAULT_ROOT, Attempt, CellFolder, SweepFolder, sweep_folder
 from harness.study.cell_states import IN_FLIGHT, RETRYABLE, stored_state
-from harness.study.status import CellStatus, in_flight, is_stalled, read_statuses
+from harness.study.status import CellStatus, in_flight, read_statuses, stalled_launchers
 
 _CANCEL_POLL_SECONDS = 0.05
 _LONGEST_POLL_SECONDS = 2.0  # reading statuses may query a cluster's scheduler
@@ -88,8 +88,9 @@ def submit(
         statuses = read_statuses(folder, _each_once(cells))
         new = [status.cell for status in statuses if status.state == "STAGED"]
         _start(new, site, folder, command, budget)
-        if not new and is_stalled(folder, statuses):
-            LAUNCHERS[site.launcher].resume(folder, shared_runs=site.shared_runs)
+        for name in stalled_launchers(folder, statuses):
+            if not new or name != site.launcher:  # whose `launch` has done so
+                LAUNCHERS[name].resume(folder, shared_runs=site.shared_runs)
     return Submission(
         new=tuple(new),
         already_done=_cells(statuses, lambda status: status.state == "COMPLETED"),

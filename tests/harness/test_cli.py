@@ -79,7 +79,9 @@ def test_report_prints_the_summary_literally_and_the_path_of_the_page(monkeypatc
         "median_seconds": ["1.5 [bold, 2.0]"], "speedup": [""], "verdict": [""], "method": ["Welch t"],
     })  # fmt: skip
     monkeypatch.setattr("analysis.report.summary.summary_table", lambda _: summary)
-    monkeypatch.setattr("analysis.report.page.write_report", lambda _, out, panels: out / "report.html")
+    monkeypatch.setattr(
+        "analysis.report.page.write_report", lambda _, out, panels, commands: out / "report.html"
+    )
     frames = ("cells", "phases", "memory", "evaluations", "environments", "layers", "devices", "fields")
     empty = Study(**{name: pd.DataFrame({"segments": []}) for name in frames})
     monkeypatch.setattr("analysis.records.tables.load", lambda folder: empty)

@@ -28,6 +28,7 @@ from harness.launchers.slurm.scheduler import (
 )
 from harness.launchers.slurm.scheduler_state import attempt_states, manifest_path
 from harness.launchers.slurm.submission_manifest import SubmissionManifest, unconfirmed
+from harness.runs.commands import command
 from harness.runs.ownership import refuse_foreign
 from harness.runs.store import Attempt, SweepFolder
 
@@ -122,7 +123,7 @@ class SlurmLauncher:
             try:
                 job_id = find_array(manifest.job_name, manifest.launch.user)
             except NoAnswerError as error:
-                raise _no_answer(error) from None
+                raise _no_answer(error, folder, manifest.launch) from None
             if job_id is not None:
                 manifest.record_submission(job_id=job_id, **_cluster())
             else:
@@ -156,7 +157,8 @@ class SlurmLauncher:
                 _refuse_elsewhere(manifest)
                 end_jobs((manifest.submitted or {})["job_id"], indexes)
         except NoAnswerError as error:
-            raise _no_answer(error) from None
+            again = command("cancel", attempts[0].path.parent.parent)
+            raise SchedulerError(f"Slurm did not answer ({error}); to cancel again: {again}") from None
 
 
 def _refuse_elsewhere(manifest: SubmissionManifest) -> None:
@@ -230,16 +232,17 @@ def _submit(manifests: Sequence[SubmissionManifest]) -> None:
                 f"{error}; {submitted} cells were submitted before" if submitted else str(error)
             ) from None
         except NoAnswerError as error:
-            raise _no_answer(error) from None
+            raise _no_answer(error, manifest.sweep, manifest.launch) from None
 
 
 def _record(manifest: SubmissionManifest, job_id: str, cluster: Mapping[str, str]) -> None:
     try:
         manifest.record_submission(job_id=job_id, **cluster)
     except OSError as error:  # no reason to withdraw the attempts: the job will run them
+        again = command("submit", manifest.sweep.path, site=manifest.launch.site.name)
         raise SchedulerError(
-            f"{manifest.path / 'submitted.json'}: {error.strerror}; job {job_id} was submitted, and "
-            f"kronscale submit records that once the file can be written"
+            f"{manifest.path / 'submitted.json'}: {error.strerror}; job {job_id} was submitted; to record it "
+            f"once the file can be written: {again}"
         ) from None
 
 
@@ -258,7 +261,8 @@ def _withdraw(manifest: SubmissionManifest, why: str) -> None:
     manifest.record_submission(refused=why)
 
 
-def _no_answer(error: NoAnswerError) -> SchedulerError:
+def _no_answer(error: NoAnswerError, folder: SweepFolder, launch: Launch) -> SchedulerError:
+    again = command("submit", folder.path, site=launch.site.name)
     return SchedulerError(
-        f"Slurm did not answer ({error}); nothing is lost: kronscale submit finishes the submission"
+        f"Slurm did not answer ({error}); nothing is lost, to finish the submission: {again}"
     )

@@ -19,6 +19,7 @@ from harness.launchers.slurm.scheduler import (
     jobs_of,
 )
 from harness.launchers.slurm.step import ranks_nodes
+from harness.runs.commands import command
 from harness.runs.store import Attempt
 
 
@@ -41,8 +42,9 @@ def attempt_states(attempts: Sequence[Attempt]) -> dict[Attempt, AttemptState]:
     job, and running attempts would count as lost.
     """
     ids = scheduler_ids(attempts)
-    unsubmitted = "not submitted to Slurm yet; kronscale submit finishes the submission"
-    found = {attempt: AttemptState("PENDING", unsubmitted) for attempt in attempts if attempt not in ids}
+    found = {
+        attempt: AttemptState("PENDING", _unsubmitted(attempt)) for attempt in attempts if attempt not in ids
+    }
     if not ids:
         return found
     users = {str((attempt.read("launch.json") or {})["user"]) for attempt in ids}
@@ -63,6 +65,12 @@ def attempt_states(attempts: Sequence[Attempt]) -> dict[Attempt, AttemptState]:
     if any(reported.sure for reported in found.values()):
         return found | _elsewhere(attempts)
     return found
+
+
+def _unsubmitted(attempt: Attempt) -> str:
+    site = str(((attempt.read("launch.json") or {}).get("site") or {}).get("name") or "local")
+    again = command("submit", attempt.path.parent.parent, site=site)
+    return f"not submitted to Slurm yet; to finish the submission: {again}"
 
 
 @dataclass(frozen=True)
