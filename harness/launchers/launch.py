@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import secrets
 import socket
 import stat
 import sys
@@ -44,6 +45,8 @@ class Launch(Spec):
         submitted_at: Unix time, seconds; attempts are started in this order.
         job_id: the job's id in submitit, once known.
         continues: number of the attempt from whose checkpoints this one resumes; None starts from scratch.
+        id: random name of the attempt, which no attempt in another run folder has; None in older files.
+        continues_id: `id` of the attempt that `continues` names.
         manifest: under Slurm, the submission manifest that lists the attempt; `claim` in the file.
         manifest_job: index of its job in the manifest's array; `claim_job` in the file.
     """
@@ -60,6 +63,8 @@ class Launch(Spec):
     submitted_at: float
     job_id: str | None = None
     continues: int | None = None
+    id: str | None = None
+    continues_id: str | None = None
     manifest: str | None = Field(default=None, alias="claim")
     manifest_job: int | None = Field(default=None, alias="claim_job")
 
@@ -85,6 +90,11 @@ class Launch(Spec):
         raw = path.read_bytes() if shared_runs else read_own(path, attempt.path.parent.parent)
         return cls.model_validate(json.loads(raw))
 
+    def identified(self, attempt: Attempt) -> Self:
+        """The launch with a new identity of its attempt, and the identity of the one that it continues."""
+        before = Attempt(attempt.path.with_name(f"attempt-{self.continues}")).read("launch.json") or {}
+        return self.model_copy(update={"id": secrets.token_hex(8), "continues_id": before.get("id")})
+
     def prepare(self, attempt: Attempt, world_size: int) -> None:
         """Write everything that takes space on the disk, so that `publish` takes none.
 
@@ -92,7 +102,7 @@ class Launch(Spec):
             OSError: the disk is full, for example; the attempt is not pending.
         """
         attempt.reserve(world_size)
-        attempt.write(_prepared(), self.to_dict())
+        attempt.write(_prepared(), self.identified(attempt).to_dict())
 
     @staticmethod
     def publish(attempt: Attempt) -> None:

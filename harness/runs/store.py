@@ -121,10 +121,15 @@ class Attempt:
         make_reserve(self.path, _RESERVE_BYTES + world_size * _RESERVE_BYTES_PER_RANK)
 
     def lineage(self) -> list[Attempt]:
-        """The attempt and earlier attempts of its run, whose checkpoints it resumes from, newest first."""
+        """The attempt and earlier attempts of its run, whose checkpoints it resumes from, newest first.
+
+        Raises:
+            StoreError: an attempt continues one of another run, as after copying run folders into each other.
+        """
         found = [self]
         while (before := (found[-1].read("launch.json") or {}).get("continues")) is not None:
             found.append(Attempt(self.path.parent / f"attempt-{before}"))
+            _check_identity(found[-2], found[-1])
         return found
 
     def read(self, name: str) -> dict[str, Any] | None:
@@ -262,6 +267,16 @@ class SweepFolder:
         for name in sorted(os.listdir(top)) if os.path.isdir(top) else ():  # noqa: PTH112, PTH208
             if os.path.isfile(f"{top}/{name}/cell.json"):  # noqa: PTH113
                 yield CellFolder(self.path / name)
+
+
+def _check_identity(attempt: Attempt, continued: Attempt) -> None:
+    expected = (attempt.read("launch.json") or {}).get("continues_id")  # older versions wrote none
+    got = (continued.read("launch.json") or {}).get("id")
+    if expected is not None and got != expected:
+        raise StoreError(
+            f"{attempt.path / 'launch.json'}: continues={continued.number} is attempt {expected}, but the "
+            f"{continued.path.name} beside it is {got}: runs were copied into each other; keep them apart"
+        )
 
 
 def _version_error(folder: CellFolder) -> str | None:

@@ -57,7 +57,7 @@ def _continue(interrupted: Attempt, manifest: SubmissionManifest) -> Attempt | N
     attempt = interrupted.cell_folder.new_attempt()
     continues = interrupted.number if CheckpointStore(interrupted).newest_first() else launch.continues
     attempt.reserve(manifest.layout.world_size)
-    launch.model_copy(update={"continues": continues}).write(attempt)
+    launch.model_copy(update={"continues": continues}).identified(attempt).write(attempt)
     cause = f"Slurm requeued its job and started it again; resumed by attempt {attempt.number}"
     interrupted.write_outcome(_interruption(interrupted, "PREEMPTED", cause))
     return attempt if _acquire(attempt) else None

@@ -216,7 +216,7 @@ def _manifests(
 def _make_pending(manifest: SubmissionManifest) -> None:
     for number, attempt in manifest.attempts():
         if not (attempt.path / "launch.json").exists():
-            manifest.launch_of(number, attempt).write(attempt)
+            manifest.launch_of(number, attempt).identified(attempt).write(attempt)
 
 
 def _submit(manifests: Sequence[SubmissionManifest]) -> None:
