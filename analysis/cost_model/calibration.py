@@ -1,8 +1,7 @@
-"""Measured speeds of a machine: a versioned JSON file, written by `kronscale calibrate`."""
+"""Measured speeds of a machine, as `kronscale calibrate` writes them and `calibration_file` reads them."""
 
 from __future__ import annotations
 
-import json
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -13,9 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 from analysis.cost_model.errors import CostModelError
-from analysis.cost_model.laws import ALGORITHMS, Growth, rounds, wire_bytes
+from analysis.cost_model.laws import Growth, rounds, wire_bytes
 from analysis.cost_model.work import Exchange, Operation
-from kfac_core.config import nearest
 
 SCHEMA = 1
 FOLDER = Path("results/calibrations")
@@ -41,7 +39,22 @@ class Curve:
     relative_error: float = 0.0
 
     def at(self, size: float) -> float:
-        """Seconds at `size`."""
+        """Seconds at `size`.
+
+        Raises:
+            CostModelError: the curve, continued so far, gives no finite number.
+        """
+        try:
+            seconds = self._at(float(size))
+        except OverflowError:
+            seconds = math.inf
+        if not math.isfinite(seconds):
+            raise CostModelError(
+                f"the calibration's curve gives {seconds} seconds at size {size:g}; measure nearer to it"
+            )
+        return seconds
+
+    def _at(self, size: float) -> float:
         if size <= 0:
             return 0.0
         if self.formula == "power":
@@ -58,12 +71,6 @@ class Curve:
     @cached_property
     def _logs(self) -> list[tuple[float, float]]:
         return [(math.log(size), math.log(seconds)) for size, seconds in self.points]
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any]) -> Curve:
-        """Parse a curve of the file."""
-        points = tuple((float(size), float(seconds)) for size, seconds in values.get("points", ()))
-        return cls(**{**values, "points": points})
 
 
 @dataclass(frozen=True)
@@ -159,49 +166,3 @@ class Calibration:
                 f"calibration {self.name} has no {kind} times, only {has}; use solver={has} or another one"
             )
         return self.inverse[kind]
-
-
-def read_calibration(name: str, folder: Path = FOLDER) -> Calibration:
-    """A calibration by its name in `results/calibrations`, or by path.
-
-    Raises:
-        CostModelError: it does not exist, or is not a calibration of a version that this code reads.
-    """
-    path = Path(name) if name.endswith(".json") else folder / f"{name}.json"
-    try:
-        return parse_calibration(json.loads(path.read_text()), str(path))
-    except FileNotFoundError:
-        there = tuple(sorted(found.stem for found in folder.glob("*.json")))
-        listed = ", ".join(there) or "none"
-        raise CostModelError(
-            f"no calibration {path}; {folder} has {listed}{nearest(name, there)}; "
-            "kronscale calibrate makes one"
-        ) from None
-    except json.JSONDecodeError as error:
-        raise CostModelError(f"{path}: not JSON: {error}") from None
-
-
-def parse_calibration(values: Mapping[str, Any], where: str) -> Calibration:
-    """A calibration from the content of its file.
-
-    Raises:
-        CostModelError: a key is missing or unknown, or the version is not supported.
-    """
-    if values.get("schema") != SCHEMA:
-        raise CostModelError(
-            f"{where}: calibration of schema {values.get('schema')}; this code reads {SCHEMA}"
-        )
-    if values.get("algorithm") not in ALGORITHMS:
-        raise CostModelError(f"{where}: algorithm={values.get('algorithm')!r} is not one of {ALGORITHMS}")
-    try:
-        parts: dict[str, Any] = {name: value for name, value in values.items() if name != "schema"}
-        for name in ("gemm", "factor", "training"):
-            parts[name] = Curve.read(parts[name])
-        parts["inverse"] = {solver: Curve.read(curve) for solver, curve in parts["inverse"].items()}
-        parts["links"] = {
-            tier: {operation: Link(operation, **link) for operation, link in links.items()}
-            for tier, links in parts["links"].items()
-        }
-        return Calibration(**parts)
-    except (KeyError, TypeError) as error:
-        raise CostModelError(f"{where}: not a calibration: {error}") from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli.options import AsJson
-from harness.cli.prediction_options import MODEL_HELP, SET_HELP
+from harness.cli.prediction_options import MODEL_HELP, MOST_EXAMPLES, MOST_RANKS, SET_HELP
 
 if TYPE_CHECKING:
     from analysis.cost_model.work import Work
@@ -20,11 +20,13 @@ DIFFERENT = 1
 
 def emulate(
     model: Annotated[str, typer.Option(metavar="NAME", help=MODEL_HELP)],
-    world_size: Annotated[int, typer.Option(metavar="P", min=1, help="World size.")],
+    world_size: Annotated[int, typer.Option(metavar="P", min=1, max=MOST_RANKS, help="World size.")],
     rank: Annotated[str, typer.Option(metavar="LIST", help="Ranks to emulate: 0,17,max.")] = "0",
     strategy: Annotated[str, typer.Option(metavar="NAME", help="Distribution strategy.")] = "comm_opt",
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help=SET_HELP)] = None,
-    local_batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Examples per rank.")] = 1,
+    local_batch_size: Annotated[
+        int, typer.Option(metavar="N", min=1, max=MOST_EXAMPLES, help="Examples per rank.")
+    ] = 1,
     as_json: AsJson = False,
 ) -> int:
     """Run the K-FAC step of single ranks without the others, and compare its counts with the prediction.

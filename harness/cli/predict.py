@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from harness.cli.options import AsJson
-from harness.cli.prediction_options import MODEL_HELP, SET_HELP
+from harness.cli.prediction_options import (
+    MODEL_HELP,
+    MOST_EXAMPLES,
+    MOST_RANKS,
+    SET_HELP,
+    whole_number,
+)
 from harness.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,6 +24,8 @@ if TYPE_CHECKING:
 
 _SIZES = "1,2,4,8,16,32,64,128,256,512,1024,2048,4096"
 _GIB = 2**30
+_MOST_GIB = 2**20
+_FRACTION = 0.5  # of hybrid_opt; at each world size the nearest that divides it
 
 
 def predict(
@@ -25,7 +34,9 @@ def predict(
         str, typer.Option(metavar="NAME", help="Calibration: a name in results/calibrations, or a path.")
     ] = "spd_kfac_64",
     world_size: Annotated[str, typer.Option(metavar="LIST", help="World sizes: 64,4096.")] = _SIZES,
-    local_batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Examples per rank.")] = 32,
+    local_batch_size: Annotated[
+        int, typer.Option(metavar="N", min=1, max=MOST_EXAMPLES, help="Examples per rank.")
+    ] = 32,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help=SET_HELP)] = None,
     overlap: Annotated[bool, typer.Option(help="Overlap communication with computation.")] = False,
     memory_gib: Annotated[
@@ -45,22 +56,24 @@ def predict(
     """
     from analysis.cost_model.arms import Question, ask  # noqa: PLC0415  slow to load
     from analysis.cost_model.arms import recommend as best  # noqa: PLC0415
-    from analysis.cost_model.calibration import read_calibration  # noqa: PLC0415
+    from analysis.cost_model.calibration_file import read_calibration  # noqa: PLC0415
     from analysis.cost_model.errors import CostModelError  # noqa: PLC0415
     from harness.cli.prediction_options import configured, model_named, settings  # noqa: PLC0415
 
     try:
         machine = read_calibration(calibration)
         values = settings(set_ or ())
-        fraction = float(values.pop("grad_worker_fraction", 0.5))
+        given = values.pop("grad_worker_fraction", None)
+        fraction, sizes = _fitting_sizes(given, world_size)
         if "solver" not in values:
             values["solver"] = "eigen" if "eigen" in machine.inverse else "inverse"
-        budget = machine.memory_bytes if memory_gib is None else round(memory_gib * _GIB)
+        budget = machine.memory_bytes if memory_gib is None else _bytes(memory_gib)
+        if epochs_ratio is not None and not 0 < epochs_ratio < math.inf:
+            raise UserError(f"--epochs-ratio={epochs_ratio:g} must be a finite number > 0")
         question = Question(
             model_named(model), configured("comm_opt", 1, values), local_batch_size, machine, fraction,
             overlap, budget, epochs_ratio,
         )  # fmt: skip
-        sizes = _sizes(world_size)
         table = ask(question, sizes)
         chosen = None
         if recommend:
@@ -88,13 +101,44 @@ def predict(
 
 
 def _sizes(text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",")]
-    wrong = [part for part in parts if not part.isdigit() or int(part) < 1]
-    if wrong:
+    sizes = {whole_number(part) for part in text.split(",")}
+    if None in sizes or not all(1 <= size <= MOST_RANKS for size in sizes if size is not None):
         raise UserError(
-            f"--world-size {text}: sizes must be whole numbers >= 1, got {wrong[0]!r}; write 64,4096"
+            f"--world-size {text[:100]}: sizes must be whole numbers from 1 to {MOST_RANKS}; write 64,4096"
         )
-    return sorted({int(part) for part in parts})
+    return sorted(size for size in sizes if size is not None)
+
+
+def _fitting_sizes(fraction: Any, text: str) -> tuple[float, list[int]]:
+    """The fraction of hybrid_opt, and the world sizes; of the default ones those that it divides."""
+    from kfac_core.errors import PlacementError  # noqa: PLC0415  see predict
+    from kfac_core.placement.strategies.hybrid_opt import grad_workers  # noqa: PLC0415
+
+    sizes = _sizes(text)
+    if fraction is None:
+        return _FRACTION, sizes
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
+        raise UserError(f"--set grad_worker_fraction={fraction!r} must be a number in (0, 1]")
+    fitting: list[int] = []
+    for size in sizes:
+        try:
+            grad_workers(size, fraction)
+            fitting.append(size)
+        except PlacementError as error:
+            if text != _SIZES:
+                raise UserError(f"--set {error} (--world-size {size})") from None
+    if not fitting:
+        raise UserError(
+            f"--set grad_worker_fraction={fraction:g} gives no whole number of gradient workers that "
+            f"divides the world at any of {_SIZES} ranks; use such a fraction, or choose --world-size"
+        )
+    return float(fraction), fitting
+
+
+def _bytes(gib: float) -> int:
+    if not 0 < gib <= _MOST_GIB:  # also of NaN
+        raise UserError(f"--memory-gib={gib:g} must be a number of GiB > 0 and <= {_MOST_GIB}")
+    return round(gib * _GIB)
 
 
 def _measured(question: Question) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from analysis.cost_model.models import Model
     from kfac_core.config import KFACConfig
 
+MOST_RANKS = 100_000  # as in a sweep, see harness.cell
+MOST_EXAMPLES = 2**31
 MODEL_HELP = "Model: resnet50, bert_large, ..."
 SET_HELP = "Set a field of K-FAC: solver=inverse, inverse_update_steps=500."
 
@@ -50,6 +53,8 @@ def settings(pairs: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"--set {pair}: {name} is set a second time; give it once")
         if not value.strip():
             raise UserError(f"--set {pair}: has no value; write null for no value")
+        if name == "strategy":
+            raise UserError(f"--set {pair}: predict shows every strategy, and emulate has --strategy")
         values[name] = read_value(value, f"--set {name}", UserError)
     return values
 
@@ -58,15 +63,29 @@ def configured(strategy: str, world_size: int, values: dict[str, Any]) -> KFACCo
     """Configuration of K-FAC with this strategy, checked for the world size.
 
     Raises:
-        ConfigError: a value is out of range.
+        UserError: a value is of another type or out of range.
         PlacementError: the strategy does not support this world size.
     """
+    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415
+
+    from harness.yaml_files.validation_messages import explain  # noqa: PLC0415
     from kfac_core.config import KFACConfig  # noqa: PLC0415  see model_named
     from kfac_core.placement.strategies import check_world_size  # noqa: PLC0415
 
-    config = KFACConfig(**{**values, "strategy": strategy})
+    try:  # as a sweep's section is read: as JSON, where a list may become a tuple
+        text = json.dumps({**values, "strategy": strategy})
+        config: KFACConfig = TypeAdapter(KFACConfig).validate_json(text, strict=True)
+    except ValidationError as error:
+        place, sentence = explain(error)
+        raise UserError(f"--set {place[0] if place else ''}{sentence}") from None
     check_world_size(config, world_size)
     return config
+
+
+def whole_number(text: str) -> int | None:
+    """A whole number of up to nine digits, or None: others are no size of anything here."""
+    stripped = text.strip()
+    return int(stripped) if stripped.isascii() and stripped.isdecimal() and len(stripped) < 10 else None
 
 
 def ranks_listed(text: str, world_size: int) -> list[int]:
@@ -78,8 +97,8 @@ def ranks_listed(text: str, world_size: int) -> list[int]:
     ranks = []
     for part in text.split(","):
         word = part.strip()
-        rank = world_size - 1 if word == "max" else int(word) if word.isdigit() else -1
-        if not 0 <= rank < world_size:
+        rank = world_size - 1 if word == "max" else whole_number(word)
+        if rank is None or rank >= world_size:
             allowed = f"from 0 to {world_size - 1}, or max"
             raise UserError(f"--rank {text}: ranks of a world of {world_size} are {allowed}, got {word!r}")
         ranks.append(rank)

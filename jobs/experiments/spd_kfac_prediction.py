@@ -23,7 +23,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.cost_model.calibration import FOLDER, Calibration, parse_calibration
+from analysis.cost_model.calibration import FOLDER, Calibration
+from analysis.cost_model.calibration_file import parse_calibration
 from analysis.cost_model.models import Model, read_model
 from analysis.cost_model.prediction import predict
 from analysis.cost_model.work import Setup

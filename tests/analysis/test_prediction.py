@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.cost_model.arms import ARMS, Question, ask, candidates, crossovers, recommend
-from analysis.cost_model.calibration import Curve, Link, parse_calibration, read_calibration
+from analysis.cost_model.calibration import Curve, Link
+from analysis.cost_model.calibration_file import parse_calibration, read_calibration
 from analysis.cost_model.errors import CostModelError
 from analysis.cost_model.laws import wire_bytes
 from analysis.cost_model.models import read_model
