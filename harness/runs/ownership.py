@@ -24,20 +24,26 @@ _FOLDER = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe does not block
 
 
-def foreign(path: Path, sweep: Path) -> str | None:
+def foreign(path: Path, sweep: Path, seen: dict[str, str | None] | None = None) -> str | None:
     """Why a file or folder may be someone else's, one sentence; None if it is this user's own.
 
     Args:
         path: inside of `sweep`, or `sweep` itself; what does not exist is nobody's.
         sweep: folder of the sweep.
+        seen: what was found of folders before, for many paths at once; is added to.
     """
-    reason = _foreign_parent(sweep)
+    seen = {} if seen is None else seen
+    above = f"{sweep}/.."
+    if above not in seen:
+        seen[above] = _foreign_parent(sweep)
+    reason = seen[above]
     for part in _parts(path, sweep) if reason is None else ():
-        try:
-            reason = _foreign(part, part.lstat())
-        except FileNotFoundError:
-            return None
-        if reason is not None:
+        if part not in seen:
+            try:
+                seen[part] = _foreign(part, os.lstat(part))
+            except FileNotFoundError:
+                return None
+        if (reason := seen[part]) is not None:
             break
     return reason
 
@@ -64,14 +70,13 @@ def read_own(path: Path, sweep: Path) -> bytes:
     with ExitStack() as opened:
         above: int | None = None
         for part in _parts(path, sweep):
-            name: Path | str = part if above is None else part.name
+            name = part if above is None else part.rpartition("/")[2]
             try:
-                above = os.open(name, _FILE if part == path else _FOLDER, dir_fd=above)
+                above = os.open(name, _FILE if part == str(path) else _FOLDER, dir_fd=above)
             except OSError as error:
-                if isinstance(error, FileNotFoundError):
-                    raise FileNotFoundError(error.errno, error.strerror, str(part)) from None
-                refuse_foreign(part, sweep)  # a symbolic link
-                raise OSError(error.errno, error.strerror, str(part)) from None
+                if not isinstance(error, FileNotFoundError):
+                    refuse_foreign(Path(part), sweep)  # a symbolic link
+                raise OSError(error.errno, error.strerror, part) from None
             opened.callback(os.close, above)
             reason = _foreign(part, os.fstat(above))
             if reason is not None:
@@ -87,10 +92,12 @@ _REMEDY = (
 )
 
 
-def _parts(path: Path, sweep: Path) -> list[Path]:
-    """The sweep's folder, and everything from there down to `path`."""
-    names = path.relative_to(sweep).parts
-    return [sweep.joinpath(*names[:count]) for count in range(len(names) + 1)]
+def _parts(path: Path, sweep: Path) -> list[str]:
+    """The sweep's folder, and everything from there down to `path`; as text, which is fast for many."""
+    parts, inside = [str(sweep)], str(path)[len(str(sweep)) + 1 :]
+    for name in inside.split("/") if inside else ():
+        parts.append(f"{parts[-1]}/{name}")
+    return parts
 
 
 def _foreign_parent(sweep: Path) -> str | None:
@@ -103,7 +110,7 @@ def _foreign_parent(sweep: Path) -> str | None:
     return None
 
 
-def _foreign(path: Path, found: os.stat_result) -> str | None:
+def _foreign(path: str, found: os.stat_result) -> str | None:
     if stat.S_ISLNK(found.st_mode):
         return f"{path} is a symbolic link"
     if found.st_uid not in (os.geteuid(), 0):

@@ -114,7 +114,8 @@ class LocalLauncher:
 
     def attempt_states(self, attempts: Sequence[Attempt]) -> dict[Attempt, AttemptState]:
         """States of started attempts whose supervisor is gone or elsewhere; why pending ones wait."""
-        reported = {attempt: _reported(attempt) for attempt in attempts}
+        seen: dict[str, str | None] = {}
+        reported = {attempt: _reported(attempt, seen) for attempt in attempts}
         found = {attempt: state for attempt, state in reported.items() if state is not None}
         own = (attempt for attempt in attempts if attempt not in found)
         return found | waiting(attempt for attempt in own if not (attempt.path / "begun.json").exists())
@@ -134,10 +135,10 @@ def _sweep(attempt: Attempt) -> Path:
     return attempt.path.parent.parent
 
 
-def _reported(attempt: Attempt) -> AttemptState | None:
+def _reported(attempt: Attempt, seen: dict[str, str | None]) -> AttemptState | None:
     if (attempt.path / "begun.json").exists():
         return _state_of(supervisor_identity(attempt))
-    reason = foreign(attempt.path / "launch.json", _sweep(attempt))
+    reason = foreign(attempt.path / "launch.json", _sweep(attempt), seen)
     if reason is None:
         return None
     return AttemptState("PENDING", f"not started without shared_runs in the site profile: {reason}")
