@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Self
 
@@ -11,7 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from harness.cell import Spec
 from harness.errors import SiteError
 from harness.launchers.slurm_profile import SlurmProfile
-from harness.yaml_files.document import read_document
+from harness.yaml_files.document import Place, read_document, value_at
 from harness.yaml_files.validation_messages import did_you_mean, explain, not_allowed
 
 DEFAULT_FOLDER = Path("jobs/sites")
@@ -132,9 +133,35 @@ def read_site(name: str, folder: Path = DEFAULT_FOLDER) -> Site:
     if document.content.get("name", path.stem) != path.stem:
         raise document.error(("name",), f"={document.content['name']!r} is not the file's name, {path.stem}")
     try:
-        return TypeAdapter(Site).validate_json(
+        site: Site = TypeAdapter(Site).validate_json(
             json.dumps({"name": path.stem, **document.content}), strict=True
         )
     except ValidationError as error:
         place, sentence = explain(error)
         raise document.error(place, sentence) from None
+    for place, reason in _unread(site):
+        if place in document.lines and value_at(document.content, place):  # false, null or nothing is true
+            raise document.error(place, f" has no effect {reason}; remove it")
+    return site
+
+
+def _unread(site: Site) -> Iterator[tuple[Place, str]]:
+    """What such a site does not read, each with the reason."""
+    if site.launcher == "local":
+        yield ("slurm",), "with launcher=local"
+    else:
+        for field in ("cpus", "gpus", "oversubscribe"):
+            yield (field,), "with launcher=slurm, which requests what each cell needs"
+    if site.slurm is not None and not site.slurm.exclusive:
+        for field in ("cpus_per_node", "gpus_per_node"):
+            yield ("slurm", field), "without exclusive: true: the cost of a job is what it requests"
+    if not site.gpus_per_rank:
+        for place in (("gpus",), ("slurm", "gpus_by")):
+            yield place, "with gpus_per_rank=0"
+    if not site.single_copy:
+        yield ("ptrace_any",), "with single_copy=false"
+    if site.traced_steps is not None and not 0 <= site.traced_steps[0] < site.traced_steps[1]:
+        yield (
+            ("traced_steps",),
+            f"as {list(site.traced_steps)}: it must be [first, end] with 0 <= first < end",
+        )

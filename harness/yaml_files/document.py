@@ -94,6 +94,13 @@ def dotted(place: Place) -> str:
     return "".join(parts).removeprefix(".")
 
 
+def value_at(content: Any, place: Place) -> Any:
+    """The value at a place that exists."""
+    for part in place:
+        content = content[part]
+    return content
+
+
 def described(value: Any) -> str:
     """A value as error messages show it; mappings and lists without their content."""
     if value is None:

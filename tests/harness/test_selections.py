@@ -103,7 +103,7 @@ def test_every_where_must_hold(cli, tmp_path):
 
 
 def test_different_fields_may_be_set(cli):
-    code, out, _ = cli("plan", "-f", DEMO, "--set", "training.epochs=1", "--set", "repeats=1")
+    code, out, _ = cli("plan", "-f", DEMO, "--set", "training.epochs=2", "--set", "repeats=1")
     assert (code, "18 cells" in out) == (0, True)
 
 

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from harness.cell import OPTIMIZER_FIELDS, Optimizer
-from harness.errors import SweepError
+from harness.errors import SiteError, SweepError
+from harness.launchers.site_profile import read_site
 from harness.study.sweep import read_sweep
 from harness.workloads import WORKLOADS
 from harness.workloads.cards.card import METRIC_RANGES
@@ -202,7 +203,7 @@ WRONG_FOR_THE_RUN = {
     "an optimizer's name for another one": (
         {"methods": [{"name": "adam"}]}, "name='adam' has optimizer.name=sgd; set optimizer.name: adam, or",
     ),
-    "a seed beyond torch's": ({"seeds": [2**64]}, "seeds must be"),
+    "a seed beyond torch's": ({"seeds": [2**64]}, "has too many digits; at most 18 are allowed"),
     "a seed beyond the masks' keys": ({"seeds": [2**32]}, "seeds must be < 4294967296, got 4294967296"),
     "an included seed beyond them": (
         {"include": [{"method": "arm", "world_size": 4, "seed": 2**32}]},
@@ -354,3 +355,50 @@ def test_every_metric_has_a_range_and_every_ignored_option_exists():
         for (option, value), ignored in card.ignored.items():
             assert {option, *ignored} <= set(card.options)
             assert type(value) is type(card.options[option])
+
+
+SITES = {
+    "a section of another launcher": (
+        "launcher: local\nslurm: {ranks_per_node: 2}\n",
+        "2: slurm has no effect with launcher=local; remove it",
+    ),
+    "leases of another launcher": (
+        "launcher: slurm\ncpus: 4\nslurm: {ranks_per_node: 2}\n",
+        "2: cpus has no effect with launcher=slurm, which requests what each cell needs; remove it",
+    ),
+    "oversubscription of jobs": (
+        "launcher: slurm\noversubscribe: true\nslurm: {ranks_per_node: 2}\n",
+        "2: oversubscribe has no effect with launcher=slurm, which requests what each cell needs; remove it",
+    ),
+    "GPUs that no rank gets": ("gpus: 2\n", "1: gpus has no effect with gpus_per_rank=0; remove it"),
+    "a way to request no GPUs": (
+        "launcher: slurm\nslurm:\n  ranks_per_node: 2\n  gpus_by: gres\n",
+        "4: slurm.gpus_by has no effect with gpus_per_rank=0; remove it",
+    ),
+    "a permission that nothing needs": (
+        "single_copy: false\nptrace_any: true\n",
+        "2: ptrace_any has no effect with single_copy=false; remove it",
+    ),
+    "traced steps that end before they begin": (
+        "traced_steps: [9, 4]\n",
+        "1: traced_steps has no effect as [9, 4]: it must be [first, end] with 0 <= first < end; remove it",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SITES)
+def test_what_a_site_does_not_read_is_refused(case, tmp_path):
+    text, message = SITES[case]
+    path = tmp_path / "here.yaml"
+    path.write_text(text)
+    with pytest.raises(SiteError) as error:
+        read_site(str(path))
+    assert str(error.value) == f"{path}:{message}"
+
+
+def test_a_site_may_say_that_something_is_off_and_shipped_sites_are_read(tmp_path):
+    path = tmp_path / "here.yaml"
+    path.write_text("gpus: 0\noversubscribe: false\nptrace_any: false\nslurm: null\ntraced_steps: [0, 1]\n")
+    assert read_site(str(path)).traced_steps == (0, 1)
+    for shipped in Path("jobs/sites").glob("*.yaml"):
+        assert read_site(shipped.stem).name == shipped.stem
