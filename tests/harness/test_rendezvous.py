@@ -1,6 +1,7 @@
 """Promise: only ranks of an attempt meet in its store, and no other host reaches that of a single host."""
 
 import json
+import multiprocessing
 import stat
 import threading
 from collections import defaultdict
@@ -12,6 +13,7 @@ from harness.errors import MembershipError
 from harness.launchers.launch import Launch
 from harness.launchers.site_profile import Site
 from harness.runs.store import Attempt
+from harness.training.world import join_world
 from harness.training.world.membership import new_secret, prove_membership
 from harness.training.world.rendezvous import is_one_host, rendezvous_in_folder
 
@@ -160,3 +162,30 @@ def test_ranks_are_on_one_host_where_their_launcher_says_so(monkeypatch, launche
     site = Site(name="here")
     launch = Launch(launcher=launcher, site=site, cpus_per_rank=1, host="h", user="u", submitted_at=0)
     assert is_one_host(launch) is expected
+
+
+def _listening_rank(path, rank, found):
+    world = join_world(Attempt(path), rank, 2, rank)
+    world.wait_for_all()
+    connections = psutil.Process().net_connections("inet")
+    found.put({one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN})
+    world.wait_for_all()
+
+
+@pytest.mark.ranks
+def test_ranks_of_the_local_launcher_listen_on_loopback_only(attempt):
+    site = Site(name="here")
+    launch = Launch(launcher="local", site=site, cpus_per_rank=1, host="h", user="u", submitted_at=0)
+    launch.write(attempt)
+    context = multiprocessing.get_context("spawn")
+    found = context.Queue()
+    ranks = [
+        context.Process(target=_listening_rank, args=(attempt.path, rank, found), daemon=True)
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        rank.start()
+    assert [found.get(timeout=120) for _ in ranks] == [{"127.0.0.1"}] * 2
+    for rank in ranks:
+        rank.join(60)
+        assert rank.exitcode == 0
