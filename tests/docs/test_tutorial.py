@@ -1,6 +1,6 @@
 """Promise: the tutorial works from top to bottom, on real ranks: its commands in order, then its Python.
 
-Only the size differs: one seed, two epochs.
+Only the size differs: one seed, three epochs.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import pytest
 
 from tests.docs.blocks import ROOT, blocks_of
 
-SMALLER = ["--set", "repeats=1", "--set", "training.epochs=2"]
+SMALLER = ["--set", "repeats=1", "--set", "training.epochs=3"]
 TAKE_SET = {"plan", "run"}
 KRONSCALE = Path(sys.executable).with_name("kronscale")
 
 
 @pytest.mark.ranks
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # six cells and two reports, one after another
 def test_a_reader_of_the_tutorial_gets_two_studies_and_their_figures(tmp_path):
     shutil.copytree(ROOT / "jobs", tmp_path / "jobs", ignore=shutil.ignore_patterns("experiments"))
     environment = os.environ | {"KRONSCALE_CACHE": str(tmp_path / "cache"), "MPLBACKEND": "agg"}
