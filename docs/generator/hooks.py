@@ -37,6 +37,12 @@ _MARK = re.compile(r"^\{\{ (.+) \}\}$", re.MULTILINE)
 _INFO = re.compile(r"^(```\w+)(?: [a-z ]+)$", re.MULTILINE)  # words after the language are for tests
 
 
+def on_config(config: Any) -> Any:
+    """List all pages of a folder that the navigation names with a slash at its end."""
+    config.nav = [_with_folders(entry, Path(config.docs_dir)) for entry in config.nav]
+    return config
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Add pages kept elsewhere in the repository, and the files that pages show."""
     for source, page in INCLUDED.items():
@@ -53,3 +59,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     path = page.file.src_uri
     written = with_formulas(rewritten(_INFO.sub(r"\1", markdown), path), path)
     return _MARK.sub(lambda mark: GENERATED[mark[1]](), written)
+
+
+def _with_folders(entry: Any, docs: Path) -> Any:
+    """An entry of the navigation: a page, or a title with a page, a list of entries or a folder."""
+    if isinstance(entry, str):
+        return entry
+    ((title, below),) = entry.items()
+    if isinstance(below, list):
+        return {title: [_with_folders(one, docs) for one in below]}
+    if below.endswith("/"):
+        return {title: sorted(str(path.relative_to(docs)) for path in (docs / below).glob("*.md"))}
+    return entry
