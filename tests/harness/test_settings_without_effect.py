@@ -11,9 +11,10 @@ from typing import get_args
 import pytest
 import yaml
 
-from harness.cell import OPTIMIZER_FIELDS, Optimizer
+from harness.cell import OPTIMIZER_FIELDS, Cell, Optimizer
 from harness.errors import SiteError, SweepError
 from harness.launchers.site_profile import read_site
+from harness.runs.store import SweepFolder
 from harness.study.sweep import read_sweep
 from harness.workloads import WORKLOADS
 from harness.workloads.cards.card import METRIC_RANGES
@@ -402,3 +403,24 @@ def test_a_site_may_say_that_something_is_off_and_shipped_sites_are_read(tmp_pat
     assert read_site(str(path)).traced_steps == (0, 1)
     for shipped in Path("jobs/sites").glob("*.yaml"):
         assert read_site(shipped.stem).name == shipped.stem
+
+
+def test_a_stored_cell_with_such_settings_keeps_its_id_and_is_read(tmp_path):
+    cell = Cell.model_validate(
+        {
+            "sweep": "s",
+            "workload": {"name": "digits", "options": {"width": 16}},
+            "method": "arm",
+            "target": {"metric": "accuracy", "at_least": 97},
+            "training": {"global_batch_size": 64, "epochs": 3, "window_steps": 100},
+            "optimizer": {
+                "name": "adam", "lr": 0.1, "momentum": 0.5, "lr_scaling": "linear", "warmup_epochs": 5,
+                "decay_epochs": [2, 1, 1, -5, 9],
+            },
+            "kfac": {"assignment": "balanced", "split_factors": "always", "skip": ["x", "x"]},
+            "world_size": 2,
+        }
+    )  # fmt: skip
+    assert cell.id == "arm-p2-s0-1999228247"  # as before such settings were refused
+    folder = SweepFolder(tmp_path / "s").stage(cell)
+    assert folder.cell() == cell

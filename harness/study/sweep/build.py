@@ -65,6 +65,7 @@ class Builder:
         self._fitting: set[tuple[str, Target]] = set()
         self._read: set[Place] = set()
         self._left_out: dict[Place, str] = {}
+        self._checked: Fields | None = None
 
     def draft(self, owner: Place, fields: Fields, has_kfac: bool) -> Draft:
         """Validate the sections.
@@ -138,12 +139,17 @@ class Builder:
             cell = Cell.model_validate({"sweep": self._document.content["sweep"], **content}, strict=True)
         except ValidationError as error:
             self._raise_error(draft, error)
+        if draft.fields is not self._checked:  # else the same cell for another seed
+            self._check_run(draft)
+            self._check_batch(cell, draft)
+            self._checked = draft.fields
+        return canonical(cell)
+
+    def _check_run(self, draft: Draft) -> None:
         for path, sentence in wrong(draft):
             section, _, field = path.partition(".")
             place = self._place(draft.fields, draft.owner, section, field)
             raise self._document.error(place, sentence + ("" if path == "method" else _which(draft)))
-        self._check_batch(cell, draft)
-        return canonical(cell)
 
     def _check_batch(self, cell: Cell, draft: Draft) -> None:
         card, options = WORKLOADS[cell.workload.name], cell.workload.options

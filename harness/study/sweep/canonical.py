@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from harness.cell import Cell
 from kfac_core.config import KFACConfig
@@ -13,25 +14,27 @@ def canonical(cell: Cell) -> Cell:
 
     Stored cells are not rewritten: they keep the text and the id that they were stored with.
     """
-    implied = cell.training.model_copy(update={"window_steps": None})
-    plain = cell.model_copy(update={"training": implied})
-    if cell.training.window_steps == plain.window_steps:
-        cell = plain
-    if cell.kfac is not None:
-        cell = cell.model_copy(update={"kfac": _canonical(cell.kfac)})
-    return cell
+    changes: dict[str, Any] = {}
+    if cell.training.window_steps is not None:
+        implied = cell.training.model_copy(update={"window_steps": None})
+        if cell.model_copy(update={"training": implied}).window_steps == cell.training.window_steps:
+            changes["training"] = implied
+    if cell.kfac is not None and (defaults := _explicit_defaults(cell.kfac)):
+        none: dict[str, Any] = dict.fromkeys(defaults)
+        changes["kfac"] = replace(cell.kfac, **none)
+    return cell.model_copy(update=changes) if changes else cell
 
 
-def _canonical(config: KFACConfig) -> KFACConfig:
-    changes: dict[str, None] = {}
-    if config.assignment == replace(config, assignment=None).placed_by:
-        changes["assignment"] = None
+def _explicit_defaults(config: KFACConfig) -> list[str]:
+    """Fields with the value that None stands for."""
+    found = []
+    if config.assignment is not None and config.assignment == replace(config, assignment=None).placed_by:
+        found.append("assignment")
     if config.split_factors == "always":
-        changes["split_factors"] = None
+        found.append("split_factors")
     # The harness's models are float32, also under autocast, so this is the widest type of any layer.
-    factors = config.factor_dtype or "float32"
     if config.factor_dtype == "float32":
-        changes["factor_dtype"] = None
-    if config.inverse_dtype == factors:
-        changes["inverse_dtype"] = None
-    return replace(config, **changes) if changes else config  # type: ignore[arg-type]  # None in all of them
+        found.append("factor_dtype")
+    if config.inverse_dtype == (config.factor_dtype or "float32"):
+        found.append("inverse_dtype")
+    return found
