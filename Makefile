@@ -1,7 +1,7 @@
 # Two commands set everything up: `make demo` runs the main study on embedded real data, `make test` the tests.
 PYTHON ?= python3
 BIN := .venv/bin
-PYTEST := $(BIN)/python -m pytest -q --dist loadgroup --no-loadscope-reorder --durations=20
+PYTEST := $(BIN)/python -m pytest -q --dist loadscope --no-loadscope-reorder --durations=20
 
 .PHONY: setup demo test test-fast check docs mutants slurm slurm-stop clean
 

@@ -31,13 +31,11 @@ settings.load_profile("kronscale")
 
 
 STARTS_RANKS = {"world", "mpi_world", "start_supervisor"}  # fixtures
-GROUPS = {"cluster": "slurm", "mpi_world": "mpi", "ordinary_report": "report"}
-"""Fixtures that take long to make, and the group of all tests that share one under xdist."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` selects, and before xdist reads the groups
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests by the fixtures that they use, group those that share one, skip those without their GPU."""
+    """Mark tests by the fixtures that they use; skip those that need a GPU where there is none."""
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         if "cluster" in fixtures:
@@ -46,10 +44,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.ranks)
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
-        if not item.get_closest_marker("xdist_group") and (group := _group(item)):
-            item.add_marker(pytest.mark.xdist_group(group))
     if hasattr(config, "workerinput"):  # a worker of xdist
         items.sort(key=_turn)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Give tests to workers by group."""
+    from tests.distribution import Scheduling
+
+    return Scheduling(config, log)
 
 
 def pytest_runtest_logstart() -> None:
@@ -72,24 +76,9 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def _group(item: pytest.Item) -> str | None:
-    """Tests of a group run on one worker; those of none run wherever a worker is free."""
-    if item.get_closest_marker("slurm"):
-        return "slurm"  # one cluster, whose daemons a test may stop
-    information = getattr(item, "_fixtureinfo", None)  # none in other kinds of items, as doctests
-    definitions = information.name2fixturedefs if information else {}
-    shared = {
-        name
-        for name, (*_, last) in definitions.items()
-        if last.scope in ("module", "session") and last.func.__module__.startswith("tests")
-    } - {"world"}  # every worker starts its own, once
-    whole = [group for name, group in GROUPS.items() if name in shared]
-    return whole[0] if whole else str(item.path) if shared else None
-
-
 def _turn(item: pytest.Item) -> int:
-    """Long groups start first, so that no worker is left with one at the end."""
-    markers = ["slurm", "slow", "ranks", "xdist_group"]
+    """Long tests start first, so that no worker is left with one at the end."""
+    markers = ["slurm", "slow", "ranks"]
     return next((place for place, name in enumerate(markers) if item.get_closest_marker(name)), len(markers))
 
 

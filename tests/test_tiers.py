@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from tests import started_ranks
+from tests.distribution import group_of
 
 FAST = "not ranks and not slurm and not slow and not gpu"
 
@@ -66,6 +67,20 @@ def test_a_test_that_starts_ranks_without_the_marker_fails(pytester, noted):
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-W", "ignore")
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(["*starts ranks*mark it*ranks*nowhere/mpiexec*"])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "together"),
+    [
+        ("tests/harness/slurm/test_faults.py::test_a", "tests/harness/test_slurm_cluster.py::test_b", True),
+        ("tests/analysis/test_figures.py::test_a[x]", "tests/analysis/test_report.py::test_b", True),
+        ("tests/kfac_core/test_state.py::test_a[1]", "tests/kfac_core/test_state.py::test_b", True),
+        ("tests/kfac_core/test_state.py::test_a", "tests/kfac_core/test_memory.py::test_a", False),
+        ("tests/harness/launching/test_submit.py::a", "tests/harness/launching/test_submit.py::b", False),
+    ],
+)
+def test_tests_that_share_what_is_slow_to_start_run_on_one_worker(one, other, together):
+    assert (group_of(one) == group_of(other)) is together
 
 
 def test_the_fast_tier_is_most_of_the_suite(request):

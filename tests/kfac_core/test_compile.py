@@ -8,8 +8,6 @@ import torch
 from kfac_core import KFAC, KFACConfig
 from tests.kfac_core.runs import LR, assert_same, build, data, train
 
-pytestmark = pytest.mark.xdist_group("torch.compile")  # which takes seconds to import
-
 OPTIONS = {"damping": 0.01, "factor_update_steps": 2, "inverse_update_steps": 4}
 
 
