@@ -10,6 +10,7 @@ import importlib.util
 import os
 import subprocess
 import tempfile
+import zlib
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -22,7 +23,7 @@ def load_device() -> None:
     assert spec is not None
     assert spec.origin is not None
     torch_dir = Path(spec.origin).parent
-    name = f"{os.getuid()}-{abs(hash(str(torch_dir)))}-{(HERE / 'guard.cpp').stat().st_mtime_ns}"
+    name = f"{os.getuid()}-{zlib.crc32(bytes(torch_dir))}-{(HERE / 'guard.cpp').stat().st_mtime_ns}"
     library = Path(tempfile.gettempdir()) / f"fake-cuda-{name}.so"
     if not library.exists():
         includes = [f"-I{torch_dir}/include", f"-I{torch_dir}/include/torch/csrc/api/include"]
