@@ -21,6 +21,7 @@ from harness.launchers.site_profile import Site
 from harness.launchers.slurm_profile import SlurmProfile
 from harness.study.sweep import KEYS
 from harness.workloads import WORKLOADS
+from harness.workloads.cards.card import MOST
 from kfac_core.config import Costs, KFACConfig
 from kfac_core.schedule import Milestones
 
@@ -130,7 +131,8 @@ def option_rows(workload: str) -> Iterator[tuple[str, str, str, str]]:
                 f"option {option} of workload {workload} has no meaning in its card"
             )
         chosen = ", ".join(f"`{choice}`" for choice in card.choices.get(option, ()))
-        allowed = chosen or _TYPES[type(default)]
+        most = f", at most {MOST[option]:,}" if option in MOST and isinstance(default, int) else ""
+        allowed = chosen or _TYPES[type(default)] + most
         yield option, f"`{_yaml(default)}`", allowed, _capital(card.meanings[option])
 
 

@@ -10,6 +10,7 @@ import subprocess
 from dataclasses import dataclass
 
 import pytest
+from markdown.extensions.toc import slugify
 from pydantic import TypeAdapter, ValidationError
 
 import analysis
@@ -85,6 +86,15 @@ def test_every_option_of_a_workload_has_a_meaning_and_no_meaning_is_left_over(wo
     assert {name for name, *_ in option_rows(workload)} == set(WORKLOADS[workload].meanings)
 
 
+def test_an_upper_bound_in_the_table_of_options_is_one_that_the_code_checks():
+    bounded = [(name, *row) for name in WORKLOADS for row in option_rows(name) if "at most" in row[2]]
+    assert len(bounded) > 20
+    for name, option, _, allowed, _ in bounded:
+        most = int(allowed.rpartition(" ")[2].replace(",", ""))
+        with pytest.raises(ValueError, match=option):
+            WORKLOADS[name].examples({option: most + 1})
+
+
 @dataclass
 class Unexplained:
     """A model with a field that nothing explains."""
@@ -146,6 +156,15 @@ def markdown_files() -> list[str]:
 @pytest.mark.parametrize("path", markdown_files())
 def test_no_page_links_to_a_file_that_does_not_exist(path):
     assert list(broken_links(path)) == []
+
+
+def test_the_readme_links_to_headings_that_exist():
+    linked = re.findall(r"\]\(([^)#\s]+\.md)#([^)]+)\)", (ROOT / "README.md").read_text())
+    assert linked
+    for path, anchor in linked:
+        text = re.sub(r"^```.*?^```", "", (ROOT / path).read_text(), flags=re.MULTILINE | re.DOTALL)
+        headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+        assert anchor in [slugify(heading, "-") for heading in headings], (path, anchor)
 
 
 def test_a_link_to_nothing_and_an_unreadable_formula_stop_the_build():
