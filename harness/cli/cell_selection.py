@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.cell import Cell
-from harness.errors import UserError
+from harness.errors import StoreError, UserError
 from harness.runs.store import CellFolder, SweepFolder, sweep_folder
 from harness.yaml_files.validation_messages import did_you_mean
 
@@ -57,8 +57,14 @@ def stored_cells(name: str, runs: Path) -> list[Cell]:
         if not found:
             raise _no_cell(stored.path, prefix)
         return found
-    print_left_out(stored)
-    return [folder.cell() for folder in stored.cell_folders()]
+    cells, errors = [], []
+    for folder in stored.stored():  # every file is read once: there may be 10,000
+        try:
+            cells.append(folder.cell())
+        except StoreError as error:
+            errors.append(str(error))
+    print_left_out(errors)
+    return cells
 
 
 def stored_sweep(name: str, runs: Path) -> SweepFolder:

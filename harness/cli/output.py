@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from rich.box import HEAVY_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-
-if TYPE_CHECKING:
-    from harness.runs.store import SweepFolder
 
 T = TypeVar("T")
 
@@ -23,12 +20,13 @@ _STATE_STYLES = {
 }  # fmt: skip
 _ENDED_OTHERWISE = "red"
 
+_PLAN_STATE_WIDTH = 8
 _PIPE_COLUMNS = 120  # a pipe has no width; logs and pagers show at least this much
 
 
-def print_left_out(folder: SweepFolder) -> None:
+def print_left_out(errors: Sequence[str]) -> None:
     """Print on standard error how many stored cells this version cannot read, and why the first."""
-    if errors := folder.version_errors():
+    if errors:
         cells = "cell" if len(errors) == 1 else "cells"
         sys.stderr.write(f"left out: {len(errors)} stored {cells}; {errors[0]}\n")
 
@@ -46,11 +44,19 @@ def state_text(state: str) -> Text:
 
 def print_line(screen: Console, *parts: str | Text) -> None:
     """Print literal text and leave its wrapping to the terminal, so that what it names can be copied."""
-    text = Text.assemble(*parts)
     if screen.color_system is None:  # many times faster: a sweep may have 100,000 cells
-        screen.file.write(f"{text.plain}\n")
+        screen.file.write("".join(map(str, parts)) + "\n")
     else:
-        screen.print(text, soft_wrap=True)
+        screen.print(Text.assemble(*parts), soft_wrap=True)
+
+
+def print_by_state(screen: Console, rows: Sequence[tuple[str, str]]) -> None:
+    """Print a state and a text on each line; plain text is not made of `Text`, which takes much longer."""
+    if screen.color_system is None:
+        print_line(screen, "\n".join(f"{state:<{_PLAN_STATE_WIDTH}}{text}" for state, text in rows))
+        return
+    for state, text in rows:
+        print_line(screen, state_text(state), " " * (_PLAN_STATE_WIDTH - len(state)), text)
 
 
 def print_lines(screen: Console, headings: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> None:

@@ -13,7 +13,6 @@ from harness.errors import SiteError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
     from harness.cell import Cell
     from harness.launchers.site_profile import Site
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from harness.study.sweep import Sweep
 
 _FIRST_CELLS = 5
-_STATE_WIDTH = 8
 
 
 def plan(
@@ -99,17 +97,13 @@ def _print_grid(screen: Console, summary: PlanSummary) -> None:
 
 
 def _print_cells(screen: Console, summary: PlanSummary, differs: dict[str, str], every: bool) -> None:
-    from harness.cli.output import print_line, state_text  # noqa: PLC0415  see plan
+    from harness.cli.output import print_by_state, print_line  # noqa: PLC0415  see plan
 
     shown = summary.cells if every else summary.cells[:_FIRST_CELLS]
-    parts: list[str | Text] = []
-    for cell in shown:
-        state = summary.states[cell.id]
-        line = f"{cell.id}  {differs[cell.id]}".rstrip()
-        parts += ["\n" if parts else "", state_text(state), " " * (_STATE_WIDTH - len(state)), line]
+    rows = [(summary.states[cell.id], f"{cell.id}  {differs[cell.id]}".rstrip()) for cell in shown]
+    print_by_state(screen, rows)
     if len(shown) < len(summary.cells):
-        parts.append(f"\n... and {len(summary.cells) - len(shown)} more; --all lists them")
-    print_line(screen, *parts)
+        print_line(screen, f"... and {len(summary.cells) - len(shown)} more; --all lists them")
 
 
 def _site(name: str) -> Site:

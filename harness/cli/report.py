@@ -49,7 +49,7 @@ def report(
 
     if rule not in SCORINGS:
         raise UserError(f"--rule={rule!r} is not a rule{not_allowed(rule, SCORINGS)}")
-    print_left_out(SweepFolder(folder))
+    print_left_out(SweepFolder(folder).version_errors())
     study = replace(load(folder), scoring=SCORINGS[rule])
     screen = console()
     page = write_report(
