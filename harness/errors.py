@@ -1,5 +1,9 @@
 """Errors of users, one class per kind; the command line prints the message only and exits with 2."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
 
 class UserError(ValueError):
     """A mistake of the user; the message names what, got, allowed and where."""
@@ -31,6 +35,24 @@ class ForeignError(StoreError):
 
 class MembershipError(UserError):
     """A process that is not of a run acts as one of its ranks, or as their store."""
+
+
+class StoredFileError(StoreError):
+    """A stored file that is refused; the message names file, field, what it holds and what is allowed.
+
+    Args:
+        path: the file.
+        sentence: `value must be a number, got '0.99'`.
+        place: in the file, such as `line 3`.
+    """
+
+    def __init__(self, path: Path, sentence: str, place: str = "") -> None:
+        super().__init__(f"{path}{', ' if place else ''}{place}: {sentence}")
+        self.path, self.place, self.sentence = path, place, sentence
+
+    def __reduce__(self) -> tuple[type[StoredFileError], tuple[Path, str, str]]:
+        """For pickling: processes of a pool return errors to each other."""
+        return type(self), (self.path, self.sentence, self.place)
 
 
 class FilterError(UserError):

@@ -14,12 +14,13 @@ import pandas as pd
 
 from harness.runs.store import SweepFolder
 
-LAYOUT_VERSION = 7
+LAYOUT_VERSION = 8
 """Raise this when a column of a cached frame changes, so that old caches are discarded."""
 
 STAMP_LENGTH = 16
 _RECORDS = re.compile(r"rank-.*\.jsonl")
 
+NAMES = ("cells", "phases", "memory", "evaluations", "environments", "layers", "devices")
 Frames = dict[str, pd.DataFrame]
 
 
@@ -28,8 +29,8 @@ def cached(sweep_path: Path, read: Callable[[Path], Frames]) -> Frames:
     folder = derived_folder(sweep_path)
     stamp = fingerprint(sweep_path)
     stored = folder / stamp
-    if stored.is_dir():
-        return {path.stem: pd.read_parquet(path) for path in stored.glob("*.parquet")}
+    if stored.is_dir() and (found := _stored(stored)) is not None:
+        return found
     frames = read(sweep_path)
     with contextlib.suppress(OSError):  # the frames are valid without a cache
         _store(frames, stored)
@@ -61,11 +62,23 @@ def _add(digest: hashlib._Hash, name: str, status: os.stat_result) -> None:
     digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
 
 
+def _stored(folder: Path) -> Frames | None:
+    """The frames of a cache; None if a file is missing or damaged, which its checksums show."""
+    try:
+        return {
+            name: pd.read_parquet(folder / f"{name}.parquet", page_checksum_verification=True)
+            for name in NAMES
+        }
+    except (OSError, ValueError):  # arrow's errors are both
+        return None
+
+
 def _store(frames: Frames, folder: Path) -> None:
     for old in folder.parent.glob("[0-9a-f]" * STAMP_LENGTH):
         shutil.rmtree(old, ignore_errors=True)
     temporary = folder.with_name(f".{folder.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True, exist_ok=True)
     for name, frame in frames.items():
-        frame.to_parquet(temporary / f"{name}.parquet", index=False)
+        frame.to_parquet(temporary / f"{name}.parquet", index=False, write_page_checksum=True)
     temporary.rename(folder)

@@ -5,29 +5,31 @@ Python parses evaluations: they are few, and may hold NaN, which the fast reader
 
 from __future__ import annotations
 
-import json
-import re
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from analysis.records.agreement import Faults, disagreements
 from analysis.records.long_frames import Cells, long_frame
+from analysis.records.run_files import RunFiles
 from analysis.records.segments import COLUMNS, are_effective
 from analysis.records.window_lines import (
     OTHER,
     PHASE_ORDER,
     WINDOW_COLUMNS,
+    Columns,
     WindowLines,
     mapping,
-    read_line,
     total_of,
 )
-from harness.errors import StoreError
-from harness.runs.records import SCHEMA_VERSION, DeviceRecord, EvalRecord, PhaseRecord
+from harness.errors import StoredFileError
+from harness.runs.record_lines import parse, read_content, read_head, whole_lines
+from harness.runs.records import KINDS, DeviceRecord, EvalRecord, PhaseRecord, SegmentRecord
 
 EVALUATION_COLUMNS = (
     "step", "epoch", "samples", "train_seconds", "eval_seconds", "wall_seconds",
@@ -42,132 +44,152 @@ DEVICE_COLUMNS = {
 }  # fmt: skip
 """Lists are joined by spaces."""
 
-_SEGMENT = b'"kind": "segment"'
-_HEAD = re.compile(rb'\s*\{\s*"schema":\s*(\d+),\s*"kind":\s*"(\w+)"')
-_WINDOW_HEAD = f'{{"schema": {SCHEMA_VERSION}, "kind": "phases"'.encode()
-
-
-@dataclass
-class _Lines:
-    """Lines of one kind, each with the run and the file that it came from."""
-
-    text: list[bytes] = field(default_factory=list)
-    run: list[str] = field(default_factory=list)
-    file: list[Path] = field(default_factory=list)
-
-    def add(self, text: bytes, run: str, file: Path) -> None:
-        self.text.append(text)
-        self.run.append(run)
-        self.file.append(file)
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [read_line(text, file) for text, file in zip(self.text, self.file, strict=True)]
+_PHASES = f'"kind": "{PhaseRecord.KIND}"'.encode()
 
 
 class RecordFrames(NamedTuple):
-    """The record files of a sweep as frames; `run` is the caller's name for an attempt."""
+    """The record files of a sweep as frames; `run` is the caller's name for an attempt.
+
+    Attributes:
+        faults: by run, why it is left out of the frames.
+        sealed: the files whose content matches their seal.
+    """
 
     phases: pd.DataFrame
     memory: pd.DataFrame
     evaluations: pd.DataFrame
     segments: pd.DataFrame
     devices: pd.DataFrame
+    faults: Faults
+    sealed: frozenset[Path]
 
 
-def read_records(files: Sequence[tuple[str, Path]]) -> RecordFrames:
-    """Read record files, given as (run, path); a run's attempts in order.
+class _Lines:
+    """Records of one kind, and the run of each."""
+
+    def __init__(self) -> None:
+        self.run: list[str] = []
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, record: Any, run: str) -> None:
+        self.run.append(run)
+        self.rows.append(asdict(record))
+
+
+def read_records(runs: Sequence[RunFiles]) -> RecordFrames:
+    """Read the record files of runs, a run's attempts in order.
 
     A truncated last line, which a killed rank leaves, is skipped, also if a resumed rank continues below it.
-    Windows and evaluations that a later segment repeated are left out.
-
-    Raises:
-        StoreError: a line is of a newer schema, or is damaged anywhere but at the end of its file.
+    Windows and evaluations that a later segment repeated are left out, and runs with damaged records or with
+    records that do not agree (`analysis.records.agreement`).
     """
-    windows, evaluations, segments, devices = WindowLines(), _Lines(), _Lines(), _Lines()
-    for run, path in files:
-        content = path.read_bytes()
-        start, count = _bulk(content)
-        own = []
-        for number, line in enumerate(_whole_lines(content[:start] if count else content), start=1):
-            kind = _kind(line, path, number)
-            if kind == "phases":
-                own.append(line)
-            elif kind == "evaluation":
-                evaluations.add(line, run, path)
-            elif kind == "segment":
-                segments.add(line, run, path)
-            elif kind == "device":
-                devices.add(line, run, path)
-        windows.add(b"\n".join(own), len(own), run, path)
-        windows.add(content[start:], count, run, path)
-    of_segments = _segment_frame(segments)
-    phases, memory = _window_frames(windows, of_segments)
-    evaluated = _evaluation_frame(evaluations)
-    evaluated = evaluated[are_effective(EvalRecord.KIND, evaluated, of_segments)].reset_index(drop=True)
-    seen = _device_frame(devices)
-    seen = seen[are_effective(DeviceRecord.KIND, seen, of_segments)].reset_index(drop=True)
-    return RecordFrames(phases, memory, evaluated, of_segments, seen)
+    reader = _Reader()
+    for files in runs:
+        for path in files.records:
+            reader.read(path, files)
+    return reader.frames(runs)
 
 
-def _bulk(content: bytes) -> tuple[int, int]:
+class _Reader:
+    def __init__(self) -> None:
+        self._windows = WindowLines()
+        self._others = {kind: _Lines() for kind in (EvalRecord.KIND, SegmentRecord.KIND, DeviceRecord.KIND)}
+        self._faults: Faults = defaultdict(list)
+        self._sealed: set[Path] = set()
+
+    def read(self, path: Path, files: RunFiles) -> None:
+        """Read one file, or note why it cannot be read."""
+        try:
+            content, sealed = read_content(path)
+            self._read_content(content, path, files.run)
+        except (StoredFileError, OSError) as error:
+            self._faults[files.run].append(str(error))
+            return
+        if sealed:
+            self._sealed.add(path)
+        elif files.should_be_sealed and files.attempt is not None and path.parent == files.attempt.path:
+            self._faults[files.run].append(f"{path}: its seal is missing: records were cut or added")
+
+    def _read_content(self, content: bytes, path: Path, run: str) -> None:
+        start, count = _bulk(content, path)
+        own: list[bytes] = []
+        numbers: list[int] = []
+        for number, text in enumerate(whole_lines(content[:start] if count else content), start=1):
+            line = read_head(text, path, number)
+            if line.kind == PhaseRecord.KIND:
+                own.append(text)
+                numbers.append(number)
+            elif line.kind in self._others or line.kind not in KINDS:
+                record = parse(line, path)
+                if record is not None:
+                    self._others[line.kind].add(record, run)
+        self._windows.add(b"\n".join(own), numbers, run, path)
+        before = content.count(b"\n", 0, start)
+        self._windows.add(content[start:], range(before + 1, before + 1 + count), run, path)
+
+    def frames(self, runs: Sequence[RunFiles]) -> RecordFrames:
+        columns, refused = self._windows.columns()
+        for run, sentence in refused:
+            self._faults[run].append(sentence)
+        starts = self._others[SegmentRecord.KIND]
+        segments = pd.DataFrame(starts.rows, columns=list(COLUMNS)).assign(run=starts.run).astype(COLUMNS)
+        windows = _windows(columns, self._windows.runs)
+        evaluations = _evaluation_frame(self._others[EvalRecord.KIND])
+        devices = _device_frame(self._others[DeviceRecord.KIND])
+        counts = are_effective(PhaseRecord.KIND, windows, segments).to_numpy()
+        windows, columns = _kept(windows, columns, counts)
+        evaluations = evaluations[are_effective(EvalRecord.KIND, evaluations, segments)]
+        devices = devices[are_effective(DeviceRecord.KIND, devices, segments)]
+        intact = [files for files in runs if not files.faults and files.run not in self._faults]
+        for run, sentences in disagreements(intact, windows, evaluations, segments).items():
+            self._faults[run] += sentences
+        faulty = {*self._faults, *(files.run for files in runs if files.faults)}
+        if faulty:
+            windows, columns = _kept(windows, columns, ~windows["run"].isin(faulty).to_numpy())
+            windows["run"] = windows["run"].cat.remove_unused_categories()
+            segments = segments[~segments["run"].isin(faulty)].reset_index(drop=True)
+            evaluations, devices = (one[~one["run"].isin(faulty)] for one in (evaluations, devices))
+            evaluations["run"] = evaluations["run"].cat.remove_unused_categories()
+        evaluations, devices = (one.reset_index(drop=True) for one in (evaluations, devices))
+        phases, memory = _window_frames(windows, columns)
+        faults = {run: sentences for run, sentences in self._faults.items() if sentences}
+        return RecordFrames(phases, memory, evaluations, segments, devices, faults, frozenset(self._sealed))
+
+
+def _bulk(content: bytes, path: Path) -> tuple[int, int]:
     """Start and number of the windows, if nothing else follows the first one, as in most files.
 
     Those lines need not be classified one by one. 0 windows: classify every line.
     """
-    first = content.find(_WINDOW_HEAD)
-    if first < 0 or not content.endswith(b"\n") or (first and content[first - 1 : first] != b"\n"):
+    found = content.find(_PHASES)
+    first = content.rfind(b"\n", 0, max(found, 0)) + 1
+    if found < 0 or not content.endswith(b"\n"):
         return len(content), 0
+    schema = read_head(content[first : found + len(_PHASES) + 1], path, 0).schema
+    head = f'{{"schema": {schema}, "kind": "{PhaseRecord.KIND}"'.encode()
     lines = content.count(b"\n", first)
-    heads = content.count(b"\n" + _WINDOW_HEAD, first) + 1
+    heads = content.count(b"\n" + head, first) + content.startswith(head, first)
     return first, lines if lines == heads else 0
 
 
-def _whole_lines(content: bytes) -> list[bytes]:
-    *lines, tail = content.split(b"\n")
-    if tail.strip(b"\0 ") and _whole(tail):  # else the rank was killed while it wrote this line
-        lines.append(tail)
-    if content.count(_SEGMENT) > 1:
-        after = [*lines[1:], b""]
-        lines = [
-            line for line, next_ in zip(lines, after, strict=True) if _SEGMENT not in next_ or _whole(line)
-        ]
-    return [line for line in lines if line.strip(b"\0 ")]
-
-
-def _whole(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
-
-
-def _kind(line: bytes, path: Path, number: int) -> str:
-    head = _HEAD.match(line)
-    if head is None:
-        raise StoreError(f"{path}, line {number} is not a record: {line[:60]!r}")
-    schema = int(head[1])
-    if schema > SCHEMA_VERSION:
-        raise StoreError(
-            f"{path}, line {number} has schema {schema}; this version of Kronscale reads schemas up to "
-            f"{SCHEMA_VERSION}: update it, or remove this run"
-        )
-    return head[2].decode()
-
-
-def _window_frames(lines: WindowLines, segments: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    columns = lines.columns()
+def _windows(columns: Columns, runs: Sequence[tuple[str, int]]) -> pd.DataFrame:
     windows = pd.DataFrame({name: columns.pop(name) for name in WINDOW_COLUMNS if name in columns})
     windows = windows.reindex(columns=list(WINDOW_COLUMNS))
-    windows.insert(0, "run", _runs(lines.runs))
+    windows.insert(0, "run", _runs(runs))
     windows["segment"] = windows["segment"].fillna(0)  # schema 1 has no segments: no run was resumed
     for name in ("rank", "first_step", "steps", "samples", "segment"):
         windows[name] = windows[name].astype("int64")
-    counts = are_effective(PhaseRecord.KIND, windows, segments).to_numpy()
-    if not counts.all():
-        windows = windows[counts].reset_index(drop=True)
-        columns = {name: values[counts] for name, values in columns.items()}
+    return windows
 
+
+def _kept(windows: pd.DataFrame, columns: Columns, keep: np.ndarray) -> tuple[pd.DataFrame, Columns]:
+    if keep.all():
+        return windows, columns
+    kept = {name: values[keep] for name, values in columns.items()}
+    return windows[keep].reset_index(drop=True), kept
+
+
+def _window_frames(windows: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, pd.DataFrame]:
     seconds = mapping(columns, "seconds")
     if OTHER not in seconds:
         seconds[OTHER] = windows["wall_seconds"].to_numpy() - total_of(seconds, len(windows))
@@ -195,25 +217,19 @@ def _runs(runs: Sequence[tuple[str, int]]) -> pd.Series:
 
 
 def _evaluation_frame(lines: _Lines) -> pd.DataFrame:
-    frame = pd.DataFrame.from_records(lines.rows(), columns=list(EVALUATION_COLUMNS))
+    frame = pd.DataFrame.from_records(lines.rows, columns=list(EVALUATION_COLUMNS))
     frame.insert(0, "run", pd.Series(lines.run, dtype="category"))
-    for name in ("checkpoint_seconds", "segment"):
-        frame[name] = frame[name].fillna(0)  # schema 1 had neither
     for name in EVALUATION_COLUMNS:
         frame[name] = frame[name].astype("str" if name in {"metric", "direction"} else "float64")
     return frame
 
 
-def _segment_frame(lines: _Lines) -> pd.DataFrame:
-    return pd.DataFrame(lines.rows(), columns=list(COLUMNS)).assign(run=lines.run).astype(COLUMNS)
-
-
 def _device_frame(lines: _Lines) -> pd.DataFrame:
-    rows = lines.rows()
-    for row in rows:
+    for row in lines.rows:
         for name in ("throttle_reasons", "foreign_processes"):
-            row[name] = " ".join(map(str, row.get(name) or ()))
-    return pd.DataFrame(rows, columns=list(DEVICE_COLUMNS)).assign(run=lines.run).astype(DEVICE_COLUMNS)
+            row[name] = " ".join(map(str, row[name] or ()))
+    frame = pd.DataFrame(lines.rows, columns=list(DEVICE_COLUMNS))
+    return frame.assign(run=lines.run).astype(DEVICE_COLUMNS)
 
 
 def _in_order(names: Sequence[str]) -> list[str]:

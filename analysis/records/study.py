@@ -23,7 +23,9 @@ class Study:
         cells: one row per cell, with the attempt that counts: its latest COMPLETED one, else its latest.
             `state` is the outcome's, or RUNNING (records, no outcome), PENDING (no records yet) or STAGED
             (no attempt). A K-FAC option that changes over time has no number in its column; `schedules` has
-            its text. `arm` and `setting` are explained in `harness.runs.arms`.
+            its text. `arm` and `setting` are explained in `harness.runs.arms`. A run that is not `valid` is
+            in no other frame and has no numbers; `why` says what is damaged or does not agree. `sealed`:
+            whether a change of its records would be noticed, for completed runs.
         phases: one row per rank, window and phase: `seconds` (exclusive), `calls`, `sent_bytes`, and the
             window's `wall_seconds`, `steps`, `samples`, `first_step`. Time in no phase is `other`.
             `wait_seconds` is the part of `seconds` spent waiting for late ranks, NaN unless the site sets

@@ -7,7 +7,8 @@ can be traced back to its files.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,16 @@ from typing import Any
 import pandas as pd
 
 from analysis.records.cache import cached
+from analysis.records.left_out import LeftOutWarning, left_out_note
 from analysis.records.record_files import read_records
+from analysis.records.run_files import RunFiles, read_run
 from analysis.records.segments import segment_columns
 from analysis.records.study import LONG_FRAMES, Study
 from analysis.rules import SCORINGS
 from harness.cell import Cell
 from harness.errors import StoreError
 from harness.runs.arms import fields_of, name_arms
-from harness.runs.records import SCHEMA_VERSION
-from harness.runs.store import DEFAULT_ROOT, Attempt, CellFolder, SweepFolder
+from harness.runs.store import DEFAULT_ROOT, SweepFolder
 from kfac_core.schedule import Milestones
 
 PathLike = str | os.PathLike[str]
@@ -35,8 +37,11 @@ def load(paths: PathLike | Sequence[PathLike], root: PathLike = DEFAULT_ROOT, *,
     The frames of a sweep are cached as Parquet in `derived/<sweep>/` beside the folder of its runs until a
     record file changes, unless `cache` is false. That folder can be deleted at any time.
 
+    A run whose files are damaged, written by a newer version, or do not agree has no rows in any frame but
+    `cells`, whose columns `valid` and `why` say so, and a `LeftOutWarning` is given.
+
     Raises:
-        StoreError: a folder is missing, or a file is damaged or written by a newer version.
+        StoreError: a folder is missing.
     """
     several = [paths] if isinstance(paths, str | os.PathLike) else paths
     read = partial(cached, read=_read) if cache else _read
@@ -56,6 +61,8 @@ def load(paths: PathLike | Sequence[PathLike], root: PathLike = DEFAULT_ROOT, *,
     columns = dict.fromkeys(path for row in rows for path in row)
     table = {path: pd.Series([row.get(path) for row in rows], dtype="object") for path in columns}
     described = pd.DataFrame({"run": frames["cells"]["run"], **table})
+    if note := left_out_note(frames["cells"]):
+        warnings.warn(note, LeftOutWarning, stacklevel=2)
     return Study(fields=described, scoring=SCORINGS["first"], **frames)
 
 
@@ -68,26 +75,21 @@ def _sweep_path(path: PathLike, root: Path) -> Path:
 
 
 def _read(sweep_path: Path) -> dict[str, pd.DataFrame]:
-    rows: list[dict[str, Any]] = []
-    files: list[tuple[str, Path]] = []
-    environments: list[dict[str, str]] = []
-    layers: list[dict[str, Any]] = []
-    for cell_folder in SweepFolder(sweep_path).cell_folders():
-        attempt = _attempt_that_counts(cell_folder)
-        row = _cell_row(cell_folder, attempt)
-        rows.append(row)
-        if attempt is not None:
-            for one in reversed(attempt.lineage()):  # a resumed run has records in several attempts
-                files.extend((row["run"], path) for path in sorted(one.path.glob("rank-*.jsonl")))
-            environment = attempt.read("environment.json") or {}
-            environments.extend(
-                {"run": row["run"], "key": k, "value": str(v)} for k, v in environment.items()
-            )
-            described = (attempt.read("layers.json") or {}).get("layers", [])
-            layers.extend({"run": row["run"], **layer} for layer in described)
-    records = read_records(files)
-    cells = pd.DataFrame(rows, columns=list(CELL_COLUMNS)).set_index("run")
+    runs = [read_run(folder) for folder in SweepFolder(sweep_path).cell_folders()]
+    records = read_records(runs)
+    for files in runs:
+        files.faults += records.faults.get(files.run, [])
+    cells = pd.DataFrame(
+        [_cell_row(files, records.sealed) for files in runs], columns=list(CELL_COLUMNS)
+    ).set_index("run")
     cells.update(segment_columns(records.segments))
+    valid = [files for files in runs if not files.faults]
+    environments = [
+        {"run": files.run, "key": key, "value": str(value)}
+        for files in valid
+        for key, value in files.environment.items()
+    ]
+    layers = [{"run": files.run, **layer} for files in valid for layer in files.layers]
     return {
         "cells": cells.reset_index().astype(CELL_COLUMNS),
         "phases": records.phases,
@@ -97,23 +99,6 @@ def _read(sweep_path: Path) -> dict[str, pd.DataFrame]:
         "layers": pd.DataFrame(layers, columns=list(LAYER_COLUMNS)),
         "devices": records.devices,
     }
-
-
-def _attempt_that_counts(folder: CellFolder) -> Attempt | None:
-    attempts = folder.attempts()
-    completed = [attempt for attempt in attempts if _outcome(attempt).get("state") == "COMPLETED"]
-    counting = completed or attempts
-    return counting[-1] if counting else None
-
-
-def _outcome(attempt: Attempt) -> dict[str, Any]:
-    outcome = attempt.read("outcome.json") or {}
-    if outcome.get("schema", 0) > SCHEMA_VERSION:
-        raise StoreError(
-            f"{attempt.path / 'outcome.json'} has schema {outcome['schema']}; this version of Kronscale "
-            f"reads schemas up to {SCHEMA_VERSION}: update it, or remove this run"
-        )
-    return outcome
 
 
 ROLES = ["factor_workers", "a_inverse_workers", "g_inverse_workers", "gradient_workers"]
@@ -128,13 +113,14 @@ CELL_COLUMNS = {
     "state": "str", "cause": "str", "stop_reason": "str", "reached_target": "boolean",
     "train_seconds": "float64", "value": "float64", "started_at": "float64", "ended_at": "float64",
     "oversubscribed": "bool", "site": "str", "block": "str", "attempt": "Int64", "attempts": "int64",
-    "segments": "int64", "away_seconds": "float64", "bitwise": "bool", "path": "str", "cell_json": "str",
+    "segments": "int64", "away_seconds": "float64", "bitwise": "bool", "path": "str",
+    "valid": "bool", "why": "str", "sealed": "boolean", "cell_json": "str",
 }  # fmt: skip
 """Columns of `Study.cells` and their types; `cell_json` is dropped after the arms are named."""
 
 
-def _cell_row(folder: CellFolder, attempt: Attempt | None) -> dict[str, Any]:
-    cell = folder.cell()
+def _cell_row(files: RunFiles, sealed: Collection[Path]) -> dict[str, Any]:
+    cell = files.folder.cell()
     global_batch, local_batch = cell.training.batch_sizes(cell.world_size)
     row: dict[str, Any] = {
         "sweep": cell.sweep, "cell": cell.id, "method": cell.method, "world_size": cell.world_size,
@@ -142,14 +128,15 @@ def _cell_row(folder: CellFolder, attempt: Attempt | None) -> dict[str, Any]:
         "global_batch_size": global_batch, "local_batch_size": local_batch, "scaling": cell.training.scaling,
         "target_metric": cell.target.metric, "target_value": cell.target.value,
         "target_direction": cell.target.direction, "cell_json": cell.model_dump_json(),
-        "attempts": len(folder.attempts()), "cause": "", "stop_reason": "",
+        "attempts": files.attempts, "cause": "", "stop_reason": "",
         "segments": 1, "away_seconds": 0.0, "bitwise": True,
+        "valid": not files.faults, "why": "; ".join(files.faults), "sealed": _is_sealed(files, sealed),
     }  # fmt: skip
     options = {name: getattr(cell.kfac, name, None) for name in KFAC_COLUMNS}
     scheduled = {name: value for name, value in options.items() if isinstance(value, Milestones)}
     row |= options | dict.fromkeys(scheduled)
     row["schedules"] = "; ".join(f"{name} {value}" for name, value in scheduled.items())
-    return row | _attempt_fields(folder, attempt)
+    return row | _attempt_fields(files)
 
 
 KFAC_COLUMNS = (
@@ -160,42 +147,46 @@ OUTCOME_COLUMNS = (
 )  # fmt: skip
 
 
-def _attempt_fields(folder: CellFolder, attempt: Attempt | None) -> dict[str, Any]:
-    sweep = folder.path.parent.name
+NUMBERS = ("reached_target", "train_seconds", "value", "started_at", "ended_at")
+"""Columns of an outcome that are empty if the run is not valid, so that nothing is computed from them."""
+
+
+def _attempt_fields(files: RunFiles) -> dict[str, Any]:
+    attempt = files.attempt
+    row: dict[str, Any] = {
+        "run": files.run,
+        "state": files.state,
+        "oversubscribed": files.launch.oversubscribed,
+        "site": str(files.launch.site or ""),
+        "block": _block(files),
+        "path": str(attempt.path if attempt is not None else files.folder.path),
+    }
     if attempt is None:
-        path, run = folder.path, f"{sweep}/{folder.id}"
-        return {
-            "run": run,
-            "state": "STAGED",
-            "oversubscribed": False,
-            "site": "",
-            "block": "",
-            "path": str(path),
-        }
-    launch = attempt.read("launch.json") or {}
-    outcome = _outcome(attempt) or {"state": "RUNNING" if _has_records(attempt) else "PENDING"}
-    return {
-        "run": f"{sweep}/{folder.id}/{attempt.path.name}",
-        "oversubscribed": bool(launch.get("oversubscribed", False)),
-        "site": str(launch.get("site") or ""),
-        "block": _block(launch, folder),
-        "attempt": attempt.number,
-        "path": str(attempt.path),
-    } | {name: outcome[name] for name in OUTCOME_COLUMNS if name in outcome}
+        return row
+    row["attempt"] = attempt.number
+    if files.outcome is not None:
+        row |= {name: getattr(files.outcome, name) for name in OUTCOME_COLUMNS}
+    if files.faults:
+        row |= dict.fromkeys(NUMBERS)
+    return row
 
 
-def _block(launch: Mapping[str, Any], folder: CellFolder) -> str:
+def _block(files: RunFiles) -> str:
     """The block of a run: its allocation or, on one host, its seed; runs of a block share conditions.
 
     A local queue starts cells seed after seed (`harness.study.submit.in_blocks`), so runs of one seed are
     neighbours in time.
     """
-    if launch.get("allocation"):
-        return str(launch["allocation"])
-    if launch.get("launcher") != "local":
+    launch, folder = files.launch, files.folder
+    if launch.allocation:
+        return str(launch.allocation)
+    if launch.launcher != "local":
         return ""
-    return f"{folder.path.parent.name}@{launch.get('host', '')} seed {folder.cell().seed}"
+    return f"{folder.path.parent.name}@{launch.host} seed {folder.cell().seed}"
 
 
-def _has_records(attempt: Attempt) -> bool:
-    return any(path.stat().st_size for path in attempt.path.glob("rank-*.jsonl"))
+def _is_sealed(files: RunFiles, sealed: Collection[Path]) -> bool | None:
+    """Whether every file of a completed run is sealed; None if it has not completed."""
+    if files.outcome is None or files.outcome.state != "COMPLETED":
+        return None
+    return files.should_be_sealed and all(path in sealed for path in files.records)

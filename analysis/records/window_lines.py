@@ -6,19 +6,18 @@ text.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import compute
 from pyarrow import json as arrow_json
 
-from harness.errors import StoreError
+from harness.errors import StoredFileError
+from harness.runs.record_lines import parse, rank_of, read_head
 from kfac_core.timing.phases import Phase
 
 OTHER = "other"
@@ -44,86 +43,161 @@ _KNOWN = pa.schema(
 )
 """Known columns, which saves arrow type inference; it infers the types of all others."""
 
+_COUNTS = ("calls.", "sent_bytes.", "memory_bytes.")
+_CHUNK = 8 << 10  # bytes; a window has about 1,000
+
 Columns = dict[str, np.ndarray]
 """Columns of windows by name; those of a mapping by `<mapping>.<key>`, NaN where a record lacks the key."""
 
 
-@dataclass
-class _Batch:
-    """Window lines of several files: one piece of text per file."""
+class _Piece(NamedTuple):
+    """Windows of one file: complete lines, and their numbers in it."""
 
-    pieces: list[bytes] = field(default_factory=list)
-    files: list[Path] = field(default_factory=list)
-    size: int = 0
+    text: bytes
+    numbers: Sequence[int]
+    run: str
+    file: Path
 
 
 class WindowLines:
-    """Collects window lines and parses them batch by batch in a second thread; arrow releases the GIL.
-
-    Attributes:
-        runs: the run and number of lines of each added piece, in order.
-    """
+    """Collects window lines and parses them batch by batch in a second thread; arrow releases the GIL."""
 
     def __init__(self) -> None:
-        self.runs: list[tuple[str, int]] = []
-        self._batch = _Batch()
+        self._pieces: list[_Piece] = []
+        self._size = 0
         self._parser = ThreadPoolExecutor(max_workers=1)
-        self._parsed: list[Future[Columns]] = []
+        self._parsed: list[Future[_Parsed]] = []
+        self.runs: list[tuple[str, int]] = []
 
-    def add(self, text: bytes, lines: int, run: str, file: Path) -> None:
-        """Add one piece of text: complete lines of one file."""
-        if not lines:
+    def add(self, text: bytes, numbers: Sequence[int], run: str, file: Path) -> None:
+        """Add one piece of text: complete lines of one file, with their numbers."""
+        if not numbers:
             return
-        self.runs.append((run, lines))
-        batch = self._batch
-        batch.pieces.append(text.rstrip(b"\n"))
-        batch.files.append(file)
-        batch.size += len(text)
-        if batch.size > _BATCH_BYTES:
+        self._pieces.append(_Piece(text.rstrip(b"\n"), numbers, run, file))
+        self._size += len(text)
+        if self._size > _BATCH_BYTES:
             self._parse()
 
-    def columns(self) -> Columns:
-        """The columns of all windows, in the order of `add`."""
+    def columns(self) -> tuple[Columns, list[tuple[str, str]]]:
+        """The columns of all windows, in the order of `add`; and run and error of each refused piece.
+
+        `runs` then holds the run and the number of lines of each piece, in order, without those refused.
+        """
         with self._parser:
             self._parse()
             batches = [one.result() for one in self._parsed]
-        names = dict.fromkeys(name for batch in batches for name in batch)
-        lengths = [len(batch["rank"]) for batch in batches]
-        return {
+        self.runs = [piece for batch in batches for piece in batch.runs]
+        names = dict.fromkeys(name for batch in batches for name in batch.columns)
+        lengths = [len(batch.columns["rank"]) for batch in batches]
+        columns = {
             name: np.concatenate(
-                [batch.pop(name, np.full(n, np.nan)) for batch, n in zip(batches, lengths, strict=True)]
+                [
+                    batch.columns.pop(name, np.full(n, np.nan))
+                    for batch, n in zip(batches, lengths, strict=True)
+                ]
             )
             for name in names
         }
+        return columns, [refused for batch in batches for refused in batch.refused]
 
     def _parse(self) -> None:
         if self._parsed:
             self._parsed[-1].result()  # no more text in memory than this batch and the next
-        self._parsed.append(self._parser.submit(_columns, self._batch))
-        self._batch = _Batch()
+        self._parsed.append(self._parser.submit(_parse, self._pieces))
+        self._pieces, self._size = [], 0
 
 
-def _columns(batch: _Batch) -> Columns:
-    """Parse a batch into plain columns."""
-    if not batch.pieces:
-        return {name: np.empty(0) for name in WINDOW_COLUMNS}
+class _Parsed(NamedTuple):
+    """A batch.
+
+    Attributes:
+        runs: run and number of lines of each piece that was read.
+        refused: run and error of the others.
+    """
+
+    columns: Columns
+    runs: list[tuple[str, int]]
+    refused: list[tuple[str, str]]
+
+
+def _parse(pieces: Sequence[_Piece]) -> _Parsed:
+    """Parse a batch; after an error piece by piece, and the piece with the error line by line."""
+    refused: list[tuple[str, str]] = []
     try:
-        table = arrow_json.read_json(
-            pa.BufferReader(b"\n".join(batch.pieces)),
-            arrow_json.ReadOptions(block_size=_BLOCK_BYTES),
-            arrow_json.ParseOptions(explicit_schema=_KNOWN),
-        )
-    except pa.ArrowInvalid:
-        # A damaged line, or NaN, which arrow rejects: Python is slower, but names the line.
-        pieces = zip(batch.pieces, batch.files, strict=True)
-        table = pa.Table.from_pylist(
-            [read_line(line, file) for text, file in pieces for line in text.split(b"\n")]
-        )
+        columns = _columns(pieces)
+    except (pa.ArrowInvalid, _RefusedError):
+        kept = []
+        for piece in pieces:
+            try:
+                _columns([piece])
+                kept.append(piece)
+            except (pa.ArrowInvalid, _RefusedError) as error:
+                refused.append((piece.run, _reason(piece, error)))
+        pieces = kept
+        columns = _columns(pieces)
+    runs = [(piece.run, len(piece.numbers)) for piece in pieces]
+    return _Parsed(columns, runs, refused)
+
+
+class _RefusedError(Exception):
+    """Windows that arrow can parse, but that no rank writes."""
+
+
+def _reason(piece: _Piece, error: Exception) -> str:
+    """Why a piece was refused, with the number of its first bad line."""
+    try:
+        for number, text in zip(piece.numbers, piece.text.split(b"\n"), strict=True):
+            parse(read_head(text, piece.file, number), piece.file)
+    except (StoredFileError, ValueError) as exact:
+        return str(exact)
+    return f"{piece.file}: {error}"
+
+
+def _columns(pieces: Sequence[_Piece]) -> Columns:
+    if not pieces:
+        return {name: np.empty(0) for name in WINDOW_COLUMNS}
+    if any(b"[" in piece.text or _has_long_line(piece.text) for piece in pieces):
+        raise _RefusedError("a line is too long or holds a list")  # arrow crashes on deep nesting
+    table = arrow_json.read_json(
+        pa.BufferReader(b"\n".join(piece.text for piece in pieces)),
+        arrow_json.ReadOptions(block_size=_BLOCK_BYTES),
+        arrow_json.ParseOptions(explicit_schema=_KNOWN),
+    )
+    _check(table, pieces)
     return dict(_flat(table))
 
 
+def _has_long_line(text: bytes) -> bool:
+    """Whether any line has more than two chunks of bytes; one of more than one chunk may pass."""
+    return any(text.find(b"\n", start, start + _CHUNK) < 0 for start in range(0, len(text) - _CHUNK, _CHUNK))
+
+
+def _check(table: Any, pieces: Sequence[_Piece]) -> None:
+    """Refuse what `PhaseRecord` does not allow, column by column."""
+    lines = [len(piece.numbers) for piece in pieces]
+    if table.num_rows != sum(lines):
+        raise _RefusedError("a line holds more or less than one record")
+    if unknown := set(table.column_names) - {*_KNOWN.names, "memory_bytes"}:
+        raise _RefusedError(f"{min(unknown)} is not a known key")
+    optional = ["wait_seconds", "instrument_seconds"]
+    if compute.max(table["schema"]).as_py() == 1:
+        optional.append("segment")
+    for name in ("memory_bytes", *_KNOWN.names):
+        if name not in optional and (name not in table.column_names or table[name].null_count):
+            raise _RefusedError(f"{name} is missing")
+    ranks = np.repeat([rank_of(piece.file) for piece in pieces], lines)
+    if not np.array_equal(table["rank"].to_numpy(), ranks):
+        raise _RefusedError("a window is another rank's")
+    if compute.min(table["steps"]).as_py() < 1:
+        raise _RefusedError("steps must be >= 1")
+
+
 def _flat(table: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """Columns that hold a number in some record; empty ones are left out."""
+    """Columns that hold a number in some record; empty ones are left out.
+
+    Raises:
+        _RefusedError: a value is of another type, not finite, or negative.
+    """
     for name in table.column_names:
         column = table[name]
         if pa.types.is_struct(column.type):
@@ -131,9 +205,9 @@ def _flat(table: Any) -> Iterator[tuple[str, np.ndarray]]:
             for place in range(column.type.num_fields):
                 values = compute.struct_field(whole, place)
                 if values.null_count < len(values):
-                    yield f"{name}.{column.type.field(place).name}", _numbers(values)
+                    yield (key := f"{name}.{column.type.field(place).name}"), _numbers(key, values)
         elif name in WINDOW_COLUMNS:
-            yield name, _numbers(column)
+            yield name, _numbers(name, column)
 
 
 def mapping(columns: Columns, name: str) -> Columns:
@@ -150,13 +224,14 @@ def total_of(columns: Mapping[str, np.ndarray], windows: int) -> np.ndarray:
     return total
 
 
-def read_line(line: bytes, path: Path) -> dict[str, Any]:
-    try:
-        record: dict[str, Any] = json.loads(line)
-    except ValueError as error:
-        raise StoreError(f"{path} holds a damaged record ({error}): {line[:60]!r}") from None
-    return record
-
-
-def _numbers(array: Any) -> np.ndarray:
-    return np.asarray(array.to_pandas(), dtype=float)
+def _numbers(name: str, array: Any) -> np.ndarray:
+    kind = array.type
+    whole = pa.types.is_integer(kind) or pa.types.is_null(kind)
+    if not whole and (name.startswith(_COUNTS) or not pa.types.is_floating(kind)):
+        raise _RefusedError(f"{name} holds {kind}, must be numbers")
+    values = np.asarray(array.to_pandas(), dtype=float)
+    if not whole and np.count_nonzero(np.isfinite(values)) < len(values) - array.null_count:
+        raise _RefusedError(f"{name} must be finite")
+    if len(values) and np.fmin.reduce(values) < 0 and name != f"seconds.{OTHER}":
+        raise _RefusedError(f"{name} must be >= 0")
+    return values

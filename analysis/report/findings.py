@@ -6,6 +6,7 @@ import pandas as pd
 
 from analysis.comparisons import Comparison, baselines, comparisons
 from analysis.metrics import time_to_accuracy
+from analysis.records.left_out import not_sealed_note
 from analysis.records.study import Study
 from analysis.report.summary import spell
 from analysis.statistics.intervals import Interval
@@ -37,10 +38,8 @@ def findings(study: Study) -> list[str]:
 
 def cautions(study: Study) -> list[str]:
     """Caveats: cells without data, misses, oversubscribed CPUs, a missing baseline or seed."""
-    notes = []
-    resumed = resumed_note(study.cells)
-    if resumed:
-        notes.append(resumed)
+    notes: list[str] = []
+    notes += filter(None, [not_sealed_note(study.cells), resumed_note(study.cells)])
     states = study.cells["state"].value_counts().sort_index()
     unfinished = ", ".join(f"{n} {state}" for state, n in states.items() if state != "COMPLETED")
     if unfinished:

@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from analysis.figures import FIGURES, NothingToDraw
 from analysis.figures.files import save
+from analysis.records.left_out import left_out_note
 from analysis.records.study import Study
 from analysis.records.tables import load
 from analysis.report.findings import cautions, findings
@@ -94,7 +95,7 @@ def _content(study: Study, figures: Sequence[dict[str, str]]) -> dict[str, Any]:
         "states": study.cells["state"].value_counts().sort_index().to_dict(),
         "targets": targets(study),
         "scoring": study.scoring.about,
-        "findings": findings(study),
+        "findings": [*filter(None, [left_out_note(study.cells)]), *findings(study)],
         "cautions": cautions(study),
         "summary": summary_table(study),
         "rules": rules_table(study),

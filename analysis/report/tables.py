@@ -70,6 +70,7 @@ def runs_table(study: Study, commands: Mapping[str, str]) -> list[dict[str, Any]
     """
     scored = time_to_accuracy(study)[["run", "reached", "seconds", "epochs"]]
     runs = in_order(study, study.cells.merge(scored, on="run", how="left"))
+    runs["cause"] = runs["cause"].where(runs["valid"], "left out: " + runs["why"])
     runs["rerun"] = [
         f'{commands.get(sweep, f"kronscale run {sweep}")} --where "id={cell}"'
         for sweep, cell in zip(runs["sweep"], runs["cell"], strict=True)

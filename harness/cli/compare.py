@@ -66,8 +66,10 @@ def compare(
 
 def _study(name: str, runs: Path) -> Study:
     """A stored sweep, or a folder of cells anywhere, of which nothing is cached: it may be someone else's."""
-    from analysis.records.tables import load  # noqa: PLC0415  see compare
+    from analysis.records.left_out import left_out_note, quietly  # noqa: PLC0415  see compare
+    from analysis.records.tables import load  # noqa: PLC0415
     from harness.cli.cell_selection import stored_sweep  # noqa: PLC0415
+    from harness.cli.output import print_note  # noqa: PLC0415
     from harness.runs.store import SweepFolder  # noqa: PLC0415
 
     if len(Path(name).parts) > 1 and not Path(name).is_dir():
@@ -75,4 +77,7 @@ def _study(name: str, runs: Path) -> Study:
     folder = Path(name) if Path(name).is_dir() else stored_sweep(name, runs).path
     if not SweepFolder(folder).holds_cells():
         raise UserError(f"{folder} holds no cells; give the folder of a sweep, such as {runs / 'demo'}")
-    return load(folder, cache=folder.resolve().parent == runs.resolve())
+    with quietly():
+        study = load(folder, cache=folder.resolve().parent == runs.resolve())
+    print_note(left_out_note(study.cells))
+    return study

@@ -31,6 +31,12 @@ def print_left_out(errors: Sequence[str]) -> None:
         sys.stderr.write(f"left out: {len(errors)} stored {cells}; {errors[0]}\n")
 
 
+def print_note(note: str) -> None:
+    """Print a note on standard error, unless it is empty."""
+    if note:
+        sys.stderr.write(f"{note}\n")
+
+
 def console() -> Console:
     """The console that commands print to; obeys NO_COLOR, COLUMNS and the terminal's width."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_COLUMNS

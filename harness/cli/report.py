@@ -37,12 +37,19 @@ def report(
     folder = _folder(sweep, file, runs)
     # imported after the arguments are checked: pandas and matplotlib are slow to load
     from analysis.figures import FIGURES  # noqa: PLC0415
+    from analysis.records.left_out import left_out_note, not_sealed_note, quietly  # noqa: PLC0415
     from analysis.records.tables import load  # noqa: PLC0415
     from analysis.report.findings import findings, resumed_note  # noqa: PLC0415
     from analysis.report.page import Panel, write_report  # noqa: PLC0415
     from analysis.report.summary import summary_table  # noqa: PLC0415
     from analysis.rules import SCORINGS  # noqa: PLC0415
-    from harness.cli.output import console, print_left_out, text_table, with_progress  # noqa: PLC0415
+    from harness.cli.output import (  # noqa: PLC0415
+        console,
+        print_left_out,
+        print_note,
+        text_table,
+        with_progress,
+    )
     from harness.runs.commands import command  # noqa: PLC0415
     from harness.runs.store import SweepFolder  # noqa: PLC0415
     from harness.yaml_files.validation_messages import not_allowed  # noqa: PLC0415
@@ -50,7 +57,9 @@ def report(
     if rule not in SCORINGS:
         raise UserError(f"--rule={rule!r} is not a rule{not_allowed(rule, SCORINGS)}")
     print_left_out(SweepFolder(folder).version_errors())
-    study = replace(load(folder), scoring=SCORINGS[rule])
+    with quietly():
+        study = replace(load(folder), scoring=SCORINGS[rule])
+    print_note(left_out_note(study.cells))
     screen = console()
     page = write_report(
         study,
@@ -61,7 +70,7 @@ def report(
     summary = summary_table(study)
     shown = text_table((name.replace("_", " ") for name in SHOWN), summary[SHOWN].itertuples(index=False))
     screen.print(shown if len(summary) else findings(study)[0], markup=False)
-    for note in filter(None, [*_notes(summary), resumed_note(study.cells)]):
+    for note in filter(None, [*_notes(summary), not_sealed_note(study.cells), resumed_note(study.cells)]):
         screen.print(note, style="dim", markup=False, highlight=False)
     screen.print(f"report: {page}", soft_wrap=True, markup=False, highlight=False)
 

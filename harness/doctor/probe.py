@@ -23,10 +23,10 @@ from harness.calibrate import timed
 from harness.doctor.reports import NOT_KNOWN, Report, WorldReport
 from harness.launchers.cgroups import memory_limit_bytes
 from harness.runs.atomic_files import write_atomically
-from harness.runs.records import RecordWriter
+from harness.runs.records import RecordWriter, Result
 from harness.training.environment import read_environment
 from harness.training.rank_process import RankArguments, exit_at_once, failure_record
-from harness.training.train import Result  # which imports all that a training rank imports
+from harness.training.train import Trainer  # noqa: F401  which imports all that a training rank imports
 from harness.training.world import World, finalize_world, join_world
 
 VISIBLE_TIMEOUT_SECONDS = 30.0  # for other ranks' files; NFS caches a folder for less by default

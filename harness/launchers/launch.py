@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import secrets
@@ -21,11 +20,13 @@ from typing import Any, Literal, Self
 from pydantic import Field
 
 from harness.cell import Spec
+from harness.errors import StoredFileError
 from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.site_profile import Site
 from harness.runs.atomic_files import release_reserve, write_atomically
 from harness.runs.ownership import read_own
 from harness.runs.store import Attempt
+from harness.runs.stored_files import STRICT, Count, Seconds, parse_as, read_bytes
 
 SHARED_RUNS = "--shared-runs"
 """Word of the command lines of queues and of jobs whose site has `shared_runs`."""
@@ -70,9 +71,12 @@ class Launch(Spec):
 
     @classmethod
     def read(cls, attempt: Attempt) -> Self | None:
-        """The attempt's launch; None if the attempt was never launched."""
-        raw = attempt.read("launch.json")
-        return cls.model_validate(raw) if raw is not None else None
+        """The attempt's launch; None if the attempt was never launched.
+
+        Raises:
+            StoredFileError: `launch.json` is not a launch.
+        """
+        return attempt.read_as(cls, "launch.json")
 
     @classmethod
     def read_to_execute(cls, attempt: Attempt, *, shared_runs: bool) -> Self:
@@ -85,10 +89,11 @@ class Launch(Spec):
         Raises:
             ForeignError: someone else may have written it, and `shared_runs` is false.
             FileNotFoundError: the attempt was never launched.
+            StoredFileError: `launch.json` is not a launch.
         """
         path = attempt.path / "launch.json"
-        raw = path.read_bytes() if shared_runs else read_own(path, attempt.path.parent.parent)
-        return cls.model_validate(json.loads(raw))
+        raw = read_bytes(path) if shared_runs else read_own(path, attempt.path.parent.parent)
+        return parse_as(cls, raw, path)
 
     def identified(self, attempt: Attempt) -> Self:
         """The launch with a new identity of its attempt, and the identity of the one that it continues."""
@@ -140,9 +145,10 @@ class RanksStarted:
         gpus: GPU numbers leased, in order of rank.
     """
 
-    started_at: float
-    cpus: tuple[int, ...]
-    gpus: tuple[int, ...]
+    __pydantic_config__ = STRICT
+    started_at: Seconds
+    cpus: tuple[Count, ...]
+    gpus: tuple[Count, ...]
 
     def write(self, attempt: Attempt) -> None:
         """Write `begun.json`: from now on the attempt is running."""
@@ -150,9 +156,12 @@ class RanksStarted:
 
     @classmethod
     def read(cls, attempt: Attempt) -> Self | None:
-        """Start of the attempt's ranks; None while it is pending."""
-        raw = attempt.read("begun.json")
-        return cls(raw["started_at"], tuple(raw["cpus"]), tuple(raw["gpus"])) if raw is not None else None
+        """Start of the attempt's ranks; None while it is pending.
+
+        Raises:
+            StoredFileError: `begun.json` is damaged.
+        """
+        return attempt.read_as(cls, "begun.json")
 
 
 def user_name() -> str:
@@ -167,9 +176,12 @@ def user_name() -> str:
 
 
 def supervisor_identity(attempt: Attempt) -> ProcessIdentity | None:
-    """The process that runs the attempt or waits for leases, alive or not; None before there was one."""
-    raw: dict[str, Any] | None = attempt.read("gang.json")
-    return ProcessIdentity.read(raw) if raw is not None else None
+    """The process that runs the attempt or waits for leases, alive or not; None before there was one.
+
+    Raises:
+        StoredFileError: `gang.json` is damaged.
+    """
+    return attempt.read_as(ProcessIdentity, "gang.json")
 
 
 def request_cancel(attempt: Attempt, *, checkpoint: bool = False) -> None:
@@ -185,7 +197,9 @@ def request_cancel(attempt: Attempt, *, checkpoint: bool = False) -> None:
 def cancel_requested(attempt: Attempt) -> Literal["checkpoint", "now"] | None:
     """How the attempt was requested to end; None if it was not."""
     try:
-        request = (attempt.path / "cancel").read_text()
+        request = read_bytes(attempt.path / "cancel")
     except FileNotFoundError:
         return None
-    return "checkpoint" if request.strip() == "checkpoint" else "now"
+    except StoredFileError:  # whatever it is, somebody put it there
+        return "now"
+    return "checkpoint" if request.strip() == b"checkpoint" else "now"

@@ -10,6 +10,7 @@ from math import isnan
 from typing import Any
 
 from harness.cell import Target
+from harness.errors import StoreError
 from harness.launchers.oom import is_memory_error
 from harness.launchers.rank_exits import RankDeath, RanksEnd
 from harness.launchers.stopping import Reason
@@ -17,7 +18,7 @@ from harness.runs.checkpoint_requests import PREEMPTED_EXIT_CODE
 from harness.runs.checkpoint_store import resumable
 from harness.runs.effective_records import effective_evaluations
 from harness.runs.log_tail import last_lines, last_record
-from harness.runs.records import CheckpointRecord, FailureRecord, Outcome, RankExit, State
+from harness.runs.records import CheckpointRecord, FailureRecord, Outcome, RankExit, Result, State
 from harness.runs.store import Attempt
 
 # Messages of TCP, gloo, NCCL and the store in a rank that lost a peer, and so is not the root cause.
@@ -40,31 +41,31 @@ def outcome_of_ranks(
         ended_at: Unix time, seconds.
         oom_killed: whether the kernel killed processes of this control group for memory during the run.
     """
-    result = attempt.read("result.json") or {}
+    result = _result(attempt)
     codes = {death.exit_code for death in ending.deaths}
     checkpoint = next((saved.step for _, saved in resumable(attempt)), None)
     exits = _root_cause_first(ending.deaths, [read_exit(attempt, death) for death in ending.deaths])
     state: State
     if codes == {PREEMPTED_EXIT_CODE}:
         state, cause = _stopped(attempt, ending)
-    elif codes == {0} and result:
+    elif codes == {0} and isinstance(result, Result):
         state, cause = "COMPLETED", _missed(attempt, result)
     elif ending.reason in ("timeout", "cancel") or not any(death.own for death in ending.deaths):
         state, cause = _ended_from_outside(ending, exits)
     elif codes != {0}:
         state, cause = _failed(attempt, exits[0], oom_killed)
     else:
-        state, cause = "FAILED", "every rank exited with 0, but rank 0 left no result.json"
-    completed = state == "COMPLETED"
+        state, cause = "FAILED", f"every rank exited with 0, but {result}"
+    completed = result if isinstance(result, Result) and state == "COMPLETED" else None
     return Outcome(
         state=state,
         cause=cause,
-        reached_target=result.get("reached_target") if completed else None,
-        stop_reason=str(result["stop_reason"]) if completed else "error",
+        reached_target=completed.reached_target if completed else None,
+        stop_reason=completed.stop_reason if completed else "error",
         started_at=started_at,
         ended_at=ended_at,
-        train_seconds=result.get("train_seconds"),
-        value=result.get("value"),
+        train_seconds=result.train_seconds if isinstance(result, Result) else None,
+        value=result.value if isinstance(result, Result) else None,
         ranks=exits,
         checkpoint_step=None if completed else checkpoint,
     )
@@ -154,17 +155,28 @@ def _failed(attempt: Attempt, first: RankExit, oom_killed: bool) -> tuple[State,
     return ("OOM" if is_memory_error(last) else "FAILED"), cause
 
 
-def _missed(attempt: Attempt, result: dict[str, Any]) -> str:
-    if result["reached_target"]:
+def _result(attempt: Attempt) -> Result | str:
+    """What rank 0 wrote at the end, or why that is not known."""
+    try:
+        return attempt.read_as(Result, "result.json") or "rank 0 left no result.json"
+    except StoreError as error:
+        return str(error)
+
+
+def _missed(attempt: Attempt, result: Result) -> str:
+    if result.reached_target:
         return ""
     target = attempt.cell_folder.cell().target
     relation = ">=" if target.direction == "higher" else "<="
     missed = f"target {target.metric} {relation} {target.value:g} not reached"
-    if result["stop_reason"] == "diverged":
-        return f"{missed}: diverged after {result['steps']} steps"
-    evaluations = effective_evaluations(attempt)  # of a resumed run all, not the last segment's alone
-    epochs = f"{evaluations[-1]['epoch']:g} epochs" if evaluations else f"{result['steps']} steps"
-    return f"{missed}: best {_best(evaluations, target, float(result['value'])):g} after {epochs}"
+    if result.stop_reason == "diverged":
+        return f"{missed}: diverged after {result.steps} steps"
+    try:
+        evaluations = effective_evaluations(attempt)  # of a resumed run all, not the last segment's alone
+    except StoreError:  # readers of the records will say so
+        evaluations = []
+    epochs = f"{evaluations[-1]['epoch']:g} epochs" if evaluations else f"{result.steps} steps"
+    return f"{missed}: best {_best(evaluations, target, result.value):g} after {epochs}"
 
 
 def _best(evaluations: Sequence[Mapping[str, Any]], target: Target, last: float) -> float:

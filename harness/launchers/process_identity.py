@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import psutil
+
+from harness.runs.stored_files import STRICT, Positive, Seconds
 
 _CLOCK_TOLERANCE_SECONDS = 2.0  # creation times are relative to a boot time that clock corrections move
 
@@ -22,19 +23,15 @@ class ProcessIdentity:
         created: Unix time at which the process was created, seconds.
     """
 
+    __pydantic_config__ = STRICT
     host: str
-    pid: int
-    created: float
+    pid: Positive
+    created: Seconds
 
     @classmethod
     def mine(cls) -> Self:
         """This process."""
         return cls(socket.gethostname(), os.getpid(), psutil.Process().create_time())
-
-    @classmethod
-    def read(cls, raw: Mapping[str, Any]) -> Self:
-        """From the result of `to_dict`."""
-        return cls(str(raw["host"]), int(raw["pid"]), float(raw["created"]))
 
     def to_dict(self) -> dict[str, Any]:
         """For a JSON file."""

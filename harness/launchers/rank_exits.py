@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from harness.launchers.stopping import Reason
 from harness.runs.store import Attempt
+from harness.runs.stored_files import parse_object, read_bytes
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class RanksEnd:
 def end_lines(attempt: Attempt, rank: int) -> list[dict[str, Any]]:
     """Lines of the rank's end file, which `rank_wrapper` writes: one from its start, one from its end."""
     try:
-        text = (attempt.path / f"rank-{rank:05}.end").read_text()
+        text = read_bytes(path := attempt.path / f"rank-{rank:05}.end")
     except FileNotFoundError:
         return []
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return [parse_object(line, path) for line in text.splitlines(keepends=True) if line.endswith(b"\n")]

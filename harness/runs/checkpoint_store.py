@@ -7,17 +7,17 @@ checkpoints/step-00000120/manifest.json     written last: sizes and checksums of
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from harness.runs.record_lines import LARGEST_FILE
 from harness.runs.records import SegmentRecord
 from harness.runs.store import Attempt
+from harness.runs.stored_files import STRICT, Count, Positive, Seconds, read_as, read_bytes, with_checksum
 
 KEPT = 2  # the newest, and one to fall back on if the newest is damaged
 
@@ -25,6 +25,37 @@ FORMAT_VERSION = 1
 
 _MANIFEST = "manifest.json"
 _STEP = re.compile(r"step-[0-9]{8,}")
+
+
+@dataclass(frozen=True)
+class PartSum:
+    """Size and checksum of a file's content."""
+
+    __pydantic_config__ = STRICT
+    size_bytes: Count
+    crc32: Count
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint consists of.
+
+    Attributes:
+        step: the first step of a run that is resumed from it.
+        segment: the segment of the run that saved it.
+        reason: what requested it.
+        saved_at: Unix time, seconds.
+        parts: by file name.
+    """
+
+    __pydantic_config__ = STRICT
+    version: Positive
+    step: Count
+    world_size: Positive
+    segment: Count
+    reason: str
+    saved_at: Seconds
+    parts: Mapping[str, PartSum]
 
 
 @dataclass(frozen=True)
@@ -38,15 +69,14 @@ class Saved:
         """The first step of a run that is resumed from it."""
         return int(self.path.name.removeprefix("step-"))
 
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> Manifest:
         """Sizes and checksums of its parts.
 
         Raises:
-            ValueError: the manifest is damaged.
+            StoredFileError: the manifest is damaged.
             OSError: it cannot be read.
         """
-        loaded: dict[str, Any] = json.loads((self.path / _MANIFEST).read_text())
-        return loaded
+        return read_as(Manifest, self.path / _MANIFEST)
 
 
 @dataclass(frozen=True)
@@ -79,7 +109,7 @@ class CheckpointStore:
         folder.mkdir()
         return folder
 
-    def publish(self, step: int, manifest: Mapping[str, Any]) -> Saved:
+    def publish(self, step: int, manifest: Manifest) -> Saved:
         """Publish the checkpoint begun for `step`, then delete all but the newest `KEPT`.
 
         Raises:
@@ -87,7 +117,7 @@ class CheckpointStore:
         """
         unfinished = self._unfinished(step)
         with (unfinished / _MANIFEST).open("w", encoding="utf-8") as file:
-            json.dump(manifest, file, indent=1)
+            file.write(with_checksum(asdict(manifest)))
             file.flush()
             os.fsync(file.fileno())
         _sync_folder(unfinished)
@@ -129,9 +159,9 @@ def clear_checkpoint_stores(attempt: Attempt) -> None:
 
 def past_segments(attempt: Attempt) -> int:
     """Number of earlier starts of the run that `attempt` continues, from rank 0's records."""
-    marker = f'"kind": "{SegmentRecord.KIND}"'
+    marker = f'"kind": "{SegmentRecord.KIND}"'.encode()
     files = [one.records(0) for one in attempt.lineage()]
-    texts = [file.read_text(encoding="utf-8", errors="replace") for file in files if file.exists()]
+    texts = [read_bytes(file, LARGEST_FILE) for file in files if file.exists()]
     return sum(marker in line for text in texts for line in text.splitlines())
 
 

@@ -6,12 +6,13 @@ of its segment: the earliest step at which a later segment began.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
-from harness.runs.records import DeviceRecord, EvalRecord, PhaseRecord, SegmentRecord, TraceRecord
+from harness.runs.record_lines import parse, read_content, read_head, whole_lines
+from harness.runs.records import DeviceRecord, EvalRecord, PhaseRecord, Record, SegmentRecord, TraceRecord
 from harness.runs.store import Attempt
 
 
@@ -21,13 +22,18 @@ def effective_evaluations(attempt: Attempt) -> list[dict[str, Any]]:
 
 
 def effective_records(attempt: Attempt, rank: int) -> list[dict[str, Any]]:
-    """The records of one rank that count, over all attempts of the run, in the order written."""
-    segment, first_steps, records = 0, {}, []
+    """The records of one rank that count, over all attempts of the run, in the order written.
+
+    Raises:
+        StoredFileError: one of its files is damaged.
+    """
+    segment, first_steps = 0, {}
+    records: list[tuple[int, dict[str, Any]]] = []
     for record in _records(attempt, rank):
-        if record["kind"] == SegmentRecord.KIND:
+        if isinstance(record, SegmentRecord):
             segment += 1
-            first_steps[segment] = record["first_step"]
-        records.append((segment, record))
+            first_steps[segment] = record.first_step
+        records.append((segment, {"kind": record.KIND, **asdict(record)}))
     limits = segment_limits(first_steps)
     return [one for segment, one in records if last_step(one["kind"], one) <= limits.get(segment, math.inf)]
 
@@ -60,11 +66,14 @@ def last_step(kind: str, record: Any) -> Any:
     return 0
 
 
-def _records(attempt: Attempt, rank: int) -> Iterator[dict[str, Any]]:
+def _records(attempt: Attempt, rank: int) -> Iterator[Record]:
     for one in reversed(attempt.lineage()):
         path = one.records(rank)
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue  # truncated when its writer was killed
+        try:
+            content, _ = read_content(path)
+        except FileNotFoundError:
+            continue
+        for number, text in enumerate(whole_lines(content), start=1):
+            record = parse(read_head(text, path, number), path)
+            if record is not None:
+                yield record

@@ -6,11 +6,43 @@ Ranks are written as `[start, stop, step]`, so the size of the file does not gro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
+from harness.runs.stored_files import STRICT, Count, Positive
 from kfac_core.placement import FactorShape, LayerPlacement, LayerShape, Placement
 
 ROLES = ("factor_workers", "a_inverse_workers", "g_inverse_workers", "gradient_workers")
+
+
+Range = tuple[Count, Count, Positive]
+
+
+@dataclass(frozen=True)
+class StoredLayer:
+    """A layer: dimensions of its factors, how many equal blocks they have, and the ranks of each role."""
+
+    __pydantic_config__ = STRICT
+    name: str
+    a_dim: Positive
+    a_blocks: Positive
+    g_dim: Positive
+    g_blocks: Positive
+    factor_workers: Range
+    a_inverse_workers: Range
+    g_inverse_workers: Range
+    gradient_workers: Range
+
+
+@dataclass(frozen=True)
+class LayersFile:
+    """The content of `layers.json`."""
+
+    __pydantic_config__ = STRICT
+    schema: Literal[1]
+    world_size: Positive
+    grad_workers: Positive
+    layers: tuple[StoredLayer, ...]
 
 
 def describe(shapes: Sequence[LayerShape], placement: Placement) -> dict[str, Any]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from harness.errors import StoredFileError
+from harness.runs.record_lines import parse, read_head
+from harness.runs.stored_files import open_regular
 
 _CHUNK_BYTES = 256 * 1024  # enough for a long traceback or some hundred phase records
 
@@ -12,7 +16,7 @@ _CHUNK_BYTES = 256 * 1024  # enough for a long traceback or some hundred phase r
 def last_lines(path: Path) -> list[str]:
     """Whole lines at the end of a file, oldest first; empty if the file does not exist."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, 2)
             start = max(0, size - _CHUNK_BYTES)
             file.seek(start)
@@ -29,8 +33,9 @@ def last_record(path: Path, kind: str) -> dict[str, Any] | None:
     for line in reversed(last_lines(path)):
         if marker in line:
             try:
-                record: dict[str, Any] = json.loads(line)
-            except json.JSONDecodeError:  # truncated: its writer was killed or is still writing
+                record = parse(read_head(line.encode(), path, 0), path)
+            except StoredFileError:  # truncated: its writer was killed or is still writing
                 continue
-            return record
+            if record is not None:
+                return asdict(record)
     return None

@@ -7,16 +7,34 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-SCHEMA_VERSION = 3
+from pydantic import AfterValidator, Field
+
+from harness.errors import StoredFileError
+from harness.runs.stored_files import (
+    STRICT,
+    Count,
+    Finite,
+    Measured,
+    Positive,
+    Seconds,
+    has_checksum,
+    parse_as,
+    with_checksum,
+)
+
+SCHEMA_VERSION = 4
 """1: one segment per run, not recorded. 2: `segment` and `checkpoint_seconds`, records of segments and of
-checkpoints. 3: `wait_seconds` and `instrument_seconds` of a window. Older lines are read as segment 0 and as
-windows in which neither was measured."""
+checkpoints. 3: `wait_seconds` and `instrument_seconds` of a window. 4: seals (`harness.runs.seals`). Older
+lines are read as segment 0 and as windows in which neither was measured, and older runs as not sealed."""
+
+SEALED_SINCE = 4
 
 State = Literal[
     "STAGED", "PENDING", "RUNNING", "COMPLETED", "FAILED", "TIMEOUT", "PREEMPTED", "OOM", "NODE_FAIL",
@@ -25,6 +43,13 @@ State = Literal[
 FINAL_STATES: tuple[State, ...] = (
     "COMPLETED", "FAILED", "TIMEOUT", "PREEMPTED", "OOM", "NODE_FAIL", "CANCELLED", "LOST",
 )  # fmt: skip
+
+
+def _no_negative_phase(seconds: Mapping[str, float]) -> Mapping[str, float]:
+    for phase, value in seconds.items():
+        if value < 0 and phase != "other":  # what remains of the wall time, so the cost of rounding
+            raise ValueError(f"{phase} must be >= 0, got {value!r}")
+    return seconds
 
 
 @dataclass(frozen=True)
@@ -48,19 +73,20 @@ class PhaseRecord:
             cost of one entry, measured when the rank started. None if it was not measured.
     """
 
+    __pydantic_config__ = STRICT
     KIND: ClassVar[str] = "phases"
-    rank: int
-    first_step: int
-    steps: int
-    samples: int
-    wall_seconds: float
-    seconds: Mapping[str, float]
-    calls: Mapping[str, int]
-    sent_bytes: Mapping[str, int]
-    memory_bytes: Mapping[str, int]
-    segment: int = 0
-    wait_seconds: Mapping[str, float] | None = None
-    instrument_seconds: float | None = None
+    rank: Count
+    first_step: Count
+    steps: Positive
+    samples: Count
+    wall_seconds: Seconds
+    seconds: Annotated[Mapping[str, Finite], AfterValidator(_no_negative_phase)]
+    calls: Mapping[str, Count]
+    sent_bytes: Mapping[str, Count]
+    memory_bytes: Mapping[str, Count]
+    segment: Count = 0
+    wait_seconds: Mapping[str, Seconds] | None = None
+    instrument_seconds: Seconds | None = None
 
 
 @dataclass(frozen=True)
@@ -83,21 +109,22 @@ class EvalRecord:
         segment: of the run, see `SegmentRecord`.
     """
 
+    __pydantic_config__ = STRICT
     KIND: ClassVar[str] = "evaluation"
-    rank: int
-    step: int
-    epoch: float
-    samples: int
-    train_seconds: float
-    eval_seconds: float
-    wall_seconds: float
+    rank: Count
+    step: Count
+    epoch: Seconds
+    samples: Count
+    train_seconds: Seconds
+    eval_seconds: Seconds
+    wall_seconds: Seconds
     metric: str
-    value: float
+    value: Measured
     direction: Literal["higher", "lower"]
-    train_loss: float
+    train_loss: Measured
     learning_rate: float
-    checkpoint_seconds: float = 0.0
-    segment: int = 0
+    checkpoint_seconds: Seconds = 0.0
+    segment: Count = 0
 
 
 @dataclass(frozen=True)
@@ -118,13 +145,14 @@ class SegmentRecord:
         notes: sentences for people, such as which damaged checkpoint was skipped.
     """
 
+    __pydantic_config__ = STRICT
     KIND: ClassVar[str] = "segment"
-    rank: int
-    segment: int
-    first_step: int
-    attempt: int | None
-    started_at: float
-    away_seconds: float
+    rank: Count
+    segment: Count
+    first_step: Count
+    attempt: Positive | None
+    started_at: Seconds
+    away_seconds: Seconds
     bitwise: bool
     notes: tuple[str, ...] = ()
 
@@ -142,12 +170,13 @@ class TraceRecord:
         started_at: Unix time of the first span, seconds.
     """
 
+    __pydantic_config__ = STRICT
     KIND: ClassVar[str] = "trace"
-    rank: int
-    segment: int
+    rank: Count
+    segment: Count
     host: str
-    started_at: float
-    spans: tuple[tuple[int, str, float, float, str], ...]
+    started_at: Seconds
+    spans: tuple[tuple[Count, str, Finite, Seconds, str] | tuple[Count, str, Finite, Seconds], ...]
 
 
 @dataclass(frozen=True)
@@ -170,20 +199,21 @@ class DeviceRecord:
         foreign_processes: process ids of other processes that compute on it.
     """
 
+    __pydantic_config__ = STRICT
     KIND: ClassVar[str] = "device"
-    rank: int
-    segment: int
-    first_step: int
-    steps: int
+    rank: Count
+    segment: Count
+    first_step: Count
+    steps: Count
     reason: str
-    energy_joules: float | None = None
-    power_watts: float | None = None
-    sm_clock_mhz: int | None = None
-    memory_clock_mhz: int | None = None
+    energy_joules: Seconds | None = None
+    power_watts: Seconds | None = None
+    sm_clock_mhz: Count | None = None
+    memory_clock_mhz: Count | None = None
     temperature_celsius: int | None = None
     throttle_reasons: tuple[str, ...] | None = None
-    device_used_bytes: int | None = None
-    foreign_processes: tuple[int, ...] | None = None
+    device_used_bytes: Count | None = None
+    foreign_processes: tuple[Count, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -199,14 +229,15 @@ class CheckpointRecord:
         error: why it could not be saved, so that the one before it is the newest; empty if it was saved.
     """
 
+    __pydantic_config__ = STRICT
     KIND: ClassVar[str] = "checkpoint"
-    rank: int
-    segment: int
-    step: int
+    rank: Count
+    segment: Count
+    step: Count
     reason: str
     stops: bool
-    seconds: float
-    written_bytes: int
+    seconds: Seconds
+    written_bytes: Count
     error: str
 
 
@@ -214,18 +245,48 @@ class CheckpointRecord:
 class FailureRecord:
     """The last line of a rank that ended by an exception."""
 
+    __pydantic_config__ = STRICT
     KIND: ClassVar[str] = "failure"
-    rank: int
-    step: int
+    rank: Count
+    step: Annotated[int, Field(ge=-1)]
     phase: str
     error: str
     message: str
     traceback: str
 
 
+@dataclass(frozen=True)
+class SealRecord:
+    """The last line of a rank that ended in order: what precedes it in the file.
+
+    A file whose content does not match its seal was changed, cut or extended after the rank had ended.
+
+    Attributes:
+        rank: the writer.
+        records: lines before this one.
+        bytes: of these lines.
+        crc32: of these bytes.
+    """
+
+    __pydantic_config__ = STRICT
+    KIND: ClassVar[str] = "seal"
+    rank: Count
+    records: Count
+    bytes: Count
+    crc32: Count
+
+
 Record = (
-    PhaseRecord | EvalRecord | SegmentRecord | CheckpointRecord | TraceRecord | DeviceRecord | FailureRecord
+    PhaseRecord
+    | EvalRecord
+    | SegmentRecord
+    | CheckpointRecord
+    | TraceRecord
+    | DeviceRecord
+    | FailureRecord
+    | SealRecord
 )
+KINDS: Mapping[str, type[Record]] = {kind.KIND: kind for kind in Record.__args__}
 
 
 def to_line(record: Record) -> str:
@@ -236,17 +297,15 @@ def to_line(record: Record) -> str:
 class RecordWriter:
     """Appends records to one rank's file; each line is flushed to the system when `write` returns.
 
-    If a killed predecessor left an incomplete line, the writer ends that line first.
+    If a killed predecessor left an incomplete line, the writer ends that line first. `seal` ends the file.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
-        size = path.stat().st_size
-        if size:
-            with path.open("rb") as file:
-                file.seek(size - 1)
-                if file.read(1) != b"\n":
-                    self._file.write("\n")
+        self._file = path.open("ab", buffering=0)
+        before = path.read_bytes()
+        self._lines, self._bytes, self._crc32 = before.count(b"\n"), len(before), zlib.crc32(before)
+        if before and not before.endswith(b"\n"):
+            self._append(b"\n")
 
     def write(self, record: Record) -> None:
         """Append one line.
@@ -254,8 +313,23 @@ class RecordWriter:
         Raises:
             OSError: the disk is full or gone; earlier lines are complete.
         """
-        self._file.write(to_line(record))
-        self._file.flush()
+        self._append(to_line(record).encode())
+
+    def seal(self, rank: int) -> None:
+        """Append the seal: this rank writes nothing more.
+
+        Raises:
+            OSError: the disk is full or gone; the file counts as not sealed.
+        """
+        self.write(SealRecord(rank, self._lines, self._bytes, self._crc32))
+
+    def _append(self, line: bytes) -> None:
+        written = 0
+        while written < len(line):  # an unbuffered write may take a part
+            written += self._file.write(line[written:])
+        self._lines += 1
+        self._bytes += len(line)
+        self._crc32 = zlib.crc32(line, self._crc32)
 
     def __enter__(self) -> Self:
         return self
@@ -264,6 +338,25 @@ class RecordWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+@dataclass(frozen=True)
+class Result:
+    """The end of a training run; rank 0 writes it to `result.json`, unless the run is to be resumed.
+
+    Attributes:
+        stop_reason: `target`, `epochs`, `diverged`, or `preempted` (by request, whether or not it was saved).
+        value: last value of the target's metric.
+        parameters_sha256: of rank 0's parameters at the end; equal digests mean runs equal bit for bit.
+    """
+
+    __pydantic_config__ = STRICT
+    reached_target: bool
+    stop_reason: Literal["target", "epochs", "diverged", "preempted"]
+    train_seconds: Seconds
+    value: Measured
+    steps: Count
+    parameters_sha256: str
 
 
 @dataclass(frozen=True)
@@ -278,12 +371,19 @@ class RankExit:
         error: first line of its exception, or None.
     """
 
-    rank: int
+    __pydantic_config__ = STRICT
+    rank: Count
     exit_code: int | None
     signal: str | None = None
-    step: int | None = None
+    step: Count | None = None
     phase: str | None = None
     error: str | None = None
+
+
+def _is_final(state: State) -> State:
+    if state not in FINAL_STATES:
+        raise ValueError(f"must be one of {', '.join(FINAL_STATES)}, got {state!r}")
+    return state
 
 
 @dataclass(frozen=True)
@@ -300,29 +400,56 @@ class Outcome:
         ranks: every rank's exit, the root cause first.
         checkpoint_step: the step at which a retry would resume; None if it would start from the beginning.
         failed_nodes: names of hosts that failed during it, from its scheduler.
+        seals: checksums of the attempt's other small files when it ended, by name; see `harness.runs.seals`.
     """
 
-    state: State
+    __pydantic_config__ = STRICT
+    state: Annotated[State, AfterValidator(_is_final)]
     cause: str
     reached_target: bool | None
     stop_reason: str
-    started_at: float
-    ended_at: float
-    train_seconds: float | None = None
-    value: float | None = None
+    started_at: Seconds
+    ended_at: Seconds
+    train_seconds: Seconds | None = None
+    value: Measured | None = None
     ranks: tuple[RankExit, ...] = ()
-    checkpoint_step: int | None = None
+    checkpoint_step: Count | None = None
     failed_nodes: tuple[str, ...] = ()
-    schema: int = field(default=SCHEMA_VERSION)
+    seals: Mapping[str, Count] = field(default_factory=dict)
+    schema: Positive = field(default=SCHEMA_VERSION)
 
     def to_json(self) -> str:
-        """Indented JSON for people and programs."""
-        return json.dumps(asdict(self), indent=1) + "\n"
+        """Indented JSON for people and programs; the last key is the checksum of all before it."""
+        return with_checksum(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote."""
-        raw: dict[str, Any] = json.loads(text)
-        raw["ranks"] = tuple(RankExit(**rank) for rank in raw["ranks"])
-        raw["failed_nodes"] = tuple(raw.get("failed_nodes", ()))
-        return cls(**raw)
+    def from_json(cls, text: bytes, path: Path) -> Self:
+        """Read what `to_json` wrote.
+
+        Args:
+            text: content of the file.
+            path: the file, for the error message.
+
+        Raises:
+            StoredFileError: it is damaged, or of a newer schema.
+        """
+        outcome = parse_as(cls, text, path)
+        check_schema(outcome.schema, path)
+        if outcome.schema >= SEALED_SINCE and not has_checksum(text):
+            raise StoredFileError(path, "crc32 is missing at the end: the file was changed or cut")
+        return outcome
+
+
+def check_schema(schema: int, path: Path, place: str = "") -> None:
+    """Refuse what a newer version wrote.
+
+    Raises:
+        StoredFileError: the schema is newer than this version's.
+    """
+    if schema > SCHEMA_VERSION:
+        raise StoredFileError(
+            path,
+            f"has schema {schema}; this version of Kronscale reads schemas up to {SCHEMA_VERSION}: update "
+            "it, or remove this run",
+            place,
+        )

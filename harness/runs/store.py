@@ -13,7 +13,6 @@ An attempt with an outcome never changes; a retry is a new attempt.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -21,12 +20,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from harness.cell import NAME_PATTERN, Cell
-from harness.errors import StoreError
+from harness.errors import StoredFileError, StoreError
 from harness.runs.atomic_files import (
     is_full,
     make_inside,
@@ -37,8 +36,12 @@ from harness.runs.atomic_files import (
 )
 from harness.runs.heartbeat import Heartbeat, read_heartbeat
 from harness.runs.records import Outcome
+from harness.runs.seals import seals_of
+from harness.runs.stored_files import parse_object, read_as, read_bytes, read_object, with_checksum
 
 DEFAULT_ROOT = Path("results/runs")
+
+T = TypeVar("T")
 
 _RESERVE_BYTES = 4096
 _RESERVE_BYTES_PER_RANK = 256  # a rank's exit takes some 130 in the outcome, and more with an error
@@ -87,14 +90,19 @@ class Attempt:
         return read_heartbeat(self.heartbeat(rank))
 
     def outcome(self) -> Outcome | None:
-        """How the attempt ended; None until then."""
+        """How the attempt ended; None until then.
+
+        Raises:
+            StoredFileError: `outcome.json` is damaged, or of a newer version.
+        """
+        path = self.path / "outcome.json"
         try:
-            return Outcome.from_json((self.path / "outcome.json").read_text())
+            return Outcome.from_json(read_bytes(path), path)
         except FileNotFoundError:
             return None
 
     def write_outcome(self, outcome: Outcome) -> bool:
-        """Write the outcome unless there is one; the first writer wins.
+        """Write the outcome, with seals of the attempt's files, unless there is one; the first writer wins.
 
         A full disk does not prevent it if the attempt has a reserve; at worst the ranks are left out of it.
 
@@ -102,6 +110,7 @@ class Attempt:
             Whether this call wrote it.
         """
         path = self.path / "outcome.json"
+        outcome = replace(outcome, seals=seals_of(self.path))
         try:
             written = write_once(path, outcome.to_json(), use_reserve=True)
         except OSError as error:
@@ -124,25 +133,58 @@ class Attempt:
         """The attempt and earlier attempts of its run, whose checkpoints it resumes from, newest first.
 
         Raises:
+            StoredFileError: a `launch.json` is damaged, or continues an attempt that is not an earlier one.
             StoreError: an attempt continues one of another run, as after copying run folders into each other.
         """
         found = [self]
-        while (before := (found[-1].read("launch.json") or {}).get("continues")) is not None:
+        while (before := found[-1].continues()) is not None:
             found.append(Attempt(self.path.parent / f"attempt-{before}"))
             _check_identity(found[-2], found[-1])
         return found
 
+    def continues(self) -> int | None:
+        """Number of the attempt whose run this one continues; None if it starts from the beginning.
+
+        Raises:
+            StoredFileError: `launch.json` is damaged, or this is not an earlier attempt of the cell.
+        """
+        before = (self.read("launch.json") or {}).get("continues")
+        if before is None:
+            return None
+        if type(before) is not int or not 0 < before < self.number:
+            raise StoredFileError(
+                self.path / "launch.json",
+                f"continues={before!r}, must be the number of an attempt before {self.number}",
+            )
+        if not (self.path.parent / f"attempt-{before}").is_dir():
+            raise StoredFileError(self.path / "launch.json", f"continues={before}: there is no such attempt")
+        return before
+
     def read(self, name: str) -> dict[str, Any] | None:
-        """A JSON file of the attempt, such as `launch.json`; None if it does not exist."""
+        """A JSON file of the attempt, such as `launch.json`; None if it does not exist.
+
+        Raises:
+            StoredFileError: it does not hold one JSON object.
+        """
         try:
-            loaded: dict[str, Any] = json.loads((self.path / name).read_text())
+            return read_object(self.path / name)
         except FileNotFoundError:
             return None
-        return loaded
+
+    def read_as(self, kind: type[T], name: str) -> T | None:
+        """A JSON file of the attempt as a dataclass or model; None if it does not exist.
+
+        Raises:
+            StoredFileError: it does not hold one object of this kind.
+        """
+        try:
+            return read_as(kind, self.path / name)
+        except FileNotFoundError:
+            return None
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write a JSON file of the attempt atomically."""
-        write_atomically(self.path / name, json.dumps(content, indent=1) + "\n")
+        """Write a JSON file of the attempt atomically, with a checksum, which `read` and `read_as` verify."""
+        write_atomically(self.path / name, with_checksum(content))
 
 
 @dataclass(frozen=True)
@@ -167,7 +209,9 @@ class CellFolder:
     @cached_property
     def _cell(self) -> Cell:
         try:
-            cell = Cell.model_validate_json((self.path / "cell.json").read_bytes())
+            content = read_bytes(self.path / "cell.json")
+            parse_object(content, self.path / "cell.json")  # for keys twice, of which pydantic takes the last
+            cell = Cell.model_validate_json(content)
         except FileNotFoundError:
             raise StoreError(f"{self.path} has no cell.json: it is not a cell's folder") from None
         except ValidationError as error:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from harness.cell import Cell
+from harness.errors import StoredFileError
 from harness.runs.records import FINAL_STATES, Outcome, State
 from harness.runs.store import Attempt, SweepFolder
 
@@ -37,11 +38,27 @@ def stored_states(folder: SweepFolder, cells: Iterable[Cell]) -> Iterator[tuple[
 
 
 def stored_state(attempt: Attempt) -> StoredState:
-    """The state of the cell whose newest attempt is `attempt`; STAGED until the attempt is launched."""
-    outcome = attempt.outcome()
-    if outcome is not None:
-        return StoredState(outcome.state, attempt, outcome)
-    if (attempt.path / "begun.json").exists():
-        return StoredState("RUNNING", attempt)
-    launched = (attempt.path / "launch.json").exists()
+    """The state of the cell whose newest attempt is `attempt`; STAGED until the attempt is launched.
+
+    An attempt whose outcome cannot be read, or whose launch cannot before it has started, is LOST: it is not
+    started, and a retry makes a new one.
+    """
+    try:
+        outcome = attempt.outcome()
+        if outcome is not None:
+            return StoredState(outcome.state, attempt, outcome)
+        if (attempt.path / "begun.json").exists():
+            return StoredState("RUNNING", attempt)
+        launched = _is_launched(attempt)
+    except StoredFileError as error:
+        cause = f"it is not known how it ended: {error}"
+        return StoredState("LOST", attempt, Outcome("LOST", cause, None, "error", 0.0, 0.0))
     return StoredState("PENDING" if launched else "STAGED", attempt)
+
+
+def _is_launched(attempt: Attempt) -> bool:
+    if not (attempt.path / "launch.json").exists():
+        return False
+    from harness.launchers.launch import Launch  # noqa: PLC0415  slow to load, and few cells are pending
+
+    return Launch.read(attempt) is not None

@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.cell import Cell
+from harness.errors import StoreError
 from harness.launchers import LAUNCHERS
 from harness.launchers.attempt_state import AttemptState
 from harness.runs.checkpoint_store import resumable
 from harness.runs.effective_records import effective_evaluations
+from harness.runs.launch_facts import LaunchFacts
 from harness.runs.log_tail import last_record
-from harness.runs.records import FINAL_STATES, EvalRecord, Outcome, RankExit, State
+from harness.runs.records import FINAL_STATES, EvalRecord, Outcome, RankExit, SegmentRecord, State
 from harness.runs.store import Attempt, SweepFolder
 from harness.study.cell_states import IN_FLIGHT, StoredState, stored_state, stored_states
 
@@ -151,6 +153,13 @@ def _ended(cell: Cell, attempt: Attempt, outcome: Outcome) -> CellStatus:
 
 
 def _running(cell: Cell, attempt: Attempt) -> CellStatus:
+    try:
+        return _progress(cell, attempt)
+    except StoreError as error:
+        return CellStatus(cell, "RUNNING", attempt, cause=f"its progress is not known: {error}")
+
+
+def _progress(cell: Cell, attempt: Attempt) -> CellStatus:
     from harness.launchers.launch import RanksStarted  # noqa: PLC0415  slow to load, and few cells run
 
     started = RanksStarted.read(attempt)
@@ -182,10 +191,10 @@ def _newest_evaluation(attempt: Attempt) -> dict[str, Any] | None:
 
 def _resume_note(attempt: Attempt) -> str:
     """The step at which a run was resumed, and checkpoints that it skipped; empty if it was not resumed."""
-    segment = attempt.read("segment.json")
-    if segment is None or not (segment["segment"] or segment["notes"]):
+    segment = attempt.read_as(SegmentRecord, "segment.json")
+    if segment is None or not (segment.segment or segment.notes):
         return ""
-    return "; ".join([f"resumed at step {segment['first_step']}", *segment["notes"]])
+    return "; ".join([f"resumed at step {segment.first_step}", *segment.notes])
 
 
 def _reported_states(attempts: Iterable[Attempt]) -> dict[Attempt, AttemptState]:
@@ -238,5 +247,8 @@ def _place(status: CellStatus) -> str:
 
 
 def _launcher(attempt: Attempt) -> str:
-    launch = attempt.read("launch.json")
-    return str(launch["launcher"]) if launch is not None else "local"
+    try:
+        launch = attempt.read_as(LaunchFacts, "launch.json")
+    except StoreError:  # of a running attempt: only its own files show whether it still runs
+        launch = None
+    return launch.launcher if launch is not None and launch.launcher in LAUNCHERS else "local"

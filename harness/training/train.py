@@ -11,7 +11,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from torch import nn
 from harness.cell import Cell
 from harness.runs.checkpoint_requests import Request
 from harness.runs.heartbeat import HeartbeatWriter
-from harness.runs.records import EvalRecord, Record
+from harness.runs.records import EvalRecord, Record, Result
 from harness.training.checkpoint import Checkpoints
 from harness.training.evaluation import evaluate
 from harness.training.gradient_averaging import GradientAverage, broadcast_model
@@ -33,23 +33,6 @@ from harness.workloads.workload import Share, Workload, build_workload
 from kfac_core import KFAC, Phase
 from kfac_core.optimizers import NLCG
 from kfac_core.timing.timer import PhaseTimer, seconds_per_entry
-
-
-@dataclass(frozen=True)
-class Result:
-    """The end of a training run; rank 0 writes it to `result.json`, unless the run is to be resumed.
-
-    Attributes:
-        stop_reason: `target`, `epochs`, `diverged`, or `preempted` (by request, whether or not it was saved).
-        parameters_sha256: of rank 0's parameters at the end; equal digests mean runs equal bit for bit.
-    """
-
-    reached_target: bool
-    stop_reason: str
-    train_seconds: float
-    value: float
-    steps: int
-    parameters_sha256: str
 
 
 class Trainer:
@@ -110,7 +93,8 @@ class Trainer:
         training = self.cell.training
         self._slowest(0.0)  # wait for all ranks: start-up is not training time
         self.state.clocks.begin()
-        value, reason = math.nan, "epochs"
+        value = math.nan
+        reason: Literal["target", "epochs", "diverged", "preempted"] = "epochs"
         for epoch in range(self.state.step // self.workload.steps_per_epoch + 1, training.epochs + 1):
             if not self._train_epoch(epoch - 1):
                 reason = "preempted"

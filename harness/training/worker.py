@@ -18,13 +18,13 @@ from harness.runs.checkpoint_requests import PREEMPTED_EXIT_CODE, SignalRequests
 from harness.runs.checkpoint_store import clear_checkpoint_stores
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.layers_file import describe
-from harness.runs.records import RecordWriter
+from harness.runs.records import RecordWriter, Result
 from harness.runs.store import Attempt
 from harness.training.checkpoint import Checkpoints, Schedule
 from harness.training.environment import read_environment
 from harness.training.malloc import keep_freed_memory
 from harness.training.rank_process import RankArguments, exit_at_once, failure_record
-from harness.training.train import Result, Trainer
+from harness.training.train import Trainer
 from harness.training.world import finalize_world, host_names, join_world
 from kfac_core.collectives import SplitWait
 
@@ -41,7 +41,9 @@ def run_rank(attempt: Attempt, rank: int, world_size: int, local_rank: int, thre
             last = attempt.last_heartbeat(rank)
             records.write(failure_record(rank, heartbeat.step, last.phase if last else "start", error))
             traceback.print_exc()
+            records.seal(rank)
             return 1
+        records.seal(rank)
     if result.stop_reason == "preempted":
         return PREEMPTED_EXIT_CODE
     if rank == 0:

@@ -81,7 +81,7 @@ def _write_run(attempt: Attempt, cell: Cell, windows: int) -> None:
             if rank == 0:
                 file.writelines(_evaluations(windows))
     seconds = windows * 0.13
-    attempt.write_outcome(Outcome("COMPLETED", "", True, "target", 0.0, seconds, seconds, 0.96))
+    attempt.write_outcome(Outcome("COMPLETED", "", True, "target", 0.0, seconds, seconds, 0.98))
 
 
 def _windows(cell: Cell, rank: int, windows: int, chance: np.random.Generator) -> Iterator[str]:

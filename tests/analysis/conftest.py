@@ -143,7 +143,7 @@ def write_run(attempt: Attempt, cell: Cell, plan: Plan) -> None:
         plan = replace(plan, state="FAILED", with_records=False)
     missed = point in (*plan.misses, *plan.diverges)
     epochs_needed = (9 if cell.method == "sgd" else 5) + random.random()
-    clock, evaluations = 0.0, []
+    clock, evaluations, value = 0.0, [], 0.98
     if plan.with_records:
         for rank in range(cell.world_size):
             with RecordWriter(attempt.records(rank)) as writer:
@@ -161,18 +161,24 @@ def write_run(attempt: Attempt, cell: Cell, plan: Plan) -> None:
             for step, seconds in evaluations:
                 record = evaluation(cell, step, seconds, epochs_needed, missed)
                 lost = point in plan.diverges and step > STEPS_PER_EPOCH
-                writer.write(replace(record, value=math.nan, train_loss=math.nan) if lost else record)
+                record = replace(record, value=math.nan, train_loss=math.nan) if lost else record
+                writer.write(record)
+                value = record.value
+        for rank in range(cell.world_size):
+            with RecordWriter(attempt.records(rank)) as writer:
+                writer.seal(rank)
     completed = plan.state == "COMPLETED"
+    reached = cell.target.reached_by(value)
     attempt.write_outcome(
         Outcome(
             plan.state,
             "" if completed else "synthetic failure",
-            completed and not missed,
-            "epochs" if missed else "target",
+            reached if completed else None,
+            ("target" if reached else "epochs") if completed else "error",
             started_at=0.0,
             ended_at=clock + 1,
             train_seconds=clock if plan.with_records else None,
-            value=0.96,
+            value=value if plan.with_records else None,
         )
     )
 

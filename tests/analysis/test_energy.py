@@ -35,6 +35,7 @@ def test_without_a_driver_the_figure_gives_the_reason_in_the_records(write_study
     (file,) = folder.glob("*/attempt-1/rank-00000.jsonl")
     with RecordWriter(file) as writer:
         writer.write(DeviceRecord(0, 0, 0, 10, "the rank computes on cpu"))
+        writer.seal(0)
     study = load(folder)
     assert study.devices["energy_joules"].isna().all()
     with pytest.raises(NothingToDraw, match="the rank computes on cpu"):

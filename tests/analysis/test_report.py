@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import math
 import re
 import shutil
@@ -23,6 +22,7 @@ from analysis.report.markup import to_latex, to_markdown
 from analysis.report.page import write_report
 from analysis.report.summary import rules_table, summary_table
 from analysis.rules import SCORINGS
+from harness.runs.store import Attempt
 
 
 @pytest.fixture
@@ -181,7 +181,8 @@ def test_text_from_users_is_escaped(ordinary_folder, tmp_path):
     cell = min(ordinary_folder.iterdir())
     shutil.copytree(cell, folder / cell.name)
     path = folder / cell.name / "attempt-1" / "outcome.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"cause": "<script>alert(1)</script>"}))
+    outcome = Attempt(path.parent).outcome()
+    path.write_text(replace(outcome, cause="<script>alert(1)</script>").to_json())
     page = write_report(folder, tmp_path / "out", panels=()).read_text()
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert" in page

@@ -9,9 +9,9 @@ import pytest
 
 from analysis.records.tables import load
 from analysis.report.page import write_report
-from harness.runs.records import Record, RecordWriter, SegmentRecord, to_line
+from harness.runs.records import Outcome, Record, RecordWriter, SegmentRecord, to_line
 from harness.runs.store import Attempt, SweepFolder
-from tests.analysis.conftest import WINDOW, Plan, evaluation, make_cell, window_record, write_run
+from tests.analysis.conftest import WINDOW, Plan, evaluation, make_cell, window_record
 
 PLAN = Plan(methods=("comm_opt",), world_sizes=(2,), seeds=(0,), epochs=4)
 STEPS = 80
@@ -34,6 +34,19 @@ def append(attempt: Attempt, rank: int, records: list[Record]) -> None:
     with RecordWriter(attempt.records(rank)) as writer:
         for record in records:
             writer.write(record)
+        writer.seal(rank)
+
+
+def complete(attempt: Attempt, cell, last_step: int = STEPS) -> None:
+    """Write the outcome that the last evaluation of `windows` has."""
+    if attempt.read("launch.json") is None:
+        attempt.write("launch.json", {"launcher": "local", "site": "laptop"})
+    last = evaluation(cell, last_step, 0.1 * last_step, 5, missed=False)
+    reached = cell.target.reached_by(last.value)
+    stop = "target" if reached else "epochs"
+    attempt.write_outcome(
+        Outcome("COMPLETED", "", reached, stop, 0.0, 1e3, train_seconds=last.train_seconds, value=last.value)
+    )
 
 
 @pytest.fixture
@@ -46,7 +59,7 @@ def requeued(folder) -> Attempt:
     """Saved before step 33; killed after step 60, in the middle of a line; resumed in the same attempt."""
     cell = make_cell("comm_opt", 2, 0, PLAN, {})
     attempt = folder.stage(cell).new_attempt()
-    write_run(attempt, cell, replace(PLAN, with_records=False))
+    complete(attempt, cell)
     for rank in range(2):
         append(attempt, rank, [segment(rank, 0, 0), *windows(cell, rank, 0, 0, 60)])
         with attempt.records(rank).open("a") as file:
@@ -73,14 +86,13 @@ def test_memory_of_repeated_steps_counts_once(folder, requeued):
 def test_a_run_may_resume_in_another_attempt(folder, requeued):
     cell = requeued.cell_folder.cell()
     again = requeued.cell_folder.new_attempt()
-    again.write("launch.json", {"continues": 1})
+    again.write("launch.json", {"launcher": "local", "site": "laptop", "continues": 1})
     for rank in range(2):
         append(again, rank, [segment(rank, 2, 70, away=40.0), *windows(cell, rank, 2, 70, STEPS)])
     study = load(folder.path)
     (row,) = study.cells.itertuples()
     assert (row.attempt, row.segments, row.away_seconds) == (1, 2, 500.0)  # attempt 2 has not completed
-    write_run(again, cell, replace(PLAN, with_records=False))
-    again.write("launch.json", {"continues": 1})
+    complete(again, cell)
     study = load(folder.path)
     (row,) = study.cells.itertuples()
     assert (row.attempt, row.segments, row.away_seconds, row.bitwise) == (2, 3, 540.0, True)
@@ -91,6 +103,7 @@ def test_a_run_may_resume_in_another_attempt(folder, requeued):
 
 def test_a_start_without_a_checkpoint_replaces_everything_before(folder, requeued):
     cell = requeued.cell_folder.cell()
+    (requeued.path / "outcome.json").unlink()
     for rank in range(2):
         append(requeued, rank, [segment(rank, 2, 0), *windows(cell, rank, 2, 0, 20)])
     phases = load(folder.path).phases
@@ -118,8 +131,8 @@ def test_report_and_tables_say_which_runs_were_resumed(folder, requeued, tmp_pat
 def test_records_older_than_segments_are_read_as_one_segment(folder):
     cell = make_cell("comm_opt", 2, 0, PLAN, {})
     attempt = folder.stage(cell).new_attempt()
-    append(attempt, 0, windows(cell, 0, 0, 0, 20))
-    old = attempt.records(0).read_text().replace('"schema": 3', '"schema": 1').replace(', "segment": 0', "")
+    text = "".join(map(to_line, windows(cell, 0, 0, 0, 20)))
+    old = text.replace('"schema": 4', '"schema": 1').replace(', "segment": 0', "")
     old = old.replace(', "wait_seconds": null, "instrument_seconds": null', "")
     attempt.records(0).write_text(old.replace(', "checkpoint_seconds": 0.0', ""))
     study = load(folder.path)

@@ -9,22 +9,11 @@ from pathlib import Path
 import pytest
 
 from analysis.records.tables import CELL_COLUMNS, LAYER_COLUMNS, load
-from harness.runs.records import (
-    SCHEMA_VERSION,
-    CheckpointRecord,
-    DeviceRecord,
-    EvalRecord,
-    FailureRecord,
-    Outcome,
-    PhaseRecord,
-    RankExit,
-    SegmentRecord,
-    TraceRecord,
-)  # fmt: skip
+from harness.runs.records import KINDS, SCHEMA_VERSION, Outcome, RankExit
 from kfac_core.timing.phases import Phase
 
 TEXT = (Path(__file__).parents[2] / "results" / "README.md").read_text()
-RECORDS = (PhaseRecord, EvalRecord, SegmentRecord, CheckpointRecord, TraceRecord, DeviceRecord, FailureRecord)
+RECORDS = tuple(KINDS.values())
 
 
 def named_in(section: str) -> set[str]:

@@ -13,8 +13,8 @@ from sklearn.datasets import load_digits
 
 from harness.cell import Cell
 from harness.runs.heartbeat import HeartbeatWriter
-from harness.runs.records import EvalRecord, PhaseRecord, Record
-from harness.training.train import Result, Trainer
+from harness.runs.records import EvalRecord, PhaseRecord, Record, Result
+from harness.training.train import Trainer
 from harness.training.world import World
 from harness.workloads.digits import build, read_table
 from harness.workloads.workload import Share

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from harness.cell import Cell
-from harness.errors import SiteError
+from harness.errors import SiteError, StoredFileError
 from harness.launchers.attempt_state import AttemptState
 from harness.launchers.cost_estimate import CostEstimate
 from harness.launchers.launch import (
@@ -109,8 +109,11 @@ class LocalLauncher:
 
     def starts_pending(self, folder: SweepFolder) -> bool:
         """Whether the sweep's queue is alive, so that pending attempts will start."""
-        raw = Attempt(folder.path).read("queue.json")
-        return raw is not None and ProcessIdentity.read(raw).alive()
+        try:
+            queue = Attempt(folder.path).read_as(ProcessIdentity, "queue.json")
+        except StoredFileError:  # a second queue finds the lock of a living first one, and ends
+            return False
+        return queue is not None and queue.alive()
 
     def attempt_states(self, attempts: Sequence[Attempt]) -> dict[Attempt, AttemptState]:
         """States of started attempts whose supervisor is gone or elsewhere; why pending ones wait."""
@@ -137,7 +140,10 @@ def _sweep(attempt: Attempt) -> Path:
 
 def _reported(attempt: Attempt, seen: dict[str, str | None]) -> AttemptState | None:
     if (attempt.path / "begun.json").exists():
-        return _state_of(supervisor_identity(attempt))
+        try:
+            return _state_of(supervisor_identity(attempt))
+        except StoredFileError as error:
+            return AttemptState(None, f"whether it still runs is not known: {error}")
     reason = foreign(attempt.path / "launch.json", _sweep(attempt), seen)
     if reason is None:
         return None

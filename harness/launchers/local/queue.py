@@ -18,7 +18,7 @@ from typing import Any
 
 import submitit
 
-from harness.errors import ForeignError
+from harness.errors import ForeignError, StoredFileError
 from harness.launchers.launch import SHARED_RUNS, Launch, RanksStarted, supervisor_identity
 from harness.launchers.local.supervisor import supervise_attempt
 from harness.launchers.process_identity import ProcessIdentity
@@ -63,6 +63,9 @@ def pending(folder: SweepFolder, *, shared_runs: bool = False) -> Iterator[Attem
             try:
                 launch = Launch.read_to_execute(attempt, shared_runs=shared_runs)
             except (ForeignError, FileNotFoundError):
+                continue
+            except StoredFileError as error:  # never started; `status` shows it as LOST
+                print(f"kronscale: passed over: {error}", file=sys.stderr, flush=True)
                 continue
             if launch.launcher == "local":
                 waiting.append((launch.submitted_at, attempt.path))

@@ -6,18 +6,34 @@ it submits it again. If file locks fail or sbatch ran twice, `taken.json` decide
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 
-from harness.launchers.launch import Launch, cancel_requested
+from harness.launchers.launch import Launch, RanksStarted, cancel_requested
 from harness.launchers.outcome import outcome_without_ranks
 from harness.launchers.slurm.submission_manifest import SubmissionManifest
 from harness.runs.atomic_files import write_once
 from harness.runs.checkpoint_store import CheckpointStore, resumable
 from harness.runs.records import Outcome, State
 from harness.runs.store import Attempt
+from harness.runs.stored_files import STRICT, Count, Seconds, with_checksum
+
+
+@dataclass(frozen=True)
+class _Owner:
+    """The job that runs an attempt: the content of `taken.json`.
+
+    Attributes:
+        restart: how often Slurm had started the job again by then.
+        at: Unix time, seconds.
+    """
+
+    __pydantic_config__ = STRICT
+    job: str
+    restart: Count
+    node: str
+    at: Seconds
 
 
 def acquire_attempt(listed: Attempt, manifest: SubmissionManifest) -> Attempt | None:
@@ -32,7 +48,7 @@ def acquire_attempt(listed: Attempt, manifest: SubmissionManifest) -> Attempt | 
     if not chain or chain[-1].outcome() is not None:
         return None
     last = chain[-1]
-    holder = last.read("taken.json")
+    holder = last.read_as(_Owner, "taken.json")
     if holder is None:
         other = _earlier_attempt(last, manifest)
         if other is not None:
@@ -41,7 +57,7 @@ def acquire_attempt(listed: Attempt, manifest: SubmissionManifest) -> Attempt | 
             )
             return None
         return last if _acquire(last) else None
-    if holder["job"] != _this_job() or holder["restart"] >= _restarts():
+    if holder.job != _this_job() or holder.restart >= _restarts():
         return None
     return _continue(last, manifest)
 
@@ -64,14 +80,15 @@ def _continue(interrupted: Attempt, manifest: SubmissionManifest) -> Attempt | N
 
 
 def _interruption(attempt: Attempt, state: State, cause: str) -> Outcome:
-    started_at = (attempt.read("begun.json") or {}).get("started_at")
+    started = RanksStarted.read(attempt)
+    started_at = started.started_at if started is not None else None
     step = next((saved.step for _, saved in resumable(attempt)), None)
     return replace(outcome_without_ranks(state, cause, started_at), checkpoint_step=step)
 
 
 def _acquire(attempt: Attempt) -> bool:
-    owner = {"job": _this_job(), "restart": _restarts(), "node": os.environ.get("SLURMD_NODENAME", "")}
-    return write_once(attempt.path / "taken.json", json.dumps({**owner, "at": time.time()}) + "\n")
+    owner = _Owner(_this_job(), _restarts(), os.environ.get("SLURMD_NODENAME", ""), time.time())
+    return write_once(attempt.path / "taken.json", with_checksum(asdict(owner)))
 
 
 def _earlier_attempt(own: Attempt, manifest: SubmissionManifest) -> Attempt | None:

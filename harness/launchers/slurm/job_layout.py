@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from harness.cell import Cell
 from harness.errors import SiteError
@@ -52,7 +52,7 @@ class JobLayout:
         return sizes | {"lanes": self.slots, "length": self.length}
 
     @classmethod
-    def read(cls, raw: Mapping[str, int]) -> Self:
+    def read(cls, raw: Mapping[Any, int]) -> Self:
         """From the result of `to_dict`."""
         return cls(raw["world_size"], raw["nodes"], raw["lanes"], raw["length"])
 

@@ -47,7 +47,7 @@ def attempt_states(attempts: Sequence[Attempt]) -> dict[Attempt, AttemptState]:
     }
     if not ids:
         return found
-    users = {str((attempt.read("launch.json") or {})["user"]) for attempt in ids}
+    users = {str((attempt.read("launch.json") or {}).get("user", "")) for attempt in ids}
     try:
         jobs: Mapping[str, Job] = jobs_of(users)
     except NoAnswerError as error:
@@ -97,7 +97,7 @@ def _submitted_jobs(attempts: Sequence[Attempt]) -> dict[Attempt, _SubmittedJob]
         array = submissions[manifest].get("job_id")
         if array is not None:
             found[attempt] = _SubmittedJob(
-                f"{array}_{launch['claim_job']}", submissions[manifest].get("cluster")
+                f"{array}_{launch.get('claim_job')}", submissions[manifest].get("cluster")
             )
     return found
 

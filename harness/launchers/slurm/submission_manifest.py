@@ -10,14 +10,15 @@ The name of the jobs contains the manifest's, so that an interrupted submission 
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field
 
 from harness.launchers.launch import Launch
 from harness.launchers.site_profile import Site
@@ -25,6 +26,7 @@ from harness.launchers.slurm.job_layout import Job, JobLayout
 from harness.runs.atomic_files import make_inside, make_reserve, release_reserve, write_atomically
 from harness.runs.ownership import read_own
 from harness.runs.store import Attempt, SweepFolder
+from harness.runs.stored_files import STRICT, Positive, parse_as, read_bytes, with_checksum
 
 _RESERVE_BYTES = 4096  # for a job id, or for the message with which sbatch refuses
 
@@ -73,7 +75,7 @@ class SubmissionManifest:
             FileNotFoundError: there is none.
         """
         file = path / "claim.json"
-        return cls._parse(path, file.read_bytes() if shared_runs else read_own(file, path.parent.parent))
+        return cls._parse(path, read_bytes(file) if shared_runs else read_own(file, path.parent.parent))
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -81,19 +83,15 @@ class SubmissionManifest:
 
         Raises:
             FileNotFoundError: there is none.
+            StoredFileError: it is damaged.
         """
-        return cls._parse(path, (path / "claim.json").read_bytes())
+        return cls._parse(path, read_bytes(path / "claim.json"))
 
     @classmethod
     def _parse(cls, path: Path, text: bytes) -> Self:
-        raw = json.loads(text)
-        return cls(
-            path,
-            JobLayout.read(raw["shape"]),
-            Launch.model_validate(raw["launch"]),
-            raw["jobs"],
-            raw["continues"],
-        )
+        stored = parse_as(_Stored, text, path / "claim.json")
+        layout = JobLayout.read(stored.shape)
+        return cls(path, layout, stored.launch, stored.jobs, stored.continues)
 
     def write(self) -> None:
         """Write `claim.json`; the attempts are pending once their `launch.json` is written too."""
@@ -127,7 +125,7 @@ class SubmissionManifest:
 
     def record_submission(self, **submitted: str) -> None:
         """Write the result of the submission, for which `write` has reserved space."""
-        text = json.dumps({**submitted, "at": time.time()}, indent=1) + "\n"
+        text = with_checksum({**submitted, "at": time.time()})
         write_atomically(self.path / "submitted.json", text, use_reserve=True)
         release_reserve(self.path)
 
@@ -149,6 +147,21 @@ class SubmissionManifest:
         """All attempts, each with the number of its job."""
         for number in range(len(self.jobs)):
             yield from ((number, attempt) for slot in self.slots(number) for attempt in slot)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """The content of `claim.json`."""
+
+    __pydantic_config__ = STRICT
+    shape: dict[Literal["world_size", "nodes", "lanes", "length"], Positive]
+    launch: Launch
+    jobs: list[list[list[Annotated[str, Field(pattern=r"^[^/]+/attempt-[1-9][0-9]*$")]]]]
+    continues: dict[str, Positive]
+
+    def __post_init__(self) -> None:
+        if missing := {"world_size", "nodes", "lanes", "length"} - self.shape.keys():
+            raise ValueError(f"shape.{min(missing)} is missing")
 
 
 def _name(attempt: Attempt) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from harness.errors import StoredFileError
 from harness.runs.checkpoint_store import FORMAT_VERSION, CheckpointStore, Saved, resumable
 from harness.runs.store import Attempt
-from harness.training.checkpoint.parts import SHARED, DamagedError, PartSum, own_part, read_part
+from harness.training.checkpoint.parts import SHARED, DamagedError, own_part, read_part
 from harness.training.world import World, all_gather_rows
 
 _MOST_CANDIDATES = 16  # checkpoints tried before a run starts anew: those of eight attempts
@@ -71,14 +72,17 @@ def _candidates(attempt: Attempt, world: World) -> list[tuple[Attempt, Saved]]:
 def _read(saved: Saved, number: int, world: World) -> Loaded:
     try:
         manifest = saved.manifest()
-        sums = {name: PartSum(**part) for name, part in manifest["parts"].items()}
-        version, world_size, saved_at = (manifest[key] for key in ("version", "world_size", "saved_at"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, StoredFileError) as error:
         raise DamagedError(f"manifest.json: {type(error).__name__} {error}") from error
-    if version != FORMAT_VERSION:
-        raise DamagedError(f"its format has version {version}, must be {FORMAT_VERSION}")
-    same_world = world_size == world.world_size
-    ranks = [world.rank] if same_world else range(world_size)
+    if manifest.version != FORMAT_VERSION:
+        raise DamagedError(f"its format has version {manifest.version}, must be {FORMAT_VERSION}")
+    if manifest.step != saved.step:
+        raise DamagedError(f"its manifest is of step {manifest.step}, its folder of step {saved.step}")
+    sums, missing = manifest.parts, set(map(own_part, range(manifest.world_size))) - manifest.parts.keys()
+    if missing:
+        raise DamagedError(f"its manifest lists no {', '.join(sorted(missing))}")
+    same_world = manifest.world_size == world.world_size
+    ranks = [world.rank] if same_world else range(manifest.world_size)
     parts = [read_part(saved.path / own_part(rank), sums[own_part(rank)]) for rank in ranks]
     shared = read_part(saved.path / SHARED, sums[SHARED]) if SHARED in sums else parts[0]["shared"]
-    return Loaded(saved.step, shared, parts, same_world, saved_at, number)
+    return Loaded(saved.step, shared, parts, same_world, manifest.saved_at, number)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import pickle
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
+
+from harness.runs.checkpoint_store import PartSum
 
 SHARED = "shared.pt"
 """File of what is the same on every rank; written by rank 0."""
@@ -22,14 +23,6 @@ def own_part(rank: int) -> str:
 
 class DamagedError(Exception):
     """A part cannot be read, or does not match its manifest."""
-
-
-@dataclass(frozen=True)
-class PartSum:
-    """Size and checksum of a file's content."""
-
-    size_bytes: int
-    crc32: int
 
 
 class _SummingWriter:

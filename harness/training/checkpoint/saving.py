@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any
 
-from harness.runs.checkpoint_store import FORMAT_VERSION, CheckpointStore
-from harness.training.checkpoint.parts import SHARED, PartSum, own_part, sum_of, write_part
+from harness.runs.checkpoint_store import FORMAT_VERSION, CheckpointStore, Manifest, PartSum
+from harness.training.checkpoint.parts import SHARED, own_part, sum_of, write_part
 from harness.training.world import World, all_gather_rows
 
 
@@ -48,10 +47,9 @@ def save_parts(
     written_bytes = int(sum(sum(row[1::2]) for row in rows))
     if not _failures(rows):
         parts = _parts(rows, same)
-        manifest = {
-            "version": FORMAT_VERSION, "step": step, "world_size": world.world_size, **about,
-            "saved_at": time.time(), "parts": {name: asdict(one) for name, one in parts.items()},
-        }  # fmt: skip
+        manifest = Manifest(
+            FORMAT_VERSION, step, world.world_size, **about, saved_at=time.time(), parts=parts
+        )
         rows = gather(_errno(lambda: store.publish(step, manifest)) if world.rank == 0 else 0)
     error = _failures(rows)
     if error and world.rank == 0:

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from harness.cell import Cell
 from harness.runs.checkpoint_requests import Request
 from harness.runs.heartbeat import HeartbeatWriter
-from harness.runs.records import EvalRecord, PhaseRecord, Record, RecordWriter
+from harness.runs.records import EvalRecord, PhaseRecord, Record, RecordWriter, Result
 from harness.runs.store import Attempt, sweep_folder
 from harness.training.checkpoint import Checkpoints, Schedule
-from harness.training.train import Result, Trainer
+from harness.training.train import Trainer
 from harness.training.world import World
 
 KFAC = {"factor_update_steps": 2, "inverse_update_steps": 5, "damping": 0.01}

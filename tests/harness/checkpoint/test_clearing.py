@@ -3,9 +3,9 @@
 import pytest
 
 from harness.runs.checkpoint_store import CheckpointStore
+from harness.runs.records import Result
 from harness.runs.store import Attempt
 from harness.training import worker
-from harness.training.train import Result
 from tests.harness.checkpoint.runs import cell, new_attempt
 
 

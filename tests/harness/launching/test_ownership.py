@@ -1,6 +1,5 @@
 """Promise: what another user can have written into a run folder is shown, and never executed."""
 
-import json
 import multiprocessing
 import os
 import shutil
@@ -24,6 +23,7 @@ from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.site_profile import Site
 from harness.runs.ownership import foreign, read_own
 from harness.runs.store import CellFolder, SweepFolder, sweep_folder
+from harness.runs.stored_files import parse_object
 from harness.study.status import read_statuses
 from harness.study.submit import cancel, submit
 
@@ -76,7 +76,7 @@ def test_an_attempt_that_others_can_have_written_is_not_started(planted, level, 
     attempt, parts = planted
     sweep = parts[0]
     assert foreign(parts[-1], sweep) is None
-    assert json.loads(read_own(parts[-1], sweep)) == attempt.read("launch.json")
+    assert parse_object(read_own(parts[-1], sweep), parts[-1]) == attempt.read("launch.json")
     assert list(pending(sweep_folder("study", sweep.parent))) == [attempt]
     CHANGES[reason](parts[level])
     with pytest.raises(ForeignError, match=rf"{parts[level]} {reason}.*shared_runs"):

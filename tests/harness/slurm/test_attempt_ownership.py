@@ -148,7 +148,7 @@ def test_the_outcome_has_the_error_of_a_supervisor_that_failed(listed, as_job, m
 def test_the_files_of_a_submission_keep_their_keys(listed):
     manifest, (attempt,) = listed()
     content = json.loads((manifest.path / "claim.json").read_text())
-    assert set(content) == {"shape", "launch", "jobs", "continues"}
+    assert set(content) == {"shape", "launch", "jobs", "continues", "crc32"}
     assert content["shape"] == {"world_size": 4, "nodes": 2, "lanes": 1, "length": 1}
     launch = json.loads((attempt.path / "launch.json").read_text())
     assert (launch["claim"], launch["claim_job"]) == (manifest.path.name, 0)

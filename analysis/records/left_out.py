@@ -1,0 +1,49 @@
+"""Says which runs are left out of all numbers, and which could have been changed without a trace."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pandas as pd
+
+_NAMED = 3  # runs in a sentence; `Study.cells` and the report's table have all
+
+
+class LeftOutWarning(UserWarning):
+    """Runs of a loaded study are not valid; `Study.cells` has `valid` and `why`."""
+
+
+def left_out_note(cells: pd.DataFrame) -> str:
+    """How many runs are not valid, and why the first; empty if all are."""
+    invalid = cells[~cells["valid"]]
+    if invalid.empty:
+        return ""
+    reasons = [f"{run}: {why}" for run, why in zip(invalid["run"], invalid["why"], strict=True)]
+    more = f" ... and {len(reasons) - _NAMED} more" if len(reasons) > _NAMED else ""
+    runs = "run is" if len(invalid) == 1 else "runs are"
+    return (
+        f"{len(invalid)} of {len(cells)} {runs} left out of all numbers: files cannot be read or do not "
+        f"agree. {'| '.join(reasons[:_NAMED])}{more}"
+    )
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without `LeftOutWarning`, for callers that print the note themselves."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LeftOutWarning)
+        yield
+
+
+def not_sealed_note(cells: pd.DataFrame) -> str:
+    """How many completed runs have no seals; empty if all have."""
+    known = cells["sealed"].dropna().astype("bool")
+    unsealed = int((~known & cells.loc[known.index, "valid"]).sum())
+    if not unsealed:
+        return ""
+    return (
+        f"{unsealed} of {len(known)} completed runs are not sealed: an older version recorded them, so a "
+        "number that was changed afterwards shows only where it contradicts another."
+    )

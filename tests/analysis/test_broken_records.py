@@ -1,0 +1,223 @@
+"""Promise: a run whose files are damaged or do not agree is left out aloud, and never changes a number."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis.metrics import time_to_accuracy
+from analysis.records.left_out import LeftOutWarning
+from analysis.records.study import Study
+from analysis.records.tables import load
+from analysis.report.page import write_report
+from harness.cli import main
+from harness.runs.records import RecordWriter
+from harness.runs.store import Attempt
+from tests.analysis.conftest import Plan
+
+PLAN = Plan(methods=("sgd", "comm_opt"), world_sizes=(2,), seeds=(0,), misses=(), epochs=9)
+SEAL = '{"schema": 4, "kind": "seal"'
+
+
+@pytest.fixture(scope="module")
+def made(write_study) -> Path:
+    return write_study(PLAN)
+
+
+@pytest.fixture(params=["sealed", "recorded before seals"])
+def attempt(made, tmp_path, request) -> Attempt:
+    """The run of comm_opt in a copy of the study, as this version wrote it or as an older one would have."""
+    target = tmp_path / "runs" / "synthetic"
+    shutil.copytree(made, target)
+    for path in target.glob("*/attempt-1") if request.param != "sealed" else ():
+        remove_seals(path)
+    return Attempt(next(target.glob("comm_opt-*")) / "attempt-1")
+
+
+def remove_seals(path: Path) -> None:
+    for file in path.glob("*.json"):
+        content = json.loads(file.read_text())
+        del content["crc32"]
+        if file.name == "outcome.json":
+            del content["seals"]
+            content["schema"] = 3
+        file.write_text(json.dumps(content, indent=1))
+    for file in path.glob("rank-*.jsonl"):
+        lines = file.read_text().replace('"schema": 4', '"schema": 3').splitlines(keepends=True)
+        file.write_text("".join(line for line in lines if '"kind": "seal"' not in line))
+
+
+def loaded(attempt: Attempt) -> Study:
+    return load(attempt.path.parent.parent, cache=False)
+
+
+def edit(name: str, before: str, after: str, count: int = -1) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        text = (path / name).read_text()
+        assert before in text
+        (path / name).write_text(text.replace(before, after, count))
+
+    return change
+
+
+def cut(name: str, share: float) -> Callable[[Path], None]:
+    return lambda path: os.truncate(path / name, int((path / name).stat().st_size * share))
+
+
+def double(path: Path) -> None:
+    lines = (path / "rank-00000.jsonl").read_text().splitlines(keepends=True)
+    (path / "rank-00000.jsonl").write_text("".join([*lines[:3], lines[2], *lines[3:]]))
+
+
+def negative_clock(path: Path) -> None:
+    lines = (path / "rank-00000.jsonl").read_text().splitlines(keepends=True)
+    place = next(number for number, line in enumerate(lines) if '"kind": "evaluation"' in line)
+    lines[place] = lines[place].replace('"train_seconds": ', '"train_seconds": -')
+    (path / "rank-00000.jsonl").write_text("".join(lines))
+
+
+def last_value_as_text(path: Path) -> None:
+    text = (path / "rank-00000.jsonl").read_text()
+    head, key, tail = text.rpartition('"value": ')
+    value, comma, rest = tail.partition(",")
+    (path / "rank-00000.jsonl").write_text(f'{head}{key}"{value}"{comma}{rest}')
+
+
+def swap(path: Path) -> None:
+    (path / "rank-00000.jsonl").rename(path / "other")
+    (path / "rank-00001.jsonl").rename(path / "rank-00000.jsonl")
+    (path / "other").rename(path / "rank-00001.jsonl")
+
+
+def pipe(name: str) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        (path / name).unlink(missing_ok=True)
+        os.mkfifo(path / name)
+
+    return make
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "rank 0's records cut in half": (cut("rank-00000.jsonl", 0.5), "rank 0|no evaluation|seal is missing"),
+    "rank 0's records emptied": (cut("rank-00000.jsonl", 0), "rank-00000.jsonl|rank 0 has no windows"),
+    "rank 0's records missing": (lambda path: (path / "rank-00000.jsonl").unlink(), "rank 0 has no windows"),
+    "rank 1's records missing": (lambda path: (path / "rank-00001.jsonl").unlink(), "rank 1 has no windows"),
+    "all records missing": (
+        lambda path: [one.unlink() for one in path.glob("rank-*")], "rank 0, 1 has no windows"
+    ),
+    "a value as text": (last_value_as_text, "value must be a valid number, got '0.9|does not match|bytes of"),
+    "a negative clock": (negative_clock, "train_seconds must be greater|does not match|bytes of records"),
+    "a doubled record": (double, "doubled or out of order|bytes of records"),
+    "ranks swapped": (swap, "must be 0 in this file"),
+    "another state": (edit("outcome.json", '"COMPLETED"', '"FAILED"'), "state=FAILED, but reached|crc32="),
+    "another value": (edit("outcome.json", '"value": 0.9', '"value": 0.8'), "the last evaluation has|crc32"),
+    "the target not reached": (
+        edit("outcome.json", '"reached_target": true', '"reached_target": false'), "target=False|crc32"
+    ),
+    "a state that is no end": (edit("outcome.json", '"COMPLETED"', '"RUNNING"'), "state must be one|crc32"),
+    "an empty outcome": (cut("outcome.json", 0), "outcome.json: holds nothing"),
+    "an empty launch": (cut("launch.json", 0), "launch.json: holds nothing"),
+    "an empty environment": (cut("environment.json", 0), "environment.json: holds nothing"),
+    "empty layers": (cut("layers.json", 0), "layers.json: holds nothing"),
+    "an outcome that is a pipe": (pipe("outcome.json"), "outcome.json: is a folder, pipe"),
+    "records that are a pipe": (pipe("rank-00001.jsonl"), "rank-00001.jsonl: is a folder, pipe"),
+    "an environment nested deep": (
+        lambda path: (path / "environment.json").write_text('{"a":' + "[" * 200_000), "nested too deep"
+    ),
+    "a window nested deep": (
+        edit("rank-00001.jsonl", '"memory_bytes": {', '"memory_bytes": {"a": ' + "[" * 200_000, 1),
+        "rank-00001.jsonl",
+    ),
+    "a run that continues itself": (
+        edit("launch.json", "{", '{"continues": 1,', 1), "continues=1, must be the number of an attempt|crc32"
+    ),
+    "NaN in a window": (
+        edit("rank-00001.jsonl", '"wall_seconds": ', '"wall_seconds": NaN, "x": ', 1), "rank-00001"
+    ),
+    "an unfinished line in the middle": (
+        edit("rank-00001.jsonl", '"wall_seconds"', '"wall_sec', 1), "rank-00001"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_broken_run_is_left_out_with_the_reason_and_no_other_number_changes(attempt, made, what):
+    damage, reason = DAMAGE[what]
+    damage(attempt.path)
+    with pytest.warns(LeftOutWarning, match="1 of 2 run is left out"):
+        study = loaded(attempt)
+    (row,) = study.cells[~study.cells["valid"]].itertuples()
+    assert row.method == "comm_opt"
+    assert pd.Series([row.why]).str.contains(reason).all(), row.why
+    assert time_to_accuracy(study)["method"].tolist() == ["sgd"]
+    whole = load(made, cache=False)
+    rest = whole.only(whole.cells["method"] == "sgd")
+    for name in ("phases", "memory", "evaluations", "environments"):
+        pd.testing.assert_frame_equal(
+            getattr(study, name), getattr(rest, name), check_categorical=False, check_dtype=False
+        )
+
+
+def test_an_undamaged_run_is_valid_and_says_whether_it_is_sealed(attempt):
+    study = loaded(attempt)
+    assert study.cells["valid"].all()
+    assert study.cells["why"].eq("").all()
+    old = '"schema": 3' in (attempt.path / "outcome.json").read_text()
+    assert study.cells["sealed"].tolist() == [not old] * 2
+
+
+def test_report_and_terminal_begin_with_what_is_left_out(attempt, tmp_path, capsys):
+    (attempt.path / "rank-00001.jsonl").unlink()
+    runs = attempt.path.parent.parent.parent
+    assert main(["report", "synthetic", "--runs", str(runs), "--out", str(tmp_path / "report")]) == 0
+    assert "1 of 2 run is left out of all numbers" in capsys.readouterr().err
+    first = (tmp_path / "report" / "report.md").read_text().splitlines()[2]
+    assert "1 of 2 run is left out of all numbers" in first
+    assert "rank 1 has no windows" in first
+    assert "left out: " in (tmp_path / "report" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["outcome.json", "launch.json", "environment.json"])
+def test_commands_show_an_empty_file_and_do_not_fail(attempt, name, capsys):
+    (attempt.path / name).write_bytes(b"")
+    runs = attempt.path.parent.parent.parent
+    assert main(["status", "synthetic", "--runs", str(runs)]) == 0
+    shown = capsys.readouterr().out
+    assert main(["compare", str(attempt.path.parent.parent), "synthetic", "--runs", str(runs)]) == 0
+    assert f"{name}: holds nothing" in capsys.readouterr().err
+    if name == "outcome.json":
+        assert "1 LOST" in shown
+        assert "it is not known how it ended" in " ".join(shown.split())
+
+
+def test_two_attempts_that_continue_each_other_end_the_reading(made, tmp_path):
+    target = tmp_path / "runs" / "synthetic"
+    shutil.copytree(made, target)
+    first = Attempt(next(target.glob("comm_opt-*")) / "attempt-1")
+    second = first.cell_folder.new_attempt()
+    second.write("launch.json", {"launcher": "local", "continues": 1})
+    first.write("launch.json", {"launcher": "local", "continues": 2})
+    with RecordWriter(second.records(0)) as writer:
+        writer.seal(0)
+    with pytest.warns(LeftOutWarning, match="continues=2, must be the number of an attempt before 1"):
+        loaded(first)
+
+
+def test_a_damaged_cache_is_read_anew(made, tmp_path):
+    target = tmp_path / "runs" / "synthetic"
+    shutil.copytree(made, target)
+    before = load(target)
+    for path in (tmp_path / "derived").rglob("*.parquet"):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 3] ^= 1
+        path.write_bytes(content)
+    again = load(target)
+    pd.testing.assert_frame_equal(again.phases, before.phases)
+    pd.testing.assert_frame_equal(again.cells, before.cells)
+    assert write_report(again, tmp_path / "report").exists()
