@@ -156,11 +156,12 @@ def write_attempt(folder: SweepFolder, cell: Cell, trained: Trained) -> None:
         with RecordWriter(attempt.records(rank)) as writer:
             for record in records:
                 writer.write(_slower(record, 1 + 0.01 * cell.seed))
+            writer.seal(rank)
     result = trained.result
     attempt.write_outcome(
         Outcome(
             "COMPLETED", "", result.reached_target, result.stop_reason, started_at=0.0, ended_at=1.0,
-            train_seconds=result.train_seconds, value=result.value,
+            train_seconds=result.train_seconds * (1 + 0.01 * cell.seed), value=result.value,
         )
     )  # fmt: skip
 
