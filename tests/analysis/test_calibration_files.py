@@ -137,7 +137,7 @@ TEXTS = {
 }  # fmt: skip
 
 
-def refusal(path: Path) -> str:
+def error_line(path: Path) -> str:
     with pytest.raises(CostModelError) as error:
         read_calibration(str(path))
     message = str(error.value)
@@ -161,7 +161,7 @@ def test_a_wrong_field_is_named_with_what_is_allowed(case, tmp_path):
         part[last] = value
     path = tmp_path / "machine.json"
     path.write_text(json.dumps(content))
-    assert message in refusal(path)
+    assert message in error_line(path)
 
 
 @pytest.mark.parametrize("case", TEXTS)
@@ -169,13 +169,13 @@ def test_a_text_that_is_no_calibration_is_one_line(case, tmp_path):
     content, message = TEXTS[case]
     path = tmp_path / "machine.json"
     path.write_bytes(content)
-    assert refusal(path).startswith(message.removeprefix("not a calibration: "))
+    assert error_line(path).startswith(message.removeprefix("not a calibration: "))
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
     path = tmp_path / "machine.json"
     os.mkfifo(path)
-    assert refusal(path) == "must be a regular file"
+    assert error_line(path) == "must be a regular file"
 
 
 def test_the_measured_form_is_accepted(tmp_path):

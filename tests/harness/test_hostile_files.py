@@ -62,7 +62,7 @@ def test_a_hostile_text_is_one_short_line(case, reader, tmp_path):
     content, message = TEXTS[case]
     path = tmp_path / "x.yaml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    found = refusal(path, reader)
+    found = error_line(path, reader)
     assert message in found
     assert len(found) < 1_000
 
@@ -83,7 +83,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(kind, reader, tmp_path):
         os.chdir(here)
     else:
         path.symlink_to("/dev/zero")
-    assert refusal(path, reader).startswith(f"{path}: ")
+    assert error_line(path, reader).startswith(f"{path}: ")
 
 
 def test_whole_numbers_keep_their_value():
@@ -97,7 +97,7 @@ def test_whole_numbers_keep_their_value():
         assert read_value(text, "--set x", SweepError) == value
 
 
-def refusal(path: Path, reader: str) -> str:
+def error_line(path: Path, reader: str) -> str:
     error = SweepError if reader == "sweep" else SiteError
     with pytest.raises(error) as raised:
         read_sweep(path) if reader == "sweep" else read_site(str(path))

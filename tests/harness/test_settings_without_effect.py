@@ -48,7 +48,7 @@ def read(folder: Path, *changes: dict[str, object], overrides=()):
     return read_sweep(path, overrides).cells
 
 
-def refusal(folder: Path, *changes: dict[str, object], overrides=()) -> str:
+def error_line(folder: Path, *changes: dict[str, object], overrides=()) -> str:
     with pytest.raises(SweepError) as error:
         read(folder, *changes, overrides=overrides)
     message = str(error.value)
@@ -248,17 +248,17 @@ WRONG_FOR_THE_RUN = {
 @pytest.mark.parametrize("case", WITHOUT_EFFECT)
 def test_what_nothing_reads_is_refused(case, tmp_path):
     change, message = WITHOUT_EFFECT[case]
-    assert refusal(tmp_path, change) == message
+    assert error_line(tmp_path, change) == message
 
 
 @pytest.mark.parametrize("case", WRONG_FOR_THE_RUN)
 def test_what_the_run_cannot_mean_is_refused(case, tmp_path):
     change, message = WRONG_FOR_THE_RUN[case]
-    assert message in refusal(tmp_path, change)
+    assert message in error_line(tmp_path, change)
 
 
 def test_an_override_that_nothing_reads_is_refused(tmp_path):
-    message = refusal(tmp_path, {"optimizer": {"name": "adam"}}, overrides=["optimizer.momentum=0.5"])
+    message = error_line(tmp_path, {"optimizer": {"name": "adam"}}, overrides=["optimizer.momentum=0.5"])
     assert message.startswith("--set optimizer.momentum has no effect with adam")
 
 
@@ -341,7 +341,7 @@ def test_a_strategy_reads_assignment_and_costs_exactly_where_a_sweep_may_set_the
             if read_here:
                 assert read(tmp_path, arm(kfac=own))
             else:
-                assert f"kfac.{field} has no effect" in refusal(tmp_path, arm(kfac=own))
+                assert f"kfac.{field} has no effect" in error_line(tmp_path, arm(kfac=own))
 
 
 def test_every_optimizer_declares_what_it_reads():
