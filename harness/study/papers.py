@@ -66,10 +66,10 @@ def read_paper(name: str, size: str, folder: Path = FOLDER) -> tuple[Paper, dict
         PaperError: the paper, the size or a sweep does not exist, or the file has a mistake.
     """
     path = folder / name / f"{size}.yaml"
-    if not path.is_file():
+    if not path.is_file() or name not in _names(folder) or "/" in size:  # names, and no paths elsewhere
         known = sorted(f"{found.parent.name} --size {found.stem}" for found in folder.glob("*/*.yaml"))
         there = f"available: {', '.join(known)}" if known else f"{folder} has none"
-        if (folder / name).is_dir():
+        if name in _names(folder):
             sizes = [found.stem for found in (folder / name).glob("*.yaml")]
             raise PaperError(f"{path}: {name} has no size {size!r}{not_allowed(size, sizes)}")
         raise PaperError(f"{path}: no such paper; {there}{did_you_mean(name, _names(folder))}")

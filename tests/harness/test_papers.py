@@ -70,3 +70,9 @@ def test_without_runs_there_is_nothing_to_draw(tmp_path, capsys):
     assert f"no runs yet at {tmp_path}/" in error
     assert "leave --report-only out" in error
     assert not list(Path(tmp_path).iterdir())
+
+
+@pytest.mark.parametrize(("name", "size"), [("../papers/sc20", "small"), ("sc20", "../sc20/small")])
+def test_names_of_papers_and_sizes_are_no_paths(name, size):
+    with pytest.raises(PaperError, match=r"no such paper; available|has no size"):
+        read_paper(name, size)
