@@ -46,6 +46,7 @@ class BatchedMeans:
         updates: updates by factor, a view on the device.
         refused: updates that were not finite, by factor, a view on the device.
         counts: updates and refused updates of all factors, `[2, factors]`, in the order of `updates`.
+        overflowed: not zero where the step's statistics are worthless, and to be dropped without a report.
         stacks: all factors of a shape, `[factors, blocks, n, n]`.
         keys: the factors of a shape, in the order of its stack.
     """
@@ -54,6 +55,7 @@ class BatchedMeans:
         self, jobs: Sequence[FactorJob], like: Tensor, stored: torch.dtype, config: KFACConfig
     ) -> None:
         self._config, self._like = config, like
+        self.overflowed: Tensor | None = None
         self.keys: dict[FactorShape, list[Key]] = {}
         for job in jobs:
             self.keys.setdefault(job.shape, []).append((job.layer, job.kind))
@@ -88,10 +90,13 @@ class BatchedMeans:
             renewed = torch.lerp(old, mean, weight).to(running.dtype)  # as stored: float16 ends at 65,504
             size = renewed.diagonal(dim1=-2, dim2=-1).sum((-2, -1), dtype=mean.dtype)
             finite = size.abs() < inf
+            refusing = finite.logical_not()
             usable = finite if present is None else finite & present
+            if self.overflowed is not None:
+                usable, refusing = usable & (self.overflowed == 0), refusing & (self.overflowed == 0)
             torch.where(usable[:, None, None, None], renewed, running, out=running)
             updates += usable
-            refused += finite.logical_not_()
+            refused += refusing
 
     def _parts(self, news: Sequence[NewMean]) -> Iterator[list[NewMean]]:
         """Factors that are adjacent in one stack, and either all have other ranks' sums or all have not."""

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from kfac_core import state as states
 from kfac_core.batched_means import Key
@@ -23,9 +23,10 @@ from kfac_core.diagnostics import Failure, missing_statistics, warn_of_other_kfa
 from kfac_core.errors import ConfigError
 from kfac_core.execution import Execution
 from kfac_core.factors import Factors
-from kfac_core.gradients.buffers import Gradients, all_finite
+from kfac_core.gradients.buffers import Gradients
 from kfac_core.kernels.device_grams import DeviceGrams
 from kfac_core.layers import find_layers, plain_modules
+from kfac_core.overflow import Answer, Overflow, answer
 from kfac_core.placement import Placement
 from kfac_core.placement.cost import CostModel
 from kfac_core.placement.footprint import state_bytes
@@ -63,7 +64,9 @@ class KFAC:
     Attributes:
         placement: who computes what; `print(kfac.placement)` draws the grid of the KAISA paper.
         steps: steps taken so far, without skipped ones.
-        skipped_steps: steps that overflowed under the GradScaler.
+        skipped_steps: steps that overflowed under the GradScaler on any rank. On a GPU the host learns of
+            one a step later; it has no effect, and the updates it was due are made up for in the step after
+            that.
         plain_modules: modules with trained parameters that K-FAC does not precondition; logged once.
 
     Raises:
@@ -96,7 +99,7 @@ class KFAC:
         self._lr = read_lr(lr)
         self._steps_per_epoch = steps_per_epoch
         self._check_schedules()
-        self._scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
+        scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
         self._timer = timer if timer is not None else PhaseTimer()
         bare, self._wrapper = unwrap(model)
         discard_compiled(bare)
@@ -126,8 +129,12 @@ class KFAC:
         self._second_order = (BatchedSecondOrder if batched else SecondOrder)(*arguments)
         self._gradients = Gradients(self._layers, self.placement, self._communicator, like, self._execution)
         warn_of_other_kfac(self._layers)  # before any hook: a filter may turn the warning into an error
+        self._overflow = Overflow(scaler, self._communicator, like) if scaler is not None else None
+        self._scaler = scaler
         self._capture = self._install_capture(like.dtype)
-        self._must_solve = self._paused = False
+        self._must_solve = self._owes_factors = self._paused = False
+        self._answers: list[Answer] = []
+        self._undecided: list[tuple[Answer, bool, bool]] = []
         self._check_statistics = True  # once, at the first second-order update
         self._pending_warnings: list[str] = []
 
@@ -136,17 +143,22 @@ class KFAC:
         """Precondition the gradients in place; on update steps, first update factors and second order."""
         with self._timer.phase(Phase.PRECONDITION):
             self._gradients.read()
-        if self._scaler is not None and not all_finite(self._model.parameters()):
+        if self._overflow is not None and self._has_overflowed(self._overflow):
             self.discard()
             self.skipped_steps += 1
             return
+        renews = self._renews_factors(), self._due("inverse_update_steps") or self._must_solve
         with full_precision(self._gradients.raw[0]):  # also when called inside autocast
-            if self._due("factor_update_steps"):
+            if renews[0]:
                 self._update_factors()
-            if self._due("inverse_update_steps") or self._must_solve:
+                self._owes_factors = False
+            if renews[1]:
                 self._update_second_order()
             self._precondition()
         self.steps += 1
+        self._undecided += [(each, *renews) for each in self._answers]
+        self._answers.clear()
+        self._settle(leave=1)
         self._warn()
 
     def __reduce__(self) -> NoReturn:
@@ -237,6 +249,7 @@ class KFAC:
         self._capture.remove()
 
     def _snapshot(self) -> states.Snapshot:
+        self._settle(leave=0)
         progress = states.Progress(self.steps, self.skipped_steps, self._must_solve)
         return states.Snapshot(
             self.config, self.shapes, self._communicator, self._factors, self._second_order, progress
@@ -259,6 +272,33 @@ class KFAC:
                 f"gram_precision={precision} needs a GPU, and this model is on a CPU; leave it out"
             )
 
+    def _has_overflowed(self, overflow: Overflow) -> bool:
+        """Whether to skip this step; with batched execution it goes on, without effect if it did overflow."""
+        batched = self._factors.batched
+        with self._timer.phase(Phase.PRECONDITION_COMM):
+            if batched is None:
+                return overflow.on_host(self._model.parameters())
+            batched.overflowed = overflow.on_device(self._model.parameters())
+        self._answers.append(answer(batched.overflowed))
+        return False
+
+    def _settle(self, *, leave: int) -> None:
+        """Count the steps that overflowed, but for the newest, whose answers may not have arrived.
+
+        All ranks do so at the same step, so that their schedules agree. An update that was lost is made up
+        for.
+        """
+        while len(self._undecided) > leave:
+            pending, factors, second_order = self._undecided.pop(0)
+            if pending.read():
+                self.steps -= 1
+                self.skipped_steps += 1
+                self._owes_factors |= factors
+                self._must_solve |= second_order
+
+    def _renews_factors(self) -> bool:
+        return self._due("factor_update_steps") or self._owes_factors
+
     def _due(self, interval: str) -> bool:
         steps = interval_at(getattr(self.config, interval), self.steps, self._steps_per_epoch)
         return self.steps % steps == 0
@@ -270,12 +310,17 @@ class KFAC:
             [index for index, layer in enumerate(placed) if rank in layer.factor_workers],
             {(job.layer, job.kind) for job in self._factors.jobs if rank not in job.unpacked_on},
             dtype,
-            is_active=lambda: not self._paused and self._due("factor_update_steps"),
+            is_active=lambda: not self._paused and self._renews_factors(),
             timed=self._factor_compute,
-            loss_scale=lambda: self._scaler.get_scale() if self._scaler is not None else 1.0,
+            loss_scale=self._loss_scale,
             is_last=lambda: bool(getattr(self._wrapper, "require_backward_grad_sync", True)),
             on_gradient=self._on_gradient if self.config.overlap_factors else None,
         )
+
+    def _loss_scale(self) -> float | Tensor:
+        if self._scaler is None or self._overflow is None:
+            return 1.0
+        return self._scaler.get_scale() if self._factors.batched is None else self._overflow.scale()
 
     @contextmanager
     def _factor_compute(self, layer: int) -> Iterator[None]:
@@ -365,6 +410,10 @@ class KFAC:
     def _missing_statistics(self, counts: Mapping[Key, UpdateCounts]) -> list[str]:
         """At the first update, a warning of layers without statistics on any rank."""
         if not self._check_statistics:
+            return []
+        if (
+            self._answers and self._answers[-1].read()
+        ):  # arrived: the solver has waited for what came after it
             return []
         self._check_statistics = False
         missing = {layer for (layer, _), count in counts.items() if count.taken == 0}

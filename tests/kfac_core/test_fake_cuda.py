@@ -28,6 +28,7 @@ EVERY: dict[str, dict[str, Any]] = {
     "bfloat16": {
         "model": "conv", "batch": 8, "autocast": "bfloat16", "config": {"gram_precision": "bfloat16"},
     },
+    "scaler": {"model": "conv", "batch": 8, "scaler": True, "autocast": "float16"},
     "tf32 elsewhere": {"model": "conv", "batch": 8, "tf32": True},
 }  # fmt: skip
 

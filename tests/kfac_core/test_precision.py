@@ -8,27 +8,42 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kfac_core import KFAC, KFACConfig
+from kfac_core.execution import Execution
 from tests.kfac_core.runs import LR, assert_same, average_gradients, build, data
 
 EVERY_STEP = {"factor_update_steps": 1, "inverse_update_steps": 1}
 
 
 def scaled_steps(
-    rank: int, world_size: int, scale: float | None, steps: list[int], poisoned: int | None = None
+    rank: int,
+    world_size: int,
+    scale: float | None,
+    steps: list[int],
+    poisoned: int | None = None,
+    execution: Execution | None = None,
+    every: int = 1,
+    *,
+    alone: bool = False,
 ) -> tuple[KFAC, nn.Module, list[int]]:
-    """Train in float32 under a GradScaler; one rank has an infinite loss in the poisoned step."""
+    """Train in float32 under a GradScaler; one rank has an infinite loss in the poisoned step.
+
+    With `alone` only that rank's gradients are infinite, and the others' average does not show it.
+    """
     model = build("mlp").float()
     optimizer = torch.optim.SGD(model.parameters(), LR)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
-    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=optimizer, grad_scaler=scaler)
+    config = KFACConfig(factor_update_steps=every, inverse_update_steps=every)
+    kfac = KFAC(model, config, lr=optimizer, grad_scaler=scaler, execution=execution)
     counted = []
     for step in steps:
         x, y = data("mlp", step)
         optimizer.zero_grad()
         loss = functional.cross_entropy(model(x[rank::world_size].float()), y[rank::world_size])
-        loss = loss * torch.inf if step == poisoned and rank == 0 else loss
+        loss = loss * torch.inf if step == poisoned and rank == 0 and not alone else loss
         scaler.scale(loss).backward()
         average_gradients(model, world_size)
+        if alone and step == poisoned and rank == 0:
+            next(iter(model.parameters())).grad[0] = torch.inf
         scaler.unscale_(optimizer)
         kfac.step()
         scaler.step(optimizer)
@@ -71,6 +86,35 @@ def test_an_overflow_step_leaves_the_factors_as_they_were(world, world_size):
         before = world(world_size).run(factors_after, left_out, None)
         for one, other in zip(after, before, strict=True):
             assert_same(one, other, tolerance)
+
+
+def parameters_after(
+    rank: int, world_size: int, steps: list[int], poisoned: int | None, execution: Execution, alone: bool
+) -> tuple[dict[str, Tensor], tuple[int, int]]:
+    kfac, model, _ = scaled_steps(rank, world_size, 64.0, steps, poisoned, execution, alone=alone)
+    state = kfac.state_dict()
+    return dict(model.named_parameters()), (state["steps"], state["skipped_steps"])
+
+
+@pytest.mark.parametrize("execution", Execution)
+@pytest.mark.parametrize("alone", [False, True])
+def test_one_rank_that_overflowed_lets_all_ranks_skip_the_step(world, execution, alone):
+    """Also where only its own gradients show it: the others would wait for it in a collective."""
+    after = world(2).run(parameters_after, [0, 2, 1], 2, execution, alone)
+    (want, _), _ = world(2).run(parameters_after, [0, 1], None, Execution.SEQUENTIAL, False)
+    for got, counts in after:
+        assert counts == (2, 1)
+        assert_same(got, want, 1e-5)
+
+
+def test_updates_that_an_overflow_took_are_made_up_for_on_a_gpu():
+    steps = [0, 1, 2, 3, 4, 5]
+    kfac, model, counted = scaled_steps(0, 1, 64.0, steps, 0, Execution.BATCHED, every=4)
+    assert counted == [1, 1, 2, 3, 4, 5]  # the second step learns of the first one
+    assert kfac.state_dict()["skipped_steps"] == 1
+    taken = {int(count) for count in kfac._factors.updates.values()}
+    assert taken == {2}  # made up for in the third step, and due in the last one
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
 def factors_after(rank: int, world_size: int, steps: list[int], poisoned: int | None) -> dict[str, Tensor]:

@@ -209,7 +209,18 @@ def pretend_cuda() -> None:
     real = Tensor.data_ptr
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
     torch.cuda.current_device = lambda: 0
+    torch.cuda.Event = _Event
     Tensor.data_ptr = lambda self: _address(self) if isinstance(self, FakeTensor) else real(self)
+
+
+class _Event:
+    """Reached at once."""
+
+    def record(self) -> None:
+        """Nothing is queued."""
+
+    def synchronize(self) -> None:
+        """Nobody waits."""
 
 
 def _address(tensor: Tensor) -> int:

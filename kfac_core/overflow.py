@@ -1,0 +1,88 @@
+"""Whether a step's gradients overflowed under a GradScaler: one answer for all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf
+
+import torch
+from torch import Tensor, nn
+
+from kfac_core.collectives import Communicator
+from kfac_core.gradients.buffers import all_finite
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Whether a step overflowed, on its way from the device to the host."""
+
+    flag: Tensor
+    copied: torch.cuda.Event | None
+
+    def read(self) -> bool:
+        """The answer; waits until the device has reached the step."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return bool(self.flag != 0)
+
+
+class Overflow:
+    """Asks the GradScaler, or the gradients themselves, and all ranks of the communicator.
+
+    A rank whose own gradients are finite, as parameters outside DistributedDataParallel can make it, would
+    wait in K-FAC's collectives for one that skips the step. The answer is given back to the scaler, so that
+    all ranks' optimizers skip the step too.
+    """
+
+    def __init__(self, scaler: torch.amp.GradScaler, communicator: Communicator, like: Tensor) -> None:
+        self._scaler, self._communicator, self._like = scaler, communicator, like
+
+    def scale(self) -> Tensor:
+        """The loss scale, on the device."""
+        scaled = self._scaler.scale(self._like.new_ones((), dtype=torch.float32))
+        assert isinstance(scaled, Tensor)  # noqa: S101  one tensor in, one out
+        return scaled
+
+    def on_host(self, parameters: Iterable[nn.Parameter]) -> bool:
+        """Whether a gradient of any rank is not finite; waits for the device."""
+        found = not all_finite(parameters)
+        if self._communicator.world_size > 1:
+            found = bool(self._joint(self._like.new_full((1,), float(found))) != 0)
+        return found
+
+    def on_device(self, parameters: Iterable[nn.Parameter]) -> Tensor:
+        """The same as a tensor that is not zero, without waiting."""
+        reported = self._reported()
+        if reported:
+            flag = torch.stack([each.reshape(()) for each in reported]).sum().to(self._like.dtype)
+        else:
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            dense = [each.coalesce().values() if each.is_sparse else each for each in gradients]
+            sizes = torch.stack([size.float() for size in torch._foreach_norm(dense, inf)])
+            flag = (sizes.sum() < inf).logical_not().to(self._like.dtype)
+        flag = flag.reshape(1)
+        return self._joint(flag) if self._communicator.world_size > 1 else flag
+
+    def _joint(self, flag: Tensor) -> Tensor:
+        self._communicator.all_reduce(flag)
+        for reported in self._reported():
+            reported.add_(flag.reshape(reported.shape).to(reported.dtype))
+        return flag
+
+    def _reported(self) -> list[Tensor]:
+        """What `GradScaler.unscale_` found, by optimizer and device; empty where it was not called."""
+        states = getattr(self._scaler, "_per_optimizer_states", {})
+        return [
+            found for state in states.values() for found in state.get("found_inf_per_device", {}).values()
+        ]
+
+
+def answer(flag: Tensor) -> Answer:
+    """Start to copy a flag to the host."""
+    copied = None
+    host = flag.to("cpu", non_blocking=True)  # into page-locked memory
+    if flag.is_cuda:
+        copied = torch.cuda.Event()
+        copied.record()
+    return Answer(host, copied)
