@@ -24,7 +24,7 @@ class Answer:
         """The answer; waits until the device has reached the step."""
         if self.copied is not None:
             self.copied.synchronize()
-        return bool(self.flag != 0)
+        return float(self.flag) != 0.0
 
 
 class Overflow:

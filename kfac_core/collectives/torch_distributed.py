@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import _coalescing_manager
 
 from kfac_core.collectives import direct
 from kfac_core.collectives.communicator import PendingCollective
@@ -45,7 +46,7 @@ class TorchCommunicator:
         whole = process_group if process_group is not None else dist.group.WORLD
         assert whole is not None  # noqa: S101  torch.distributed is initialised
         self._all = whole
-        self._gloo = "gloo" in dist.get_backend(whole)
+        self._gloo = backend_on("cpu", whole) == "gloo"
         self._global_ranks = dist.get_process_group_ranks(self._all)
         self._find_peers = find_peers
         self.rank = dist.get_rank(self._all)
@@ -58,20 +59,27 @@ class TorchCommunicator:
         )
         self.readable_peers = frozenset(peers)
         self._peers = [direct.Peer(place, peers.get(rank)) for rank, place in enumerate(self._global_ranks)]
+        self._device: torch.device | None = None
         self._tag = 0  # of the newest exchange that goes straight from rank to rank
         self._groups: dict[Ranks, dist.ProcessGroup] = {tuple(range(self.world_size)): self._all}
 
     def prepare(self, groups: Sequence[Ranks], like: Tensor) -> None:
-        """Make the groups, but for Gloo's direct exchanges, which need none.
+        """Make the groups, but for Gloo's direct exchanges, which need none, and connect their members.
+
+        NCCL would connect them in the first collective, inside a step that is measured.
 
         A group that its members make by themselves is named after the number of groups that each of them
         knows of. It need not be the same on all, who would wait for each other under different names; so all
         ranks make all groups in one order.
         """
+        self._device = like.device
         for ranks in () if self._is_direct(like) else groups:
             made = self._made([self._global_ranks[rank] for rank in ranks], member=self.rank in ranks)
             if made is not None:
                 self._groups[ranks] = made
+        if self._is_grouped(like):
+            for group in self._groups.values():  # in one order on all ranks: whole, column, row
+                dist.all_reduce(like.new_zeros(1), group=group)
 
     def all_reduce(self, buffer: Tensor) -> None:
         """Sum `buffer` over the world, in place."""
@@ -94,11 +102,14 @@ class TorchCommunicator:
         if self._is_direct(buffer):
             return direct.reduce_parts(parts, self.rank, self._peers, self._all, self._next_tag())
         parts[self.rank].zero_()
-        works = []
-        for owner, part in enumerate(parts):
-            if part.numel():
-                works.append(dist.reduce(part, self._global_ranks[owner], group=self._all, async_op=True))
-        return PendingCollective(partial(_wait, works))
+
+        def reduce(owner: int, part: Tensor) -> dist.Work | None:
+            work: dist.Work | None = dist.reduce(
+                part, self._global_ranks[owner], group=self._all, async_op=True
+            )
+            return work
+
+        return PendingCollective(partial(_wait, self._started(reduce, parts, self._all)))
 
     def gather_parts(self, buffer: Tensor, sizes: Sequence[int], group: Ranks) -> None:
         """One broadcast a part, from its owner."""
@@ -109,12 +120,14 @@ class TorchCommunicator:
             direct.gather_parts(parts, place, [self._peers[rank] for rank in group], self._all)
             return
         members = [self._global_ranks[rank] for rank in group]
-        works = [
-            dist.broadcast(part, source, group=self._groups[group], async_op=True)
-            for part, source in zip(parts, members, strict=True)
-            if part.numel()
-        ]
-        _wait(works)
+
+        def broadcast(place: int, part: Tensor) -> dist.Work | None:
+            work: dist.Work | None = dist.broadcast(
+                part, members[place], group=self._groups[group], async_op=True
+            )
+            return work
+
+        _wait(self._started(broadcast, parts, self._groups[group]))
 
     def broadcast(self, buffer: Tensor, source: int) -> None:
         """One broadcast over the world."""
@@ -126,19 +139,49 @@ class TorchCommunicator:
         """A process group of its own for the same ranks."""
         made = self._made(self._global_ranks, member=True)
         assert made is not None  # noqa: S101  this rank is a member
-        if "nccl" in dist.get_backend(self._all):
-            dist.barrier(group=made)  # connected now, not in a hook that not all ranks may reach at once
         other = TorchCommunicator(made, find_peers=self._find_peers)
+        if self._device is not None:  # connected now, not in a hook that not all ranks may reach at once
+            other.prepare((), torch.empty(0, device=self._device))
         other.traffic = self.traffic
         return other
 
     def barrier(self, group: Ranks) -> None:
-        """A barrier of the group; over Gloo a word from each member to each other."""
+        """A barrier of the group; over Gloo a word from each member to each other.
+
+        On a GPU the host waits too: a collective by itself is only queued on the stream.
+        """
         if self._gloo:
             words, members = torch.zeros(len(group)).split(1), [self._peers[rank] for rank in group]
             direct.gather_parts(words, group.index(self.rank), members, self._all)
+        elif self._device is not None and self._device.type == "cuda":
+            dist.all_reduce(torch.zeros(1, device=self._device), group=self._groups[group])
+            torch.cuda.current_stream(self._device).synchronize()
         else:
             dist.barrier(group=self._groups[group])
+
+    def _started(
+        self,
+        start: Callable[[int, Tensor], dist.Work | None],
+        parts: Sequence[Tensor],
+        group: dist.ProcessGroup,
+    ) -> Sequence[dist.Work | None]:
+        """Start a collective for each part that is not empty; over NCCL all of them as one operation.
+
+        One by one each would be a launch on the communicator's stream, and each would wait for the one
+        before.
+        """
+        filled = [(place, part) for place, part in enumerate(parts) if part.numel()]
+        if not (filled and self._is_grouped(parts[0])):
+            return [start(place, part) for place, part in filled]
+        with _coalescing_manager(group, parts[0].device, async_ops=True) as together:
+            for place, part in filled:
+                start(place, part)
+        works: Sequence[dist.Work | None] = together.works
+        return works
+
+    def _is_grouped(self, buffer: Tensor) -> bool:
+        """Whether collectives on such a buffer can be issued as one; a fake world does as NCCL does."""
+        return backend_on(buffer.device.type, self._all) in ("nccl", "fake")
 
     def _next_tag(self) -> int:
         self._tag = self._tag % _TAGS + 1
@@ -155,7 +198,7 @@ class TorchCommunicator:
         made = dist.new_group(
             members,
             timeout=self._timeout,
-            backend=dist.get_backend(self._all),
+            backend=None if whole else dist.get_backend_config(self._all),
             use_local_synchronization=not whole,
         )
         return made if member else None
@@ -163,6 +206,15 @@ class TorchCommunicator:
     def _count(self, buffer: Tensor) -> None:
         self.traffic.calls += 1
         self.traffic.sent_bytes += buffer.numel() * buffer.element_size()
+
+
+def backend_on(device: str, group: dist.ProcessGroup | None = None) -> str:
+    """The backend that carries tensors of a kind of device, such as `nccl`; empty if none does.
+
+    Without a name, `init_process_group()` makes a group whose own backend is `undefined`.
+    """
+    pairs = (pair.split(":") for pair in dist.get_backend_config(group).split(","))
+    return {pair[0]: pair[-1] for pair in pairs}.get(device, "")
 
 
 def _wait(works: Sequence[dist.Work | None]) -> None:
@@ -173,7 +225,7 @@ def _wait(works: Sequence[dist.Work | None]) -> None:
 
 def _timeout(group: dist.ProcessGroup) -> timedelta | None:
     """How long the group waits for a lost peer; None where it does not say."""
-    device = torch.device("cuda" if "nccl" in dist.get_backend(group) else "cpu")
+    device = torch.device("cuda" if backend_on("cuda", group) == "nccl" else "cpu")
     try:
         options = group._get_backend(device).options
     except (AttributeError, RuntimeError):  # torch's fake group has none

@@ -91,15 +91,29 @@ def join_world(attempt: Attempt, rank: int, world_size: int, local_rank: int) ->
         return World(rank, world_size, local_rank, device, backend, mpi, store)
     if one_host and backend == "gloo" and _LOOPBACK_DEVICE.exists():  # the kernel would take this way anyway
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK_DEVICE.name)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=PEER_TIMEOUT)
+    if backend == "nccl":  # K-FAC's and the model's communicators run in the order of the host's calls
+        os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=PEER_TIMEOUT,
+        device_id=device if backend == "nccl" else None,  # connects now, before any clock runs
+    )
     return World(
         rank, world_size, local_rank, device, backend, connect(find_peers=_peer_finder(launch)), store, reason
     )
 
 
 def finalize_world(world: World) -> None:
-    """Wait for the other ranks and finalize MPI, after a successful run; a rank that failed just exits."""
+    """Wait for the other ranks and end torch.distributed and MPI, after a successful run.
+
+    A rank that failed just exits.
+    """
     world.wait_for_all()
+    if world.backend == "nccl" and dist.is_initialized():
+        dist.destroy_process_group()
     finalize_mpi()
 
 
