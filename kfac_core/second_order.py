@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kfac_core.batched_means import Key
 from kfac_core.collectives import Communicator
+from kfac_core.collectives.alike import are_alike
 from kfac_core.config import KFACConfig
 from kfac_core.diagnostics import Failure
 from kfac_core.factors import Factors
@@ -79,6 +80,8 @@ class SecondOrder:
             (job.layer, job.kind): part for job, part in zip(shared + replicated, parts, strict=True)
         }
         self._views: dict[tuple[int, ...], Any] = {}
+        whole = len(self._column) == communicator.world_size > 1
+        self._shares_replicas = bool(replicated) and whole and not are_alike(communicator, like)
         self.own = [job for job in jobs if rank in job.inverse_workers]
         self.solved: set[Key] = set()
         self._means = like.new_zeros(len(shapes), 2)
@@ -135,10 +138,16 @@ class SecondOrder:
         }
 
     def exchange(self) -> None:
-        """All-gather the column's data: each member receives what the others solved."""
+        """All-gather the column's data: each member receives what the others solved.
+
+        What every member solves for itself is sent only where their devices are unlike: the bits would
+        differ, and with them, step by step, the models.
+        """
         if len(self._column) > 1 and self._shared:
             shared = self._buffer[: self._shared]
             self._communicator.gather_parts(shared, self._sizes, self._column)
+        if self._shares_replicas:
+            self._communicator.broadcast(self._buffer[self._shared :], self._column[0])
 
     def precondition(
         self,

@@ -18,7 +18,7 @@ from kfac_core.placement.groups import in_group_order, layer_groups
 from kfac_core.second_order import SecondOrder, UpdateCounts
 from kfac_core.solvers.solver import LinAlgError
 
-_ELEMENTS = 1 << 26  # of factors decomposed in one call, 256 MiB of float32, or one factor if that is larger
+_ELEMENTS = 1 << 25  # of factors decomposed in one call, 128 MiB of float32, or one factor if that is larger
 
 
 class BatchedSecondOrder(SecondOrder):

@@ -19,7 +19,7 @@ def copy_together(pairs: Sequence[Pair]) -> None:
     """
     direct: dict[torch.dtype, list[Pair]] = {}
     layouts: dict[tuple[object, ...], list[Pair]] = {}
-    for target, source in pairs:
+    for target, source in ((target.squeeze(), source.squeeze()) for target, source in pairs):
         alike = target.stride() == source.stride() and target.dtype == source.dtype
         if alike and torch.ops.aten.is_non_overlapping_and_dense(target):
             direct.setdefault(target.dtype, []).append((target, source))

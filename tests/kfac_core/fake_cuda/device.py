@@ -209,6 +209,7 @@ def pretend_cuda() -> None:
     real = Tensor.data_ptr
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
     torch.cuda.current_device = lambda: 0
+    torch.cuda.get_device_name = lambda device=None: "fake"
     torch.cuda.Event = _Event
     Tensor.data_ptr = lambda self: _address(self) if isinstance(self, FakeTensor) else real(self)
 
