@@ -101,9 +101,9 @@ class Training(Spec):
     K-FAC's own schedules count from this epoch. Example: `2.5`."""
 
     precision: Precision = "float32"
-    """Of the model's matrix products. `bfloat16` runs the model under autocast; `tf32` gives every product,
-    K-FAC's too, to a GPU's TF32 units. K-FAC's statistics, its solvers and the optimizer stay float32.
-    Example: `bfloat16`."""
+    """Of the model's matrix products. `bfloat16` runs the model under autocast; `tf32` gives every product of
+    the model to a GPU's TF32 units. K-FAC's products (`kfac.gram_precision`), its solvers and the optimizer
+    stay float32. Example: `bfloat16`."""
 
     @model_validator(mode="after")
     def _one_batch(self) -> Self:

@@ -16,8 +16,8 @@ class ModelPrecision:
 
     Args:
         precision: `float32` computes all products in float32, also convolutions, for which torch uses a
-            GPU's TF32 units by default; `tf32` uses those units for every product; `bfloat16` is autocast:
-            weights, gradients, K-FAC and the optimizer stay float32.
+            GPU's TF32 units by default; `tf32` uses those units for every product but K-FAC's; `bfloat16` is
+            autocast: weights, gradients, K-FAC and the optimizer stay float32.
 
     Raises:
         SiteError: `tf32` without a GPU, where it would be float32.

@@ -49,15 +49,22 @@ def prefers_onednn(*operands: Tensor) -> bool:
 @contextmanager
 def tf32_products(like: Tensor, *, allowed: bool) -> Iterator[None]:
     """Products of float32 on a GPU use its TF32 units only if `allowed`, whatever torch is set to."""
-    settings = torch.backends.cuda.matmul
-    if not like.is_cuda or settings.allow_tf32 == allowed:
+    if not like.is_cuda:
         yield
         return
-    settings.allow_tf32 = allowed
+    settings = torch.backends.cuda.matmul
+    name: str = "allow_tf32"
+    wanted: object = allowed
+    if hasattr(settings, "fp32_precision"):  # torch 2.9; the older name cannot be read once this one was set
+        name, wanted = "fp32_precision", "tf32" if allowed else "ieee"
+    before = getattr(settings, name)
+    if before != wanted:
+        setattr(settings, name, wanted)
     try:
         yield
     finally:
-        settings.allow_tf32 = not allowed
+        if before != wanted:
+            setattr(settings, name, before)
 
 
 def multiply(one: Tensor, other: Tensor, out: Tensor | None = None) -> Tensor:

@@ -121,7 +121,7 @@ class Watch(TorchDispatchMode):
             self.launches[self.phase, name] += _launches(name, args, tensors)
             if name in _GEMMS:
                 self.gemms[self.phase] += _launches(name, args, tensors)
-                self.tf32[self.phase] += torch.backends.cuda.matmul.allow_tf32
+                self.tf32[self.phase] += torch.backends.cuda.matmul.fp32_precision == "tf32"
         return result
 
     def _count_waits(
