@@ -133,8 +133,8 @@ class Attempt:
         """The attempt and earlier attempts of its run, whose checkpoints it resumes from, newest first.
 
         Raises:
-            StoredFileError: a `launch.json` is damaged, or continues an attempt that is not an earlier one.
-            StoreError: an attempt continues one of another run, as after copying run folders into each other.
+            StoredFileError: a `launch.json` is damaged, or continues an attempt that is not an earlier one, or
+                one of another run, as after copying run folders into each other.
         """
         found = [self]
         while (before := found[-1].continues()) is not None:
@@ -317,9 +317,10 @@ def _check_identity(attempt: Attempt, continued: Attempt) -> None:
     expected = (attempt.read("launch.json") or {}).get("continues_id")  # older versions wrote none
     got = (continued.read("launch.json") or {}).get("id")
     if expected is not None and got != expected:
-        raise StoreError(
-            f"{attempt.path / 'launch.json'}: continues={continued.number} is attempt {expected}, but the "
-            f"{continued.path.name} beside it is {got}: runs were copied into each other; keep them apart"
+        raise StoredFileError(
+            attempt.path / "launch.json",
+            f"continues={continued.number} is the attempt with the id {expected}, but {continued.path.name} "
+            f"beside it has {got}: runs were copied into each other; keep them apart",
         )
 
 

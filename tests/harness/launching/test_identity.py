@@ -4,11 +4,11 @@ import shutil
 
 import pytest
 
-from harness.errors import StoreError
+from harness.errors import StoredFileError
 from harness.launchers.launch import Launch
 from harness.launchers.local import LocalLauncher
 from harness.launchers.outcome import outcome_without_ranks
-from harness.runs.checkpoint_store import CheckpointStore
+from harness.runs.checkpoint_store import FORMAT_VERSION, CheckpointStore, Manifest
 from harness.runs.store import sweep_folder
 from harness.study.submit import retry, submit
 
@@ -24,7 +24,7 @@ def resumed(tmp_path, make_cell, site, monkeypatch):
         folder = sweep_folder("study", root).cell_folder(make_cell())
         store = CheckpointStore(folder.latest())
         store.begin(7)
-        store.publish(7, {})
+        store.publish(7, Manifest(FORMAT_VERSION, 7, 1, 0, "interval", 1.0, {}))
         folder.latest().write_outcome(outcome_without_ranks("FAILED", "killed"))
         retry([make_cell()], site, root)
         return folder
@@ -44,7 +44,9 @@ def test_an_attempt_that_was_copied_beside_another_run_does_not_join_it(resumed)
     assert [one.number for one in here.latest().lineage()] == [2, 1]
     shutil.rmtree(here.path / "attempt-2")
     shutil.copytree(there.path / "attempt-2", here.path / "attempt-2")
-    with pytest.raises(StoreError, match=r"attempt-2/launch.json: continues=1 .* copied into each other"):
+    with pytest.raises(
+        StoredFileError, match=r"attempt-2/launch.json: continues=1 .* copied into each other"
+    ):
         here.latest().lineage()
 
 
