@@ -133,8 +133,8 @@ class Attempt:
         """The attempt and earlier attempts of its run, whose checkpoints it resumes from, newest first.
 
         Raises:
-            StoredFileError: a `launch.json` is damaged, or continues an attempt that is not an earlier one, or
-                one of another run, as after copying run folders into each other.
+            StoredFileError: a `launch.json` is damaged, or continues an attempt that is not an earlier one,
+                or is of another run, as after copying run folders into each other.
         """
         found = [self]
         while (before := found[-1].continues()) is not None:
