@@ -45,7 +45,7 @@ RETIRED = {
     r"gangs?": r"gang\.(json|lock)",  # more
     r"lanes?": r"[\"'`]lanes[\"'`]",  # a key in claim.json
     r"claims?": r"claim\.json|[\"'`]claim(_job)?[\"'`]|claim_job|^analysis/|^tests/analysis/|^jobs/|\.md:",
-    r"verdicts?": r"^analysis/|^tests/analysis/|compare\.py|report\.py|test_cli\.py|\.md:",  # a column
+    r"verdicts?": r"^analysis/|^tests/(analysis|path)/|compare\.py|report\.py|test_cli\.py|\.md:",  # a column
     r"floors?": r"floor\(|[\"'`](layer_)?floors?[\"'`]|eigenvalue floor|our floor at",
     r"margins": r"\.margins\(|subplots_adjust",
 }
