@@ -44,7 +44,7 @@ DEFAULT_ROOT = Path("results/runs")
 T = TypeVar("T")
 
 _RESERVE_BYTES = 4096
-_RESERVE_BYTES_PER_RANK = 256  # a rank's exit takes some 130 in the outcome, and more with an error
+_RESERVE_BYTES_PER_RANK = 512  # its exit takes some 130 in the outcome, its seal as much; more with an error
 _ATTEMPT = re.compile(r"attempt-[1-9][0-9]*")
 
 
