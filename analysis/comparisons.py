@@ -8,11 +8,10 @@ from typing import cast
 
 import pandas as pd
 
+from analysis.completeness import LeftOut
 from analysis.records.study import Study
 from analysis.statistics.intervals import PAIRED_RUNS, Interval, holm, paired_ratio, ratio
-
-SIGNIFICANT = 0.05
-"""Adjusted p below which a difference is claimed."""
+from analysis.statistics.power import FEWEST_RUNS, SIGNIFICANT
 
 
 @dataclass(frozen=True)
@@ -24,8 +23,9 @@ class Comparison:
         fewer_epochs: its first factor, epochs to the target.
         cheaper_epochs: its second factor, seconds per epoch.
         oversubscribed: whether runs had more ranks than CPUs, so that seconds cannot be compared.
-        holm_p: p of `speedup`, adjusted for all comparisons of the study; None without an interval, or if
-            oversubscribed.
+        caution: why its numbers need care, or nothing; see `analysis.completeness`.
+        holm_p: p of `speedup`, adjusted for all comparisons of the study; None without an interval, with
+            fewer than `FEWEST_RUNS` runs, or if oversubscribed.
     """
 
     arm: str
@@ -35,6 +35,7 @@ class Comparison:
     fewer_epochs: Interval
     cheaper_epochs: Interval
     oversubscribed: bool = False
+    caution: str = ""
     holm_p: float | None = None
 
     @property
@@ -84,9 +85,19 @@ def comparisons(study: Study, scored: pd.DataFrame) -> dict[tuple[str, int], Com
         (arm, size): _compare(arm, against, size, runs[arm, size], runs[against, size], judged)
         for arm, against, size in family
     }
-    tested = [key for key, one in found.items() if one.speedup.p_value is not None and not one.oversubscribed]
+    tested = [key for key, one in found.items() if _is_tested(one)]
+    left_out = LeftOut(study)
+    found = {
+        key: replace(one, caution=left_out.caution(one.arm, one.baseline, one.world_size))
+        for key, one in found.items()
+    }
     adjusted = holm([float(found[key].speedup.p_value or 0) for key in tested])
     return found | {key: replace(found[key], holm_p=p) for key, p in zip(tested, adjusted, strict=True)}
+
+
+def _is_tested(one: Comparison) -> bool:
+    enough = one.speedup.p_value is not None and one.speedup.n >= FEWEST_RUNS
+    return enough and not one.oversubscribed
 
 
 def compared(top: pd.DataFrame, bottom: pd.DataFrame, column: str, family: int = 1) -> Interval:

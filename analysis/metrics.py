@@ -9,6 +9,7 @@ from typing import Any, cast
 import pandas as pd
 
 from analysis.comparisons import compared, points
+from analysis.completeness import completed
 from analysis.records.study import Study
 from analysis.rules import CLOCKS, Scoring
 from analysis.statistics.intervals import Interval, level
@@ -26,37 +27,42 @@ FINAL_COLUMNS = [
 
 
 def time_to_accuracy(study: Study) -> pd.DataFrame:
-    """When every run that has trained reached its target, by `study.scoring`.
+    """When every completed run reached its target, by `study.scoring`; see `analysis.completeness`.
 
     Columns beside the run's identity: `reached`; `seconds` and `epochs` at the crossing or, for a run that
     missed, at its last evaluation (right-censored, never dropped); `seconds_per_epoch`, their quotient; and
-    `scored_seconds` and `scored_epochs`: the same with a miss as infinity, for medians. If the rule requires
-    more evaluations in a row than a run has, because it stopped at its first crossing, the run is left out.
+    `scored_seconds` and `scored_epochs`: the same with a miss as infinity, for medians. A run without an
+    evaluation missed, on every clock. If the rule requires more evaluations in a row than a run has, because
+    it stopped at its first crossing, all runs of its arm and world size are left out: those that did not stop
+    are the ones that missed.
     """
     histories = {str(run): rows for run, rows in study.evaluations.groupby("run", observed=True)}
     rows: list[dict[str, Any]] = []
-    cells: Iterator[Any] = study.cells.itertuples(index=False)
+    unscorable = set()
+    cells: Iterator[Any] = study.cells[completed(study.cells)].itertuples(index=False)
     for cell in cells:
-        history = histories.get(cell.run)
-        if history is not None:
-            one = _score(history, cell, study.scoring)
-            rows.extend([] if one is None else [{"run": cell.run} | one])
-        elif cell.train_seconds > 0 and study.scoring.clock == "train":
-            rows.append(
-                {"run": cell.run, "reached": False, "seconds": cell.train_seconds, "epochs": math.nan}
-            )
+        one = _score(histories.get(cell.run), cell, study.scoring)
+        if one is None:
+            unscorable.add((cell.arm, cell.world_size))
+        else:
+            rows.append({"run": cell.run, **one})
     scored = pd.DataFrame(rows, columns=["run", "reached", "seconds", "epochs"])
     scored = scored.astype({"run": "str", "reached": "bool", "seconds": "float64", "epochs": "float64"})
     scored["seconds_per_epoch"] = scored["seconds"] / scored["epochs"]
     for name in ("seconds", "epochs"):
         scored[f"scored_{name}"] = scored[name].where(scored["reached"], math.inf)
-    return in_order(study, study.cells[IDENTITY].merge(scored, on="run"))
+    found = study.cells[IDENTITY].merge(scored, on="run")
+    points_of = pd.Series(list(zip(found["arm"], found["world_size"], strict=True)), dtype="object")
+    return in_order(study, found[~points_of.isin(unscorable).to_numpy(dtype=bool)].reset_index(drop=True))
 
 
-def _score(history: pd.DataFrame, cell: Any, scoring: Scoring) -> dict[str, Any] | None:
-    history = history[history["metric"] == cell.target_metric].sort_values("step")
-    if history.empty:
-        return {"reached": False, "seconds": math.nan, "epochs": math.nan}
+def _score(history: pd.DataFrame | None, cell: Any, scoring: Scoring) -> dict[str, Any] | None:
+    """The score of a completed run; None if the rule needs evaluations that it was not to have."""
+    if history is not None:
+        history = history[history["metric"] == cell.target_metric].sort_values("step")
+    if history is None or history.empty:
+        seconds = cell.train_seconds if scoring.clock == "train" else math.nan
+        return {"reached": False, "seconds": seconds, "epochs": math.nan}
     values = history["value"].to_numpy()
     higher = cell.target_direction == "higher"
     crossing = scoring.rule(values >= cell.target_value if higher else values <= cell.target_value)
@@ -141,12 +147,12 @@ def arm_order(study: Study) -> list[str]:
 
 
 def finals(study: Study) -> pd.DataFrame:
-    """One row per run that was evaluated: the target's metric at its last evaluation, and the clocks there.
+    """One row per completed run with an evaluation: the target's metric and the clocks at the last one.
 
     Columns beside the run's identity: `value`, `best_value`, `train_seconds`, `epochs`, `fixed_length`:
     whether the run continued after its target, so that its last value is not just the target.
     """
-    cells = study.cells
+    cells = study.cells[completed(study.cells)]
     rows = study.evaluations.astype({"run": "str"}).merge(
         cells[["run", "target_metric", "target_direction"]], on="run"
     )
@@ -158,7 +164,7 @@ def finals(study: Study) -> pd.DataFrame:
     sign = last["target_direction"].map({"higher": 1.0, "lower": -1.0})
     signed = rows["value"] * rows["run"].map(sign)
     frame["best_value"] = signed.groupby(rows["run"]).max() * sign
-    fixed = study.value_of("training.stop_at_target").eq(False)
+    fixed = study.value_of("training.stop_at_target").eq(False)[cells.index]
     frame["fixed_length"] = frame.index.map(dict(zip(cells["run"], fixed, strict=True)))
     merged = cells[[*IDENTITY, "global_batch_size", "workload"]].merge(frame.reset_index(), on="run")
     return in_order(study, merged[FINAL_COLUMNS])

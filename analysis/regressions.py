@@ -10,10 +10,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.comparisons import SIGNIFICANT
 from analysis.metrics import time_to_accuracy
 from analysis.records.study import Study
 from analysis.statistics.intervals import Interval, holm, ratio
+from analysis.statistics.power import FEWEST_RUNS, SIGNIFICANT
 from analysis.steps import kfac_bytes, peak_bytes, run_speeds
 
 NOT_COMPARED = {"run", "method", "seed"}
@@ -63,10 +63,15 @@ def changes(before: Study, after: Study, least: float) -> list[Change]:
             if all(pair) and not all(value == 0 for side in pair for value in side):
                 interval = ratio(*pair, counted=quantity in COUNTED)
                 found.append(Change(arm, size, quantity, interval, least))
-    tested = [place for place, change in enumerate(found) if change.ratio.p_value is not None]
+    tested = [place for place, change in enumerate(found) if _is_tested(change)]
     for place, p in zip(tested, holm([found[place].ratio.p_value or 0.0 for place in tested]), strict=True):
         found[place] = replace(found[place], holm_p=p)
     return found
+
+
+def _is_tested(change: Change) -> bool:
+    enough = change.ratio.n >= FEWEST_RUNS or change.quantity in COUNTED
+    return enough and change.ratio.p_value is not None
 
 
 def differing_environments(before: Study, after: Study) -> list[str]:

@@ -18,6 +18,9 @@ from analysis.records.study import Study
 
 UNIT = "percent less time"
 
+LEAST = -400.0
+"""Percent saved at the left edge: five times as slow. What lies beyond is drawn there, as an arrow."""
+
 
 def draw(study: Study) -> Drawing:
     """A row per arm and world size, then a row per published range of the same unit."""
@@ -33,6 +36,7 @@ def draw(study: Study) -> Drawing:
     )
     labels: list[str] = []
     rows = []
+    beyond = False
     for (arm, size), one in found.items():
         y, look = -len(labels), looks[arm]
         saved = _saved(one.speedup.estimate)
@@ -40,11 +44,17 @@ def draw(study: Study) -> Drawing:
             None if limit is None else _saved(limit) for limit in (one.speedup.low, one.speedup.high)
         )
         if math.isfinite(saved):
-            axis.plot(saved, y, look.marker, color=look.colour, markersize=4.5)
+            marker = look.marker if saved >= LEAST else "<"
+            axis.plot(max(saved, LEAST), y, marker, color=look.colour, markersize=4.5)
         else:
             axis.text(0, y, "  not reached by the typical run", fontsize=6, va="center", color=look.colour)
         if low is not None and high is not None:
-            axis.plot([max(low, -400), high], [y, y], color=look.colour, linewidth=0.9)
+            axis.plot([max(low, LEAST), max(high, LEAST)], [y, y], color=look.colour, linewidth=0.9)
+            if low < LEAST:
+                axis.plot(LEAST, y, "<", color=look.colour, markersize=4.5, markerfacecolor="white")
+                beyond = True
+            if math.isinf(one.speedup.high or 0):
+                axis.plot(high, y, ">", color=look.colour, markersize=4.5, markerfacecolor="white")
         labels.append(f"{arm}, {drawing.ranks_label(size, scored[scored['world_size'] == size])}")
         rows.append((arm, size, one.baseline, saved, low, high, one.speedup.method, one.holm_p, one.verdict))
     claims: Iterator[Any] = table.itertuples(index=False)
@@ -71,6 +81,7 @@ def draw(study: Study) -> Drawing:
         " they are not targets of this study."
         if len(table)
         else "",
+        f"An arrow at the left: less than {LEAST:g} %." if beyond else "",
         drawing.remarks(study, scored),
     )
     return Drawing(figure, numbers, caption)

@@ -182,11 +182,19 @@ def dodge(arms: Sequence[str], width: float = 0.5) -> dict[str, float]:
 
 
 def whisker(axis: Axes, x: float, interval: Interval, colour: str) -> None:
-    """Draw the estimate as a bar and its interval, if it has one, as a whisker."""
+    """Draw the estimate as a bar and its interval, if it has one, as a whisker; an arrow if it has no end."""
     if math.isfinite(interval.estimate):
         axis.plot([x - 0.06, x + 0.06], [interval.estimate] * 2, color=colour, linewidth=1.2)
-    if interval.low is not None and interval.high is not None and math.isfinite(interval.high):
+    if interval.low is None or interval.high is None or not math.isfinite(interval.low):
+        return
+    if math.isfinite(interval.high):
         axis.plot([x, x], [interval.low, interval.high], color=colour, linewidth=0.7, alpha=0.8)
+    else:
+        axis.plot([x], [interval.low], "_", color=colour, markersize=4)  # and within the axis' limits
+        axis.annotate(
+            "", xy=(x, 1), xycoords=("data", "axes fraction"), xytext=(x, interval.low), textcoords="data",
+            arrowprops={"arrowstyle": "->", "color": colour, "linewidth": 0.7, "shrinkA": 0, "shrinkB": 0},
+        )  # fmt: skip
 
 
 def counts(frame: pd.DataFrame, by: Sequence[str] = ("arm", "world_size")) -> str:
@@ -201,10 +209,13 @@ def whiskers(intervals: Iterable[Interval]) -> str:
     """Caption: how the whiskers were computed, and why a point has none."""
     drawn: set[str] = set()
     lacking: set[str] = set()
+    endless = False
     for interval in intervals:
         (lacking if interval.low is None else drawn).add(interval.method)
+        endless |= interval.high is not None and math.isinf(interval.high)
     lacking -= {BASE}
     given = f"Whiskers: 95 % {'; '.join(sorted(drawn))}." if drawn else "No whiskers."
+    given += " An arrow: misses leave the upper limit unknown." if endless else ""
     return given + (f" None where: {'; '.join(sorted(lacking))}." if lacking else "")
 
 

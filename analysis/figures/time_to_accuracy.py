@@ -30,14 +30,13 @@ def draw(study: Study) -> Drawing:
         raise NothingToDraw("no run has trained up to its first evaluation")
     styles = drawing.arm_styles(study, runs["arm"])
     figure, axes = drawing.panels(drawing.TWO_COLUMNS, 2.6, columns=3)
-    intervals: dict[tuple[str, int], Interval] = {}
+    intervals: dict[tuple[str, int], dict[str, Interval]] = {}
     shifts = drawing.dodge(list(styles))
     for axis, (column, label) in zip(axes, PANELS.items(), strict=True):
         for arm, world_size, group in points(runs):
             x = math.log2(world_size) + shifts[arm]
             interval = _panel(axis, x, group, column, styles[arm])
-            if column == "seconds":
-                intervals[arm, world_size] = interval
+            intervals.setdefault((arm, world_size), {})[column] = interval
         drawing.world_size_axis(axis, runs)
         axis.set_ylabel(label)
         axis.margins(y=0.15)  # the arrow of a miss points beyond its dot
@@ -50,7 +49,8 @@ def draw(study: Study) -> Drawing:
         )  # fmt: skip
     drawing.legend_below(figure, entries, columns=min(len(styles) + 1, 4))
     numbers = runs.merge(_flat(intervals), on=["arm", "world_size"])
-    return Drawing(figure, numbers, _caption(study, numbers, list(intervals.values())))
+    drawn = [interval for of_point in intervals.values() for interval in of_point.values()]
+    return Drawing(figure, numbers, _caption(study, numbers, drawn))
 
 
 def _panel(axis: Axes, x: float, group: pd.DataFrame, column: str, style: ArmStyle) -> Interval:
@@ -77,10 +77,16 @@ def _panel(axis: Axes, x: float, group: pd.DataFrame, column: str, style: ArmSty
     return interval
 
 
-def _flat(intervals: dict[tuple[str, int], Interval]) -> pd.DataFrame:
-    rows = [(arm, size, i.estimate, i.low, i.high, i.method) for (arm, size), i in intervals.items()]
-    parts = ["median_seconds", "low_seconds", "high_seconds", "interval"]
-    return pd.DataFrame(rows, columns=["arm", "world_size", *parts])
+def _flat(intervals: dict[tuple[str, int], dict[str, Interval]]) -> pd.DataFrame:
+    """A row per point: median, limits and method of every panel."""
+    rows = []
+    for (arm, size), of_point in intervals.items():
+        row: dict[str, Any] = {"arm": arm, "world_size": size}
+        for name, one in of_point.items():
+            row |= {f"median_{name}": one.estimate, f"low_{name}": one.low, f"high_{name}": one.high}
+            row["interval" if name == "seconds" else f"interval_{name}"] = one.method
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def _caption(study: Study, numbers: pd.DataFrame, intervals: list[Interval]) -> str:

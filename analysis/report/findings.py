@@ -5,20 +5,22 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.comparisons import Comparison, baselines, comparisons
+from analysis.completeness import NOT_STARTED, LeftOut, completed
 from analysis.metrics import time_to_accuracy
 from analysis.records.left_out import not_sealed_note
 from analysis.records.study import Study
 from analysis.report.summary import spell
 from analysis.statistics.intervals import Interval
+from analysis.statistics.power import decidable, repeats_for
 
 
 def findings(study: Study) -> list[str]:
     """One sentence per significant comparison, then one for all others."""
     scored = time_to_accuracy(study)
     if scored.empty:
-        trained = int((study.cells["train_seconds"] > 0).sum())
+        trained = int(completed(study.cells).sum())
         if not trained:
-            return ["No run has trained yet."]
+            return [_nothing_to_score(study)]
         return [
             f"The rule ({study.scoring.about}) cannot score any of {trained} runs: they ended when they "
             "first reached their target, before the evaluations in a row that it requires."
@@ -32,7 +34,7 @@ def findings(study: Study) -> list[str]:
         return ["Nothing is judged: every comparable world size had more ranks than CPUs."]
     sentences = [_decided(one) for one in sorted(decided, key=lambda one: -one.speedup.estimate)]
     if undecided:
-        sentences.append(_undecided(undecided, bool(decided)))
+        sentences.append(_undecided(undecided, len(decided) + len(undecided)))
     return sentences
 
 
@@ -44,6 +46,7 @@ def cautions(study: Study) -> list[str]:
     unfinished = ", ".join(f"{n} {state}" for state, n in states.items() if state != "COMPLETED")
     if unfinished:
         notes.append(f"Cells that did not complete: {unfinished}.")
+    notes += LeftOut(study).sentences()
     scored = time_to_accuracy(study)
     missed = int((~scored["reached"]).sum())
     if missed:
@@ -81,6 +84,7 @@ def _decided(one: Comparison) -> str:
     return (
         f"{one.arm} is {one.verdict} than {one.baseline} on {ranks}: {spell(one.speedup, '×')} as fast to "
         f"the target (p = {one.holm_p:.2g} after Holm); {_factors(one)}."
+        + (f" {one.caution[0].upper()}{one.caution[1:]}." if one.caution else "")
     )
 
 
@@ -95,13 +99,25 @@ def _times(ratio: Interval, less: str, more: str) -> str:
     return f"{1 / ratio.estimate:.2f} times {more}" if ratio.estimate > 0 else "not known"
 
 
-def _undecided(undecided: list[Comparison], after: bool) -> str:
+def _undecided(undecided: list[Comparison], family: int) -> str:
+    """Why nothing more is decided: the runs are too few, whatever they show, or what they show is unclear."""
     names = "; ".join(
-        f"{one.arm} on {one.world_size} ({spell(one.speedup, '×')})"
+        f"{one.arm} on {one.world_size} ({spell(one.speedup, '×')}{one.caution and '; ' + one.caution})"
         for one in sorted(undecided, key=lambda one: (one.world_size, one.arm))
     )
-    start = "Not decided" if after else "Nothing is decided at 5 % after Holm"
+    most = max(one.speedup.n for one in undecided)
+    if decidable(most) < len(undecided):
+        counted = "1 comparison" if len(undecided) == 1 else f"{len(undecided)} comparisons"
+        return f"n = {most} cannot decide {counted} at 5 % ({repeats_for(family)} repeats can): {names}."
+    start = "Not decided" if family > len(undecided) else "Nothing is decided at 5 % after Holm"
     return f"{start}: {names}."
+
+
+def _nothing_to_score(study: Study) -> str:
+    started = study.cells[~study.cells["state"].isin(NOT_STARTED)]
+    if started.empty:
+        return "No run has trained yet."
+    return f"No run has completed, so none is scored; {len(started)} started."
 
 
 def _why_nothing_is_compared(study: Study) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pandas as pd
 
 from analysis.comparisons import Comparison, baselines, comparisons, points
+from analysis.completeness import LeftOut
 from analysis.metrics import IDENTITY, aggregated, in_order, time_to_accuracy
 from analysis.records.study import Study
 from analysis.rules import SCORINGS
@@ -27,11 +28,12 @@ def summary_table(study: Study) -> pd.DataFrame:
     target, `speedup` over the first-order arm at the same world size, with its interval if one is
     justified, and its two factors `fewer_epochs` and `cheaper_epochs`; `verdict` and `holm_p` (see
     `Comparison`); `epochs` to the target and `seconds_per_epoch` (medians), `method` of the speed-up's
-    interval.
+    interval. If runs are left out, also `left_out`, such as `5 of 9`, with `!` where the number needs care.
     """
     scored = time_to_accuracy(study)
     against = comparisons(study, scored)
     base = baselines(study)
+    left_out = LeftOut(study)
     rows = []
     for arm, size, runs in points(scored):
         rows.append(
@@ -39,6 +41,7 @@ def summary_table(study: Study) -> pd.DataFrame:
                 "arm": arm,
                 "world_size": f"{size}*" if runs["oversubscribed"].any() else str(size),
                 "runs": len(runs),
+                "left_out": _left_out(left_out, arm, base.get(arm), size),
                 "reached": int(runs["reached"].sum()),
                 "median_seconds": spell(level(runs["scored_seconds"].tolist())),
                 "epochs": _number(level(runs["scored_epochs"].tolist()).estimate),
@@ -46,7 +49,13 @@ def summary_table(study: Study) -> pd.DataFrame:
                 **_compared(against.get((arm, size)), "base" if base.get(arm) == arm else "–"),
             }
         )
-    return pd.DataFrame(rows, columns=COLUMNS)
+    columns = [*COLUMNS[:3], "left_out", *COLUMNS[3:]] if left_out else COLUMNS
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _left_out(left_out: LeftOut, arm: str, baseline: str | None, size: int) -> str:
+    marked = left_out.caution(arm, baseline, size)
+    return (left_out.at(arm, size) or "0") + (" !" if marked else "")
 
 
 def _compared(one: Comparison | None, otherwise: str) -> dict[str, str]:

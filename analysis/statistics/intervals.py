@@ -16,15 +16,14 @@ from scipy import stats
 from analysis.statistics.limits import (
     TAIL,
     Array,
-    mann_whitney,
     mann_whitney_limits,
     median_limits,
-    signed_rank,
     signed_rank_limits,
     t_limits,
     walsh,
     welch_limits,
 )  # fmt: skip
+from analysis.statistics.ranks import mann_whitney, signed_rank
 
 ORDER_STATISTIC_RUNS = 6
 """Fewest runs whose range covers the median at 95 %: 1 - 2 / 2**6 = 96.9 %."""

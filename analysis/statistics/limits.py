@@ -7,11 +7,12 @@ kinds of noise is simulated in `tests/analysis/test_coverage.py`.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
+
+from analysis.statistics.ranks import mann_whitney, signed_rank
 
 CONFIDENCE = 0.95
 TAIL = (1 - CONFIDENCE) / 2
@@ -81,32 +82,6 @@ def walsh(differences: Array) -> Array:
     with np.errstate(invalid="ignore"):  # misses on both sides have no average; see _rank_limits
         averages: Array = (differences[..., i] + differences[..., j]) / 2
     return averages
-
-
-@lru_cache
-def mann_whitney(m: int, n: int) -> tuple[float, ...]:
-    """P(U <= u) of equal arms, u = 0 .. mn (Hollander, Wolfe & Chicken, section 4.3).
-
-    Arrangements by U are the coefficients of the Gaussian binomial [m+n choose m], built one factor
-    (1 - q**(n+i)) / (1 - q**i) at a time.
-    """
-    counts = [1] + [0] * (m * n)
-    for i in range(1, m + 1):
-        for u in range(m * n, n + i - 1, -1):
-            counts[u] -= counts[u - n - i]
-        for u in range(i, m * n + 1):
-            counts[u] += counts[u - i]
-    return tuple(np.cumsum(counts) / math.comb(m + n, m))
-
-
-@lru_cache
-def signed_rank(n: int) -> tuple[float, ...]:
-    """P(W <= w) of Wilcoxon's signed ranks, w = 0 .. n(n+1)/2: each rank has either sign with equal odds."""
-    counts = [1]
-    for rank in range(1, n + 1):
-        shifted = [0] * rank + counts
-        counts = [a + b for a, b in zip(counts + [0] * rank, shifted, strict=True)]
-    return tuple(np.cumsum(counts) / 2**n)
 
 
 def largest_rank(cumulative: tuple[float, ...]) -> int:

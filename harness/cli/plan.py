@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from harness.cell import Cell
     from harness.launchers.site_profile import Site
     from harness.study.plan_summary import PlanSummary
+    from harness.study.planned_comparisons import PlannedComparisons
     from harness.study.sweep import Sweep
 
 _FIRST_CELLS = 5
@@ -42,6 +43,7 @@ def plan(
     from harness.runs.arms import differences  # noqa: PLC0415
     from harness.study.filters import select  # noqa: PLC0415
     from harness.study.plan_summary import plan_summary  # noqa: PLC0415
+    from harness.study.planned_comparisons import planned_comparisons  # noqa: PLC0415
     from harness.study.sweep import read_sweep  # noqa: PLC0415
 
     sweep = read_sweep(file, set_ or ())
@@ -56,6 +58,7 @@ def plan(
         return
     screen = console()
     _print_summary(screen, sweep, summary)
+    screen.print(_power_in_words(planned_comparisons(summary.cells, runs)), markup=False)
     _print_grid(screen, summary)
     if profile is not None:
         print_line(screen, _site_in_words(profile, summary))
@@ -72,6 +75,26 @@ def _print_summary(screen: Console, sweep: Sweep, summary: PlanSummary) -> None:
     screen.print(f"target: {'; '.join(sorted(targets))}", markup=False)
     screen.print(f"batch, global (local): {', '.join(f'{whole} ({local})' for whole, local in batches)}")
     screen.print(f"ranks: {summary.total_ranks} in all cells, {summary.largest_world} in the largest")
+
+
+def _power_in_words(planned: PlannedComparisons) -> str:
+    """What the study can decide, and the repeats that would do."""
+    from analysis.statistics.power import decidable, detectable_ratio, repeats_for  # noqa: PLC0415  see plan
+
+    count, runs = planned.count, planned.runs
+    if not count:
+        return "comparisons: none, no arm shares its setting and world size with a first-order arm"
+    start = f"comparisons: {count} with a first-order arm, n = {runs}"
+    needed = repeats_for(count)
+    if decidable(runs) < count:
+        return f"{start}: cannot decide {'it' if count == 1 else 'them'} at 5 %; {needed} repeats can"
+    ratio = None if planned.scatter is None else detectable_ratio(planned.scatter, runs, count)
+    if ratio is None:
+        return f"{start}: can decide {'it' if count == 1 else 'them'} at 5 %"
+    return (
+        f"{start}: finds a speed-up of {ratio:.2f} or more in 3 of 4 cases, at the scatter of the runs so "
+        f"far ({planned.scatter:.1%})"
+    )
 
 
 def _target_in_words(cell: Cell) -> str:

@@ -14,7 +14,7 @@ from harness.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
-SHOWN = ["arm", "world_size", "runs", "reached", "median_seconds", "epochs", "speedup", "verdict"]
+SHOWN = ["arm", "world_size", "runs", "left_out", "reached", "median_seconds", "epochs", "speedup", "verdict"]
 """Columns of the summary that fit a terminal; the report has all columns."""
 
 
@@ -68,7 +68,8 @@ def report(
         commands={folder.name: command("run", folder)},
     )
     summary = summary_table(study)
-    shown = text_table((name.replace("_", " ") for name in SHOWN), summary[SHOWN].itertuples(index=False))
+    columns = [name for name in SHOWN if name in summary]
+    shown = text_table((name.replace("_", " ") for name in columns), summary[columns].itertuples(index=False))
     screen.print(shown if len(summary) else findings(study)[0], markup=False)
     for note in filter(None, [*_notes(summary), not_sealed_note(study.cells), resumed_note(study.cells)]):
         screen.print(note, style="dim", markup=False, highlight=False)

@@ -11,7 +11,9 @@ import pytest
 
 from analysis.comparisons import baselines, compared, comparisons
 from analysis.metrics import arm_order, time_to_accuracy
+from analysis.records.tables import load
 from analysis.statistics.intervals import MANN_WHITNEY, SIGNED_RANK, WELCH
+from tests.analysis.conftest import Plan
 
 
 def test_arms_are_measured_against_first_order_arms_of_their_setting(study):
@@ -69,7 +71,8 @@ def test_pairs_are_matched_by_block_and_not_by_place():
     assert (interval.low, interval.estimate, interval.high) == pytest.approx((2, 2, 2))
 
 
-def test_a_verdict_needs_both_the_interval_and_the_adjusted_p(study):
+def test_a_verdict_needs_both_the_interval_and_the_adjusted_p(write_study):
+    study = load(write_study(Plan(seeds=tuple(range(6)), world_sizes=(1,))))
     found = comparisons(study, time_to_accuracy(study))
     one = found["comm_opt", 1]
     assert one.speedup.p_value is not None

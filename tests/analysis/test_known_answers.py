@@ -1,0 +1,203 @@
+"""Promise: every reported ratio points the right way, in frames, text, TeX and the figures' CSVs alike.
+
+In the study, K-FAC needs half of SGD's 8 epochs. Two ranks take 3 s for an epoch of SGD and 2 s for one of
+K-FAC; four ranks are 1.6 and 1.8 times as fast. So K-FAC is 2 x 1.5 = 3 times as fast on two ranks and
+2 x (3 / 1.6) / (2 / 1.8) = 3.375 times on four.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from analysis.comparisons import compared, comparisons
+from analysis.figures import files
+from analysis.metrics import finals, scaling_levels, time_to_accuracy
+from analysis.regressions import changes
+from analysis.report.findings import cautions, findings
+from analysis.report.page import Panel, write_report
+from analysis.report.summary import summary_table
+from analysis.rules import SCORINGS
+from analysis.statistics.intervals import MANN_WHITNEY, SIGNED_RANK
+from tests.analysis.hand_made import Run, hand_made
+
+EPOCHS = {"sgd": 8, "comm_opt": 4}
+SECONDS = {("sgd", 2): 3.0, ("comm_opt", 2): 2.0, ("sgd", 4): 3 / 1.6, ("comm_opt", 4): 2 / 1.8}
+
+
+def runs_of(method, size, seeds=range(6), factor=1.0, **options):
+    return [
+        Run(method, size, seed, EPOCHS[method], factor * SECONDS[method, size] * (1 + 0.01 * seed), **options)
+        for seed in seeds
+    ]
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    runs = [run for method, size in SECONDS for run in runs_of(method, size)]
+    return hand_made(tmp_path_factory.mktemp("known"), runs)
+
+
+@pytest.fixture(scope="module")
+def out(study, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "image", lambda drawing, kind: kind.encode())
+        panels = [Panel("time_to_accuracy"), Panel("claims"), Panel("scaling")]
+        return write_report(study, tmp_path_factory.mktemp("report"), panels).parent
+
+
+def test_frames_have_the_known_ratios(study):
+    found = comparisons(study, time_to_accuracy(study))
+    two, four = found["comm_opt", 2], found["comm_opt", 4]
+    for one, ratios in ((two, (3.0, 2.0, 1.5)), (four, (3.375, 2.0, 1.6875))):
+        assert (
+            one.speedup.estimate,
+            one.fewer_epochs.estimate,
+            one.cheaper_epochs.estimate,
+        ) == pytest.approx(ratios)
+        assert one.verdict == "faster"
+        assert one.speedup.p_value == pytest.approx(2 / math.comb(12, 6))
+        assert one.holm_p == pytest.approx(2 * 2 / math.comb(12, 6))
+    levels = scaling_levels(study).set_index(["arm", "world_size"])
+    for arm, speedup in (("sgd", 1.6), ("comm_opt", 1.8)):
+        row = levels.loc[(arm, 4)]
+        assert row["base_world_size"] == 2
+        assert row["speedup"].estimate == pytest.approx(speedup)
+        assert row["efficiency"].estimate == pytest.approx(speedup / 2)  # twice the ranks of the base
+        assert levels.loc[(arm, 2), "efficiency"].estimate == 1
+
+
+def test_text_and_tex_have_them(study, out):
+    assert findings(study)[1].startswith("comm_opt is faster than sgd on 2 ranks: 3× [")
+    assert findings(study)[1].endswith("epochs 2.00 times fewer, an epoch 1.50 times cheaper.")
+    row = summary_table(study).set_index(["arm", "world_size"]).loc[("comm_opt", "2")]
+    assert row["speedup"].startswith("3× [")
+    assert row["fewer_epochs"].startswith("2× [")
+    assert row["cheaper_epochs"].startswith("1.5× [")
+    assert (row["verdict"], row["epochs"], row["runs"], row["reached"]) == ("faster", "4", 6, 6)
+    markdown, tex = ((out / name).read_text(encoding="utf-8") for name in ("report.md", "tables.tex"))
+    assert "- comm_opt is faster than sgd on 2 ranks: 3× [" in markdown
+    assert re.search(
+        r"\| comm_opt \| 2 \| 6 \| 6 \| 8\.2 \[.*?\] \| 3× \[.*?\] \| 2× \[.*?\] \| 1\.5× \[", markdown
+    )
+    assert re.search(r"comm\\_opt & 2 & 6 & 6 & 8\.2 \[.*?\] & 3\$\\times\$ \[.*?\] & 2\$\\times\$ \[", tex)
+
+
+def test_the_figures_csv_files_have_them(out):
+    claims, scaling, times = (
+        pd.read_csv(out / "figures" / f"{name}.csv").set_index(["arm", "world_size"]).sort_index()
+        for name in ("claims", "scaling", "time_to_accuracy")
+    )
+    assert claims.loc[("comm_opt", 2), "percent_saved"].unique() == pytest.approx([100 * 2 / 3])
+    assert claims.loc[("comm_opt", 2), "verdict"].unique() == ["faster"]
+    assert claims.loc[("comm_opt", 4), "percent_saved"].unique() == pytest.approx([100 * (1 - 1 / 3.375)])
+    assert scaling.loc[("comm_opt", 4), "speedup_estimate"].unique() == pytest.approx([1.8])
+    assert scaling.loc[("comm_opt", 4), "efficiency_estimate"].unique() == pytest.approx([0.9])
+    assert times.loc[("sgd", 2), "median_seconds"].unique() == pytest.approx([24 * 1.025])
+    assert times["reached"].all()  # a run that ends exactly at the target reached it
+
+
+def test_the_slower_arm_is_called_slower(tmp_path):
+    runs = [*runs_of("sgd", 2), *runs_of("comm_opt", 2, factor=6.0)]
+    (said,) = findings(hand_made(tmp_path, runs))
+    assert said.startswith("comm_opt is slower than sgd on 2 ranks: 0.5× [")
+    assert said.endswith("epochs 2.00 times fewer, an epoch 4.00 times dearer.")
+
+
+def test_more_seconds_after_a_change_are_a_regression(tmp_path):
+    before = hand_made(tmp_path / "a", runs_of("sgd", 2))
+    after = hand_made(tmp_path / "b", runs_of("sgd", 2, factor=2.0))
+    verdicts = {one.quantity: (one.verdict, one.ratio.estimate) for one in changes(before, after, least=0.05)}
+    assert verdicts["seconds to target"] == ("regression", pytest.approx(2))
+    back = {one.quantity: one.verdict for one in changes(after, before, least=0.05)}
+    assert back["seconds to target"] == "improvement"
+
+
+def test_evaluations_count_in_the_order_of_steps_whatever_the_frames_order(study):
+    shuffled = study.evaluations.iloc[::-1].reset_index(drop=True)
+    late = time_to_accuracy(replace(study, evaluations=shuffled))
+    pd.testing.assert_frame_equal(late, time_to_accuracy(study))
+    pd.testing.assert_frame_equal(finals(replace(study, evaluations=shuffled)), finals(study))
+    early = time_to_accuracy(replace(study, evaluations=shuffled.assign(value=0.95)))
+    assert set(early["epochs"]) == {1}  # the first of several at the target, not the last
+
+
+def test_crowded_comparisons_are_in_no_family(tmp_path):
+    """With six pairs a paired test can decide one comparison but not two: crowded ones must not count."""
+    names = {seed: f"block{seed}" for seed in range(6)}
+    runs = [
+        replace(run, allocation=names[run.seed], oversubscribed=run.world_size == 4)
+        for method, size in SECONDS for run in runs_of(method, size)
+    ]  # fmt: skip
+    found = comparisons(study := hand_made(tmp_path, runs), time_to_accuracy(study))
+    two, four = found["comm_opt", 2], found["comm_opt", 4]
+    assert two.speedup.method == SIGNED_RANK
+    assert two.holm_p == two.speedup.p_value == pytest.approx(2 / 2**6)
+    assert (four.holm_p, four.verdict) == (None, "not judged")
+    quiet = [replace(run, oversubscribed=False) for run in runs]
+    both = comparisons(study := hand_made(tmp_path / "quiet", quiet), time_to_accuracy(study))
+    assert both["comm_opt", 2].speedup.method == MANN_WHITNEY
+
+
+def test_pairs_need_the_blocks_of_one_arm_among_those_of_the_other():
+    def frame(blocks):
+        return pd.DataFrame({"block": list(blocks), "seconds": [1.0 + ord(name) for name in blocks]})
+
+    assert compared(frame("abcdefgh"), frame("abcdef"), "seconds").method == SIGNED_RANK
+    assert compared(frame("abcdef"), frame("abcdefgh"), "seconds").n == 6
+    assert compared(frame("abcdefg"), frame("bcdefgh"), "seconds").method == MANN_WHITNEY
+
+
+def test_interrupted_runs_have_no_score_and_are_counted(tmp_path):
+    """Four runs arrive after 24 s; five were cancelled or lost before: the median is what the four say."""
+    arrived = runs_of("sgd", 2, seeds=range(4))
+    ended = [Run("sgd", 2, seed, 3, 3.0, state="CANCELLED" if seed < 7 else "LOST") for seed in range(4, 9)]
+    study = hand_made(tmp_path, [*arrived, *ended, *runs_of("comm_opt", 2, seeds=range(9))])
+    scored = time_to_accuracy(study)
+    assert len(scored[scored["arm"] == "sgd"]) == 4
+    assert set(finals(study)["state"]) == {"COMPLETED"}
+    rows = summary_table(study).set_index("arm")
+    assert rows.loc["sgd", "median_seconds"].startswith("24.4")
+    assert rows["left_out"].to_dict() == {"sgd": "5 of 9 !", "comm_opt": "0 !"}
+    assert (
+        "Caution: no runs of comm_opt and 5 of 9 runs of sgd did not complete and are left out."
+        in findings(study)[0]
+    )
+    said = "sgd on 2: 5 of 9 runs are not scored (3 CANCELLED, 2 LOST), more than a tenth."
+    assert said in cautions(study)
+    assert findings(hand_made(tmp_path / "none", ended)) == [
+        "No run has completed, so none is scored; 5 started."
+    ]
+
+
+def test_few_left_out_runs_of_both_arms_need_no_caution(tmp_path):
+    runs = [run for method in EPOCHS for run in runs_of(method, 2, seeds=range(19))]
+    lost = [replace(runs[0], seed=19, state="LOST"), replace(runs[-1], seed=19, state="LOST")]
+    study = hand_made(tmp_path, [*runs, *lost])
+    assert set(summary_table(study)["left_out"]) == {"1 of 20"}
+    assert "aution" not in " ".join(findings(study))
+
+
+@pytest.mark.parametrize("name", ["first", "wall", "mlperf"])
+def test_a_run_that_was_never_evaluated_missed_on_every_clock(name, tmp_path):
+    runs = [*runs_of("sgd", 2, seeds=range(3)), Run("sgd", 2, 3, 8, 3.0, evaluated=False)]
+    scored = time_to_accuracy(replace(hand_made(tmp_path, runs), scoring=SCORINGS[name])).set_index("seed")
+    assert len(scored) == 4
+    assert scored.loc[3, "scored_seconds"] == math.inf
+    assert not scored.loc[3, "reached"]
+
+
+def test_a_point_where_a_run_stopped_at_its_target_is_not_scored_by_a_sustained_rule(tmp_path):
+    """Else only the runs that missed are left: "1 of 1 missed"."""
+    fixed = {"training.stop_at_target": False}
+    runs = [*runs_of("sgd", 2, seeds=range(5)), Run("sgd", 2, 5, 8, 3.0, misses=True)]
+    study = replace(hand_made(tmp_path, [replace(run) for run in runs]), scoring=SCORINGS["sustained"])
+    assert time_to_accuracy(study).empty
+    assert "cannot score any of 6 runs" in findings(study)[0]
+    missed = [Run("sgd", 2, seed, 8, 3.0, misses=True, patch=fixed) for seed in range(3)]
+    scored = time_to_accuracy(replace(hand_made(tmp_path / "b", missed), scoring=SCORINGS["sustained"]))
+    assert scored["reached"].tolist() == [False] * 3

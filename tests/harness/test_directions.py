@@ -1,0 +1,110 @@
+"""Promise: limits are on the right side, the newest is tried first, and what is written is on the disk."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from harness.cell import Target
+from harness.errors import SiteError
+from harness.launchers.local.leases import lease_folder
+from harness.runs.atomic_files import write_atomically, write_once
+from harness.runs.checkpoint_store import CheckpointStore, Saved, resumable
+from harness.runs.records import FailureRecord, RecordWriter
+from harness.study.filters import select
+from harness.training.checkpoint import snapshot
+from tests.harness.test_train import cell
+
+
+def test_a_value_at_the_target_reaches_it():
+    assert Target(metric="accuracy", at_least=0.95).reached_by(0.95)
+    assert Target(metric="loss", at_most=0.5).reached_by(0.5)
+    assert not Target(metric="accuracy", at_least=0.95).reached_by(0.9499)
+    assert not Target(metric="loss", at_most=0.5).reached_by(float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("where", "seeds"),
+    [
+        ("seed<2", [0, 1]),
+        ("seed<=2", [0, 1, 2]),
+        ("seed>2", [3]),
+        ("seed>=2", [2, 3]),
+        ("seed!=2", [0, 1, 3]),
+    ],
+)
+def test_where_keeps_or_drops_the_limit_itself(where, seeds):
+    assert [one.seed for one in select([cell(seed=seed) for seed in range(4)], where)] == seeds
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o720, 0o702, 0o750])
+def test_a_lease_folder_that_others_may_use_is_refused(mode, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    folder = lease_folder()
+    folder.chmod(mode)
+    with pytest.raises(SiteError, match=f"mode {mode:04o}"):
+        lease_folder()
+    folder.chmod(0o700)
+    assert lease_folder() == folder
+
+
+def test_a_record_is_with_the_system_when_write_returns(tmp_path):
+    path = tmp_path / "rank-00000.jsonl"
+    with RecordWriter(path) as writer:
+        writer.write(FailureRecord(0, 1, "forward", "ValueError", "no", ""))
+        assert path.read_text(encoding="utf-8").count("\n") == 1  # a kill now would lose nothing
+
+
+@pytest.mark.parametrize("write", [write_atomically, write_once])
+def test_content_is_on_the_disk_before_it_has_its_name(write, tmp_path, monkeypatch):
+    synced = []
+
+    def fsync(descriptor: int) -> None:
+        synced.append((os.fstat(descriptor).st_size, (tmp_path / "outcome.json").exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write(tmp_path / "outcome.json", "content")
+    assert (len("content"), False) in synced
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    store = CheckpointStore(SimpleNamespace(path=tmp_path))
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(store.saved(3).path.exists()))
+    store.begin(3)
+    store.publish(3, {})
+    assert synced[0] is False
+    assert synced[-1] is True  # the folder that holds its name
+
+
+def test_a_retry_tries_the_newest_checkpoint_first(tmp_path):
+    older, newer = tmp_path / "attempt-1", tmp_path / "attempt-2"
+    for folder, steps in ((older, (10, 20)), (newer, (30, 40))):
+        for step in steps:
+            folder.mkdir(exist_ok=True)
+            store = CheckpointStore(SimpleNamespace(path=folder))
+            store.begin(step)
+            store.publish(step, {})
+    attempts = [SimpleNamespace(path=folder) for folder in (newer, older)]
+    last = SimpleNamespace(path=newer, lineage=lambda: attempts)
+    assert [saved.step for _, saved in resumable(last)] == [40, 30, 20, 10]
+    assert isinstance(resumable(last)[0][1], Saved)
+
+
+def test_a_moved_world_continues_with_the_slowest_ranks_clocks():
+    """Rank 0 is not the slowest here; time that another rank spent must not disappear."""
+    parts = [
+        {"clocks": {"train": 5.0, "wall": 9.0}, "loss_sum": torch.tensor(1.0), "loss_steps": 2},
+        {"clocks": {"train": 7.0, "wall": 8.0}, "loss_sum": torch.tensor(3.0), "loss_steps": 2},
+    ]
+    restored = {}
+    state = SimpleNamespace(
+        kfac=None, clocks=SimpleNamespace(restore=restored.update), loss_sum=torch.zeros(()), loss_steps=0,
+        step=40, window_start=0,
+    )  # fmt: skip
+    snapshot._merge_ranks(state, parts, 0)
+    assert restored == {"train": 7.0, "wall": 9.0}
+    assert (float(state.loss_sum), state.loss_steps, state.window_start) == (4.0, 4, 40)
