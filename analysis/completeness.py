@@ -20,7 +20,7 @@ NOT_STARTED = ("STAGED", "PENDING")
 def completed(cells: pd.DataFrame) -> pd.Series:
     """Mask over `Study.cells`: runs that trained to their target, their last epoch or divergence."""
     done: pd.Series = cells["state"] == "COMPLETED"
-    return done & cells["valid"] if "valid" in cells else done
+    return done & cells["valid"]
 
 
 class LeftOut:

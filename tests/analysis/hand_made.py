@@ -24,7 +24,6 @@ class Run:
         epochs: epochs that it trained; it is at the target, and not beyond it, in the last one.
         seconds: per epoch.
         state: of its outcome; a run that did not complete is below the target.
-        evaluated: whether it was ever evaluated.
         misses: whether a completed run ends below the target.
         allocation: its block.
     """
@@ -35,7 +34,6 @@ class Run:
     epochs: int
     seconds: float
     state: str = "COMPLETED"
-    evaluated: bool = True
     misses: bool = False
     oversubscribed: bool = False
     allocation: str = ""
@@ -55,21 +53,23 @@ def _write(attempt: Attempt, cell: Cell, run: Run) -> None:
     launch = {"launcher": "slurm", "allocation": run.allocation, "oversubscribed": run.oversubscribed}
     attempt.write("launch.json", launch)
     attempt.write("environment.json", {"host": "nowhere"})
-    reached = run.state == "COMPLETED" and run.evaluated and not run.misses
+    completed = run.state == "COMPLETED"
+    reached = completed and not run.misses
     value = 0.0
     for rank in range(cell.world_size):
         with RecordWriter(attempt.records(rank)) as writer:
             for epoch in range(1, run.epochs + 1):
                 writer.write(_window(cell, rank, epoch, run.seconds))
-                if rank == 0 and run.evaluated:
+                if rank == 0:
                     value = TARGET if reached and epoch == run.epochs else 0.1
                     writer.write(_evaluation(epoch, epoch * run.seconds, value))
-    ended = ("target" if reached else "epochs") if run.state == "COMPLETED" else "error"
+            writer.seal(rank)
+    ended = ("target" if reached else "epochs") if completed else "error"
     attempt.write_outcome(
         Outcome(
-            run.state, "" if reached else "as the test says", reached_target=reached, stop_reason=ended,
-            started_at=0.0, ended_at=100.0, train_seconds=run.epochs * run.seconds,
-            value=value if run.evaluated else None,
+            run.state, "" if reached else "as the test says", reached_target=reached if completed else None,
+            stop_reason=ended, started_at=0.0, ended_at=100.0, train_seconds=run.epochs * run.seconds,
+            value=value,
         )
     )  # fmt: skip
 
