@@ -83,7 +83,9 @@ def test_report_prints_the_summary_literally_and_the_path_of_the_page(monkeypatc
         "analysis.report.page.write_report", lambda _, out, panels, commands: out / "report.html"
     )
     frames = ("cells", "phases", "memory", "evaluations", "environments", "layers", "devices", "fields")
-    empty = Study(**{name: pd.DataFrame({"segments": []}) for name in frames})
+    columns = {"segments": [], "run": [], "why": [], "valid": pd.Series(dtype="bool")}
+    columns |= {"sealed": pd.Series(dtype="boolean")}
+    empty = Study(**{name: pd.DataFrame(columns) for name in frames})
     monkeypatch.setattr("analysis.records.tables.load", lambda folder: empty)
     (tmp_path / "demo").mkdir()
     assert cli.main(["report", "-f", DEMO, "--runs", str(tmp_path)]) == 0

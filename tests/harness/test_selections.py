@@ -7,6 +7,7 @@ import pytest
 from harness.cli import main
 from harness.runs.records import Outcome
 from harness.runs.store import sweep_folder
+from harness.study.status import read_statuses
 from harness.study.sweep import read_sweep
 
 DEMO = "jobs/sweeps/demo.yaml"
@@ -157,15 +158,19 @@ def test_set_of_a_field_that_an_include_entry_sets_is_refused(sweep, cli):
     assert {cell.kfac.factor_decay for cell in cells if cell.kfac} == {0.5}
 
 
-def test_a_sweep_that_cannot_be_read_does_not_hide_the_others(stored, cli, tmp_path):
-    broken = stored[2]
-    outcome = tmp_path / "runs" / "other" / broken.id / "attempt-1" / "outcome.json"
-    outcome.unlink()
-    outcome.mkdir()
+def test_a_sweep_that_cannot_be_read_does_not_hide_the_others(stored, cli, tmp_path, monkeypatch):
+    unreadable = tmp_path / "runs" / "other"
+
+    def refuse(folder, cells):
+        if folder.path == unreadable:
+            raise PermissionError(13, "Permission denied", str(unreadable))
+        return read_statuses(folder, cells)
+
+    monkeypatch.setattr("harness.study.status.read_statuses", refuse)
     code, out, err = cli("status")
     assert code == 2
     assert out.startswith("demo: 2 FAILED")
-    assert err == f"error: sweep other cannot be read: {outcome}: Is a directory\n"
+    assert err == f"error: sweep other cannot be read: {unreadable}: Permission denied\n"
     code, out, err = cli("status", "--json")
     assert (code, out.count('"id"'), err.count("\n")) == (2, 2, 1)
     assert cli("status", "demo")[0] == 0
