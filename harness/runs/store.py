@@ -37,7 +37,7 @@ from harness.runs.atomic_files import (
 from harness.runs.heartbeat import Heartbeat, read_heartbeat
 from harness.runs.records import Outcome
 from harness.runs.seals import seals_of
-from harness.runs.stored_files import parse_object, read_as, read_bytes, read_object, with_checksum
+from harness.runs.stored_files import read_as, read_bytes, read_object, with_checksum
 
 DEFAULT_ROOT = Path("results/runs")
 
@@ -210,7 +210,6 @@ class CellFolder:
     def _cell(self) -> Cell:
         try:
             content = read_bytes(self.path / "cell.json")
-            parse_object(content, self.path / "cell.json")  # for keys twice, of which pydantic takes the last
             cell = Cell.model_validate_json(content)
         except FileNotFoundError:
             raise StoreError(f"{self.path} has no cell.json: it is not a cell's folder") from None
