@@ -162,7 +162,7 @@ def test_tables_take_the_measured_wait_where_there_is_one(measured):
 
 
 def test_the_report_has_closure_timer_cost_and_whether_waiting_was_measured(measured, tmp_path):
-    page = write_report(measured, tmp_path / "report", panels=()).read_text()
+    page = write_report(measured, tmp_path / "report").read_text()
     for words in ("closure: worst residual", "timers, per step", "measured", "bounds", "Ranks met before"):
         assert words in page
     assert "not measured" not in page
