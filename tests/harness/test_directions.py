@@ -12,7 +12,7 @@ from harness.cell import Target
 from harness.errors import SiteError
 from harness.launchers.local.leases import lease_folder
 from harness.runs.atomic_files import write_atomically, write_once
-from harness.runs.checkpoint_store import CheckpointStore, Saved, resumable
+from harness.runs.checkpoint_store import CheckpointStore, Manifest, Saved, resumable
 from harness.runs.records import FailureRecord, RecordWriter
 from harness.study.filters import select
 from harness.training.checkpoint import snapshot
@@ -70,12 +70,16 @@ def test_content_is_on_the_disk_before_it_has_its_name(write, tmp_path, monkeypa
     assert (len("content"), False) in synced
 
 
+def manifest(step: int) -> Manifest:
+    return Manifest(version=1, step=step, world_size=1, segment=0, reason="steps", saved_at=0.0, parts={})
+
+
 def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     store = CheckpointStore(SimpleNamespace(path=tmp_path))
     synced = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(store.saved(3).path.exists()))
     store.begin(3)
-    store.publish(3, {})
+    store.publish(3, manifest(3))
     assert synced[0] is False
     assert synced[-1] is True  # the folder that holds its name
 
@@ -87,7 +91,7 @@ def test_a_retry_tries_the_newest_checkpoint_first(tmp_path):
             folder.mkdir(exist_ok=True)
             store = CheckpointStore(SimpleNamespace(path=folder))
             store.begin(step)
-            store.publish(step, {})
+            store.publish(step, manifest(step))
     attempts = [SimpleNamespace(path=folder) for folder in (newer, older)]
     last = SimpleNamespace(path=newer, lineage=lambda: attempts)
     assert [saved.step for _, saved in resumable(last)] == [40, 30, 20, 10]
