@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -q --dist loadscope --no-loadscope-reorder --durations=20
 
-.PHONY: setup demo test test-fast check docs mutants slurm slurm-stop clean
+.PHONY: setup demo test test-fast fuzz check docs mutants slurm slurm-stop clean
 
 setup: .venv/installed
 
@@ -24,6 +24,11 @@ test: setup
 # What runs while you work: everything that starts no ranks and trains to no target.
 test-fast: setup
 	$(PYTEST) -n $$(nproc) -m "not ranks and not slurm and not slow and not gpu"
+
+# 5,000 damaged files of each kind that is read: minutes.
+fuzz: setup
+	KRONSCALE_MUTATIONS=5000 $(PYTEST) -rP -n $$(nproc) tests/harness/test_mutated_settings.py tests/analysis/test_calibration_files.py \
+	  tests/analysis/test_fuzzed_files.py
 
 check: setup docs
 	$(BIN)/pre-commit run --all-files

@@ -2,8 +2,12 @@
 
 import copy
 import json
+import os
 from random import Random
 from typing import Any
+
+COUNT = int(os.environ.get("KRONSCALE_MUTATIONS", "120"))
+"""Damaged files of each kind that a test tries; `make fuzz` sets it to 5,000."""
 
 JUNK: tuple[Any, ...] = (
     None, True, False, -1, 0, 1, 2, 0.5, -0.5, 1e308, 1e-320, 10**7, 10**18, 2**63, 10**400,
@@ -62,7 +66,7 @@ def _change(content: Any, random: Random) -> None:
             parent.pop(key)
     elif kind == 1 and isinstance(value, int | float) and not isinstance(value, bool):
         parent[key] = random.choice(
-            (-value, value * 1000, value / 1000, str(value), float(value), value + 0.5)
+            (-value, value * 1000, value // 1000, str(value), float(min(value, 1e300)), value - 1)
         )
     elif kind == 2 and isinstance(value, list) and value:
         value.insert(random.randrange(len(value) + 1), copy.deepcopy(random.choice(value)))

@@ -20,13 +20,19 @@ def left_out_note(cells: pd.DataFrame) -> str:
     invalid = cells[~cells["valid"]]
     if invalid.empty:
         return ""
-    reasons = [f"{run}: {why}" for run, why in zip(invalid["run"], invalid["why"], strict=True)]
+    reasons = [f"{run}: {_first(why)}" for run, why in zip(invalid["run"], invalid["why"], strict=True)]
     more = f" ... and {len(reasons) - _NAMED} more" if len(reasons) > _NAMED else ""
     runs = "run is" if len(invalid) == 1 else "runs are"
     return (
         f"{len(invalid)} of {len(cells)} {runs} left out of all numbers: files cannot be read or do not "
         f"agree. {'| '.join(reasons[:_NAMED])}{more}"
     )
+
+
+def _first(why: str) -> str:
+    """The first of a run's faults; a run of many ranks may have one for each."""
+    first, *others = why.split("; ")
+    return f"{first} ({len(others)} more)" if others else first
 
 
 @contextmanager

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ import numpy as np
 
 from analysis.records.window_lines import PHASE_ORDER
 from harness.cell import Cell
-from harness.runs.records import EvalRecord, Outcome, PhaseRecord, SegmentRecord, to_line
+from harness.runs.records import EvalRecord, Outcome, PhaseRecord, SealRecord, SegmentRecord, to_line
 from harness.runs.store import Attempt, SweepFolder
 
 METHODS: dict[str, dict[str, Any] | None] = {
@@ -75,11 +76,13 @@ def _write_run(attempt: Attempt, cell: Cell, windows: int) -> None:
     attempt.write("environment.json", {"commit": "made up", "python": "3.11"})
     chance = np.random.default_rng(list(cell.id.encode()))
     for rank in range(cell.world_size):
-        with attempt.records(rank).open("w", encoding="utf-8") as file:
-            file.write(to_line(SegmentRecord(rank, 0, 0, None, 0.0, 0.0, True)))
-            file.writelines(_windows(cell, rank, windows, chance))
-            if rank == 0:
-                file.writelines(_evaluations(windows))
+        lines = [to_line(SegmentRecord(rank, 0, 0, None, 0.0, 0.0, True))]
+        lines += _windows(cell, rank, windows, chance)
+        if rank == 0:
+            lines += _evaluations(windows)
+        content = "".join(lines).encode()
+        seal = to_line(SealRecord(rank, len(lines), len(content), zlib.crc32(content)))
+        attempt.records(rank).write_bytes(content + seal.encode())
     seconds = windows * 0.13
     attempt.write_outcome(Outcome("COMPLETED", "", True, "target", 0.0, seconds, seconds, 0.98))
 

@@ -5,14 +5,13 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
-import pytest
 import yaml
 
 from harness.cell import Cell
 from harness.errors import SiteError, SweepError
 from harness.launchers.site_profile import read_site
 from harness.study.sweep import read_sweep
-from tests.mutations import mutated
+from tests.mutations import COUNT, mutated
 
 SWEEPS = (
     "jobs/sweeps/demo.yaml",
@@ -23,8 +22,6 @@ SWEEPS = (
     "jobs/papers/nlcg/embedded/batch.yaml",
 )
 SITES = sorted(map(str, Path("jobs/sites").glob("*.yaml")))
-FEW = 120
-MANY = 5_000
 
 
 def outcomes(paths, read, error, folder: Path, count: int, seed: int) -> Counter[str]:
@@ -59,13 +56,11 @@ def sweep(path: Path) -> None:
         assert Cell.model_validate_json(cell.model_dump_json()).id == cell.id
 
 
-@pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
-def test_a_damaged_sweep_is_cells_or_one_line(count, tmp_path):
-    found = outcomes(SWEEPS, sweep, SweepError, tmp_path, count, seed=count)
+def test_a_damaged_sweep_is_cells_or_one_line(tmp_path):
+    found = outcomes(SWEEPS, sweep, SweepError, tmp_path, COUNT, seed=COUNT)
     assert found["refused"] > found["accepted"] > 0
 
 
-@pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
-def test_a_damaged_site_is_a_site_or_one_line(count, tmp_path):
-    found = outcomes(SITES, lambda path: read_site(str(path)), SiteError, tmp_path, count, seed=count)
+def test_a_damaged_site_is_a_site_or_one_line(tmp_path):
+    found = outcomes(SITES, lambda path: read_site(str(path)), SiteError, tmp_path, COUNT, seed=COUNT)
     assert found["refused"] > found["accepted"] > 0

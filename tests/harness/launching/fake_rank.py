@@ -57,7 +57,7 @@ def train(args, options, act):
     if args.rank == 0 and options.get("result", True):
         reached = bool(options.get("reached", True))
         result = {"reached_target": reached, "stop_reason": "target" if reached else "epochs"}
-        result |= {"train_seconds": 1.0, "value": 0.95, "steps": steps}
+        result |= {"train_seconds": 1.0, "value": 0.95, "steps": steps, "parameters_sha256": "0" * 64}
         (args.folder / "result.json").write_text(json.dumps(result))
 
 

@@ -54,7 +54,7 @@ def test_a_controller_that_is_down_delays_a_submission_and_running_cells_stay_vi
         assert seen.state == "RUNNING"
         assert seen.step > 1
         assert "Slurm does not answer" in seen.cause
-        with pytest.raises(SchedulerError, match="kronscale submit finishes"):
+        with pytest.raises(SchedulerError, match="to finish the submission: kronscale submit"):
             submit([late], make_site(), tmp_path, FAKE_RANK)
         assert look(late)[0].state == "PENDING"
     finally:
