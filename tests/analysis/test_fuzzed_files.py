@@ -6,7 +6,6 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from random import Random
 from typing import Any
 
