@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pandas as pd
 
-_NAMED = 3  # runs in a sentence; `Study.cells` and the report's table have all
+_NAMED = 3  # runs in a sentence, and faults of a run; `Study.cells` and the report's table have all
 
 
 class LeftOutWarning(UserWarning):
@@ -30,9 +30,10 @@ def left_out_note(cells: pd.DataFrame) -> str:
 
 
 def _first(why: str) -> str:
-    """The first of a run's faults; a run of many ranks may have one for each."""
-    first, *others = why.split("; ")
-    return f"{first} ({len(others)} more)" if others else first
+    """The first of a run's faults; of many ranks, each may have one."""
+    faults = why.split("; ")
+    more = f" ({len(faults) - _NAMED} more)" if len(faults) > _NAMED else ""
+    return "; ".join(faults[:_NAMED]) + more
 
 
 @contextmanager

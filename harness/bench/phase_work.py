@@ -44,9 +44,10 @@ class PhaseWork:
                 stack.enter_context(self._recorded_statistics())
             if phase == Phase.FACTOR_COMM:
                 stack.enter_context(self._recorded_buckets())
+            nothing = _no_counts if phase == Phase.INVERSE_COMPUTE else _nothing
             for owner, *names in self._methods.get(phase, []):
                 for name in names:
-                    stack.enter_context(patch.object(owner, name, _nothing))
+                    stack.enter_context(patch.object(owner, name, nothing))
             if phase == Phase.PRECONDITION:
                 stack.enter_context(patch.object(self._gradients, "own", []))
             yield
@@ -135,3 +136,8 @@ def _twice(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
     """Stands for the work of a phase that is left out."""
+
+
+def _no_counts(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    """Stands for `SecondOrder.solve`, which returns the factors' update counts."""
+    return {}

@@ -28,7 +28,7 @@ from kfac_core.second_order import SecondOrder
 from kfac_core.timing.phases import COMM_PHASES, KFAC_PHASES
 from tests.harness.checkpoint.runs import cell, new_attempt
 
-DELAY, PERIOD = 0.12, 5  # seconds, several times what the collectives of a window take
+DELAY, PERIOD = 0.4, 5  # seconds, several times what the collectives of a window take
 KFAC = {"factor_update_steps": 1, "inverse_update_steps": PERIOD, "damping": 0.01}
 
 

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main
+from harness.launchers import LAUNCHERS
+from harness.launchers.launch import WORKER_COMMAND
+from harness.launchers.site_profile import read_site
 from harness.runs.records import Outcome
 from harness.runs.store import sweep_folder
 from harness.study.plan_summary import placement_in_words, plan_summary
@@ -25,7 +28,7 @@ def runs(tmp_path):
         folder = sweep_folder("demo", tmp_path).stage(cell)
         for state in states:
             attempt = folder.new_attempt()
-            attempt.write("launch.json", {})
+            LAUNCHERS["local"].plan(cell, read_site("local"), WORKER_COMMAND).write(attempt)
             if state:
                 attempt.write_outcome(Outcome(state, "", None, "epochs", time.time(), time.time()))
     sweep_folder("demo", tmp_path).stage(cells[4])  # a folder without an attempt is new

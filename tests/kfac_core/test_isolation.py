@@ -11,7 +11,7 @@ ROOT = Path(kfac_core.__file__).parent
 HARMLESS = {
     "__future__", "abc", "bisect", "collections", "contextlib", "dataclasses", "difflib", "enum", "functools",
     "heapq", "importlib", "inspect", "itertools", "logging", "math", "numbers", "operator", "re", "sys",
-    "threading", "time", "types", "typing", "warnings", "weakref", "datetime",
+    "threading", "time", "types", "typing", "warnings", "weakref", "datetime", "zlib",
 }  # fmt: skip
 # mpi.py yields its time slice while it polls, and asks the loaded MPI library whether it is CUDA-aware.
 EXCEPTIONS = {("collectives/mpi.py", "os"), ("collectives/mpi.py", "ctypes")}

@@ -15,10 +15,19 @@ from harness.cell import Cell
 from harness.launchers import LAUNCHERS
 from harness.launchers.local.supervisor import supervise_attempt
 from harness.launchers.site_profile import Site
-from harness.runs.records import Outcome
+from harness.runs.records import EvalRecord, Outcome, to_line
 from harness.runs.store import Attempt, sweep_folder
 
 FAKE_RANK = (sys.executable, str(Path(__file__).with_name("fake_rank.py")))
+
+
+def evaluation_line(step: int, epoch: float, value: float) -> str:
+    """A line of rank 0's records."""
+    clocks = {"train_seconds": 0.1 * step, "eval_seconds": 0.0, "wall_seconds": 0.1 * step}
+    return to_line(EvalRecord(
+        0, step, epoch, 840 * step, **clocks, metric="accuracy", value=value, direction="higher",
+        train_loss=0.1, learning_rate=0.1,
+    ))  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import pytest
 from harness.launchers.launch import request_cancel
 from harness.launchers.local.ranks import GRACE_SECONDS, TERM_SECONDS
 from harness.launchers.site_profile import Site
+from tests.harness.launching.conftest import evaluation_line
 
 
 @pytest.fixture(params=["gloo", "mpi"])
@@ -35,11 +36,8 @@ def test_a_missed_target_is_a_completed_attempt_with_the_best_value_as_cause(
     make_cell, make_attempt, start_supervisor
 ):
     attempt = make_attempt(make_cell(reached=False))
-    lines = [
-        {"kind": "evaluation", "value": value, "epoch": epoch, "step": 2 * epoch}
-        for epoch, value in ((29, 0.96), (30, 0.95))
-    ]
-    attempt.records(0).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = [evaluation_line(2 * epoch, epoch, value) for epoch, value in ((29, 0.96), (30, 0.95))]
+    attempt.records(0).write_text("".join(lines))
     outcome = start_supervisor(attempt).outcome()
     assert outcome.state == "COMPLETED"
     assert outcome.cause == "target accuracy >= 0.97 not reached: best 0.96 after 30 epochs"

@@ -1,6 +1,5 @@
 """Promise: cause and status of a resumed run are those of all segments, without steps done twice."""
 
-import json
 import time
 
 import pytest
@@ -9,17 +8,20 @@ from harness.launchers.launch import Launch, RanksStarted
 from harness.launchers.outcome import outcome_of_ranks
 from harness.launchers.rank_exits import RankDeath, RanksEnd
 from harness.runs.heartbeat import HeartbeatWriter
+from harness.runs.records import SegmentRecord, to_line
 from harness.runs.store import sweep_folder
 from harness.study.status import read_statuses
+from tests.harness.launching.conftest import evaluation_line
 
-RESULT = {"reached_target": False, "stop_reason": "epochs", "train_seconds": 1.0, "value": 0.8, "steps": 40}
+RESULT = {"reached_target": False, "stop_reason": "epochs", "train_seconds": 1.0, "value": 0.8, "steps": 40,
+          "parameters_sha256": "0" * 64}  # fmt: skip
 
 
 def write_records(attempt, first_step, *evaluations):
     """Write rank 0's records: its first step, and (step, value) of evaluations; ten steps per epoch."""
-    lines = [{"kind": "segment", "first_step": first_step}]
-    lines += [{"kind": "evaluation", "step": s, "epoch": s / 10, "value": v} for s, v in evaluations]
-    attempt.records(0).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = [to_line(SegmentRecord(0, 0, first_step, None, 0.0, 0.0, True))]
+    lines += [evaluation_line(step, step / 10, value) for step, value in evaluations]
+    attempt.records(0).write_text("".join(lines))
 
 
 @pytest.fixture

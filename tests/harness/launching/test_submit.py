@@ -15,6 +15,7 @@ from harness.launchers.launch import Launch
 from harness.launchers.process_identity import ProcessIdentity
 from harness.runs.locks import exclusive
 from harness.runs.store import sweep_folder
+from harness.runs.stored_files import read_as
 from harness.study.status import is_stalled, read_statuses
 from harness.study.submit import cancel, in_blocks, retry, submit
 
@@ -39,7 +40,7 @@ def finish(folder, wait_for):
 
 def queue(folder):
     raw = folder.path / "queue.json"
-    return ProcessIdentity.read(json.loads(raw.read_text())) if raw.exists() else None
+    return read_as(ProcessIdentity, raw) if raw.exists() else None
 
 
 def test_cells_run_once_in_order_and_never_more_at_a_time_than_leases(
