@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.errors import StoreError
+from harness.runs.attempt_outcome import Outcome, Result
 from harness.runs.launch_facts import LaunchFacts
 from harness.runs.layers_file import LayersFile
-from harness.runs.records import SEALED_SINCE, Outcome, Result
+from harness.runs.records import SEALED_SINCE
 from harness.runs.seals import SEALED_FILES, check_small_file
 from harness.runs.store import Attempt, CellFolder
 

@@ -23,7 +23,8 @@ from harness.calibrate import timed
 from harness.doctor.reports import NOT_KNOWN, Report, WorldReport
 from harness.launchers.cgroups import memory_limit_bytes
 from harness.runs.atomic_files import write_atomically
-from harness.runs.records import RecordWriter, Result
+from harness.runs.attempt_outcome import Result
+from harness.runs.record_writer import RecordWriter
 from harness.training.environment import read_environment
 from harness.training.rank_process import RankArguments, exit_at_once, failure_record
 from harness.training.train import Trainer  # noqa: F401  which imports all that a training rank imports

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.runs.records import State
+from harness.runs.attempt_outcome import State
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,10 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -24,9 +22,6 @@ from harness.runs.stored_files import (
     Measured,
     Positive,
     Seconds,
-    has_checksum,
-    parse_as,
-    with_checksum,
 )
 
 SCHEMA_VERSION = 4
@@ -35,14 +30,6 @@ checkpoints. 3: `wait_seconds` and `instrument_seconds` of a window. 4: seals (`
 lines are read as segment 0 and as windows in which neither was measured, and older runs as not sealed."""
 
 SEALED_SINCE = 4
-
-State = Literal[
-    "STAGED", "PENDING", "RUNNING", "COMPLETED", "FAILED", "TIMEOUT", "PREEMPTED", "OOM", "NODE_FAIL",
-    "CANCELLED", "LOST",
-]  # fmt: skip
-FINAL_STATES: tuple[State, ...] = (
-    "COMPLETED", "FAILED", "TIMEOUT", "PREEMPTED", "OOM", "NODE_FAIL", "CANCELLED", "LOST",
-)  # fmt: skip
 
 
 def _no_negative_phase(seconds: Mapping[str, float]) -> Mapping[str, float]:
@@ -292,152 +279,6 @@ KINDS: Mapping[str, type[Record]] = {kind.KIND: kind for kind in Record.__args__
 def to_line(record: Record) -> str:
     """One line of JSON that begins with schema and kind."""
     return json.dumps({"schema": SCHEMA_VERSION, "kind": record.KIND, **asdict(record)}) + "\n"
-
-
-class RecordWriter:
-    """Appends records to one rank's file; each line is flushed to the system when `write` returns.
-
-    If a killed predecessor left an incomplete line, the writer ends that line first. `seal` ends the file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("ab", buffering=0)
-        before = path.read_bytes()
-        self._lines, self._bytes, self._crc32 = before.count(b"\n"), len(before), zlib.crc32(before)
-        if before and not before.endswith(b"\n"):
-            self._append(b"\n")
-
-    def write(self, record: Record) -> None:
-        """Append one line.
-
-        Raises:
-            OSError: the disk is full or gone; earlier lines are complete.
-        """
-        self._append(to_line(record).encode())
-
-    def seal(self, rank: int) -> None:
-        """Append the seal: this rank writes nothing more.
-
-        Raises:
-            OSError: the disk is full or gone; the file counts as not sealed.
-        """
-        self.write(SealRecord(rank, self._lines, self._bytes, self._crc32))
-
-    def _append(self, line: bytes) -> None:
-        written = 0
-        while written < len(line):  # an unbuffered write may take a part
-            written += self._file.write(line[written:])
-        self._lines += 1
-        self._bytes += len(line)
-        self._crc32 = zlib.crc32(line, self._crc32)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-
-
-@dataclass(frozen=True)
-class Result:
-    """The end of a training run; rank 0 writes it to `result.json`, unless the run is to be resumed.
-
-    Attributes:
-        stop_reason: `target`, `epochs`, `diverged`, or `preempted` (by request, whether or not it was saved).
-        value: last value of the target's metric.
-        parameters_sha256: of rank 0's parameters at the end; equal digests mean runs equal bit for bit.
-    """
-
-    __pydantic_config__ = STRICT
-    reached_target: bool
-    stop_reason: Literal["target", "epochs", "diverged", "preempted"]
-    train_seconds: Seconds
-    value: Measured
-    steps: Count
-    parameters_sha256: str
-
-
-@dataclass(frozen=True)
-class RankExit:
-    """How one rank ended, as reported by its launcher.
-
-    Attributes:
-        exit_code: process exit code; negative signal number if killed; None if unknown.
-        signal: name of the signal that ended it, such as SIGKILL, or None.
-        step: last step that it had begun, from its heartbeat; None if it never trained.
-        phase: phase that it was in.
-        error: first line of its exception, or None.
-    """
-
-    __pydantic_config__ = STRICT
-    rank: Count
-    exit_code: int | None
-    signal: str | None = None
-    step: Count | None = None
-    phase: str | None = None
-    error: str | None = None
-
-
-def _is_final(state: State) -> State:
-    if state not in FINAL_STATES:
-        raise ValueError(f"must be one of {', '.join(FINAL_STATES)}, got {state!r}")
-    return state
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How an attempt ended; written last and atomically, so the attempt is over once the file exists.
-
-    Attributes:
-        state: a final state.
-        cause: one sentence for people; empty if the attempt completed and reached its target.
-        reached_target: whether the target was reached; None if training ended before it could tell.
-        stop_reason: why training stopped: `target`, `epochs`, `diverged`, `preempted`, or `error`.
-        train_seconds: train clock at the end, the slowest rank's.
-        value: last value of the target's metric.
-        ranks: every rank's exit, the root cause first.
-        checkpoint_step: the step at which a retry would resume; None if it would start from the beginning.
-        failed_nodes: names of hosts that failed during it, from its scheduler.
-        seals: checksums of the attempt's other small files when it ended, by name; see `harness.runs.seals`.
-    """
-
-    __pydantic_config__ = STRICT
-    state: Annotated[State, AfterValidator(_is_final)]
-    cause: str
-    reached_target: bool | None
-    stop_reason: str
-    started_at: Seconds
-    ended_at: Seconds
-    train_seconds: Seconds | None = None
-    value: Measured | None = None
-    ranks: tuple[RankExit, ...] = ()
-    checkpoint_step: Count | None = None
-    failed_nodes: tuple[str, ...] = ()
-    seals: Mapping[str, Count] = field(default_factory=dict)
-    schema: Positive = field(default=SCHEMA_VERSION)
-
-    def to_json(self) -> str:
-        """Indented JSON for people and programs; the last key is the checksum of all before it."""
-        return with_checksum(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: bytes, path: Path) -> Self:
-        """Read what `to_json` wrote.
-
-        Args:
-            text: content of the file.
-            path: the file, for the error message.
-
-        Raises:
-            StoredFileError: it is damaged, or of a newer schema.
-        """
-        outcome = parse_as(cls, text, path)
-        check_schema(outcome.schema, path)
-        if outcome.schema >= SEALED_SINCE and not has_checksum(text):
-            raise StoredFileError(path, "crc32 is missing at the end: the file was changed or cut")
-        return outcome
 
 
 def check_schema(schema: int, path: Path, place: str = "") -> None:

@@ -34,8 +34,8 @@ from harness.runs.atomic_files import (
     write_atomically,
     write_once,
 )
+from harness.runs.attempt_outcome import Outcome
 from harness.runs.heartbeat import Heartbeat, read_heartbeat
-from harness.runs.records import Outcome
 from harness.runs.seals import seals_of
 from harness.runs.stored_files import read_as, read_bytes, read_object, with_checksum
 

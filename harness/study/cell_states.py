@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from harness.cell import Cell
 from harness.errors import StoredFileError
-from harness.runs.records import FINAL_STATES, Outcome, State
+from harness.runs.attempt_outcome import FINAL_STATES, Outcome, State
 from harness.runs.store import Attempt, SweepFolder
 
 IN_FLIGHT: tuple[State, ...] = ("PENDING", "RUNNING")

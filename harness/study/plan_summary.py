@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from harness.cell import Cell
-from harness.runs.records import State
+from harness.runs.attempt_outcome import State
 from harness.runs.store import sweep_folder
 from harness.study.cell_states import IN_FLIGHT, stored_states
 from kfac_core.config import KFACConfig

@@ -15,11 +15,12 @@ from harness.cell import Cell
 from harness.errors import StoreError
 from harness.launchers import LAUNCHERS
 from harness.launchers.attempt_state import AttemptState
+from harness.runs.attempt_outcome import FINAL_STATES, Outcome, RankExit, State
 from harness.runs.checkpoint_store import resumable
 from harness.runs.effective_records import effective_evaluations
 from harness.runs.launch_facts import LaunchFacts
 from harness.runs.log_tail import last_record
-from harness.runs.records import FINAL_STATES, EvalRecord, Outcome, RankExit, SegmentRecord, State
+from harness.runs.records import EvalRecord, SegmentRecord
 from harness.runs.store import Attempt, SweepFolder
 from harness.study.cell_states import IN_FLIGHT, StoredState, stored_state, stored_states
 

@@ -17,9 +17,10 @@ import torch
 from torch import nn
 
 from harness.cell import Cell
+from harness.runs.attempt_outcome import Result
 from harness.runs.checkpoint_requests import Request
 from harness.runs.heartbeat import HeartbeatWriter
-from harness.runs.records import EvalRecord, Record, Result
+from harness.runs.records import EvalRecord, Record
 from harness.training.checkpoint import Checkpoints
 from harness.training.evaluation import evaluate
 from harness.training.gradient_averaging import GradientAverage, broadcast_model

@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
+from harness.runs.attempt_outcome import Result
 from harness.runs.checkpoint_requests import PREEMPTED_EXIT_CODE, SignalRequests
 from harness.runs.checkpoint_store import clear_checkpoint_stores
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.layers_file import describe
-from harness.runs.records import RecordWriter, Result
+from harness.runs.record_writer import RecordWriter
 from harness.runs.store import Attempt
 from harness.training.checkpoint import Checkpoints, Schedule
 from harness.training.environment import read_environment

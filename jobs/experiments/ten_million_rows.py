@@ -30,7 +30,8 @@ import numpy as np
 
 from analysis.records.window_lines import PHASE_ORDER
 from harness.cell import Cell
-from harness.runs.records import EvalRecord, Outcome, PhaseRecord, SealRecord, SegmentRecord, to_line
+from harness.runs.attempt_outcome import Outcome
+from harness.runs.records import EvalRecord, PhaseRecord, SealRecord, SegmentRecord, to_line
 from harness.runs.store import Attempt, SweepFolder
 
 METHODS: dict[str, dict[str, Any] | None] = {

@@ -20,8 +20,10 @@ from analysis.records.study import Study
 from analysis.records.tables import load
 from analysis.report.page import write_report
 from harness.cell import Cell
+from harness.runs.attempt_outcome import Outcome
 from harness.runs.layers_file import describe
-from harness.runs.records import DeviceRecord, EvalRecord, Outcome, PhaseRecord, RecordWriter
+from harness.runs.record_writer import RecordWriter
+from harness.runs.records import DeviceRecord, EvalRecord, PhaseRecord
 from harness.runs.store import Attempt, SweepFolder
 from kfac_core.placement import FactorShape, LayerShape
 from kfac_core.placement.strategies import place

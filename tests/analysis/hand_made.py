@@ -9,7 +9,9 @@ from pathlib import Path
 from analysis.records.study import Study
 from analysis.records.tables import load
 from harness.cell import Cell
-from harness.runs.records import EvalRecord, Outcome, PhaseRecord, RecordWriter
+from harness.runs.attempt_outcome import Outcome
+from harness.runs.record_writer import RecordWriter
+from harness.runs.records import EvalRecord, PhaseRecord
 from harness.runs.store import Attempt, SweepFolder
 from tests.analysis.conftest import STEPS_PER_EPOCH, Plan, make_cell
 

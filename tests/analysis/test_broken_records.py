@@ -17,7 +17,7 @@ from analysis.records.study import Study
 from analysis.records.tables import load
 from analysis.report.page import write_report
 from harness.cli import main
-from harness.runs.records import RecordWriter
+from harness.runs.record_writer import RecordWriter
 from harness.runs.store import Attempt
 from tests.analysis.conftest import Plan
 

@@ -7,7 +7,8 @@ import pytest
 from analysis.energy import energy_to_target
 from analysis.figures import FIGURES, NothingToDraw
 from analysis.records.tables import load
-from harness.runs.records import DeviceRecord, RecordWriter
+from harness.runs.record_writer import RecordWriter
+from harness.runs.records import DeviceRecord
 from tests.analysis.conftest import STEPS_PER_EPOCH, Plan
 
 WATTS = 300.0  # of every rank of the synthetic study

@@ -13,8 +13,10 @@ from analysis.cost_model.work import Setup
 from analysis.figures import files
 from harness.cell import Cell
 from harness.cli.reproduce import reproduce
+from harness.runs.attempt_outcome import Outcome
 from harness.runs.layers_file import describe
-from harness.runs.records import EvalRecord, Outcome, PhaseRecord, RecordWriter
+from harness.runs.record_writer import RecordWriter
+from harness.runs.records import EvalRecord, PhaseRecord
 from harness.runs.store import SweepFolder
 from harness.study.papers import read_paper
 from harness.study.sweep import read_sweep

@@ -19,10 +19,11 @@ from harness.launchers.launch import Launch, RanksStarted, supervisor_identity
 from harness.launchers.local.launcher import LocalLauncher
 from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.site_profile import Site
+from harness.runs.attempt_outcome import Result
 from harness.runs.checkpoint_store import Manifest, PartSum
 from harness.runs.heartbeat import HeartbeatWriter, read_heartbeat
 from harness.runs.record_lines import read_content
-from harness.runs.records import Result, SegmentRecord
+from harness.runs.records import SegmentRecord
 from harness.runs.store import Attempt, CellFolder
 from harness.runs.stored_files import read_as, with_checksum
 from tests.analysis.conftest import Plan

@@ -9,7 +9,9 @@ import pytest
 
 from analysis.records.tables import load
 from analysis.report.page import write_report
-from harness.runs.records import Outcome, Record, RecordWriter, SegmentRecord, to_line
+from harness.runs.attempt_outcome import Outcome
+from harness.runs.record_writer import RecordWriter
+from harness.runs.records import Record, SegmentRecord, to_line
 from harness.runs.store import Attempt, SweepFolder
 from tests.analysis.conftest import WINDOW, Plan, evaluation, make_cell, window_record
 

@@ -14,7 +14,8 @@ from analysis.records.left_out import LeftOutWarning
 from analysis.records.tables import load
 from harness.cell import Cell
 from harness.errors import StoreError
-from harness.runs.records import SCHEMA_VERSION, Outcome
+from harness.runs.attempt_outcome import Outcome
+from harness.runs.records import SCHEMA_VERSION
 from harness.runs.store import SweepFolder
 from tests.analysis.conftest import Plan
 

@@ -13,7 +13,8 @@ from harness.errors import SiteError
 from harness.launchers.local.leases import lease_folder
 from harness.runs.atomic_files import write_atomically, write_once
 from harness.runs.checkpoint_store import CheckpointStore, Manifest, Saved, resumable
-from harness.runs.records import FailureRecord, RecordWriter
+from harness.runs.record_writer import RecordWriter
+from harness.runs.records import FailureRecord
 from harness.study.filters import select
 from harness.training.checkpoint import snapshot
 from tests.harness.test_train import cell

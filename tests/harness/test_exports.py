@@ -14,15 +14,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from harness.cell import Cell
 from harness.cli import main
 from harness.exports import EXPORTS
-from harness.runs.records import (
-    DeviceRecord,
-    EvalRecord,
-    Outcome,
-    PhaseRecord,
-    RecordWriter,
-    SegmentRecord,
-    TraceRecord,
-)  # fmt: skip
+from harness.runs.attempt_outcome import Outcome
+from harness.runs.record_writer import RecordWriter  # fmt: skip
+from harness.runs.records import DeviceRecord, EvalRecord, PhaseRecord, SegmentRecord, TraceRecord
 from harness.runs.store import Attempt, sweep_folder
 
 BEGAN = 1_700_000_000.25

@@ -15,7 +15,7 @@ from harness.launchers import LAUNCHERS
 from harness.launchers.site_profile import Site, read_site
 from harness.launchers.slurm import launcher, scheduler_state
 from harness.launchers.slurm.scheduler import NoAnswerError
-from harness.runs.records import Outcome
+from harness.runs.attempt_outcome import Outcome
 from harness.runs.store import sweep_folder
 from harness.study.papers import read_paper
 from harness.study.submit import submit

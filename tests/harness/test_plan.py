@@ -10,7 +10,7 @@ from harness.cli import main
 from harness.launchers import LAUNCHERS
 from harness.launchers.launch import WORKER_COMMAND
 from harness.launchers.site_profile import read_site
-from harness.runs.records import Outcome
+from harness.runs.attempt_outcome import Outcome
 from harness.runs.store import sweep_folder
 from harness.study.plan_summary import placement_in_words, plan_summary
 from harness.study.status import read_statuses

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from analysis.records.tables import CELL_COLUMNS, LAYER_COLUMNS, load
-from harness.runs.records import KINDS, SCHEMA_VERSION, Outcome, RankExit
+from harness.runs.attempt_outcome import Outcome, RankExit
+from harness.runs.records import KINDS, SCHEMA_VERSION
 from kfac_core.timing.phases import Phase
 
 TEXT = (Path(__file__).parents[2] / "results" / "README.md").read_text()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main
-from harness.runs.records import Outcome
+from harness.runs.attempt_outcome import Outcome
 from harness.runs.store import sweep_folder
 from harness.study.status import read_statuses
 from harness.study.sweep import read_sweep

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from harness.cli import main
 from harness.cli.output import with_progress
-from harness.runs.records import Outcome
+from harness.runs.attempt_outcome import Outcome
 from harness.runs.store import sweep_folder
 from harness.study.progress import follow, left_seconds
 from harness.study.status import CellStatus

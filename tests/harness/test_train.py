@@ -12,8 +12,9 @@ import torch
 from sklearn.datasets import load_digits
 
 from harness.cell import Cell
+from harness.runs.attempt_outcome import Result
 from harness.runs.heartbeat import HeartbeatWriter
-from harness.runs.records import EvalRecord, PhaseRecord, Record, Result
+from harness.runs.records import EvalRecord, PhaseRecord, Record
 from harness.training.train import Trainer
 from harness.training.world import World
 from harness.workloads.digits import build, read_table

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from harness.cell import Cell, Target
+from harness.runs.attempt_outcome import Outcome
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.layers_file import describe
-from harness.runs.records import Outcome, Record, RecordWriter
+from harness.runs.record_writer import RecordWriter
+from harness.runs.records import Record
 from harness.runs.store import SweepFolder
 from harness.training.train import Result, Trainer
 from harness.training.world import World

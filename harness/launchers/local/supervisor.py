@@ -16,8 +16,8 @@ from harness.launchers.outcome import outcome_of_ranks, outcome_without_ranks
 from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.rank_exits import RanksEnd
 from harness.launchers.stopping import Stop, stop_request
+from harness.runs.attempt_outcome import Outcome
 from harness.runs.locks import take
-from harness.runs.records import Outcome
 from harness.runs.store import Attempt
 
 

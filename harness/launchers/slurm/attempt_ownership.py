@@ -14,8 +14,8 @@ from harness.launchers.launch import Launch, RanksStarted, cancel_requested
 from harness.launchers.outcome import outcome_without_ranks
 from harness.launchers.slurm.submission_manifest import SubmissionManifest
 from harness.runs.atomic_files import write_once
+from harness.runs.attempt_outcome import Outcome, State
 from harness.runs.checkpoint_store import CheckpointStore, resumable
-from harness.runs.records import Outcome, State
 from harness.runs.store import Attempt
 from harness.runs.stored_files import STRICT, Count, Seconds, with_checksum
 

@@ -27,8 +27,8 @@ from harness.launchers.slurm.job_layout import slurm
 from harness.launchers.slurm.scheduler import requeue
 from harness.launchers.slurm.step import StepEnd, run_step
 from harness.launchers.slurm.submission_manifest import SubmissionManifest
+from harness.runs.attempt_outcome import Outcome
 from harness.runs.log_tail import last_lines
-from harness.runs.records import Outcome
 from harness.runs.store import Attempt
 
 _FULL_BYTES = 1024 * 1024

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.runs.records import State
+from harness.runs.attempt_outcome import State
 
 _ANSWER_SECONDS = 30.0  # a controller that takes longer counts as down
 _IDS_PER_CALL = 1000  # job ids in one command line

@@ -11,9 +11,11 @@ import torch
 import torch.distributed as dist
 
 from harness.cell import Cell
+from harness.runs.attempt_outcome import Result
 from harness.runs.checkpoint_requests import Request
 from harness.runs.heartbeat import HeartbeatWriter
-from harness.runs.records import EvalRecord, PhaseRecord, Record, RecordWriter, Result
+from harness.runs.record_writer import RecordWriter
+from harness.runs.records import EvalRecord, PhaseRecord, Record
 from harness.runs.store import Attempt, sweep_folder
 from harness.training.checkpoint import Checkpoints, Schedule
 from harness.training.train import Trainer

@@ -2,8 +2,8 @@
 
 import pytest
 
+from harness.runs.attempt_outcome import Result
 from harness.runs.checkpoint_store import CheckpointStore
-from harness.runs.records import Result
 from harness.runs.store import Attempt
 from harness.training import worker
 from tests.harness.checkpoint.runs import cell, new_attempt

@@ -15,7 +15,8 @@ from harness.cell import Cell
 from harness.launchers import LAUNCHERS
 from harness.launchers.local.supervisor import supervise_attempt
 from harness.launchers.site_profile import Site
-from harness.runs.records import EvalRecord, Outcome, to_line
+from harness.runs.attempt_outcome import Outcome
+from harness.runs.records import EvalRecord, to_line
 from harness.runs.store import Attempt, sweep_folder
 
 FAKE_RANK = (sys.executable, str(Path(__file__).with_name("fake_rank.py")))

@@ -13,7 +13,7 @@ from harness.errors import StoreError
 from harness.launchers.local import LocalLauncher
 from harness.launchers.outcome import outcome_without_ranks
 from harness.runs.atomic_files import RESERVE, write_atomically, write_once
-from harness.runs.records import Outcome, RankExit
+from harness.runs.attempt_outcome import Outcome, RankExit
 from harness.runs.store import Attempt, sweep_folder
 from harness.study.status import read_statuses
 from harness.study.submit import cancel, retry, submit

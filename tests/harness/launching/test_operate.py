@@ -130,7 +130,7 @@ def test_cancel_and_retry_without_a_matching_cell_report_it(ended, cli):
 def test_submitting_a_finished_sweep_again_is_quick_and_loads_no_torch(tmp_path):
     file = tmp_path / "study.yaml"
     file.write_text(SWEEP.format(repeats=50))
-    from harness.runs.records import Outcome
+    from harness.runs.attempt_outcome import Outcome
     from harness.study.sweep import read_sweep
 
     folder = sweep_folder("study", tmp_path / "runs")

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from harness.launchers.launch import RanksStarted
+from harness.runs.attempt_outcome import Outcome
 from harness.runs.heartbeat import HeartbeatWriter
-from harness.runs.records import Outcome
 from harness.runs.store import sweep_folder
 from harness.study.status import count_states, read_statuses
 
