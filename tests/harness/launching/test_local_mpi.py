@@ -131,7 +131,7 @@ from harness.training.world.mpi import find_mpi
 rank, size = int(sys.argv[1] or os.environ["PMI_RANK"]), int(sys.argv[2])
 world, reason = find_mpi(rank, size, required=False)
 inherited = sorted(name for name in os.environ if "PMI" in name)
-line = f"{'found' if world else 'not found:'} {reason} {inherited}\n"
+line = f"{'found' if world else 'not found:'} {reason} {inherited}\\n"
 os.write(1, line.encode())  # in one piece: the other rank writes to the same pipe
 """
 
