@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from kfac_core.errors import ConfigError
-from kfac_core.schedule import Hyperparameter, Interval, Milestones
+from kfac_core.schedule import Hyperparameter, Interval, Milestones, interval_at, interval_below, value_at
 
 STRATEGIES = ("comm_opt", "mem_opt", "hybrid_opt", "dp_kfac", "mpd_kfac", "d_kfac", "spd_kfac")
 """Registry of strategies: each is the function of that name in `kfac_core/placement/strategies/<name>.py`."""
@@ -236,6 +236,21 @@ class KFACConfig:
                 f"inverse_update_steps={inverse_steps} is below factor_update_steps={factor_steps}: "
                 "the same factors would be inverted again"
             )
+
+
+def check_schedules(config: KFACConfig, steps_per_epoch: int | None) -> None:
+    """Raise a schedule's error now, not in a hook of the first forward pass.
+
+    Raises:
+        ConfigError: a schedule's first value cannot be used, it needs `steps_per_epoch`, or the inverse
+            interval falls below the factor interval.
+    """
+    value_at(config.damping, 0, steps_per_epoch)
+    for interval in (config.factor_update_steps, config.inverse_update_steps):
+        interval_at(interval, 0, steps_per_epoch)
+    below = interval_below(config.inverse_update_steps, config.factor_update_steps, steps_per_epoch)
+    if below is not None:
+        raise ConfigError(f"inverse_update_steps{below}: the same factors would be inverted again")
 
 
 def _costs(values: object) -> Costs:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kfac_core.batched_means import Key
 from kfac_core.capture.hooks import is_captured
 from kfac_core.layers import KroneckerLayer
+from kfac_core.placement import LayerShape
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,17 @@ class Failure:
         )
 
 
-def missing_statistics(names: Sequence[str], step: int) -> str:
-    """The warning that these layers have had no statistics on any rank."""
-    return (
-        f"K-FAC: no statistics of {_listed(names)} by step {step}: a layer that takes no part in training "
+def missing_statistics(
+    updates: Mapping[Key, int], shapes: Sequence[LayerShape], failures: Sequence[Failure], step: int
+) -> list[str]:
+    """A warning of layers that have had no statistics on any rank, by their factors' updates."""
+    missing = sorted({shapes[layer].name for (layer, _), taken in updates.items() if not taken})
+    if not missing or failures:
+        return []
+    return [
+        f"K-FAC: no statistics of {_listed(missing)} by step {step}: a layer that takes no part in training "
         "passes, or whose weight is used without calling the layer, keeps the direction of its plain gradient"
-    )
+    ]
 
 
 def warn_of_other_kfac(layers: Sequence[KroneckerLayer]) -> None:

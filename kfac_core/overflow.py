@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
 
@@ -86,3 +86,35 @@ def answer(flag: Tensor) -> Answer:
         copied = torch.cuda.Event()
         copied.record()
     return Answer(host, copied)
+
+
+class UndecidedSteps:
+    """Steps that may have overflowed: the host learns of it a step later, and waits for none."""
+
+    def __init__(self) -> None:
+        self._asked: list[Answer] = []
+        self._issued: list[tuple[Answer, bool, bool]] = []
+
+    def ask(self, flag: Tensor) -> None:
+        """Start to copy the flag of the step that is being issued."""
+        self._asked.append(answer(flag))
+
+    def issued(self, *, factors: bool, second_order: bool) -> None:
+        """The step has been issued, with these updates."""
+        self._issued += [(each, factors, second_order) for each in self._asked]
+        self._asked.clear()
+
+    def overflows_now(self) -> bool:
+        """Whether the step that is being issued has overflowed; waits for the device."""
+        return bool(self._asked) and self._asked[-1].read()
+
+    def lost(self, *, leave: int) -> Iterator[tuple[bool, bool]]:
+        """Whether factors and second-order data were due in each step that had no effect.
+
+        All but the newest `leave` are decided, whose answers may not have arrived. All ranks ask at the same
+        step, so that their schedules agree.
+        """
+        while len(self._issued) > leave:
+            pending, factors, second_order = self._issued.pop(0)
+            if pending.read():
+                yield factors, second_order

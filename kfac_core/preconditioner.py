@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial, reduce
-from typing import Any, NoReturn
+from functools import reduce
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from kfac_core import state as states
-from kfac_core.batched_means import Key
 from kfac_core.capture.hooks import Capture, full_precision
 from kfac_core.capture.wrappers import LearningRate, discard_compiled, read_lr, unwrap
 from kfac_core.collectives import Communicator, connect
-from kfac_core.config import KFACConfig
+from kfac_core.config import KFACConfig, check_schedules
 from kfac_core.diagnostics import Failure, missing_statistics, warn_of_other_kfac
 from kfac_core.errors import ConfigError
 from kfac_core.execution import Execution
@@ -26,19 +24,21 @@ from kfac_core.factors import Factors
 from kfac_core.gradients.buffers import Gradients
 from kfac_core.kernels.device_grams import DeviceGrams
 from kfac_core.layers import find_layers, plain_modules
-from kfac_core.overflow import Answer, Overflow, answer
+from kfac_core.overflow import Overflow, UndecidedSteps
 from kfac_core.placement import Placement
 from kfac_core.placement.cost import CostModel
 from kfac_core.placement.footprint import state_bytes
 from kfac_core.placement.strategies import place
-from kfac_core.schedule import interval_at, interval_below, value_at
-from kfac_core.second_order import SecondOrder, UpdateCounts
+from kfac_core.resume import Resumable
+from kfac_core.schedule import interval_at, value_at
+from kfac_core.second_order import SecondOrder
 from kfac_core.second_order_batched import BatchedSecondOrder
+from kfac_core.state import Progress, Snapshot
 from kfac_core.timing.phases import Phase
 from kfac_core.timing.timer import PhaseTimer
 
 
-class KFAC:
+class KFAC(Resumable):
     """Replaces the gradients of supported layers by F^-1 times the gradient, F Kronecker-factored.
 
     Call `step()` after the gradients are averaged over ranks (and unscaled, with a GradScaler) and before
@@ -98,7 +98,7 @@ class KFAC:
         self.steps = self.skipped_steps = 0
         self._lr = read_lr(lr)
         self._steps_per_epoch = steps_per_epoch
-        self._check_schedules()
+        check_schedules(self.config, steps_per_epoch)
         scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
         self._timer = timer if timer is not None else PhaseTimer()
         bare, self._wrapper = unwrap(model)
@@ -133,8 +133,7 @@ class KFAC:
         self._scaler = scaler
         self._capture = self._install_capture(like.dtype)
         self._must_solve = self._owes_factors = self._paused = False
-        self._answers: list[Answer] = []
-        self._undecided: list[tuple[Answer, bool, bool]] = []
+        self._undecided = UndecidedSteps()
         self._check_statistics = True  # once, at the first second-order update
         self._pending_warnings: list[str] = []
 
@@ -156,8 +155,7 @@ class KFAC:
                 self._update_second_order()
             self._precondition()
         self.steps += 1
-        self._undecided += [(each, *renews) for each in self._answers]
-        self._answers.clear()
+        self._undecided.issued(factors=renews[0], second_order=renews[1])
         self._settle(leave=1)
         self._warn()
 
@@ -210,56 +208,16 @@ class KFAC:
             self.placement, self.shapes, self.config, own, self._gradients.raw[0].element_size()
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """The whole state on the CPU, the same on all ranks, to resume bitwise; every rank must call it."""
-        return states.gather_state(self._snapshot())
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a saved state, also on another world size, strategy or solver.
-
-        Factors move to their new owners. With another solver the second-order data is solved again. With
-        `overlap_factors` every rank must call this, as it receives what is in flight (`discard`).
-
-        Raises:
-            ConfigError: the state is of other layers.
-        """
-        states.check_state(self._snapshot(), state)
-        self._restore(partial(states.restore_state, state=state))
-
-    def state_shard(self) -> dict[str, Any]:
-        """This rank's part of the state, on the CPU; no communication.
-
-        A factor is in one rank's part, unless several ranks keep it (d_kfac, small ones of spd_kfac).
-        """
-        return states.state_shard(self._snapshot())
-
-    def load_state_shard(self, shard: Mapping[str, Any]) -> None:
-        """Resume bitwise in the world, strategy and solver of `shard`; every rank must call it.
-
-        With others: `load_state_dict(kfac_core.state.merge_shards(shards))`.
-
-        Raises:
-            ConfigError: the shard is not this rank's.
-        """
-        states.check_shard(self._snapshot(), shard)
-        self._restore(partial(states.restore_shard, shard=shard))
-
     def remove(self) -> None:
         """Take K-FAC's hooks off the model."""
         self._capture.remove()
 
-    def _snapshot(self) -> states.Snapshot:
+    def _snapshot(self) -> Snapshot:
         self._settle(leave=0)
-        progress = states.Progress(self.steps, self.skipped_steps, self._must_solve)
-        return states.Snapshot(
+        progress = Progress(self.steps, self.skipped_steps, self._must_solve)
+        return Snapshot(
             self.config, self.shapes, self._communicator, self._factors, self._second_order, progress
         )
-
-    def _restore(self, restored: Callable[[states.Snapshot], states.Progress]) -> None:
-        self.discard()
-        progress = restored(self._snapshot())
-        self.steps, self.skipped_steps = progress.steps, progress.skipped_steps
-        self._must_solve = progress.must_solve
 
     def _choose_grams(self, dtype: torch.dtype) -> None:
         """How the layers sum outer products."""
@@ -279,22 +237,16 @@ class KFAC:
             if batched is None:
                 return overflow.on_host(self._model.parameters())
             batched.overflowed = overflow.on_device(self._model.parameters())
-        self._answers.append(answer(batched.overflowed))
+        self._undecided.ask(batched.overflowed)
         return False
 
     def _settle(self, *, leave: int) -> None:
-        """Count the steps that overflowed, but for the newest, whose answers may not have arrived.
-
-        All ranks do so at the same step, so that their schedules agree. An update that was lost is made up
-        for.
-        """
-        while len(self._undecided) > leave:
-            pending, factors, second_order = self._undecided.pop(0)
-            if pending.read():
-                self.steps -= 1
-                self.skipped_steps += 1
-                self._owes_factors |= factors
-                self._must_solve |= second_order
+        """Count the steps that overflowed, but the newest; an update that was lost is made up for."""
+        for factors, second_order in self._undecided.lost(leave=leave):
+            self.steps -= 1
+            self.skipped_steps += 1
+            self._owes_factors |= factors
+            self._must_solve |= second_order
 
     def _renews_factors(self) -> bool:
         return self._due("factor_update_steps") or self._owes_factors
@@ -333,16 +285,6 @@ class KFAC:
         if packed:
             with self._timer.phase(Phase.FACTOR_COMM):
                 self._factors.send()
-
-    def _check_schedules(self) -> None:
-        """Raise a schedule's error now, not in a hook of the first forward pass."""
-        value_at(self.config.damping, self.steps, self._steps_per_epoch)
-        for interval in ("factor_update_steps", "inverse_update_steps"):
-            self._due(interval)
-        config = self.config
-        below = interval_below(config.inverse_update_steps, config.factor_update_steps, self._steps_per_epoch)
-        if below is not None:
-            raise ConfigError(f"inverse_update_steps{below}: the same factors would be inverted again")
 
     def _update_factors(self) -> None:
         try:
@@ -399,27 +341,16 @@ class KFAC:
             second_order.exchange()
         self._must_solve = False
         self._pending_warnings += [str(failure) for failure in self.failures[known_failures:]]
-        self._pending_warnings += self._missing_statistics(counts)
+        if self._check_statistics and not self._undecided.overflows_now():  # else there are none
+            self._check_statistics = False
+            taken = {key: count.taken for key, count in counts.items()}
+            self._pending_warnings += missing_statistics(taken, self.shapes, self.failures, self.steps)
 
     def _warn(self) -> None:
         """Last in a step: a filter may turn a warning into an error, and other ranks would hang."""
         messages, self._pending_warnings = self._pending_warnings, []
         for message in messages:
             warnings.warn(message, RuntimeWarning, stacklevel=4)  # where step() was called
-
-    def _missing_statistics(self, counts: Mapping[Key, UpdateCounts]) -> list[str]:
-        """At the first update, a warning of layers without statistics on any rank."""
-        if not self._check_statistics:
-            return []
-        if (
-            self._answers and self._answers[-1].read()
-        ):  # arrived: the solver has waited for what came after it
-            return []
-        self._check_statistics = False
-        missing = {layer for (layer, _), count in counts.items() if count.taken == 0}
-        if not missing or self.failures:
-            return []
-        return [missing_statistics(sorted(self.shapes[layer].name for layer in missing), self.steps)]
 
     def _precondition(self) -> None:
         gradients = self._gradients
