@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 
-FOLDER = Path(__file__).resolve().parent.parent / "results" / "published"
+from harness.shipped import shipped_root
+
+FOLDER = shipped_root() / "results" / "published"
 
 PRINTED = ("abstract", "release")
 """Sources drawn filled: printed in an abstract, or in the authors' own released repository."""
@@ -20,14 +20,8 @@ SOURCES = {
 
 
 def published(name: str) -> pd.DataFrame:
-    """One of `results/published/*.csv`, with `kind` (first word of its `source`) and `printed`.
-
-    Empty if the package runs without the repository's folder `results/`.
-    """
-    path = FOLDER / f"{name}.csv"
-    if not path.is_file():
-        return pd.DataFrame({"source": [], "kind": [], "printed": []})
-    table = pd.read_csv(path)
+    """One of `results/published/*.csv`, with `kind` (first word of its `source`) and `printed`."""
+    table = pd.read_csv(FOLDER / f"{name}.csv")
     table["kind"] = table["source"].str.split().str[0]
     table["printed"] = table["kind"].isin(PRINTED)
     return table

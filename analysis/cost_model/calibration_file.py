@@ -18,6 +18,7 @@ from analysis.cost_model.calibration import FOLDER, SCHEMA, Calibration, Curve, 
 from analysis.cost_model.errors import CostModelError
 from analysis.cost_model.laws import ALGORITHMS
 from analysis.cost_model.work import Operation
+from harness.shipped import find, find_all
 from kfac_core.config import nearest
 
 _MOST_BYTES = 1 << 20
@@ -113,13 +114,13 @@ def read_calibration(name: str, folder: Path = FOLDER) -> Calibration:
     Raises:
         CostModelError: it does not exist, or is not a calibration of a version that this code reads.
     """
-    path = Path(name) if name.endswith(".json") else folder / f"{name}.json"
+    path = Path(name) if name.endswith(".json") else find(folder / f"{name}.json")
     try:
         if path.exists() and not path.is_file():  # opening a pipe would wait for its other end
             raise CostModelError(f"{path}: must be a regular file")
         content = path.read_bytes() if path.stat().st_size <= _MOST_BYTES else None
     except FileNotFoundError:
-        there = tuple(sorted(found.stem for found in folder.glob("*.json")))
+        there = tuple(sorted(found.stem for found in find_all(folder, "*.json")))
         listed = ", ".join(there) or "none"
         raise CostModelError(
             f"no calibration {path}; {folder} has {listed}{nearest(name, there)}; "

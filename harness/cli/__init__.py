@@ -14,6 +14,7 @@ from harness.cli import (
     doctor,
     emulate,
     export,
+    init,
     operate,
     plan,
     predict,
@@ -40,6 +41,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _command, _example in (
+    (init.init, "init my-study"),
     (plan.plan, "plan -f jobs/sweeps/demo.yaml --where 'world_size>=2'"),
     (operate.submit, "submit -f jobs/sweeps/demo.yaml"),
     (operate.run, "run -f jobs/sweeps/demo.yaml --where seed=0"),

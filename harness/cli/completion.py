@@ -12,18 +12,21 @@ from pathlib import Path
 
 import typer
 
+from harness.shipped import find_all
+
 _CELL = re.compile(r".+-p[0-9]+-s[0-9]+-[0-9a-f]{10}")  # `Cell.id`; no cell is read
 
 
 def sweep_files(incomplete: str) -> list[str]:
     """Sweep files of the project; the shell itself completes other paths."""
-    found = [*Path("jobs/sweeps").glob("*.yaml"), *Path("jobs/papers").glob("*/*/*.yaml")]
+    folders = ((Path("jobs/sweeps"), "*.yaml"), (Path("jobs/papers"), "*/*/*.yaml"))
+    found = (folder / path for folder, pattern in folders for path in find_all(folder, pattern))
     return _beginning(incomplete, map(str, found))
 
 
 def sites(incomplete: str) -> list[str]:
     """Names of site profiles."""
-    return _beginning(incomplete, (path.stem for path in Path("jobs/sites").glob("*.yaml")))
+    return _beginning(incomplete, (path.stem for path in find_all(Path("jobs/sites"), "*.yaml")))
 
 
 def stored_sweeps(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -46,13 +49,13 @@ def stored_cells(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def papers(incomplete: str) -> list[str]:
     """Papers with sweeps."""
-    return _beginning(incomplete, {path.parent.name for path in Path("jobs/papers").glob("*/*.yaml")})
+    return _beginning(incomplete, {path.parent.name for path in find_all(Path("jobs/papers"), "*/*.yaml")})
 
 
 def paper_sizes(ctx: typer.Context, incomplete: str) -> list[str]:
     """Sizes of the paper that is typed already."""
     paper = str(ctx.params.get("paper") or "*")
-    return _beginning(incomplete, {path.stem for path in Path("jobs/papers").glob(f"{paper}/*.yaml")})
+    return _beginning(incomplete, {path.stem for path in find_all(Path("jobs/papers"), f"{paper}/*.yaml")})
 
 
 def _runs(ctx: typer.Context) -> Path:

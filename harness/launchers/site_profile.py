@@ -12,6 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from harness.cell import Spec
 from harness.errors import SiteError
 from harness.launchers.slurm_profile import SlurmProfile
+from harness.shipped import find, find_all
 from harness.yaml_files.document import Place, read_document, value_at
 from harness.yaml_files.validation_messages import did_you_mean, explain, not_allowed
 
@@ -121,9 +122,9 @@ def read_site(name: str, folder: Path = DEFAULT_FOLDER) -> Site:
     Raises:
         SiteError: there is no such profile, or it has a mistake; names the first one with its line.
     """
-    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    path = Path(name) if name.endswith((".yaml", ".yml")) else find(folder / f"{name}.yaml")
     if not path.exists():
-        known = sorted(found.stem for found in folder.glob("*.yaml"))
+        known = sorted(found.stem for found in find_all(folder, "*.yaml"))
         there = f"{folder} has {', '.join(known)}" if known else f"{folder} has no profile"
         raise SiteError(f"{path}: no such site profile; {there}{did_you_mean(path.stem, known)}")
     document = read_document(path, SiteError)

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from harness.cell import Spec
 from harness.errors import UserError
+from harness.shipped import find, find_all
 from harness.yaml_files.document import read_document
 from harness.yaml_files.validation_messages import did_you_mean, explain, not_allowed
 
@@ -65,12 +66,12 @@ def read_paper(name: str, size: str, folder: Path = FOLDER) -> tuple[Paper, dict
     Raises:
         PaperError: the paper, the size or a sweep does not exist, or the file has a mistake.
     """
-    path = folder / name / f"{size}.yaml"
+    path = find(folder / name / f"{size}.yaml")
     if not path.is_file() or name not in _names(folder) or "/" in size:  # names, and no paths elsewhere
-        known = sorted(f"{found.parent.name} --size {found.stem}" for found in folder.glob("*/*.yaml"))
+        known = sorted(f"{found.parent.name} --size {found.stem}" for found in find_all(folder, "*/*.yaml"))
         there = f"available: {', '.join(known)}" if known else f"{folder} has none"
         if name in _names(folder):
-            sizes = [found.stem for found in (folder / name).glob("*.yaml")]
+            sizes = [found.stem for found in find_all(folder / name, "*.yaml")]
             raise PaperError(f"{path}: {name} has no size {size!r}{not_allowed(size, sizes)}")
         raise PaperError(f"{path}: no such paper; {there}{did_you_mean(name, _names(folder))}")
     document = read_document(path, PaperError)
@@ -82,7 +83,7 @@ def read_paper(name: str, size: str, folder: Path = FOLDER) -> tuple[Paper, dict
     except ValidationError as error:
         place, sentence = explain(error)
         raise document.error(place, sentence) from None
-    files = {sweep: folder / name / size / f"{sweep}.yaml" for sweep in paper.sweeps}
+    files = {sweep: find(folder / name / size / f"{sweep}.yaml") for sweep in paper.sweeps}
     for sweep, file in files.items():
         if not file.is_file():
             raise PaperError(f"{path}: names sweep {sweep!r}, but {file} does not exist")
@@ -90,7 +91,7 @@ def read_paper(name: str, size: str, folder: Path = FOLDER) -> tuple[Paper, dict
 
 
 def _names(folder: Path) -> list[str]:
-    return sorted({found.parent.name for found in folder.glob("*/*.yaml")})
+    return sorted({found.parent.name for found in find_all(folder, "*/*.yaml")})
 
 
 _PAPER = TypeAdapter(Paper)

@@ -14,6 +14,7 @@ from typing import Any
 
 from harness.cell import MOST_SEEDS, Cell
 from harness.errors import SweepError
+from harness.shipped import find
 from harness.study.sweep.axes import Axis, combinations, count, read_axes
 from harness.study.sweep.build import Builder, Draft
 from harness.study.sweep.field_types import OPTION, scalar_types
@@ -47,12 +48,13 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
     """Read a sweep file.
 
     Args:
-        path: the file.
+        path: the file; a shipped one of that path where there is none, such as `jobs/sweeps/demo.yaml`.
         overrides: such as `training.epochs=5`, values as in YAML; they take precedence over methods.
 
     Raises:
         SweepError: the first mistake in the file or in the overrides.
     """
+    path = find(path)
     document = read_document(path, SweepError)
     for key in document.content:
         if key not in KEYS:
