@@ -19,6 +19,7 @@ from analysis.records.long_frames import Cells, long_frame
 from analysis.records.run_files import RunFiles
 from analysis.records.segments import COLUMNS, are_effective
 from analysis.records.window_lines import (
+    LOADS,
     OTHER,
     PHASE_ORDER,
     WINDOW_COLUMNS,
@@ -57,6 +58,7 @@ class RecordFrames(NamedTuple):
 
     phases: pd.DataFrame
     memory: pd.DataFrame
+    loads: pd.DataFrame
     evaluations: pd.DataFrame
     segments: pd.DataFrame
     devices: pd.DataFrame
@@ -151,9 +153,12 @@ class _Reader:
             evaluations, devices = (one[~one["run"].isin(faulty)] for one in (evaluations, devices))
             evaluations["run"] = evaluations["run"].cat.remove_unused_categories()
         evaluations, devices = (one.reset_index(drop=True) for one in (evaluations, devices))
-        phases, memory = _window_frames(windows, columns)
+        loads = _loads(windows, columns)
+        phases, memory = _window_frames(windows.drop(columns="cpu_mhz"), columns)
         faults = {run: sentences for run, sentences in self._faults.items() if sentences}
-        return RecordFrames(phases, memory, evaluations, segments, devices, faults, frozenset(self._sealed))
+        return RecordFrames(
+            phases, memory, loads, evaluations, segments, devices, faults, frozenset(self._sealed)
+        )
 
 
 def _bulk(content: bytes, path: Path) -> tuple[int, int]:
@@ -187,6 +192,17 @@ def _kept(windows: pd.DataFrame, columns: Columns, keep: np.ndarray) -> tuple[pd
         return windows, columns
     kept = {name: values[keep] for name, values in columns.items()}
     return windows[keep].reset_index(drop=True), kept
+
+
+def _loads(windows: pd.DataFrame, columns: Columns) -> pd.DataFrame:
+    """One row per rank and window in which the load was measured."""
+    measured = mapping(columns, "load_seconds")
+    absent = np.full(len(windows), np.nan)
+    known = ~np.isnan(measured.get("capacity", absent))
+    frame = windows.loc[known, ["run", "rank", "first_step", "steps", "cpu_mhz"]].reset_index(drop=True)
+    for kind in LOADS:
+        frame[f"{kind}_seconds"] = measured.get(kind, absent)[known]
+    return frame
 
 
 def _window_frames(windows: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, pd.DataFrame]:

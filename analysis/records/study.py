@@ -12,7 +12,7 @@ from analysis.records.windows import Windows
 from analysis.rules import SCORINGS, Scoring
 from harness.runs.arms import name_arms
 
-LONG_FRAMES = ("phases", "memory", "evaluations", "environments", "layers", "devices")
+LONG_FRAMES = ("phases", "memory", "loads", "evaluations", "environments", "layers", "devices")
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class Study:
             `wait_seconds` is the part of `seconds` spent waiting for late ranks, NaN unless the site sets
             `split_wait`; `instrument_seconds` is the cost of the timer, NaN if not measured.
         memory: one row per rank, window and kind: `bytes` at the end of the window.
+        loads: one row per rank and window with the CPU seconds that other processes had, as in
+            `PhaseRecord.load_seconds`, and `cpu_mhz`; none for runs in which the load was not measured.
         evaluations: one row per evaluation; seconds are since the start of training.
         environments: one row per run and key of its environment.json, as text.
         layers: one row per run and layer that K-FAC preconditions: `a_dim`, `g_dim`, `blocks`, and the ranks
@@ -46,6 +48,7 @@ class Study:
     cells: pd.DataFrame
     phases: pd.DataFrame
     memory: pd.DataFrame
+    loads: pd.DataFrame
     evaluations: pd.DataFrame
     environments: pd.DataFrame
     layers: pd.DataFrame

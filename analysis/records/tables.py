@@ -94,6 +94,7 @@ def _read(sweep_path: Path) -> dict[str, pd.DataFrame]:
         "cells": cells.reset_index().astype(CELL_COLUMNS),
         "phases": records.phases,
         "memory": records.memory,
+        "loads": records.loads,
         "evaluations": records.evaluations,
         "environments": pd.DataFrame(environments, columns=["run", "key", "value"], dtype="str"),
         "layers": pd.DataFrame(layers, columns=list(LAYER_COLUMNS)),

@@ -24,7 +24,12 @@ OTHER = "other"
 """The part of a window's wall time that belongs to no phase."""
 
 PHASE_ORDER = (*(phase.value for phase in Phase), OTHER)
-WINDOW_COLUMNS = ("rank", "first_step", "steps", "samples", "wall_seconds", "segment", "instrument_seconds")
+WINDOW_COLUMNS = (
+    "rank", "first_step", "steps", "samples", "wall_seconds", "segment", "instrument_seconds", "cpu_mhz",
+)  # fmt: skip
+LOADS = ("capacity", "foreign", "steal", "host_capacity", "host_foreign")
+"""Keys of a window's `load_seconds`."""
+
 
 _BATCH_BYTES = 48 << 20  # enough blocks for both threads of a small machine
 _BLOCK_BYTES = 1 << 20  # arrow's default; with larger blocks a thread was idle
@@ -38,7 +43,8 @@ _MAPPINGS = {
 _INTEGERS = ("schema", "rank", "first_step", "steps", "samples", "segment")
 _KNOWN = pa.schema(
     [("kind", pa.string()), *((name, pa.int64()) for name in _INTEGERS)]
-    + [(name, pa.float64()) for name in ("wall_seconds", "instrument_seconds")]
+    + [(name, pa.float64()) for name in ("wall_seconds", "instrument_seconds", "cpu_mhz")]
+    + [("load_seconds", pa.struct([(kind, pa.float64()) for kind in LOADS]))]
     + [(name, pa.struct([(phase, kind) for phase in PHASE_ORDER])) for name, kind in _MAPPINGS.items()]
 )
 """Known columns, which saves arrow type inference; it infers the types of all others."""
@@ -179,7 +185,7 @@ def _check(table: Any, pieces: Sequence[_Piece]) -> None:
         raise _RefusedError("a line holds more or less than one record")
     if unknown := set(table.column_names) - {*_KNOWN.names, "memory_bytes"}:
         raise _RefusedError(f"{min(unknown)} is not a known key")
-    optional = ["wait_seconds", "instrument_seconds"]
+    optional = ["wait_seconds", "instrument_seconds", "load_seconds", "cpu_mhz"]
     if compute.max(table["schema"]).as_py() == 1:
         optional.append("segment")
     for name in ("memory_bytes", *_KNOWN.names):

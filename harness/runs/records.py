@@ -24,10 +24,11 @@ from harness.runs.stored_files import (
     Seconds,
 )
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """1: one segment per run, not recorded. 2: `segment` and `checkpoint_seconds`, records of segments and of
-checkpoints. 3: `wait_seconds` and `instrument_seconds` of a window. 4: seals (`harness.runs.seals`). Older
-lines are read as segment 0 and as windows in which neither was measured, and older runs as not sealed."""
+checkpoints. 3: `wait_seconds` and `instrument_seconds` of a window. 4: seals (`harness.runs.seals`). 5:
+`load_seconds` and `cpu_mhz` of a window. Older lines are read as segment 0 and as windows in which none of
+these was measured, and older runs as not sealed."""
 
 SEALED_SINCE = 4
 
@@ -58,6 +59,11 @@ class PhaseRecord:
             the site sets `split_wait`.
         instrument_seconds: time of the phase timer itself, part of `seconds`: entries of phases times the
             cost of one entry, measured when the rank started. None if it was not measured.
+        load_seconds: CPU seconds since the last window closed, by kind, as
+            `harness.training.measurement.load` defines them: `capacity`, `foreign` and `steal` of the CPUs
+            that the rank may use, `host_capacity` and `host_foreign` of all CPUs. None where the kernel does
+            not tell.
+        cpu_mhz: mean clock of the rank's CPUs at the end of the window; None where it is not known.
     """
 
     __pydantic_config__ = STRICT
@@ -74,6 +80,8 @@ class PhaseRecord:
     segment: Count = 0
     wait_seconds: Mapping[str, Seconds] | None = None
     instrument_seconds: Seconds | None = None
+    load_seconds: Mapping[str, Seconds] | None = None
+    cpu_mhz: Seconds | None = None
 
 
 @dataclass(frozen=True)

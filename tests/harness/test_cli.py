@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from analysis.records.study import Study
+from analysis.records.study import LONG_FRAMES, Study
 from harness import cli
 from harness.cell import Cell
 from harness.errors import FilterError
@@ -82,7 +82,7 @@ def test_report_prints_the_summary_literally_and_the_path_of_the_page(monkeypatc
     monkeypatch.setattr(
         "analysis.report.page.write_report", lambda _, out, panels, commands: out / "report.html"
     )
-    frames = ("cells", "phases", "memory", "evaluations", "environments", "layers", "devices", "fields")
+    frames = ("cells", "fields", *LONG_FRAMES)
     columns = {"segments": [], "run": [], "why": [], "valid": pd.Series(dtype="bool")}
     columns |= {"sealed": pd.Series(dtype="boolean")}
     empty = Study(**{name: pd.DataFrame(columns) for name in frames})

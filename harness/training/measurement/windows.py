@@ -1,4 +1,4 @@
-"""Writes the records of one rank's windows: phases, traced steps and the GPU."""
+"""Writes the records of one rank's windows: phases, load of the host, traced steps and the GPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from harness.runs.records import PhaseRecord, Record, TraceRecord
 from harness.training.measurement.device import DeviceGauge
+from harness.training.measurement.load import gauge_load
 from harness.training.measurement.memory import read_memory
 from harness.training.training_state import TrainingState
 from harness.training.world import World
@@ -15,7 +16,7 @@ from kfac_core.timing.timer import PhaseTimer, WindowTotals
 
 
 class WindowRecorder:
-    """Writes the records of each window while the phase timer is stopped.
+    """Writes the records of each window while the phase timer is stopped; all ranks make it together.
 
     Args:
         entry_seconds: cost of entering one phase, see `kfac_core.timing.timer.seconds_per_entry`.
@@ -33,6 +34,7 @@ class WindowRecorder:
         self._timer, self._world, self._write = timer, world, write
         self._entry_seconds, self._local_batch_size = entry_seconds, local_batch_size
         self._gpu = DeviceGauge(world.device)
+        self._load = gauge_load(world)
 
     def suspend(self, state: TrainingState, segment: int) -> None:
         """Move the timer's totals into `state`, so that a checkpoint includes the open window."""
@@ -61,6 +63,8 @@ class WindowRecorder:
                 segment=segment,
                 wait_seconds=totals.wait_seconds if waits_measured else None,
                 instrument_seconds=totals.entries * self._entry_seconds,
+                load_seconds=self._load.read(),
+                cpu_mhz=self._load.clock_mhz(),
             )
         )
         self._write_if_any(_trace_record(self._timer, rank, segment))
