@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -q --dist loadscope --no-loadscope-reorder --durations=20
 
-.PHONY: setup demo test test-fast fuzz check docs mutants slurm slurm-stop clean
+.PHONY: setup demo test test-fast fuzz check docs mutants gpu slurm slurm-stop clean
 
 setup: .venv/installed
 
@@ -41,6 +41,15 @@ docs: setup
 
 mutants: setup
 	$(BIN)/python jobs/experiments/mutants.py results/mutants.md
+
+# Acceptance on a GPU, in at most 25 minutes; nothing is downloaded. `make gpu DEVICE=cpu` rehearses it on small sizes.
+# PARTS=exactness,timer runs some parts, MINUTES=9 limits all of them; parts that have passed are not repeated unless AGAIN=1.
+# It needs a Python with torch and numpy: the virtual environment's, or PYTHON's where there is none.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+gpu:
+	$(GPU_PYTHON) -m harness.bench.gpu --device $(or $(DEVICE),cuda) $(if $(PARTS),--parts $(PARTS)) $(if $(OUT),--out $(OUT)) \
+	  $(if $(MINUTES),--minutes $(MINUTES)) $(if $(AGAIN),--again) $(if $(DATA),--data $(DATA)) \
+	  $(if $(GPAULOSKI),--gpauloski $(GPAULOSKI)) $(if $(LZHANGBV),--lzhangbv $(LZHANGBV))
 
 # A real Slurm of four nodes on this machine, to try things on; prints how to use it.
 slurm: setup

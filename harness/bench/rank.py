@@ -25,7 +25,7 @@ class Rank:
 
     @classmethod
     def join(cls, description: str | None) -> Rank:
-        """Join the other ranks, as the command line says."""
+        """Join the other ranks, as the command line says; over Gloo unless the options name a backend."""
         parser = argparse.ArgumentParser(description=description)
         parser.add_argument("options", type=Path)
         parser.add_argument("--rank", type=int, required=True)
@@ -35,7 +35,8 @@ class Rank:
         keep_freed_memory()
         if (ranks := options["ranks"]) > 1:
             store = FileStore(str(folder / "store"), ranks)
-            dist.init_process_group("gloo", store=store, rank=given.rank, world_size=ranks)
+            backend = options.get("backend", "gloo")
+            dist.init_process_group(backend, store=store, rank=given.rank, world_size=ranks)
         return cls(given.rank, options, folder)
 
     def finish(self, figures: object) -> None:

@@ -26,11 +26,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from peer_cases import Case, cases
-from peer_imports import imports_from
 from torch import Tensor, nn
 from torch.nn import functional
 
 import kfac_core.solvers.eigen
+from harness.bench.peer_imports import imports_from
 from kfac_core import KFAC, KFACConfig
 from kfac_core.kernels.grams import dense
 from kfac_core.layers import KroneckerLayer

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from peer_imports import imports_from
 from torch import Tensor, nn
 
+from harness.bench.peer_imports import imports_from
 from kfac_core import KFACConfig
 from kfac_core.kernels.convolution.geometry import Geometry
 from kfac_core.kernels.convolution.patches import im2col

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from peer_imports import imports_from
 from torch import Tensor
 
+from harness.bench.peer_imports import imports_from
 from harness.bench.replica import FACTOR_STEPS, INVERSE_STEPS, KINDS, Preconditioned, Training
 from harness.calibrate import costs, decomposition_points
 from kfac_core import KFACConfig

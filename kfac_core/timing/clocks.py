@@ -65,11 +65,16 @@ class CudaClock:
         self.spans: list[Span] = []
 
     def mark(self, phase: str | None, step: int | None, layer: str) -> None:
-        """Book the time since the last mark on `phase`, if any; with a step, also as a span."""
-        if not self._marks:
-            self._started = time.perf_counter()
+        """Book the time since the last mark on `phase`, if any; with a step, also as a span.
+
+        The first mark waits for the device: work that was queued before would not be in any phase, but in the
+        wall time.
+        """
         event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
         event.record()
+        if not self._marks:
+            event.synchronize()
+            self._started = time.perf_counter()
         self._marks.append((event, phase, step, layer))
 
     def finish(self, phase: str, step: int | None, layer: str) -> None:

@@ -118,7 +118,7 @@ class PhaseTimer:
             self.traffic, self._booked = traffic, replace(traffic)
 
     def start(self) -> None:
-        """Start the clock."""
+        """Start the clock; waits for a GPU."""
         self._clock.mark(None, self.sampled_step, self._layer)
         self._booked = replace(self.traffic)
         self._started = time.perf_counter()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harness.bench.gpu.nets import ConvNet, Transformer
 from kfac_core import KFAC, KFACConfig
 from kfac_core.errors import ConfigError
 from kfac_core.execution import Execution
@@ -19,7 +20,6 @@ from kfac_core.kernels.convolution.geometry import Geometry
 from kfac_core.kernels.convolution.patches import patch_rows
 from kfac_core.kernels.device_grams import DeviceGrams
 from kfac_core.kernels.packing import pack, pack_whole, packed_size
-from tests.kfac_core.fake_cuda.nets import ConvNet, Transformer
 
 
 def trained(kind: str, execution: Execution, *, channels_last: bool = False, **options: Any) -> Tensor:

@@ -25,12 +25,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from harness.bench.gpu.nets import ConvNet, Transformer
 from harness.workloads.models.resnet import resnet32, resnet50
 from kfac_core import KFAC, KFACConfig, Phase
 from kfac_core.collectives import connect
 from kfac_core.kernels import packing_tables
 from kfac_core.timing.timer import PhaseTimer
-from tests.kfac_core.fake_cuda.nets import ConvNet, Transformer
 
 STEPS = ("all", "plain", "factors")  # with F = 2 and E = 4
 _MODEL_PHASES = ("forward", "backward", "update")

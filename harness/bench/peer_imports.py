@@ -22,7 +22,9 @@ def imports_from(checkout: str | Path) -> Iterator[None]:
     horovod_torch.synchronize = lambda _: None  # type: ignore[attr-defined]
     horovod.torch = horovod_torch  # type: ignore[attr-defined]
     sys.modules.update({"horovod": horovod, "horovod.torch": horovod_torch})
-    importlib.metadata.version = lambda name: "0" if name == "kfac-pytorch" else version(name)
+    importlib.metadata.version = lambda distribution_name: (
+        "0" if distribution_name == "kfac-pytorch" else version(distribution_name)
+    )
     sys.path.insert(0, str(checkout))
     try:
         yield
