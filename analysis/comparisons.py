@@ -54,7 +54,7 @@ def baselines(study: Study) -> dict[str, str]:
     If a setting has several, plain SGD is chosen, else the first by name.
     """
     cells = study.cells
-    first_order = cells[cells["strategy"].isna()]
+    first_order = cells[cells["strategy"].isna() & cells["trial"].isna()]  # trials are not compared
     first_order = first_order.assign(other=first_order["optimizer"] != "sgd")
     of_setting = (
         first_order.sort_values(["other", "method", "arm"])

@@ -177,7 +177,8 @@ OPTIMIZER_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType({
 class Cell(Spec):
     """One run of one method on one world size with one seed.
 
-    `sweep` and `method` are names for people; all other fields determine the results and enter the hash.
+    `sweep`, `method` and `trial` are names for people; all other fields determine the results and enter the
+    hash.
     """
 
     sweep: str = Field(pattern=NAME_PATTERN)
@@ -209,6 +210,9 @@ class Cell(Spec):
     """Seed of the initial parameters, the order of the examples, augmentation and dropout; set by `repeats`
     or `seeds`. Example: `7`."""
 
+    trial: int | None = Field(default=None, ge=1)
+    """Number of the trial in a sweep that tunes its methods; null in others. Example: `3`."""
+
     @field_validator("workload", mode="before")
     @classmethod
     def _bare_name(cls, value: Any) -> Any:
@@ -236,7 +240,7 @@ class Cell(Spec):
     @cached_property
     def content_hash(self) -> str:
         """Hash of the fields that determine the results, with defaults; equal if cells compute the same."""
-        fields = self.model_dump(mode="json", exclude={"sweep", "method"})
+        fields = self.model_dump(mode="json", exclude={"sweep", "method", "trial"})
         for name in (
             "kfac_start_epoch",
             "precision",

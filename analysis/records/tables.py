@@ -7,6 +7,7 @@ can be traced back to its files.
 from __future__ import annotations
 
 import os
+import tempfile
 import warnings
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -24,6 +25,7 @@ from analysis.records.study import LONG_FRAMES, Study
 from analysis.rules import SCORINGS
 from harness.cell import Cell
 from harness.errors import StoreError
+from harness.runs.archive import is_archive, unpack
 from harness.runs.arms import fields_of, name_arms
 from harness.runs.store import DEFAULT_ROOT, SweepFolder
 from kfac_core.schedule import Milestones
@@ -32,7 +34,9 @@ PathLike = str | os.PathLike[str]
 
 
 def load(paths: PathLike | Sequence[PathLike], root: PathLike = DEFAULT_ROOT, *, cache: bool = True) -> Study:
-    """Read sweeps: folders, or names of sweeps under `root`.
+    """Read sweeps: folders, names of sweeps under `root`, or archives that `kronscale archive` wrote.
+
+    Several archives of one sweep, such as those of two machines, are one sweep.
 
     The frames of a sweep are cached as Parquet in `derived/<sweep>/` beside the folder of its runs until a
     record file changes, unless `cache` is false. That folder can be deleted at any time.
@@ -41,11 +45,15 @@ def load(paths: PathLike | Sequence[PathLike], root: PathLike = DEFAULT_ROOT, *,
     `cells`, whose columns `valid` and `why` say so, and a `LeftOutWarning` is given.
 
     Raises:
-        StoreError: a folder is missing.
+        StoreError: a folder or an archive is missing or damaged, or a cell is in several of them.
     """
     several = [paths] if isinstance(paths, str | os.PathLike) else paths
     read = partial(cached, read=_read) if cache else _read
-    parts = [read(_sweep_path(path, Path(root))) for path in several]
+    archives = [Path(path) for path in several if is_archive(Path(path))]
+    parts = [read(_sweep_path(path, Path(root))) for path in several if Path(path) not in archives]
+    parts += _from_archives(archives)
+    if archives:
+        _refuse_twice(parts)
     frames = {
         name: pd.concat([part[name] for part in parts], ignore_index=True)
         if len(parts) > 1
@@ -64,6 +72,31 @@ def load(paths: PathLike | Sequence[PathLike], root: PathLike = DEFAULT_ROOT, *,
     if note := left_out_note(frames["cells"]):
         warnings.warn(note, LeftOutWarning, stacklevel=2)
     return Study(fields=described, scoring=SCORINGS["first"], **frames)
+
+
+def _from_archives(archives: Sequence[Path]) -> list[dict[str, pd.DataFrame]]:
+    """The frames of every sweep of the archives; the path of a run names its archive."""
+    if not archives:
+        return []
+    with tempfile.TemporaryDirectory() as folder:
+        origin = unpack(archives, Path(folder))
+        parts = [_read(path) for path in sorted(Path(folder).iterdir())]
+    for part in parts:
+        paths = [Path(path) for path in part["cells"]["path"]]
+        named = [f"{origin[path.parent]}:{path.relative_to(folder)}" for path in paths]
+        part["cells"]["path"] = pd.Series(named, index=part["cells"].index, dtype="str")
+    return parts
+
+
+def _refuse_twice(parts: Sequence[dict[str, pd.DataFrame]]) -> None:
+    cells = pd.concat([part["cells"][["sweep", "cell", "path"]] for part in parts], ignore_index=True)
+    twice = cells[cells.duplicated(["sweep", "cell"], keep=False)]
+    if len(twice):
+        first = twice[twice["cell"] == twice["cell"].iloc[0]]
+        raise StoreError(
+            f"cell {first['sweep'].iloc[0]}/{first['cell'].iloc[0]} is in {' and in '.join(first['path'])}: "
+            "leave one of them out"
+        )
 
 
 def _sweep_path(path: PathLike, root: Path) -> Path:
@@ -110,7 +143,7 @@ CELL_COLUMNS = {
     "inverse_update_steps": "Int64", "grad_worker_fraction": "float64", "damping": "float64",
     "schedules": "str",
     "workload": "str", "global_batch_size": "int64", "local_batch_size": "int64", "scaling": "str",
-    "target_metric": "str", "target_value": "float64", "target_direction": "str",
+    "trial": "Int64", "target_metric": "str", "target_value": "float64", "target_direction": "str",
     "state": "str", "cause": "str", "stop_reason": "str", "reached_target": "boolean",
     "train_seconds": "float64", "value": "float64", "started_at": "float64", "ended_at": "float64",
     "oversubscribed": "bool", "site": "str", "block": "str", "attempt": "Int64", "attempts": "int64",
@@ -128,7 +161,7 @@ def _cell_row(files: RunFiles, sealed: Collection[Path]) -> dict[str, Any]:
         "seed": cell.seed, "optimizer": cell.optimizer.name, "workload": cell.workload.name,
         "global_batch_size": global_batch, "local_batch_size": local_batch, "scaling": cell.training.scaling,
         "target_metric": cell.target.metric, "target_value": cell.target.value,
-        "target_direction": cell.target.direction, "cell_json": cell.model_dump_json(),
+        "target_direction": cell.target.direction, "trial": cell.trial, "cell_json": cell.model_dump_json(),
         "attempts": files.attempts, "cause": "", "stop_reason": "",
         "segments": 1, "away_seconds": 0.0, "bitwise": True,
         "valid": not files.faults, "why": "; ".join(files.faults), "sealed": _is_sealed(files, sealed),

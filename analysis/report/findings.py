@@ -12,6 +12,7 @@ from analysis.records.study import Study
 from analysis.report.summary import spell
 from analysis.statistics.intervals import Interval
 from analysis.statistics.power import decidable, repeats_for
+from analysis.tuning import has_trials
 
 
 def findings(study: Study) -> list[str]:
@@ -57,7 +58,7 @@ def cautions(study: Study) -> list[str]:
         notes.append(
             "World sizes marked * had more ranks than CPUs: read their epochs; their seconds are not judged."
         )
-    if len(study.cells) and study.cells["strategy"].notna().all():
+    if len(study.cells) and study.cells["strategy"].notna().all() and not has_trials(study):
         notes.append("There is no first-order arm, such as SGD, to compare with.")
     seeds = scored.groupby(["arm", "world_size"])["run"].nunique()
     if len(seeds) and seeds.min() != seeds.max():
@@ -121,6 +122,8 @@ def _nothing_to_score(study: Study) -> str:
 
 
 def _why_nothing_is_compared(study: Study) -> str:
+    if has_trials(study):
+        return "Nothing is compared: these runs are trials, from which `kronscale choose` takes the best."
     if not baselines(study):
         return "Nothing is compared: the study has no first-order arm."
     return "Nothing is compared: no arm shares a world size with its first-order arm."

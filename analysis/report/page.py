@@ -20,6 +20,7 @@ from analysis.report.findings import cautions, findings
 from analysis.report.markup import to_latex, to_markdown
 from analysis.report.summary import costs_table, rules_table, summary_table
 from analysis.report.tables import environments, instrument, records, runs_table, targets
+from analysis.report.tuning_tables import tuning_tables
 
 LARGEST_CSV = 1_500_000
 """Largest CSV, in bytes, that the page embeds; it names larger ones, which are files beside it."""
@@ -80,7 +81,7 @@ def write_report(
     )
     path = out / "report.html"
     page = environment.get_template("report.html.j2").render(
-        **content | {name: records(content[name]) for name in ("summary", "rules", "costs")},
+        **content | {name: records(content[name]) for name in (*TABLES.values(), *TUNING_TABLES.values())},
         instrument=instrument(study),
         environments=environments([study, *also]),
         runs=[row for one in (study, *also) for row in runs_table(one, commands or {})],
@@ -91,6 +92,7 @@ def write_report(
 
 def _content(study: Study, figures: Sequence[dict[str, str]]) -> dict[str, Any]:
     """The content of all three formats of the report; tables as frames of text."""
+    tuning, trials = tuning_tables(study)
     return {
         "states": study.cells["state"].value_counts().sort_index().to_dict(),
         "targets": targets(study),
@@ -100,6 +102,8 @@ def _content(study: Study, figures: Sequence[dict[str, str]]) -> dict[str, Any]:
         "summary": summary_table(study),
         "rules": rules_table(study),
         "costs": costs_table(study),
+        "tuning": tuning,
+        "trials": trials,
         "figures": [figure for figure in figures if figure["png"]],
         "undrawn": [figure for figure in figures if not figure["png"]],
     }
@@ -129,7 +133,7 @@ def _markdown(content: Mapping[str, Any]) -> str:
         *(f"- {line}" for line in content["findings"] + content["cautions"]),
         "",
     ]
-    for heading, name in TABLES.items():
+    for heading, name in _tables(content).items():
         parts += [f"## {heading}", "", to_markdown(content[name])]
     for figure in content["figures"]:
         image = f"![{figure['title']}](figures/{figure['name']}.png)"
@@ -147,12 +151,21 @@ def _markdown(content: Mapping[str, Any]) -> str:
 def _latex(content: Mapping[str, Any]) -> str:
     about = f"{content['title']}: {content['scoring']}"
     return "\n".join(
-        to_latex(content[name], f"{heading}, {about}.", name) for heading, name in TABLES.items()
+        to_latex(content[name], f"{heading}, {about}.", name) for heading, name in _tables(content).items()
     )
+
+
+def _tables(content: Mapping[str, Any]) -> dict[str, str]:
+    """Heading and name of every table; those of trials only where there are any."""
+    return TABLES | (TUNING_TABLES if len(content["tuning"]) else {})
 
 
 TABLES = {
     "Time to accuracy": "summary",
     "The same runs under other rules (seconds)": "rules",
     "What a step costs": "costs",
+}
+TUNING_TABLES = {
+    "How each method was tuned": "tuning",
+    "Every trial": "trials",
 }

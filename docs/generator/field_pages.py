@@ -12,14 +12,14 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from harness.cell import Optimizer, Target, Training, Workload
 from harness.launchers.site_profile import Site
 from harness.launchers.slurm_profile import SlurmProfile
-from harness.study.sweep import KEYS
+from harness.study.sweep import KEYS, STUDY_KEYS, TUNED_KEYS, TUNING_KEYS
 from harness.workloads import WORKLOADS
 from harness.workloads.cards.card import MOST
 from kfac_core.config import Costs, KFACConfig
@@ -85,10 +85,19 @@ class FieldRow:
     example: str
 
 
-def key_table() -> str:
-    """Keys at the top of a sweep file."""
+SECTION_KEYS: dict[str, Mapping[str, str]] = {
+    "sweep keys": KEYS,
+    "tuning keys": TUNING_KEYS,
+    "study keys": STUDY_KEYS,
+    "tuned keys": TUNED_KEYS,
+}
+"""Keys of a sweep file that are no fields of a model, by the name of their table."""
+
+
+def key_table(keys: Mapping[str, str]) -> str:
+    """Keys of a sweep file, or of a section of it."""
     return _joined(
-        ["| key | meaning |", "|---|---|", *(f"| `{key}` | {text} |" for key, text in KEYS.items())]
+        ["| key | meaning |", "|---|---|", *(f"| `{key}` | {text} |" for key, text in keys.items())]
     )
 
 

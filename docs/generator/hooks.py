@@ -19,13 +19,13 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 
 from command_pages import cli_reference  # noqa: E402  found through the line above
-from field_pages import MODELS, field_table, key_table, option_tables  # noqa: E402
+from field_pages import MODELS, SECTION_KEYS, field_table, key_table, option_tables  # noqa: E402
 from formulas import with_formulas  # noqa: E402
 from links import ASSETS, INCLUDED, rewritten  # noqa: E402
 from paper_pages import papers_reference  # noqa: E402
 
 GENERATED: dict[str, Callable[[], str]] = {
-    "sweep keys": key_table,
+    **{name: partial(key_table, keys) for name, keys in SECTION_KEYS.items()},
     "workload options": option_tables,
     "commands": cli_reference,
     "papers": papers_reference,

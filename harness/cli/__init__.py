@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from harness.cli import (
+    archive,
     bench,
     calibrate,
+    choose,
     compare,
     doctor,
     emulate,
@@ -51,6 +53,8 @@ for _command, _example in (
     (operate.retry, "retry demo"),
     (doctor.doctor, "doctor --site slurm-test --runs results/runs"),
     (report.report, "report demo --out results/figures/demo"),
+    (choose.choose, "choose -f jobs/sweeps/headline/tuning.yaml"),
+    (archive.archive, "archive demo --out demo.tar.xz"),
     (compare.compare, "compare results/old/demo results/runs/demo"),
     (reproduce.reproduce, "reproduce sc20 --size small"),
     (predict.predict, "predict --model resnet152 --world-size 64,4096 --memory-gib 16"),

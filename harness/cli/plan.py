@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from harness.launchers.site_profile import Site
     from harness.study.plan_summary import PlanSummary
     from harness.study.planned_comparisons import PlannedComparisons
-    from harness.study.sweep import Sweep
+    from harness.study.sweep import Sweep, Tuning
 
 _FIRST_CELLS = 5
 
@@ -58,7 +59,10 @@ def plan(
         return
     screen = console()
     _print_summary(screen, sweep, summary)
-    screen.print(_power_in_words(planned_comparisons(summary.cells, runs)), markup=False)
+    if sweep.tuning is None:
+        screen.print(_power_in_words(planned_comparisons(summary.cells, runs)), markup=False)
+    else:
+        screen.print(_tuning_in_words(sweep.tuning, file), markup=False)
     _print_grid(screen, summary)
     if profile is not None:
         print_line(screen, _site_in_words(profile, summary))
@@ -94,6 +98,15 @@ def _power_in_words(planned: PlannedComparisons) -> str:
     return (
         f"{start}: finds a speed-up of {ratio:.2f} or more in 3 of 4 cases, at the scatter of the runs so "
         f"far ({planned.scatter:.1%})"
+    )
+
+
+def _tuning_in_words(tuning: Tuning, file: Path) -> str:
+    """The trials, and what comes after them."""
+    seeds = ", ".join(map(str, tuning.seeds))
+    return (
+        f"tuning: {tuning.trials} trials of each of {len(tuning.points)} methods, seeds {seeds}; then "
+        f"kronscale choose -f {file} writes {tuning.study['sweep']}"
     )
 
 

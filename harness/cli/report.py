@@ -26,6 +26,10 @@ def report(
         Path | None,
         typer.Option(metavar="DIR", help="Folder of the report. Default: report/ in the sweep's."),
     ] = None,
+    archives: Annotated[
+        list[Path] | None,
+        typer.Option("--archive", metavar="FILE", help="Report this archive, with --out; may be repeated."),
+    ] = None,
     rule: Annotated[
         str,
         typer.Option(
@@ -34,7 +38,8 @@ def report(
     ] = "first",
 ) -> None:
     """Write report.html with figures and tables from stored runs, and print the summary."""
-    folder = _folder(sweep, file, runs)
+    folder = None if archives and not (sweep or file) else _folder(sweep, file, runs)
+    target = _report_folder(folder, archives, out, rule)
     # imported after the arguments are checked: pandas and matplotlib are slow to load
     from analysis.figures import FIGURES  # noqa: PLC0415
     from analysis.records.left_out import left_out_note, not_sealed_note, quietly  # noqa: PLC0415
@@ -56,16 +61,17 @@ def report(
 
     if rule not in SCORINGS:
         raise UserError(f"--rule={rule!r} is not a rule{not_allowed(rule, SCORINGS)}")
-    print_left_out(SweepFolder(folder).version_errors())
+    if folder is not None:
+        print_left_out(SweepFolder(folder).version_errors())
     with quietly():
-        study = replace(load(folder), scoring=SCORINGS[rule])
+        study = replace(load(archives or folder or ""), scoring=SCORINGS[rule])
     print_note(left_out_note(study.cells))
     screen = console()
     page = write_report(
         study,
-        out or folder / ("report" if rule == "first" else f"report-{rule}"),
+        target,
         with_progress([Panel(name) for name in FIGURES], "drawing", screen),
-        commands={folder.name: command("run", folder)},
+        commands={} if folder is None else {folder.name: command("run", folder)},
     )
     summary = summary_table(study)
     columns = [name for name in SHOWN if name in summary]
@@ -74,6 +80,12 @@ def report(
     for note in filter(None, [*_notes(summary), not_sealed_note(study.cells), resumed_note(study.cells)]):
         screen.print(note, style="dim", markup=False, highlight=False)
     screen.print(f"report: {page}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _report_folder(folder: Path | None, archives: list[Path] | None, out: Path | None, rule: str) -> Path:
+    if archives and (folder is not None or out is None):
+        raise UserError("--archive takes the place of a sweep and needs --out, the folder of the report")
+    return out or (folder or Path()) / ("report" if rule == "first" else f"report-{rule}")
 
 
 def _folder(sweep: str | None, file: Path | None, runs: Path) -> Path:

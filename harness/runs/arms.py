@@ -29,7 +29,7 @@ _LONGEST_VALUE = 40  # characters of a value in a name
 
 def fields_of(cell: Cell) -> dict[str, Any]:
     """The cell's fields by dotted path, without its sweep and without sections that it does not have."""
-    return _flat(cell.model_dump(mode="json", exclude={"sweep"}))
+    return _flat(cell.model_dump(mode="json", exclude={"sweep"}))  # no trial, no key: it would be null
 
 
 def differences(cells: Sequence[Cell]) -> dict[str, str]:
@@ -64,6 +64,9 @@ def name_arms(rows: Sequence[Fields], without: Collection[str] = ()) -> list[tup
     }
     named = []
     for row, fields, setting in zip(rows, own, setting_names, strict=True):
+        if "trial" in row:  # many fields differ, and the table of trials has them all
+            named.append((f"{row['method']} trial={row['trial']}", ""))
+            continue
         arm = " ".join(filter(None, (row["method"], _name(fields, varying[row["method"]]), setting)))
         named.append((arm, setting))
     return named

@@ -278,7 +278,8 @@ class SweepFolder:
         folder = self.cell_folder(cell)
         with suppress(FileExistsError):
             make_inside(folder.path)
-        write_once(folder.path / "cell.json", cell.model_dump_json(indent=1) + "\n")
+        absent = {"trial"} if cell.trial is None else set()  # only trials have one
+        write_once(folder.path / "cell.json", cell.model_dump_json(indent=1, exclude=absent) + "\n")
         return folder
 
     def cell_folders(self) -> Iterator[CellFolder]:

@@ -33,6 +33,7 @@ class PlannedComparisons:
 
 def planned_comparisons(cells: Sequence[Cell], runs: Path) -> PlannedComparisons:
     """The comparisons among `cells`; writes nothing."""
+    cells = [cell for cell in cells if cell.trial is None]  # trials choose settings and compare nothing
     named = name_arms([fields_of(cell) for cell in cells])
     seeds: dict[tuple[str, int], list[Cell]] = defaultdict(list)
     for cell, (arm, _) in zip(cells, named, strict=True):

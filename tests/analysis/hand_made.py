@@ -47,11 +47,12 @@ def hand_made(folder: Path, runs: Iterable[Run]) -> Study:
     sweep = SweepFolder(folder / "runs" / "synthetic")
     for run in runs:
         cell = make_cell(run.method, run.world_size, run.seed, Plan(), run.patch)
-        _write(sweep.stage(cell).new_attempt(), cell, run)
+        write(sweep.stage(cell).new_attempt(), cell, run)
     return load(sweep.path)
 
 
-def _write(attempt: Attempt, cell: Cell, run: Run) -> None:
+def write(attempt: Attempt, cell: Cell, run: Run) -> None:
+    """The files of `run`, as a run of `cell`."""
     launch = {"launcher": "slurm", "allocation": run.allocation, "oversubscribed": run.oversubscribed}
     attempt.write("launch.json", launch)
     attempt.write("environment.json", {"host": "nowhere"})

@@ -24,7 +24,7 @@ MISTAKES = {
     "an unknown key": (
         "repeats: 1", "repeat: 1",
         ":10: repeat is not a key of a sweep file; allowed: sweep, about, workload, target, training, "
-        "optimizer, kfac, world_size, methods, grid, zip, include, exclude, repeats, seeds; "
+        "optimizer, kfac, world_size, methods, grid, zip, include, exclude, repeats, seeds, tuning, tuned; "
         "did you mean repeats?",
     ),
     "an unknown key in a section": (

@@ -12,22 +12,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.cell import MOST_SEEDS, Cell
+from harness.cell import Cell
 from harness.errors import SweepError
 from harness.shipped import find
 from harness.study.sweep.axes import Axis, combinations, count, read_axes
 from harness.study.sweep.build import Builder, Draft
 from harness.study.sweep.field_types import OPTION, scalar_types
-from harness.study.sweep.fields import SHARED, Fields, known_paths, leaves, value_of
+from harness.study.sweep.fields import SECTIONS, SHARED, Fields, flatten, known_paths, leaves, value_of
 from harness.study.sweep.keys import KEYS
 from harness.study.sweep.methods import Method, read_methods
+from harness.study.sweep.seed_lists import read_seeds
 from harness.study.sweep.selection import Exclusions, read_exclusions, read_inclusions
+from harness.study.sweep.tuning import (
+    STUDY_KEYS,
+    TUNED_KEYS,
+    TUNING_KEYS,
+    Tuning,
+    read_tuning,
+    refuse_seeds_of_the_tuning,
+)
 from harness.yaml_files.document import Document, described, read_document, read_value
 from harness.yaml_files.validation_messages import not_allowed
 
 __all__ = [
-    "DEFAULT_REPEATS", "KEYS", "MAX_CELLS", "OPTION", "Sweep", "known_paths", "read_sweep", "scalar_types",
-    "value_of",
+    "DEFAULT_REPEATS", "KEYS", "MAX_CELLS", "OPTION", "SECTIONS", "SHARED", "STUDY_KEYS", "TUNED_KEYS",
+    "TUNING_KEYS", "Sweep", "Tuning", "flatten", "known_paths", "read_sweep", "scalar_types", "value_of",
 ]  # fmt: skip
 
 DEFAULT_REPEATS = 6  # the smallest number of runs with a 95 % interval of the median
@@ -36,12 +45,13 @@ MAX_CELLS = 100_000  # a larger number is a mistake in the grid
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep file and its cells, in the order of the file."""
+    """A sweep file and its cells, in the order of the file; `tuning` if its cells are trials."""
 
     name: str
     about: str
     path: Path
     cells: list[Cell]
+    tuning: Tuning | None = None
 
 
 def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
@@ -68,8 +78,11 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
     methods = read_methods(document, fields)
     axes = read_axes(document, methods)
     _refuse_overridden_axes(document, axes, fields)
-    cells = _expand(document, methods, axes, _seeds(document, top), fields)
-    return Sweep(cells[0].sweep, about, path, cells)
+    seeds = _seeds(document, top)
+    refuse_seeds_of_the_tuning(document, seeds)
+    tuning = read_tuning(document, methods, axes, seeds, fields)
+    cells = _expand(document, methods, axes, seeds, fields, tuning)
+    return Sweep(cells[0].sweep, about, path, cells, tuning)
 
 
 def _expand(
@@ -78,14 +91,15 @@ def _expand(
     axes: Sequence[Axis],
     seeds: Sequence[int],
     overrides: Fields,
+    tuning: Tuning | None,
 ) -> list[Cell]:
-    requested = len(methods) * count(axes) * len(seeds)
+    requested = len(methods) * count(axes) * len(seeds) * (tuning.trials if tuning else 1)
     if requested > MAX_CELLS:
         raise document.error(("grid",), f" expands to {requested:,} cells; at most {MAX_CELLS:,} are allowed")
     builder = Builder(document)
     exclusions = read_exclusions(document, methods)
     cells: dict[str, Cell] = {}
-    for draft in _drafts(builder, methods, axes, seeds, exclusions):
+    for draft in _drafts(builder, methods, axes, seeds, exclusions, tuning):
         _add(document, cells, builder.cell(draft), draft)
     exclusions.check_used()
     for method, place, fields in read_inclusions(document, methods, overrides):
@@ -104,14 +118,25 @@ def _drafts(
     axes: Sequence[Axis],
     seeds: Sequence[int],
     exclusions: Exclusions,
+    tuning: Tuning | None,
 ) -> Iterator[Draft]:
     for method in methods:
         for point in combinations(axes, method):
-            draft = builder.draft(method.place, {**method.fields, **point}, method.has_kfac)
-            for seed in seeds:
-                seeded = draft.with_seed(seed)
-                if not exclusions.match(seeded):
-                    yield seeded
+            fields = {**method.fields, **point}
+            for draft in _settings(builder, method, fields, tuning):
+                for seed in seeds:
+                    seeded = draft.with_seed(seed)
+                    if not exclusions.match(seeded):
+                        yield seeded
+
+
+def _settings(builder: Builder, method: Method, fields: Fields, tuning: Tuning | None) -> Iterator[Draft]:
+    """The setting of a method at a point of the axes, or those of its trials."""
+    if tuning is None:
+        yield builder.draft(method.place, fields, method.has_kfac)
+        return
+    for trial, tuned in enumerate(tuning.points[method.name], start=1):
+        yield builder.draft(method.place, {**fields, **tuned}, method.has_kfac).with_trial(trial)
 
 
 def _add(document: Document, cells: dict[str, Cell], cell: Cell, draft: Draft) -> None:
@@ -158,15 +183,11 @@ def _seeds(document: Document, top: dict[str, Any]) -> list[int]:
             ("seeds",), " and repeats are both given; use one: repeats: n means seeds 0 to n - 1"
         )
     if "seeds" in top:
-        seeds = top["seeds"]
-        whole = isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)
-        if not whole or not seeds or len(set(seeds)) < len(seeds):
-            raise document.error(
-                ("seeds",), f" must be a list of different whole numbers >= 0, got {seeds!r}"
-            )
-        if max(seeds) >= MOST_SEEDS:
-            raise document.error(("seeds",), f" must be < {MOST_SEEDS}, got {max(seeds)}")
-        return list(seeds)
+        return read_seeds(document, ("seeds",), top["seeds"])
+    if "tuning" in document.content:
+        raise document.error(
+            ("seeds",), " is missing: a sweep that tunes lists them, and its study has none of them"
+        )
     repeats = top.get("repeats", DEFAULT_REPEATS)
     if type(repeats) is not int or not 1 <= repeats <= MAX_CELLS:
         raise document.error(("repeats",), f" must be a whole number from 1 to {MAX_CELLS}, got {repeats!r}")

@@ -50,10 +50,15 @@ class Draft:
     optimizer: Optimizer
     kfac: KFACConfig | None
     seed: int = 0
+    trial: int | None = None
 
     def with_seed(self, seed: int) -> Draft:
         """The same draft for another seed."""
         return replace(self, seed=seed)
+
+    def with_trial(self, trial: int) -> Draft:
+        """The same draft as a trial."""
+        return replace(self, trial=trial)
 
 
 class Builder:
@@ -269,8 +274,8 @@ class Builder:
 
 
 def _is_own(place: Place, method: Place) -> bool:
-    """Whether a value was written for this method alone: in it, or on an axis that names the method."""
-    return place[0] in ("methods", "include") or (place[0] == "zip" and place[:2] == method[:2])
+    """Whether a value was written for this method alone: in it, on an axis that names it, or tuned."""
+    return place[0] in ("methods", "include", "tuning") or (place[0] == "zip" and place[:2] == method[:2])
 
 
 def _which(draft: Draft) -> str:

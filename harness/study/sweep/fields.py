@@ -38,7 +38,7 @@ SHARED = (*SECTIONS, "world_size")
 def known_paths() -> list[str]:
     """Every dotted path of a cell; options of a workload are `workload.options.<name>`."""
     paths = [f"{section}.{field}" for section, fields in SECTIONS.items() for field in fields]
-    return ["method", "world_size", "seed", *paths]
+    return ["method", "world_size", "seed", "trial", *paths]
 
 
 def value_of(thing: Any, path: str) -> Any:

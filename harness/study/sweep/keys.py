@@ -25,5 +25,8 @@ KEYS: Mapping[str, str] = MappingProxyType(
         "repeats": "Number of runs of every cell, with seeds 0 to n - 1; default 6, the smallest number with "
         "a 95 % interval of the median.",
         "seeds": "The seeds themselves, in place of `repeats`.",
+        "tuning": "Search space of each method, and the number of trials of all; see [Tuning](#tuning).",
+        "tuned": "Which sweep tuned the methods, with how many trials and which seeds; written by "
+        "`kronscale choose`. A seed of the trials cannot be one of the study.",
     }
 )

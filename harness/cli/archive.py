@@ -1,0 +1,58 @@
+"""`kronscale archive`: the runs of a sweep as one file with checksums."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.options import RUNS, FileInstead, Runs, SweepName, Where
+from harness.errors import UserError
+
+
+def archive(
+    sweep: SweepName = None,
+    file: FileInstead = None,
+    runs: Runs = RUNS,
+    where: Where = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The archive. Default: archives/<sweep>.tar.xz beside the runs."),
+    ] = None,
+    with_report: Annotated[
+        bool, typer.Option("--report/--no-report", help="Keep the sweep's report, if there is one.")
+    ] = True,
+) -> None:
+    """Write the ended runs of a sweep into one file: records, environments, report, and a manifest.
+
+    `report` and `reproduce` read one or several such files in the place of a folder of runs.
+    """
+    from harness.cli.cell_selection import selected_cells  # noqa: PLC0415  loads pydantic
+    from harness.runs.archive import SUFFIX, write_archive  # noqa: PLC0415
+    from harness.runs.store import sweep_folder  # noqa: PLC0415
+    from harness.study.cell_states import IN_FLIGHT, stored_states  # noqa: PLC0415
+
+    cells = selected_cells(sweep, file, (), where or (), runs)
+    if not cells:
+        raise UserError(f"no cell of {sweep} can be read by this version of Kronscale, so none is archived")
+    folder = sweep_folder(cells[0].sweep, runs)
+    target = out or runs.parent / "archives" / f"{cells[0].sweep}{SUFFIX}"
+    if not target.name.endswith(SUFFIX):
+        raise UserError(f"--out={target} must end with {SUFFIX}")
+    states = [(cell, stored.state) for cell, stored in stored_states(folder, cells)]
+    if busy := [cell.id for cell, state in states if state in IN_FLIGHT]:
+        raise UserError(
+            f"{len(busy)} cells are pending or running, such as {busy[0]}; wait for them, or leave them out "
+            "with --where"
+        )
+    ended = [folder.cell_folder(cell) for cell, state in states if state != "STAGED"]
+    if not ended:
+        raise UserError(f"none of the {len(cells)} cells has run, so there is nothing to archive")
+    report = folder.path / "report"
+    manifest = write_archive(folder, ended, target, report if with_report and report.is_dir() else None)
+    left = len(cells) - len(ended)
+    typer.echo(
+        f"{target}: {len(manifest.cells)} cells, {len(manifest.files)} files, "
+        f"{target.stat().st_size / 1e6:.1f} MB" + (f"; {left} cells have not run" if left else "")
+    )

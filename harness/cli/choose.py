@@ -1,0 +1,148 @@
+"""`kronscale choose`: writes a study's sweep from the trials of the sweep that tuned its methods."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.options import RUNS, Runs, SweepFile
+from harness.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from harness.study.sweep import Sweep
+
+SHOWN = ["method", "trials", "reached", "best_seconds", "median_seconds", "regret", "spent_seconds"]
+
+
+def choose(
+    file: SweepFile,
+    runs: Runs = RUNS,
+    archives: Annotated[
+        list[Path] | None,
+        typer.Option("--archive", metavar="FILE", help="Take the trials from this archive; may be repeated."),
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Only these methods, such as sgd,comm_opt. Default: all."),
+    ] = None,
+    rule: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Rule of time to accuracy: first, sustained, wall, mlperf or algoperf."
+        ),
+    ] = "first",
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The study's sweep. Default: <its name>.yaml beside the file."),
+    ] = None,
+) -> None:
+    """Write the study's sweep: each method with the setting of its best trial, and fresh seeds.
+
+    The best trial is the one with the smallest median time to the target; misses come last. All trials are
+    kept in <study>.trials.csv beside the sweep. Nothing is written while a trial is missing.
+    """
+    from harness.errors import SweepError  # noqa: PLC0415  see report
+    from harness.study.choose import study_text  # noqa: PLC0415
+    from harness.study.sweep import read_sweep  # noqa: PLC0415
+    from harness.yaml_files.validation_messages import not_allowed  # noqa: PLC0415
+
+    sweep = read_sweep(file)
+    if sweep.tuning is None:
+        raise SweepError(f"{file}: has no `tuning`, so there is nothing to choose from")
+    chosen = list(sweep.tuning.points) if methods is None else methods.split(",")
+    for name in chosen:
+        if name not in sweep.tuning.points:
+            raise UserError(f"--methods: {name!r} is not a method{not_allowed(name, sweep.tuning.points)}")
+    target = out or file.with_name(f"{sweep.tuning.study['sweep']}.yaml")
+    _refuse_after_the_study(sweep, runs, target)
+    trials, summary = _tables(sweep, runs, archives or [], chosen, rule)
+    first = trials[trials["place"] == 1]
+    best = {str(method): int(trial) for method, trial in zip(first["method"], first["trial"], strict=True)}
+    text = study_text(sweep, best)
+    table = target.with_name(f"{target.stem}.trials.csv")
+    _write_checked(target, text)
+    table.write_text(trials.to_csv(index=False, lineterminator="\n"), encoding="utf-8")
+    _print(summary, best)
+    for name in summary.loc[summary["reached"] == 0, "method"]:
+        typer.echo(f"no trial of {name} reached the target; the one with the best value was taken", err=True)
+    typer.echo(f"study: {target}\ntrials: {table}")
+
+
+def _tables(
+    sweep: Sweep, runs: Path, archives: list[Path], chosen: list[str], rule: str
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """All trials of the chosen methods, and a row for each method.
+
+    Raises:
+        UserError: a trial has not completed, or was made from another search space.
+    """
+    from analysis.records.left_out import quietly  # noqa: PLC0415  pandas is slow to load
+    from analysis.records.tables import load  # noqa: PLC0415
+    from analysis.rules import SCORINGS  # noqa: PLC0415
+    from analysis.tuning import by_method, trials  # noqa: PLC0415
+    from harness.runs.commands import command  # noqa: PLC0415
+    from harness.runs.store import sweep_folder  # noqa: PLC0415
+    from harness.yaml_files.validation_messages import not_allowed  # noqa: PLC0415
+
+    if rule not in SCORINGS:
+        raise UserError(f"--rule={rule!r} is not a rule{not_allowed(rule, SCORINGS)}")
+    folder = sweep_folder(sweep.name, runs).path
+    with quietly():
+        study = replace(load([*archives] or folder), scoring=SCORINGS[rule])
+    wanted = {cell.id: cell for cell in sweep.cells if cell.method in chosen}
+    study = study.only(study.cells["cell"].isin(list(wanted)) & (study.cells["sweep"] == sweep.name))
+    stored = dict(
+        zip(study.cells["cell"], study.cells["state"].where(study.cells["valid"], "damaged"), strict=True)
+    )
+    open_cells = {cell: stored.get(cell, "not there") for cell in wanted if stored.get(cell) != "COMPLETED"}
+    if open_cells:
+        first, state = next(iter(open_cells.items()))
+        raise UserError(
+            f"{len(open_cells)} of {len(wanted)} runs of trials have not completed, such as "
+            f"{first} ({state}): "
+            f"every method needs all of its trials; {command('status', folder)}"
+        )
+    return trials(study), by_method(study)
+
+
+def _refuse_after_the_study(sweep: Sweep, runs: Path, target: Path) -> None:
+    """Nothing may be chosen once runs of the study have been seen."""
+    from harness.runs.store import sweep_folder  # noqa: PLC0415  see report
+
+    name = sweep.tuning.study["sweep"] if sweep.tuning else ""
+    folder = sweep_folder(name, runs)
+    if folder.holds_cells():
+        raise UserError(
+            f"{folder.path} has runs of the study already; settings are chosen before the first of them"
+        )
+    if target.exists():
+        raise UserError(f"{target} exists; remove it to choose again")
+
+
+def _write_checked(target: Path, text: str) -> None:
+    """Write the sweep, and read it as `plan` would; one that cannot be read is not kept."""
+    from harness.study.sweep import read_sweep  # noqa: PLC0415  see report
+
+    target.write_text(text, encoding="utf-8")
+    try:
+        read_sweep(target)
+    except UserError:
+        target.unlink()
+        raise
+
+
+def _print(summary: pd.DataFrame, best: dict[str, int]) -> None:
+    from analysis.report.tuning_tables import tuning_table  # noqa: PLC0415  see report
+    from harness.cli.output import console, text_table  # noqa: PLC0415
+
+    shown = tuning_table(summary)
+    shown.insert(1, "trial", [str(best[method]) for method in shown["method"]])
+    console().print(
+        text_table((name.replace("_", " ") for name in shown.columns), shown.itertuples(index=False)),
+        markup=False,
+    )

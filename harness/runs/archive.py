@@ -1,0 +1,273 @@
+"""Archives: the runs of a sweep as one compressed file, with a manifest of checksums.
+
+`manifest.json` comes first and names every other file with its SHA-256. Runs lie below `runs/<sweep>/` as in
+the folder of runs, without logs, heartbeats and checkpoints; the report, if it is kept, below `report/`. The
+same runs give the same bytes. Archives of the same sweep, made on several machines, are read together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import lzma
+import re
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pydantic import ConfigDict
+
+from harness.cell import NAME_PATTERN
+from harness.errors import StoreError
+from harness.runs.attempt_outcome import FINAL_STATES
+from harness.runs.store import CellFolder, SweepFolder
+from harness.runs.stored_files import STRICT, Count, parse_as, read_bytes
+
+SUFFIX = ".tar.xz"
+MANIFEST = "manifest.json"
+SCHEMA = 1
+
+_KEPT = re.compile(r"[a-z_]+\.json|rank-\d{5,}\.jsonl")  # of an attempt
+_MOST_MANIFEST_BYTES = 64 << 20
+_MOST_FILE_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class ArchivedFile:
+    """A file of an archive."""
+
+    __pydantic_config__ = STRICT
+    path: str
+    bytes: Count
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ArchivedCell:
+    """A cell of an archive.
+
+    Attributes:
+        state: of its latest attempt.
+        seed: also the number of its block.
+        host: where it was launched.
+    """
+
+    __pydantic_config__ = STRICT
+    id: str
+    method: str
+    world_size: Count
+    seed: Count
+    state: str
+    host: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an archive holds.
+
+    Attributes:
+        version: of Kronscale that wrote it.
+    """
+
+    __pydantic_config__ = ConfigDict(**STRICT)
+    schema: Count
+    sweep: str
+    version: str
+    cells: tuple[ArchivedCell, ...]
+    files: tuple[ArchivedFile, ...]
+
+
+def write_archive(
+    sweep: SweepFolder, cells: Sequence[CellFolder], out: Path, report: Path | None = None
+) -> Manifest:
+    """Write the runs of `cells` into one file.
+
+    Args:
+        sweep: the sweep's folder.
+        cells: those to keep; every attempt of each must have ended.
+        out: must not exist.
+        report: folder whose files are kept, too.
+
+    Raises:
+        StoreError: a cell has no attempt or one that has not ended, or `out` exists.
+    """
+    if out.exists():
+        raise StoreError(f"{out} exists; archives are not overwritten: remove it, or give another --out")
+    found = {f"runs/{sweep.path.name}/{name}": path for name, path in _files_of(sweep, cells)}
+    if report is not None:
+        found |= {
+            f"report/{path.relative_to(report).as_posix()}": path
+            for path in sorted(report.rglob("*"))
+            if path.is_file()
+        }
+    contents = {name: read_bytes(path, _MOST_FILE_BYTES) for name, path in sorted(found.items())}
+    files = tuple(
+        ArchivedFile(name, len(content), hashlib.sha256(content).hexdigest())
+        for name, content in contents.items()
+    )
+    described = tuple(sorted((_described(folder) for folder in cells), key=lambda cell: cell.id))
+    manifest = Manifest(SCHEMA, sweep.path.name, _version(), described, files)
+    text = json.dumps(asdict(manifest), indent=1).encode()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f".{out.name}.part")
+    with (
+        lzma.open(temporary, "wb", preset=9) as stream,
+        tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name, content in {MANIFEST: text, **contents}.items():
+            member = tarfile.TarInfo(name)  # no owner and no date: the same runs give the same bytes
+            member.size, member.mode = len(content), 0o644
+            archive.addfile(member, io.BytesIO(content))
+    temporary.replace(out)
+    return manifest
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of an archive.
+
+    Raises:
+        StoreError: it is no archive, is damaged, or was written by a newer version.
+    """
+    with _opened(path) as archive:
+        return _manifest(path, archive)
+
+
+def unpack(archives: Sequence[Path], into: Path) -> dict[Path, str]:
+    """Unpack the runs of archives into a new folder, each file after its checksum was verified.
+
+    Args:
+        archives: of the same or of different sweeps.
+        into: gets a folder for each sweep, `<sweep>/<cell id>/...`.
+
+    Returns:
+        By folder of a cell, the name of the archive that it comes from.
+
+    Raises:
+        StoreError: an archive is damaged, or two have different runs of one cell.
+    """
+    origin: dict[Path, str] = {}
+    known: dict[str, tuple[str, str]] = {}
+    for path in archives:
+        with _opened(path) as archive:
+            manifest = _manifest(path, archive)
+            for name, content, digest in _verified(path, archive, manifest):
+                parts = PurePosixPath(name).parts
+                if parts[0] != "runs":
+                    continue
+                other, before = known.setdefault(name, (path.name, digest))
+                if before != digest:
+                    raise StoreError(
+                        f"{path}: {'/'.join(parts[1:3])} is another run than in {other}: a cell was run "
+                        "twice; leave one of the two archives out"
+                    )
+                file = into.joinpath(*parts[1:])
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(content)
+                origin[into.joinpath(*parts[1:3])] = path.name
+    return origin
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a path is one of an archive, by its name."""
+    return path.name.endswith(SUFFIX)
+
+
+def _files_of(sweep: SweepFolder, cells: Sequence[CellFolder]) -> Iterator[tuple[str, Path]]:
+    for folder in cells:
+        attempts = folder.attempts()
+        if not attempts:
+            raise StoreError(f"{folder.path} has no attempt, so there is nothing to archive")
+        yield f"{folder.id}/cell.json", folder.path / "cell.json"
+        for attempt in attempts:
+            if attempt.outcome() is None:
+                raise StoreError(f"{attempt.path} has not ended; archive it when it has, or leave it out")
+            for path in sorted(attempt.path.iterdir()):
+                if _KEPT.fullmatch(path.name) and path.is_file():
+                    yield path.relative_to(sweep.path).as_posix(), path
+
+
+def _described(folder: CellFolder) -> ArchivedCell:
+    cell, attempt = folder.cell(), folder.attempts()[-1]
+    outcome, launch = attempt.outcome(), attempt.read("launch.json") or {}
+    state = outcome.state if outcome else ""
+    if state not in FINAL_STATES:
+        raise StoreError(f"{attempt.path} has not ended; archive it when it has, or leave it out")
+    return ArchivedCell(cell.id, cell.method, cell.world_size, cell.seed, state, str(launch.get("host", "")))
+
+
+class _opened:  # noqa: N801  a context manager that reads as a function
+    """An archive, open for reading; errors of the formats become the store's."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> tarfile.TarFile:
+        try:
+            self._archive = tarfile.open(self._path, "r:xz")
+        except FileNotFoundError:
+            raise StoreError(f"{self._path}: no such archive") from None
+        except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
+            raise _damaged(self._path, error) from None
+        return self._archive
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._archive.close()
+        if isinstance(error, tarfile.TarError | lzma.LZMAError | EOFError):
+            raise _damaged(self._path, error) from None
+
+
+def _manifest(path: Path, archive: tarfile.TarFile) -> Manifest:
+    member = archive.next()
+    if member is None or member.name != MANIFEST or not member.isreg() or member.size > _MOST_MANIFEST_BYTES:
+        raise StoreError(f"{path} must begin with {MANIFEST}; it is not an archive of `kronscale archive`")
+    stream = archive.extractfile(member)
+    manifest = parse_as(Manifest, stream.read() if stream else b"", path, MANIFEST)
+    if manifest.schema > SCHEMA:
+        raise StoreError(
+            f"{path} has schema {manifest.schema}; this version reads {SCHEMA}: update Kronscale"
+        )
+    if not re.fullmatch(NAME_PATTERN, manifest.sweep):
+        raise StoreError(f"{path}, {MANIFEST}: sweep={manifest.sweep!r} is not the name of a sweep")
+    return manifest
+
+
+def _verified(path: Path, archive: tarfile.TarFile, manifest: Manifest) -> Iterator[tuple[str, bytes, str]]:
+    """Name, content and checksum of every file of the manifest; none may be missing or added."""
+    expected = {file.path: file for file in manifest.files}
+    for member in archive:
+        if member.name == MANIFEST:
+            continue
+        file = expected.pop(member.name, None)
+        if file is None or not member.isreg() or member.size != file.bytes:
+            raise StoreError(f"{path}: {member.name!r} is not as {MANIFEST} lists it")
+        _check_place(path, member.name, manifest)
+        stream = archive.extractfile(member)
+        content = stream.read() if stream else b""
+        if hashlib.sha256(content).hexdigest() != file.sha256:
+            raise StoreError(f"{path}: {member.name} does not have the checksum in {MANIFEST}")
+        yield member.name, content, file.sha256
+    if expected:
+        raise StoreError(f"{path}: {len(expected)} files of {MANIFEST} are missing, such as {min(expected)}")
+
+
+def _check_place(path: Path, name: str, manifest: Manifest) -> None:
+    parts = PurePosixPath(name).parts
+    inside = name.startswith((f"runs/{manifest.sweep}/", "report/"))
+    if not inside or ".." in parts or "\\" in name or len(parts) < 2:
+        raise StoreError(f"{path}: {name!r} lies outside of the folders of an archive")
+
+
+def _damaged(path: Path, error: Exception) -> StoreError:
+    return StoreError(f"{path} is damaged or not an archive: {error or type(error).__name__}")
+
+
+def _version() -> str:
+    from importlib.metadata import version  # noqa: PLC0415  only needed here
+
+    return version("kronscale")
+
+
+__all__ = ["MANIFEST", "SUFFIX", "Manifest", "is_archive", "read_manifest", "unpack", "write_archive"]
