@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kfac_core.capture.statistics import factor_scales
 from kfac_core.config import KFACConfig
 from kfac_core.kernels.grams import Gram, dense
 from kfac_core.kernels.packing import unpack
@@ -22,20 +23,20 @@ _ELEMENTS = 1 << 23  # averaged at a time, 32 MiB of float32, or one factor if t
 
 
 class NewMean(NamedTuple):
-    """What updates a factor: `(scale * gram + sum of others) / examples`.
+    """What updates a factor: `scale * gram`, with the others' sum, over all loss terms and rows.
 
     Attributes:
         gram: this rank's sum of outer products, or None.
-        others: other ranks' sum, one triangle, followed by their number of examples; None if the factor is
-            this rank's alone, `scale` then includes the division by the examples.
-        examples: of this rank, where there are others.
+        others: other ranks' sum, one triangle, followed by their loss terms and rows; None if the factor is
+            this rank's alone, `scale` then is final.
+        counts: loss terms and rows of this rank, where there are others.
     """
 
     job: FactorJob
     gram: Gram | None
     scale: float
     others: Tensor | None = None
-    examples: int = 0
+    counts: tuple[float, int] = (0, 0)
 
 
 class BatchedMeans:
@@ -76,13 +77,14 @@ class BatchedMeans:
 
     def update(self, news: Sequence[NewMean]) -> None:
         """Update these factors, `decay * old + (1 - decay) * new`, but not with what is not finite."""
+        scales = self._scales(news)
         for part in self._parts(news):
             shape = part[0].job.shape
             start = self._place[part[0].job.layer, part[0].job.kind]
             at = self._first[shape] + start
             updates, refused = self.counts[:, at : at + len(part)]
             running = self.stacks[shape][start : start + len(part)]
-            mean, present = self._means(part, shape)
+            mean, present = self._means(part, shape, scales)
             old = running.to(mean.dtype)
             weight: Tensor | float = 1.0 - self._config.factor_decay
             if self._config.factor_start == "first":
@@ -114,8 +116,25 @@ class BatchedMeans:
             size = max(1, _ELEMENTS // shape.elements)
             yield from (together[start : start + size] for start in range(0, len(together), size))
 
-    def _means(self, part: Sequence[NewMean], shape: FactorShape) -> tuple[Tensor, Tensor | None]:
-        """New means `[factors, blocks, n, n]`, and of which there are examples, where ranks may have none."""
+    def _scales(self, news: Sequence[NewMean]) -> dict[Key, Tensor]:
+        """By factor that other ranks contribute to: its scale, 0 where no rank has statistics."""
+        found: dict[Key, Tensor] = {}
+        for kind in ("a", "g"):
+            shared = [new for new in news if new.others is not None and new.job.kind == kind]
+            if not shared:
+                continue
+            counts = torch.stack([new.others[-2:] for new in shared if new.others is not None])
+            if any(new.counts[0] for new in shared):
+                own = [float(count) for new in shared for count in new.counts]
+                torch._foreach_add_(list(counts.flatten().unbind()), own)
+            scales = factor_scales(kind, *counts.unbind(1))
+            found.update(((new.job.layer, kind), scale) for new, scale in zip(shared, scales, strict=True))
+        return found
+
+    def _means(
+        self, part: Sequence[NewMean], shape: FactorShape, scales: dict[Key, Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
+        """New means `[factors, blocks, n, n]`, and of which there are rows, where ranks may have none."""
         others = [new.others for new in part if new.others is not None]
         if not others:
             mean = torch.stack([_dense(new) for new in part])
@@ -123,13 +142,11 @@ class BatchedMeans:
             return mean, None
         mean = self._like.new_empty(len(part), shape.blocks, shape.dim, shape.dim)
         for new, other, place in zip(part, others, mean, strict=True):
-            unpack(other[:-1].view(shape.blocks, -1), place)
+            unpack(other[:-2].view(shape.blocks, -1), place)
             if new.gram is not None:
                 place.add_(_dense(new), alpha=new.scale)
-        counts = torch.stack([other[-1] for other in others])
-        if any(new.examples for new in part):
-            torch._foreach_add_(list(counts.unbind()), [float(new.examples) for new in part])
-        return mean.div_(counts.clamp_min(1)[:, None, None, None]), counts > 0
+        scale = torch.stack([scales[new.job.layer, new.job.kind] for new in part])
+        return mean.mul_(scale[:, None, None, None]), scale > 0
 
 
 def _dense(new: NewMean) -> Tensor:

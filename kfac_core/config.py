@@ -123,6 +123,17 @@ class KFACConfig:
     """How a Linear layer treats dimensions between batch and features: `expand` takes each position as a row,
     `reduce` averages inputs and adds up gradients (Eschenhagen et al. 2023). Example: `reduce`."""
 
+    loss_terms: Literal["example", "token"] | None = None
+    """What the loss is a mean over, which fixes the scale of A ⊗ G: `example` (images, sequences) or `token`
+    (language models; pixels, where every one has a label). Null detects it in the first pass and logs it:
+    tokens where the model's output is `[.., .., features]` and comes from a Linear layer.
+    Example: `token`."""
+
+    batch_dim: int | None = None
+    """The dimension of the examples in inputs of the model and its layers; null is 0, or 1 where the model
+    itself is a torch module without `batch_first`. For `loss_terms: example` and `sequence: reduce`; tokens
+    are counted in any layout. Range: [0, 1]. Example: `1`."""
+
     loss_reduction: Literal["mean", "sum"] = "mean"
     """Whether the loss is a mean over the local batch or a sum; the harness's workloads use `mean`.
     Example: `mean`."""
@@ -216,6 +227,10 @@ class KFACConfig:
                 )
         _one_of("factor_start", self.factor_start, ("identity", "first"))
         _one_of("sequence", self.sequence, ("expand", "reduce"))
+        if self.loss_terms is not None:
+            _one_of("loss_terms", self.loss_terms, ("example", "token"))
+        if self.batch_dim is not None and (isinstance(self.batch_dim, bool) or self.batch_dim not in (0, 1)):
+            raise ConfigError(f"batch_dim={self.batch_dim!r} is not one of 0, 1")
         _one_of("loss_reduction", self.loss_reduction, ("mean", "sum"))
         if self.gram_precision is not None:
             _one_of("gram_precision", self.gram_precision, ("tf32", "bfloat16"))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kfac_core.batched_means import BatchedMeans, Key, NewMean
-from kfac_core.capture.statistics import Share, Statistics
+from kfac_core.capture.statistics import Share, Statistics, factor_scale
 from kfac_core.collectives import Communicator, PendingCollective
 from kfac_core.config import KFACConfig
 from kfac_core.errors import ConfigError
@@ -27,9 +27,10 @@ from kfac_core.placement.groups import in_group_order
 class Factors:
     """The factors that this rank is an inverse worker of.
 
-    A factor is sent as one triangle with its number of examples, in flat buffers with one part per owner.
-    That number makes the mean over ranks a mean over examples, whatever each rank's batch size. A rank never
-    packs its own contribution to a factor that it alone keeps.
+    A factor is sent as one triangle with its numbers of loss terms and rows, in flat buffers with one part
+    per owner. These numbers make the mean over ranks a mean over the world's loss terms, whatever each rank's
+    batch, and also of a layer that a rank's batch does not reach. A rank never packs its own contribution to
+    a factor that it alone keeps.
 
     Args:
         like: dtype of the statistics (at least float32) and device.
@@ -157,17 +158,13 @@ class Factors:
         or an infinity: `refused` counts it, without waiting for the device.
         """
         if self.batched is not None:
-            own = ((job, statistics[job.layer].share(job.kind)) for job in self._local_jobs)
-            self.batched.update([
-                NewMean(job, _kept(share), share.scale / statistics[job.layer].examples)
-                for job, share in own
-                if share is not None
-            ])  # fmt: skip
+            own = [(job, self._local_mean(job, statistics)) for job in self._local_jobs]
+            self.batched.update([NewMean(job, *mean) for job, mean in own if mean is not None])
             return
         for job in self._local_jobs:
-            share = statistics[job.layer].share(job.kind)
-            if share is not None:
-                self._average(job, _kept(share), share.scale / statistics[job.layer].examples)
+            mean = self._local_mean(job, statistics)
+            if mean is not None:
+                self._average(job, *mean)
 
     def accumulate_received(self, statistics: Sequence[Statistics]) -> None:
         """Update factors in the same way from what was received and this rank's own contribution."""
@@ -176,37 +173,50 @@ class Factors:
             self._received = []
             return
         for received in self._received:
-            local = statistics[received.job.layer]
-            share = None if received.whole else local.share(received.job.kind)
-            self._accumulate(received.job, received.part, share, local.examples)
+            local = None if received.whole else statistics[received.job.layer]
+            self._accumulate(received.job, received.part, local)
         self._received = []
+
+    def _local_mean(self, job: FactorJob, statistics: Sequence[Statistics]) -> tuple[Gram, float] | None:
+        """The new mean of a factor that is this rank's alone, and its scale; None without statistics."""
+        own = statistics[job.layer]
+        share = own.share(job.kind)
+        if share is None:
+            return None
+        return _kept(share), share.scale * factor_scale(job.kind, own.terms, own.rows)
 
     def _received_mean(self, received: _Received, statistics: Sequence[Statistics]) -> NewMean:
         """Other ranks' sum and this rank's contribution, still apart."""
         job, own = received.job, statistics[received.job.layer]
-        share = None if received.whole else own.share(job.kind)
-        if share is None:
+        if received.whole:
             return NewMean(job, None, 0.0, received.part)
-        return NewMean(job, _kept(share), share.scale, received.part, own.examples)
+        share = own.share(job.kind)
+        if share is None:
+            return NewMean(job, None, 0.0, received.part, (own.terms, 0))
+        return NewMean(job, _kept(share), share.scale, received.part, (own.terms, own.rows))
 
-    def _accumulate(self, job: FactorJob, part: Tensor, own: Share | None, examples: int) -> None:
-        """Update a factor from other ranks' sum and, unless `part` includes it, this rank's contribution."""
+    def _accumulate(self, job: FactorJob, part: Tensor, local: Statistics | None) -> None:
+        """Update a factor from other ranks' sum and this rank's statistics, unless `part` includes them."""
         key = job.layer, job.kind
-        packed, count = part[:-1].view(job.shape.blocks, -1), part[-1]
-        if own is not None:
-            count = count + examples
+        packed, (terms, rows) = part[:-2].view(job.shape.blocks, -1), part[-2:].tolist()
+        own = None
+        if local is not None:
+            own, terms, rows = local.share(job.kind), terms + local.terms, rows + local.rows
+        if not rows:
+            return
+        scale = factor_scale(job.kind, terms, rows)
         if not self._in_place:
             mean = scratch(self._like, job.shape.blocks, job.shape.dim, job.shape.dim)
             unpack(packed, mean)
             if own is not None:
                 fold(_kept(own), own.scale, mean, 1.0)
-            self._average_masked(job, mean / count.clamp_min(1), count > 0)
-        elif count > 0:
+            self._average_masked(job, mean * scale)
+        else:
             decay, size = self._decay(key), packed_trace(packed, job.shape.dim)
             if own is not None:
                 size += own.scale * trace(_kept(own))
             if self._is_usable(key, size):
-                weight = (1.0 - decay) / float(count)
+                weight = (1.0 - decay) * scale
                 if own is not None:
                     fold(_kept(own), weight * own.scale, self.running[key], decay)
                     decay = 1.0
@@ -230,7 +240,7 @@ class Factors:
         key = job.layer, job.kind
         decay = self._decay(key)
         if not self._in_place:
-            self._average_masked(job, dense(total) * scale, None)
+            self._average_masked(job, dense(total) * scale)
         elif self._is_usable(key, trace(total)):
             fold(total, (1.0 - decay) * scale, self.running[key], decay)
 
@@ -246,7 +256,7 @@ class Factors:
         (self.updates if finite else self.refused)[key] += 1
         return finite
 
-    def _average_masked(self, job: FactorJob, mean: Tensor, present: Tensor | None) -> None:
+    def _average_masked(self, job: FactorJob, mean: Tensor) -> None:
         """The same without a host synchronisation to learn whether the mean is finite."""
         key = job.layer, job.kind
         running, updates = self.running[key], self.updates[key]
@@ -256,9 +266,8 @@ class Factors:
             weight = torch.where(updates == 0, torch.ones_like(weight), weight)
         renewed = torch.lerp(running.to(mean.dtype), mean, weight).to(running.dtype)
         finite = is_finite(renewed)  # as it would be stored: float16 overflows at 65504
-        usable = finite if present is None else finite & present
-        running.copy_(torch.where(usable, renewed, running))
-        updates += usable
+        running.copy_(torch.where(finite, renewed, running))
+        updates += finite
         self.refused[key] += ~finite
 
     def _unpacked(self) -> list[Bucket]:
@@ -286,30 +295,33 @@ class Factors:
             if job.inverse_workers == (self._communicator.rank,):
                 continue  # receives the others' sum
             share = statistics[job.layer].share(job.kind)
+            part[-2], part[-1] = statistics[job.layer].terms, statistics[job.layer].rows
             if share is None:
-                part.zero_()
-                continue
-            pack(share.gram, part[:-1].view(job.shape.blocks, -1), share.scale)
-            part[-1] = statistics[job.layer].examples
+                part[:-2].zero_()
+            else:
+                pack(share.gram, part[:-2].view(job.shape.blocks, -1), share.scale)
         return packed
 
     def _pack_together(self, packed: _Filled, statistics: Sequence[Statistics]) -> None:
-        """`_pack`, with one operation for the scales of all factors and one for their numbers of examples."""
-        filled: list[tuple[Tensor, float, int]] = []
+        """`_pack`, with one operation for the scales of all factors and two for their numbers."""
+        filled: list[tuple[Tensor, float]] = []
+        counts: list[tuple[Tensor, float]] = []
         for job, part in packed.parts():
             share = statistics[job.layer].share(job.kind)
             if job.inverse_workers == (self._communicator.rank,):
                 continue
+            counts += (part[-2:-1], statistics[job.layer].terms), (part[-1:], statistics[job.layer].rows)
             if share is None:
-                part.zero_()
+                part[:-2].zero_()
                 continue
-            pack_whole(share.gram, part[:-1].view(job.shape.blocks, -1))
-            filled.append((part, share.scale, statistics[job.layer].examples))
+            pack_whole(share.gram, part[:-2].view(job.shape.blocks, -1))
+            if share.scale != 1.0:
+                filled.append((part[:-2], share.scale))
         if filled:
-            counts = [part[-1:] for part, _, _ in filled]
-            torch._foreach_mul_([part[:-1] for part, _, _ in filled], [scale for _, scale, _ in filled])
-            torch._foreach_zero_(counts)
-            torch._foreach_add_(counts, [float(examples) for *_, examples in filled])
+            torch._foreach_mul_([part for part, _ in filled], [scale for _, scale in filled])
+        if counts:
+            torch._foreach_zero_([place for place, _ in counts])
+            torch._foreach_add_([place for place, _ in counts], [float(count) for _, count in counts])
 
 
 def _kept(share: Share) -> Gram:
@@ -320,7 +332,7 @@ def _kept(share: Share) -> Gram:
 
 @dataclass(frozen=True)
 class _Received:
-    """A received factor: its triangle and number of examples, of all ranks if `whole`, else of the others."""
+    """A received factor: triangle, loss terms and rows, of all ranks if `whole`, else of the others."""
 
     job: FactorJob
     part: Tensor
@@ -335,7 +347,7 @@ class _Filled:
     buffer: Tensor
 
     def parts(self) -> Iterator[tuple[FactorJob, Tensor]]:
-        """Every factor with its view of the buffer: the triangle, then the number of examples."""
+        """Every factor with its view of the buffer: the triangle, then the loss terms and the rows."""
         sizes = [sent_elements(job) for job in self.bucket.jobs]
         return zip(self.bucket.jobs, self.buffer.split(sizes), strict=True)
 

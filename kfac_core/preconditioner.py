@@ -183,6 +183,14 @@ class KFAC(Resumable):
         finally:
             self._paused = before
 
+    def set_loss_terms(self, count: float) -> None:
+        """State how many loss terms this rank's next backward pass averages; forgotten at `step()`.
+
+        Where neither examples nor tokens are right: with padding that the loss leaves out, the tokens that
+        it counts. Where it divides by the tokens of all ranks, their mean number over the ranks.
+        """
+        self._capture.loss_terms.stated = count
+
     @property
     def failures(self) -> list[Failure]:
         """Factors that could not be used on this rank, each with layer, step and reason; oldest first."""
@@ -258,6 +266,7 @@ class KFAC(Resumable):
     def _install_capture(self, dtype: torch.dtype) -> Capture:
         placed, rank = self.placement.layers.values(), self._communicator.rank
         return Capture(
+            self._model,
             self._layers,
             [index for index, layer in enumerate(placed) if rank in layer.factor_workers],
             {(job.layer, job.kind) for job in self._factors.jobs if rank not in job.unpacked_on},

@@ -248,9 +248,9 @@ class Work:
         return len(self.layers) if self.setup.fusion == "layer" else None
 
     def _factor_bytes(self, job: FactorJob) -> int:
-        """Bytes of a factor and of its number of examples."""
+        """Bytes of a factor and of its loss terms and rows."""
         whole = self.setup.packing == "square"
-        return self.setup.item_bytes * (1 + (job.shape.elements if whole else job.shape.packed_elements))
+        return self.setup.item_bytes * (2 + (job.shape.elements if whole else job.shape.packed_elements))
 
     def _data_bytes(self, job: FactorJob) -> int:
         config = self.setup.config

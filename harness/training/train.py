@@ -30,7 +30,7 @@ from harness.training.optimizers import build_optimizer, learning_rate
 from harness.training.precision import ModelPrecision
 from harness.training.training_state import TrainingState
 from harness.training.world import World, all_gather_rows
-from harness.workloads.workload import Share, Workload, build_workload
+from harness.workloads.workload import CountedLoss, Share, Workload, build_workload
 from kfac_core import KFAC, Phase
 from kfac_core.optimizers import NLCG
 from kfac_core.timing.timer import PhaseTimer, seconds_per_entry
@@ -124,6 +124,8 @@ class Trainer:
         timer, state = self.timer, self.state
         if self._kfac_pending and state.step == self._kfac_first_step:
             state.kfac, self._kfac_pending = self._build_kfac(state.model), False
+        if state.kfac is not None and isinstance(self.workload, CountedLoss):
+            state.kfac.set_loss_terms(self.workload.loss_terms(batch))
         with timer.phase(Phase.FORWARD), self._precision.autocast():
             loss = self.workload.loss(state.model, batch)
         with timer.phase(Phase.BACKWARD):

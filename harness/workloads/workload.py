@@ -93,6 +93,18 @@ class Pooled(Protocol):
         ...
 
 
+@runtime_checkable
+class CountedLoss(Protocol):
+    """A workload whose loss is a mean over neither the examples nor all tokens of a batch.
+
+    K-FAC's Fisher is that of the loss; it cannot see which positions the loss leaves out.
+    """
+
+    def loss_terms(self, batch: Batch) -> float:
+        """Loss terms of a local batch: 1 over the weight that each has in the loss."""
+        ...
+
+
 def build_workload(cell: Cell, share: Share) -> Workload:
     """The workload that `cell` names, as the rank of `share` sees it."""
     card = WORKLOADS[cell.workload.name]

@@ -87,7 +87,7 @@ def _phases(model: str, shapes: list[LayerShape], ranks: int) -> Iterator[Exchan
     jobs = place(KFACConfig(strategy="comm_opt"), shapes, ranks).factor_jobs(shapes)
     factors, second_order, gradients = [0] * ranks, [0] * ranks, [0] * ranks
     for job in jobs:
-        factors[job.inverse_workers[0]] += job.shape.packed_elements + 1
+        factors[job.inverse_workers[0]] += job.shape.packed_elements + 2
         second_order[job.inverse_workers[0]] += data_elements(KFACConfig(), job.shape)
     alone = place(KFACConfig(strategy="mem_opt"), shapes, ranks)
     for shape in shapes:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from kfac_core.capture.loss_terms import ForwardPass, LossTerms
 from kfac_core.capture.statistics import Call, Statistics
 from kfac_core.kernels.grams import Gram, Rows
 from kfac_core.kernels.matmul import tf32_products
@@ -28,6 +29,7 @@ class Capture:
     nothing.
 
     Args:
+        model: the model whose forward passes are counted, without wrappers.
         layers: all layers, in the order of `statistics`.
         captured: positions of the layers whose factors include this rank's batch; others get no hook.
         packed_early: factors whose grams are sent to other ranks; they are packed as soon as computed.
@@ -43,6 +45,7 @@ class Capture:
 
     def __init__(
         self,
+        model: nn.Module,
         layers: Sequence[KroneckerLayer],
         captured: Iterable[int],
         packed_early: Container[tuple[int, str]],
@@ -60,15 +63,21 @@ class Capture:
         self._timed = timed
         self._loss_scale = loss_scale
         self._is_last, self._callback = is_last, on_gradient
+        self.loss_terms = LossTerms(layers[0].config, model)
         self.clear()
         self._handles = [
             layers[index].module.register_forward_hook(partial(self._on_forward, index), with_kwargs=True)
             for index in captured
         ]
+        self._handles += [
+            model.register_forward_pre_hook(self._on_model, with_kwargs=True),
+            model.register_forward_hook(self._on_output),
+        ]
 
     def clear(self) -> None:
         """Discard all sums."""
-        self.statistics = [Statistics(layer.config.loss_reduction) for layer in self._layers]
+        self.loss_terms.clear()
+        self.statistics = [Statistics(layer.config.loss_reduction, self.loss_terms) for layer in self._layers]
         self._scale: float | Tensor | None = None
 
     def remove(self) -> None:
@@ -80,21 +89,29 @@ class Capture:
         """A copied or saved model gets hooks that do nothing: K-FAC stays with the original."""
         return _inactive, ()
 
+    def _on_model(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._is_active() and module.training and torch._C._current_graph_task_id() == _NO_BACKWARD:
+            self.loss_terms.begin([*args, *kwargs.values()])
+
+    def _on_output(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if self._is_active() and self.loss_terms.current is not None:
+            self.loss_terms.current.end(output)
+
     def _on_forward(
         self, index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
         if not (module.training and self._is_active() and torch.is_grad_enabled() and output.requires_grad):
             return
-        if not module.weight.requires_grad:  # frozen for now, as a discriminator while its generator learns
+        layer = self._layers[index]
+        if not (layer.is_trained and output.numel()):  # frozen; or no rows, as in an expert without tokens
             return
-        if not output.numel():
-            return  # no examples, as in an expert without tokens
-        inputs: Tensor = (args[0] if args else kwargs["input"]).detach()
-        batch, positions = self._layers[index].positions(inputs, output)
-        examples = self._examples(batch)
-        if examples < batch:
-            inputs = inputs[:examples]
+        inputs: Tensor = (args[0] if args else next(iter(kwargs.values()))).detach()
         task = torch._C._current_graph_task_id()
+        forward = self.loss_terms.of_layer(recomputed=task != _NO_BACKWARD)
+        inputs = layer.arranged(inputs, forward.batch)
+        counts = self._counts(layer, inputs, layer.arranged(output.detach(), forward.batch))
+        forward.call(layer, counts.batch, counts.rows, output)
+        inputs = counts.kept(inputs)
         if task == _NO_BACKWARD:
             a_gram = partial(_identity, self._input_gram(index, inputs))
         else:
@@ -103,43 +120,47 @@ class Capture:
             a_gram = partial(self._input_gram, index, inputs)
         first = task == _NO_BACKWARD  # a recomputed call gets no gradient, or one that cannot be foreseen
         self.statistics[index].pending_calls += first
-        last, counts = first and self._is_last(), (examples, positions, batch)
-        output.register_hook(partial(self._on_gradient, index, task, a_gram, counts, last))
+        last = first and self._is_last()
+        output.register_hook(partial(self._on_gradient, index, task, a_gram, counts, forward, last))
 
     def _on_gradient(
         self,
         index: int,
         task: int,
         a_gram: Callable[[], Gram | Packed],
-        counts: tuple[int, int, int],
+        counts: _Counts,
+        forward: ForwardPass,
         last: bool,
         gradient: Tensor | None,
     ) -> None:
-        statistics = self.statistics[index]
+        statistics, layer = self.statistics[index], self._layers[index]
         if task == _NO_BACKWARD:  # a checkpoint's own backward pass counts as part of the outer one
             task = torch._C._current_graph_task_id()
             statistics.pending_calls -= 1
-        with torch.no_grad(), full_precision(self._layers[index].weight):
+        with torch.no_grad(), full_precision(layer.weight):
             if gradient is not None:  # None: later operations gave the output no gradient
-                statistics.add(Call(task, a_gram(), self._output_gram(index, gradient, counts), *counts))
+                g = counts.kept(layer.arranged(gradient.detach(), forward.batch))
+                numbers = counts.counted_rows, counts.examples, counts.batch
+                statistics.add(Call(task, forward, a_gram(), self._output_gram(index, g), *numbers))
             if self._callback is not None:
                 self._callback(index, last and statistics.pending_calls <= 0)
 
-    def _examples(self, batch: int) -> int:
-        """How many of a batch's examples enter the statistics."""
-        fraction = self._layers[0].config.factor_batch_fraction
-        return batch if fraction == 1.0 else max(1, round(batch * fraction))
+    def _counts(self, layer: KroneckerLayer, inputs: Tensor, output: Tensor) -> _Counts:
+        """Examples and rows of one call, and how many examples of it enter the statistics."""
+        batch, rows = layer.count(inputs, output)
+        fraction = layer.config.factor_batch_fraction
+        examples = batch if fraction == 1.0 else max(1, round(batch * fraction))
+        return _Counts(examples, batch, rows, layer.batch_dim(output))
 
     def _input_gram(self, index: int, inputs: Tensor) -> Gram | Packed:
         with self._timed(index), torch.no_grad(), full_precision(inputs):
             return self._gram(index, "a", self._cast(index, inputs))
 
-    def _output_gram(self, index: int, gradient: Tensor, counts: tuple[int, int, int]) -> Gram | Packed:
+    def _output_gram(self, index: int, gradient: Tensor) -> Gram | Packed:
         if self._scale is None:
             self._scale = self._loss_scale()
-        examples, _, batch = counts
         with self._timed(index):
-            g = self._cast(index, gradient.detach()[:examples] if examples < batch else gradient.detach())
+            g = self._cast(index, gradient)
             if not isinstance(self._scale, Tensor):
                 return self._gram(index, "g", g if self._scale == 1.0 else g / self._scale)
             if g.dtype != torch.float16:
@@ -159,6 +180,24 @@ class Capture:
         """In the sums' dtype; on a GPU a layer casts as it copies."""
         keeps = self._layers[index].grams is not None or not tensor.is_floating_point()
         return tensor if keeps else tensor.to(self._dtype)
+
+
+class _Counts(NamedTuple):
+    """One call of a layer: how many of its examples count, of how many; and all its rows."""
+
+    examples: int
+    batch: int
+    rows: int
+    dim: int
+
+    @property
+    def counted_rows(self) -> int:
+        """Rows of the examples that count."""
+        return self.rows * self.examples // self.batch
+
+    def kept(self, tensor: Tensor) -> Tensor:
+        """The part of an input or gradient that counts."""
+        return tensor.narrow(self.dim, 0, self.examples) if self.examples < self.batch else tensor
 
 
 def is_captured(module: nn.Module) -> bool:

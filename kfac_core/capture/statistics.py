@@ -8,37 +8,34 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from kfac_core.capture.loss_terms import ForwardPass, LossTerms
 from kfac_core.kernels.grams import Gram, dense
 from kfac_core.kernels.packing import Packed, packed
 
 
 @dataclass(frozen=True)
 class Call:
-    """Sums over a layer's calls in one backward pass; several calls of one module count as positions."""
+    """Sums over one call of a layer in a backward pass; several calls of one module count as positions.
+
+    Attributes:
+        task: of the backward pass.
+        forward: the forward pass that the call belongs to.
+        rows: in both sums.
+        examples: that the layer itself counts in them.
+        batch: that the layer counts in all; more where only part of the batch counts.
+    """
 
     task: int
+    forward: ForwardPass
     a_gram: Gram | Packed
     g_gram: Gram | Packed
+    rows: int
     examples: int
-    positions: float
     batch: int
-
-    def merge(self, call: Call) -> Call:
-        """Both calls of one pass; an example in only one of them has fewer positions."""
-        examples = max(self.examples, call.examples)
-        seen = self.positions * self.examples + call.positions * call.examples
-        return Call(
-            self.task,
-            _sum(Share(self.a_gram, 1.0), Share(call.a_gram, 1.0)).gram,
-            _sum(Share(self.g_gram, 1.0), Share(call.g_gram, 1.0)).gram,
-            examples,
-            seen / examples,
-            max(self.batch, call.batch),
-        )
 
 
 class Share(NamedTuple):
-    """`scale * gram`: a rank's contribution to a factor, before division by the examples of all ranks."""
+    """`scale * gram`: a rank's contribution to a factor, before `factor_scale` of all ranks."""
 
     gram: Gram | Packed
     scale: float
@@ -48,62 +45,71 @@ class Statistics:
     """One layer's sums over the backward passes since the last `Capture.clear`.
 
     Attributes:
-        examples: examples in the sums on this rank; fewer than the batch where only part of it counts.
+        rows: rows in the sums on this rank.
         pending_calls: calls whose gradient has not arrived.
     """
 
-    def __init__(self, loss_reduction: str) -> None:
-        self.examples = self.pending_calls = self._batch = 0
-        self._reduction = loss_reduction
-        self._a_share: Share | None = None  # sum over passes of (sum of a aT) / S^2
-        self._g_share: Share | None = None  # sum over passes of S (sum of g gT)
-        self._open: Call | None = None
+    def __init__(self, loss_reduction: str, loss_terms: LossTerms) -> None:
+        self.rows = self.pending_calls = 0
+        self._reduction, self._loss_terms = loss_reduction, loss_terms
+        self._a_gram: Gram | Packed | None = None
+        self._g_gram: Gram | Packed | None = None
+        self._own: dict[int, tuple[int, int]] = {}  # by pass, where only the layer itself counts
 
     def add(self, call: Call) -> None:
         """Add one call; its grams are not modified, as a retained graph may use them again."""
-        if self._open is not None and self._open.task == call.task:
-            self._open = self._open.merge(call)
-        else:
-            self._close()
-            self._open = call
+        if not self._loss_terms.count(call.task, call.forward):
+            examples, batch = self._own.get(call.task, (0, 0))
+            self._own[call.task] = max(examples, call.examples), max(batch, call.batch)
+        self._a_gram, self._g_gram = _sum(self._a_gram, call.a_gram), _sum(self._g_gram, call.g_gram)
+        self.rows += call.rows
+
+    @property
+    def terms(self) -> float:
+        """This rank's loss terms whose gradients would be in the sums, also if the layer saw none of them."""
+        return self._loss_terms.totals[0] + sum(examples for examples, _ in self._own.values())
 
     def shares(self) -> tuple[Share, Share] | None:
         """This rank's contributions to (A, G); None without statistics.
 
-        With a mean loss, an example's own gradient is B times what it contributes to the mean's, so that G
-        is scaled by B^2.
+        With a mean loss, a loss term's own gradient is N times what it contributes to the mean's, so that G
+        is scaled by N^2.
         """
-        self._close()
-        if self._a_share is None or self._g_share is None:
+        if self._a_gram is None or self._g_gram is None:
             return None
-        scale = float(self._batch) ** 2 if self._reduction == "mean" else 1.0
-        return self._a_share, Share(self._g_share.gram, self._g_share.scale * scale)
+        terms = self._loss_terms.totals[1] + sum(batch for _, batch in self._own.values())
+        return Share(self._a_gram, 1.0), Share(
+            self._g_gram, float(terms) ** 2 if self._reduction == "mean" else 1.0
+        )
 
     def share(self, kind: Literal["a", "g"]) -> Share | None:
         """This rank's contribution to A or G; None without statistics."""
         shares = self.shares()
         return shares[kind == "g"] if shares is not None else None
 
-    def _close(self) -> None:
-        """Scale the current pass by its positions, which are known only when it is over."""
-        if self._open is None:
-            return
-        call, self._open = self._open, None
-        self._a_share = _sum(self._a_share, Share(call.a_gram, 1.0 / call.positions**2))
-        self._g_share = _sum(self._g_share, Share(call.g_gram, call.positions))
-        self.examples += call.examples
-        self._batch += call.batch
+
+def factor_scale(kind: Literal["a", "g"], terms: float, rows: float) -> float:
+    """What the sums of all ranks are multiplied by, from all their loss terms N and rows M.
+
+    A is multiplied by 1 / (N S max(S, 1)) and G by max(S, 1) / N, with S = M / N positions a term. The
+    product, 1 / (N M), is the definition. For S >= 1 the two are those of SC20; below, as of an expert that
+    sees a part of the tokens, A is the mean over the rows that there are, whose number varies.
+    """
+    more = max(rows / terms, 1.0)
+    return 1.0 / (rows * more) if kind == "a" else more / terms
 
 
-def _sum(before: Share | None, new: Share) -> Share:
+def factor_scales(kind: str, terms: Tensor, rows: Tensor) -> Tensor:
+    """`factor_scale` of many factors on the device; 0 where there are no rows."""
+    more = (rows / terms).clamp_min_(1)
+    scale = (rows * more).reciprocal_() if kind == "a" else more.div_(terms)
+    return torch.where(rows > 0, scale, 0)
+
+
+def _sum(before: Gram | Packed | None, new: Gram | Packed) -> Gram | Packed:
     """The sum of both; packed if one of them is."""
     if before is None:
         return new
-    if isinstance(before.gram, Packed) or isinstance(new.gram, Packed):
-        old, more = packed(before.gram).triangle, packed(new.gram).triangle
-        return Share(Packed(_added(old, before.scale, more, new.scale)), 1.0)
-    return Share(_added(dense(before.gram), before.scale, dense(new.gram), new.scale), 1.0)
-
-
-def _added(first: Tensor, first_scale: float, second: Tensor, second_scale: float) -> Tensor:
-    return torch.add(first if first_scale == 1.0 else first * first_scale, second, alpha=second_scale)
+    if isinstance(before, Packed) or isinstance(new, Packed):
+        return Packed(torch.add(packed(before).triangle, packed(new).triangle))
+    return torch.add(dense(before), dense(new))

@@ -17,6 +17,7 @@ class ConvLayer(KroneckerLayer):
     """
 
     module: nn.Conv1d | nn.Conv2d
+    is_spatial = True
 
     @property
     def shape(self) -> LayerShape:
@@ -29,10 +30,10 @@ class ConvLayer(KroneckerLayer):
             FactorShape(conv.out_channels // conv.groups, conv.groups),
         )
 
-    def positions(self, inputs: Tensor, outputs: Tensor) -> tuple[int, int]:
-        """Output pixels are positions; an input without a batch dimension is one example."""
+    def count(self, inputs: Tensor, outputs: Tensor) -> tuple[int, int]:
+        """Output pixels are rows; an input without a batch dimension is one example."""
         images = self._batched(outputs)
-        return images.shape[0], images[0, 0].numel()
+        return images.shape[0], images[:, 0].numel()
 
     def input_gram(self, inputs: Tensor) -> Gram:
         """Sum over the patches under all output pixels; with many, no patch matrix is built."""

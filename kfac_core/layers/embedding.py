@@ -32,10 +32,13 @@ class EmbeddingLayer(KroneckerLayer):
         vocabulary, features = self.module.weight.shape
         return LayerShape(self.name, FactorShape(1, vocabulary), FactorShape(features))
 
-    def positions(self, inputs: Tensor, outputs: Tensor) -> tuple[int, int]:
-        """The first dimension is the batch, the others are positions."""
-        examples = inputs.shape[0] if inputs.ndim else 1
-        return examples, inputs.numel() // max(examples, 1)
+    def count(self, inputs: Tensor, outputs: Tensor) -> tuple[int, int]:
+        """Tokens are rows; a single one is one example."""
+        return (inputs.shape[self.batch_dim(outputs)] if inputs.ndim else 1), inputs.numel()
+
+    def batch_dim(self, outputs: Tensor) -> int:
+        """As stated, where there are sequences."""
+        return (self.config.batch_dim or 0) if outputs.ndim > 2 else 0
 
     def input_gram(self, inputs: Tensor) -> Gram:
         """The number of occurrences of each token."""

@@ -15,15 +15,19 @@ from kfac_core.placement import LayerShape
 class KroneckerLayer(ABC):
     """A module whose curvature K-FAC approximates as a Kronecker product of A and G.
 
-    Notation, with B examples in the batch and S positions at which the module applies its weight to each
-    (1 for a plain Linear, output pixels for a convolution, tokens in a sequence, calls of a shared module):
+    Notation, with N loss terms in the batch (examples or tokens) and M rows, one for every position at which
+    the module applies its weight (pixels of a convolution, tokens, calls of a shared module):
 
-        a  [blocks, rows, a.dim]  inputs of the weight, with a one appended for a trained bias
-        g  [blocks, rows, g.dim]  gradients of the batch-mean loss by the module's output, rows = B * S
+        a  [blocks, M, a.dim]  inputs of the weight, with a one appended for a trained bias
+        g  [blocks, M, g.dim]  gradients of the mean loss by the module's output; S = M / N
 
-        A = 1/(B S^2) sum a aT        G = B S sum g gT         (Grosse & Martens 2016, "KFC", as in SC20)
+        A = 1/(N S^2) sum a aT        G = N S sum g gT        A x G = N/M (sum a aT) x (sum g gT)
 
-    `input_gram` and `output_gram` return unscaled sums. Only `capture` scales them, the same for all layers.
+    That is KFC (Grosse & Martens 2016) as in SC20, and `expand` of Eschenhagen et al. 2023. For S < 1, as of
+    an expert that sees part of the tokens, A = 1/M sum a aT and G = N sum g gT, with the same product.
+
+    `input_gram` and `output_gram` return unscaled sums. They are scaled the same for all layers
+    (`capture.statistics.factor_scale`).
 
     Attributes:
         name: the module's qualified name.
@@ -41,6 +45,9 @@ class KroneckerLayer(ABC):
         bias = getattr(module, "bias", None)
         self.has_bias = isinstance(bias, nn.Parameter) and bias.requires_grad
 
+    is_spatial = False
+    """Whether dimensions after the channels are positions of one example: a convolution."""
+
     @classmethod
     def supports(cls, module: nn.Module) -> bool:
         """Whether this module's options are supported."""
@@ -52,8 +59,16 @@ class KroneckerLayer(ABC):
         """Sizes of the two factors."""
 
     @abstractmethod
-    def positions(self, inputs: Tensor, outputs: Tensor) -> tuple[int, int]:
-        """Examples B and positions S of one call."""
+    def count(self, inputs: Tensor, outputs: Tensor) -> tuple[int, int]:
+        """Examples as this layer counts them, and rows M, of one call."""
+
+    def batch_dim(self, outputs: Tensor) -> int:
+        """The dimension of the examples, also in the input."""
+        return 0
+
+    def arranged(self, tensor: Tensor, batch: int | None) -> Tensor:
+        """An input or output as the other methods take it, `batch` being the examples of the model."""
+        return tensor
 
     @abstractmethod
     def input_gram(self, inputs: Tensor) -> Gram:
@@ -62,6 +77,11 @@ class KroneckerLayer(ABC):
     @abstractmethod
     def output_gram(self, gradients: Tensor) -> Gram:
         """Sum of g gT over all rows, `[g.blocks, g.dim, g.dim]`, from the gradient of the output."""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the weight is trained now; it may be frozen for a while, as while a generator learns."""
+        return bool(self.module.weight.requires_grad)
 
     @property
     def weight(self) -> nn.Parameter:

@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from kfac_core.errors import ConfigError
 from kfac_core.kernels.grams import Gram, gram
 from kfac_core.layers.layer import KroneckerLayer
 from kfac_core.placement import FactorShape, LayerShape
@@ -25,12 +26,39 @@ class LinearLayer(KroneckerLayer):
             FactorShape(self.module.out_features),
         )
 
-    def positions(self, inputs: Tensor, outputs: Tensor) -> tuple[int, int]:
-        """The first dimension is the batch; a single vector is one example."""
-        examples = outputs.shape[0] if outputs.ndim > 1 else 1
-        if self._reduces(outputs):
-            return examples, 1
-        return examples, outputs.numel() // (self.module.out_features * max(examples, 1))
+    def count(self, inputs: Tensor, outputs: Tensor) -> tuple[int, int]:
+        """All positions are rows, or, reduced, the examples; a single vector is one example."""
+        examples = outputs.shape[self.batch_dim(outputs)] if outputs.ndim > 1 else 1
+        rows = examples if self._reduces(outputs) else outputs.numel() // self.module.out_features
+        return examples, rows
+
+    def batch_dim(self, outputs: Tensor) -> int:
+        """As stated, where there are sequences; `arranged` puts it first."""
+        return (self.config.batch_dim or 0) if outputs.ndim > 2 and self.config.sequence == "expand" else 0
+
+    def arranged(self, tensor: Tensor, batch: int | None) -> Tensor:
+        """To be reduced: `[batch, ..., features]`, from any layout of as many examples.
+
+        Raises:
+            ConfigError: the rows cannot be divided among the examples.
+        """
+        if self.config.sequence == "expand" or tensor.ndim < 2:
+            return tensor
+        stated = self.config.batch_dim or 0
+        dims = (stated, 1 - stated) if tensor.ndim > 2 else (0,)
+        found = next((dim for dim in dims if tensor.shape[dim] == (batch or tensor.shape[stated])), None)
+        if found is not None:
+            return tensor.movedim(found, 0)
+        assert batch is not None  # noqa: S101  else the stated dimension is found
+        rows = tensor.flatten(0, -2)
+        if len(rows) % batch:
+            raise ConfigError(
+                f"sequence=reduce: {len(rows)} rows of layer {self.name} cannot be divided among a batch of "
+                f"{batch}; use sequence=expand, state batch_dim, or add the layer to skip"
+            )
+        if stated == 1:  # [T * B, features]
+            return rows.view(-1, batch, rows.shape[1]).movedim(1, 0)
+        return rows.view(batch, -1, rows.shape[1])
 
     def input_gram(self, inputs: Tensor) -> Gram:
         """Sum over all positions of all examples, or over each example's mean."""

@@ -61,8 +61,8 @@ def buckets(jobs: Sequence[FactorJob], world_size: int, *, overlap: bool) -> lis
 
 
 def sent_elements(job: FactorJob) -> int:
-    """Elements that a rank sends for one factor: a triangle, and the number of examples in it."""
-    return job.shape.packed_elements + 1
+    """Elements that a rank sends for one factor: a triangle, its loss terms and its rows."""
+    return job.shape.packed_elements + 2
 
 
 def _divided(jobs: Sequence[FactorJob], world_size: int) -> list[Bucket]:

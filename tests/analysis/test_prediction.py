@@ -111,8 +111,8 @@ def test_triangles_halve_what_squares_send():
         ]
 
     square, triangle = factor_bytes("square"), factor_bytes("triangle")
-    assert square - 4 * 108 == 4 * (124642410 + 29209152)  # 108 factors, each with its count; published sizes
-    assert triangle - 4 * 108 == 4 * (62348671 + 14618356)
+    assert square - 4 * 216 == 4 * (124642410 + 29209152)  # 108 factors with two counts; published sizes
+    assert triangle - 4 * 216 == 4 * (62348671 + 14618356)
 
 
 def test_published_totals_of_64_gpus_are_met_within_15_percent():

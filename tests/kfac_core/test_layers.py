@@ -22,6 +22,7 @@ from tests.kfac_core.per_example import factors, supported
 EVERY_CASE = [(name, "expand") for name in CASES] + [(name, "reduce") for name in REDUCED]
 SOME_CASES = [*EVERY_CASE[:23], *EVERY_CASE[23:-4:5], *EVERY_CASE[-4:]]  # of the convolutions, one in five
 EVERY_STEP = {"factor_update_steps": 1, "inverse_update_steps": 1}
+AN_EXAMPLE_EACH = {"loss_terms": "example", **EVERY_STEP}
 
 
 def factors_of(
@@ -31,7 +32,7 @@ def factors_of(
     execution: Execution = Execution.SEQUENTIAL,
 ) -> dict[str, Tensor]:
     """The factors that K-FAC sees in one step, in which the batch comes in parts."""
-    config = KFACConfig(factor_decay=0.0, sequence=sequence, **EVERY_STEP)
+    config = KFACConfig(factor_decay=0.0, sequence=sequence, **AN_EXAMPLE_EACH)
     kfac = KFAC(module, config, lr=0.1, execution=execution)
     for x, y in parts:
         (loss(module(x), y) * len(x) / EXAMPLES).backward()
@@ -83,7 +84,7 @@ def test_an_input_without_batch_dimension_is_one_example(case, shape):
 
 def preconditioned(rank: int, world_size: int, case: str, sequence: str, solver: str) -> dict[str, Tensor]:
     module, x, y = module_and_batch(case)
-    config = KFACConfig(strategy="mem_opt", solver=solver, sequence=sequence, damping=0.1, **EVERY_STEP)
+    config = KFACConfig(strategy="mem_opt", solver=solver, sequence=sequence, damping=0.1, **AN_EXAMPLE_EACH)
     kfac = KFAC(module, config, lr=0.1)
     share = slice(rank * EXAMPLES // world_size, (rank + 1) * EXAMPLES // world_size)
     loss(module(x[share]), y[share]).backward()

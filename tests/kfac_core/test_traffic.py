@@ -55,7 +55,7 @@ def closed_form(placement: Placement, shapes: list[LayerShape], rank: int) -> tu
         layer = placement.layers[shape.name]
         for factor, workers in ((shape.a, layer.a_inverse_workers), (shape.g, layer.g_inverse_workers)):
             if len(layer.factor_workers) > 1:
-                factors += factor.blocks * factor.dim * (factor.dim + 1) // 2 + 1
+                factors += factor.blocks * factor.dim * (factor.dim + 1) // 2 + 2
             if workers == (rank,) and len(layer.gradient_workers) > 1:
                 inverses += factor.blocks * (factor.dim**2 + factor.dim)
         if rank in layer.gradient_workers and placement.columns > 1:
@@ -125,13 +125,13 @@ def test_counted_bytes_equal_the_closed_form_in_every_world_of_one_to_eight(worl
 
 
 def test_packing_halves_what_factors_send(world):
-    """A square factor has n^2 elements, a triangle n(n+1)/2; one more for the number of examples in it."""
+    """A square factor has n^2 elements, a triangle n(n+1)/2; two more for its loss terms and rows."""
     for placement, shapes, ((sent, _), _) in world(2).run(count, {"strategy": "comm_opt"}):
         assert placement.world_size == 2
         dims = [factor.dim for shape in shapes for factor in (shape.a, shape.g) for _ in range(factor.blocks)]
         square = FLOAT64 * sum(n * n for n in dims)
         spared = FLOAT64 * sum(n * (n - 1) // 2 for n in dims)
-        counts = FLOAT64 * 2 * len(shapes)
+        counts = FLOAT64 * 2 * 2 * len(shapes)
         assert sent[Phase.FACTOR_COMM] == square - spared + counts
         assert spared > 0.4 * square  # half, but for diagonals: these layers are tiny
 

@@ -71,6 +71,10 @@ class Language(ABC):
         """Mean cross entropy over the predictions."""
         return functional.cross_entropy(self._scores(model, batch).flatten(0, 1), batch[-1].flatten())
 
+    def loss_terms(self, batch: Batch) -> float:
+        """The predictions."""
+        return batch[-1].numel()
+
     def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
         """Correct predictions and summed loss over every world_size-th held-out sequence."""
         test, share = self._corpus.test, self._share
@@ -150,5 +154,5 @@ class Gpt(Language):
 
 
 def _positions(inputs: Tensor) -> Tensor:
-    """Each token's position, for each example: from it K-FAC on position embeddings counts the examples."""
+    """Each token's position, for each example, so that K-FAC sees a gradient of every token."""
     return torch.arange(inputs.shape[1], device=inputs.device).expand_as(inputs)

@@ -92,6 +92,10 @@ class Translation:
         smoothing = self._options["label_smoothing"]
         return _cross_entropy(model(batch.source, batch.inputs), batch.targets, smoothing) * batch.weight
 
+    def loss_terms(self, batch: Batch) -> float:
+        """The tokens that are no padding: of the global batch, over the ranks."""
+        return 1.0 / batch.weight
+
     def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
         """Correct next tokens and summed loss, not smoothed, over every world_size-th held-out pair."""
         correct, loss, count = 0.0, 0.0, 0

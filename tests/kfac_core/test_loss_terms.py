@@ -1,0 +1,340 @@
+"""Promise: A ⊗ G is the Fisher of the loss that is trained, in every layout, and all layers count alike.
+
+References are written from the definition: per-token and per-sequence gradients of autograd, and the exact
+Gauss-Newton matrix of deep linear networks, which `expand` and `reduce` must equal (Eschenhagen et al. 2023).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kfac_core import KFAC, KFACConfig
+from kfac_core.errors import ConfigError
+from kfac_core.execution import Execution
+
+BATCH, TOKENS, WIDTH, OUTPUTS = 6, 4, 3, 2
+NOW = {"factor_decay": 0.0, "factor_update_steps": 1, "inverse_update_steps": 1}
+LAYOUTS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "[B, T, F]": (lambda x: x, 0),
+    "[B * T, F]": (lambda x: x.flatten(0, 1), 0),
+    "[T, B, F]": (lambda x: x.transpose(0, 1), 1),
+    "[B, 2, T / 2, F]": (lambda x: x.unflatten(1, (2, -1)), 0),
+}
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def numbers(*size: int) -> Tensor:
+    return torch.randn(*size, dtype=torch.float64)
+
+
+def block(kfac: KFAC, layer: str) -> Tensor:
+    """A ⊗ G of a layer."""
+    index = [shape.name for shape in kfac.shapes].index(layer)
+    a, g = (torch.block_diag(*kfac._factors.running[index, kind]) for kind in "ag")
+    return torch.kron(a, g)
+
+
+def stepped(model: nn.Module, loss: Callable[[], Tensor], **options: object) -> KFAC:
+    """K-FAC after one step; its factors are those of this step alone."""
+    execution = options.pop("execution", None)
+    kfac = KFAC(model, KFACConfig(**NOW, **options), lr=0.1, execution=execution)
+    loss().backward()
+    kfac.step()
+    kfac.remove()
+    return kfac
+
+
+def same(got: Tensor, want: Tensor) -> None:
+    assert (got - want).norm() <= 1e-10 * want.norm(), float(got.norm() / want.norm())
+
+
+def rows(gradients: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    return gradients.reshape(-1, gradients.shape[-1]), inputs.reshape(-1, inputs.shape[-1])
+
+
+@pytest.mark.parametrize("execution", Execution)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_mean_over_tokens_gives_the_per_token_fisher_in_every_layout(layout, execution):
+    arrange, _ = LAYOUTS[layout]
+    model = nn.Linear(WIDTH, OUTPUTS, bias=False).double()
+    x, y = numbers(BATCH, TOKENS, WIDTH), numbers(BATCH, TOKENS, OUTPUTS)
+    kfac = stepped(
+        model, lambda: (model(arrange(x)) - arrange(y)).square().sum(-1).mean(), execution=execution
+    )
+    a, b = x.flatten(0, 1), 2 * (x @ model.weight.T - y).flatten(0, 1)  # of every token's own loss
+    count = BATCH * TOKENS
+    same(block(kfac, ""), torch.kron(a.T @ a / count, b.T @ b / count).detach())
+
+
+@pytest.mark.parametrize(("layout", "sequence"), [(x, s) for x in LAYOUTS for s in ("expand", "reduce")])
+def test_a_mean_over_sequences_gives_the_per_sequence_fisher_of_the_paper(layout, sequence):
+    arrange, batch_dim = LAYOUTS[layout]
+
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(WIDTH, OUTPUTS, bias=False).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.tanh(self.inner(arrange(x)))
+            y = y.transpose(0, 1) if batch_dim else y
+            return y.reshape(BATCH, TOKENS, OUTPUTS).mean(1)
+
+    model = Pooled()
+    x, y = numbers(BATCH, TOKENS, WIDTH), numbers(BATCH, OUTPUTS)
+    kfac = stepped(model, lambda: (model(x) - y).square().sum(1).mean(), sequence=sequence)
+    hidden = torch.tanh(x @ model.inner.weight.T).detach()
+    b = (2 * (hidden.mean(1) - y))[:, None] * (1 - hidden**2) / TOKENS  # of every sequence's own loss
+    if sequence == "reduce":
+        a, b = x.mean(1), b.sum(1)
+        want = torch.kron(a.T @ a / BATCH, b.T @ b / BATCH)
+    else:
+        a, b = x.flatten(0, 1), b.flatten(0, 1)
+        want = torch.kron(a.T @ a / (BATCH * TOKENS), b.T @ b / BATCH)
+    same(block(kfac, "inner"), want)
+
+
+@pytest.mark.parametrize("layout", ["[B, T, F]", "[B * T, F]", "[T, B, F]"])
+def test_expand_is_the_exact_gauss_newton_of_a_deep_linear_network_with_a_loss_a_token(layout):
+    arrange, _ = LAYOUTS[layout]
+    model = nn.Sequential(nn.Linear(WIDTH, 4, bias=False), nn.Linear(4, OUTPUTS, bias=False)).double()
+    x = arrange(numbers(BATCH, TOKENS, WIDTH))
+    assert_is_gauss_newton(model, x, lambda out: out.reshape(-1, OUTPUTS), {})
+
+
+@pytest.mark.parametrize("layout", ["[B, T, F]", "[T, B, F]"])
+def test_reduce_is_the_exact_gauss_newton_of_a_deep_linear_network_with_a_loss_a_sequence(layout):
+    arrange, batch_dim = LAYOUTS[layout]
+    model = nn.Sequential(
+        nn.Linear(WIDTH, 4, bias=False), Mean(1 - batch_dim), nn.Linear(4, OUTPUTS, bias=False)
+    ).double()
+    x = arrange(numbers(BATCH, TOKENS, WIDTH))
+    assert_is_gauss_newton(model, x, lambda out: out, {"sequence": "reduce", "batch_dim": batch_dim})
+
+
+class Mean(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(self.dim)
+
+
+def assert_is_gauss_newton(
+    model: nn.Sequential, x: Tensor, terms: Callable[[Tensor], Tensor], options: dict[str, object]
+) -> None:
+    """For half the squared error, whose Gauss-Newton matrix is the mean of J.T J over the loss terms.
+
+    A backward pass an output, each a loss of its own, makes G of the columns of J instead of residuals.
+    """
+    kfac = KFAC(model, KFACConfig(**NOW, **options), lr=0.1)
+    for output in range(OUTPUTS):
+        (terms(model(x))[:, output].mean() / OUTPUTS**0.5).backward()
+    kfac.step()
+    kfac.remove()
+    for name, layer in model.named_modules():
+        if not isinstance(layer, nn.Linear):
+            continue
+        jacobian = torch.autograd.functional.jacobian(
+            lambda w, name=name: terms(torch.func.functional_call(model, {f"{name}.weight": w}, (x,))),
+            layer.weight.detach(),
+        )
+        columns = jacobian.mT.flatten(2)  # [terms, outputs, in * out], the input slowest
+        same(block(kfac, name), torch.einsum("noi,noj->ij", columns, columns) / len(columns))
+
+
+class Windows(nn.Module):
+    """As in Swin: one layer on the sequence, one on windows of it, side by side in the batch dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole, self.window = (nn.Linear(WIDTH, WIDTH).double() for _ in range(2))
+        self.head = nn.Linear(WIDTH, OUTPUTS).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.whole(x))
+        x = torch.tanh(self.window(x.reshape(-1, 2, WIDTH))).reshape(len(x), TOKENS, WIDTH)
+        return self.head(x.mean(1))
+
+
+@pytest.mark.parametrize("sequence", ["expand", "reduce"])
+def test_layers_on_windows_count_the_same_loss_terms_as_layers_on_sequences(sequence):
+    model, seen = Windows(), dict[str, tuple[Tensor, Tensor]]()
+    x, y = numbers(BATCH, TOKENS, WIDTH), numbers(BATCH, OUTPUTS)
+    watch(model, seen)
+    kfac = stepped(model, lambda: (model(x) - y).square().sum(1).mean(), sequence=sequence)
+    for name in ("whole", "window"):
+        a, g = (part.reshape(BATCH, TOKENS, -1) for part in seen[name])
+        a = torch.cat([a, torch.ones_like(a[..., :1])], -1)
+        if sequence == "reduce":
+            a, g = a.mean(1), g.sum(1)
+        g, a = rows(g * BATCH, a)
+        same(block(kfac, name), torch.kron(a.T @ a, g.T @ g) / (BATCH * len(a)))
+
+
+def watch(model: nn.Module, seen: dict[str, tuple[Tensor, Tensor]]) -> None:
+    """Inputs and gradients of every Linear, by name."""
+
+    def hook(name: str) -> Callable[..., None]:
+        def see(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            keep = args[0].detach()
+            output.register_hook(lambda g: seen.__setitem__(name, (keep, g)))
+
+        return see
+
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            module.register_forward_hook(hook(name))
+
+
+class Experts(nn.Module):
+    """A token goes to the expert that it names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, OUTPUTS, bias=False).double() for _ in range(3))
+
+    def forward(self, x: Tensor, expert: Tensor) -> Tensor:
+        out = x.new_zeros(*x.shape[:-1], OUTPUTS)
+        for number, layer in enumerate(self.experts):
+            out[expert == number] = layer(x[expert == number])
+        return out
+
+
+def expert_blocks(rank: int, world_size: int, strategy: str, execution: Execution) -> dict[str, Tensor]:
+    """Blocks of this rank's layers; rank r has r + 1 sequences, and only the last rank's reach expert 2."""
+    torch.manual_seed(0)
+    model = Experts()
+    x, y, expert = expert_data(world_size)
+    mine = slice(rank * (rank + 1) // 2, (rank + 1) * (rank + 2) // 2)
+    config = KFACConfig(**NOW, strategy=strategy)
+    kfac = KFAC(model, config, lr=0.1, execution=execution)
+    (model(x[mine], expert[mine]) - y[mine]).square().sum(-1).mean().backward()
+    kfac.step()
+    found = kfac._factors.running
+    return {
+        shape.name: torch.kron(found[index, "a"][0], found[index, "g"][0])
+        for index, shape in enumerate(kfac.shapes)
+        if (index, "a") in found and (index, "g") in found
+    }
+
+
+def expert_data(world_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    count = world_size * (world_size + 1) // 2
+    x = torch.randn(count, 5, WIDTH, dtype=torch.float64, generator=generator)
+    y = torch.randn(count, 5, OUTPUTS, dtype=torch.float64, generator=generator)
+    expert = torch.randint(0, 2, (count, 5), generator=generator)
+    expert[-1, 3:] = 2
+    return x, y, expert
+
+
+@pytest.mark.parametrize("execution", Execution)
+@pytest.mark.parametrize(
+    ("world_size", "strategy"), [(1, "comm_opt"), (2, "mem_opt"), (3, "d_kfac"), (4, "mem_opt")]
+)
+def test_an_expert_counts_the_worlds_tokens_also_of_ranks_that_it_sees_none_of(
+    world, world_size, strategy, execution
+):
+    torch.manual_seed(0)
+    model, (x, y, expert) = Experts(), expert_data(world_size)
+    b = (2 * (model(x, expert) - y)).detach()
+    checked = set()
+    for blocks in world(world_size).run(expert_blocks, strategy, execution):
+        for name, got in blocks.items():
+            here = expert == int(name.rpartition(".")[2])
+            a, g = x[here], b[here]
+            share = len(a) / expert.numel()  # of all tokens that the expert sees
+            same(got, torch.kron(a.T @ a / len(a), g.T @ g / len(a)) * share)
+            checked.add(name)
+    assert len(checked) == 3
+
+
+@pytest.mark.parametrize("shape", [(TOKENS,), (1, TOKENS), (BATCH, TOKENS)])
+def test_embeddings_of_positions_count_the_models_tokens_however_positions_are_shaped(shape):
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(TOKENS, WIDTH).double()
+            self.head = nn.Linear(WIDTH, OUTPUTS).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.tanh(x + self.embedding(torch.arange(TOKENS).expand(shape))))
+
+    model, seen = Positions(), dict[str, tuple[Tensor, Tensor]]()
+    x, y = numbers(BATCH, TOKENS, WIDTH), numbers(BATCH, TOKENS, OUTPUTS)
+    watch(model, seen)
+    kfac = stepped(model, lambda: (model(x) - y).square().sum(-1).mean())
+    places, g = seen["embedding"]
+    a = functional.one_hot(places.flatten(), TOKENS).double()
+    g = g.reshape(-1, WIDTH)
+    same(block(kfac, "embedding"), torch.kron(a.T @ a, g.T @ g) * BATCH * TOKENS / len(a))
+
+
+def test_padding_that_the_loss_leaves_out_is_no_loss_term_once_it_is_stated():
+    model = nn.Linear(WIDTH, OUTPUTS, bias=False).double()
+    x, y = numbers(BATCH, TOKENS, WIDTH), torch.randint(0, OUTPUTS, (BATCH, TOKENS))
+    y[:, 2:] = -100
+    kfac = KFAC(model, KFACConfig(**NOW), lr=0.1)
+    kfac.set_loss_terms(BATCH * 2)
+    functional.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
+    kfac.step()
+    kept = x[:, :2].flatten(0, 1)
+    b = (torch.softmax(kept @ model.weight.T, 1) - functional.one_hot(y[:, :2].flatten(), OUTPUTS)).detach()
+    a = x.flatten(0, 1)  # every position is a row, two of four with a gradient
+    same(block(kfac, ""), torch.kron(a.T @ a / len(a), b.T @ b / len(b)))
+
+
+def test_micro_batches_of_tokens_add_up_to_the_batch():
+    model = nn.Sequential(nn.Linear(WIDTH, 4), nn.Tanh(), nn.Linear(4, OUTPUTS)).double()
+    x, y = numbers(BATCH, TOKENS, WIDTH), numbers(BATCH, TOKENS, OUTPUTS)
+    whole = stepped(model, lambda: (model(x) - y).square().mean())
+    kfac = KFAC(model, KFACConfig(**NOW), lr=0.1)
+    for part in (slice(0, 2), slice(2, BATCH)):
+        ((model(x[part]) - y[part]).square().mean() * (part.stop - part.start) / BATCH).backward()
+    kfac.step()
+    for name in ("0", "2"):
+        same(block(kfac, name), block(whole, name))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "kind", "count"),
+    [
+        (nn.Linear(3, 2), (6, 4, 3), "token", 24),
+        (nn.Linear(3, 2), (6, 3), "example", 6),
+        (nn.Conv1d(3, 2, 1), (6, 3, 2), "example", 6),
+        (nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten(), nn.Linear(8, 2)), (6, 3, 2, 2), "example", 6),
+    ],
+)
+def test_what_a_loss_term_is_shows_in_the_log(caplog, model, shape, kind, count):
+    caplog.set_level(logging.INFO, logger="kfac_core")
+    stepped(model, lambda: model(torch.randn(shape)).square().mean())
+    (record,) = [r for r in caplog.records if "loss terms" in r.message]
+    assert f"loss terms are {kind}s (detected" in record.message
+    assert f" {count} in the first pass" in record.message
+
+
+def test_rows_that_belong_to_no_whole_number_of_examples_cannot_be_reduced():
+    model = Experts()
+    kfac = KFAC(model, KFACConfig(**NOW, sequence="reduce"), lr=0.1)
+    x, _, expert = expert_data(2)
+    with pytest.raises(ConfigError, match=r"rows of layer experts.0 cannot be divided among a batch of 3"):
+        model(x, expert)
+    kfac.remove()
+
+
+@pytest.mark.parametrize(("field", "value"), [("loss_terms", "word"), ("batch_dim", 2), ("batch_dim", True)])
+def test_other_loss_terms_and_batch_dimensions_are_refused(field, value):
+    with pytest.raises(ConfigError, match=field):
+        KFACConfig(**{field: value})
