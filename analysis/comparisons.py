@@ -10,7 +10,8 @@ import pandas as pd
 
 from analysis.completeness import LeftOut
 from analysis.records.study import Study
-from analysis.statistics.intervals import PAIRED_RUNS, Interval, holm, paired_ratio, ratio
+from analysis.run_order import one_after_another
+from analysis.statistics.intervals import Interval, holm, paired_ratio, ratio
 from analysis.statistics.power import FEWEST_RUNS, SIGNIFICANT
 
 
@@ -24,8 +25,10 @@ class Comparison:
         cheaper_epochs: its second factor, seconds per epoch.
         oversubscribed: whether runs had more ranks than CPUs, so that seconds cannot be compared.
         caution: why its numbers need care, or nothing; see `analysis.completeness`.
+        refused: why there is no verdict although runs are enough, or nothing: all runs of one arm came before
+            those of the other, or too many ended by their own doing.
         holm_p: p of `speedup`, adjusted for all comparisons of the study; None without an interval, with
-            fewer than `FEWEST_RUNS` runs, or if oversubscribed.
+            fewer than `FEWEST_RUNS` runs, if oversubscribed, or if there is no verdict.
     """
 
     arm: str
@@ -36,12 +39,13 @@ class Comparison:
     cheaper_epochs: Interval
     oversubscribed: bool = False
     caution: str = ""
+    refused: str = ""
     holm_p: float | None = None
 
     @property
     def verdict(self) -> str:
         """`faster` or `slower` if interval and adjusted p agree that the arms differ, else `undecided`."""
-        if self.oversubscribed:
+        if self.oversubscribed or self.refused:
             return "not judged"
         if self.holm_p is None or self.holm_p >= SIGNIFICANT or not self.speedup.excludes(1):
             return "undecided"
@@ -80,36 +84,47 @@ def comparisons(study: Study, scored: pd.DataFrame) -> dict[tuple[str, int], Com
         if arm in baseline and baseline[arm] != arm and (baseline[arm], size) in runs
     ]
     oversubscribed = {size for (_, size), group in runs.items() if group["oversubscribed"].any()}
-    judged = sum(size not in oversubscribed for _, _, size in family)
+    left_out = LeftOut(study)
+    times = study.cells[["run", "started_at", "ended_at"]]
+    refused = {
+        (arm, size): left_out.own_doing(arm, against, size)
+        or _ran_apart(arm, against, runs[arm, size].merge(times), runs[against, size].merge(times))
+        for arm, against, size in family
+    }
+    judged = sum(size not in oversubscribed and not refused[arm, size] for arm, _, size in family)
     found = {
-        (arm, size): _compare(arm, against, size, runs[arm, size], runs[against, size], judged)
+        (arm, size): replace(
+            _compare(arm, against, size, runs[arm, size], runs[against, size], judged),
+            caution=left_out.caution(arm, against, size),
+            refused=refused[arm, size],
+        )
         for arm, against, size in family
     }
     tested = [key for key, one in found.items() if _is_tested(one)]
-    left_out = LeftOut(study)
-    found = {
-        key: replace(one, caution=left_out.caution(one.arm, one.baseline, one.world_size))
-        for key, one in found.items()
-    }
     adjusted = holm([float(found[key].speedup.p_value or 0) for key in tested])
     return found | {key: replace(found[key], holm_p=p) for key, p in zip(tested, adjusted, strict=True)}
 
 
 def _is_tested(one: Comparison) -> bool:
     enough = one.speedup.p_value is not None and one.speedup.n >= FEWEST_RUNS
-    return enough and not one.oversubscribed
+    return enough and not one.oversubscribed and not one.refused
+
+
+def _ran_apart(arm: str, against: str, runs: pd.DataFrame, base: pd.DataFrame) -> str:
+    if min(len(runs), len(base)) < FEWEST_RUNS or not one_after_another(runs, base):
+        return ""
+    return f"{arm} and {against} ran one after the other, so that drift could make the difference"
 
 
 def compared(top: pd.DataFrame, bottom: pd.DataFrame, column: str, family: int = 1) -> Interval:
-    """`column` of `top` over that of `bottom`, in pairs if the runs of both come from the same blocks.
+    """`column` of `top` over that of `bottom`, in pairs if any runs of both come from the same block.
 
-    Pairs are used if there are enough for exact limits, and for an exact test that can reach 5 % after
-    Holm's correction for a `family` of comparisons. With fewer, unpaired ranks have more power; the variation
-    between blocks then only widens the limits.
+    Blocks in which a run of one arm is missing are left out, whatever the other arm's run was. The method
+    depends on the number of pairs and the `family` of comparisons; see `analysis.statistics.intervals`.
     """
     pairs = _pairs(top, bottom)
-    if pairs is not None and len(pairs) >= PAIRED_RUNS and family * 2 / 2 ** len(pairs) < SIGNIFICANT:
-        return paired_ratio(pairs[f"{column}_x"].tolist(), pairs[f"{column}_y"].tolist())
+    if pairs is not None:
+        return paired_ratio(pairs[f"{column}_x"].tolist(), pairs[f"{column}_y"].tolist(), family)
     return ratio(top[column].tolist(), bottom[column].tolist())
 
 
@@ -137,6 +152,6 @@ def _pairs(top: pd.DataFrame, bottom: pd.DataFrame) -> pd.DataFrame | None:
     blocks = [list(runs["block"]) for runs in (top, bottom)]
     if any("" in names or len(set(names)) < len(names) for names in blocks):
         return None
-    if not (set(blocks[0]) <= set(blocks[1]) or set(blocks[1]) <= set(blocks[0])):
+    if not set(blocks[0]) & set(blocks[1]):
         return None
     return top.merge(bottom, on="block")

@@ -16,6 +16,9 @@ MANY = 0.1
 
 NOT_STARTED = ("STAGED", "PENDING")
 
+OWN_DOING = ("TIMEOUT", "OOM", "FAILED")
+"""Ends that the run brings about itself. A time limit, for one, ends slow runs and leaves fast ones."""
+
 
 def completed(cells: pd.DataFrame) -> pd.Series:
     """Mask over `Study.cells`: runs that trained to their target, their last epoch or divergence."""
@@ -27,16 +30,19 @@ class LeftOut:
     """The started runs of every point that are not scored.
 
     Attributes:
-        counts: by arm and world size: `left_out` of `started` runs, and their `states`.
+        counts: by arm and world size: `left_out` of `started` runs, their `states`, and how many ended by
+            their `own` doing.
     """
 
     def __init__(self, study: Study) -> None:
         cells = study.cells[~study.cells["state"].isin(NOT_STARTED)]
         done = completed(cells)
         states = cells["state"].where(cells["state"] != "COMPLETED", "INVALID").where(~done)
-        points = cells[["arm", "world_size"]].assign(left_out=~done, state=states)
+        own = states.isin(OWN_DOING)
+        points = cells[["arm", "world_size"]].assign(left_out=~done, state=states, own=own)
         by_point = points.groupby(["arm", "world_size"], sort=False)
         self.counts = by_point["left_out"].agg(left_out="sum", started="size")
+        self.counts["own"] = by_point["own"].sum()
         self.counts["states"] = by_point["state"].apply(_listed)
 
     def __bool__(self) -> bool:
@@ -63,9 +69,18 @@ class LeftOut:
         parts = [f"{self.at(one, world_size) or 'no'} runs of {one}" for one in arms if one is not None]
         return f"caution: {' and '.join(parts)} did not complete and are left out"
 
+    def own_doing(self, arm: str, against: str, world_size: int) -> str:
+        """Why two arms cannot be judged: runs ended because of what they are, and those left are selected."""
+        for one in (arm, against):
+            started, own = self._of(one, world_size)[1], self._own(one, world_size)
+            if started and own / started > MANY:
+                kinds = f"{OWN_DOING[0]}, {OWN_DOING[1]} or {OWN_DOING[2]}"
+                return f"{own} of {started} runs of {one} ended {kinds}, so that those left are a selection"
+        return ""
+
     def sentences(self) -> list[str]:
         """A sentence for every point that lacks runs."""
-        rows = self.counts[self.counts["left_out"] > 0].reset_index()
+        rows = self.counts[self.counts["left_out"] > 0].drop(columns="own").reset_index()
         return [
             f"{arm} on {size}: {left_out} of {started} runs are not scored ({states})"
             + (", more than a tenth." if left_out / started > MANY else ".")
@@ -77,6 +92,9 @@ class LeftOut:
             return 0, 0
         row = self.counts.loc[(arm, world_size)]
         return int(row["left_out"]), int(row["started"])
+
+    def _own(self, arm: str, world_size: int) -> int:
+        return int(self.counts["own"].to_dict().get((arm, world_size), 0))
 
 
 def _listed(states: pd.Series) -> str:

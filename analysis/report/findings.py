@@ -36,7 +36,11 @@ def findings(study: Study) -> list[str]:
     sentences = [_decided(one) for one in sorted(decided, key=lambda one: -one.speedup.estimate)]
     if undecided:
         sentences.append(_undecided(undecided, len(decided) + len(undecided)))
-    return sentences
+    refused = [one for one in found.values() if one.refused and not one.oversubscribed]
+    return sentences + [
+        f"Not judged: {one.arm} on {one.world_size} ({spell(one.speedup, '×')}): {one.refused}."
+        for one in sorted(refused, key=lambda one: (one.world_size, one.arm))
+    ]
 
 
 def cautions(study: Study) -> list[str]:

@@ -1,7 +1,9 @@
 """Intervals for a level and for a ratio. The run is the unit: steps of one run are not independent.
 
-The number of runs alone decides which method applies. Each method keeps its nominal coverage at that number,
-as `tests/analysis/test_coverage.py` simulates; a bootstrap over three runs and pooled steps do not.
+A ratio has one estimand and one kind of estimate at every number of runs: the factor by which a typical run
+of one arm differs from one of the other, estimated by Hodges and Lehmann's median of log ratios. The number
+of runs and whether they are paired decide which limits apply. Each keeps its nominal coverage, as
+`make coverage` simulates; where nothing does, with fewer than four runs, there is no interval.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import numpy as np
 from scipy import stats
 
 from analysis.statistics.limits import (
-    TAIL,
     Array,
     mann_whitney_limits,
     median_limits,
@@ -23,25 +24,30 @@ from analysis.statistics.limits import (
     walsh,
     welch_limits,
 )  # fmt: skip
+from analysis.statistics.power import FEWEST_RUNS, SIGNIFICANT
+from analysis.statistics.power import least_p as least_p_of_ranks
 from analysis.statistics.ranks import mann_whitney, signed_rank
 
 ORDER_STATISTIC_RUNS = 6
 """Fewest runs whose range covers the median at 95 %: 1 - 2 / 2**6 = 96.9 %."""
 
-PAIRED_RUNS = 6
+LEVEL_RUNS = 5
+"""Fewest runs of an interval of a level. Four that all fell on one side of the median, as one time in eight
+on a machine with two speeds, show no scatter: no interval from them can cover more than 87.5 %."""
+
+SIGNED_RANK_RUNS = 6
 """Fewest pairs for a two-sided signed-rank test at 5 %: 2 / 2**6 = 3.1 %."""
 
 NO_SCATTER = 1e-12
 """Smaller differences of logs are rounding errors, on which a t test has no meaning."""
 
-T_RUNS = 3
-"""With fewer runs a t interval is too wide to be useful; the points are shown instead."""
-
 MEDIAN = "order-statistic interval of the median"
 T_ON_LOGS = "t interval on logs, assuming log-normal runs"
-WELCH = "Welch t interval on logs"
-MANN_WHITNEY = "Hodges-Lehmann on logs, exact Mann-Whitney limits"
+MANN_WHITNEY = "Hodges-Lehmann on logs, the wider of exact Mann-Whitney and Welch limits"
+RANKS_ONLY = "Hodges-Lehmann on logs, exact Mann-Whitney limits"
 SIGNED_RANK = "Hodges-Lehmann on logs of paired runs, exact signed-rank limits"
+PAIRED_T = "Hodges-Lehmann on logs of paired runs, t limits"
+COUNTED = "counted, not measured: equal in all runs of an arm"
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ def level(values: Sequence[float]) -> Interval:
     """
     runs = np.asarray(values, dtype=float)
     n, estimate = len(runs), median(runs)
-    if n < T_RUNS:
+    if n < LEVEL_RUNS:
         return Interval(estimate, None, None, n, f"n={n}: no interval, every run shown")
     if n >= ORDER_STATISTIC_RUNS:
         return Interval(estimate, *_floats(median_limits(runs)), n, MEDIAN)
@@ -97,53 +103,70 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float], *, counted: 
     """The typical run of `numerator` over that of `denominator`; both positive, one value per run.
 
     Speed-up of an arm over a baseline is `ratio(baseline_seconds, arm_seconds)`. Misses are infinite; exact
-    limits remain valid, because ranks only need "later than all that reached the target". If all runs have
-    the same value, such as whole epochs, p comes from their ranks, unless the values are `counted` and
-    therefore exact, such as bytes.
+    limits remain valid, because ranks only need "later than all that reached the target". Without misses the
+    limits are the wider of Mann-Whitney's and Welch's, and p the larger: ranks alone fail where the smaller
+    arm scatters more, t alone on machines with two speeds. Values that are `counted`, such as bytes, are
+    exact where all runs of an arm agree.
     """
     top, bottom = np.asarray(numerator, dtype=float), np.asarray(denominator, dtype=float)
     n = min(len(top), len(bottom))
-    missing = _too_few(top, bottom, n)
-    if missing is not None:
-        return missing
+    if counted and n > 1 and np.ptp(top) == np.ptp(bottom) == 0 and top[0] > 0 and bottom[0] > 0:
+        exact = float(top[0] / bottom[0])
+        return Interval(exact, exact, exact, n, COUNTED, 1.0 if exact == 1 else 0.0)
+    impossible = _impossible(top, bottom, n)
+    if impossible is not None:
+        return impossible
     top, bottom = np.log(top), np.log(bottom)
-    if 1 / math.comb(len(top) + len(bottom), n) <= TAIL:
-        with np.errstate(invalid="ignore"):  # a miss over a miss is unknown; the limits allow for it
-            differences = np.subtract.outer(top, bottom).ravel()
-            limits = _exponentials(mann_whitney_limits(top, bottom))
-        p_value = _rank_p(differences, mann_whitney(len(top), len(bottom)))
-        return _with_misses(differences, limits, n, MANN_WHITNEY, p_value)
-    if not (np.isfinite(top).all() and np.isfinite(bottom).all()):
-        return _medians(top, bottom, n, "ratio of medians, no interval: some runs missed")
-    limits = _exponentials(welch_limits(top, bottom))
-    if np.ptp(top) + np.ptp(bottom) < NO_SCATTER:  # such as whole epochs: the scatter is unknown
-        ranks = 0.0 if counted else 2 / math.comb(len(top) + len(bottom), n)
-        p_value = 1.0 if top[0] == bottom[0] else ranks
-    else:
-        p_value = float(stats.ttest_ind(top, bottom, equal_var=False).pvalue)
-    return Interval(math.exp(top.mean() - bottom.mean()), *limits, n, WELCH, p_value)
+    with np.errstate(invalid="ignore"):  # a miss over a miss is unknown; the limits allow for it
+        differences = np.subtract.outer(top, bottom).ravel()
+    if n < FEWEST_RUNS:
+        return _estimate_alone(differences, n)
+    with np.errstate(invalid="ignore"):
+        low, high = _floats(mann_whitney_limits(top, bottom))
+    p_value, method = _rank_p(differences, mann_whitney(len(top), len(bottom))), RANKS_ONLY
+    if np.isfinite(differences).all() and np.ptp(top) + np.ptp(bottom) > NO_SCATTER:
+        welch = _floats(welch_limits(top, bottom))
+        low, high, method = min(low, welch[0]), max(high, welch[1]), MANN_WHITNEY
+        p_value = max(p_value, float(stats.ttest_ind(top, bottom, equal_var=False).pvalue))
+    return _with_misses(differences, (math.exp(low), math.exp(high)), n, method, p_value)
 
 
-def paired_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:
+def paired_ratio(numerator: Sequence[float], denominator: Sequence[float], family: int = 1) -> Interval:
     """As `ratio`, of paired runs: value i of both comes from the same block, so block effects cancel.
 
+    In a block whose order is random either arm is as likely the slower one if they are equal, so signed
+    ranks are exact whatever the load did. Where too few pairs leave them unable to decide a `family` of
+    comparisons, the limits are Student's on the differences of logs. Their p is never below the least that
+    ranks of as many unpaired runs can give: a few differences may agree by chance to any number of digits.
+
     Raises:
-        ValueError: the sides differ in length, or there are fewer pairs than give exact limits.
+        ValueError: the sides differ in length.
     """
     top, bottom = np.asarray(numerator, dtype=float), np.asarray(denominator, dtype=float)
     n = len(top)
     if n != len(bottom):
         raise ValueError(f"both sides must have the same number of runs, got {n} and {len(bottom)}")
-    if n < PAIRED_RUNS:
-        raise ValueError(f"exact limits need at least {PAIRED_RUNS} pairs, got {n}; use `ratio` for fewer")
-    missing = _too_few(top, bottom, n)
-    if missing is not None:
-        return missing
+    impossible = _impossible(top, bottom, n)
+    if impossible is not None:
+        return impossible
     with np.errstate(invalid="ignore"):  # a pair of misses is unknown; see _rank_limits
         differences = np.log(top) - np.log(bottom)
         averages = walsh(differences)
-        limits = _exponentials(signed_rank_limits(differences))
-    return _with_misses(averages, limits, n, SIGNED_RANK, _rank_p(averages, signed_rank(n)))
+    if n < FEWEST_RUNS:
+        return _estimate_alone(averages, n)
+    if n >= SIGNED_RANK_RUNS and family * 2 / 2**n < SIGNIFICANT:
+        with np.errstate(invalid="ignore"):
+            limits = _exponentials(signed_rank_limits(differences))
+        return _with_misses(averages, limits, n, SIGNED_RANK, _rank_p(averages, signed_rank(n)))
+    if not np.isfinite(differences).all():
+        return ratio(numerator, denominator)  # blocks only widen its limits
+    least = least_p_of_ranks(n, n)
+    limits = _exponentials(t_limits(differences))
+    if np.ptp(differences) < NO_SCATTER:  # such as whole epochs: the scatter is unknown
+        p_value = 1.0 if abs(differences[0]) < NO_SCATTER else least
+    else:
+        p_value = max(least, float(stats.ttest_1samp(differences, 0.0).pvalue))
+    return _with_misses(averages, limits, n, PAIRED_T, p_value)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -166,20 +189,17 @@ def median(values: Sequence[float] | Array) -> float:
     return float(upper if math.isinf(upper) else (lower + upper) / 2)
 
 
-def _too_few(top: Array, bottom: Array, n: int) -> Interval | None:
+def _impossible(top: Array, bottom: Array, n: int) -> Interval | None:
     if n == 0:
         return Interval(math.nan, None, None, 0, "no runs on one side")
     if (top <= 0).any() or (bottom <= 0).any():
         return Interval(math.nan, None, None, n, "a value of 0 has no logarithm")
-    if n < T_RUNS:
-        return _medians(np.log(top), np.log(bottom), n, f"ratio of medians, n={n}: no interval")
     return None
 
 
-def _medians(top: Array, bottom: Array, n: int, why: str) -> Interval:
-    above, below = median(np.exp(top)), median(np.exp(bottom))
-    known = math.isfinite(above) and math.isfinite(below)
-    return Interval(above / below if known else math.nan, None, None, n, why)
+def _estimate_alone(differences: Array, n: int) -> Interval:
+    one = _with_misses(differences, (0.0, math.inf), n, f"Hodges-Lehmann on logs, n={n}: no interval", 1.0)
+    return replace(one, low=None, high=None, p_value=None)
 
 
 def _with_misses(

@@ -1,6 +1,6 @@
 """What a number of runs can decide: exact for ranks, approximate for effects. Needs neither pandas nor scipy.
 
-Two arms of n runs each are compared by ranks (`analysis.statistics.intervals.ratio`), whose smallest p is
+The smallest p of two arms of n runs is that of ranks (`analysis.statistics.intervals`), paired or not: it is
 reached when every run of one arm beats every run of the other, and Holm's correction multiplies it by the
 number of comparisons. So too few runs decide nothing, however large the difference.
 """
@@ -16,15 +16,16 @@ SIGNIFICANT = 0.05
 """Adjusted p below which a difference is claimed."""
 
 FEWEST_RUNS = 4
-"""Fewest runs of an arm for a verdict. Below, no rank test reaches 5 %, and on a machine with two speeds a t
-test on three runs claims a difference in 16 to 26 % of cases without one."""
+"""Fewest runs of an arm, or pairs, for an interval of a ratio and for a verdict. Below, no rank test reaches
+5 %, and on a machine with two speeds a t test on three runs claims a difference in 16 to 26 % of cases
+without one."""
 
 POWER = 0.8  # usual in planning
 _EFFICIENCY = 3 / math.pi  # of ranks relative to a t test, for normal logs
 
 
 def least_p(runs: int, others: int) -> float:
-    """The smallest two-sided p of the rank test; 1 if there is no verdict for so few runs."""
+    """The smallest two-sided p of two arms; 1 if there is no verdict for so few runs."""
     return 2 / math.comb(runs + others, runs) if min(runs, others) >= FEWEST_RUNS else 1.0
 
 

@@ -12,7 +12,7 @@ import pytest
 from analysis.comparisons import baselines, compared, comparisons
 from analysis.metrics import arm_order, time_to_accuracy
 from analysis.records.tables import load
-from analysis.statistics.intervals import MANN_WHITNEY, SIGNED_RANK, WELCH
+from analysis.statistics.intervals import MANN_WHITNEY, PAIRED_T, SIGNED_RANK
 from tests.analysis.conftest import Plan
 
 
@@ -33,18 +33,19 @@ def test_plain_sgd_is_the_baseline_before_other_first_order_optimizers(fitting):
 def test_speed_up_over_sgd_has_an_interval_only_where_it_may(study):
     found = comparisons(study, time_to_accuracy(study))
     assert set(found) == {(arm, p) for arm in ("comm_opt", "dp_kfac") for p in (1, 2, 4)}
-    assert found["comm_opt", 1].speedup.method == WELCH
-    assert found["comm_opt", 4].speedup.low is None  # one of three SGD runs missed
-    assert "missed" in found["comm_opt", 4].speedup.method
+    for one in found.values():
+        assert (one.speedup.low, one.speedup.high, one.holm_p) == (None, None, None)
+    assert found["comm_opt", 1].speedup.method == "Hodges-Lehmann on logs, n=3: no interval"
+    assert "missed" in found["comm_opt", 4].speedup.method  # half of the averages of pairs hold SGD's miss
 
 
-def test_the_two_factors_multiply_to_the_speed_up(study):
-    """Exact for geometric means, which Welch's estimates of three runs are."""
+def test_the_two_factors_multiply_to_about_the_speed_up(study):
+    """Exactly so for one run of each; medians of ratios of several differ by less than the runs' scatter."""
     found = comparisons(study, time_to_accuracy(study))
     for (_, size), one in found.items():
         if size < 4:
             product = one.fewer_epochs.estimate * one.cheaper_epochs.estimate
-            assert product == pytest.approx(one.speedup.estimate)
+            assert product == pytest.approx(one.speedup.estimate, rel=0.02)
 
 
 def frame(values, blocks):
@@ -56,11 +57,12 @@ def test_pairs_are_used_where_their_exact_test_can_still_decide():
     blocks = [f"b{i}" for i in range(6)]
     top, bottom = (frame(np.exp(rng.normal(0, 0.1, 6)), blocks) for _ in range(2))
     assert compared(top, bottom, "seconds").method == SIGNED_RANK
-    assert compared(top, bottom, "seconds", family=2).method == MANN_WHITNEY  # 2 x 2 / 64 > 5 %
+    assert compared(top, bottom, "seconds", family=2).method == PAIRED_T  # 2 x 2 / 64 > 5 %
     assert compared(top, bottom.assign(block=""), "seconds").method == MANN_WHITNEY
     assert compared(top, bottom.assign(block="one"), "seconds").method == MANN_WHITNEY
     assert compared(top, bottom.assign(block=[f"x{i}" for i in range(6)]), "seconds").method == MANN_WHITNEY
-    assert compared(top.head(5), bottom.head(5), "seconds").method == MANN_WHITNEY
+    assert compared(top.head(5), bottom.head(5), "seconds").method == PAIRED_T
+    assert compared(top.head(3), bottom, "seconds").low is None  # unpaired ranks would mix up the blocks
 
 
 def test_pairs_are_matched_by_block_and_not_by_place():

@@ -22,7 +22,7 @@ from analysis.report.findings import cautions, findings
 from analysis.report.page import Panel, write_report
 from analysis.report.summary import summary_table
 from analysis.rules import SCORINGS
-from analysis.statistics.intervals import MANN_WHITNEY, SIGNED_RANK
+from analysis.statistics.intervals import MANN_WHITNEY, PAIRED_T, SIGNED_RANK
 from tests.analysis.hand_made import Run, hand_made
 
 EPOCHS = {"sgd": 8, "comm_opt": 4}
@@ -127,7 +127,7 @@ def test_evaluations_count_in_the_order_of_steps_whatever_the_frames_order(study
 
 
 def test_crowded_comparisons_are_in_no_family(tmp_path):
-    """With six pairs a paired test can decide one comparison but not two: crowded ones must not count."""
+    """Signed ranks of six pairs can decide one comparison but not two: crowded ones must not count."""
     names = {seed: f"block{seed}" for seed in range(6)}
     runs = [
         replace(run, allocation=names[run.seed], oversubscribed=run.world_size == 4)
@@ -140,16 +140,18 @@ def test_crowded_comparisons_are_in_no_family(tmp_path):
     assert (four.holm_p, four.verdict) == (None, "not judged")
     quiet = [replace(run, oversubscribed=False) for run in runs]
     both = comparisons(study := hand_made(tmp_path / "quiet", quiet), time_to_accuracy(study))
-    assert both["comm_opt", 2].speedup.method == MANN_WHITNEY
+    assert both["comm_opt", 2].speedup.method == PAIRED_T
 
 
-def test_pairs_need_the_blocks_of_one_arm_among_those_of_the_other():
+def test_pairs_are_the_blocks_that_both_arms_have():
     def frame(blocks):
         return pd.DataFrame({"block": list(blocks), "seconds": [1.0 + ord(name) for name in blocks]})
 
     assert compared(frame("abcdefgh"), frame("abcdef"), "seconds").method == SIGNED_RANK
     assert compared(frame("abcdef"), frame("abcdefgh"), "seconds").n == 6
-    assert compared(frame("abcdefg"), frame("bcdefgh"), "seconds").method == MANN_WHITNEY
+    assert compared(frame("abcdefg"), frame("bcdefgh"), "seconds").n == 6
+    assert compared(frame("abcdef"), frame("efghij"), "seconds").low is None
+    assert compared(frame("abcdef"), frame("ghijkl"), "seconds").method == MANN_WHITNEY
 
 
 def test_interrupted_runs_have_no_score_and_are_counted(tmp_path):

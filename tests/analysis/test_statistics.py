@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from analysis.statistics.intervals import holm, level, paired_ratio, ratio
-from analysis.statistics.limits import largest_rank, order_statistic, signed_rank
+from analysis.statistics.limits import largest_rank, mann_whitney_limits, order_statistic, signed_rank
 
 
 def test_one_or_two_runs_get_no_interval():
@@ -24,12 +24,13 @@ def test_one_or_two_runs_get_no_interval():
     assert ratio([2.0, 4.0], [1.0, 2.0, 3.0]).low is None
 
 
-def test_three_runs_get_the_t_interval_of_their_logs():
-    interval = level([math.exp(x) for x in (1.0, 2.0, 3.0)])
-    half = 4.30265 * 1.0 / math.sqrt(3)  # t(0.975, 2 degrees of freedom); the logs' deviation is 1
+def test_five_runs_get_the_t_interval_of_their_logs_and_fewer_none():
+    interval = level([math.exp(x) for x in (0.0, 1.0, 2.0, 3.0, 4.0)])
+    half = 2.776445 * math.sqrt(2.5 / 5)  # t(0.975, 4 degrees of freedom); the logs' variance is 2.5
     assert interval.low == pytest.approx(math.exp(2 - half), rel=1e-4)
     assert interval.high == pytest.approx(math.exp(2 + half), rel=1e-4)
     assert "log-normal" in interval.method
+    assert level([1.0, 2.0, 3.0, 4.0]).low is None
 
 
 @pytest.mark.parametrize(("n", "k"), [(6, 1), (7, 1), (8, 1), (9, 2), (12, 3), (20, 6)])
@@ -56,16 +57,54 @@ def test_limits_of_a_ratio_are_the_tabled_mann_whitney_values(m, n, critical):
     top = [math.exp(100.0 * i) for i in range(m)]
     bottom = [math.exp(0.1 * j**1.5) for j in range(n)]
     differences = sorted(math.log(a) - math.log(b) for a in top for b in bottom)
-    interval = ratio(top, bottom)
-    assert math.log(interval.low) == pytest.approx(differences[critical], abs=1e-9)
-    assert math.log(interval.high) == pytest.approx(differences[-1 - critical], abs=1e-9)
+    low, high = mann_whitney_limits(np.log(top), np.log(bottom))
+    assert low == pytest.approx(differences[critical], abs=1e-9)
+    assert high == pytest.approx(differences[-1 - critical], abs=1e-9)
 
 
-def test_welch_at_three_runs_agrees_with_scipy():
-    top, bottom = [2.0, 2.2, 2.6], [1.0, 1.3, 1.1]
-    reference = stats.ttest_ind(np.log(top), np.log(bottom), equal_var=False).confidence_interval(0.95)
-    interval = ratio(top, bottom)
-    assert (interval.low, interval.high) == pytest.approx((math.exp(reference.low), math.exp(reference.high)))
+@pytest.mark.parametrize(("m", "n"), [(4, 4), (4, 12), (9, 6)])
+def test_unpaired_limits_are_the_wider_of_the_exact_ones_and_scipys_welch(m, n):
+    rng = np.random.default_rng(m * n)
+    seen = set()
+    for scatter in (0.02, 0.1, 0.5):
+        top, bottom = np.exp(rng.normal(0.3, scatter, m)), np.exp(rng.normal(0, 0.1, n))
+        welch = stats.ttest_ind(np.log(top), np.log(bottom), equal_var=False)
+        limits = welch.confidence_interval(0.95)
+        exact = [float(limit) for limit in mann_whitney_limits(np.log(top), np.log(bottom))]
+        interval = ratio(top, bottom)
+        assert math.log(interval.low) == pytest.approx(min(exact[0], limits.low))
+        assert math.log(interval.high) == pytest.approx(max(exact[1], limits.high))
+        ranks = stats.mannwhitneyu(top, bottom, method="exact").pvalue
+        assert interval.p_value == pytest.approx(max(ranks, welch.pvalue))
+        seen |= {exact[0] < limits.low, exact[1] < limits.high}
+    assert len(seen) == 2  # each is the wider one somewhere
+
+
+@pytest.mark.parametrize("n", [4, 5, 8])
+def test_few_pairs_get_scipys_paired_t_limits_and_no_smaller_p_than_ranks_can_give(n):
+    rng = np.random.default_rng(n)
+    top, bottom = np.exp(rng.normal(0.1, 0.1, n)), np.exp(rng.normal(0, 0.1, n))
+    reference = stats.ttest_rel(np.log(top), np.log(bottom))
+    limits = reference.confidence_interval(0.95)
+    interval = paired_ratio(top, bottom, family=50)
+    assert (interval.low, interval.high) == pytest.approx((math.exp(limits.low), math.exp(limits.high)))
+    assert interval.p_value == pytest.approx(max(reference.pvalue, 2 / math.comb(2 * n, n)))
+    clear = paired_ratio(1e6 * top, bottom, family=50)
+    smaller = stats.ttest_rel(np.log(1e6 * top), np.log(bottom)).pvalue
+    assert clear.p_value == 2 / math.comb(2 * n, n) > smaller
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 9, 20])
+def test_one_estimate_at_every_number_of_runs(n):
+    """The median of all log ratios; of pairs, of all averages of two of them (Hodges and Lehmann 1963)."""
+    rng = np.random.default_rng(n)
+    top, bottom = np.exp(rng.normal(0.3, 0.2, n)), np.exp(rng.normal(0, 0.2, n))
+    every = np.median([math.log(a / b) for a in top for b in bottom])
+    assert ratio(top, bottom).estimate == pytest.approx(math.exp(every))
+    d = np.log(top / bottom)
+    pairs = np.median([(d[i] + d[j]) / 2 for i in range(n) for j in range(i, n)])
+    assert paired_ratio(top, bottom).estimate == pytest.approx(math.exp(pairs))
+    assert (ratio(top, bottom).low is None) == (paired_ratio(top, bottom).low is None) == (n < 4)
 
 
 def test_a_miss_counts_as_slower_than_every_run_that_reached_and_is_not_dropped():
@@ -90,16 +129,22 @@ def test_a_ratio_of_arms_that_mostly_miss_is_not_invented():
     for arms in (([math.inf] * 3, [1.0] * 3), ([math.inf] * 4, [1.0] * 4), ([math.inf] * 6, [math.inf] * 6)):
         assert math.isnan(ratio(*arms).estimate)
         assert ratio(*arms).low is None
-    assert "missed" in ratio([4.0, 4.0, math.inf], [1.0, 2.0, 2.0]).method
+    assert "missed" in ratio([math.inf] * 4, [1.0] * 4).method
+
+
+def test_misses_among_few_pairs_leave_what_ranks_know():
+    baseline, arm = [4.0, 4.1, 5.0, math.inf], [1.0, 2.0, 2.0, 2.0]
+    assert paired_ratio(baseline, arm) == ratio(baseline, arm)
+    assert paired_ratio(baseline, arm).low == 2.0
 
 
 def test_exact_p_values_agree_with_scipy():
     rng = np.random.default_rng(0)
     for n in (4, 6, 9):
         top, bottom = np.exp(rng.normal(0.1, 0.1, (2, n)))
-        assert ratio(top, bottom).p_value == pytest.approx(
-            stats.mannwhitneyu(top, bottom, method="exact").pvalue
-        )
+        miss = np.append(top[1:], math.inf)  # without a t test: a miss has no logarithm
+        exact = stats.mannwhitneyu(miss, bottom, method="exact").pvalue
+        assert ratio(miss, bottom).p_value == pytest.approx(exact)
     top, bottom = np.exp(rng.normal(0.1, 0.1, (2, 8)))
     exact = stats.wilcoxon(np.log(top / bottom), method="exact").pvalue
     assert paired_ratio(top, bottom).p_value == pytest.approx(exact)
@@ -112,10 +157,10 @@ def test_ties_count_for_equality():
 
 def test_an_interval_and_its_p_value_say_the_same():
     rng = np.random.default_rng(1)
-    for n in (3, 4, 5, 6, 8):
+    for n in (4, 5, 6, 8):
         for shift in rng.uniform(0, 0.3, 40):
             top, bottom = np.exp(rng.normal(shift, 0.1, n)), np.exp(rng.normal(0, 0.1, n))
-            for interval in (ratio(top, bottom), *([paired_ratio(top, bottom)] if n >= 6 else [])):
+            for interval in (ratio(top, bottom), paired_ratio(top, bottom), paired_ratio(top, bottom, 9)):
                 assert interval.excludes(1) == (interval.p_value < 0.05)
 
 
@@ -126,8 +171,6 @@ def test_pairing_removes_what_the_blocks_have_in_common():
     assert not ratio(top, bottom).excludes(1)
     with pytest.raises(ValueError, match="the same number of runs, got 2 and 3"):
         paired_ratio([1.0, 2.0], [1.0, 2.0, 3.0])
-    with pytest.raises(ValueError, match="at least 6 pairs, got 5"):
-        paired_ratio([1.0] * 5, [1.0] * 5)
 
 
 def test_signed_rank_limits_are_the_tabled_walsh_averages():
@@ -151,12 +194,15 @@ def test_swapping_the_arms_inverts_the_ratio():
 
 
 def test_equal_runs_give_an_interval_of_no_width():
-    assert level([2.0] * 4).low == pytest.approx(2.0)
-    assert ratio([2.0] * 3, [1.0] * 3).high == pytest.approx(2.0)
+    assert level([2.0] * 5).low == pytest.approx(2.0)
     assert ratio([2.0] * 4, [1.0] * 4).low == pytest.approx(2.0)
+    assert paired_ratio([2.0] * 4, [1.0] * 4).low == pytest.approx(2.0)
 
 
-def test_three_runs_that_agree_to_the_last_digit_prove_no_more_than_their_ranks():
-    assert ratio([5, 5, 5], [6, 6, 6]).p_value == 2 / 20
-    assert ratio([5, 5, 5], [5, 5, 5]).p_value == 1
-    assert ratio([5, 5, 5], [6, 6, 6], counted=True).p_value == 0
+def test_runs_that_agree_to_the_last_digit_prove_no_more_than_their_ranks():
+    for of in (ratio, paired_ratio):
+        assert of([5] * 4, [6] * 4).p_value == 2 / 70
+        assert of([5] * 4, [5] * 4).p_value == 1
+    counted = ratio([5, 5, 5], [6, 6, 6], counted=True)
+    assert (counted.p_value, counted.low, counted.high) == (0, 5 / 6, 5 / 6)
+    assert ratio([5, 5, 5], [5, 5, 5], counted=True).p_value == 1

@@ -1,0 +1,101 @@
+"""Whether runs had equal conditions: drift over the study, effects of the order, equal work, disturbed blocks.
+
+Forward and backward are the same work for all arms of one setting and world size. So where they take longer,
+the machine was slower, and the seconds of other phases are not comparable either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import pandas as pd
+
+from analysis.completeness import completed
+from analysis.records.study import Study
+from analysis.statistics.trend import Trend, trend
+from analysis.steps import phase_costs, run_speeds
+
+EQUAL = 1.1
+"""Largest ratio of equal work, between arms or between runs of a point, that is not spoken of (our choice)."""
+
+POINT = ["arm", "world_size"]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Equal work that differs between the arms of a setting and world size.
+
+    Attributes:
+        ratio: median seconds of forward and backward, of `slow` over `fast`.
+    """
+
+    world_size: int
+    fast: str
+    slow: str
+    ratio: float
+
+
+def equal_work(study: Study) -> pd.DataFrame:
+    """One row per completed run with windows: `work_seconds` of forward and backward a step, `step_seconds`.
+
+    Both are those of the run's slowest rank. Beside them `run`, `arm`, `setting`, `world_size`, `seed`,
+    `block`, `oversubscribed`, `started_at`, and `pace`: `work_seconds` over the median of the run's point.
+    """
+    columns = ["run", *POINT, "setting", "seed", "block", "oversubscribed", "started_at"]
+    runs = study.cells[completed(study.cells)][columns]
+    costs = phase_costs(study)
+    work = costs[costs["phase"].isin(["forward", "backward"])].groupby("run")["seconds_per_step"].sum()
+    steps = run_speeds(study).set_index("run")["seconds_per_step"]
+    runs = runs.assign(work_seconds=runs["run"].map(work), step_seconds=runs["run"].map(steps))
+    runs = runs.dropna(subset=["work_seconds", "step_seconds", "started_at"])
+    runs = runs[(runs["work_seconds"] > 0) & (runs["step_seconds"] > 0)].reset_index(drop=True)
+    runs["pace"] = runs["work_seconds"] / runs.groupby(POINT)["work_seconds"].transform("median")
+    return runs
+
+
+def gaps(runs: pd.DataFrame) -> list[Gap]:
+    """Settings and world sizes whose arms differ in equal work by more than `EQUAL`.
+
+    Args:
+        runs: rows of `equal_work`.
+    """
+    found = []
+    for (_, size), group in runs[~runs["oversubscribed"]].groupby(["setting", "world_size"], sort=False):
+        medians = group.groupby("arm")["work_seconds"].median().sort_values()
+        ratio = float(medians.iloc[-1] / medians.iloc[0])
+        if ratio > EQUAL:
+            found.append(Gap(int(cast("int", size)), str(medians.index[0]), str(medians.index[-1]), ratio))
+    return found
+
+
+def drift(runs: pd.DataFrame) -> Trend:
+    """Trend of the seconds of a step over the study, per second, of runs of the same arm and world size."""
+    points = runs[~runs["oversubscribed"]].groupby(POINT)
+    return trend((one["started_at"].tolist(), np.log(one["step_seconds"]).tolist()) for _, one in points)
+
+
+def order_effect(runs: pd.DataFrame) -> Trend:
+    """Trend of the pace of a step within blocks, per place: whether later runs of a block are slower."""
+    judged = runs[~runs["oversubscribed"] & (runs["block"] != "")]
+    typical = judged.groupby(POINT)["step_seconds"].transform("median")
+    judged = judged.assign(
+        pace=np.log(judged["step_seconds"] / typical), place=judged.groupby("block")["started_at"].rank()
+    )
+    return trend((one["place"].tolist(), one["pace"].tolist()) for _, one in judged.groupby("block"))
+
+
+def disturbed_blocks(runs: pd.DataFrame) -> list[str]:
+    """Blocks with a run whose equal work took more than `EQUAL` times the median of its arm and world size.
+
+    With fewer than three runs of a point its median says nothing about which of them was disturbed.
+    """
+    enough = runs.groupby(POINT)["run"].transform("size") >= 3
+    slow = runs[enough & (runs["pace"] > EQUAL) & (runs["block"] != "") & ~runs["oversubscribed"]]
+    return sorted(set(slow["block"]))
+
+
+def without_blocks(study: Study, blocks: list[str]) -> Study:
+    """The study without the runs of these blocks."""
+    return study.only(~study.cells["block"].isin(blocks))
