@@ -1,4 +1,4 @@
-"""Whether runs had equal conditions: drift over the study, effects of the order, equal work, disturbed blocks.
+"""Whether runs had equal conditions: drift over the study, effects of order, equal work, disturbed blocks.
 
 Forward and backward are the same work for all arms of one setting and world size. So where they take longer,
 the machine was slower, and the seconds of other phases are not comparable either.
@@ -18,7 +18,10 @@ from analysis.statistics.trend import Trend, trend
 from analysis.steps import phase_costs, run_speeds
 
 EQUAL = 1.1
-"""Largest ratio of equal work, between arms or between runs of a point, that is not spoken of (our choice)."""
+"""Largest ratio of equal work, between arms or between runs of a point, without a remark (our choice)."""
+
+LOADED = 0.1
+"""Largest share of a run's CPUs that others may have without a remark (our choice)."""
 
 POINT = ["arm", "world_size"]
 
@@ -41,18 +44,31 @@ def equal_work(study: Study) -> pd.DataFrame:
     """One row per completed run with windows: `work_seconds` of forward and backward a step, `step_seconds`.
 
     Both are those of the run's slowest rank. Beside them `run`, `arm`, `setting`, `world_size`, `seed`,
-    `block`, `oversubscribed`, `started_at`, and `pace`: `work_seconds` over the median of the run's point.
+    `block`, `oversubscribed`, `started_at`; `pace`: `work_seconds` over the median of the run's point; and
+    `load`: the share of the run's CPUs that others had, on the rank with most, NaN if it was not measured.
     """
     columns = ["run", *POINT, "setting", "seed", "block", "oversubscribed", "started_at"]
     runs = study.cells[completed(study.cells)][columns]
     costs = phase_costs(study)
     work = costs[costs["phase"].isin(["forward", "backward"])].groupby("run")["seconds_per_step"].sum()
     steps = run_speeds(study).set_index("run")["seconds_per_step"]
-    runs = runs.assign(work_seconds=runs["run"].map(work), step_seconds=runs["run"].map(steps))
+    runs = runs.assign(
+        work_seconds=runs["run"].map(work).astype("float64"),
+        step_seconds=runs["run"].map(steps).astype("float64"),
+    )
     runs = runs.dropna(subset=["work_seconds", "step_seconds", "started_at"])
     runs = runs[(runs["work_seconds"] > 0) & (runs["step_seconds"] > 0)].reset_index(drop=True)
     runs["pace"] = runs["work_seconds"] / runs.groupby(POINT)["work_seconds"].transform("median")
-    return runs
+    return runs.assign(load=runs["run"].map(loads(study)).astype("float64"))
+
+
+def loads(study: Study) -> pd.Series:
+    """Share of its CPUs that a run lost to other processes and the hypervisor, on the rank that lost most."""
+    taken = ["foreign_seconds", "steal_seconds"]
+    sums = study.loads.astype({"run": "str"}).groupby(["run", "rank"])[["capacity_seconds", *taken]].sum()
+    shares = sums[taken].sum(axis=1) / sums["capacity_seconds"].where(sums["capacity_seconds"] > 0)
+    most: pd.Series = shares.groupby("run").max()
+    return most
 
 
 def gaps(runs: pd.DataFrame) -> list[Gap]:
@@ -71,13 +87,13 @@ def gaps(runs: pd.DataFrame) -> list[Gap]:
 
 
 def drift(runs: pd.DataFrame) -> Trend:
-    """Trend of the seconds of a step over the study, per second, of runs of the same arm and world size."""
+    """Trend of the seconds of a step over the study, of runs of the same arm and world size."""
     points = runs[~runs["oversubscribed"]].groupby(POINT)
     return trend((one["started_at"].tolist(), np.log(one["step_seconds"]).tolist()) for _, one in points)
 
 
 def order_effect(runs: pd.DataFrame) -> Trend:
-    """Trend of the pace of a step within blocks, per place: whether later runs of a block are slower."""
+    """Trend of the seconds of a step over the places of a block, relative to the arm's usual seconds."""
     judged = runs[~runs["oversubscribed"] & (runs["block"] != "")]
     typical = judged.groupby(POINT)["step_seconds"].transform("median")
     judged = judged.assign(
@@ -86,16 +102,24 @@ def order_effect(runs: pd.DataFrame) -> Trend:
     return trend((one["place"].tolist(), one["pace"].tolist()) for _, one in judged.groupby("block"))
 
 
-def disturbed_blocks(runs: pd.DataFrame) -> list[str]:
-    """Blocks with a run whose equal work took more than `EQUAL` times the median of its arm and world size.
+def disturbed(runs: pd.DataFrame) -> pd.Series:
+    """Mask: the runs whose equal work took more than `EQUAL` times as long as usual, or whose load was high.
 
-    With fewer than three runs of a point its median says nothing about which of them was disturbed.
+    Usual is the median of the arm and world size, of at least three runs, for with two it does not say which
+    was disturbed. A high load is above `LOADED`, where it was measured.
     """
     enough = runs.groupby(POINT)["run"].transform("size") >= 3
-    slow = runs[enough & (runs["pace"] > EQUAL) & (runs["block"] != "") & ~runs["oversubscribed"]]
-    return sorted(set(slow["block"]))
+    mask: pd.Series = ((enough & (runs["pace"] > EQUAL)) | (runs["load"] > LOADED)) & ~runs["oversubscribed"]
+    return mask
 
 
-def without_blocks(study: Study, blocks: list[str]) -> Study:
-    """The study without the runs of these blocks."""
-    return study.only(~study.cells["block"].isin(blocks))
+def disturbed_blocks(runs: pd.DataFrame) -> list[str]:
+    """The blocks of disturbed runs."""
+    return sorted(set(runs[disturbed(runs)]["block"]) - {""})
+
+
+def without_disturbed(study: Study, runs: pd.DataFrame) -> Study:
+    """The study without disturbed runs and without all runs of their blocks."""
+    cells = study.cells
+    dropped = cells["run"].isin(runs[disturbed(runs)]["run"]) | cells["block"].isin(disturbed_blocks(runs))
+    return study.only(~dropped)

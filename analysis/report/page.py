@@ -16,6 +16,7 @@ from analysis.figures.files import save
 from analysis.records.left_out import left_out_note
 from analysis.records.study import Study
 from analysis.records.tables import load
+from analysis.report.conditions import conditions
 from analysis.report.findings import cautions, findings
 from analysis.report.markup import to_latex, to_markdown
 from analysis.report.summary import costs_table, rules_table, summary_table
@@ -99,6 +100,7 @@ def _content(study: Study, figures: Sequence[dict[str, str]]) -> dict[str, Any]:
         "scoring": study.scoring.about,
         "findings": [*filter(None, [left_out_note(study.cells)]), *findings(study)],
         "cautions": cautions(study),
+        "conditions": conditions(study),
         "summary": summary_table(study),
         "rules": rules_table(study),
         "costs": costs_table(study),
@@ -130,7 +132,7 @@ def _markdown(content: Mapping[str, Any]) -> str:
     parts = [
         f"# {content['title']}",
         "",
-        *(f"- {line}" for line in content["findings"] + content["cautions"]),
+        *(f"- {line}" for line in content["findings"] + content["cautions"] + content["conditions"]),
         "",
     ]
     for heading, name in _tables(content).items():

@@ -28,6 +28,8 @@ class Run:
         state: of its outcome; a run that did not complete is below the target.
         misses: whether a completed run ends below the target.
         allocation: its block.
+        started: when, in seconds; it ends 100 s later.
+        foreign: share of its CPUs that other processes had; None if that was not measured.
     """
 
     method: str
@@ -39,6 +41,8 @@ class Run:
     misses: bool = False
     oversubscribed: bool = False
     allocation: str = ""
+    started: float = 0.0
+    foreign: float | None = None
     patch: dict[str, object] = field(default_factory=dict)
 
 
@@ -62,7 +66,7 @@ def write(attempt: Attempt, cell: Cell, run: Run) -> None:
     for rank in range(cell.world_size):
         with RecordWriter(attempt.records(rank)) as writer:
             for epoch in range(1, run.epochs + 1):
-                writer.write(_window(cell, rank, epoch, run.seconds))
+                writer.write(_window(cell, rank, epoch, run))
                 if rank == 0:
                     value = TARGET if reached and epoch == run.epochs else 0.1
                     writer.write(_evaluation(epoch, epoch * run.seconds, value))
@@ -71,18 +75,26 @@ def write(attempt: Attempt, cell: Cell, run: Run) -> None:
     attempt.write_outcome(
         Outcome(
             run.state, "" if reached else "as the test says", reached_target=reached if completed else None,
-            stop_reason=ended, started_at=0.0, ended_at=100.0, train_seconds=run.epochs * run.seconds,
-            value=value,
+            stop_reason=ended, started_at=run.started, ended_at=run.started + 100,
+            train_seconds=run.epochs * run.seconds, value=value,
         )
     )  # fmt: skip
 
 
-def _window(cell: Cell, rank: int, epoch: int, seconds: float) -> PhaseRecord:
+def _window(cell: Cell, rank: int, epoch: int, run: Run) -> PhaseRecord:
+    seconds = run.seconds
+    load = None
+    if run.foreign is not None:
+        load = {"capacity": seconds, "foreign": run.foreign * seconds, "steal": 0.0}
+        load |= {"host_capacity": 2 * seconds, "host_foreign": run.foreign * seconds}
     samples = STEPS_PER_EPOCH * cell.training.batch_sizes(cell.world_size)[1]
     phases = {"forward": 0.25 * seconds, "backward": 0.75 * seconds}
     calls = dict.fromkeys(phases, STEPS_PER_EPOCH)
     first = (epoch - 1) * STEPS_PER_EPOCH
-    return PhaseRecord(rank, first, STEPS_PER_EPOCH, samples, seconds, phases, calls, {}, {"rss_peak": 10**8})
+    return PhaseRecord(
+        rank, first, STEPS_PER_EPOCH, samples, seconds, phases, calls, {}, {"rss_peak": 10**8},
+        load_seconds=load,
+    )  # fmt: skip
 
 
 def _evaluation(epoch: int, seconds: float, value: float) -> EvalRecord:

@@ -1,0 +1,123 @@
+"""What the report says about the conditions of a study, and its conclusions without disturbed blocks."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from analysis.comparisons import comparisons
+from analysis.conditions import (
+    EQUAL,
+    LOADED,
+    disturbed,
+    disturbed_blocks,
+    drift,
+    equal_work,
+    gaps,
+    order_effect,
+    without_disturbed,
+)
+from analysis.metrics import time_to_accuracy
+from analysis.records.study import Study
+from analysis.statistics.power import SIGNIFICANT
+from analysis.statistics.trend import Trend
+
+
+def conditions(study: Study) -> list[str]:
+    """Sentences on equal work, drift, order and disturbed blocks; none without runs that recorded steps."""
+    runs = equal_work(study)
+    if runs.empty or runs["oversubscribed"].all():
+        return []
+    return [*_equal_work(runs), _drift(runs), _order(runs), *_disturbed(study, runs)]
+
+
+def _equal_work(runs: pd.DataFrame) -> list[str]:
+    found = sorted(gaps(runs), key=lambda gap: -gap.ratio)
+    if not found:
+        return [
+            f"Equal work: forward and backward of all arms of one world size agree within {EQUAL - 1:.0%}."
+        ]
+    return [
+        f"Equal work differed: on {gap.world_size} {'rank' if gap.world_size == 1 else 'ranks'} forward and "
+        f"backward, the same work, took {gap.ratio:.2f} times as long in {gap.slow} as in {gap.fast}; their "
+        "seconds compare the machine's load as well as the arms, their epochs do not."
+        for gap in found
+    ]
+
+
+def _drift(runs: pd.DataFrame) -> str:
+    found = drift(runs)
+    if found.p_value is None:
+        return "Drift over the study: too few runs of the same arm to tell."
+    if found.p_value >= SIGNIFICANT:
+        return f"Drift over the study: none found ({_p(found)})."
+    return (
+        f"Drift over the study: of two runs of the same arm the steps of the later one took "
+        f"{_change(found.rise)} (median; {_p(found)}). Medians of an arm describe the study as a whole, and "
+        "their intervals, which assume equal conditions, may be too narrow; comparisons within blocks are "
+        "not affected."
+    )
+
+
+def _order(runs: pd.DataFrame) -> str:
+    found = order_effect(runs)
+    if found.p_value is None:
+        return "Order within blocks: too few runs in common blocks to tell."
+    if found.p_value >= SIGNIFICANT:
+        return f"Order within blocks: no effect found ({_p(found)})."
+    return (
+        f"Order within blocks: of two runs of a block the later one took {_change(found.rise)} for its "
+        f"steps, relative to its arm's usual (median; {_p(found)}); comparisons rely on a random order."
+    )
+
+
+def _disturbed(study: Study, runs: pd.DataFrame) -> list[str]:
+    known = runs["load"].notna().sum()
+    measured = "" if known == len(runs) else f" (load was measured in {known} of {len(runs)} runs)"
+    bad = runs[disturbed(runs)]
+    if bad.empty:
+        return [f"Disturbed blocks: none{measured}."]
+    blocks = disturbed_blocks(runs)
+    loaded = int((bad["load"] > LOADED).sum())
+    start = (
+        f"Disturbed: {len(bad)} of {len(runs)} runs{measured}, in {len(blocks)} of "
+        f"{len(set(runs['block']) - {''})} blocks: {loaded} lost more than {LOADED:.0%} of their CPUs to "
+        f"others, {len(bad) - loaded} took more than {EQUAL - 1:.0%} longer than usual for equal work."
+    )
+    return [f"{start} {_without(study, runs)}"]
+
+
+def _without(study: Study, runs: pd.DataFrame) -> str:
+    """The conclusions without disturbed blocks."""
+    rest = without_disturbed(study, runs)
+    before = _verdicts(study)
+    after = _verdicts(rest) if len(rest.cells) else {}
+    if not before:
+        return "There is no comparison that they could change."
+    if not after:
+        return "Without these blocks nothing is left to compare."
+    changed = [
+        f"{arm} on {size}: {one}, without them {after.get((arm, size), 'not compared')}"
+        for (arm, size), one in before.items()
+        if after.get((arm, size)) != one
+    ]
+    return (
+        f"Without these blocks: {'; '.join(changed)}."
+        if changed
+        else "Without them all verdicts are the same."
+    )
+
+
+def _verdicts(study: Study) -> dict[tuple[str, int], str]:
+    scored = time_to_accuracy(study)
+    return {key: one.verdict for key, one in comparisons(study, scored).items()} if len(scored) else {}
+
+
+def _change(logarithm: float) -> str:
+    factor = math.exp(logarithm)
+    return f"{factor - 1:.0%} longer" if factor >= 1 else f"{1 - factor:.0%} less"
+
+
+def _p(found: Trend) -> str:
+    return f"p = {found.p_value:.2g}, Mann-Kendall over {found.pairs} pairs of runs"

@@ -1,0 +1,167 @@
+"""Promise: the report tests for drift, order, unequal work and load, and says what they change."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from analysis.comparisons import comparisons
+from analysis.conditions import disturbed_blocks, drift, equal_work, gaps
+from analysis.metrics import time_to_accuracy
+from analysis.report.conditions import conditions
+from analysis.report.findings import findings
+from analysis.statistics.trend import trend
+from tests.analysis.hand_made import Run, hand_made
+
+BLOCKS = 6
+
+
+def block_study(folder, slow=lambda place, seed: 1.0, order=None, methods=("sgd", "comm_opt"), **options):
+    """Six blocks of one run of each arm, 100 s each; K-FAC needs half the epochs; 1 % scatter.
+
+    Args:
+        slow: factor of the seconds, from the place in time and the seed.
+        order: the arms of a block, from its number; alternating by default.
+    """
+    random = Random(1)  # noqa: S311  simulated seconds
+    runs = []
+    for seed in range(BLOCKS):
+        arms = order(seed) if order else methods[:: 1 if seed % 2 else -1]
+        for place, method in enumerate(arms, start=seed * len(methods)):
+            seconds = slow(place, seed) * (1 + 0.01 * random.random())
+            epochs = 8 if method == "sgd" else 4
+            one = Run(method, 1, seed, epochs, seconds, allocation=f"job{seed}", started=100.0 * place)
+            runs.append(replace(one, **{name: of(seed) for name, of in options.items()}))
+    return hand_made(folder, runs)
+
+
+def test_a_trend_without_ties_is_kendalls():
+    rng = np.random.default_rng(0)
+    times, values = np.arange(12.0), rng.normal(0, 1, 12) + 0.1 * np.arange(12)
+    reference = stats.kendalltau(times, values, method="asymptotic")
+    found = trend([(times, values)])
+    statistic = 12 * 11 / 2 * reference.statistic
+    deviation = math.sqrt(12 * 11 * 29 / 18)
+    assert found.p_value == pytest.approx(2 * stats.norm.sf((abs(statistic) - 1) / deviation))
+    assert trend([(times[::-1], values[::-1])]) == found  # in any order of rows
+    assert trend([(times[:4], values[:4])]).p_value is None
+
+
+def test_a_trend_with_ties_has_scipys_variance():
+    times, values = [1, 1, 2, 3, 4, 5, 6, 7], [3, 3, 2, 5, 5, 7, 6, 7]
+    z = stats.norm.isf(stats.kendalltau(times, values, method="asymptotic").pvalue / 2)
+    pairs = [(i, j) for i in range(8) for j in range(i) if times[i] != times[j]]
+    statistic = sum(np.sign(times[i] - times[j]) * np.sign(values[i] - values[j]) for i, j in pairs)
+    deviation = statistic / z
+    assert trend([(times, values)]).p_value == pytest.approx(2 * stats.norm.sf((statistic - 1) / deviation))
+
+
+@pytest.mark.parametrize("groups", [4, 13])
+def test_equal_conditions_look_like_drift_in_at_most_one_study_of_twenty(groups):
+    rng = np.random.default_rng(groups)
+    found = [trend([(np.arange(6.0), rng.normal(0, 1, 6)) for _ in range(groups)]) for _ in range(500)]
+    share = np.mean([one.p_value < 0.05 for one in found])
+    assert 0.015 < share < 0.075
+
+
+def test_drift_is_found_with_its_size_and_does_not_change_the_verdict(tmp_path):
+    study = block_study(tmp_path, slow=lambda place, seed: 1.1**place)
+    found = drift(equal_work(study))
+    assert found.p_value < 0.001
+    said = " ".join(conditions(study))
+    assert "Drift over the study: of two runs of the same arm the steps of the later one took" in said
+    assert "% longer (median; p = " in said
+    (one,) = comparisons(study, time_to_accuracy(study)).values()
+    assert (one.verdict, round(one.speedup.estimate, 1)) == ("faster", 2.0)
+
+
+def test_a_quiet_study_is_said_to_be_quiet(tmp_path):
+    said = conditions(block_study(tmp_path, foreign=lambda seed: 0.01))
+    assert said[0] == "Equal work: forward and backward of all arms of one world size agree within 10%."
+    assert said[1].startswith("Drift over the study: none found (p = ")
+    assert said[2] == "Order within blocks: too few runs in common blocks to tell."
+    assert said[3] == "Disturbed blocks: none."
+
+
+def test_later_runs_of_a_block_that_are_slower_are_noticed(tmp_path):
+    methods = ("sgd", "comm_opt", "dp_kfac")
+
+    def order(seed):
+        return methods[seed % 3 :] + methods[: seed % 3]
+
+    said = conditions(block_study(tmp_path, lambda place, seed: 1.08 ** (place % 3), order, methods))
+    (about,) = [line for line in said if line.startswith("Order within blocks")]
+    assert "the later one took 8% longer for its steps" in about
+
+
+def test_unequal_work_is_said_aloud_with_its_direction(tmp_path):
+    runs = [Run(method, 2, seed, 4, seconds * (1 + 0.001 * seed))
+            for method, seconds in (("sgd", 1.0), ("comm_opt", 1.43), ("dp_kfac", 1.05))
+            for seed in range(4)]  # fmt: skip
+    study = hand_made(tmp_path, runs)
+    (gap,) = gaps(equal_work(study))
+    assert (gap.fast, gap.slow, gap.world_size) == ("sgd", "comm_opt", 2)
+    assert gap.ratio == pytest.approx(1.43)
+    assert (
+        "on 2 ranks forward and backward, the same work, took 1.43 times as long in comm_opt as in sgd"
+        in (conditions(study)[0])
+    )
+
+
+@pytest.mark.parametrize("cause", ["load", "slow"])
+def test_conclusions_are_repeated_without_disturbed_blocks(cause, tmp_path):
+    """Six blocks decide; two are disturbed, and signed ranks of four cannot."""
+    if cause == "load":
+        study = block_study(tmp_path, foreign=lambda seed: 0.3 if seed < 2 else 0.0)
+    else:
+        study = block_study(tmp_path, slow=lambda place, seed: 1.5 if seed < 2 else 1.0)
+    assert disturbed_blocks(equal_work(study)) == ["job0", "job1"]
+    said = conditions(study)[-1]
+    assert "4 of 12 runs" in said
+    assert "in 2 of 6 blocks" in said
+    assert ("4 lost more than 10%" in said) == (cause == "load")
+    assert "Without them all verdicts are the same." in said  # four pairs decide one comparison by t
+    most = block_study(tmp_path / "most", foreign=lambda seed: 0.3 if seed < 3 else 0.0)
+    assert "Without these blocks: comm_opt on 1: faster, without them undecided." in conditions(most)[-1]
+
+
+def test_arms_that_ran_one_after_the_other_get_no_verdict(tmp_path):
+    study = block_study(tmp_path, order=lambda seed: ("sgd", "comm_opt"))
+    (one,) = comparisons(study, time_to_accuracy(study)).values()
+    assert (one.verdict, one.holm_p) == ("not judged", None)
+    assert "Not judged: comm_opt on 1 (2× [" in findings(study)[-1]
+    assert (
+        "comm_opt and sgd ran one after the other, so that drift could make the difference"
+        in findings(study)[-1]
+    )
+    mixed = block_study(tmp_path / "mixed", order=lambda seed: ("sgd", "comm_opt")[:: 1 if seed else -1])
+    (one,) = comparisons(mixed, time_to_accuracy(mixed)).values()
+    assert one.verdict == "faster"
+
+
+def test_unpaired_arms_one_after_the_other_get_no_verdict(tmp_path):
+    runs = [Run(method, 1, seed, 8, seconds * (1 + 0.01 * seed), started=start + 100 * seed)
+            for method, seconds, start in (("sgd", 3.0, 0), ("comm_opt", 1.0, 400))
+            for seed in range(4)]  # fmt: skip
+    study = hand_made(tmp_path, runs)
+    (one,) = comparisons(study, time_to_accuracy(study)).values()
+    assert one.verdict == "not judged"
+    at_once = hand_made(tmp_path / "at once", [replace(run, started=0.0) for run in runs])
+    (one,) = comparisons(at_once, time_to_accuracy(at_once)).values()
+    assert one.verdict == "faster"
+
+
+@pytest.mark.parametrize(("state", "verdict"), [("TIMEOUT", "not judged"), ("PREEMPTED", "faster")])
+def test_runs_that_ended_by_their_own_doing_leave_a_selection_and_no_verdict(state, verdict, tmp_path):
+    """A time limit ends slow runs; a preemption does not ask how fast a run is."""
+    runs = [Run(method, 1, seed, 8, seconds * (1 + 0.01 * seed), state=state if seed == 5 else "COMPLETED")
+            for method, seconds in (("sgd", 3.0), ("comm_opt", 1.0)) for seed in range(6)]  # fmt: skip
+    study = hand_made(tmp_path, runs)
+    (one,) = comparisons(study, time_to_accuracy(study)).values()
+    assert one.verdict == verdict
+    assert ("1 of 6 runs of comm_opt ended TIMEOUT, OOM or FAILED" in one.refused) == (state == "TIMEOUT")
