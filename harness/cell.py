@@ -70,6 +70,7 @@ class Workload(Spec):
 
 
 Precision = Literal["float32", "tf32", "bfloat16"]
+GradientAveraging = Literal["overlapped", "flat"]
 
 
 class Training(Spec):
@@ -104,6 +105,12 @@ class Training(Spec):
     """Of the model's matrix products. `bfloat16` runs the model under autocast; `tf32` gives every product of
     the model to a GPU's TF32 units. K-FAC's products (`kfac.gram_precision`), its solvers and the optimizer
     stay float32. Example: `bfloat16`."""
+
+    gradient_averaging: GradientAveraging = "overlapped"
+    """How ranks average gradients: `overlapped` is torch's DistributedDataParallel, bucket after bucket in
+    the backward pass, so that the phase `gradient_comm` is only the part that is not hidden; `flat` is one
+    collective after it, whose whole cost is that phase, for breakdowns. Without effect on one rank.
+    Example: `flat`."""
 
     @model_validator(mode="after")
     def _one_batch(self) -> Self:
@@ -237,6 +244,19 @@ class Cell(Spec):
                 )
         return self
 
+    @classmethod
+    def from_stored(cls, text: bytes) -> Self:
+        """The cell that a `cell.json` holds; one that is older than a field has what it was run with.
+
+        Raises:
+            ValidationError: it is not a cell.
+        """
+        cell = cls.model_validate_json(text)
+        if cell.world_size == 1 or "gradient_averaging" in cell.training.model_fields_set:
+            return cell
+        training = cell.training.model_copy(update={"gradient_averaging": "flat"})
+        return cell.model_copy(update={"training": training})
+
     @cached_property
     def content_hash(self) -> str:
         """Hash of the fields that determine the results, with defaults; equal if cells compute the same."""
@@ -247,6 +267,8 @@ class Cell(Spec):
         ):  # added after many runs were stored, whose ids must not change
             if fields["training"][name] == Training.model_fields[name].default:
                 del fields["training"][name]
+        if self.world_size == 1 or self.training.gradient_averaging == "flat":
+            del fields["training"]["gradient_averaging"]  # so computed the runs stored before it existed
         kfac = fields["kfac"] or {}
         for name in ("eigen_rank", "overlap_factors", "costs", "gram_precision"):
             if not kfac.get(name, True):  # added later, too

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from harness.training.gradient_averaging import GradientAverage
+from harness.training.gradient_averaging import FlatAverage
 from kfac_core import KFAC, KFACConfig, Phase
 from kfac_core.collectives import Communicator, connect
 from kfac_core.timing.timer import PhaseTimer
@@ -122,7 +122,7 @@ def count(model: nn.Module, config: KFACConfig, communicator: Communicator) -> E
     config = replace(config, factor_update_steps=2, inverse_update_steps=2)
     meter = _FlopMeter()
     timer = PhaseTimer(observer=meter.enter, traffic=communicator.traffic)
-    gradients = GradientAverage(model, communicator)
+    gradients = FlatAverage(model, communicator)
     kfac = KFAC(model, config, lr=0.1, timer=timer, communicator=communicator)
     steps = []
     for _ in range(2):

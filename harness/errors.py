@@ -55,6 +55,10 @@ class StoredFileError(StoreError):
         return type(self), (self.path, self.sentence, self.place)
 
 
+class TrainingError(UserError):
+    """Settings of a run that do not fit its model, which only training shows."""
+
+
 class FilterError(UserError):
     """A `--where` expression that cannot be read."""
 

@@ -210,7 +210,7 @@ class CellFolder:
     def _cell(self) -> Cell:
         try:
             content = read_bytes(self.path / "cell.json")
-            cell = Cell.model_validate_json(content)
+            cell = Cell.from_stored(content)
         except FileNotFoundError:
             raise StoreError(f"{self.path} has no cell.json: it is not a cell's folder") from None
         except ValidationError as error:

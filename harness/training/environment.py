@@ -29,6 +29,7 @@ class Environment:
         threads: threads that torch uses in each rank.
         hosts: host of every rank, in rank order.
         near: ranks whose memory rank 0 reads directly (`harness.training.world.single_copy`).
+        gradient_averaging: how ranks average gradients (`harness.training.gradient_averaging.Way`).
         keeps_freed_memory: whether malloc keeps freed memory (`harness.training.malloc`).
     """
 
@@ -45,6 +46,7 @@ class Environment:
     host: str
     hosts: tuple[str, ...]
     near: tuple[int, ...]
+    gradient_averaging: str
     keeps_freed_memory: bool
 
     def to_json(self) -> dict[str, Any]:
@@ -58,6 +60,7 @@ def read_environment(
     hosts: tuple[str, ...],
     readable_peers: Iterable[int] = (),
     *,
+    gradient_averaging: str = "none",
     keeps_freed_memory: bool = False,
 ) -> Environment:
     """The environment of this process."""
@@ -76,6 +79,7 @@ def read_environment(
         host=platform.node(),
         hosts=hosts,
         near=tuple(sorted(readable_peers)),
+        gradient_averaging=gradient_averaging,
         keeps_freed_memory=keeps_freed_memory,
     )
 

@@ -11,6 +11,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -23,7 +24,7 @@ from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import EvalRecord, Record
 from harness.training.checkpoint import Checkpoints
 from harness.training.evaluation import evaluate
-from harness.training.gradient_averaging import GradientAverage, broadcast_model
+from harness.training.gradient_averaging import broadcast_model, build_average
 from harness.training.measurement.clocks import RunClocks
 from harness.training.measurement.windows import WindowRecorder
 from harness.training.optimizers import build_optimizer, learning_rate
@@ -75,7 +76,12 @@ class Trainer:
         self.workload: Workload = build_workload(cell, self._share)
         model = self.workload.model()
         broadcast_model(model, world.communicator)
-        self.gradients = GradientAverage(model, world.communicator)
+        self.gradients = build_average(
+            cell.training.gradient_averaging,
+            model,
+            world.communicator,
+            waiting=partial(self.timer.phase, Phase.GRADIENT_COMM),
+        )
         kfac = self._build_kfac(model)
         optimizer = build_optimizer(cell.optimizer, model.parameters(), kfac, world.communicator)
         loss_sum = torch.zeros((), device=world.device)
@@ -127,7 +133,7 @@ class Trainer:
         if state.kfac is not None and isinstance(self.workload, CountedLoss):
             state.kfac.set_loss_terms(self.workload.loss_terms(batch))
         with timer.phase(Phase.FORWARD), self._precision.autocast():
-            loss = self.workload.loss(state.model, batch)
+            loss = self.gradients.forward(self.workload.loss, batch)
         with timer.phase(Phase.BACKWARD):
             self.gradients.clear()
             loss.backward()

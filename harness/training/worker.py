@@ -23,6 +23,7 @@ from harness.runs.record_writer import RecordWriter
 from harness.runs.store import Attempt
 from harness.training.checkpoint import Checkpoints, Schedule
 from harness.training.environment import read_environment
+from harness.training.gradient_averaging import way_of
 from harness.training.malloc import keep_freed_memory
 from harness.training.rank_process import RankArguments, exit_at_once, failure_record
 from harness.training.train import Trainer
@@ -76,7 +77,14 @@ def _train(
     hosts = host_names(world)
     if world.rank == 0:
         readable = world.communicator.readable_peers
-        environment = read_environment(world.device, world.backend, hosts, readable, keeps_freed_memory=kept)
+        environment = read_environment(
+            world.device,
+            world.backend,
+            hosts,
+            readable,
+            gradient_averaging=way_of(cell.training.gradient_averaging, world.world_size),
+            keeps_freed_memory=kept,
+        )
         attempt.write("environment.json", environment.to_json())
     checkpoints = Checkpoints(attempt, world, records.write, Schedule.read(attempt), requests)
     trainer = Trainer(

@@ -30,7 +30,7 @@ from torch.nn import functional
 from analysis.cost_model.models import read_model
 from harness.calibrate import operations
 from harness.emulate import ParallelLayers
-from harness.training.gradient_averaging import GradientAverage
+from harness.training.gradient_averaging import FlatAverage
 from kfac_core import KFAC, KFACConfig, Phase
 from kfac_core.collectives import connect
 from kfac_core.timing.timer import PhaseTimer
@@ -154,7 +154,7 @@ def _run(arm: str, rank: int, world_size: int) -> Iterator[dict[str, Any]]:
     model = torch.nn.Sequential(*ParallelLayers(table.layers, 0, BATCH).layers)
     communicator = connect()
     timer = PhaseTimer(traffic=communicator.traffic)
-    gradients = GradientAverage(model, communicator)
+    gradients = FlatAverage(model, communicator)
     config = config_of(arm, world_size)
     kfac = KFAC(model, config, lr=1e-3, timer=timer, communicator=communicator) if config else None
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)

@@ -5,6 +5,9 @@ meant to be different runs; then raise the schema version, note it in CHANGELOG.
 here.
 """
 
+import json
+from typing import Any
+
 from harness.cell import Cell
 from harness.runs.records import (
     CheckpointRecord,
@@ -26,20 +29,20 @@ COMMON = {
 
 
 def test_a_first_order_cell_keeps_its_id():
-    assert Cell.model_validate({**COMMON, "method": "sgd"}).id == "sgd-p4-s0-f0f82140a1"
+    assert Cell.model_validate({**COMMON, "method": "sgd"}).id == "sgd-p4-s0-e64291d03b"
 
 
 def test_a_kfac_cell_keeps_its_id():
     cell = Cell.model_validate({**COMMON, "method": "comm_opt", "seed": 3, "kfac": {"damping": 0.003}})
-    assert cell.id == "comm_opt-p4-s3-6b3dfd2a0e"
+    assert cell.id == "comm_opt-p4-s3-1e5ccce365"
 
 
 def test_a_late_start_of_kfac_changes_the_id_and_the_default_does_not():
     kfac = {**COMMON, "method": "comm_opt", "seed": 3, "kfac": {"damping": 0.003}}
     late = Cell.model_validate({**kfac, "training": {**COMMON["training"], "kfac_start_epoch": 2}})
     none = Cell.model_validate({**kfac, "training": {**COMMON["training"], "kfac_start_epoch": 0}})
-    assert late.id == "comm_opt-p4-s3-c67640670a"
-    assert none.id == "comm_opt-p4-s3-6b3dfd2a0e"
+    assert late.id == "comm_opt-p4-s3-b1348f8d2f"
+    assert none.id == "comm_opt-p4-s3-1e5ccce365"
 
 
 def test_a_precision_changes_the_id_and_the_default_does_not():
@@ -47,13 +50,33 @@ def test_a_precision_changes_the_id_and_the_default_does_not():
         whole = {**COMMON, "method": "sgd", "training": {**COMMON["training"], **training}}
         return Cell.model_validate(whole).id
 
-    assert sgd(precision="bfloat16") == "sgd-p4-s0-d3e7a8ece0"
-    assert sgd(precision="float32") == "sgd-p4-s0-f0f82140a1"
+    assert sgd(precision="bfloat16") == "sgd-p4-s0-e0a981dc5b"
+    assert sgd(precision="float32") == "sgd-p4-s0-e64291d03b"
+
+
+def test_flat_averaging_and_single_ranks_keep_the_ids_from_before_it_was_a_setting():
+    def sgd(**changes: Any) -> Cell:
+        return Cell.model_validate({**COMMON, "method": "sgd", **changes})
+
+    flat = {**COMMON["training"], "gradient_averaging": "flat"}
+    assert sgd(training=flat).id == "sgd-p4-s0-f0f82140a1"
+    assert sgd(world_size=1).id == "sgd-p1-s0-c8bbfec821"
+    assert sgd(world_size=1, training=flat).id == "sgd-p1-s0-c8bbfec821"
+
+
+def test_a_stored_cell_without_the_setting_was_averaged_flat():
+    stored = json.dumps({**COMMON, "method": "sgd"}).encode()
+    assert Cell.from_stored(stored).id == "sgd-p4-s0-f0f82140a1"
+    assert Cell.from_stored(stored).training.gradient_averaging == "flat"
+    whole = Cell.model_validate({**COMMON, "method": "sgd"})
+    assert Cell.from_stored(whole.model_dump_json().encode()) == whole
+    alone = json.dumps({**COMMON, "method": "sgd", "world_size": 1}).encode()
+    assert Cell.from_stored(alone).training.gradient_averaging == "overlapped"  # one arm with new runs
 
 
 def test_names_of_sweep_and_method_do_not_enter_the_hash():
     cell = Cell.model_validate({**COMMON, "method": "other", "sweep": "elsewhere"})
-    assert cell.content_hash == "f0f82140a1"
+    assert cell.content_hash == "e64291d03b"
 
 
 def test_a_phase_record_keeps_its_line():

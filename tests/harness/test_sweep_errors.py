@@ -30,7 +30,8 @@ MISTAKES = {
     "an unknown key in a section": (
         "epochs: 30", "epoch: 30",
         ":4: training.epoch is not a field of training; allowed: global_batch_size, local_batch_size, "
-        "epochs, evaluate_every_epochs, stop_at_target, window_steps, kfac_start_epoch, precision; "
+        "epochs, evaluate_every_epochs, stop_at_target, window_steps, kfac_start_epoch, precision, "
+        "gradient_averaging; "
         "did you mean epochs?",
     ),
     "an unknown key of a method": (
@@ -79,8 +80,8 @@ MISTAKES = {
     ),
     "two cells that compute the same": (
         "{name: sgd}", "{name: sgd}\n  - {name: also}",
-        ":8: methods[1]: cell also-p2-s0-b1189824a4 computes the same as cell "
-        "sgd-p2-s0-b1189824a4; remove one",
+        ":8: methods[1]: cell also-p2-s0-2685787740 computes the same as cell "
+        "sgd-p2-s0-2685787740; remove one",
     ),
     "a repeated point": ("[2, 4]", "[2, 2]", ":9: grid.world_size[1]=2 repeats item 0 of the list"),
     "no target": ("target: {metric: accuracy, at_least: 0.97}", "", ":1: target is missing for sgd"),

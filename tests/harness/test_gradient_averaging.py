@@ -1,0 +1,176 @@
+"""Promise: all ways of averaging give the mean of the ranks' gradients, in the same order at every start."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from harness.errors import TrainingError
+from harness.training.gradient_averaging import (
+    BucketAverage,
+    DDPAverage,
+    FlatAverage,
+    GradientAverage,
+    build_average,
+    way_of,
+)
+from kfac_core.collectives import Communicator, connect
+
+WIDTH = 700  # a weight has 1.96 MB, and makes the first bucket; two more make the second
+
+
+class Deep(nn.Module):
+    """Runs its layers in the reverse of the order in which they were made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in reversed(self.layers):
+            x = torch.tanh(layer(x))
+        return x
+
+
+def loss(model: nn.Module, batch: Tensor) -> Tensor:
+    return model(batch).square().mean()
+
+
+def batch_of(rank: int, step: int = 0) -> Tensor:
+    return torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def gradients_of(average: GradientAverage, model: nn.Module, batch: Any) -> Tensor:
+    result = average.forward(loss, batch)
+    average.clear()
+    result.backward()
+    average.average()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+def build(kind: str, communicator: Communicator, model: nn.Module) -> GradientAverage:
+    if kind == "flat":
+        return FlatAverage(model, communicator)
+    return (DDPAverage if kind == "ddp" else BucketAverage)(model, communicator, nullcontext)
+
+
+def averaged(rank: int, world_size: int, kind: str) -> tuple[Tensor, Tensor, int]:
+    """Averaged gradients; the mean of all ranks' local ones, computed on this rank; collectives of a step."""
+    communicator, model = connect(), Deep()
+    average = build(kind, communicator, model)
+    before = communicator.traffic.calls
+    found = gradients_of(average, model, batch_of(rank))
+    calls = communicator.traffic.calls - before
+    alone = Deep().double()
+    whole = torch.stack([loss(alone, batch_of(other).double()) for other in range(world_size)]).mean()
+    expected = torch.autograd.grad(whole, list(alone.parameters()))
+    return found, torch.cat([gradient.flatten() for gradient in expected]), calls
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("kind", "calls"), [("flat", 1), ("ddp", 2), ("hooks", 2)])
+def test_gradients_are_the_mean_over_ranks(world, kind, calls):
+    first, *others = world(3).run(averaged, kind)
+    assert (first[0].double() - first[1]).abs().max() < 1e-6 * first[1].abs().max()
+    assert first[2] == calls
+    for other in others:
+        assert torch.equal(other[0], first[0])
+
+
+def second_steps(rank: int, _: int, kind: str) -> tuple[Tensor, Tensor]:
+    """Gradients of a second step, and the same as the first step of another start."""
+    communicator, model = connect(), Deep()
+    average = build(kind, communicator, model)
+    gradients_of(average, model, batch_of(rank))
+    second = gradients_of(average, model, batch_of(rank, step=1))
+    started_again = Deep()
+    return second, gradients_of(
+        build(kind, communicator, started_again), started_again, batch_of(rank, step=1)
+    )
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("kind", ["ddp", "hooks"])
+def test_a_start_in_the_middle_adds_up_in_the_same_order(world, kind):
+    for second, again in world(3).run(second_steps, kind):
+        assert torch.equal(second, again)
+
+
+@pytest.mark.ranks
+def test_buckets_leave_during_the_backward_pass(world):
+    for kind in ("ddp", "hooks"):
+        for seen in world(2).run(events, kind):
+            assert seen.index("start") < seen.index("first layer"), kind
+            assert seen.count("start") == 2
+
+
+def events(rank: int, _: int, kind: str) -> list[str]:
+    seen: list[str] = []
+    communicator = connect()
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
+    start = communicator.all_reduce_async
+
+    def noted(buffer: Tensor) -> Any:
+        seen.append("start")
+        return start(buffer)
+
+    communicator.all_reduce_async = noted
+    average = build(kind, communicator, model)
+    seen.clear()
+
+    def note_gradient(_: nn.Module, __: Any, output: Tensor) -> None:
+        output.register_hook(lambda _: seen.append("first layer"))
+
+    model[0].register_forward_hook(note_gradient)
+    gradients_of(average, model, batch_of(rank))
+    return seen
+
+
+class Partial(nn.Module):
+    """One of two layers is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.used, self.unused = nn.Linear(WIDTH, 3), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)
+
+
+def with_unused(rank: int, _: int, kind: str) -> str | float:
+    communicator, model = connect(), Partial()
+    average = build(kind, communicator, model)
+    try:
+        gradients_of(average, model, batch_of(rank))
+    except TrainingError as error:
+        return str(error)
+    return float(model.unused.weight.grad.abs().max()) + float(model.used.weight.grad.abs().max() == 0)
+
+
+@pytest.mark.ranks
+def test_a_parameter_without_a_gradient_has_zeros_or_an_error_says_what_to_do(world):
+    assert world(2).run(with_unused, "flat") == [0.0, 0.0]
+    assert world(2).run(with_unused, "hooks") == [0.0, 0.0]
+    for message in world(2).run(with_unused, "ddp"):
+        assert "2 of 4 trained parameters got no gradient" in message
+        assert "training.gradient_averaging: flat" in message
+
+
+def ways(_: int, world_size: int) -> tuple[str, ...]:
+    assert dist.is_initialized()
+    default = build_average("overlapped", Deep(), connect(), nullcontext)
+    assert isinstance(default, DDPAverage)
+    return way_of("overlapped", world_size), way_of("flat", world_size), way_of("overlapped", 1)
+
+
+@pytest.mark.ranks
+def test_by_default_gradients_are_averaged_by_distributed_data_parallel(world):
+    assert world(2).run(ways) == 2 * [("DistributedDataParallel", "flat", "none")]
+    assert way_of("overlapped", 2) == "hooks"  # torch.distributed is not initialised here
