@@ -25,6 +25,19 @@ class BudgetError(UserError):
     """Cells that could cost more than the budget; the command line exits with 4."""
 
 
+class CostlyError(BudgetError):
+    """Cells that could cost so much that somebody has to agree first.
+
+    Args:
+        message: for the user.
+        hours: the cost, in the unit of a budget.
+    """
+
+    def __init__(self, message: str, hours: float) -> None:
+        super().__init__(message)
+        self.hours = hours
+
+
 class StoreError(UserError):
     """A run folder that is missing, unreadable or of another schema."""
 

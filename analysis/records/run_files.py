@@ -13,6 +13,7 @@ from harness.runs.attempt_outcome import Outcome, Result
 from harness.runs.launch_facts import LaunchFacts
 from harness.runs.layers_file import LayersFile
 from harness.runs.records import SEALED_SINCE
+from harness.runs.run_place import place_changes
 from harness.runs.seals import SEALED_FILES, check_small_file
 from harness.runs.store import Attempt, CellFolder
 
@@ -31,6 +32,7 @@ class RunFiles:
         layers: as in `layers.json`.
         records: files of the ranks, of all attempts of the run in order.
         faults: why the run is not valid; empty if it is.
+        moved: what changed where its attempts ran, such as `site from a to b`.
     """
 
     folder: CellFolder
@@ -44,6 +46,7 @@ class RunFiles:
     layers: list[dict[str, Any]] = field(default_factory=list)
     records: list[Path] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    moved: str = ""
 
     @property
     def should_be_sealed(self) -> bool:
@@ -81,6 +84,8 @@ def read_run(folder: CellFolder) -> RunFiles:
         files.faults += faults
     _read_small_files(files, counting)
     files.records = _tried(files, lambda: _record_files(counting)) or []
+    files.moved = "; ".join(_tried(files, lambda: place_changes(counting)) or [])
+    files.faults = list(dict.fromkeys(files.faults))
     return files
 
 

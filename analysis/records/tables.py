@@ -147,7 +147,7 @@ CELL_COLUMNS = {
     "state": "str", "cause": "str", "stop_reason": "str", "reached_target": "boolean",
     "train_seconds": "float64", "value": "float64", "started_at": "float64", "ended_at": "float64",
     "oversubscribed": "bool", "site": "str", "block": "str", "attempt": "Int64", "attempts": "int64",
-    "segments": "int64", "away_seconds": "float64", "bitwise": "bool", "path": "str",
+    "segments": "int64", "away_seconds": "float64", "bitwise": "bool", "moved": "str", "path": "str",
     "valid": "bool", "why": "str", "sealed": "boolean", "cell_json": "str",
 }  # fmt: skip
 """Columns of `Study.cells` and their types; `cell_json` is dropped after the arms are named."""
@@ -163,7 +163,7 @@ def _cell_row(files: RunFiles, sealed: Collection[Path]) -> dict[str, Any]:
         "target_metric": cell.target.metric, "target_value": cell.target.value,
         "target_direction": cell.target.direction, "trial": cell.trial, "cell_json": cell.model_dump_json(),
         "attempts": files.attempts, "cause": "", "stop_reason": "",
-        "segments": 1, "away_seconds": 0.0, "bitwise": True,
+        "segments": 1, "away_seconds": 0.0, "bitwise": True, "moved": files.moved,
         "valid": not files.faults, "why": "; ".join(files.faults), "sealed": _is_sealed(files, sealed),
     }  # fmt: skip
     options = {name: getattr(cell.kfac, name, None) for name in KFAC_COLUMNS}

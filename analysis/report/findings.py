@@ -46,7 +46,7 @@ def findings(study: Study) -> list[str]:
 def cautions(study: Study) -> list[str]:
     """Caveats: cells without data, misses, oversubscribed CPUs, a missing baseline or seed."""
     notes: list[str] = []
-    notes += filter(None, [not_sealed_note(study.cells), resumed_note(study.cells)])
+    notes += filter(None, [not_sealed_note(study.cells), resumed_note(study.cells), moved_note(study.cells)])
     states = study.cells["state"].value_counts().sort_index()
     unfinished = ", ".join(f"{n} {state}" for state, n in states.items() if state != "COMPLETED")
     if unfinished:
@@ -82,6 +82,19 @@ def resumed_note(cells: pd.DataFrame) -> str:
     )
     moved = int((~resumed["bitwise"].astype("bool")).sum())
     return note if not moved else f"{note} {moved} resumed in a world of another size, not bit for bit."
+
+
+def moved_note(cells: pd.DataFrame) -> str:
+    """A caution about runs whose attempts were not all at the same place; empty if there are none."""
+    moved = cells[cells["moved"] != ""]
+    if moved.empty:
+        return ""
+    changes = list(dict.fromkeys(change for text in moved["moved"] for change in text.split("; ")))
+    more = f" and {len(changes) - 3} more changes" if len(changes) > 3 else ""
+    return (
+        f"{len(moved)} of {len(cells)} runs continued elsewhere ({'; '.join(changes[:3])}{more}): their "
+        "clocks add up the times of different machines; the table of runs marks them."
+    )
 
 
 def _decided(one: Comparison) -> str:

@@ -80,8 +80,7 @@ def runs_table(study: Study, commands: Mapping[str, str]) -> list[dict[str, Any]
     runs["reached"] = ["–" if pd.isna(value) else "yes" if value else "no" for value in runs["reached"]]
     columns = [
         "arm", "world_size", "seed", "cell", "state", "cause", "reached", "seconds", "epochs", "segments",
-        "path",
-        "rerun",
+        "moved", "path", "rerun",
     ]  # fmt: skip
     return records(runs[columns])
 

@@ -15,12 +15,16 @@ from harness.cli.error_messages import USAGE, message_of, print_error
 from harness.cli.options import (
     RUNS,
     AsJson,
+    Budget,
+    DryRun,
     FileInstead,
+    LastSite,
     Overrides,
+    Oversubscribe,
     Runs,
-    SiteName,
     SweepName,
     Where,
+    Yes,
 )  # fmt: skip
 from harness.errors import StoreError, UserError
 
@@ -29,44 +33,49 @@ if TYPE_CHECKING:
 
     from harness.cell import Cell
     from harness.study.status import CellStatus
-    from harness.study.submit import Submission
 
-_Budget = Annotated[
-    float | None,
-    typer.Option(metavar="HOURS", min=0, help="Submit nothing that could cost more GPU- or core-hours."),
-]
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
 def submit(
-    sweep: SweepName = None, file: FileInstead = None, site: SiteName = "local", runs: Runs = RUNS,
-    where: Where = None, set_: Overrides = None, as_json: AsJson = False, budget: _Budget = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted.")] = False,
+    sweep: SweepName = None, file: FileInstead = None, site: LastSite = None, runs: Runs = RUNS,
+    where: Where = None, set_: Overrides = None, as_json: AsJson = False, budget: Budget = None,
+    dry_run: DryRun = False, yes: Yes = False, oversubscribe: Oversubscribe = None,
 ) -> None:  # fmt: skip
     """Start every cell that has no attempt yet, in the background; safe to repeat.
 
     The name of a sweep stands for its stored cells, so that an interrupted submission can be finished.
     """
+    from harness.cli.submissions import print_preview, print_submission, site_for, start  # noqa: PLC0415
+
     cells = _cells(sweep, file, set_, where, runs)
+    profile = site_for(cells, site, runs, oversubscribe)
     if dry_run:
-        _print_preview(cells, site, runs, budget)
+        print_preview(cells, profile, runs, budget)
         return
-    submission = _submit(cells, site, runs, budget)
+    submission = start(cells, profile, runs, budget, yes=yes)
     if as_json:
         groups = ("new", "already_done", "in_flight", "failed_before")
         ids = {name: [cell.id for cell in getattr(submission, name)] for name in groups}
         typer.echo(json.dumps(ids, indent=1))
         return
-    _print_submission(submission, site, runs)
+    print_submission(submission, profile, site, runs)
 
 
 def run(
-    sweep: SweepName = None, file: FileInstead = None, site: SiteName = "local", runs: Runs = RUNS,
-    where: Where = None, set_: Overrides = None, budget: _Budget = None,
+    sweep: SweepName = None, file: FileInstead = None, site: LastSite = None, runs: Runs = RUNS,
+    where: Where = None, set_: Overrides = None, budget: Budget = None, dry_run: DryRun = False,
+    yes: Yes = False, oversubscribe: Oversubscribe = None,
 ) -> None:  # fmt: skip
     """Submit, and show progress until all cells have ended; Ctrl-C stops only the display."""
+    from harness.cli.submissions import print_preview, print_submission, site_for, start  # noqa: PLC0415
+
     cells = _cells(sweep, file, set_, where, runs)
-    _print_submission(_submit(cells, site, runs, budget), site, runs)
+    profile = site_for(cells, site, runs, oversubscribe)
+    if dry_run:
+        print_preview(cells, profile, runs, budget)
+        return
+    print_submission(start(cells, profile, runs, budget, yes=yes), profile, site, runs)
     _follow(cells, runs)
 
 
@@ -143,7 +152,8 @@ def cancel(
     ] = False,
 ) -> None:  # fmt: skip
     """End pending and running cells, and return when they have ended."""
-    from harness.runs.store import sweep_folder  # noqa: PLC0415  see status
+    from harness.cli.submissions import count  # noqa: PLC0415  see status
+    from harness.runs.store import sweep_folder  # noqa: PLC0415
     from harness.study.submit import cancel as cancel_cells  # noqa: PLC0415
     from harness.study.submit import cancel_other_versions  # noqa: PLC0415
 
@@ -151,19 +161,25 @@ def cancel(
     ended: list[Any] = list(cancel_cells(cells, runs, checkpoint=checkpoint)) if cells else []
     if sweep is not None and "/" not in sweep and not where:  # what cannot be read cannot be selected
         ended += cancel_other_versions(sweep_folder(sweep, runs), checkpoint=checkpoint)
-    typer.echo(f"{_count(ended)} cancelled" if ended else "nothing to cancel: no cell is pending or running")
+    typer.echo(f"{count(ended)} cancelled" if ended else "nothing to cancel: no cell is pending or running")
 
 
 def retry(
-    sweep: SweepName = None, file: FileInstead = None, site: SiteName = "local", runs: Runs = RUNS,
-    where: Where = None, set_: Overrides = None, budget: _Budget = None,
+    sweep: SweepName = None, file: FileInstead = None, site: LastSite = None, runs: Runs = RUNS,
+    where: Where = None, set_: Overrides = None, budget: Budget = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start from the beginning, not from a checkpoint.")
     ] = False,
+    change_site: Annotated[
+        bool,
+        typer.Option(
+            "--change-site", help="Continue runs at another site or kind of node; reports mark them."
+        ),
+    ] = False,
+    dry_run: DryRun = False, yes: Yes = False, oversubscribe: Oversubscribe = None,
 ) -> None:  # fmt: skip
     """Start cells again that ended without completing, in the background, from their newest checkpoint."""
-    from harness.launchers.site_profile import read_site  # noqa: PLC0415  see status
-    from harness.study.submit import retry as retry_cells  # noqa: PLC0415
+    from harness.cli.submissions import print_retry_preview, site_for, start_again  # noqa: PLC0415
 
     cells = _cells(sweep, file, set_, where, runs)
     if not cells:  # of a file or a filter there is one; here each is of another version
@@ -171,8 +187,11 @@ def retry(
             f"no cell of {sweep} can be started again by this version of Kronscale; retry with the version "
             f"that wrote them, or submit the sweep's file to run its cells anew"
         )
-    retried = retry_cells(cells, read_site(site), runs, fresh=fresh, budget=budget)
-    typer.echo(f"{_count(retried)} submitted again" if retried else "nothing to retry: no cell failed")
+    profile = site_for(cells, site, runs, oversubscribe)
+    if dry_run:
+        print_retry_preview(cells, profile, runs, budget, fresh=fresh, change_site=change_site)
+        return
+    start_again(cells, profile, runs, budget, fresh=fresh, change_site=change_site, yes=yes)
 
 
 def _cells(
@@ -221,40 +240,6 @@ def _noted(errors: list[str], sweep: str) -> Iterator[None]:
         errors.append(f"sweep {sweep} cannot be read: {message_of(error)}")
 
 
-def _print_preview(cells: Sequence[Cell], site: str, runs: Path, budget: float | None) -> None:
-    from harness.launchers.site_profile import read_site  # noqa: PLC0415  see status
-    from harness.study.submit import preview  # noqa: PLC0415
-
-    would_be = preview(cells, read_site(site), runs)
-    if would_be.text:
-        typer.echo(would_be.text)
-    typer.echo(f"{_count(would_be.new)} would be submitted, {would_be.cost}", err=True)
-    would_be.cost.refuse_beyond(budget)
-
-
-def _submit(cells: Sequence[Cell], site: str, runs: Path, budget: float | None) -> Submission:
-    from harness.launchers.site_profile import read_site  # noqa: PLC0415  see status
-    from harness.study.submit import submit as submit_cells  # noqa: PLC0415
-
-    return submit_cells(cells, read_site(site), runs, budget=budget)
-
-
-def _print_submission(submission: Submission, site: str, runs: Path) -> None:
-    from harness.runs.commands import command  # noqa: PLC0415  see status
-    from harness.runs.store import sweep_folder  # noqa: PLC0415
-
-    groups = (
-        (submission.already_done, "completed already"),
-        (submission.in_flight, "pending or running already"),
-    )
-    parts = [f"{_count(cells)} {what}" for cells, what in groups if cells]
-    first = f"{_count(submission.new)} submitted" if submission.new else "nothing to do"
-    typer.echo(": ".join([first, "; ".join(parts)]) if parts else first)
-    if submission.failed_before:
-        again = command("retry", sweep_folder(submission.failed_before[0].sweep, runs).path, site=site)
-        typer.echo(f"{_count(submission.failed_before)} failed before; to start them again: {again}")
-
-
 def _follow(cells: Sequence[Cell], runs: Path) -> None:
     from harness.cli.output import console  # noqa: PLC0415  see status
     from harness.cli.status_view import print_statuses  # noqa: PLC0415
@@ -273,7 +258,3 @@ def _follow(cells: Sequence[Cell], runs: Path) -> None:
     print_statuses(last, runs)
     if any(one.state != "COMPLETED" for one in last):
         raise typer.Exit(1)
-
-
-def _count(cells: Sequence[Any]) -> str:
-    return f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}"

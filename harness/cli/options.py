@@ -48,14 +48,42 @@ Overrides = Annotated[
         help="Override a field of the file: training.epochs=5. Each field once.",
     ),
 ]
+SITE_VARIABLE = "KRONSCALE_SITE"
+
 SiteName = Annotated[
     str,
     typer.Option(
         metavar="NAME",
+        envvar=SITE_VARIABLE,
         help="Site profile: a name, or the path of a .yaml file.",
         autocompletion=completion.sites,
     ),
 ]
+LastSite = Annotated[
+    str | None,
+    typer.Option(
+        "--site",
+        metavar="NAME",
+        envvar=SITE_VARIABLE,
+        help="Site profile: a name, or the path of a .yaml file. Default: the sweep's last one; a "
+        "new sweep's is local.",
+        autocompletion=completion.sites,
+    ),
+]
+Oversubscribe = Annotated[
+    float | None,
+    typer.Option(
+        metavar="TIMES",
+        min=1,
+        help="On a local site, allow cells that need so many times its CPUs. Default: the profile's.",
+    ),
+]
+Budget = Annotated[
+    float | None,
+    typer.Option(metavar="HOURS", min=0, help="Submit nothing that could cost more GPU- or core-hours."),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Ask nothing, however much it may cost.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted, and its cost.")]
 Runs = Annotated[Path, typer.Option(metavar="DIR", help="Folder of stored runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 JsonFile = Annotated[

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli import completion
-from harness.cli.options import RUNS, AsJson, Overrides, Runs, SweepFile, Where
+from harness.cli.options import RUNS, AsJson, LastSite, Overrides, Runs, SweepFile, Where
 from harness.errors import SiteError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
     from harness.cell import Cell
@@ -28,17 +29,12 @@ def plan(
     file: SweepFile,
     where: Where = None,
     set_: Overrides = None,
-    site: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Show which cells this site could not run.", autocompletion=completion.sites
-        ),
-    ] = None,
+    site: LastSite = None,
     runs: Runs = RUNS,
     as_json: AsJson = False,
     every: Annotated[bool, typer.Option("--all", help="List every cell.")] = False,
 ) -> None:
-    """Show what a sweep file would run and what is completed; changes nothing."""
+    """Show what a sweep file would run, what it could cost and what is completed; changes nothing."""
     # imported here so that --help does not load pydantic and rich
     from harness.cli.output import console, print_line  # noqa: PLC0415
     from harness.runs.arms import differences  # noqa: PLC0415
@@ -48,8 +44,8 @@ def plan(
     from harness.study.sweep import read_sweep  # noqa: PLC0415
 
     sweep = read_sweep(file, set_ or ())
-    profile = _site(site) if site else None
     summary = plan_summary(select(sweep.cells, *(where or ())), runs)
+    profile = _site(site, sweep.name, runs)
     differs = differences(summary.cells)
     if as_json:
         about = {"sweep": sweep.name, "about": sweep.about, "file": str(sweep.path)}
@@ -64,8 +60,7 @@ def plan(
     else:
         screen.print(_tuning_in_words(sweep.tuning, file), markup=False)
     _print_grid(screen, summary)
-    if profile is not None:
-        print_line(screen, _site_in_words(profile, summary))
+    print_line(screen, _site_in_words(profile, summary))
     _print_cells(screen, summary, differs, every)
 
 
@@ -142,26 +137,41 @@ def _print_cells(screen: Console, summary: PlanSummary, differs: dict[str, str],
         print_line(screen, f"... and {len(summary.cells) - len(shown)} more; --all lists them")
 
 
-def _site(name: str) -> Site:
-    from harness.launchers.site_profile import read_site  # noqa: PLC0415  slow to load, and often not asked
+def _site(name: str | None, sweep: str, runs: Path) -> Site:
+    from harness.runs.store import sweep_folder  # noqa: PLC0415  see plan
+    from harness.study.site_choice import chosen_site  # noqa: PLC0415
 
-    return read_site(name)
+    return chosen_site(name, sweep_folder(sweep, runs))
 
 
 def _site_in_words(site: Site, summary: PlanSummary) -> str:
-    from harness.launchers import LAUNCHERS  # noqa: PLC0415  see plan
+    """Which cells the site cannot run, and what the new ones could cost there."""
+    from harness.cli.cost_consent import cost_in_words  # noqa: PLC0415  see plan
+    from harness.launchers import LAUNCHERS  # noqa: PLC0415
+    from harness.study.expected_cost import expected_cost  # noqa: PLC0415
 
     launcher = LAUNCHERS[site.launcher]
     errors: list[str] = []
-    oversubscribed = 0
+    failing, oversubscribed = 0, 0
+    by_size: dict[int, list[Cell]] = {}
     for cell in summary.cells:
+        by_size.setdefault(cell.world_size, []).append(cell)
+    fitting: list[Cell] = []
+    for cells in by_size.values():  # whether a cell fits depends on its world size alone
         try:
-            launcher.check(cell, site)
-            oversubscribed += launcher.plan(cell, site).oversubscribed
+            launcher.check(cells[0], site)
+            oversubscribed += launcher.plan(cells[0], site).oversubscribed * len(cells)
+            fitting += cells
         except SiteError as error:
             errors.append(str(error))
+            failing += len(cells)
     parts = [f"{oversubscribed} cells run oversubscribed"] if oversubscribed else []
     if errors:
-        first = "the first: " if len(errors) > 1 else ""
-        parts.append(f"{len(errors)} of {len(summary.cells)} cells cannot run, {first}{errors[0]}")
-    return f"site {site.name}: {'; '.join(parts) or 'every cell fits'}"
+        first = "the first: " if failing > 1 else ""
+        parts.append(f"{failing} of {len(summary.cells)} cells cannot run, {first}{errors[0]}")
+    words = f"site {site.name}: {'; '.join(parts) or 'every cell fits'}"
+    new = [cell for cell in fitting if summary.states[cell.id] == "new"]
+    if not new:
+        return words
+    cost = launcher.estimate_cost(new, site)
+    return f"{words}\ncost of new cells: {cost_in_words(cost, expected_cost(new, summary.taken, site))}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import completion
-from harness.cli.options import RUNS, Runs, SiteName
+from harness.cli.options import RUNS, Budget, DryRun, LastSite, Runs, Yes
 from harness.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def reproduce(
         str,
         typer.Option(metavar="NAME", help="Size of the reproduction.", autocompletion=completion.paper_sizes),
     ] = "small",
-    site: SiteName = "local",
+    site: LastSite = None,
     runs: Runs = RUNS,
     out: Annotated[
         Path | None,
@@ -39,6 +39,9 @@ def reproduce(
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Run nothing; report stored runs.")
     ] = False,
+    budget: Budget = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> None:
     """Run what is missing of a paper's sweeps, and write its figures and tables from these runs."""
     from harness.runs.commands import command  # noqa: PLC0415  loads pydantic
@@ -52,18 +55,24 @@ def reproduce(
     missing = [str(folder) for folder in folders.values() if not folder.is_dir()]
     if report_only and missing:
         raise UserError(f"no runs yet at {', '.join(missing)}: leave --report-only out to run them")
+    if dry_run or not report_only:
+        _check_cost(files, site, runs, budget, yes=yes, dry_run=dry_run)
+    if dry_run:
+        return
     codes = []
     for number, file in enumerate(() if report_only else files.values(), start=1):
         typer.echo(f"sweep {number} of {len(files)}: {file}")
         codes.append(_run(file, site, runs))
-    commands = {folder.name: command("run", folder, site=site) for folder in folders.values()}
+    commands = {folder.name: command("run", folder, site=site or "local") for folder in folders.values()}
     page = _report(described, folders, commands, out or runs.parent / "papers" / f"{paper}-{size}")
     typer.echo(f"report: {page}")
     if any(codes):
         typer.echo("some cells did not complete, as the report lists")
         for folder, code in zip(folders.values(), codes, strict=True):
             if code:
-                typer.echo(f"to start those of {folder.name} again: {command('retry', folder, site=site)}")
+                typer.echo(
+                    f"to start those of {folder.name} again: {command('retry', folder, site=site or 'local')}"
+                )
         raise typer.Exit(1)
 
 
@@ -80,11 +89,49 @@ def _check_figures(paper: Paper) -> None:
             )
 
 
-def _run(file: Path, site: str, runs: Path) -> int:
+def _check_cost(
+    files: dict[str, Path], site: str | None, runs: Path, budget: float | None, *, yes: bool, dry_run: bool
+) -> None:
+    """Print what every sweep and all together could cost, and ask where that is much.
+
+    Raises:
+        BudgetError: it could cost more than the budget, or so much that somebody has to agree.
+    """
+    from harness.cli.cost_consent import cost_in_words, with_consent  # noqa: PLC0415  # see reproduce
+    from harness.cli.submissions import count, site_for  # noqa: PLC0415
+    from harness.launchers.cost_estimate import CostEstimate  # noqa: PLC0415
+    from harness.study.submit import preview_cost  # noqa: PLC0415
+    from harness.study.sweep import read_sweep  # noqa: PLC0415
+
+    total, expected = CostEstimate(), CostEstimate()
+    known = False
+    for file in files.values():
+        cells = read_sweep(file).cells
+        profile = site_for(cells, site, runs, None)
+        new, cost, likely = preview_cost(cells, profile, runs)
+        total, expected, known = (
+            total + cost,
+            expected + (likely or CostEstimate()),
+            known or likely is not None,
+        )
+        if new:
+            typer.echo(f"{file}: {count(new)} to site {profile.name}: {cost_in_words(cost, likely)}")
+    if total.jobs:
+        typer.echo(f"all sweeps: {cost_in_words(total, expected if known else None)}")
+
+    def refuse(budget: float | None, ask: bool) -> None:
+        total.refuse_beyond(budget)
+        if ask and budget is None and not dry_run:
+            total.refuse_unasked()
+
+    with_consent(refuse, budget, yes=yes)
+
+
+def _run(file: Path, site: str | None, runs: Path) -> int:
     from harness.cli.operate import run  # noqa: PLC0415  # see reproduce
 
     try:
-        run(None, file, site, runs)
+        run(None, file, site, runs, yes=True)  # all sweeps together were asked about
     except typer.Exit as ended:
         if ended.exit_code > 1:  # interrupted: the runs continue, and there is nothing to report yet
             raise

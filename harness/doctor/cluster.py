@@ -11,8 +11,8 @@ _NO_MPI = "none"
 
 # Words in an error message of sbatch, and the fields of the profile that cause it.
 _FIELDS_BY_WORDS = (
+    ("account", "slurm.account"),  # Slurm's message about a wrong account names the partition too
     ("partition", "slurm.partition"),
-    ("account", "slurm.account"),
     ("qos", "slurm.qos or timeout_minutes"),
     ("time limit", "timeout_minutes"),
     ("feature", "slurm.constraint"),

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from harness.errors import BudgetError
+from harness.errors import BudgetError, CostlyError
+
+ASK_ABOVE_GPU_HOURS = 100.0
+"""Somebody has to agree to more than this: about four GPUs for a day."""
+
+ASK_ABOVE_CORE_HOURS = 1000.0
+"""The same for CPUs. The bound of a paper's sweeps at size `small` is a few hundred core-hours."""
 
 
 @dataclass(frozen=True)
@@ -17,25 +23,63 @@ class CostEstimate:
 
     Attributes:
         requeued: whether jobs may be started again.
+        jobs: number of jobs, or of runs on a host.
+        largest_ranks: most ranks of a job.
+        largest_nodes: most nodes of a job.
     """
 
     gpu_hours: float = 0.0
     core_hours: float = 0.0
     requeued: bool = False
+    jobs: int = 0
+    largest_ranks: int = 0
+    largest_nodes: int = 0
 
     def __add__(self, other: Self) -> CostEstimate:
         return CostEstimate(
             self.gpu_hours + other.gpu_hours,
             self.core_hours + other.core_hours,
             self.requeued or other.requeued,
+            self.jobs + other.jobs,
+            max(self.largest_ranks, other.largest_ranks),
+            max(self.largest_nodes, other.largest_nodes),
         )
 
     def __mul__(self, times: int) -> CostEstimate:
-        return CostEstimate(self.gpu_hours * times, self.core_hours * times, self.requeued)
+        return CostEstimate(
+            self.gpu_hours * times,
+            self.core_hours * times,
+            self.requeued,
+            self.jobs * times,
+            self.largest_ranks,
+            self.largest_nodes,
+        )
 
     def __str__(self) -> str:
+        return f"at most {self.hours}{self._per_start}"
+
+    @property
+    def hours(self) -> str:
+        """Such as `12 GPU-hours, 96 core-hours`."""
         gpus = f"{self.gpu_hours:.4g} GPU-hours, " if self.gpu_hours else ""
-        return f"at most {gpus}{self.core_hours:.4g} core-hours{self._per_start}"
+        return f"{gpus}{self.core_hours:.4g} core-hours"
+
+    @property
+    def sizes(self) -> str:
+        """Such as `36 jobs, the largest of 4 ranks on 2 nodes`."""
+        nodes = "1 node" if self.largest_nodes == 1 else f"{self.largest_nodes} nodes"
+        ranks = "1 rank" if self.largest_ranks == 1 else f"{self.largest_ranks} ranks"
+        jobs = "1 job of" if self.jobs == 1 else f"{self.jobs} jobs, the largest of"
+        return f"{jobs} {ranks} on {nodes}"
+
+    @property
+    def counted(self) -> float:
+        """What a budget is compared with: GPU-hours where GPUs are held, else core-hours."""
+        return self.gpu_hours or self.core_hours
+
+    @property
+    def _unit(self) -> str:
+        return "GPU-hours" if self.gpu_hours else "core-hours"
 
     @property
     def _per_start(self) -> str:
@@ -47,10 +91,24 @@ class CostEstimate:
         Raises:
             BudgetError: the cost could be higher.
         """
-        counted, unit = (self.gpu_hours, "GPU-hours") if self.gpu_hours else (self.core_hours, "core-hours")
-        if budget is not None and counted > budget:
+        if budget is not None and self.counted > budget:
             raise BudgetError(
-                f"this could cost {counted:.4g} {unit}{self._per_start}, the budget is {budget:.4g}: "
-                f"submit less with --where, lower the site's timeout_minutes, or raise --budget; "
-                "nothing was submitted"
+                f"this could cost {self.counted:.4g} {self._unit}{self._per_start}, the budget is "
+                f"{budget:.4g}: submit less with --where, lower the site's timeout_minutes, or raise "
+                "--budget; nothing was submitted"
+            )
+
+    def refuse_unasked(self) -> None:
+        """Refuse a cost that somebody has to agree to first.
+
+        Raises:
+            CostlyError: the cost could be above the threshold.
+        """
+        most = ASK_ABOVE_GPU_HOURS if self.gpu_hours else ASK_ABOVE_CORE_HOURS
+        if self.counted > most:
+            raise CostlyError(
+                f"this could cost {self.counted:.4g} {self._unit}{self._per_start}, in {self.sizes}; above "
+                f"{most:g} {self._unit} somebody has to agree: repeat it with --yes or --budget "
+                f"{self.counted:.0f}, or see what it is with --dry-run; nothing was submitted",
+                self.counted,
             )

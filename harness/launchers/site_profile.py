@@ -46,6 +46,10 @@ class Site(Spec):
     """Whether a cell that needs more CPUs than the site has may run with all of them, alone and marked as
     oversubscribed; otherwise it is refused. Example: `true`."""
 
+    oversubscribe_limit: float = Field(default=4.0, ge=1)
+    """With `oversubscribe`, how many times the site's CPUs a cell may need; a wider one is refused, because
+    it is meant for a cluster. Example: `8`."""
+
     backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
     """Communication backend; `auto` is nccl for ranks with a GPU and gloo for others. With `mpi` the local
     launcher starts the ranks under `mpiexec`, of MPICH or a relative. Example: `mpi`."""
@@ -151,8 +155,10 @@ def _unread(site: Site) -> Iterator[tuple[Place, str]]:
     if site.launcher == "local":
         yield ("slurm",), "with launcher=local"
     else:
-        for field in ("cpus", "gpus", "oversubscribe"):
+        for field in ("cpus", "gpus", "oversubscribe", "oversubscribe_limit"):
             yield (field,), "with launcher=slurm, which requests what each cell needs"
+    if not site.oversubscribe:
+        yield ("oversubscribe_limit",), "without oversubscribe: true"
     if site.slurm is not None and not site.slurm.exclusive:
         for field in ("cpus_per_node", "gpus_per_node"):
             yield ("slurm", field), "without exclusive: true: the cost of a job is what it requests"

@@ -30,10 +30,12 @@ class PlanSummary:
     Attributes:
         cells: the cells in the order of their file.
         states: state by cell id.
+        taken: completed cells with the seconds that they took.
     """
 
     cells: Sequence[Cell]
     states: Mapping[str, PlanState]
+    taken: Sequence[tuple[Cell, float]] = ()
 
     @property
     def counts(self) -> dict[PlanState, int]:
@@ -100,11 +102,14 @@ class PlanSummary:
 def plan_summary(cells: Sequence[Cell], runs: Path) -> PlanSummary:
     """Summarise `cells` and what is stored of them; writes nothing."""
     states: dict[str, PlanState] = {}
+    taken: list[tuple[Cell, float]] = []
     for name in dict.fromkeys(cell.sweep for cell in cells):
         of_sweep = [cell for cell in cells if cell.sweep == name]
         for cell, stored in stored_states(sweep_folder(name, runs), of_sweep):
             states[cell.id] = _plan_state(stored.state)
-    return PlanSummary(cells, states)
+            if stored.state == "COMPLETED" and stored.outcome is not None:
+                taken.append((cell, stored.outcome.ended_at - stored.outcome.started_at))
+    return PlanSummary(cells, states, taken)
 
 
 def placement_in_words(config: KFACConfig | None, world_sizes: Iterable[int]) -> str:

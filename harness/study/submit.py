@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.cell import Cell
-from harness.errors import StoreError
 from harness.launchers import LAUNCHERS
 from harness.launchers.cost_estimate import CostEstimate
-from harness.launchers.launch import WORKER_COMMAND, Launch
+from harness.launchers.launch import WORKER_COMMAND
 from harness.launchers.outcome import outcome_without_ranks
 from harness.launchers.site_profile import Site
-from harness.runs.checkpoint_store import CheckpointStore
 from harness.runs.locks import exclusive
-from harness.runs.ownership import foreign, refuse_foreign
-from harness.runs.store import DEFAULT_ROOT, Attempt, CellFolder, SweepFolder, sweep_folder
+from harness.runs.ownership import refuse_foreign
+from harness.runs.store import DEFAULT_ROOT, Attempt, SweepFolder, sweep_folder
 from harness.study.cell_states import IN_FLIGHT, RETRYABLE, stored_state
+from harness.study.expected_cost import expected_cost
+from harness.study.start import Terms, continued_attempts, in_blocks, refuse_change, start_cells
 from harness.study.status import CellStatus, in_flight, read_statuses, stalled_launchers
 
 _CANCEL_POLL_SECONDS = 0.05
 _LONGEST_POLL_SECONDS = 2.0  # reading statuses may query a cluster's scheduler
+_AS_SUBMIT = Terms()
 
 
 @dataclass(frozen=True)
@@ -36,27 +36,35 @@ class Submission:
         already_done: completed before.
         in_flight: pending or running already.
         failed_before: ended without completing; only `retry` gives them another attempt.
+        cost: upper bound of the cost of the new ones.
+        expected: what they will cost, from the completed ones; None if none has completed.
     """
 
     new: tuple[Cell, ...]
     already_done: tuple[Cell, ...]
     in_flight: tuple[Cell, ...]
     failed_before: tuple[Cell, ...]
+    cost: CostEstimate = field(default_factory=CostEstimate)
+    expected: CostEstimate | None = None
 
 
 @dataclass(frozen=True)
 class Preview:
-    """What `submit` would do.
+    """What `submit` or `retry` would do.
 
     Attributes:
         new: the cells that would get an attempt, in the order of their start.
         text: the commands or scripts that their launcher would submit.
         cost: upper bound of their cost.
+        expected: as in `Submission`.
+        continued: the attempts that would be continued, by cell id.
     """
 
     new: tuple[Cell, ...]
     text: str
     cost: CostEstimate
+    expected: CostEstimate | None = None
+    continued: Mapping[str, Attempt] = field(default_factory=dict)
 
 
 def submit(
@@ -65,6 +73,8 @@ def submit(
     root: Path = DEFAULT_ROOT,
     command: Sequence[str] = WORKER_COMMAND,
     budget: float | None = None,
+    *,
+    ask: bool = False,
 ) -> Submission:
     """Start every cell that has no attempt yet; restart a queue that was killed.
 
@@ -73,8 +83,8 @@ def submit(
         site: site to run them on.
         root: folder of all sweeps.
         command: starts one rank.
-        budget: upper limit of the cost of new cells, in GPU-hours if the site has GPUs, else in core-hours;
-            None for no limit.
+        budget: see `Terms`.
+        ask: see `Terms`.
 
     Raises:
         SiteError: the site can never run one of the new cells; nothing is submitted.
@@ -87,7 +97,7 @@ def submit(
         _finish_interrupted(folder, site)
         statuses = read_statuses(folder, _each_once(cells))
         new = [status.cell for status in statuses if status.state == "STAGED"]
-        _start(new, site, folder, command, budget)
+        cost = start_cells(new, site, folder, Terms(command, budget, ask))
         for name in stalled_launchers(folder, statuses):
             if not new or name != site.launcher:  # whose `launch` has done so
                 LAUNCHERS[name].resume(folder, shared_runs=site.shared_runs)
@@ -96,23 +106,46 @@ def submit(
         already_done=_cells(statuses, lambda status: status.state == "COMPLETED"),
         in_flight=_cells(statuses, lambda status: status.state in IN_FLIGHT),
         failed_before=_cells(statuses, lambda status: status.state in RETRYABLE),
+        cost=cost,
+        expected=expected_cost(new, _taken(statuses), site),
     )
 
 
-def preview(cells: Sequence[Cell], site: Site, root: Path = DEFAULT_ROOT) -> Preview:
-    """What `submit` would do now; changes nothing.
+def preview(
+    cells: Sequence[Cell],
+    site: Site,
+    root: Path = DEFAULT_ROOT,
+    *,
+    again: bool = False,
+    terms: Terms = _AS_SUBMIT,
+) -> Preview:
+    """What `submit` would do now, or with `again` what `retry` would; changes nothing.
 
     Raises:
-        SiteError: the site can never run one of the new cells.
+        SiteError: the site can never run one of the new cells, or a run would change its site.
     """
     folder = sweep_folder(cells[0].sweep, root)
-    launcher = LAUNCHERS[site.launcher]
     statuses = read_statuses(folder, _each_once(cells))
-    new = in_blocks(_cells(statuses, lambda status: status.state == "STAGED"))
+    new = _to_start(statuses, again=again)
+    launcher = LAUNCHERS[site.launcher]
     for cell in new:
         launcher.check(cell, site)
+    continued = continued_attempts(new, folder, site) if terms.resume else {}
+    if not terms.change_site:
+        refuse_change(continued, site)
     text = launcher.preview(folder, new, site) if new else ""
-    return Preview(tuple(new), text, launcher.estimate_cost(new, site) if new else CostEstimate())
+    return Preview(tuple(new), text, *_costs(new, statuses, site), continued)
+
+
+def preview_cost(
+    cells: Sequence[Cell], site: Site, root: Path = DEFAULT_ROOT
+) -> tuple[list[Cell], CostEstimate, CostEstimate | None]:
+    """The cells that `submit` would start, the most that they could cost, and what they are expected to."""
+    statuses = read_statuses(sweep_folder(cells[0].sweep, root), _each_once(cells))
+    new = _to_start(statuses, again=False)
+    for cell in new:
+        LAUNCHERS[site.launcher].check(cell, site)
+    return new, *_costs(new, statuses, site)
 
 
 def retry(
@@ -123,15 +156,19 @@ def retry(
     budget: float | None = None,
     *,
     fresh: bool = False,
-) -> list[Cell]:
+    change_site: bool = False,
+    ask: bool = False,
+) -> Submission:
     """Start a new attempt of every cell that ended without completing.
 
-    The new attempt resumes from the newest checkpoint of the earlier ones, unless `fresh`.
+    The new attempt resumes from the newest checkpoint of the earlier ones, unless `fresh`, and with
+    `change_site` also at another site, launcher or kind of node.
 
     Returns:
-        The cells that got a new attempt.
+        `new` are the cells that got a new attempt; none is `failed_before`.
 
     Raises:
+        SiteError: as `submit`, or a run would change its site.
         UserError: as in `submit`.
     """
     folder = _own_folder(cells, site, root)
@@ -139,8 +176,16 @@ def retry(
         _finish_interrupted(folder, site)
         statuses = read_statuses(folder, _each_once(cells))
         retried = [status.cell for status in statuses if status.state in RETRYABLE]
-        _start(retried, site, folder, command, budget, resume=not fresh)
-    return retried
+        terms = Terms(command, budget, ask, resume=not fresh, change_site=change_site)
+        cost = start_cells(retried, site, folder, terms)
+    return Submission(
+        new=tuple(retried),
+        already_done=_cells(statuses, lambda status: status.state == "COMPLETED"),
+        in_flight=_cells(statuses, lambda status: status.state in IN_FLIGHT),
+        failed_before=(),
+        cost=cost,
+        expected=expected_cost(retried, _taken(statuses), site),
+    )
 
 
 def cancel(cells: Sequence[Cell], root: Path = DEFAULT_ROOT, *, checkpoint: bool = False) -> list[Cell]:
@@ -180,15 +225,6 @@ def cancel_other_versions(folder: SweepFolder, *, checkpoint: bool = False) -> l
     return [attempt.cell_folder.id for attempt in attempts]
 
 
-def in_blocks(cells: Sequence[Cell]) -> list[Cell]:
-    """Cells in the order of their start: by seed, and within a seed shuffled by content hash.
-
-    These are randomised blocks: a machine that slows down during the study then slows all arms, not only the
-    last one in the file. The shuffle is deterministic.
-    """
-    return sorted(cells, key=lambda cell: (cell.seed, cell.content_hash))
-
-
 def _each_once(cells: Iterable[Cell]) -> list[Cell]:
     return list({cell.id: cell for cell in cells}.values())
 
@@ -215,87 +251,6 @@ def _finish_interrupted(folder: SweepFolder, site: Site) -> None:
             launcher.resume(folder, shared_runs=site.shared_runs)
 
 
-def _start(
-    cells: Sequence[Cell],
-    site: Site,
-    folder: SweepFolder,
-    command: Sequence[str],
-    budget: float | None,
-    *,
-    resume: bool = False,
-) -> None:
-    launcher = LAUNCHERS[site.launcher]
-    for cell in cells:
-        launcher.check(cell, site)
-    if cells:
-        launcher.estimate_cost(cells, site).refuse_beyond(budget)
-        made: list[Attempt | CellFolder] = []
-        launches = (_new(cell, site, folder, command, resume, made) for cell in in_blocks(cells))
-        try:
-            launcher.launch(folder, launches)
-        except OSError as error:
-            _withdraw(made)
-            raise StoreError(
-                f"{error.filename or folder.path}: {error.strerror or error}; nothing was submitted: free "
-                f"some space, or keep runs on another file system (--runs)"
-            ) from None
-
-
-def _new(
-    cell: Cell,
-    site: Site,
-    folder: SweepFolder,
-    command: Sequence[str],
-    resume: bool,
-    made: list[Attempt | CellFolder],
-) -> tuple[Attempt, Launch]:
-    """The new attempt and its launch; adds the folders that it makes to `made`."""
-    if not (cell_folder := folder.cell_folder(cell)).path.exists():
-        made.append(cell_folder)
-    folder.stage(cell)
-    if not site.shared_runs:
-        refuse_foreign(cell_folder.path / "cell.json", folder.path)
-
-    def trusted(attempt: Attempt) -> bool:
-        return site.shared_runs or foreign(attempt.path / "checkpoints", folder.path) is None
-
-    saved = (
-        [one.number for one in cell_folder.attempts() if trusted(one) and CheckpointStore(one).newest_first()]
-        if resume
-        else []
-    )
-    launch = LAUNCHERS[site.launcher].plan(cell, site, command)
-    continues = saved[-1] if saved else None
-    attempt = _attempt_at(cell_folder)
-    made.append(attempt)
-    return attempt, launch.model_copy(update={"continues": continues})
-
-
-def _attempt_at(cell_folder: CellFolder) -> Attempt:
-    """A new attempt, or the newest one if its submission was interrupted before the launch."""
-    latest = cell_folder.latest()
-    own = latest is not None and foreign(latest.path, cell_folder.path.parent) is None
-    if latest is not None and own and stored_state(latest).state == "STAGED":
-        latest.make_logs()  # the interrupted submission may not have made them
-        return latest
-    return cell_folder.new_attempt()
-
-
-def _withdraw(made: Sequence[Attempt | CellFolder]) -> None:
-    """Undo a submission that could not be completed, and that has started nothing.
-
-    Folders in which another process has written something meanwhile stay.
-    """
-    for folder in reversed(made):
-        if isinstance(folder, Attempt):
-            Launch.withdraw(folder)
-        elif folder.latest() is None:
-            (folder.path / "cell.json").unlink(missing_ok=True)
-        for path in (folder.path / "logs", folder.path):
-            with suppress(OSError):
-                path.rmdir()
-
-
 def _cancel(attempts: Sequence[Attempt], *, checkpoint: bool) -> None:
     by_launcher: dict[str, list[Attempt]] = defaultdict(list)
     for attempt in attempts:
@@ -307,6 +262,28 @@ def _cancel(attempts: Sequence[Attempt], *, checkpoint: bool) -> None:
     for attempt in attempts:
         if not (attempt.path / "begun.json").exists():
             attempt.write_outcome(outcome_without_ranks("CANCELLED", "cancelled before it started"))
+
+
+def _to_start(statuses: Iterable[CellStatus], *, again: bool) -> list[Cell]:
+    states = RETRYABLE if again else ("STAGED",)
+    return in_blocks(_cells(statuses, lambda status: status.state in states))
+
+
+def _costs(
+    new: Sequence[Cell], statuses: Sequence[CellStatus], site: Site
+) -> tuple[CostEstimate, CostEstimate | None]:
+    if not new:
+        return CostEstimate(), None
+    return LAUNCHERS[site.launcher].estimate_cost(new, site), expected_cost(new, _taken(statuses), site)
+
+
+def _taken(statuses: Iterable[CellStatus]) -> list[tuple[Cell, float]]:
+    """Completed cells with the seconds that they took."""
+    return [
+        (one.cell, one.elapsed_seconds)
+        for one in statuses
+        if one.state == "COMPLETED" and one.elapsed_seconds is not None
+    ]
 
 
 def _cells(statuses: Iterable[CellStatus], condition: Callable[[CellStatus], bool]) -> tuple[Cell, ...]:

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from harness.runs.run_place import cpu_model
+
 PACKAGES = ("torch", "numpy", "mpi4py", "pandas", "submitit", "scikit-learn", "kronscale")
 
 _GIT_SECONDS = 20.0
@@ -71,7 +73,7 @@ def read_environment(
         python=platform.python_version(),
         packages={name: metadata.version(name) for name in PACKAGES},
         platform=platform.platform(),
-        cpu=_cpu_model(),
+        cpu=cpu_model(),
         cpus=len(os.sched_getaffinity(0)),
         threads=torch.get_num_threads(),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -96,11 +98,3 @@ def _git(*arguments: str) -> str:
     command = ["git", "-C", str(Path(__file__).parent), *arguments]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=_GIT_SECONDS)
     return done.stdout.strip()
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")

@@ -150,7 +150,7 @@ def test_reproduce_advises_a_retry_of_each_sweep_with_failures(tmp_path, printed
         attempt = sweep_folder(cell.sweep, tmp_path).stage(cell).new_attempt()
         attempt.write_outcome(Outcome("FAILED", "it broke", None, "error", 1.0, 2.0))
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **options: object) -> None:
         raise typer.Exit(1)
 
     monkeypatch.setattr(operate, "run", fail)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import socket
@@ -48,6 +49,12 @@ class LocalLauncher:
                 f"{cell.id} needs {needed} CPUs, {site.cpus_per_rank} for each of {cell.world_size} ranks; "
                 f"site {site.name} has {cpus}: use fewer ranks or set oversubscribe: true"
             )
+        if needed > site.oversubscribe_limit * cpus:
+            raise SiteError(
+                f"{cell.id} needs {needed} CPUs, which is {needed / cpus:.4g} times the {cpus} of site "
+                f"{site.name}; at most {site.oversubscribe_limit:g} times are allowed: name a cluster with "
+                f"--site, or allow it with --oversubscribe {math.ceil(needed / cpus)}"
+            )
         if cell.world_size * site.gpus_per_rank > gpus:
             raise SiteError(
                 f"{cell.id} needs {cell.world_size} GPUs, one a rank; site {site.name} has {gpus}: use fewer "
@@ -76,7 +83,11 @@ class LocalLauncher:
     def estimate_cost(self, cells: Sequence[Cell], site: Site) -> CostEstimate:
         """Upper bound of the cost of the cells: their ranks' CPUs and GPUs until the time limit."""
         ranks = sum(cell.world_size for cell in cells) * site.timeout_minutes / 60
-        return CostEstimate(gpu_hours=ranks * site.gpus_per_rank, core_hours=ranks * site.cpus_per_rank)
+        largest = max(cell.world_size for cell in cells)
+        return CostEstimate(
+            gpu_hours=ranks * site.gpus_per_rank, core_hours=ranks * site.cpus_per_rank,
+            jobs=len(cells), largest_ranks=largest, largest_nodes=1,
+        )  # fmt: skip
 
     def preview(self, folder: SweepFolder, cells: Sequence[Cell], site: Site) -> str:
         """The command that would start each rank, without pinning and the rank's options; changes nothing."""

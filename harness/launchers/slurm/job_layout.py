@@ -77,7 +77,10 @@ class JobLayout:
         if profile.exclusive:
             cpus = self.nodes * (profile.cpus_per_node or cpus // self.nodes)
             gpus = self.nodes * (profile.gpus_per_node or gpus // self.nodes)
-        return CostEstimate(gpu_hours=gpus * hours, core_hours=cpus * hours, requeued=profile.requeue)
+        return CostEstimate(
+            gpu_hours=gpus * hours, core_hours=cpus * hours, requeued=profile.requeue,
+            jobs=1, largest_ranks=ranks, largest_nodes=self.nodes,
+        )  # fmt: skip
 
 
 def slurm(site: Site) -> SlurmProfile:

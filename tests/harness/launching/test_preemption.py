@@ -51,7 +51,7 @@ def evaluations(attempt):
 def test_a_run_stopped_by_a_signal_and_by_cancel_ends_with_the_bits_of_one_that_was_not(
     cell, site, tmp_path, look, wait_for, world
 ):
-    site_file = tmp_path / "site.yaml"
+    site_file = tmp_path / "test.yaml"
     site_file.write_text("launcher: local\noversubscribe: true\n")
     submit([cell], site, tmp_path)
     wait_for(lambda: past(look, 1, 20))

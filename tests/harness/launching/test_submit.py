@@ -124,10 +124,10 @@ def test_retry_gives_only_failed_cells_another_attempt(make_cell, site, tmp_path
     cells = [make_cell(seed=0), make_cell(seed=1, act="exit", once=True)]
     submit(cells, site, tmp_path, command)
     finish(cells)
-    assert retry(cells, site, tmp_path, command) == [cells[1]]
+    assert retry(cells, site, tmp_path, command).new == (cells[1],)
     assert finish(cells) == {0: "COMPLETED", 1: "COMPLETED"}
     assert [len(folder.cell_folder(cell).attempts()) for cell in cells] == [1, 2]
-    assert retry(cells, site, tmp_path, command) == []
+    assert retry(cells, site, tmp_path, command).new == ()
 
 
 def test_cancel_ends_pending_and_running_cells_before_it_returns(

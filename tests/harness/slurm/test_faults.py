@@ -59,7 +59,7 @@ def test_a_node_that_loses_power_is_named_and_its_cell_can_be_retried(
     finally:
         on_slurm.start(f"slurmd-{node}")
         wait_for(lambda: "4 idle" in on_slurm.run("sinfo", "-h", "-p", "main", "-o", "%D %t"))
-    assert retry([cell], make_site(), tmp_path, FAKE_RANK) == [cell]
+    assert retry([cell], make_site(), tmp_path, FAKE_RANK).new == (cell,)
     assert training(cell, 2).number == 2
 
 

@@ -1,0 +1,160 @@
+"""Starts attempts: checks them against site and budget first, and withdraws all that cannot be launched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from harness.cell import Cell
+from harness.errors import SiteError, StoreError
+from harness.launchers import LAUNCHERS
+from harness.launchers.cost_estimate import CostEstimate
+from harness.launchers.launch import WORKER_COMMAND, Launch
+from harness.launchers.site_profile import Site
+from harness.runs.checkpoint_store import CheckpointStore
+from harness.runs.ownership import foreign, refuse_foreign
+from harness.runs.run_place import RunPlace
+from harness.runs.store import Attempt, CellFolder, SweepFolder
+from harness.study.cell_states import stored_state
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Under what terms cells may start.
+
+    Attributes:
+        command: starts one rank.
+        budget: upper limit of their cost, in GPU-hours if the site has GPUs, else in core-hours; None for no
+            limit.
+        ask: whether a cost above the threshold is refused, so that somebody can be asked.
+        resume: whether they continue from the newest checkpoint of earlier attempts.
+        change_site: whether a run may continue at another site, launcher or kind of node.
+    """
+
+    command: Sequence[str] = WORKER_COMMAND
+    budget: float | None = None
+    ask: bool = False
+    resume: bool = False
+    change_site: bool = False
+
+
+def start_cells(cells: Sequence[Cell], site: Site, folder: SweepFolder, terms: Terms) -> CostEstimate:
+    """Give each cell a new attempt and launch all; the caller holds the submit lock.
+
+    Returns:
+        Upper bound of their cost.
+
+    Raises:
+        UserError: as `harness.study.submit.submit`; nothing is submitted.
+    """
+    if not cells:
+        return CostEstimate()
+    launcher = LAUNCHERS[site.launcher]
+    for cell in cells:
+        launcher.check(cell, site)
+    cost = launcher.estimate_cost(cells, site)
+    cost.refuse_beyond(terms.budget)
+    if terms.ask and terms.budget is None:
+        cost.refuse_unasked()
+    continued = continued_attempts(cells, folder, site) if terms.resume else {}
+    if not terms.change_site:
+        refuse_change(continued, site)
+    made: list[Attempt | CellFolder] = []
+    launches = (_new(cell, site, folder, terms, continued.get(cell.id), made) for cell in in_blocks(cells))
+    try:
+        launcher.launch(folder, launches)
+    except OSError as error:
+        _withdraw(made)
+        raise StoreError(
+            f"{error.filename or folder.path}: {error.strerror or error}; nothing was submitted: free "
+            f"some space, or keep runs on another file system (--runs)"
+        ) from None
+    return cost
+
+
+def in_blocks(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells in the order of their start: by seed, and within a seed shuffled by content hash.
+
+    These are randomised blocks: a machine that slows down during the study then slows all arms, not only the
+    last one in the file. The shuffle is deterministic.
+    """
+    return sorted(cells, key=lambda cell: (cell.seed, cell.content_hash))
+
+
+def continued_attempts(cells: Sequence[Cell], folder: SweepFolder, site: Site) -> dict[str, Attempt]:
+    """The attempt from whose checkpoints a new one would resume, by cell id, where there is one."""
+
+    def trusted(attempt: Attempt) -> bool:
+        return site.shared_runs or foreign(attempt.path / "checkpoints", folder.path) is None
+
+    found = {}
+    for cell in cells:
+        for attempt in reversed(folder.cell_folder(cell).attempts()):
+            if trusted(attempt) and CheckpointStore(attempt).newest_first():
+                found[cell.id] = attempt
+                break
+    return found
+
+
+def refuse_change(continued: Mapping[str, Attempt], site: Site) -> None:
+    """Refuse to continue a run elsewhere: its clock would add up the times of two machines.
+
+    Raises:
+        SiteError: a run would change its site, launcher or kind of node.
+    """
+    planned = RunPlace.planned(site.model_dump(mode="json"))
+    for cell_id, attempt in continued.items():
+        changes = RunPlace.of_attempt(attempt).changes(planned)
+        if changes:
+            raise SiteError(
+                f"{cell_id} would continue attempt {attempt.number} elsewhere: {'; '.join(changes)}. "
+                "Its times would be of two machines: give the earlier --site, start from the beginning with "
+                "--fresh, or allow it with --change-site, which the report marks; nothing was submitted"
+            )
+
+
+def _new(
+    cell: Cell,
+    site: Site,
+    folder: SweepFolder,
+    terms: Terms,
+    continued: Attempt | None,
+    made: list[Attempt | CellFolder],
+) -> tuple[Attempt, Launch]:
+    """The new attempt and its launch; adds the folders that it makes to `made`."""
+    if not (cell_folder := folder.cell_folder(cell)).path.exists():
+        made.append(cell_folder)
+    folder.stage(cell)
+    if not site.shared_runs:
+        refuse_foreign(cell_folder.path / "cell.json", folder.path)
+    launch = LAUNCHERS[site.launcher].plan(cell, site, terms.command)
+    attempt = _attempt_at(cell_folder)
+    made.append(attempt)
+    number = continued.number if continued is not None else None
+    return attempt, launch.model_copy(update={"continues": number})
+
+
+def _attempt_at(cell_folder: CellFolder) -> Attempt:
+    """A new attempt, or the newest one if its submission was interrupted before the launch."""
+    latest = cell_folder.latest()
+    own = latest is not None and foreign(latest.path, cell_folder.path.parent) is None
+    if latest is not None and own and stored_state(latest).state == "STAGED":
+        latest.make_logs()  # the interrupted submission may not have made them
+        return latest
+    return cell_folder.new_attempt()
+
+
+def _withdraw(made: Sequence[Attempt | CellFolder]) -> None:
+    """Undo a submission that could not be completed, and that has started nothing.
+
+    Folders in which another process has written something meanwhile stay.
+    """
+    for folder in reversed(made):
+        if isinstance(folder, Attempt):
+            Launch.withdraw(folder)
+        elif folder.latest() is None:
+            (folder.path / "cell.json").unlink(missing_ok=True)
+        for path in (folder.path / "logs", folder.path):
+            with suppress(OSError):
+                path.rmdir()
