@@ -88,6 +88,14 @@ def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
+@pytest.fixture
+def no_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn but not rendered, which is most of a report's time and the same for every study."""
+    from analysis.figures import files
+
+    monkeypatch.setattr(files, "image", lambda drawing, kind: f"{kind} of {drawing.figure}".encode())
+
+
 @pytest.fixture(scope="session")
 def world() -> Iterator[Callable[[int], World]]:
     """`world(4)` is a world of four processes, started on first use."""

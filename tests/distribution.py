@@ -7,7 +7,11 @@ from xdist.scheduler import LoadScopeScheduling
 TOGETHER = {
     "one cluster": ("tests/harness/slurm/", "tests/harness/test_slurm_cluster.py"),
     "one report": ("tests/analysis/test_figures.py", "tests/analysis/test_report"),
-    "MPI worlds": ("tests/kfac_core/test_mpi.py", "tests/kfac_core/test_split_wait.py"),
+    "MPI worlds": (
+        "tests/kfac_core/test_mpi.py",
+        "tests/kfac_core/test_split_wait.py",
+        "tests/docs/test_examples.py::test_a_python_block_runs_on_two_ranks",
+    ),
     "torch.compile": ("tests/kfac_core/test_compile.py", "tests/kfac_core/test_around.py"),
 }
 APART = ("tests/harness/launching/", "tests/harness/test_bench.py", "tests/path/")
@@ -18,7 +22,7 @@ def group_of(nodeid: str) -> str:
     """Tests of a group run on one worker, one after another."""
     path = nodeid.split("::", maxsplit=1)[0]
     for group, paths in TOGETHER.items():
-        if path.startswith(paths):
+        if nodeid.startswith(paths):
             return group
     return nodeid if path.startswith(APART) else path
 

@@ -172,7 +172,7 @@ def test_an_undamaged_run_is_valid_and_says_whether_it_is_sealed(attempt):
     assert study.cells["sealed"].tolist() == [not old] * 2
 
 
-def test_report_and_terminal_begin_with_what_is_left_out(attempt, tmp_path, capsys):
+def test_report_and_terminal_begin_with_what_is_left_out(attempt, tmp_path, capsys, no_images):
     (attempt.path / "rank-00001.jsonl").unlink()
     runs = attempt.path.parent.parent.parent
     assert main(["report", "synthetic", "--runs", str(runs), "--out", str(tmp_path / "report")]) == 0
@@ -209,7 +209,7 @@ def test_two_attempts_that_continue_each_other_end_the_reading(made, tmp_path):
         loaded(first)
 
 
-def test_a_damaged_cache_is_read_anew(made, tmp_path):
+def test_a_damaged_cache_is_read_anew(made, tmp_path, no_images):
     target = tmp_path / "runs" / "synthetic"
     shutil.copytree(made, target)
     before = load(target)

@@ -10,7 +10,6 @@ from analysis.cost_model.calibration_file import read_calibration
 from analysis.cost_model.models import read_model
 from analysis.cost_model.prediction import predict
 from analysis.cost_model.work import Setup
-from analysis.figures import files
 from harness.cell import Cell
 from harness.cli.reproduce import reproduce
 from harness.runs.attempt_outcome import Outcome
@@ -87,8 +86,7 @@ def _value(cell: Cell, step: int) -> float:
 @pytest.mark.parametrize(
     "paper", ["dp_kfac", "nlcg", "tpds22", pytest.param("sc20", marks=pytest.mark.slow)]
 )  # sc20's runs have 9,000 ranks together
-def test_a_papers_page_is_drawn_at_full_scale(paper, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(files, "image", lambda drawing, kind: f"{kind} of {drawing.figure}".encode())
+def test_a_papers_page_is_drawn_at_full_scale(paper, tmp_path, capsys, no_images):
     runs = tmp_path / "runs"
     described, sweeps = read_paper(paper, "full")
     for file in sweeps.values():

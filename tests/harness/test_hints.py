@@ -158,7 +158,7 @@ def test_reproduce_advises_a_retry_of_each_sweep_with_failures(tmp_path, printed
     assert [(name, len(cells_of(parameters))) for name, parameters in found] == [("retry", 1)] * len(files)
 
 
-def test_the_report_tells_how_to_run_each_cell_again(runs, printed, tmp_path):
+def test_the_report_tells_how_to_run_each_cell_again(runs, printed, tmp_path, no_images):
     printed("report", "demo", "--runs", str(runs), "--out", str(tmp_path / "report"))
     page = (tmp_path / "report" / "report.html").read_text()
     found = re.findall(r"(kronscale run [^<]+)", page)

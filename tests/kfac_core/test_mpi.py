@@ -98,7 +98,7 @@ def sum_large(rank: int, world_size: int, dtype: torch.dtype) -> tuple[Tensor, T
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [3, 4])
 def test_large_sums_are_whole_although_they_are_made_in_pieces(mpi_world, world_size, dtype):
     want = torch.arange(5_000_001).remainder(251).to(dtype) * (world_size * (world_size + 1) // 2)
     for summed, own, start in mpi_world(world_size).run(sum_large, dtype):
@@ -126,7 +126,7 @@ def run_kfac(rank: int, world_size: int, options: dict[str, Any]) -> tuple[list[
     return history, {name: layer.factor_workers for name, layer in kfac.placement.layers.items()}
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [3, 4])
 @pytest.mark.parametrize(("strategy", "extra"), STRATEGIES)
 def test_every_strategy_over_mpi_equals_the_dense_reference(mpi_world, world_size, strategy, extra):
     if strategy == "hybrid_opt":
@@ -175,9 +175,8 @@ def train_ddp(rank: int, world_size: int, over_mpi: bool, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 2e-2)], ids=str)
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_ddp_with_the_hook_equals_ddp_over_gloo(mpi_world, world_size, dtype, tolerance):
-    ranks = mpi_world(world_size)
+def test_ddp_with_the_hook_equals_ddp_over_gloo(mpi_world, dtype, tolerance):
+    ranks = mpi_world(4)
     compared = zip(ranks.run(train_ddp, True, dtype), ranks.run(train_ddp, False, dtype), strict=True)
     for (got, (calls, sent_bytes)), (want, unused) in compared:
         assert (got - want).norm() <= tolerance * want.norm()
@@ -262,11 +261,11 @@ communicator.all_reduce(torch.ones(4))
 @pytest.mark.ranks
 def test_a_killed_rank_ends_the_world_under_mpiexec():
     done = subprocess.run(
-        [MPIEXEC, "-n", "3", sys.executable, "-c", DIES],
+        [MPIEXEC, "-n", "2", sys.executable, "-c", DIES],
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,  # where survivors would wait for ever
+        timeout=60,  # where the survivor would wait for ever
     )
     assert done.returncode != 0
     assert "Killed (signal 9)" in done.stdout + done.stderr

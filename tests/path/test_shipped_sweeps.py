@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from analysis import load
-from analysis.figures import files
 from analysis.regressions import changes
 from analysis.report.findings import findings
 from analysis.report.page import Panel, write_report
@@ -42,12 +41,6 @@ def drawn(file: Path) -> list[str]:
         return ["time_to_accuracy", "scaling", "phase_breakdown", "memory"]
     paper, _ = read_paper(file.parent.parent.name, file.parent.name)
     return [figure.figure for figure in paper.figures if figure.sweep == file.stem]
-
-
-@pytest.fixture
-def no_images(monkeypatch) -> None:
-    """Figures are drawn but not rendered, which is most of a report's time and the same for every sweep."""
-    monkeypatch.setattr(files, "image", lambda drawing, kind: f"{kind} of {drawing.figure}".encode())
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: "-".join(file.with_suffix("").parts[1:]))

@@ -24,13 +24,13 @@ pytestmark = pytest.mark.ranks
 STUDY = """\
 sweep: study
 workload: digits
-target: {metric: accuracy, at_least: 0.9}
+target: {metric: accuracy, at_least: 0.5}
 training: {global_batch_size: 256, epochs: 30}
 optimizer: {lr: 0.4, warmup_epochs: 2}
 methods:
   - {name: sgd, optimizer: {lr: 0.1}}
   - {name: comm_opt, kfac: {damping: 0.003, factor_update_steps: 1, inverse_update_steps: 5}}
-grid: {world_size: [1, 2]}
+grid: {world_size: [2]}
 repeats: 1
 """
 ENDLESS = """\
@@ -76,7 +76,7 @@ def test_a_sweep_becomes_records_and_a_report_and_runs_nothing_twice(folder):
     file.write_text(STUDY)
     kronscale(folder, "run", "-f", str(file), "--site", site(folder))
     cells = list(sweep_folder("study", folder / "runs").cell_folders())
-    assert len(cells) == 4
+    assert len(cells) == 2
     for cell in cells:
         attempt = cell.latest()
         assert attempt is not None
@@ -90,10 +90,10 @@ def test_a_sweep_becomes_records_and_a_report_and_runs_nothing_twice(folder):
             assert ("evaluation" in kinds) == (rank == 0)
     assert "nothing to do" in kronscale(folder, "submit", "-f", str(file), "--site", site(folder))
 
-    lost = cells[2]
+    lost = cells[0]
     subprocess.run(["rm", "-r", str(lost.path)], check=True)
     kronscale(folder, "run", "-f", str(file), "--site", site(folder))
-    assert [len(cell.attempts()) for cell in cells] == [1, 1, 1, 1]
+    assert [len(cell.attempts()) for cell in cells] == [1, 1]
     ended = {cell.id: cell.latest().outcome().ended_at for cell in cells}  # type: ignore[union-attr]
     assert max(ended, key=lambda id: ended[id]) == lost.id
 
@@ -135,10 +135,11 @@ def test_a_killed_rank_ends_its_attempt_is_the_root_cause_and_only_its_cell_is_r
 def test_an_exception_in_a_rank_is_the_cause_with_its_message(folder):
     file = folder / "study.yaml"
     without_data = f"workload: {{name: cifar10, options: {{data: {folder}/nowhere}}}}"
-    file.write_text(STUDY.replace("workload: digits", without_data))
+    file.write_text(STUDY.replace("workload: digits", without_data).replace("[2]", "[1]"))
     kronscale(folder, "run", "-f", str(file), "--site", site(folder), "--where", "method=sgd", expect=1)
-    for cell in json.loads(kronscale(folder, "status", "study", "--json")):
-        assert cell["state"] == "FAILED"
+    states = json.loads(kronscale(folder, "status", "study", "--json"))
+    assert [cell["state"] for cell in states] == ["FAILED"]
+    for cell in states:
         assert f"DataError: {folder}/nowhere has no batch files of cifar10" in cell["cause"]
 
 

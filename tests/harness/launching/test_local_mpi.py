@@ -21,6 +21,7 @@ from harness.launchers.site_profile import read_site
 from harness.runs.store import Attempt, sweep_folder
 from harness.study.submit import submit
 from harness.training.malloc import keep_freed_memory
+from tests.harness.checkpoint.runs import train
 from tests.kfac_core.mpi_worlds import MPIEXEC
 
 pytestmark = pytest.mark.ranks
@@ -34,7 +35,7 @@ def real_attempt(tmp_path, site):
         cell = Cell.model_validate({
             "sweep": "study", "method": "kfac", "world_size": world_size, "workload": "digits",
             "target": {"metric": "accuracy", "at_least": 0.9999}, "optimizer": {"lr": 0.1},
-            "training": {"global_batch_size": 256, "epochs": epochs},
+            "training": {"global_batch_size": 240, "epochs": epochs},
             "kfac": {"strategy": "mem_opt", "factor_update_steps": 1, "inverse_update_steps": 5},
         })  # fmt: skip
         attempt = sweep_folder("study", tmp_path / backend).stage(cell).new_attempt()
@@ -68,15 +69,16 @@ def sent_bytes(attempt, rank):
     return [record["sent_bytes"] for record in records if record["kind"] == "phases"]
 
 
-def test_two_ranks_train_over_mpi_as_they_do_over_gloo(real_attempt, start_supervisor):
+def test_two_ranks_train_over_mpi_as_they_do_over_gloo(real_attempt, start_supervisor, world):
     over = {backend: real_attempt(2, backend) for backend in ("mpi", "gloo")}
-    for backend, attempt in over.items():
-        assert start_supervisor(attempt).outcome().state == "COMPLETED", attempt.log(0).read_text()
-        environment = attempt.read("environment.json")
-        assert environment["backend"] == backend
-        assert len(environment["hosts"]) == 2
-        assert environment["keeps_freed_memory"] == keep_freed_memory()  # as in this process
-    assert not (over["mpi"].path / "rendezvous.json").exists()  # MPI carried the address
+    attempt = over["mpi"]
+    assert start_supervisor(attempt).outcome().state == "COMPLETED", attempt.log(0).read_text()
+    environment = attempt.read("environment.json")
+    assert environment["backend"] == "mpi"
+    assert len(environment["hosts"]) == 2
+    assert environment["keeps_freed_memory"] == keep_freed_memory()  # as in this process
+    assert not (attempt.path / "rendezvous.json").exists()  # MPI carried the address
+    world(2).run(train, over["gloo"].cell_folder.cell(), over["gloo"])
     for got, want in zip(evaluations(over["mpi"]), evaluations(over["gloo"]), strict=True):
         assert got == pytest.approx(want, rel=1e-5)
     assert len(evaluations(over["mpi"])) == 2
@@ -87,9 +89,9 @@ def test_two_ranks_train_over_mpi_as_they_do_over_gloo(real_attempt, start_super
 def test_a_rank_killed_in_an_mpi_world_is_named_and_takes_the_others_along(
     real_attempt, start_supervisor, wait_for, is_gone
 ):
-    attempt = real_attempt(4, "mpi", epochs=100_000)
+    attempt = real_attempt(3, "mpi", epochs=100_000)
     supervisor = start_supervisor(attempt)
-    wait_for(lambda: all((beat := attempt.last_heartbeat(r)) and beat.step > 2 for r in range(4)))
+    wait_for(lambda: all((beat := attempt.last_heartbeat(r)) and beat.step > 2 for r in range(3)))
     ranks = supervisor.rank_pids()
     shared = shared_memory(ranks)
     assert shared
@@ -125,33 +127,33 @@ def test_an_mpiexec_that_does_not_know_hydras_options_is_the_cause(
 
 
 FINDS_MPI = """
-import logging, os, sys
+import json, logging, os, sys
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 from harness.training.world.mpi import find_mpi
-rank, size = int(sys.argv[1] or os.environ["PMI_RANK"]), int(sys.argv[2])
-world, reason = find_mpi(rank, size, required=False)
-inherited = sorted(name for name in os.environ if "PMI" in name)
-line = f"{'found' if world else 'not found:'} {reason} {inherited}\\n"
-os.write(1, line.encode())  # in one piece: the other rank writes to the same pipe
+started = dict(os.environ)
+for case, (rank, size) in json.loads(sys.argv[1]).items():
+    os.environ.update(started)
+    own = int(started["PMI_RANK"])
+    world, reason = find_mpi(own if rank is None else rank, size, required=False)
+    inherited = sorted(name for name in os.environ if "PMI" in name)
+    line = f"rank {own}, {case}: {'found' if world else 'not found:'} {reason} {inherited}\\n"
+    os.write(1, line.encode())  # in one piece: the other rank writes to the same pipe
 """
 
 
-@pytest.mark.parametrize(
-    ("rank", "size", "sentences"),
-    [
-        ("", 2, {"found  []"}),
-        ("", 4, {f"MPI reports rank {r} of 2, the launcher reports rank {r} of 4" for r in (0, 1)}),
-        ("0", 2, {"found  []", "MPI reports rank 1 of 2, the launcher reports rank 0 of 2"}),
-    ],
-    ids=["the-same", "another-size", "another-rank"],
-)
-def test_mpi_is_used_only_if_its_rank_and_size_are_the_launchers(rank, size, sentences):
-    done = run(str(MPIEXEC), "-n", "2", sys.executable, "-c", FINDS_MPI, rank, str(size))
+def test_mpi_is_used_only_if_its_rank_and_size_are_the_launchers():
+    cases = {"the same": (None, 2), "another size": (None, 4), "another rank": (0, 2)}
+    done = run(str(MPIEXEC), "-n", "2", sys.executable, "-c", FINDS_MPI, json.dumps(cases))
     assert done.returncode == 0
-    for sentence in sentences:
-        assert sentence in done.stdout
-    if "MPI reports" in "".join(sentences):
-        assert "the rendezvous goes through the run folder instead" in done.stdout
+    for rank in (0, 1):
+        assert f"rank {rank}, the same: found  []" in done.stdout
+        other = f"MPI reports rank {rank} of 2, the launcher reports rank {rank} of 4"
+        assert f"rank {rank}, another size: not found: {other}" in done.stdout
+    assert "rank 0, another rank: found  []" in done.stdout
+    other = "MPI reports rank 1 of 2, the launcher reports rank 0 of 2"
+    assert f"rank 1, another rank: not found: {other}" in done.stdout
+    assert done.stdout.count("the rendezvous goes through the run folder instead") == 3
+    assert done.stdout.count("[]\n") == 6  # no identity is left for children
 
 
 def test_a_plain_rank_starts_no_mpi():
