@@ -80,10 +80,13 @@ def aggregated(study: Study) -> pd.DataFrame:
     """One row per arm and world size, or method where the rule pools arms: `seconds` by `study.scoring`."""
     scored = time_to_accuracy(study)
     by = "method" if study.scoring.pools_arms else "arm"
+    trials = scored.groupby(["setting", "world_size", "method"])["arm"].nunique().groupby(level=[0, 1])
+    fair = (trials.min() == trials.max()).to_dict()
     rows = []
     for key, runs in scored.groupby([by, "setting", "world_size"], sort=False):
         name, setting, size = cast("tuple[str, str, int]", key)
-        seconds = study.scoring.aggregate(runs)
+        comparable = fair[setting, size] or not study.scoring.pools_arms
+        seconds = study.scoring.aggregate(runs) if comparable else math.nan
         rows.append(
             {by: name, "setting": setting, "world_size": int(size), "runs": len(runs), "seconds": seconds}
         )

@@ -1,5 +1,8 @@
 """Rules of time to accuracy: which evaluation counts, on which clock, and how runs become a score.
 
+`mlperf-style` and `algoperf-style` follow those benchmarks' ways to score, for any study;
+`analysis.benchmarks` scores by the benchmarks' own rules, for studies that have their form.
+
 Sources: MLPerf Training rules, "Run Results" and "Benchmark Results" (mlcommons/training_policies d73e20f);
 AlgoPerf technical documentation, "External tuning ruleset" and "Scoring" (mlcommons/algorithmic-efficiency
 2c90454).
@@ -16,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.statistics.intervals import median
+from analysis.statistics.reference_points import olympic_mean
 
 
 @dataclass(frozen=True)
@@ -72,10 +76,8 @@ def mlperf_score(runs: pd.DataFrame) -> float:
     Returns:
         Seconds; NaN if the result is invalid, or if there are fewer than three runs.
     """
-    ordered = np.sort(runs["scored_seconds"].to_numpy(dtype=float))
-    if len(ordered) < 3 or np.isinf(ordered).sum() > 1:
-        return math.nan
-    return float(ordered[1:-1].mean())
+    seconds = runs["scored_seconds"].to_numpy(dtype=float)
+    return math.nan if np.isinf(seconds).sum() > 1 else olympic_mean(seconds)
 
 
 def algoperf_score(runs: pd.DataFrame) -> float:
@@ -99,7 +101,10 @@ class Scoring:
         rule: which evaluation counts.
         clock: a key of `CLOCKS`.
         aggregate: from runs, with `seed` and `scored_seconds` (a miss infinite), to seconds.
-        pools_arms: whether `aggregate` takes all arms of a method together, as trials of one tuning.
+        pools_arms: whether `aggregate` takes all arms of a method together, as trials of one tuning. Then
+            there is no score where methods have unequal numbers of trials: the best of five is no match for
+            the best of one.
+        lacks: what the benchmark of that name requires beyond this rule.
     """
 
     title: str
@@ -107,6 +112,7 @@ class Scoring:
     clock: str = "train"
     aggregate: Aggregate = median_score
     pools_arms: bool = False
+    lacks: str = ""
 
     @property
     def about(self) -> str:
@@ -119,8 +125,17 @@ SCORINGS: Mapping[str, Scoring] = MappingProxyType(
         "first": Scoring("first crossing, train clock, median"),
         "sustained": Scoring("3 in a row, train clock, median", rule=Rule(3)),
         "wall": Scoring("first crossing, wall clock, median", clock="wall"),
-        "mlperf": Scoring("MLPerf", clock="wall", aggregate=mlperf_score),
-        "algoperf": Scoring("AlgoPerf", aggregate=algoperf_score, pools_arms=True),
+        "mlperf-style": Scoring(
+            "MLPerf style", clock="wall", aggregate=mlperf_score,
+            lacks="any number of runs from 3, no reference convergence points, starts at the first batch",
+        ),
+        "algoperf-style": Scoring(
+            "AlgoPerf style", aggregate=algoperf_score, pools_arms=True,
+            lacks="any number of studies and trials, no max_runtime, no profile over workloads",
+        ),
     }
-)
+)  # fmt: skip
 """The rules by the names that `kronscale report --rule` takes; `first` is the default."""
+
+RENAMED: Mapping[str, str] = MappingProxyType({"mlperf": "mlperf-style", "algoperf": "algoperf-style"})
+"""Names of before November 2026, which said more than the rules do."""

@@ -42,7 +42,7 @@ class Study:
         fields: one row per cell and one column per dotted path, such as `kfac.damping`; NaN for a
             field that the cell lacks.
         scoring: the rule of time to accuracy; change it with
-            `replace(study, scoring=SCORINGS["mlperf"])`.
+            `replace(study, scoring=SCORINGS["mlperf-style"])`.
     """
 
     cells: pd.DataFrame

@@ -11,6 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from analysis.benchmarks import sentences
 from analysis.figures import FIGURES, NothingToDraw
 from analysis.figures.files import save
 from analysis.records.left_out import left_out_note
@@ -101,6 +102,7 @@ def _content(study: Study, figures: Sequence[dict[str, str]]) -> dict[str, Any]:
         "findings": [*filter(None, [left_out_note(study.cells)]), *findings(study)],
         "cautions": cautions(study),
         "conditions": conditions(study),
+        "benchmarks": sentences(study),
         "summary": summary_table(study),
         "rules": rules_table(study),
         "costs": costs_table(study),
@@ -137,6 +139,8 @@ def _markdown(content: Mapping[str, Any]) -> str:
     ]
     for heading, name in _tables(content).items():
         parts += [f"## {heading}", "", to_markdown(content[name])]
+        if name == "rules":
+            parts += [*(f"- {line}" for line in content["benchmarks"]), ""]
     for figure in content["figures"]:
         image = f"![{figure['title']}](figures/{figure['name']}.png)"
         parts += [f"## {figure['title']}", "", image, "", figure["caption"], ""]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.options import RUNS, Runs, SweepFile
+from harness.cli.scoring_rules import ABOUT_RULES
 from harness.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ def choose(
     ] = None,
     rule: Annotated[
         str,
-        typer.Option(
-            metavar="NAME", help="Rule of time to accuracy: first, sustained, wall, mlperf or algoperf."
-        ),
+        typer.Option(metavar="NAME", help=ABOUT_RULES),
     ] = "first",
     out: Annotated[
         Path | None,
@@ -83,17 +82,15 @@ def _tables(
     """
     from analysis.records.left_out import quietly  # noqa: PLC0415  pandas is slow to load
     from analysis.records.tables import load  # noqa: PLC0415
-    from analysis.rules import SCORINGS  # noqa: PLC0415
     from analysis.tuning import by_method, trials  # noqa: PLC0415
+    from harness.cli.scoring_rules import read_rule  # noqa: PLC0415
     from harness.runs.commands import command  # noqa: PLC0415
     from harness.runs.store import sweep_folder  # noqa: PLC0415
-    from harness.yaml_files.validation_messages import not_allowed  # noqa: PLC0415
 
-    if rule not in SCORINGS:
-        raise UserError(f"--rule={rule!r} is not a rule{not_allowed(rule, SCORINGS)}")
+    scoring = read_rule(rule)
     folder = sweep_folder(sweep.name, runs).path
     with quietly():
-        study = replace(load([*archives] or folder), scoring=SCORINGS[rule])
+        study = replace(load([*archives] or folder), scoring=scoring)
     wanted = {cell.id: cell for cell in sweep.cells if cell.method in chosen}
     study = study.only(study.cells["cell"].isin(list(wanted)) & (study.cells["sweep"] == sweep.name))
     stored = dict(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.options import RUNS, FileInstead, Runs, SweepName
+from harness.cli.scoring_rules import ABOUT_RULES
 from harness.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ def report(
     ] = None,
     rule: Annotated[
         str,
-        typer.Option(
-            metavar="NAME", help="Rule of time to accuracy: first, sustained, wall, mlperf or algoperf."
-        ),
+        typer.Option(metavar="NAME", help=ABOUT_RULES),
     ] = "first",
 ) -> None:
     """Write report.html with figures and tables from stored runs, and print the summary."""
@@ -47,7 +46,6 @@ def report(
     from analysis.report.findings import findings, resumed_note  # noqa: PLC0415
     from analysis.report.page import Panel, write_report  # noqa: PLC0415
     from analysis.report.summary import summary_table  # noqa: PLC0415
-    from analysis.rules import SCORINGS  # noqa: PLC0415
     from harness.cli.output import (  # noqa: PLC0415
         console,
         print_left_out,
@@ -55,16 +53,15 @@ def report(
         text_table,
         with_progress,
     )
+    from harness.cli.scoring_rules import read_rule  # noqa: PLC0415
     from harness.runs.commands import command  # noqa: PLC0415
     from harness.runs.store import SweepFolder  # noqa: PLC0415
-    from harness.yaml_files.validation_messages import not_allowed  # noqa: PLC0415
 
-    if rule not in SCORINGS:
-        raise UserError(f"--rule={rule!r} is not a rule{not_allowed(rule, SCORINGS)}")
+    scoring = read_rule(rule)
     if folder is not None:
         print_left_out(SweepFolder(folder).version_errors())
     with quietly():
-        study = replace(load(archives or folder or ""), scoring=SCORINGS[rule])
+        study = replace(load(archives or folder or ""), scoring=scoring)
     print_note(left_out_note(study.cells))
     screen = console()
     page = write_report(

@@ -184,7 +184,7 @@ def test_few_left_out_runs_of_both_arms_need_no_caution(tmp_path):
     assert "aution" not in " ".join(findings(study))
 
 
-@pytest.mark.parametrize("name", ["first", "wall", "mlperf"])
+@pytest.mark.parametrize("name", ["first", "wall", "mlperf-style"])
 def test_a_run_that_was_never_evaluated_missed_on_every_clock(name, tmp_path):
     study = hand_made(tmp_path, runs_of("sgd", 2, seeds=range(4)))
     last = study.cells.set_index("seed").loc[3, "run"]
