@@ -273,8 +273,8 @@ class Cell(Spec):
         for name in ("eigen_rank", "overlap_factors", "costs", "gram_precision"):
             if not kfac.get(name, True):  # added later, too
                 del kfac[name]
-        for name in ("loss_terms", "batch_dim"):  # and these, whose 0 is not their default
-            if kfac.get(name, 0) is None:
+        for name, default in (("loss_terms", None), ("batch_dim", None), ("max_factor_dim", 8192)):
+            if name in kfac and kfac[name] == default:  # and these, whose default is not all that is false
                 del kfac[name]
         text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:10]

@@ -138,6 +138,11 @@ class KFACConfig:
     """Whether the loss is a mean over the local batch or a sum; the harness's workloads use `mean`.
     Example: `mean`."""
 
+    max_factor_dim: int | None = 8192
+    """Rows of the largest dense factor; of a larger one only the diagonal is kept, as of the output layer of
+    a large vocabulary. 8192 rows take 256 MiB of float32 for each copy, of which a step holds about five;
+    null for no bound. Range: [1, inf). Example: `4096`."""
+
     factor_dtype: str | None = None
     """Dtype of the running factors: `float64`, `float32`, `bfloat16` or `float16`; null is the widest of any
     layer, at least float32. Example: `float32`."""
@@ -182,6 +187,7 @@ class KFACConfig:
         if self.kl_clip is not None:
             _in_range("kl_clip", self.kl_clip, 0, math.inf, open_left=True, open_right=True)
         self._check_choices()
+        self._check_fisher()
         self._check_intervals()
         if isinstance(self.skip, str):
             raise ConfigError(f"skip={self.skip!r} is one text; write a tuple of patterns: ({self.skip!r},)")
@@ -227,16 +233,21 @@ class KFACConfig:
                 )
         _one_of("factor_start", self.factor_start, ("identity", "first"))
         _one_of("sequence", self.sequence, ("expand", "reduce"))
-        if self.loss_terms is not None:
-            _one_of("loss_terms", self.loss_terms, ("example", "token"))
-        if self.batch_dim is not None and (isinstance(self.batch_dim, bool) or self.batch_dim not in (0, 1)):
-            raise ConfigError(f"batch_dim={self.batch_dim!r} is not one of 0, 1")
         _one_of("loss_reduction", self.loss_reduction, ("mean", "sum"))
         if self.gram_precision is not None:
             _one_of("gram_precision", self.gram_precision, ("tf32", "bfloat16"))
         for name in ("factor_dtype", "inverse_dtype"):
             if getattr(self, name) is not None:
                 _one_of(name, getattr(self, name), DTYPES)
+
+    def _check_fisher(self) -> None:
+        if self.loss_terms is not None:
+            _one_of("loss_terms", self.loss_terms, ("example", "token"))
+        if self.batch_dim is not None and (isinstance(self.batch_dim, bool) or self.batch_dim not in (0, 1)):
+            raise ConfigError(f"batch_dim={self.batch_dim!r} is not one of 0, 1")
+        largest = self.max_factor_dim
+        if largest is not None and (isinstance(largest, bool) or not isinstance(largest, int) or largest < 1):
+            raise ConfigError(f"max_factor_dim={largest!r} is not allowed; use a whole number >= 1, or null")
 
     def _check_intervals(self) -> None:
         for name in ("factor_update_steps", "inverse_update_steps"):

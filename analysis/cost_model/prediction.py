@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from analysis.cost_model.calibration import Calibration
 from analysis.cost_model.laws import Growth
 from analysis.cost_model.work import Exchange, Operation, Setup, Work, imbalance
-from kfac_core.placement import Ranks
+from kfac_core.placement import FactorShape, Ranks
 from kfac_core.placement.cost import CostModel
 from kfac_core.placement.footprint import kept_columns
 from kfac_core.timing.phases import COMM_PHASES, Phase
@@ -137,7 +137,7 @@ def _compute(work: Work, calibration: Calibration) -> dict[Phase, Seconds]:
     gradients = setup.item_bytes * sum(shape.gradient_elements for shape in model.shapes)
     curve = calibration.decomposition(setup.config.solver)
     solve = max(
-        math.fsum(count * shape.blocks * curve.at(shape.dim) for shape, count in own.items())
+        math.fsum(count * _decompositions(shape) * curve.at(shape.dim) for shape, count in own.items())
         for own in work.inverses
     )
     return {
@@ -179,7 +179,7 @@ def _products(work: Work, calibration: Calibration) -> Seconds:
                     for factor in (shape.a, shape.g)
                 ),
             )
-            for shape in setup.model.shapes
+            for shape in setup.shapes
         )
     )
     return _within(slowest, curve.relative_error)
@@ -244,3 +244,8 @@ def _sent(work: Work) -> dict[Phase, int]:
         own = max(exchange.sizes) if exchange.operation == "gather_parts" else exchange.total_bytes
         sent[exchange.phase][exchange.group] += own
     return {phase: max(sent[phase].values()) for phase in COMM_PHASES if phase in sent}
+
+
+def _decompositions(shape: FactorShape) -> int:
+    """Decompositions of a factor; the blocks of a diagonal are inverted together."""
+    return shape.blocks if shape.dim > 1 else 1

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 
 from analysis.cost_model.models import Layer, Model
 from kfac_core.config import KFACConfig
-from kfac_core.placement import FactorJob, FactorShape, Placement, Ranks
+from kfac_core.placement import FactorJob, FactorShape, LayerShape, Placement, Ranks
 from kfac_core.placement.buckets import buckets
 from kfac_core.placement.cost import CostModel
 from kfac_core.placement.footprint import data_elements, precondition_flops
@@ -52,6 +52,12 @@ class Setup:
     inverse_packing: Literal["triangle", "square"] = "square"
     fusion: Literal["owner", "layer"] = "owner"
     overlap: bool = False
+
+    @cached_property
+    def shapes(self) -> list[LayerShape]:
+        """The layers' shapes, with the diagonals that K-FAC keeps of large factors."""
+        largest = self.config.max_factor_dim if self.config else None
+        return [shape.bounded(largest) for shape in self.model.shapes]
 
     @cached_property
     def factor_update_steps(self) -> int:
@@ -114,8 +120,8 @@ class Work:
         self.placement: Placement | None = None
         self.jobs: list[FactorJob] = []
         if setup.config is not None:
-            self.placement = place(setup.config, setup.model.shapes, setup.world_size, cost)
-            self.jobs = self.placement.factor_jobs(setup.model.shapes)
+            self.placement = place(setup.config, setup.shapes, setup.world_size, cost)
+            self.jobs = self.placement.factor_jobs(setup.shapes)
 
     @cached_property
     def exchanges(self) -> list[Exchange]:
@@ -154,7 +160,7 @@ class Work:
             return {}
         factor_item = ITEM_BYTES[config.factor_dtype] if config.factor_dtype else item
         second_item = ITEM_BYTES[config.inverse_dtype] if config.inverse_dtype else item
-        gradients = 2 * item * sum(shape.gradient_elements for shape in self.setup.model.shapes)
+        gradients = 2 * item * sum(shape.gradient_elements for shape in self.setup.shapes)
         return {
             "factors": self.spread(
                 (job.inverse_workers, factor_item * job.shape.elements) for job in self.jobs
@@ -194,7 +200,7 @@ class Work:
         config = self.setup.config
         return self.spread(
             (self.placement.layers[shape.name].gradient_workers, precondition_flops(config, shape))
-            for shape in self.setup.model.shapes
+            for shape in self.setup.shapes
         )
 
     def _factor_exchanges(self, everyone: Ranks) -> list[Exchange]:
@@ -238,7 +244,7 @@ class Work:
         if placement.columns == 1:
             return []
         sizes = [0] * placement.columns
-        for shape in self.setup.model.shapes:
+        for shape in self.setup.shapes:
             column = placement.layers[shape.name].gradient_workers[0]
             sizes[column] += self.setup.item_bytes * shape.gradient_elements
         return [Exchange(Phase.PRECONDITION_COMM, "gather_parts", placement.row(0), tuple(sizes), 1)]

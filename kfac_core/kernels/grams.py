@@ -47,6 +47,14 @@ def gram(rows: Tensor, *, with_ones: bool = False) -> Gram:
     return with_bias(product, rows.sum(1), count) if with_ones else product
 
 
+def squares(rows: Tensor, dtype: torch.dtype, *, with_ones: bool = False) -> Tensor:
+    """The diagonal of `gram` alone, `[n, 1, 1]`, of `rows` [rows, n]."""
+    total = rows.to(dtype).square().sum(0)
+    if with_ones:
+        total = torch.cat([total, total.new_full((1,), len(rows))])
+    return total.view(-1, 1, 1)
+
+
 def outer_sum(rows: Tensor) -> Tensor:
     """The sum of row rowT over all `rows` [batches, rows, n]: `[n, n]`, by a product per batch or one of all.
 

@@ -15,13 +15,24 @@ from kfac_core.errors import ConfigError
 from kfac_core.layers.convolution import ConvLayer
 from kfac_core.layers.embedding import EmbeddingLayer
 from kfac_core.layers.layer import KroneckerLayer
-from kfac_core.layers.linear import LinearLayer
+from kfac_core.layers.linear import LinearLayer, TransposedLinearLayer
+from kfac_core.layers.transposed import TransposedConvLayer
 
 __all__ = ["LAYERS", "KroneckerLayer", "find_layers", "plain_modules"]
 
-LAYERS: Mapping[type[nn.Module], type[KroneckerLayer]] = MappingProxyType(
-    {nn.Linear: LinearLayer, nn.Conv1d: ConvLayer, nn.Conv2d: ConvLayer, nn.Embedding: EmbeddingLayer}
-)
+LAYERS: Mapping[type[nn.Module], type[KroneckerLayer]] = MappingProxyType({
+    nn.Linear: LinearLayer,
+    nn.Conv1d: ConvLayer,
+    nn.Conv2d: ConvLayer,
+    nn.Conv3d: ConvLayer,
+    nn.ConvTranspose1d: TransposedConvLayer,
+    nn.ConvTranspose2d: TransposedConvLayer,
+    nn.ConvTranspose3d: TransposedConvLayer,
+    nn.Embedding: EmbeddingLayer,
+})  # fmt: skip
+
+_BY_NAME = {"transformers.pytorch_utils.Conv1D": TransposedLinearLayer}
+"""Modules of packages that are not imported here."""
 
 
 def find_layers(model: nn.Module, config: KFACConfig) -> list[KroneckerLayer]:
@@ -34,7 +45,7 @@ def find_layers(model: nn.Module, config: KFACConfig) -> list[KroneckerLayer]:
     Raises:
         ConfigError: a pattern of `skip` matches no layer of a supported type.
     """
-    names = [name for name, module in model.named_modules() if type(module) in LAYERS]
+    names = [name for name, module in model.named_modules() if kind_of(module)]
     for pattern in config.skip:
         if not any(re.match(pattern, name) for name in names):
             some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
@@ -45,7 +56,7 @@ def find_layers(model: nn.Module, config: KFACConfig) -> list[KroneckerLayer]:
     patterns = [re.compile(pattern) for pattern in config.skip]
     found = []
     for name, module in model.named_modules():
-        kind = LAYERS.get(type(module))  # exact type: a subclass may compute something else
+        kind = kind_of(module)
         if kind is None or any(pattern.match(name) for pattern in patterns) or not kind.supports(module):
             continue
         tied = any(owners[id(parameter)] > 1 for parameter in module.parameters(recurse=False))
@@ -54,6 +65,12 @@ def find_layers(model: nn.Module, config: KFACConfig) -> list[KroneckerLayer]:
         if real and weight.requires_grad and not tied:
             found.append(kind(name, module, config))
     return found
+
+
+def kind_of(module: nn.Module) -> type[KroneckerLayer] | None:
+    """The layer kind of a module by its exact type: a subclass may compute something else."""
+    own = type(module)
+    return LAYERS.get(own) or _BY_NAME.get(f"{own.__module__}.{own.__qualname__}")
 
 
 def plain_modules(model: nn.Module, layers: list[KroneckerLayer]) -> list[str]:

@@ -1,22 +1,23 @@
-"""Convolutions in one and two dimensions with any stride, padding, dilation and number of groups."""
+"""Convolutions in one to three dimensions with any stride, padding, dilation and number of groups."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from kfac_core.kernels.convolution.geometry import Geometry
 from kfac_core.kernels.convolution.patches import patch_gram, patch_rows, patch_sums, pixel_gram
-from kfac_core.kernels.grams import Gram, dense, gram, keeps_rows, with_bias
+from kfac_core.kernels.grams import Gram, dense, gram, keeps_rows, squares, with_bias
 from kfac_core.layers.layer import KroneckerLayer
 from kfac_core.placement import FactorShape, LayerShape
 
 
 class ConvLayer(KroneckerLayer):
-    """`nn.Conv1d` and `nn.Conv2d`: a row of `a` is the patch under one output pixel (KFC).
+    """`nn.Conv1d` to `nn.Conv3d`: a row of `a` is the patch under one output pixel (KFC).
 
     Groups are independent convolutions side by side: one block of A and G each.
     """
 
-    module: nn.Conv1d | nn.Conv2d
+    module: nn.Conv1d | nn.Conv2d | nn.Conv3d
     is_spatial = True
 
     @property
@@ -24,10 +25,12 @@ class ConvLayer(KroneckerLayer):
         """A over a patch of one group (and bias), G over the outputs of one group."""
         conv = self.module
         patch = conv.weight[0].numel()
-        return LayerShape(
-            self.name,
-            FactorShape(patch + self.has_bias, conv.groups),
-            FactorShape(conv.out_channels // conv.groups, conv.groups),
+        return self.bounded(
+            LayerShape(
+                self.name,
+                FactorShape(patch + self.has_bias, conv.groups),
+                FactorShape(conv.out_channels // conv.groups, conv.groups),
+            )
         )
 
     def count(self, inputs: Tensor, outputs: Tensor) -> tuple[int, int]:
@@ -37,7 +40,9 @@ class ConvLayer(KroneckerLayer):
 
     def input_gram(self, inputs: Tensor) -> Gram:
         """Sum over the patches under all output pixels; with many, no patch matrix is built."""
-        images, geometry = self._windows(self._batched(inputs))
+        images, geometry = self._windows(inputs)
+        if self.is_diagonal("a"):
+            return self._patch_squares(images, geometry)
         if self.grams is not None:
             if geometry == Geometry((1, 1), groups=geometry.groups) and not self.has_bias:
                 return self.grams.of_pixels(images, geometry.groups)
@@ -56,21 +61,35 @@ class ConvLayer(KroneckerLayer):
     def output_gram(self, gradients: Tensor) -> Gram:
         """Sum over all pixels of all images."""
         images = self._batched(gradients)
+        if self.is_diagonal("g"):
+            pixels = images.movedim(1, -1).reshape(-1, images.shape[1])
+            return squares(pixels, self.grams.dtype if self.grams else images.dtype)
         if self.grams is not None:
             return self.grams.of_pixels(images, self.module.groups)
         return pixel_gram(images, self.module.groups)
 
-    def _batched(self, images: Tensor) -> Tensor:
-        """`[B, channels, height, width]`; a signal is an image of height 1."""
-        dimensions = len(self.module.kernel_size)
-        if images.ndim == dimensions + 1:
-            images = images.unsqueeze(0)
-        return images.unsqueeze(2) if dimensions == 1 else images
+    def _patch_squares(self, images: Tensor, geometry: Geometry) -> Tensor:
+        """The diagonal alone: sums over all windows of the patches of squared pixels."""
+        squared = images.to(self.grams.dtype if self.grams else images.dtype).square()
+        total = patch_sums(squared, geometry).flatten()
+        if self.has_bias:
+            height, width = geometry.output_size(images)
+            total = torch.cat([total, total.new_full((1,), len(images) * height * width)])
+        return total.view(-1, 1, 1)
 
-    def _windows(self, images: Tensor) -> tuple[Tensor, Geometry]:
+    def _batched(self, images: Tensor) -> Tensor:
+        """`[B, channels, height, width]`; a signal is an image of height 1, a volume one below the other."""
+        images = self._with_batch(images)
+        if images.ndim == 3:
+            return images.unsqueeze(2)
+        return images.flatten(2, 3) if images.ndim == 5 else images
+
+    def _with_batch(self, images: Tensor) -> Tensor:
+        return images.unsqueeze(0) if images.ndim == len(self.module.kernel_size) + 1 else images
+
+    def _windows(self, inputs: Tensor) -> tuple[Tensor, Geometry]:
         """The images, padded here unless padding is zeros, and the geometry of the windows."""
-        conv = self.module
-        kernel, stride, dilation = (_pair(v) for v in (conv.kernel_size, conv.stride, conv.dilation))
+        conv, images = self.module, self._with_batch(inputs)
         if conv.padding == "valid":
             sides = [(0, 0) for _ in conv.kernel_size]
         elif conv.padding == "same":  # torch pads the odd pixel at the end
@@ -78,19 +97,44 @@ class ConvLayer(KroneckerLayer):
             sides = [(total // 2, total - total // 2) for total in totals]
         else:
             sides = [(int(amount), int(amount)) for amount in conv.padding]
-        amounts = [amount for side in reversed(sides) for amount in side]
         if conv.padding_mode != "zeros":
-            images = _padded(images, amounts, conv.padding_mode)
-            amounts = []
-        left, right, top, bottom = [*amounts, 0, 0, 0, 0][:4]
-        return images, Geometry(kernel, stride, dilation, conv.groups, (left, right, top, bottom))
+            images = functional.pad(images, _amounts(sides), mode=conv.padding_mode)
+            sides = [(0, 0) for _ in sides]
+        return windows_of(images, conv.kernel_size, conv.stride, conv.dilation, sides, conv.groups)
 
 
-def _padded(images: Tensor, amounts: list[int], mode: str) -> Tensor:
-    if len(amounts) == 2:  # these modes pad exactly the given dimensions
-        return functional.pad(images.squeeze(2), amounts, mode=mode).unsqueeze(2)
-    return functional.pad(images, amounts, mode=mode)
+def windows_of(
+    images: Tensor,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    sides: list[tuple[int, int]],
+    groups: int,
+) -> tuple[Tensor, Geometry]:
+    """Windows in one to three dimensions as windows of images, with the same patches in the same order.
+
+    A volume becomes an image for each place of the window along its depth, with the slices that the window
+    covers side by side as channels. `sides` are the zeros before and after, by dimension.
+    """
+    if len(kernel) == 1:
+        pair = images.unsqueeze(2), (1, *kernel), (1, *stride), (1, *dilation), [(0, 0), *sides]
+        return windows_of(*pair, groups)
+    if len(kernel) == 3:
+        deep = functional.pad(images, [0, 0, 0, 0, *sides[0]])
+        places = (deep.shape[2] - dilation[0] * (kernel[0] - 1) - 1) // stride[0] + 1
+        step = deep.stride()
+        slices = deep.as_strided(
+            (len(deep), places, deep.shape[1], kernel[0], *deep.shape[3:]),
+            (step[0], step[2] * stride[0], step[1], step[2] * dilation[0], *step[3:]),
+            deep.storage_offset(),
+        )
+        flat = slices.flatten(2, 3).flatten(0, 1)
+        return windows_of(flat, kernel[1:], stride[1:], dilation[1:], sides[1:], groups)
+    (top, bottom), (left, right) = sides
+    windows = (kernel[0], kernel[1]), (stride[0], stride[1]), (dilation[0], dilation[1])
+    return images, Geometry(*windows, groups, (left, right, top, bottom))
 
 
-def _pair(values: tuple[int, ...]) -> tuple[int, int]:
-    return (1, values[0]) if len(values) == 1 else (values[0], values[1])
+def _amounts(sides: list[tuple[int, int]]) -> list[int]:
+    """As `functional.pad` takes them: the last dimension first."""
+    return [amount for side in reversed(sides) for amount in side]

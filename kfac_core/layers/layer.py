@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 
 from torch import Tensor, nn
 
@@ -44,6 +45,9 @@ class KroneckerLayer(ABC):
         self.grams: DeviceGrams | None = None
         bias = getattr(module, "bias", None)
         self.has_bias = isinstance(bias, nn.Parameter) and bias.requires_grad
+
+    in_order = True
+    """Whether the weight's memory is the gradient matrix, but for the bias."""
 
     is_spatial = False
     """Whether dimensions after the channels are positions of one example: a convolution."""
@@ -96,7 +100,7 @@ class KroneckerLayer(ABC):
         Returns:
             `out` with copies; or a view of the weight's gradient if its memory already is this matrix.
         """
-        if not self.has_bias:
+        if self.in_order and not self.has_bias:
             gradient = self.weight.grad
             if gradient is not None and gradient.dtype == out.dtype and gradient.is_contiguous():
                 return gradient.view(out.shape)
@@ -106,7 +110,7 @@ class KroneckerLayer(ABC):
 
     def gradient_sources(self, out: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Pairs (a view of `out`, the parameter gradient to copy there); parts without one become zero."""
-        for (gradient, _), view in zip(self._gradients(), self._views(out), strict=True):
+        for gradient, view in zip(self._gradients(), self._views(out), strict=True):
             if gradient is None:
                 view.zero_()
         return [(view, gradient) for gradient, view in self.gradient_targets(out)]
@@ -114,18 +118,34 @@ class KroneckerLayer(ABC):
     def gradient_targets(self, matrix: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Pairs (parameter gradient, its new value, a view of `matrix`) for gradients that exist."""
         return [
-            (gradient, view.reshape(parameter.shape))
-            for (gradient, parameter), view in zip(self._gradients(), self._views(matrix), strict=True)
+            (gradient if gradient.shape == view.shape else gradient.view(view.shape), view)
+            for gradient, view in zip(self._gradients(), self.aligned(matrix), strict=True)
             if gradient is not None
         ]
 
-    def _gradients(self) -> list[tuple[Tensor | None, nn.Parameter]]:
-        parameters = [self.weight]
-        if self.has_bias:
-            bias = self.module.bias
-            assert isinstance(bias, nn.Parameter)  # noqa: S101  has_bias implies it
-            parameters.append(bias)
-        return [(parameter.grad, parameter) for parameter in parameters]
+    def aligned(self, matrix: Tensor) -> Iterator[Tensor]:
+        """Views of a gradient matrix in the order of the weight's and the bias's own dimensions."""
+        for view, parameter in zip(self._views(matrix), self._parameters(), strict=True):
+            yield view.reshape(parameter.shape)
+
+    def bounded(self, shape: LayerShape) -> LayerShape:
+        """A shape under `max_factor_dim`."""
+        return shape.bounded(self.config.max_factor_dim)
+
+    def is_diagonal(self, kind: str) -> bool:
+        """Whether only the diagonal of A or G is kept."""
+        return kind in self.shape.diagonal
+
+    def _gradients(self) -> list[Tensor | None]:
+        return [parameter.grad for parameter in self._parameters()]
+
+    def _parameters(self) -> list[nn.Parameter]:
+        """The weight, and the trained bias."""
+        if not self.has_bias:
+            return [self.weight]
+        bias = self.module.bias
+        assert isinstance(bias, nn.Parameter)  # noqa: S101  has_bias implies it
+        return [self.weight, bias]
 
     def _views(self, matrix: Tensor) -> list[Tensor]:
         return [matrix[..., :-1], matrix[..., -1]] if self.has_bias else [matrix]

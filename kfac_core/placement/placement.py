@@ -14,6 +14,7 @@ preconditioned gradient to the others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -49,27 +50,45 @@ class FactorShape:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """A preconditioned layer as placement sees it: its name and its two factors."""
+    """A preconditioned layer as placement sees it: its name and its two factors.
+
+    Attributes:
+        diagonal: the factors that are diagonal because they are too large: ``, `a`, `g` or `ag`. Each has a
+            block for every row of the matrix that it would be.
+    """
 
     name: str
     a: FactorShape
     g: FactorShape
+    diagonal: str = ""
 
     @property
     def gradient_elements(self) -> int:
         """Elements of the gradient matrix `[g.dim, a.dim]` over all blocks."""
-        return self.a.blocks * self.a.dim * self.g.dim
+        return math.prod(self.gradient_shape)
 
     @property
     def gradient_shape(self) -> tuple[int, ...]:
         """`[g.dim, a.dim]`, with the blocks of A in front where there are several."""
+        if self.diagonal:
+            return self.g.blocks * self.g.dim, self.a.blocks * self.a.dim
         matrix = self.g.dim, self.a.dim
         return (self.a.blocks, *matrix) if self.a.blocks > 1 else matrix
 
     @property
     def has_tokens(self) -> bool:
         """Whether A is diagonal, its blocks the rows of one matrix: an embedding."""
-        return self.a.dim == 1 and self.a.blocks > 1 and self.g.blocks == 1
+        return self.a.dim == 1 and self.a.blocks > 1 and self.g.blocks == 1 and not self.diagonal
+
+    def bounded(self, largest: int | None) -> LayerShape:
+        """With diagonals in the place of dense factors of more than `largest` rows; None for no bound.
+
+        Grouped layers, and the features of an embedding, keep their blocks.
+        """
+        if largest is None or max(self.a.blocks, self.g.blocks) > 1:
+            return self
+        a, g = (FactorShape(1, f.dim) if f.dim > largest else f for f in (self.a, self.g))
+        return LayerShape(self.name, a, g, "a" * (a != self.a) + "g" * (g != self.g))
 
 
 @dataclass(frozen=True)

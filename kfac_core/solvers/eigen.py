@@ -28,6 +28,7 @@ class Eigenbases:
         q_gt: the same as rows.
         d_g: eigenvalues of G as a column; with `tokens`, as a row.
         tokens: A is diagonal, its blocks the rows of one matrix: an embedding.
+        diagonal: the factors that are too large for a basis, as `LayerShape.diagonal`.
     """
 
     q_a: Tensor
@@ -37,6 +38,7 @@ class Eigenbases:
     q_gt: Tensor
     d_g: Tensor
     tokens: bool
+    diagonal: str = ""
 
 
 class EigenSolver:
@@ -83,6 +85,11 @@ class EigenSolver:
     def views(self, a_data: Tensor, g_data: Tensor, shape: LayerShape) -> Eigenbases:
         """Both bases, in the form that `precondition` takes."""
         (q_a, d_a), (q_g, d_g) = _columns(a_data, shape.a), _columns(g_data, shape.g)
+        if shape.diagonal:
+            return Eigenbases(
+                q_a[0], q_a[0].mT, d_a.view(1, -1), q_g[0], q_g[0].mT, d_g.view(-1, 1),
+                tokens=False, diagonal=shape.diagonal,
+            )  # fmt: skip
         if shape.has_tokens:
             return Eigenbases(q_a, q_a.mT, d_a, q_g[0], q_g[0].mT, d_g, tokens=True)
         d_a, d_g = d_a.unsqueeze(-2), d_g.unsqueeze(-1)
@@ -97,9 +104,21 @@ class EigenSolver:
             projected /= torch.addcmul(damping, views.d_a, views.d_g)
             multiply(projected, views.q_gt, out.squeeze(-1))
             return
+        if views.diagonal:
+            _precondition_diagonal(gradient, views, damping, out)
+            return
         projected = multiply(multiply(views.q_gt, gradient), views.q_a)
         projected.div_(torch.addcmul(damping, views.d_g, views.d_a))
         multiply(multiply(views.q_g, projected), views.q_at, out)
+
+
+def _precondition_diagonal(gradient: Tensor, views: Eigenbases, damping: Tensor, out: Tensor) -> None:
+    """The same where the eigenvectors of A, of G or of both are the unit vectors."""
+    projected = gradient if "g" in views.diagonal else multiply(views.q_gt, gradient)
+    projected = projected if "a" in views.diagonal else multiply(projected, views.q_a)
+    projected = projected / torch.addcmul(damping, views.d_g, views.d_a)
+    projected = projected if "g" in views.diagonal else multiply(views.q_g, projected)
+    out.copy_(projected if "a" in views.diagonal else multiply(projected, views.q_at))
 
 
 def decomposed(factor: Tensor, out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:

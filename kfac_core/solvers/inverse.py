@@ -19,11 +19,13 @@ class Inverses:
         a: inverse of A, `[blocks, n, n]`; with `tokens`, of its diagonal, as a column.
         g: inverse of G.
         tokens: A is diagonal, its blocks the rows of one matrix: an embedding.
+        diagonal: the factors of which `a` or `g` is the inverse diagonal, as `LayerShape.diagonal`.
     """
 
     a: Tensor
     g: Tensor
     tokens: bool
+    diagonal: str = ""
 
 
 class InverseSolver:
@@ -64,6 +66,10 @@ class InverseSolver:
 
     def views(self, a_data: Tensor, g_data: Tensor, shape: LayerShape) -> Inverses:
         """Both inverses, in the form that `precondition` takes."""
+        if shape.diagonal:
+            a = a_data.view(1, -1) if "a" in shape.diagonal else a_data.view(shape.a.dim, -1)
+            g = g_data.view(-1, 1) if "g" in shape.diagonal else g_data.view(shape.g.dim, -1)
+            return Inverses(a, g, tokens=False, diagonal=shape.diagonal)
         g_inverse = g_data.view(shape.g.blocks, shape.g.dim, shape.g.dim)
         if shape.has_tokens:
             return Inverses(a_data.unsqueeze(-1), g_inverse[0], tokens=True)
@@ -76,6 +82,10 @@ class InverseSolver:
         """Multiply by the inverse of G from the left and of A from the right."""
         if views.tokens:
             multiply(gradient.squeeze(-1), views.g.mT, out.squeeze(-1)).mul_(views.a)
+            return
+        if views.diagonal:
+            by_g = gradient * views.g if "g" in views.diagonal else multiply(views.g, gradient)
+            out.copy_(by_g * views.a if "a" in views.diagonal else multiply(by_g, views.a.mT))
             return
         multiply(multiply(views.g, gradient), views.a.mT, out)  # A = A.mT, which has contiguous columns
 

@@ -44,11 +44,12 @@ class Eigenpairs:
 
 @dataclass(frozen=True)
 class TruncatedEigenbases:
-    """Both factors of a layer, at least one of them truncated; `tokens` as in `Eigenbases`."""
+    """Both factors of a layer, at least one of them truncated; `tokens` and `diagonal` as in `Eigenbases`."""
 
     a: Eigenpairs
     g: Eigenpairs
     tokens: bool
+    diagonal: str
 
 
 class LowRankEigenSolver:
@@ -104,7 +105,7 @@ class LowRankEigenSolver:
         if max(shape.a.dim, shape.g.dim) <= self._rank:
             return self._whole.views(a_data, g_data, shape)
         a, g = self._eigenpairs(a_data, shape.a), self._eigenpairs(g_data, shape.g)
-        return TruncatedEigenbases(_squeezed(a), _squeezed(g), shape.has_tokens)
+        return TruncatedEigenbases(_squeezed(a), _squeezed(g), shape.has_tokens, shape.diagonal)
 
     def precondition(
         self, gradient: Tensor, views: Eigenbases | TruncatedEigenbases, damping: Tensor, out: Tensor
@@ -114,6 +115,10 @@ class LowRankEigenSolver:
             self._whole.precondition(gradient, views, damping, out)
         elif views.tokens:
             _token_rows(gradient.squeeze(-1), views.a.values.flatten(), views.g, damping, out.squeeze(-1))
+        elif views.diagonal == "a":
+            _token_rows(gradient.mT, views.a.values.flatten(), views.g, damping, out.mT)
+        elif views.diagonal == "g":
+            _token_rows(gradient, views.g.values.flatten(), views.a, damping, out)
         elif views.g.residual is None:
             _a_truncated(gradient, views.a, views.g, damping, out)
         elif views.a.residual is None:  # the same, transposed
@@ -160,7 +165,7 @@ def _both_truncated(gradient: Tensor, a: Eigenpairs, g: Eigenpairs, damping: Ten
 
 
 def _token_rows(gradient: Tensor, tokens: Tensor, g: Eigenpairs, damping: Tensor, out: Tensor) -> None:
-    """A is diagonal and G truncated: rows `[tokens, features]`, each with its own eigenvalue of A."""
+    """A is diagonal and G truncated, or the reverse: each row has its own eigenvalue."""
     assert g.residual is not None  # noqa: S101  else nothing is truncated
     outside = _over(tokens, g.residual, damping)
     inside = multiply(gradient, g.vectors).mul_(_over(tokens, g.values, damping).sub_(outside))

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
 
-from tests.kfac_core.per_example import Factor, Loss, factors, has_trained_bias, supported
+from tests.kfac_core.per_example import TRANSPOSED, Factor, Loss, factors, has_trained_bias, supported
 
 
 @dataclass
@@ -39,6 +40,22 @@ def solve(solver: str, damping: float, a: Tensor, g: Tensor, w: Tensor, means: t
         pi = (means[0] / means[1]) ** 0.5
         system = torch.kron(g + damping**0.5 / pi * eye_g, a + pi * damping**0.5 * eye_a)
     return torch.linalg.solve(system, w.flatten()).view_as(w)
+
+
+def as_matrix(module: nn.Module, gradient: Tensor) -> Tensor:
+    """A weight's gradient as `[outputs, inputs of one]`."""
+    if isinstance(module, TRANSPOSED):
+        return torch.cat([part.transpose(0, 1).flatten(1) for part in gradient.chunk(module.groups)])
+    return gradient.T if isinstance(module, nn.Embedding | Conv1D) else gradient.flatten(1)
+
+
+def of_weight(module: nn.Module, matrix: Tensor) -> Tensor:
+    """The reverse of `as_matrix`."""
+    if isinstance(module, TRANSPOSED):
+        outputs, taps = module.weight.shape[1], module.weight.shape[2:]
+        parts = [part.reshape(outputs, -1, *taps).transpose(0, 1) for part in matrix.chunk(module.groups)]
+        return torch.cat(parts)
+    return (matrix.T if isinstance(module, nn.Embedding | Conv1D) else matrix).reshape(module.weight.shape)
 
 
 class DenseKFAC:
@@ -70,8 +87,7 @@ class DenseKFAC:
             if has_trained_bias(module):
                 result[f"{name}.bias".lstrip(".")] = matrix[:, -1]
                 matrix = matrix[:, :-1]
-            matrix = matrix.T if isinstance(module, nn.Embedding) else matrix
-            result[f"{name}.weight".lstrip(".")] = matrix.reshape(module.weight.shape)
+            result[f"{name}.weight".lstrip(".")] = of_weight(module, matrix)
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 if name in result:
@@ -98,8 +114,7 @@ class DenseKFAC:
     def _solve(self, name: str, module: nn.Module) -> list[tuple[Tensor, Tensor]]:
         """(preconditioned, plain) gradient matrices, one pair a block."""
         s, (a, g) = self.settings, self.frozen[name]
-        weight = module.weight.grad.flatten(1)
-        weight = weight.T if isinstance(module, nn.Embedding) else weight
+        weight = as_matrix(module, module.weight.grad)
         if has_trained_bias(module):
             weight = torch.cat([weight, module.bias.grad[:, None]], 1)
         means = tuple(float(torch.cat([m.diagonal() for m in blocks]).mean()) for blocks in (a, g))

@@ -7,6 +7,7 @@ from itertools import product
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 EXAMPLES = 4
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -28,13 +29,32 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "conv-frozen-bias": (lambda: freeze(nn.Conv2d(2, 2, 2), "bias"), (2, 3, 3)),
     "conv-called-twice": (lambda: Repeated(nn.Conv2d(2, 2, 3, padding=1), 2), (2, 3, 3)),
     "conv-channels-last": (lambda: nn.Sequential(ChannelsLast(), nn.Conv2d(2, 4, 3, groups=2)), (2, 4, 4)),
+    "conv3d": (lambda: nn.Conv3d(2, 3, (2, 1, 2), padding=(1, 0, 1)), (2, 3, 2, 3)),
+    "conv3d-strided": (lambda: nn.Conv3d(2, 4, 2, (2, 1, 1), 1, (1, 2, 1), groups=2), (2, 3, 3, 2)),
+    "conv3d-circular": (lambda: nn.Conv3d(1, 2, 2, padding="same", padding_mode="circular"), (1, 2, 2, 3)),
+    "transposed1d": (lambda: nn.ConvTranspose1d(2, 3, 3, stride=2, padding=1, output_padding=1), (2, 4)),
+    "transposed2d": (lambda: nn.ConvTranspose2d(2, 3, (3, 2), (2, 1), (1, 0)), (2, 3, 2)),
+    "transposed2d-groups": (
+        lambda: nn.ConvTranspose2d(4, 6, (2, 3), 2, 1, groups=2, dilation=(2, 1), bias=False),
+        (4, 3, 3),
+    ),
+    "transposed2d-cropped": (lambda: nn.ConvTranspose2d(2, 2, 2, stride=2, padding=2), (2, 4, 4)),
+    "transposed3d": (lambda: nn.ConvTranspose3d(2, 2, 2, stride=(1, 2, 1)), (2, 2, 1, 2)),
+    "conv1d-of-transformers": (lambda: Conv1D(2, 3), (3,)),
+    "conv1d-of-transformers-sequence": (lambda: nn.Sequential(Conv1D(2, 3), nn.Tanh(), Conv1D(3, 2)), (5, 3)),
     "embedding": (lambda: nn.Embedding(4, 3), ()),
     "embedding-sequence": (lambda: nn.Embedding(4, 3), (6,)),  # six of four tokens: some repeat
     "embedding-padding": (lambda: nn.Embedding(4, 3, padding_idx=2), (6,)),
     "embedding-called-twice": (lambda: Doubled(nn.Embedding(4, 3)), (3,)),
     "frozen-weight-beside": (lambda: nn.Sequential(freeze(nn.Linear(3, 3), "weight"), nn.Linear(3, 2)), (3,)),
 }
-REDUCED = ("linear", "linear-sequence", "linear-two-sequence-dimensions", "linear-called-three-times")
+REDUCED = (
+    "linear",
+    "conv1d-of-transformers-sequence",
+    "linear-sequence",
+    "linear-two-sequence-dimensions",
+    "linear-called-three-times",
+)
 
 
 def _conv(

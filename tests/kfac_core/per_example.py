@@ -9,10 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
 
 Factor = list[Tensor]  # one matrix a block
 Loss = Callable[[Tensor, Tensor], Tensor]  # from the model's output and the labels to the mean over a batch
-KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+SPATIAL = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
+KINDS = (nn.Linear, *SPATIAL, nn.Embedding, Conv1D)
 
 
 def supported(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -54,13 +57,13 @@ def rows(module: nn.Module, inputs: Tensor, g: Tensor, sequence: str) -> tuple[l
     for channels in torch.arange(out.shape[1]).chunk(groups):
         first = int(channels[0])
         derivatives = [torch.autograd.grad(o, weight, retain_graph=True)[0] for o in out[:, first]]
-        one_output = [d[:, first] if isinstance(module, nn.Embedding) else d[first] for d in derivatives]
+        one_output = [_of_output(module, d, first, len(channels)) for d in derivatives]
         a = torch.stack([d.flatten() for d in one_output])
         if has_trained_bias(module):
             a = torch.cat([a, torch.ones(len(a), 1, dtype=a.dtype)], 1)
         a_blocks.append(a)
         g_blocks.append(g[:, channels])
-    if sequence == "reduce" and isinstance(module, nn.Linear):
+    if sequence == "reduce" and isinstance(module, nn.Linear | Conv1D):
         return [a.mean(0, keepdim=True) for a in a_blocks], [g.sum(0, keepdim=True) for g in g_blocks]
     return a_blocks, g_blocks
 
@@ -103,8 +106,15 @@ def _rows_of_example(
     return found
 
 
+def _of_output(module: nn.Module, derivative: Tensor, output: int, in_group: int) -> Tensor:
+    """The part of a weight's derivative that belongs to one output; the first of a group of so many."""
+    if isinstance(module, TRANSPOSED):
+        return derivative.chunk(module.groups)[output // in_group][:, 0]
+    return derivative[:, output] if isinstance(module, nn.Embedding | Conv1D) else derivative[output]
+
+
 def _by_position(module: nn.Module, tensor: Tensor) -> Tensor:
     """`[positions, channels]` of one example."""
-    if isinstance(module, nn.Conv1d | nn.Conv2d):
+    if isinstance(module, SPATIAL):
         return tensor[0].flatten(1).T
     return tensor.reshape(-1, tensor.shape[-1])

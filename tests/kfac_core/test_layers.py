@@ -20,7 +20,7 @@ from tests.kfac_core.layer_cases import CASES, EXAMPLES, REDUCED, loss, module_a
 from tests.kfac_core.per_example import factors, supported
 
 EVERY_CASE = [(name, "expand") for name in CASES] + [(name, "reduce") for name in REDUCED]
-SOME_CASES = [*EVERY_CASE[:23], *EVERY_CASE[23:-4:5], *EVERY_CASE[-4:]]  # of the convolutions, one in five
+SOME_CASES = [*EVERY_CASE[:33], *EVERY_CASE[33:-5:5], *EVERY_CASE[-5:]]  # of the convolutions, one in five
 EVERY_STEP = {"factor_update_steps": 1, "inverse_update_steps": 1}
 AN_EXAMPLE_EACH = {"loss_terms": "example", **EVERY_STEP}
 
