@@ -16,6 +16,7 @@ from kfac_core.gradients.together import adjacent_runs, evenly_spaced
 from kfac_core.placement import FactorJob, FactorShape, LayerShape, Placement
 from kfac_core.placement.groups import in_group_order, layer_groups
 from kfac_core.second_order import SecondOrder, UpdateCounts
+from kfac_core.solvers.deferred_status import deferred_status
 from kfac_core.solvers.solver import LinAlgError
 
 _ELEMENTS = 1 << 25  # of factors decomposed in one call, 128 MiB of float32, or one factor if that is larger
@@ -41,8 +42,7 @@ class BatchedSecondOrder(SecondOrder):
     ) -> dict[Key, UpdateCounts]:
         """As for single factors, but the host waits once, for what failed and for the counts of updates.
 
-        torch's `eigh` waits for its own status once a call, that is once a size. Factors that failed are
-        solved again one by one.
+        What cuSOLVER does inside a decomposition is its own. Factors that failed are solved again one by one.
         """
         means = factors.batched
         assert means is not None  # noqa: S101  both are made for the same execution
@@ -93,7 +93,8 @@ class BatchedSecondOrder(SecondOrder):
         if self._warm and shape.blocks == 1 and all(key in self.solved for key in keys):
             last = torch.stack(data).to(matrices.dtype)
         try:
-            parts, failed = self._solver.solve_all(matrices, self._split(keys, shape, damping), last)
+            with deferred_status(matrices) as statuses:
+                parts, failed = self._solver.solve_all(matrices, self._split(keys, shape, damping), last)
         except LinAlgError:  # of which factor, only solving them one by one tells
             return stack.new_ones(len(keys), dtype=torch.bool)
         wide = torch.promote_types(self._buffer.dtype, torch.float32)  # a float16 sum overflows at 65,504
@@ -101,6 +102,8 @@ class BatchedSecondOrder(SecondOrder):
         fails = (solved.sum(1, dtype=wide).abs() < inf).logical_not_()
         if failed is not None:
             fails |= failed.view(len(keys), -1).any(1)
+        for status in statuses:  # a library may stop at the first failure: nothing after it is trusted
+            fails |= status.view(len(keys), -1).any(1).cumsum(0) > 0
         for run in adjacent_runs(data):
             place = _whole(data[run])
             torch.where(fails[run].unsqueeze(-1), place, solved[run], out=place)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli.bench_gpu import gpu
 from harness.cli.command import Command
 from harness.cli.options import JsonFile, Overrides, SweepFile
 from harness.errors import UserError
@@ -145,6 +146,9 @@ def ablation(
     figures = AblationBench(cell.model_dump_json(), cell.world_size, threads, rounds).run()
     _print_ablation(console(), cell.id, figures["phases"])
     _write(out, figures, csv, [_ablation_row(cell.id, rounds, *item) for item in figures["phases"].items()])
+
+
+commands.command(cls=Command, epilog="Example: kronscale bench gpu --device cpu --parts timer")(gpu)
 
 
 def _print_ablation(screen: Console, cell: str, phases: dict[str, Any]) -> None:

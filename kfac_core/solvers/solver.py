@@ -46,7 +46,7 @@ class Solver(Protocol):
 
         Returns:
             The parts of the data, each `[factors, elements of the part]`, in their order in the data; and of
-            each factor whether the decomposition failed, None where only its numbers show it.
+            each factor whether the decomposition failed, None where its numbers or `deferred_status` show it.
 
         Raises:
             LinAlgError: a factor cannot be decomposed, and the library says so at once.

@@ -162,3 +162,20 @@ def test_copies_of_every_layout_arrive():
     for target, source in backward:
         assert torch.equal(target, source.to(target.dtype))
     assert not buffer[300:].any()
+
+
+def test_factors_after_one_without_decomposition_in_the_same_call_are_solved_again():
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3)))
+    config = KFACConfig(factor_update_steps=1, inverse_update_steps=1, factor_decay=0.5)
+    kfac = KFAC(model, config, lr=0.1, execution=Execution.BATCHED)
+    model(torch.randn(8, 4)).square().mean().backward()
+    kfac._factors.running[0, "a"].fill_(float("nan"))  # LAPACK leaves out what follows it
+    with pytest.warns(RuntimeWarning, match="A factor of layer 0"):
+        kfac.step()
+    for key, factor in kfac._factors.running.items():
+        if key == (0, "a"):
+            continue
+        data = kfac._second_order.data[key]
+        rows, values = data[:16].view(4, 4), data[16:]
+        torch.testing.assert_close(rows.mT @ torch.diag(values) @ rows, factor[0])

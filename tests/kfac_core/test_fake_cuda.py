@@ -54,11 +54,8 @@ def test_a_plain_step_and_a_factor_step_never_wait(small, case):
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("case", EVERY)
-def test_an_inverse_step_waits_once_and_eigh_once_a_size(small, case):
-    waits = dict(small[case]["all"]["waits"])
-    decompositions = sum(waits.pop(reason) for reason in list(waits) if "_linalg_eigh" in reason)
-    assert list(waits.values()) == [1]
-    assert decompositions <= (0 if case.startswith("inverse") else 15)
+def test_an_inverse_step_waits_once(small, case):
+    assert sum(small[case]["all"]["waits"].values()) == 1
 
 
 @pytest.mark.ranks

@@ -1,9 +1,12 @@
 """Promise: phases are exclusive, add up to the wall with `other`, and traffic is booked by phase."""
 
+from __future__ import annotations
+
 import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from kfac_core import Phase
 from kfac_core.timing.timer import PhaseTimer, Traffic
@@ -108,3 +111,52 @@ def test_the_observer_gets_every_open_phase():
     with timer.phase(Phase.FORWARD), timer.phase(Phase.FACTOR_COMPUTE):
         pass
     assert phases == ["forward", "factor_compute", "forward", "other"]
+
+
+class Device:
+    """One stream of a simulated GPU: kernels queue up, and `now` is the host's clock."""
+
+    def __init__(self) -> None:
+        self.now = self.free = 100.0
+
+    def kernel(self, seconds: float) -> None:
+        self.free = max(self.free, self.now) + seconds
+
+    def event(self, *, enable_timing: bool) -> Event:
+        assert enable_timing
+        return Event(self)
+
+
+class Event:
+    """Reached when the device is done with what was queued before it was recorded."""
+
+    def __init__(self, device: Device) -> None:
+        self.device, self.at = device, 0.0
+
+    def record(self) -> None:
+        self.at = max(self.device.free, self.device.now)
+
+    def synchronize(self) -> None:
+        self.device.now = max(self.device.now, self.at)
+
+    def elapsed_time(self, later: Event) -> float:
+        return 1e3 * (later.at - self.at)
+
+
+@pytest.mark.parametrize("queued", [0.0, 0.5])
+def test_phases_of_a_gpu_add_up_to_the_wall_also_when_it_was_busy_at_the_start(monkeypatch, queued):
+    device = Device()
+    monkeypatch.setattr(torch.cuda, "Event", device.event)
+    monkeypatch.setattr("time.perf_counter", lambda: device.now)
+    timer = PhaseTimer("cuda")
+    device.kernel(queued)
+    timer.start()
+    for _ in range(3):
+        with timer.phase(Phase.FORWARD):
+            device.kernel(0.02)
+        with timer.phase(Phase.BACKWARD):
+            device.kernel(0.03)
+    timer.stop()
+    totals = timer.drain()
+    assert totals.wall_seconds == pytest.approx(0.15)
+    assert totals.seconds == pytest.approx({"other": 0.0, "forward": 0.06, "backward": 0.09})

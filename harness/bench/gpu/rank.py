@@ -64,7 +64,7 @@ def main() -> None:
     cases = {}
     for strategy in STRATEGIES:
         fraction = {"grad_worker_fraction": 0.5} if strategy == "hybrid_opt" else {}
-        for solver in ("eigen", "inverse_pi"):
+        for solver in ("eigen",) if rank.options["small"] else ("eigen", "inverse_pi"):
             options = {"strategy": strategy, "solver": solver, **fraction}
             cases[f"{strategy}, {solver}"] = compared(rank.number, ranks, device, options)
     cases["comm_opt, overlap_factors"] = compared(rank.number, ranks, device, {"overlap_factors": True})

@@ -27,6 +27,7 @@ class Setting:
         device: where it runs.
         ends: `time.monotonic()` at which it should have ended.
         findings: where it puts what it finds.
+        small: sizes of a rehearsal.
         data, gpauloski, lzhangbv: see `acceptance.Acceptance`.
         complete: False once work was left out for lack of time.
     """
@@ -35,6 +36,7 @@ class Setting:
     device: torch.device
     ends: float
     findings: Findings
+    small: bool = False
     data: str | None = None
     gpauloski: str | None = None
     lzhangbv: str | None = None
@@ -42,7 +44,7 @@ class Setting:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether this is no rehearsal: full sizes, and counts that only a GPU has."""
+        """Whether there are the counts that only a GPU has."""
         return self.device.type == "cuda"
 
     @property
@@ -79,8 +81,8 @@ class Setting:
         if warm:
             work()
         found: list[float] = []
-        until = time.monotonic() + (seconds if self.on_gpu else seconds / 10)
-        least, most = (least, most) if self.on_gpu else (1, 1)
+        until = time.monotonic() + (seconds / 10 if self.small else seconds)
+        least, most = (1, 1) if self.small else (least, most)
         while len(found) < least or (len(found) < most and time.monotonic() < until):
             self.synchronize()
             began = time.perf_counter()
@@ -115,7 +117,8 @@ def main() -> None:
     device = torch.device(options["device"], 0) if options["device"] == "cuda" else torch.device("cpu")
     findings = Findings(Path(options["folder"]) / f"{name}.json", options["about"])
     others: dict[str, Any] = {key: options[key] for key in ("data", "gpauloski", "lzhangbv")}
-    setting = Setting(name, device, time.monotonic() + options["seconds"], findings, **others)
+    ends = time.monotonic() + options["seconds"]
+    setting = Setting(name, device, ends, findings, small=device.type == "cpu", **others)
     torch.manual_seed(0)
     import_module(f"harness.bench.gpu.parts.{PARTS[name].module}").run(setting)
     findings.finish(complete=setting.complete)

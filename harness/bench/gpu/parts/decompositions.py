@@ -36,7 +36,7 @@ def run(setting: Setting) -> None:
         "`whole_network` decides how BatchedSecondOrder.solve groups the factors, and the default of "
         "`eigen_start`"
     )
-    for size in SIZES if setting.on_gpu else (8, 32):
+    for size in (8, 32) if setting.small else SIZES:
         for batch in (1, 4, 16):
             if batch == 1 or batch * size * size <= _LARGEST_BATCH:
                 _by_size(setting, size, batch)
@@ -73,7 +73,7 @@ def _row(setting: Setting, size: int, batch: int, way: str, work: Callable[[], o
 
 def _whole_network(setting: Setting) -> None:
     """Every factor of ResNet-50, decomposed in several ways; all of them must be right."""
-    sizes = factor_sizes(resnet50) if setting.on_gpu else Counter({8: 3, 12: 2, 20: 1})
+    sizes = Counter({8: 3, 12: 2, 20: 1}) if setting.small else factor_sizes(resnet50)
     groups = [(size, _factors(setting, size, count)) for size, count in sorted(sizes.items())]
     ways: dict[str, Callable[[], Sequence[tuple[Tensor, Tensor]]]] = {
         "one call a size": partial(_one_after_another, groups),
@@ -90,7 +90,7 @@ def _whole_network(setting: Setting) -> None:
     bases = [torch.linalg.eigh(each) for _, each in groups]
     ways["orthogonal iteration from the last basis"] = partial(_iterated, groups, bases)
     for way, work in ways.items():
-        if not setting.has_time(f"the whole network, {way}", 10.0 if setting.on_gpu else 0.0):
+        if not setting.has_time(f"the whole network, {way}", 0.0 if setting.small else 10.0):
             return
         seconds = setting.seconds_of(work, least=2, most=3, seconds=1.0)
         error = max(

@@ -63,7 +63,7 @@ def run(setting: Setting) -> None:
 
 def cases(setting: Setting, network: str) -> Iterator[Case]:
     """Distinct shapes of inputs and output gradients, from one forward pass."""
-    found = subject(network, setting.device, small=not setting.on_gpu)
+    found = subject(network, setting.device, small=setting.small)
     shapes: dict[tuple[str, torch.Size, Geometry | None], int] = {}
 
     def record(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:

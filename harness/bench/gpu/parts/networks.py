@@ -53,7 +53,7 @@ def run(setting: Setting) -> None:
     for name, config, half in arms(setting.part):
         if config is not None and "gram_precision" in config and not setting.on_gpu:
             continue  # refused on a CPU
-        if setting.has_time(name, 5.0 if setting.on_gpu else 0.0):
+        if setting.has_time(name, 0.0 if setting.small else 5.0):
             _kfac(setting, name, config or {}, half)
     for name, checkout in (("gpauloski", setting.gpauloski), ("lzhangbv", setting.lzhangbv)):
         for solver in ("eigen", "inverse") if checkout else ():
@@ -124,12 +124,12 @@ def _peer(setting: Setting, name: str, checkout: str, solver: str) -> None:
 
 
 def _subject(setting: Setting) -> Subject:
-    return subject(setting.part, setting.device, small=not setting.on_gpu)
+    return subject(setting.part, setting.device, small=setting.small)
 
 
 def _phases(setting: Setting, arm: str, kind: str, steps: Steps) -> None:
     """Seconds by phase: the median of each over windows of one step."""
-    windows = [steps.timed(kind) for _ in range(5 if kind != "full" and setting.on_gpu else 1)]
+    windows = [steps.timed(kind) for _ in range(1 if kind == "full" or setting.small else 5)]
     names = {name for window in windows for name in window.seconds}
     for name in sorted(names):
         seconds = median(window.seconds.get(name, 0.0) for window in windows)

@@ -21,6 +21,7 @@ def run(setting: Setting) -> None:
     setting.findings.note(f"{_RANKS} ranks over {backend} on {_RANKS if nccl else 1} device(s)")
     options = {
         "ranks": _RANKS, "threads": 1, "backend": backend, "device": setting.device.type,
+        "small": setting.small,
     }  # fmt: skip
     found = measure_on_ranks("harness.bench.gpu.rank", options)
     for case in found[0]["cases"]:

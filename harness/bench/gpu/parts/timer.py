@@ -19,10 +19,10 @@ _WINDOW_STEPS = 10
 
 def run(setting: Setting) -> None:
     """Windows of steps of every kind; then steps with and without the timer in turn."""
-    steps = Steps(setting, subject("resnet32", setting.device, small=not setting.on_gpu), {})
+    steps = Steps(setting, subject("resnet32", setting.device, small=setting.small), {})
     for kind in KINDS:
         steps.timed(kind)  # warm-up
-    count = _WINDOW_STEPS if setting.on_gpu else 2
+    count = 2 if setting.small else _WINDOW_STEPS
     for kind in KINDS:
         _closure(setting, f"{kind} steps", steps.timed(kind, count), count)
     steps.step("factor")  # work of before, which the device still has to do when the clock starts
@@ -52,7 +52,7 @@ def _overhead(setting: Setting, steps: Steps, count: int) -> None:
             steps.step("factor")
 
     on, off = [], []
-    for _ in range(10 if setting.on_gpu else 2):
+    for _ in range(2 if setting.small else 10):
         on.append(steps.timed("factor", count).wall_seconds)
         off += setting.seconds_of(without, least=1, most=1, warm=False)
     entries = steps.timed("factor").entries
@@ -63,7 +63,7 @@ def _overhead(setting: Setting, steps: Steps, count: int) -> None:
         "overhead", step_seconds=step, entries_per_step=entries, seconds_per_entry=entry, paired=paired,
         computed=computed, **{f"off_{name}": value for name, value in spread(off).items()},
     )  # fmt: skip
-    if setting.on_gpu:  # a rehearsal's steps are too short to compare
+    if not setting.small:  # a rehearsal's steps are too short to compare
         setting.findings.check(
             "the timer costs little", f"{paired:.2%} of a factor step of ResNet-32, {computed:.2%} computed",
             passed=paired <= _COST_LIMIT,
