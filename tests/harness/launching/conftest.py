@@ -122,7 +122,7 @@ def wait_for() -> Callable[..., None]:
         ends = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < ends, f"not true within {seconds} s"
-            time.sleep(0.01)
+            time.sleep(0.05)  # a condition may read the states of a study
 
     return wait
 

@@ -40,39 +40,36 @@ def train(rank: int, world_size: int, name: str, changes: dict, folder: str, cac
 
 # What the frequencies of the tokens alone give is 5.26.
 @pytest.mark.parametrize(
-    ("name", "optimizer", "kfac", "after_one", "after_two", "world_sizes"),
+    ("name", "optimizer", "kfac", "after_one", "after_two"),
     [
-        ("gpt", LAMB, False, 5.1, 4.5, [1]),
-        ("gpt", SGD, True, 4.8, 4.2, [1, 2]),
-        ("bert", LAMB, True, 5.25, 5.08, [1]),
+        ("gpt", LAMB, False, 5.1, 4.5),
+        ("gpt", SGD, True, 4.8, 4.2),
+        ("bert", LAMB, True, 5.25, 5.08),
     ],
 )
 def test_two_epochs_bring_the_loss_down(
-    world, tmp_path, token_cache, name, optimizer, kfac, after_one, after_two, world_sizes
+    world, tmp_path, token_cache, name, optimizer, kfac, after_one, after_two
 ):
     changes = {"optimizer": optimizer, "kfac": {**KFAC, "skip": SKIP[name]} if kfac else None}
-    values = {}
-    for world_size in world_sizes:
-        ranks = world(world_size).run(train, name, changes, str(tmp_path), str(token_cache))
-        values[world_size] = [record.value for record in ranks[0]]
-        one, two = values[world_size]
-        assert one < after_one
-        assert two < after_two
-        assert ranks[0][1].train_loss < ranks[0][0].train_loss
-    # float32 sums in another order, over 160 steps of a nonlinear iteration
-    assert values[world_sizes[-1]] == pytest.approx(values[1], rel=0.02)
+    (records,) = world(1).run(train, name, changes, str(tmp_path), str(token_cache))
+    one, two = records
+    assert one.value < after_one
+    assert two.value < after_two
+    assert two.train_loss < one.train_loss
 
 
 def test_two_ranks_take_the_steps_of_one(world, tmp_path, token_cache):
-    """Eight steps, K-FAC's gradients in all of them: rounding has no time to grow."""
+    """Two epochs of four steps, K-FAC's gradients in all of them: rounding has no time to grow."""
     changes = {
         "optimizer": {"lr": 0.1},
         "kfac": {**KFAC, "factor_update_steps": 1, "inverse_update_steps": 2, "skip": SKIP["gpt"]},
-        "workload": {"name": "gpt", "options": {**SIZE, "data": "embedded", "train_examples": 512}},
-        "training": {"global_batch_size": 64, "epochs": 1},
+        "workload": {"name": "gpt", "options": {**SIZE, "data": "embedded", "train_examples": 256}},
+        "training": {"global_batch_size": 64, "epochs": 2},
     }
     (alone,), (both, _) = (
         world(size).run(train, "gpt", changes, str(tmp_path), str(token_cache)) for size in (1, 2)
     )
-    assert both[0].train_loss == pytest.approx(alone[0].train_loss, rel=1e-5)
-    assert both[0].value == pytest.approx(alone[0].value, rel=1e-4)
+    assert len(both) == len(alone) == 2
+    for two_ranks, one_rank in zip(both, alone, strict=True):
+        assert two_ranks.train_loss == pytest.approx(one_rank.train_loss, rel=1e-5)
+        assert two_ranks.value == pytest.approx(one_rank.value, rel=1e-4)
