@@ -14,12 +14,16 @@ from harness.errors import UserError
 if TYPE_CHECKING:
     from harness.study.papers import Paper
 
+HEADLINE = "headline"
+HEADLINE_FOLDER = Path("results/headline")
+"""Of its archives, and of what is drawn from them."""
+
 
 def reproduce(
     paper: Annotated[
         str,
         typer.Argument(
-            help="Paper: sc20, tpds22, dp_kfac or nlcg.",
+            help="Paper: sc20, tpds22, dp_kfac or nlcg; or headline, the study of results/headline.",
             show_default=False,
             autocompletion=completion.papers,
         ),
@@ -43,7 +47,13 @@ def reproduce(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Run what is missing of a paper's sweeps, and write its figures and tables from these runs."""
+    """Run what is missing of a paper's sweeps, and write its figures and tables from these runs.
+
+    `headline` runs nothing: it draws the study of K-FAC against tuned first-order methods from its archives.
+    """
+    if paper == HEADLINE:
+        typer.echo(f"page: {_headline(out or HEADLINE_FOLDER)}")
+        return
     from harness.runs.commands import command  # noqa: PLC0415  loads pydantic
     from harness.runs.store import sweep_folder  # noqa: PLC0415
     from harness.study.papers import read_paper  # noqa: PLC0415
@@ -74,6 +84,18 @@ def reproduce(
                     f"to start those of {folder.name} again: {command('retry', folder, site=site or 'local')}"
                 )
         raise typer.Exit(1)
+
+
+def _headline(out: Path) -> Path:
+    """Draw the headline study from the archives in its folder; says so if there are none."""
+    from analysis.headline.page import write_headline  # noqa: PLC0415  pandas and matplotlib are slow to load
+    from analysis.records.tables import load  # noqa: PLC0415
+    from harness.runs.archive import SUFFIX  # noqa: PLC0415
+
+    archives = sorted(HEADLINE_FOLDER.glob(f"*{SUFFIX}"))
+    if not archives:
+        typer.echo(f"no archive in {HEADLINE_FOLDER}: the study has not been run")
+    return write_headline(load(archives) if archives else None, out, [path.name for path in archives])
 
 
 def _check_figures(paper: Paper) -> None:

@@ -179,8 +179,8 @@ MISTAKES = {
     "a key given twice": ("repeats: 1", "sweep: again", ":10: sweep is given twice, first on line 1"),
     "an unknown word for an option": (
         "workload: digits", "workload: {name: cifar10, options: {model: resnet31}}",
-        ":2: workload.options.model='resnet31' is not a known value; allowed: resnet20, resnet32, resnet56, "
-        "resnet110, vgg16; did you mean resnet32?",
+        ":2: workload.options.model='resnet31' is not a known value; allowed: resnet8, resnet14, resnet20, "
+        "resnet32, resnet56, resnet110, vgg16; did you mean resnet32?",
     ),
     "more images than there are": (
         "workload: digits", "workload: {name: cifar10, options: {train_examples: 50001}}",

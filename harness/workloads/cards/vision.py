@@ -19,7 +19,7 @@ from harness.workloads.cards.card import (
     limited,
 )
 
-CIFAR_MODELS = ("resnet20", "resnet32", "resnet56", "resnet110", "vgg16")
+CIFAR_MODELS = ("resnet8", "resnet14", "resnet20", "resnet32", "resnet56", "resnet110", "vgg16")
 IMAGENET_MODELS = ("resnet50", "resnet101", "resnet152", "densenet201", "inception_v3")
 
 CIFAR_TRAIN, CIFAR_TEST = 50_000, 10_000
@@ -155,7 +155,7 @@ CIFAR10 = WorkloadCard(
     counted=cifar_examples,
     ignored=MappingProxyType({("data", EMBEDDED): ("download",), ("data", SYNTHETIC): ("download",)}),
     least_local_batch=smallest_cifar_batch,
-    about="60,000 photographs of 32x32 pixels, 10 classes (Krizhevsky 2009); ResNet-20 to 110, VGG-16",
+    about="60,000 photographs of 32x32 pixels, 10 classes (Krizhevsky 2009); ResNet-8 to 110, VGG-16",
 )
 CIFAR100 = replace(
     CIFAR10,

@@ -1,0 +1,1 @@
+"""The headline: does K-FAC reach the target sooner than the best tuned first-order method, in seconds?"""

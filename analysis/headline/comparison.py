@@ -1,0 +1,114 @@
+"""Every arm against the best first-order arm of its setting, and which arms the tuning had chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pandas as pd
+
+from analysis.comparisons import compared
+from analysis.metrics import time_to_accuracy
+from analysis.records.study import Study
+from analysis.statistics.intervals import Interval, level
+from analysis.tuning import has_trials, trials
+
+PILOT = "-pilot"
+"""Ending of the names of sweeps that only set a target."""
+
+COLUMNS = [
+    "workload", "model", "batch", "ranks", "arm", "kfac", "runs", "reached", "median_seconds", "baseline",
+    "speedup", "low", "high", "method", "fewer_epochs", "cost_ratio", "chosen",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a comparison holds fixed."""
+
+    workload: str
+    model: str
+    batch: int
+    ranks: int
+
+    @property
+    def words(self) -> str:
+        """Such as `resnet8, batch 512, 2 ranks`."""
+        ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
+        return f"{self.model}, batch {self.batch:,}, {ranks}"
+
+
+def speedups(study: Study) -> pd.DataFrame:
+    """One row per arm and point: how many times sooner than the best first-order arm it is at the target.
+
+    The baseline is the first-order arm with the smallest median seconds in these very runs, so an accident of
+    the runs favours the first-order side. Columns: `runs` scored, `reached`, `speedup` with its limits and
+    `method`; its factors `fewer_epochs` and `cost_ratio` (seconds per epoch, the arm's over the baseline's):
+    an arm breaks even where they are equal; `chosen`: K-FAC's arm whose method had the best trial of all of
+    K-FAC's in the tuning or, without trials, the arm with the smallest median.
+    """
+    cells = study.cells[study.cells["trial"].isna() & ~study.cells["sweep"].str.endswith(PILOT)]
+    scored = time_to_accuracy(study)
+    scored = scored[scored["run"].isin(set(cells["run"]))]
+    of_run = cells.set_index("run").loc[scored["run"], ["workload", "strategy", "global_batch_size"]]
+    models = dict(zip(study.cells["run"], study.value_of("workload.options.model"), strict=True))
+    scored = scored.assign(
+        workload=of_run["workload"].to_numpy(),
+        batch=of_run["global_batch_size"].to_numpy(),
+        kfac=of_run["strategy"].notna().to_numpy(),
+        model=[str(models.get(run) or "its network") for run in scored["run"]],
+    )
+    best_kfac = _best_tuned(study)
+    rows: list[dict[str, Any]] = []
+    for key, runs in scored.groupby(["workload", "model", "batch", "world_size"], sort=True):
+        rows += _at_point(Point(*cast("tuple[str, str, int, int]", key)), runs, best_kfac)
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _at_point(point: Point, runs: pd.DataFrame, best_kfac: str) -> list[dict[str, Any]]:
+    arms = {_label(runs, str(arm), group): group for arm, group in runs.groupby("arm", sort=False)}
+    medians = {arm: level(group["scored_seconds"].tolist()).estimate for arm, group in arms.items()}
+    first_order = [arm for arm, group in arms.items() if not group["kfac"].any()]
+    baseline = min(first_order, key=lambda arm: (medians[arm], arm), default="")
+    of_kfac = [arm for arm in arms if arm not in first_order]
+    named = [arm for arm in of_kfac if str(arms[arm]["method"].iloc[0]) == best_kfac]
+    chosen = min(named or of_kfac, key=lambda arm: (medians[arm], arm), default="")
+    rows = []
+    for arm, group in arms.items():
+        row: dict[str, Any] = {
+            "workload": point.workload, "model": point.model, "batch": point.batch, "ranks": point.ranks,
+            "arm": arm, "kfac": arm not in first_order, "runs": len(group),
+            "reached": int(group["reached"].sum()), "median_seconds": medians[arm], "baseline": baseline,
+            "chosen": arm == chosen,
+        }  # fmt: skip
+        if baseline and arm != baseline:
+            base = arms[baseline]
+            speedup = compared(base, group, "scored_seconds", len(arms) - 1)
+            epochs = compared(base, group, "scored_epochs", len(arms) - 1)
+            timed = [frame.dropna(subset="seconds_per_epoch") for frame in (group, base)]
+            cost = compared(timed[0], timed[1], "seconds_per_epoch", len(arms) - 1)
+            row |= _limits(speedup) | {"fewer_epochs": epochs.estimate, "cost_ratio": cost.estimate}
+        rows.append(row)
+    return sorted(rows, key=lambda row: (row["kfac"], row["median_seconds"], row["arm"]))
+
+
+def _label(runs: pd.DataFrame, arm: str, group: pd.DataFrame) -> str:
+    """The method if it has one arm at the point, else the arm's whole name."""
+    method = str(group["method"].iloc[0])
+    return method if runs.loc[runs["method"] == method, "arm"].nunique() == 1 else arm
+
+
+def _limits(speedup: Interval) -> dict[str, Any]:
+    return {
+        "speedup": speedup.estimate, "low": speedup.low, "high": speedup.high, "method": speedup.method,
+    }  # fmt: skip
+
+
+def _best_tuned(study: Study) -> str:
+    """The method of K-FAC with the best trial; empty if there are no trials."""
+    if not has_trials(study):
+        return ""
+    of_kfac = set(study.cells.loc[study.cells["strategy"].notna(), "method"])
+    table = trials(study)
+    table = table[table["method"].isin(of_kfac)].sort_values(["median_seconds", "method"], kind="stable")
+    return str(table["method"].iloc[0]) if len(table) else ""

@@ -1,0 +1,68 @@
+"""The figure of the headline: speed-ups with their intervals, and what they are made of."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from analysis.figures import drawing
+from analysis.figures.drawing import Drawing
+
+_ROW_INCHES = 0.17
+
+
+def draw(table: pd.DataFrame, caption: str) -> Drawing:
+    """Left: every arm's speed-up. Right: epochs saved against what an epoch costs, with the break-even line.
+
+    Args:
+        table: rows of `speedups` with a speed-up.
+        caption: of the figure.
+    """
+    rows = table[table["speedup"].notna()].reset_index(drop=True)
+    looks = drawing.styles(rows["arm"])
+    figure, axes = drawing.panels(drawing.TWO_COLUMNS, max(2.4, 0.9 + _ROW_INCHES * len(rows)), columns=2)
+    _speedups(axes[0], rows, looks)
+    _break_even(axes[1], rows, looks)
+    drawing.legend_below(figure, drawing.handles(looks), columns=min(len(looks), 4))
+    return Drawing(figure, rows, caption)
+
+
+def _speedups(axis: Axes, rows: pd.DataFrame, looks: dict[str, drawing.ArmStyle]) -> None:
+    several = len(rows[["model", "batch", "ranks"]].drop_duplicates()) > 1
+    labels = []
+    for place, row in enumerate(rows.to_dict("records")):
+        look = looks[row["arm"]]
+        if row["low"] is not None and math.isfinite(row["low"]):
+            high = row["high"] if row["high"] is not None and math.isfinite(row["high"]) else row["speedup"]
+            axis.plot([row["low"], high], [place, place], color=look.colour, linewidth=1.2)
+        if math.isfinite(row["speedup"]):
+            axis.plot(row["speedup"], place, look.marker, color=look.colour, markersize=5)
+        point = f"{row['model']} b{row['batch']} p{row['ranks']}: " if several else ""
+        labels.append(f"{point}{row['arm']} ({row['reached']}/{row['runs']})")
+    axis.set_yticks(range(len(rows)), labels)
+    axis.invert_yaxis()
+    axis.grid(False, axis="y")
+    axis.grid(True, axis="x", color="#dddddd", linewidth=0.5)
+    axis.axvline(1, color=drawing.GREY, linewidth=0.8)
+    axis.set_xlabel("speed-up over the best first-order arm")
+
+
+def _break_even(axis: Axes, rows: pd.DataFrame, looks: dict[str, drawing.ArmStyle]) -> None:
+    shown = rows[rows["fewer_epochs"].map(_is_number) & rows["cost_ratio"].map(_is_number)]
+    for row in shown.to_dict("records"):
+        look = looks[row["arm"]]
+        axis.plot(row["cost_ratio"], row["fewer_epochs"], look.marker, color=look.colour, markersize=5)
+    ends = [*shown["cost_ratio"], *shown["fewer_epochs"], 1.0]
+    low, high = 0.9 * min(ends), 1.1 * max(ends)
+    axis.plot([low, high], [low, high], color=drawing.GREY, linewidth=0.8)
+    axis.annotate("break-even", (high, high), ha="right", va="bottom", color=drawing.GREY, fontsize=7)
+    axis.set_xlim(low, high)
+    axis.set_ylim(low, 1.05 * high)
+    axis.set_xlabel("seconds per epoch, over the best first-order arm's")
+    axis.set_ylabel("times fewer epochs to the target")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,0 +1,116 @@
+"""`reproduce headline` answers in its first sentence, from archives, and says when there are none."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from harness.cli import main
+from harness.runs.archive import write_archive
+from harness.runs.store import SweepFolder, sweep_folder
+from tests.analysis.conftest import Plan, make_cell
+from tests.analysis.hand_made import Run, write
+
+SECONDS = {"sgd": 1.0, "nlcg": 2.0, "comm_opt": 1.1, "dp_kfac": 1.2}
+KINDS = ("png", "pdf", "csv")
+EPOCHS = {"sgd": 6, "nlcg": 6, "comm_opt": 3, "dp_kfac": 4}
+
+
+def archive(folder: Path, sweep: str, cells: dict[str, list[Run]], trial: int | None = None) -> None:
+    """The runs as `results/headline/<sweep>-<name>.tar.xz`, an archive for each name."""
+    stored: SweepFolder = sweep_folder(sweep, folder / "runs")
+    for name, runs in cells.items():
+        folders = []
+        for run in runs:
+            cell = make_cell(run.method, run.world_size, run.seed, Plan(), run.patch)
+            cell = cell.model_validate({**cell.model_dump(), "sweep": sweep, "trial": trial})
+            folders.append(stored.stage(cell))
+            write(folders[-1].new_attempt(), cell, run)
+        write_archive(stored, folders, folder / "results/headline" / f"{sweep}-{name}.tar.xz")
+
+
+def block(seed: int, epochs: dict[str, int] = EPOCHS) -> list[Run]:
+    return [
+        Run(method, 2, seed, count, SECONDS[method] * (1 + 0.01 * seed)) for method, count in epochs.items()
+    ]
+
+
+def first_sentence(folder: Path) -> str:
+    return (folder / "results/headline/README.md").read_text().split("\n\n")[1]
+
+
+@pytest.fixture(autouse=True)
+def _at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_without_archives_it_says_that_the_study_has_not_been_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", "headline"]) == 0
+    assert first_sentence(tmp_path).startswith("**The study has not been run yet**")
+    assert "has not been run" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "results/headline").iterdir()] == ["README.md"]
+
+
+def test_trials_alone_are_no_study(tmp_path: Path) -> None:
+    archive(tmp_path, "headline-tuning", {"trial-01": block(100)}, trial=1)
+    archive(tmp_path, "headline-pilot", {"seed-200": block(200)[:1]})
+    assert main(["reproduce", "headline"]) == 0
+    assert first_sentence(tmp_path).startswith("**The study has not been run yet**")
+    assert "How each method was tuned" in (tmp_path / "results/headline/README.md").read_text()
+    assert len(pd.read_csv(tmp_path / "results/headline/trials.csv")) == 4
+
+
+def test_a_faster_kfac_is_a_yes_with_its_saving(tmp_path: Path) -> None:
+    archive(tmp_path, "headline-tuning", {"trial-01": block(100)}, trial=1)
+    archive(tmp_path, "headline", {f"seed-{seed}": block(seed) for seed in range(6)})
+    assert main(["reproduce", "headline"]) == 0
+    sentence = first_sentence(tmp_path)
+    # 6 epochs of 1 s against 3 of 1.1 s: a speed-up of 1.818, 45 % less time
+    assert sentence.startswith(
+        "**Yes**: On digits (its network, batch 64, 2 ranks), K-FAC (`comm_opt`) reaches"
+    )
+    assert "in 45% less time" in sentence
+    assert "2.00 times fewer epochs, each 1.10 times as long, and breaks even below 2.00" in sentence
+    table = pd.read_csv(tmp_path / "results/headline/speedup.csv").set_index("arm")
+    assert list(table.index) == ["sgd", "nlcg", "comm_opt", "dp_kfac"]
+    assert table.loc["comm_opt", "speedup"] == pytest.approx(6 / 3.3)
+    assert table.loc["comm_opt", "low"] > 1
+    assert table.loc["nlcg", "speedup"] == pytest.approx(0.5)
+    assert set(table["baseline"]) == {"sgd"}
+    assert (
+        "Goals: at least 25% less time in one setting, with the interval above zero: shown"
+        in (tmp_path / "results/headline/README.md").read_text()
+    )
+
+
+def test_a_slower_kfac_is_a_no_that_names_the_break_even(tmp_path: Path) -> None:
+    slower = EPOCHS | {"comm_opt": 8, "dp_kfac": 7}
+    archive(tmp_path, "headline", {f"seed-{seed}": block(seed, slower) for seed in range(6)})
+    assert main(["reproduce", "headline"]) == 0
+    assert first_sentence(tmp_path).startswith("**No**: ")  # dp_kfac: 7 epochs of 1.2 s against 6 of 1 s
+    assert "K-FAC (`dp_kfac`) needs 40% more time" in first_sentence(tmp_path)
+    text = (tmp_path / "results/headline/README.md").read_text()
+    assert "1.17 times more epochs, each 1.20 times as long, and breaks even below 0.86" in text
+
+
+def test_two_runs_decide_nothing(tmp_path: Path) -> None:
+    archive(tmp_path, "headline", {f"seed-{seed}": block(seed) for seed in range(2)})
+    assert main(["reproduce", "headline"]) == 0
+    assert first_sentence(tmp_path).startswith("**Not shown**: ")
+    assert "no interval: too few runs" in first_sentence(tmp_path)
+
+
+def test_the_files_are_the_same_when_drawn_again(tmp_path: Path) -> None:
+    archive(tmp_path, "headline", {f"seed-{seed}": block(seed) for seed in range(3)})
+    folder = tmp_path / "results/headline"
+    drawn = []
+    for _ in range(2):
+        assert main(["reproduce", "headline"]) == 0
+        drawn.append({path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".xz"})
+    assert drawn[0] == drawn[1]
+    written = {"README.md", "speedup.csv", "runs.csv", "rules.csv", *(f"headline.{kind}" for kind in KINDS)}
+    assert drawn[0].keys() == written
+    rules = pd.read_csv(folder / "rules.csv").set_index("rule")
+    assert rules.loc["first", "speedup"] == pytest.approx(1.82)

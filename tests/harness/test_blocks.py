@@ -1,0 +1,103 @@
+"""A study runs in blocks with every arm once; a block stays on one machine and is archived when complete."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from analysis.records.tables import load
+from harness.cell import Cell
+from harness.errors import StoreError
+from harness.runs.archive import read_manifest
+from harness.runs.store import SweepFolder, sweep_folder
+from harness.study.blocks import Block, blocks_of, open_blocks, run_blocks
+from tests.analysis.conftest import Plan, make_cell
+from tests.analysis.hand_made import Run, write
+
+METHODS, SEEDS = ("sgd", "comm_opt", "dp_kfac"), (0, 1, 2, 3)
+
+
+class Machine:
+    """Runs cells at once, on a clock of its own: a minute each."""
+
+    def __init__(self, folder: SweepFolder, name: str, breaks_at: int = -1) -> None:
+        self.folder, self.name, self.now, self.ran, self.breaks_at = folder, name, 0.0, [], breaks_at
+        self.ran: list[Cell]
+
+    def run(self, cell: Cell) -> None:
+        if len(self.ran) == self.breaks_at:
+            raise KeyboardInterrupt
+        self.ran.append(cell)
+        self.now += 60
+        write(self.folder.stage(cell).new_attempt(), cell, Run(cell.method, 1, cell.seed, 3, 1.0))
+
+    def go(self, blocks: list[Block], into: Path, minutes: float) -> list[str]:
+        done = run_blocks(blocks, self.folder, into, minutes, self.run, lambda: self.now, self.name)
+        return [block.name for block in done]
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Callable[[], list[Block]]:
+    cells = [make_cell(method, 1, seed, Plan(), {}) for method in METHODS for seed in SEEDS]
+    return lambda: open_blocks(blocks_of(cells), tmp_path / "archives")
+
+
+def test_every_block_has_every_arm_once(study: Callable[[], list[Block]]) -> None:
+    for block, seed in zip(study(), SEEDS, strict=True):
+        assert Counter(cell.method for cell in block.cells) == dict.fromkeys(METHODS, 1)
+        assert {cell.seed for cell in block.cells} == {seed}
+
+
+def test_a_trial_is_a_block_of_all_methods() -> None:
+    cells = [
+        make_cell(method, 1, 7, Plan(), {"optimizer.lr": rate}).model_copy(update={"trial": trial})
+        for method in METHODS
+        for trial, rate in ((1, 0.1), (2, 0.2))
+    ]
+    assert [block.name for block in blocks_of(cells)] == ["trial-01-seed-7", "trial-02-seed-7"]
+    assert [len(block.cells) for block in blocks_of(cells)] == [3, 3]
+
+
+def test_no_block_begins_that_would_end_too_late(tmp_path: Path, study: Callable[[], list[Block]]) -> None:
+    machine = Machine(sweep_folder("synthetic", tmp_path / "runs"), "a")
+    assert machine.go(study(), tmp_path / "archives", minutes=8) == ["seed-0", "seed-1"]  # 3 minutes each
+    assert machine.go(study(), tmp_path / "archives", minutes=1) == ["seed-2"]  # at least one
+    assert machine.go(study(), tmp_path / "archives", minutes=60) == ["seed-3"]
+    assert study() == []
+    assert len(machine.ran) == 12
+    archives = sorted((tmp_path / "archives").iterdir())
+    assert len(load(archives).cells) == 12
+
+
+def test_the_same_machine_continues_a_block(tmp_path: Path, study: Callable[[], list[Block]]) -> None:
+    folder = sweep_folder("synthetic", tmp_path / "runs")
+    first = Machine(folder, "a", breaks_at=2)
+    with pytest.raises(KeyboardInterrupt):
+        first.go(study(), tmp_path / "archives", minutes=0)
+    second = Machine(folder, "a")
+    assert second.go(study(), tmp_path / "archives", minutes=0) == ["seed-0"]
+    assert len(second.ran) == 1
+
+
+def test_another_machine_runs_the_whole_block_and_nothing_is_deleted(
+    tmp_path: Path, study: Callable[[], list[Block]]
+) -> None:
+    folder = sweep_folder("synthetic", tmp_path / "runs")
+    first = Machine(folder, "a", breaks_at=2)
+    with pytest.raises(KeyboardInterrupt):
+        first.go(study(), tmp_path / "archives", minutes=0)
+    second = Machine(folder, "b")
+    assert second.go(study(), tmp_path / "archives", minutes=0) == ["seed-0"]
+    assert len(second.ran) == 3
+    aside = folder.path / "set-aside" / "seed-0-1"
+    assert {path.name for path in aside.iterdir()} == {cell.id for cell in first.ran}
+    manifest = read_manifest(tmp_path / "archives" / "synthetic-seed-0.tar.xz")
+    assert len(manifest.cells) == 3
+
+
+def test_a_changed_sweep_does_not_fit_its_archives(tmp_path: Path, study: Callable[[], list[Block]]) -> None:
+    Machine(sweep_folder("synthetic", tmp_path / "runs"), "a").go(study(), tmp_path / "archives", minutes=0)
+    changed = blocks_of([make_cell("sgd", 1, 0, Plan(), {"optimizer.lr": 0.7})])
+    with pytest.raises(StoreError, match=r"synthetic-seed-0\.tar\.xz lacks 1 of the block's 1 cells"):
+        open_blocks(changed, tmp_path / "archives")
