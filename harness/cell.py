@@ -270,7 +270,7 @@ class Cell(Spec):
         if self.world_size == 1 or self.training.gradient_averaging == "flat":
             del fields["training"]["gradient_averaging"]  # so computed the runs stored before it existed
         kfac = fields["kfac"] or {}
-        for name in ("eigen_rank", "overlap_factors", "costs", "gram_precision"):
+        for name in ("eigen_rank", "overlap_factors", "costs", "gram_precision", "grafting"):
             if not kfac.get(name, True):  # added later, too
                 del kfac[name]
         for name, default in (("loss_terms", None), ("batch_dim", None), ("max_factor_dim", 8192)):

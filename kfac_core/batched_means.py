@@ -47,6 +47,7 @@ class BatchedMeans:
         updates: updates by factor, a view on the device.
         refused: updates that were not finite, by factor, a view on the device.
         counts: updates and refused updates of all factors, `[2, factors]`, in the order of `updates`.
+        decay: weight of the old mean in the next update.
         overflowed: not zero where the step's statistics are worthless, and to be dropped without a report.
         stacks: all factors of a shape, `[factors, blocks, n, n]`.
         keys: the factors of a shape, in the order of its stack.
@@ -57,6 +58,7 @@ class BatchedMeans:
     ) -> None:
         self._config, self._like = config, like
         self.overflowed: Tensor | None = None
+        self.decay = 0.0
         self.keys: dict[FactorShape, list[Key]] = {}
         for job in jobs:
             self.keys.setdefault(job.shape, []).append((job.layer, job.kind))
@@ -86,7 +88,7 @@ class BatchedMeans:
             running = self.stacks[shape][start : start + len(part)]
             mean, present = self._means(part, shape, scales)
             old = running.to(mean.dtype)
-            weight: Tensor | float = 1.0 - self._config.factor_decay
+            weight: Tensor | float = 1.0 - self.decay
             if self._config.factor_start == "first":
                 weight = torch.where(updates == 0, 1.0, weight).to(mean.dtype)[:, None, None, None]
             renewed = torch.lerp(old, mean, weight).to(running.dtype)  # as stored: float16 ends at 65,504

@@ -11,7 +11,15 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from kfac_core.errors import ConfigError
-from kfac_core.schedule import Hyperparameter, Interval, Milestones, interval_at, interval_below, value_at
+from kfac_core.schedule import (
+    Hyperparameter,
+    Interval,
+    Milestones,
+    decay_at,
+    interval_at,
+    interval_below,
+    value_at,
+)
 
 STRATEGIES = ("comm_opt", "mem_opt", "hybrid_opt", "dp_kfac", "mpd_kfac", "d_kfac", "spd_kfac")
 """Registry of strategies: each is the function of that name in `kfac_core/placement/strategies/<name>.py`."""
@@ -90,13 +98,19 @@ class KFACConfig:
     """Tikhonov damping of the Kronecker product; a number, a schedule (`Milestones`), or in code a callable
     of the step. Range: (0, inf). Example: `0.003`."""
 
-    factor_decay: float = 0.95
+    factor_decay: Hyperparameter = 0.95
     """Weight of the OLD running factor in the running mean. The DP-KFAC release uses the same name for the
-    weight of the new one: pass 1 minus theirs. Range: [0, 1). Example: `0.9`."""
+    weight of the new one: pass 1 minus theirs. May be scheduled like the damping. Range: [0, 1).
+    Example: `0.9`."""
 
-    kl_clip: float | None = 0.001
-    """Bound on the step's predicted KL divergence (kappa in the papers); null for none. Range: (0, inf).
-    Example: `0.01`."""
+    kl_clip: Hyperparameter | None = 0.001
+    """Bound on the step's predicted KL divergence (kappa in the papers); null for none. May be scheduled like
+    the damping. Range: (0, inf). Example: `0.01`."""
+
+    grafting: bool = False
+    """Whether each layer's preconditioned gradient gets the norm of its plain gradient, in the place of the
+    kl-clip, so that the plain optimizer's learning rate keeps its meaning (Agarwal et al. 2020,
+    arXiv:2002.11803; Anil et al. 2021, section 3.5). Example: `true`."""
 
     factor_batch_fraction: float = 1.0
     """Share of the local batch whose examples make the factors' statistics; the first ones, at least one.
@@ -157,8 +171,8 @@ class KFACConfig:
     float32. Example: `bfloat16`."""
 
     skip: tuple[str, ...] = ()
-    """Regular expressions; a layer whose name matches one from its start keeps its plain gradient.
-    Example: `["head.*"]`."""
+    """Regular expressions; a layer whose name matches one from its start, or whose class has that name, keeps
+    its plain gradient. Example: `["head.*", "Embedding"]`."""
 
     # Read by pydantic when a sweep file is validated: a misspelt hyperparameter is refused there too.
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -178,14 +192,13 @@ class KFACConfig:
                 f"grad_worker_fraction={self.grad_worker_fraction} has no meaning for "
                 f"strategy={self.strategy}; leave it out, or use strategy=hybrid_opt"
             )
-        if isinstance(self.damping, str | bool | None):
-            raise ConfigError(f"damping={self.damping!r} is no number, schedule or function of the step")
-        if isinstance(self.damping, int | float):
-            _in_range("damping", self.damping, 0, math.inf, open_left=True, open_right=True)
+        _scheduled("damping", self.damping, 0, math.inf, open_left=True)
         _in_range("factor_batch_fraction", self.factor_batch_fraction, 0, 1, open_left=True)
-        _in_range("factor_decay", self.factor_decay, 0, 1, open_right=True)
+        _scheduled("factor_decay", self.factor_decay, 0, 1)
         if self.kl_clip is not None:
-            _in_range("kl_clip", self.kl_clip, 0, math.inf, open_left=True, open_right=True)
+            _scheduled("kl_clip", self.kl_clip, 0, math.inf, open_left=True)
+        if not isinstance(self.grafting, bool):
+            raise ConfigError(f"grafting={self.grafting!r} is not one of true, false")
         self._check_choices()
         self._check_fisher()
         self._check_intervals()
@@ -272,6 +285,9 @@ def check_schedules(config: KFACConfig, steps_per_epoch: int | None) -> None:
             interval falls below the factor interval.
     """
     value_at(config.damping, 0, steps_per_epoch)
+    decay_at(config.factor_decay, 0, steps_per_epoch)
+    if config.kl_clip is not None:
+        value_at(config.kl_clip, 0, steps_per_epoch)
     for interval in (config.factor_update_steps, config.inverse_update_steps):
         interval_at(interval, 0, steps_per_epoch)
     below = interval_below(config.inverse_update_steps, config.factor_update_steps, steps_per_epoch)
@@ -313,6 +329,15 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         hint = nearest(str(value), allowed)
         raise ConfigError(f"{name}={value!r} is not one of {', '.join(allowed)}{hint}")
+
+
+def _scheduled(name: str, value: object, low: float, high: float, *, open_left: bool = False) -> None:
+    """Check a number; a schedule's values are checked as they are used."""
+    if isinstance(value, Milestones) or callable(value):
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name}={value!r} is no number, schedule or function of the step")
+    _in_range(name, value, low, high, open_left=open_left, open_right=True)
 
 
 def _in_range(

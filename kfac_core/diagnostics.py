@@ -56,7 +56,7 @@ def warn_of_other_kfac(layers: Sequence[KroneckerLayer]) -> None:
             f"K-FAC: another KFAC still has hooks on {_listed(shared)}: it takes time and memory in every "
             "step, and a gradient preconditioned by both is wrong; call its remove() when it is done",
             RuntimeWarning,
-            stacklevel=3,  # where KFAC() was called
+            stacklevel=4,  # where KFAC() was called
         )
 
 

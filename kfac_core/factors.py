@@ -40,6 +40,7 @@ class Factors:
         running: running mean by factor, `[blocks, n, n]`, identity before the first update.
         refused: by factor, updates skipped because a statistic was not finite; on the device.
         batched: the running means by shape, where execution is batched.
+        decay: weight of the old mean in the next update.
     """
 
     def __init__(
@@ -63,6 +64,8 @@ class Factors:
             self._communicator = communicator.duplicate()
         self._stored = getattr(torch, config.factor_dtype) if config.factor_dtype else like.dtype
         self._in_place = self._stored == like.dtype
+        decay = config.factor_decay
+        self.decay = float(decay) if isinstance(decay, int | float) else 0.0
         self.batched: BatchedMeans | None = None
         if execution is Execution.BATCHED:
             own = in_group_order(self.own, shapes, placement)
@@ -159,6 +162,7 @@ class Factors:
         """
         if self.batched is not None:
             own = [(job, self._local_mean(job, statistics)) for job in self._local_jobs]
+            self.batched.decay = self.decay
             self.batched.update([NewMean(job, *mean) for job, mean in own if mean is not None])
             return
         for job in self._local_jobs:
@@ -169,6 +173,7 @@ class Factors:
     def accumulate_received(self, statistics: Sequence[Statistics]) -> None:
         """Update factors in the same way from what was received and this rank's own contribution."""
         if self.batched is not None:
+            self.batched.decay = self.decay
             self.batched.update([self._received_mean(each, statistics) for each in self._received])
             self._received = []
             return
@@ -248,7 +253,7 @@ class Factors:
         """The weight of a running mean in its next update."""
         if self._config.factor_start == "first" and self._in_place and not self.updates[key]:
             return 0.0
-        return self._config.factor_decay
+        return self.decay
 
     def _is_usable(self, key: Key, size: Tensor) -> bool:
         """Whether an update with this trace is finite (see `grams.is_finite`); counts it either way."""
@@ -260,7 +265,7 @@ class Factors:
         """The same without a host synchronisation to learn whether the mean is finite."""
         key = job.layer, job.kind
         running, updates = self.running[key], self.updates[key]
-        new_weight = 1.0 - self._config.factor_decay
+        new_weight = 1.0 - self.decay
         weight = torch.full_like(updates, new_weight)
         if self._config.factor_start == "first":
             weight = torch.where(updates == 0, torch.ones_like(weight), weight)

@@ -15,16 +15,24 @@ from kfac_core.gradients.buffers import all_finite
 
 @dataclass(frozen=True)
 class Answer:
-    """Whether a step overflowed, on its way from the device to the host."""
+    """A few numbers on their way from the device to the host, as whether a step overflowed."""
 
     flag: Tensor
     copied: torch.cuda.Event | None
 
     def read(self) -> bool:
-        """The answer; waits until the device has reached the step."""
+        """Whether the number is not zero; waits until the device has reached the step."""
+        self._arrive()
+        return float(self.flag) != 0.0
+
+    def numbers(self) -> list[list[float]]:
+        """The rows of a matrix; waits in the same way."""
+        self._arrive()
+        return [[float(number) for number in row.unbind()] for row in self.flag.unbind()]
+
+    def _arrive(self) -> None:
         if self.copied is not None:
             self.copied.synchronize()
-        return float(self.flag) != 0.0
 
 
 class Overflow:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,26 +13,31 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from kfac_core.capture.hooks import Capture, full_precision
-from kfac_core.capture.wrappers import LearningRate, discard_compiled, read_lr, unwrap
+from kfac_core.capture.wrappers import LearningRate, discard_compiled, read_rates, unwrap, warn_of_adaptive
 from kfac_core.collectives import Communicator, connect
 from kfac_core.config import KFACConfig, check_schedules
+from kfac_core.coverage import Summary, log_coverage, summarised
 from kfac_core.diagnostics import Failure, missing_statistics, warn_of_other_kfac
 from kfac_core.errors import ConfigError
 from kfac_core.execution import Execution
 from kfac_core.factors import Factors
 from kfac_core.gradients.buffers import Gradients
+from kfac_core.guards.gradient_check import GradientCheck
+from kfac_core.guards.model_changes import ModelChanges
+from kfac_core.guards.progress import Progress
+from kfac_core.guards.wrapped import refuse_join, refuse_unsupported
 from kfac_core.kernels.device_grams import DeviceGrams
-from kfac_core.layers import find_layers, plain_modules
+from kfac_core.layers import find_layers
 from kfac_core.overflow import Overflow, UndecidedSteps
 from kfac_core.placement import Placement
 from kfac_core.placement.cost import CostModel
 from kfac_core.placement.footprint import state_bytes
 from kfac_core.placement.strategies import place
 from kfac_core.resume import Resumable
-from kfac_core.schedule import interval_at, value_at
+from kfac_core.schedule import decay_at, interval_at, value_at
 from kfac_core.second_order import SecondOrder
 from kfac_core.second_order_batched import BatchedSecondOrder
-from kfac_core.state import Progress, Snapshot
+from kfac_core.state import Counters, Snapshot, restore_known
 from kfac_core.timing.phases import Phase
 from kfac_core.timing.timer import PhaseTimer
 
@@ -48,8 +52,8 @@ class KFAC(Resumable):
     Args:
         model: the model, also wrapped in DistributedDataParallel or compiled by torch.compile.
         config: hyperparameters and distribution strategy.
-        lr: the learning rate in the kl-clip bound: a number, a callable without arguments, or the optimizer
-            whose first parameter group has it.
+        lr: the learning rate in the kl-clip bound: a number, a callable without arguments, or the optimizer,
+            whose parameter groups have it. Not needed without a kl-clip.
         steps_per_epoch: needed by schedules that count in epochs.
         grad_scaler: the GradScaler that scales the loss; a step that overflowed is skipped whole.
         cost: cost model of the machine for placement; None is `config.costs`, and without them n^3.
@@ -58,8 +62,7 @@ class KFAC(Resumable):
             DistributedDataParallel wrapper, else torch.distributed's world, else this process alone.
         communicator: carries the traffic instead of torch.distributed.
         execution: how steps are issued; by default as the model's device asks for. The results are the same
-            but
-            for rounding.
+            but for rounding.
 
     Attributes:
         placement: who computes what; `print(kfac.placement)` draws the grid of the KAISA paper.
@@ -67,13 +70,15 @@ class KFAC(Resumable):
         skipped_steps: steps that overflowed under the GradScaler on any rank. On a GPU the host learns of
             one a step later; it has no effect, and the updates it was due are made up for in the step after
             that.
-        plain_modules: modules with trained parameters that K-FAC does not precondition; logged once.
+        plain_modules: modules with trained parameters that K-FAC does not precondition; logged once, as a
+            warning where K-FAC takes less than 80 % of the parameters. `print(kfac)` says why.
 
     Raises:
         ConfigError: the model has no layer that K-FAC supports, or all of them are skipped; a pattern of
             `skip` matches none; a schedule in epochs lacks `steps_per_epoch`, or sets the inverse interval
             below the factor interval; this rank is not a member of the process group;
-            `gram_precision` on a CPU.
+            `gram_precision` on a CPU; a kl-clip without `lr`; a model under DataParallel, FSDP, tensor
+            parallelism or `torch.compile(fullgraph=True)`, on several devices, or on the meta device.
         PlacementError: the strategy cannot divide this world.
 
     Source: Pauloski et al., "Convolutional neural network training with distributed K-FAC", SC20;
@@ -85,7 +90,7 @@ class KFAC(Resumable):
         model: nn.Module,
         config: KFACConfig | None = None,
         *,
-        lr: LearningRate,
+        lr: LearningRate | None = None,
         steps_per_epoch: int | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         cost: CostModel | None = None,
@@ -96,32 +101,40 @@ class KFAC(Resumable):
     ) -> None:
         self.config = config if config is not None else KFACConfig()
         self.steps = self.skipped_steps = 0
-        self._lr = read_lr(lr)
+        self._rates = read_rates(lr, self.config)
         self._steps_per_epoch = steps_per_epoch
         check_schedules(self.config, steps_per_epoch)
         scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
         self._timer = timer if timer is not None else PhaseTimer()
-        bare, self._wrapper = unwrap(model)
-        discard_compiled(bare)
+        refuse_unsupported(model)
+        self._model, self._wrapper = unwrap(model)
         ddp_group = self._wrapper.process_group if self._wrapper is not None else None
         self._communicator = communicator if communicator is not None else connect(process_group or ddp_group)
         self._timer.count(self._communicator.traffic)
-        self._model = bare
+        self._cost, self._asked_execution = cost, execution
+        self._scaler = scaler
+        self._must_solve = self._owes_factors = self._paused = False
+        self._undecided = UndecidedSteps()
+        self._pending_warnings: list[str] = []
+        self._build()
+        warn_of_adaptive(lr, self.config)
+
+    def _build(self) -> None:
+        """All that depends on the layers of the model as it is now."""
+        bare = self._model
+        discard_compiled(bare)
         self._layers = find_layers(bare, self.config)
         if not self._layers:
             skipped = f"; skip={list(self.config.skip)} leaves out all" if self.config.skip else ""
             raise ConfigError(
                 f"{type(bare).__name__} has no trained layer that K-FAC supports and may take{skipped}"
             )
-        self.plain_modules = plain_modules(bare, self._layers)
-        if self.plain_modules:
-            logging.getLogger(__name__).info("plain gradients: %s", ", ".join(self.plain_modules))
         self.shapes = [layer.shape for layer in self._layers]
-        self.placement: Placement = place(self.config, self.shapes, self._communicator.world_size, cost)
+        self.placement: Placement = place(self.config, self.shapes, self._communicator.world_size, self._cost)
         dtype = reduce(torch.promote_types, (layer.weight.dtype for layer in self._layers), torch.float32)
         like = self._layers[0].weight.new_empty(0, dtype=dtype)
         self._communicator.prepare(self.placement.groups, like)
-        self._execution = execution if execution is not None else Execution.on(like.device)
+        self._execution = self._asked_execution or Execution.on(like.device)
         self._choose_grams(like.dtype)
         batched = self._execution is Execution.BATCHED
         arguments = self.shapes, self.placement, self._communicator, self.config, like
@@ -129,31 +142,42 @@ class KFAC(Resumable):
         self._second_order = (BatchedSecondOrder if batched else SecondOrder)(*arguments)
         self._gradients = Gradients(self._layers, self.placement, self._communicator, like, self._execution)
         warn_of_other_kfac(self._layers)  # before any hook: a filter may turn the warning into an error
+        scaler = self._scaler
         self._overflow = Overflow(scaler, self._communicator, like) if scaler is not None else None
-        self._scaler = scaler
         self._capture = self._install_capture(like.dtype)
-        self._must_solve = self._owes_factors = self._paused = False
-        self._undecided = UndecidedSteps()
         self._check_statistics = True  # once, at the first second-order update
-        self._pending_warnings: list[str] = []
+        self._changes = ModelChanges(bare, self._layers, like.device)
+        self._gradient_check = GradientCheck(bare, self._layers, lambda: not self._paused)
+        self._progress = Progress()
+        summary = self.summary()
+        self.plain_modules = [f"{each.name} ({each.kind})" for each in summary.plain]
+        log_coverage(summary, self._communicator.rank)
 
     @torch.no_grad()
     def step(self) -> None:
         """Precondition the gradients in place; on update steps, first update factors and second order."""
+        self._pending_warnings += self._changes.found()
+        refuse_join(self._wrapper, self._communicator.world_size)
         with self._timer.phase(Phase.PRECONDITION):
             self._gradients.read()
         if self._overflow is not None and self._has_overflowed(self._overflow):
+            self._gradient_check.end(None)
             self.discard()
             self.skipped_steps += 1
             return
         renews = self._renews_factors(), self._due("inverse_update_steps") or self._must_solve
         with full_precision(self._gradients.raw[0]):  # also when called inside autocast
+            self._read_guards()
+            self._gradient_check.end(self._loss_scale)
             if renews[0]:
                 self._update_factors()
                 self._owes_factors = False
             if renews[1]:
                 self._update_second_order()
             self._precondition()
+            if renews[1]:
+                gradients = self._gradients
+                self._progress.ask(gradients.checked, gradients.finite, gradients.clip_scale)
         self.steps += 1
         self._undecided.issued(factors=renews[0], second_order=renews[1])
         self._settle(leave=1)
@@ -197,6 +221,15 @@ class KFAC(Resumable):
         return self._second_order.failures
 
     @property
+    def nonfinite_steps(self) -> int:
+        """Steps whose gradients were not finite, without a GradScaler: they were set to zero.
+
+        Known at second-order updates; on a GPU gradients of parameters that K-FAC does not take are as they
+        are.
+        """
+        return self._progress.nonfinite_steps
+
+    @property
     def damping(self) -> float:
         """The damping of the next step."""
         return value_at(self.config.damping, self.steps, self._steps_per_epoch)
@@ -216,16 +249,50 @@ class KFAC(Resumable):
             self.placement, self.shapes, self.config, own, self._gradients.raw[0].element_size()
         )
 
+    def summary(self) -> Summary:
+        """Each layer with its factors, their bytes and owners; and what stays plain, and why."""
+        item_bytes = self._gradients.raw[0].element_size()
+        return summarised(self._model, self._layers, self.placement, self.config, item_bytes)
+
+    def __str__(self) -> str:
+        """The summary."""
+        return str(self.summary())
+
+    def refresh(self) -> None:
+        """Take the model as it is now: layers that were added, unfrozen, replaced or resized.
+
+        Layers of the same name and shape keep their factors. Every rank must call it, outside of a forward
+        and backward pass.
+
+        Raises:
+            ConfigError: as when a KFAC is made.
+        """
+        saved = self.state_dict()
+        self.discard()
+        self.remove()
+        self._build()
+        restore_known(self._snapshot(), saved)
+        self._must_solve = self.steps > 0
+
     def remove(self) -> None:
         """Take K-FAC's hooks off the model."""
         self._capture.remove()
+        self._gradient_check.remove()
 
     def _snapshot(self) -> Snapshot:
         self._settle(leave=0)
-        progress = Progress(self.steps, self.skipped_steps, self._must_solve)
+        progress = Counters(self.steps, self.skipped_steps, self._must_solve)
         return Snapshot(
             self.config, self.shapes, self._communicator, self._factors, self._second_order, progress
         )
+
+    def _read_guards(self) -> None:
+        """What the step before has asked the device for."""
+        scaled = self._scaler is not None
+        self._pending_warnings += self._gradient_check.read(
+            scaled=scaled, alone=self._communicator.world_size == 1
+        )
+        self._pending_warnings += self._progress.read(self.steps)
 
     def _choose_grams(self, dtype: torch.dtype) -> None:
         """How the layers sum outer products."""
@@ -296,6 +363,9 @@ class KFAC(Resumable):
                 self._factors.send()
 
     def _update_factors(self) -> None:
+        captured = any(each.shares() is not None for each in self._capture.statistics)
+        self._pending_warnings += self._progress.of_eval(captured=captured, in_eval=self._capture.in_eval)
+        self._factors.decay = decay_at(self.config.factor_decay, self.steps, self._steps_per_epoch)
         try:
             self._send_factors()
             self._accumulate_factors()
@@ -370,6 +440,11 @@ class KFAC(Resumable):
         with self._timer.phase(Phase.PRECONDITION_COMM):
             gradients.exchange()
         with self._timer.phase(Phase.SCALE):
-            if self.config.kl_clip is not None:
-                gradients.clip(self._lr(), self.config.kl_clip)
+            if self.config.grafting:
+                gradients.graft()
+            elif self.config.kl_clip is not None:
+                kl_clip = value_at(self.config.kl_clip, self.steps, self._steps_per_epoch)
+                gradients.clip(self._rates(self._layers), kl_clip)
+            if self._scaler is None:
+                gradients.drop_unless_finite(self._model.parameters())
             gradients.write()

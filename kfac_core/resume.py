@@ -59,7 +59,7 @@ class Resumable(ABC):
         states.check_shard(self._snapshot(), shard)
         self._restore(partial(states.restore_shard, shard=shard))
 
-    def _restore(self, restored: Callable[[states.Snapshot], states.Progress]) -> None:
+    def _restore(self, restored: Callable[[states.Snapshot], states.Counters]) -> None:
         self.discard()
         progress = restored(self._snapshot())
         self.steps, self.skipped_steps = progress.steps, progress.skipped_steps

@@ -1,6 +1,7 @@
 """Schedules: hyperparameters that change during training (no torch).
 
-Damping and both update intervals are a number, a `Milestones`, or any callable from the step to a value.
+Damping, factor decay, kl-clip and both update intervals are a number, a `Milestones`, or any callable from
+the step to a value.
 """
 
 from __future__ import annotations
@@ -78,6 +79,22 @@ def value_at(hyperparameter: Hyperparameter, step: int, steps_per_epoch: int | N
     value = hyperparameter(step)
     if not 0 < value < math.inf:
         raise ConfigError(f"a schedule gives {value} at step {step}, which lies outside (0, inf)")
+    return value
+
+
+def decay_at(decay: Hyperparameter, step: int, steps_per_epoch: int | None) -> float:
+    """A weight of the old mean at `step`.
+
+    Raises:
+        ConfigError: as `value_at`; or a schedule's value is not in [0, 1).
+    """
+    if not callable(decay) and not isinstance(decay, Milestones):
+        return decay
+    value = decay(step) if callable(decay) else value_at(decay, step, steps_per_epoch)
+    if not 0 <= value < 1:
+        raise ConfigError(
+            f"a schedule of factor_decay gives {value} at step {step}, which lies outside [0, 1)"
+        )
     return value
 
 

@@ -94,6 +94,7 @@ class SecondOrder:
             for job in placement.factor_jobs(shapes)
             if not self._means_travel or job.inverse_workers[0] == rank
         }
+        self._last_shift: tuple[float, Tensor] | None = None
         self.failures: list[Failure] = []
 
     def _in_working_order(self, jobs: list[FactorJob], placement: Placement) -> list[FactorJob]:
@@ -161,7 +162,7 @@ class SecondOrder:
 
         `gradients` and `out` are lists over all layers; `timed` as in `solve`.
         """
-        shift = self._like.new_full((), damping, dtype=self._exact)
+        shift = self._shift(damping)
         for layer in layers:
             with timed(self._shapes[layer].name):
                 self._apply(self._viewed(layer), gradients[layer], shift, out[layer])
@@ -179,6 +180,12 @@ class SecondOrder:
     def report(self, layer: int, kind: str, step: int, reason: str) -> None:
         """Add to `failures`."""
         self.failures.append(Failure(self._shapes[layer].name, kind, step, self._communicator.rank, reason))
+
+    def _shift(self, damping: float) -> Tensor:
+        """The damping on the device, sent when it changes."""
+        if self._last_shift is None or self._last_shift[0] != damping:
+            self._last_shift = damping, self._like.new_full((), damping, dtype=self._exact)
+        return self._last_shift[1]
 
     def _apply(self, views: Any, gradient: Tensor, shift: Tensor, out: Tensor) -> None:
         """Precondition `gradient` to `out`, in the wider precision of both and the data."""

@@ -72,7 +72,7 @@ class BatchedSecondOrder(SecondOrder):
         timed: Callable[[str], AbstractContextManager[None]],
     ) -> None:
         """The same for all layers of a run at once."""
-        shift = self._like.new_full((), damping, dtype=self._exact)
+        shift = self._shift(damping)
         own = set(layers)
         for group in self._layer_groups:
             for run in self._runs(group) if group[0] in own else ():

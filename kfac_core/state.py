@@ -26,7 +26,7 @@ _READABLE = (1, STATE_VERSION)  # 1 did not say of a gathered state what was sol
 
 
 @dataclass(frozen=True)
-class Progress:
+class Counters:
     """The scalar part of K-FAC's state.
 
     Attributes:
@@ -47,7 +47,7 @@ class Snapshot:
     communicator: Communicator
     factors: Factors
     second_order: SecondOrder
-    progress: Progress
+    progress: Counters
 
     def named_jobs(self) -> Iterator[tuple[str, FactorJob]]:
         """Every factor with its name, `<layer>.a` or `<layer>.g`."""
@@ -105,7 +105,7 @@ def check_state(kfac: Snapshot, state: Mapping[str, Any]) -> None:
     _check_shapes(kfac, state["factors"])
 
 
-def restore_state(kfac: Snapshot, state: Mapping[str, Any]) -> Progress:
+def restore_state(kfac: Snapshot, state: Mapping[str, Any]) -> Counters:
     """Give each rank the factors and second-order data that its placement asks for.
 
     Args:
@@ -120,7 +120,17 @@ def restore_state(kfac: Snapshot, state: Mapping[str, Any]) -> Progress:
         data = {names[name]: value for name, value in state["second_order"].items()}
         kfac.second_order.restore(data, {names[name] for name in state.get("solved", names)})
     must_solve = (other_solver or bool(state.get("must_solve", False))) and steps > 0
-    return Progress(steps, int(state["skipped_steps"]), must_solve)
+    return Counters(steps, int(state["skipped_steps"]), must_solve)
+
+
+def restore_known(kfac: Snapshot, state: Mapping[str, Any]) -> None:
+    """Load the running means of the factors that a gathered state has in the same shape; others stay."""
+    for name, job in kfac.named_jobs():
+        key, saved = (job.layer, job.kind), state["factors"].get(name)
+        running = kfac.factors.running.get(key)
+        if saved is not None and running is not None and saved.shape == running.shape:
+            running.copy_(saved)
+            kfac.factors.updates[key].fill_(state["updates"][name])
 
 
 def state_shard(kfac: Snapshot) -> dict[str, Any]:
@@ -162,7 +172,7 @@ def check_shard(kfac: Snapshot, shard: Mapping[str, Any]) -> None:
     _check_shapes(kfac, shard["factors"])
 
 
-def restore_shard(kfac: Snapshot, shard: Mapping[str, Any]) -> Progress:
+def restore_shard(kfac: Snapshot, shard: Mapping[str, Any]) -> Counters:
     """Restore this rank's own shard in the world and configuration that it was saved under.
 
     Every rank calls it: second-order data comes back from the rank that solved it, bit for bit.
@@ -181,7 +191,7 @@ def restore_shard(kfac: Snapshot, shard: Mapping[str, Any]) -> Progress:
         second_order.data[names[name]].copy_(data)
     second_order.solved = {names[name] for name in shard["solved"]}
     second_order.exchange()
-    return Progress(int(shard["steps"]), int(shard["skipped_steps"]), bool(shard["must_solve"]))
+    return Counters(int(shard["steps"]), int(shard["skipped_steps"]), bool(shard["must_solve"]))
 
 
 def merge_shards(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

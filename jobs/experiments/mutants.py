@@ -68,7 +68,7 @@ MUTANTS = (
     ),
     Mutant(
         "kl-clip is the constant 0.123", "gradients/kl_clip.py",
-        "(kl_clip / predicted).sqrt().clamp_max(1.0)", "0.123",
+        "(size * (lr**2 / kl_clip)).rsqrt().clamp_max(1.0)", "0.123",
     ),
     Mutant(
         "no damping on G (inverse)", "second_order.py",
@@ -113,8 +113,8 @@ MUTANTS = (
     ),
     Mutant(
         "second-order data never renewed", "preconditioner.py",
-        'if self._due("inverse_update_steps") or self._must_solve:',
-        "if self.steps == 0 or self._must_solve:",
+        'self._due("inverse_update_steps") or self._must_solve',
+        "self.steps == 0 or self._must_solve",
     ),
     Mutant(
         "dp_kfac with factors of the global batch", "placement/strategies/dp_kfac.py",
@@ -125,8 +125,8 @@ MUTANTS = (
         "damped.diagonal(dim1=-2, dim2=-1).add_(damping)",
         "factor.diagonal(dim1=-2, dim2=-1).add_(damping); damped.copy_(factor)",
     ),
-    Mutant("kl-clip scales up", "gradients/kl_clip.py", ".sqrt().clamp_max(1.0)", ".sqrt()"),
-    Mutant("kl-clip with lr, not its square", "gradients/kl_clip.py", "* lr**2", "* lr"),
+    Mutant("kl-clip scales up", "gradients/kl_clip.py", ".rsqrt().clamp_max(1.0)", ".rsqrt()"),
+    Mutant("kl-clip with lr, not its square", "gradients/kl_clip.py", "(lr**2 / kl_clip)", "(lr / kl_clip)"),
     Mutant(
         "running factors start at zero", "factors.py",
         "identity = torch.eye(job.shape.dim, device=like.device)",

@@ -76,6 +76,7 @@ class Capture:
 
     def clear(self) -> None:
         """Discard all sums."""
+        self.in_eval = False  # whether a pass with gradients was left out, because a layer was in eval mode
         self.loss_terms.clear()
         self.statistics = [Statistics(layer.config.loss_reduction, self.loss_terms) for layer in self._layers]
         self._scale: float | Tensor | None = None
@@ -100,7 +101,10 @@ class Capture:
     def _on_forward(
         self, index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
-        if not (module.training and self._is_active() and torch.is_grad_enabled() and output.requires_grad):
+        if not (torch.is_grad_enabled() and output.requires_grad and self._is_active()):
+            return
+        if not module.training:
+            self.in_eval = True
             return
         layer = self._layers[index]
         if not (layer.is_trained and output.numel()):  # frozen; or no rows, as in an expert without tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf, isfinite
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,8 @@ class Gradients:
             `read` to `write` on a CPU, of the parameter's own gradient where that is one contiguous tensor.
         preconditioned: the same after K-FAC, a view.
         own: indices of the layers that this rank preconditions.
+        checked, finite: steps whose gradients were looked at, and those where all were finite, on the device.
+        clip_scale: the last factor of the kl-clip.
     """
 
     def __init__(
@@ -46,6 +49,10 @@ class Gradients:
             order = [index for each in layer_groups(shapes, placement) for index in each]
         elements = [shapes[index].gradient_elements for index in order]
         self._raw = like.new_zeros(sum(elements))
+        self._change: Tensor | None = None
+        self._zero = like.new_zeros(())
+        self.clip_scale: Tensor | None = None
+        self.checked, self.finite = 0, like.new_zeros((), dtype=torch.float32)
         self._preconditioned = torch.zeros_like(self._raw)
         self._buffers: list[Tensor] = [self._raw] * len(layers)
         self.preconditioned: list[Tensor] = [self._raw] * len(layers)
@@ -81,14 +88,57 @@ class Gradients:
         if len(self._row) > 1:
             self._communicator.gather_parts(self._preconditioned, self._sizes, self._row)
 
-    def clip(self, lr: float, kl_clip: float) -> None:
-        """Scale all preconditioned gradients by the factor of `kl_clip_scale`."""
-        if self._batched:
+    def clip(self, rates: Sequence[float], kl_clip: float) -> None:
+        """Scale all preconditioned gradients by the factor of `kl_clip_scale`.
+
+        `rates` are the learning rates of the layers, each in the unit of its parameter group.
+        """
+        pairs = zip(self.preconditioned, self.raw, strict=True)
+        lr = rates[0]
+        if any(rate != lr for rate in rates):
+            changes = [torch.dot(new.flatten(), raw.flatten()) for new, raw in pairs]
+            change, lr = torch.stack(torch._foreach_mul(changes, [rate**2 for rate in rates])).sum(), 1.0
+        elif self._batched:
             change = torch.dot(self._preconditioned, self._raw)
         else:
-            pairs = zip(self.preconditioned, self.raw, strict=True)
             change = torch.stack([torch.dot(new.flatten(), raw.flatten()) for new, raw in pairs]).sum()
-        self._preconditioned *= kl_clip_scale(change, lr, kl_clip)
+        self._change = change.abs()
+        scale = kl_clip_scale(self._change, lr, kl_clip)
+        self._preconditioned *= scale
+        self.clip_scale = scale
+
+    def graft(self) -> None:
+        """Give every layer's preconditioned gradient the norm of its averaged gradient; zero stays zero."""
+        wanted = torch._foreach_norm([each.flatten() for each in self.raw])
+        given = torch._foreach_norm([each.flatten() for each in self.preconditioned])
+        torch._foreach_clamp_min_(given, torch.finfo(self._raw.dtype).tiny)
+        torch._foreach_div_(wanted, given)
+        torch._foreach_mul_(self.preconditioned, wanted)
+
+    def drop_unless_finite(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Set gradients to zero where one is not finite, and count where all are.
+
+        On a CPU those of all parameters. On a GPU, where the host does not know, those of K-FAC's layers;
+        other parameters keep theirs, as they would without K-FAC.
+        """
+        self.checked += 1
+        if not self._batched:
+            gradients = [each.grad for each in parameters if each.grad is not None]
+            dense = [each.coalesce().values() if each.is_sparse else each for each in gradients]
+            sizes = torch._foreach_norm([each for each in dense if each.numel()], inf)
+            if isfinite(float(torch.stack([size.double() for size in sizes]).sum())):
+                self.finite += 1
+            else:
+                self._preconditioned.zero_()
+                for gradient in gradients:
+                    gradient.zero_()
+            return
+        change, self._change = self._change, None
+        if change is None:
+            change = torch.dot(self._preconditioned, self._raw).abs()
+        finite = change < inf
+        torch.where(finite, self._preconditioned, self._zero, out=self._preconditioned)
+        self.finite += finite
 
     def write(self) -> None:
         """Copy the preconditioned gradients into the parameters' gradient tensors."""

@@ -18,7 +18,7 @@ from kfac_core.layers.layer import KroneckerLayer
 from kfac_core.layers.linear import LinearLayer, TransposedLinearLayer
 from kfac_core.layers.transposed import TransposedConvLayer
 
-__all__ = ["LAYERS", "KroneckerLayer", "find_layers", "plain_modules"]
+__all__ = ["LAYERS", "KroneckerLayer", "find_layers", "kind_of"]
 
 LAYERS: Mapping[type[nn.Module], type[KroneckerLayer]] = MappingProxyType({
     nn.Linear: LinearLayer,
@@ -45,9 +45,10 @@ def find_layers(model: nn.Module, config: KFACConfig) -> list[KroneckerLayer]:
     Raises:
         ConfigError: a pattern of `skip` matches no layer of a supported type.
     """
-    names = [name for name, module in model.named_modules() if kind_of(module)]
+    named = {name: type(module).__name__ for name, module in model.named_modules() if kind_of(module)}
+    names, classes = list(named), set(named.values())
     for pattern in config.skip:
-        if not any(re.match(pattern, name) for name in names):
+        if pattern not in classes and not any(re.match(pattern, name) for name in names):
             some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
             raise ConfigError(
                 f"skip pattern {pattern!r} matches no layer{nearest(pattern, tuple(names))}; layers: {some}"
@@ -57,7 +58,9 @@ def find_layers(model: nn.Module, config: KFACConfig) -> list[KroneckerLayer]:
     found = []
     for name, module in model.named_modules():
         kind = kind_of(module)
-        if kind is None or any(pattern.match(name) for pattern in patterns) or not kind.supports(module):
+        if kind is None or not kind.supports(module):
+            continue
+        if type(module).__name__ in config.skip or any(pattern.match(name) for pattern in patterns):
             continue
         tied = any(owners[id(parameter)] > 1 for parameter in module.parameters(recurse=False))
         weight = module.weight
@@ -71,13 +74,3 @@ def kind_of(module: nn.Module) -> type[KroneckerLayer] | None:
     """The layer kind of a module by its exact type: a subclass may compute something else."""
     own = type(module)
     return LAYERS.get(own) or _BY_NAME.get(f"{own.__module__}.{own.__qualname__}")
-
-
-def plain_modules(model: nn.Module, layers: list[KroneckerLayer]) -> list[str]:
-    """Names and types of modules with trained parameters of their own that K-FAC does not precondition."""
-    taken = {id(layer.module) for layer in layers}
-    return [
-        f"{name or '(root)'} ({type(module).__name__})"
-        for name, module in model.named_modules()
-        if id(module) not in taken and any(p.requires_grad for p in module.parameters(recurse=False))
-    ]

@@ -1,0 +1,93 @@
+"""Whether the model is still the one that K-FAC was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from kfac_core.errors import ConfigError
+from kfac_core.layers import KroneckerLayer, kind_of
+
+_REMEDY = "call kfac.refresh(), which keeps the factors of layers that did not change"
+
+
+class ModelChanges:
+    """Compares the model with itself at construction: at each step one pass over its parameters, on the host.
+
+    Args:
+        model: the model without wrappers.
+        layers: those that K-FAC takes.
+        device: theirs.
+    """
+
+    def __init__(self, model: nn.Module, layers: Sequence[KroneckerLayer], device: torch.device) -> None:
+        self._model, self._layers, self._device = model, layers, device
+        self._shapes = [layer.weight.shape for layer in layers]
+        self._known = {id(p) for p in _parameters(model) if p.requires_grad}
+        self._known |= {id(layer.module) for layer in layers}
+        self._seen = self._fingerprint()
+
+    def found(self) -> list[str]:
+        """Warnings of layers that were added or unfrozen since; each layer once.
+
+        Raises:
+            ConfigError: a layer that K-FAC takes was replaced, resized or moved to another device.
+        """
+        device = self._layers[0].weight.device
+        if device != self._device:
+            raise ConfigError(
+                f"the model was on {self._device} when KFAC was made and is on {device} now: make KFAC "
+                "after the model has been moved"
+            )
+        for layer, shape in zip(self._layers, self._shapes, strict=True):
+            if layer.weight.shape != shape:
+                raise ConfigError(
+                    f"the weight of layer {layer.name} was {list(shape)} when KFAC was made and is "
+                    f"{list(layer.weight.shape)} now: {_REMEDY}"
+                )
+        fingerprint = self._fingerprint()
+        if fingerprint == self._seen:
+            return []
+        self._seen = fingerprint
+        self._check_replaced()
+        return self._new()
+
+    def _check_replaced(self) -> None:
+        now = dict(self._model.named_modules(remove_duplicate=False))
+        for layer in self._layers:
+            if now.get(layer.name) is not layer.module:
+                kind = type(now[layer.name]).__name__ if layer.name in now else "nothing"
+                raise ConfigError(
+                    f"layer {layer.name or 'the model'} was replaced by {kind} since KFAC was made: {_REMEDY}"
+                )
+
+    def _new(self) -> list[str]:
+        names = []
+        for name, module in self._model.named_modules():
+            if kind_of(module) is None or id(module) in self._known:
+                continue
+            trained = [p for p in module.parameters(recurse=False) if p.requires_grad]
+            if any(id(parameter) not in self._known for parameter in trained):
+                names.append(name)
+                self._known |= {id(module), *(id(parameter) for parameter in trained)}
+        if not names:
+            return []
+        shown = ", ".join(names[:4]) + (" and others" if names[4:] else "")
+        return [
+            f"K-FAC: {shown} added or unfrozen since KFAC was made, and keeps its plain gradient: "
+            "call kfac.refresh() to take it"
+        ]
+
+    def _fingerprint(self) -> list[tuple[int, bool]]:
+        return [(id(parameter), parameter.requires_grad) for parameter in _parameters(self._model)]
+
+
+def _parameters(model: nn.Module) -> Iterator[Tensor]:
+    """As `Module.parameters`, with repetitions and without their cost."""
+    stack: list[nn.Module] = [model]
+    while stack:
+        module = stack.pop()
+        yield from (parameter for parameter in module._parameters.values() if parameter is not None)
+        stack.extend(child for child in module._modules.values() if child is not None)

@@ -1,0 +1,441 @@
+"""Promise: a mistake around K-FAC is refused, or reported once, by a message that names it and the remedy."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import parametrizations
+
+from kfac_core import KFAC, ConfigError, KFACConfig
+from kfac_core.execution import Execution
+from tests.kfac_core.runs import LR, average_gradients, build, data
+
+EVERY_STEP = {"factor_update_steps": 1, "inverse_update_steps": 1}
+BOTH = pytest.mark.parametrize("execution", list(Execution))
+
+
+def net(*layers: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(layers or (nn.Linear(4, 6), nn.Tanh(), nn.LayerNorm(6), nn.Linear(6, 3))))
+
+
+def backward(model: nn.Module, seed: int = 0, scale: float = 1.0) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(8, 4, generator=generator), torch.randint(0, 3, (8,), generator=generator)
+    model.zero_grad()
+    (functional.cross_entropy(model(x), y) * scale).backward()
+
+
+def stepped(model: nn.Module, kfac: KFAC, steps: int = 3) -> list[str]:
+    """The warnings of some steps."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(steps):
+            backward(model, step)
+            kfac.step()
+    return [str(warning.message) for warning in caught]
+
+
+@BOTH
+def test_a_sound_model_is_told_nothing(execution):
+    model = net()
+    assert stepped(model, KFAC(model, KFACConfig(**EVERY_STEP), lr=LR, execution=execution)) == []
+
+
+@BOTH
+@pytest.mark.parametrize("options", [{"kl_clip": 0.01}, {"kl_clip": None}, {"grafting": True}])
+def test_one_gradient_that_is_infinite_spreads_to_no_other(execution, options):
+    model = net()
+    kfac = KFAC(model, KFACConfig(**EVERY_STEP, **options), lr=LR, execution=execution)
+    backward(model)
+    kfac.step()
+    backward(model, 1)
+    model[3].weight.grad[0, 0] = torch.inf
+    kfac.step()
+    for layer in (model[0], model[3]):
+        assert layer.weight.grad.count_nonzero() == layer.bias.grad.count_nonzero() == 0
+    said = stepped(model, kfac, 2)
+    assert len(said) == 1
+    assert "gradients that are not finite in 1 of the steps" in said[0]
+    assert all(p.grad.isfinite().all() and p.grad.count_nonzero() for p in model.parameters())
+    assert kfac.nonfinite_steps == 1
+
+
+def test_on_a_cpu_a_plain_gradient_that_is_not_finite_stops_the_whole_step():
+    model = net()
+    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR)
+    backward(model)
+    model[2].weight.grad[0] = torch.nan
+    kfac.step()
+    assert all(parameter.grad.count_nonzero() == 0 for parameter in model.parameters())
+
+
+class Scaler(torch.amp.GradScaler):
+    """A scaler on the CPU, of a fixed scale."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu", init_scale=1024.0, growth_interval=1000)
+
+
+@BOTH
+@pytest.mark.parametrize(("unscales", "passed"), [(True, True), (False, True), (True, False)])
+def test_a_loss_scale_that_was_left_in_is_named(execution, unscales, passed, recwarn):
+    model, scaler = net(), Scaler()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    kfac = KFAC(
+        model, KFACConfig(**EVERY_STEP), lr=LR, grad_scaler=scaler if passed else None, execution=execution
+    )
+    for step in range(3):
+        backward(model, step, scale=float(scaler.scale(torch.ones(()))))
+        if unscales:
+            scaler.unscale_(optimizer)
+        kfac.step()
+        scaler._per_optimizer_states.clear()
+    said = [str(warning.message) for warning in recwarn]
+    want = "call scaler.unscale_" if not unscales else "pass KFAC(grad_scaler=scaler)"
+    assert len(said) == (not (unscales and passed))
+    assert all(want in text for text in said)
+
+
+class Tied(nn.Module):
+    """The embedding's weight is used a second time, as a function."""
+
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.middle, self.head = (
+            nn.Embedding(4, 6),
+            nn.Linear(6, 6),
+            nn.Linear(6, 4, bias=False),
+        )
+        self.tied = tied
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.middle(self.embedding(tokens)).tanh()
+        return functional.linear(x, self.embedding.weight) if self.tied else self.head(x)
+
+
+@BOTH
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_weight_that_is_used_without_calling_its_layer_is_named(execution, tied, recwarn):
+    model = Tied(tied=tied)
+    kfac = KFAC(model, KFACConfig(skip=("head",), **EVERY_STEP), lr=LR, execution=execution)
+    for step in range(2):
+        tokens = torch.arange(16).add(step).remainder(4)
+        functional.cross_entropy(model(tokens), tokens.flip(0)).backward()
+        kfac.step()
+    said = [str(warning.message) for warning in recwarn]
+    assert len(said) == tied
+    assert all("the gradient of embedding is not the sum over the calls" in text for text in said)
+
+
+def test_the_gradient_check_changes_no_number_and_leaves_no_hook():
+    model, other = net(), net()
+    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR)
+    unchecked = KFAC(other, KFACConfig(**EVERY_STEP), lr=LR)
+    unchecked._gradient_check.remove()
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    backward(model)
+    assert torch.equal(before, torch.get_rng_state())
+    backward(other)
+    kfac.step()
+    unchecked.step()
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one.grad, two.grad)
+    assert len(model[0]._forward_hooks) == 1
+    assert not model[0].weight._backward_hooks
+
+
+def resized(model: nn.Sequential) -> None:
+    model[3].weight.data = torch.randn(5, 6)
+
+
+def replaced(model: nn.Sequential) -> None:
+    model[3] = nn.Linear(6, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"), [(resized, r"was \[3, 6\] .* is \[5, 6\]"), (replaced, "replaced by Linear")]
+)
+def test_a_layer_that_is_another_now_is_refused_at_the_next_step(change, what):
+    model = net()
+    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR)
+    backward(model)
+    kfac.step()
+    change(model)
+    with pytest.raises(ConfigError, match=rf"{what}.*kfac\.refresh\(\)"):
+        kfac.step()
+
+
+def test_a_model_that_is_moved_later_is_refused():
+    model = net()
+    kfac = KFAC(model, lr=LR)
+    model.to("meta")
+    with pytest.raises(ConfigError, match="was on cpu when KFAC was made and is on meta"):
+        kfac.step()
+
+
+def test_layers_added_or_unfrozen_later_are_named_once_and_taken_on_request():
+    model = net()
+    model[0].weight.requires_grad_(requires_grad=False)
+    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR)
+    assert [shape.name for shape in kfac.shapes] == ["3"]
+    stepped(model, kfac)
+    model[0].weight.requires_grad_()
+    model.append(nn.Linear(3, 3))
+    (said,) = stepped(model, kfac)
+    assert "K-FAC: 0, 4 added or unfrozen" in said
+    before = {name: kfac._factors.running[key].clone() for name, key in kfac._snapshot().keys().items()}
+    kfac.refresh()
+    assert [shape.name for shape in kfac.shapes] == ["0", "3", "4"]
+    for name, factor in before.items():
+        assert torch.equal(kfac._factors.running[kfac._snapshot().keys()[name]], factor)
+    backward(model)
+    plain = model[0].weight.grad.clone()
+    kfac.step()
+    assert not torch.allclose(
+        functional.normalize(plain, dim=(0, 1)), functional.normalize(model[0].weight.grad, dim=(0, 1))
+    )
+
+
+def test_freezing_a_taken_layer_for_a_while_is_no_mistake():
+    model = net()
+    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR)
+    assert stepped(model, kfac, 1) == []
+    model[3].requires_grad_(requires_grad=False)
+    assert stepped(model, kfac, 1) == []
+    model[3].requires_grad_()
+    assert stepped(model, kfac, 1) == []
+
+
+def test_training_in_eval_mode_is_named_once():
+    model = net()
+    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR)
+    assert stepped(model, kfac, 1) == []
+    model.eval()
+    (said,) = stepped(model, kfac)
+    assert "the model was in eval mode in a training pass" in said
+
+
+@BOTH
+def test_a_clip_that_always_binds_is_logged_once(execution, caplog):
+    model = net()
+    config = KFACConfig(kl_clip=1e-9, **EVERY_STEP)
+    kfac = KFAC(model, config, lr=1.0, execution=execution)
+    stepped(model, kfac, 10)
+    assert "kl-clip has scaled" not in caplog.text
+    stepped(model, kfac, 15)
+    assert caplog.text.count("the kl-clip has scaled the step down at 10 second-order updates in a row") == 1
+
+
+@pytest.mark.parametrize(("kind", "named"), [(torch.optim.AdamW, True), (torch.optim.SGD, False)])
+def test_adam_behind_kfac_is_named(kind, named, caplog):
+    model = net()
+    KFAC(model, lr=kind(model.parameters(), lr=0.1))
+    assert ("use SGD behind K-FAC" in caplog.text) == named
+
+
+def test_a_model_of_which_little_is_taken_is_a_warning_with_the_reasons(caplog):
+    caplog.set_level(logging.WARNING)
+    model = net(nn.Linear(4, 3), nn.LSTM(3, 30))
+    KFAC(model, lr=LR)
+    assert "K-FAC preconditions 15 of 4,215 trained parameters (0.4%)" in caplog.text
+    assert "LSTM" in caplog.text
+    caplog.clear()
+    KFAC(net(nn.Linear(4, 30), nn.LayerNorm(6)), lr=LR)
+    assert caplog.text == ""
+
+
+def test_the_summary_says_what_is_taken_by_whom_and_why_the_rest_is_plain():
+    class Own(nn.Linear):
+        pass
+
+    model = net(
+        nn.Linear(4, 6), Own(6, 6), parametrizations.weight_norm(nn.Linear(6, 6)), nn.Linear(6, 5),
+        nn.LayerNorm(5), nn.Conv2d(2, 2, 1, groups=2),
+    )  # fmt: skip
+    kfac = KFAC(model, KFACConfig(skip=("3",)), lr=LR)
+    summary = kfac.summary()
+    assert [(each.name, each.a, each.g, each.owners) for each in summary.layers] == [
+        ("0", "5", "6", ((0,), (0,))), ("5", "2 x 2", "2 x 1", ((0,), (0,))),
+    ]  # fmt: skip
+    assert sum(each.state_bytes for each in summary.layers) == sum(
+        kfac.memory()[kind] for kind in ("factors", "second_order")
+    )
+    assert summary.taken_parameters == 30 + 4
+    assert summary.trained_parameters == sum(p.numel() for p in model.parameters())
+    computed = "the weight is computed from these (weight norm or another parametrisation)"
+    reasons = {each.name: each.reason for each in summary.plain}
+    assert reasons == {
+        "1": "a subclass of a supported layer, which may compute something else",
+        "2": computed,
+        "2.parametrizations.weight": computed,
+        "3": "skip",
+        "4": "not of a kind of layer that K-FAC supports",
+    }
+    for text in ("layer  kind", "0 ", "2 x 2", "skip"):
+        assert text in str(kfac)
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "message"),
+    [
+        (lambda: nn.DataParallel(net()), "nn.DataParallel"),
+        (lambda: torch.compile(net(), fullgraph=True, backend="eager"), r"torch\.compile\(fullgraph=True\)"),
+        (lambda: net().to("meta"), "meta device"),
+    ],
+)
+def test_a_wrapper_that_cannot_be_exact_is_refused_by_name(wrapped, message):
+    with pytest.raises(ConfigError, match=message):
+        KFAC(wrapped(), lr=LR)
+
+
+def sharded(rank: int, world_size: int) -> list[str]:
+    """What KFAC says of a model that is sharded in each of three ways."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    mesh, said = init_device_mesh("cpu", (world_size,)), []
+    whole = fully_shard(net(), mesh=mesh)
+    part = net()
+    fully_shard(part[0], mesh=mesh)
+    parallel = parallelize_module(net(), mesh, {"0": ColwiseParallel()})
+    for model in (whole, part, parallel, FullyShardedDataParallel(net(), device_id=torch.device("cpu"))):
+        try:
+            KFAC(model, lr=LR)
+        except ConfigError as error:
+            said.append(str(error))
+    return said
+
+
+def test_sharded_models_are_refused_by_name(world):
+    for said in world(2).run(sharded):
+        assert ["fully_shard (FSDP2)" in text for text in said] == [True, True, False, False]
+        assert "tensor parallelism" in said[2]
+        assert "FSDP1" in said[3]
+
+
+def joined(rank: int, world_size: int) -> str:
+    """Ranks with unlike numbers of batches, inside of DDP's `join`."""
+    model = nn.parallel.DistributedDataParallel(net())
+    kfac = KFAC(model, lr=LR)
+    try:
+        with model.join():
+            for step in range(1 + rank):
+                backward(model, step)
+                kfac.step()
+    except ConfigError as error:
+        return str(error)
+    return "no error"
+
+
+def test_ddp_join_is_refused_at_the_first_step(world):
+    assert all("DistributedDataParallel.join()" in said for said in world(2).run(joined))
+
+
+def averaged(rank: int, world_size: int, execution: Execution) -> tuple[list[str], int]:
+    """Sound training on several ranks is told nothing."""
+    model = build("mlp")
+    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR, execution=execution)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(3):
+            x, y = data("mlp", step)
+            model.zero_grad()
+            functional.cross_entropy(model(x[rank::world_size]), y[rank::world_size]).backward()
+            average_gradients(model, world_size)
+            kfac.step()
+    return [str(warning.message) for warning in caught], kfac.nonfinite_steps
+
+
+@BOTH
+def test_several_ranks_are_told_nothing(world, execution):
+    assert world(2).run(averaged, execution) == [([], 0)] * 2
+
+
+def test_a_rate_is_needed_for_the_clip_only():
+    with pytest.raises(ConfigError, match=r"kl_clip=0\.01 needs the learning rate: pass lr="):
+        KFAC(net(), KFACConfig(kl_clip=0.01))
+    KFAC(net(), KFACConfig(kl_clip=None))
+    KFAC(net(), KFACConfig(grafting=True))
+
+
+def preconditioned(model: nn.Module, **arguments: Any) -> list[Tensor]:
+    """The weights' gradients after one step."""
+    kfac = KFAC(model, **arguments)
+    backward(model)
+    kfac.step()
+    kfac.remove()
+    return [model[index].weight.grad.clone() for index in (0, 3)]
+
+
+@BOTH
+def test_the_clip_reads_the_rate_of_each_parameter_group(execution):
+    model = net().double()
+    model.forward = lambda x, forward=model.forward: forward(x.double())
+    clipped = {"config": KFACConfig(kl_clip=1e-6, **EVERY_STEP), "execution": execution}
+    groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[3].parameters(), "lr": 0.5}]
+    got = preconditioned(model, lr=torch.optim.SGD(groups), **clipped)
+    raw = [model[index] for index in (0, 3)]
+    backward(model)
+    plain = [(layer.weight.grad.clone(), layer.bias.grad.clone()) for layer in raw]
+    free = KFAC(model, KFACConfig(kl_clip=None, **EVERY_STEP), execution=execution)
+    backward(model)
+    free.step()
+    change = sum(
+        rate**2 * ((layer.weight.grad * weight).sum() + (layer.bias.grad * bias).sum())
+        for rate, layer, (weight, bias) in zip((0.1, 0.5), raw, plain, strict=True)
+    )
+    nu = (1e-6 / change).sqrt()
+    assert nu < 1
+    for layer, clipped_gradient in zip(raw, got, strict=True):
+        torch.testing.assert_close(clipped_gradient, layer.weight.grad * nu, rtol=1e-10, atol=0)
+
+
+@BOTH
+def test_grafting_keeps_the_norm_of_the_plain_gradient_and_the_direction_of_kfac(execution):
+    model = net()
+    got = preconditioned(model, config=KFACConfig(grafting=True, **EVERY_STEP), execution=execution)
+    bias = [model[index].bias.grad.clone() for index in (0, 3)]
+    free = preconditioned(model, config=KFACConfig(kl_clip=None, **EVERY_STEP), execution=execution)
+    backward(model)
+    for index, weight, other, direction in zip((0, 3), got, bias, free, strict=True):
+        plain = torch.cat([model[index].weight.grad, model[index].bias.grad[:, None]], 1)
+        torch.testing.assert_close(torch.cat([weight, other[:, None]], 1).norm(), plain.norm())
+        torch.testing.assert_close(
+            functional.cosine_similarity(weight.flatten(), direction.flatten(), 0), torch.ones(())
+        )
+
+
+@BOTH
+def test_the_clip_and_the_decay_may_be_scheduled(execution):
+    def after(config: KFACConfig) -> list[Tensor]:
+        model = net()
+        stepped(model, kfac := KFAC(model, config, lr=LR, execution=execution), 1)
+        kfac.config = config
+        stepped(model, kfac, 2)
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    constant = after(KFACConfig(kl_clip=1e-5, factor_decay=0.5, **EVERY_STEP))
+    scheduled = after(KFACConfig(kl_clip=lambda step: 1e-5, factor_decay=lambda step: 0.5, **EVERY_STEP))
+    other = after(KFACConfig(kl_clip=1e-5, factor_decay=lambda step: 0.5 / (step + 1), **EVERY_STEP))
+    for one, two in zip(constant, scheduled, strict=True):
+        assert torch.equal(one, two)
+    assert not torch.equal(constant[0], other[0])
+    with pytest.raises(ConfigError, match=r"factor_decay gives 1 at step 0, which lies outside \[0, 1\)"):
+        KFAC(net(), KFACConfig(factor_decay=lambda step: 1), lr=LR)
+
+
+def test_layers_are_skipped_by_the_name_of_their_class():
+    model = net(nn.Embedding(4, 3), nn.Linear(3, 2))
+    assert [shape.name for shape in KFAC(model, KFACConfig(skip=("Embedding",)), lr=LR).shapes] == ["1"]
+    with pytest.raises(ConfigError, match="skip pattern 'Conv2d' matches no layer"):
+        KFAC(model, KFACConfig(skip=("Conv2d",)), lr=LR)
