@@ -30,7 +30,7 @@ class TakenLayer:
 
     Attributes:
         kind: type of the module.
-        a, g: sizes of the factors, `n`, or `blocks x n`.
+        a, g: sizes of the factors: `n`, `blocks x n`, or `n, diagonal`.
         state_bytes: one copy of its running factors and second-order data.
         owners: the ranks that solve A, and those that solve G.
     """
@@ -149,7 +149,7 @@ def plain_modules(
 
 def parameters_of(layer: KroneckerLayer) -> list[nn.Parameter]:
     """The parameters whose gradients a layer preconditions."""
-    return [parameter for _, parameter in layer._gradients()]
+    return layer._parameters()
 
 
 def _reason(name: str, module: nn.Module, config: KFACConfig, owners: Counter[int]) -> str:
@@ -188,6 +188,8 @@ def _taken(
 
 
 def _size(factor: FactorShape) -> str:
+    if factor.dim == 1 and factor.blocks > 1:
+        return f"{factor.blocks}, diagonal"
     return str(factor.dim) if factor.blocks == 1 else f"{factor.blocks} x {factor.dim}"
 
 

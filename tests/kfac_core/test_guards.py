@@ -264,7 +264,7 @@ def test_the_summary_says_what_is_taken_by_whom_and_why_the_rest_is_plain():
     kfac = KFAC(model, KFACConfig(skip=("3",)), lr=LR)
     summary = kfac.summary()
     assert [(each.name, each.a, each.g, each.owners) for each in summary.layers] == [
-        ("0", "5", "6", ((0,), (0,))), ("5", "2 x 2", "2 x 1", ((0,), (0,))),
+        ("0", "5", "6", ((0,), (0,))), ("5", "2 x 2", "2, diagonal", ((0,), (0,))),
     ]  # fmt: skip
     assert sum(each.state_bytes for each in summary.layers) == sum(
         kfac.memory()[kind] for kind in ("factors", "second_order")
