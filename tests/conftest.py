@@ -30,6 +30,11 @@ settings.register_profile("kronscale", deadline=None)  # a busy machine is no fa
 settings.load_profile("kronscale")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests read files of the project, such as `jobs/`, wherever the suite was called."""
+    os.chdir(config.rootpath)
+
+
 STARTS_RANKS = {"world", "mpi_world", "start_supervisor"}  # fixtures
 
 

@@ -69,18 +69,16 @@ def test_a_hostile_text_is_one_short_line(case, reader, tmp_path):
 
 @pytest.mark.parametrize("reader", ["sweep", "site"])
 @pytest.mark.parametrize("kind", ["pipe", "folder", "socket", "device"])
-def test_what_is_no_file_is_refused_and_not_waited_for(kind, reader, tmp_path):
+def test_what_is_no_file_is_refused_and_not_waited_for(kind, reader, tmp_path, monkeypatch):
     path = tmp_path / "x.yaml"
     if kind == "pipe":
         os.mkfifo(path)
     elif kind == "folder":
         path.mkdir()
     elif kind == "socket":
-        here = Path.cwd()
-        os.chdir(tmp_path)  # a socket's path is short
+        monkeypatch.chdir(tmp_path)  # a socket's path is short
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(path.name)
-        os.chdir(here)
     else:
         path.symlink_to("/dev/zero")
     assert error_line(path, reader).startswith(f"{path}: ")

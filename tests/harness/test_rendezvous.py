@@ -1,7 +1,6 @@
 """Promise: only ranks of an attempt meet in its store, and no other host reaches that of a single host."""
 
 import json
-import multiprocessing
 import stat
 import threading
 from collections import defaultdict
@@ -16,6 +15,7 @@ from harness.runs.store import Attempt
 from harness.training.world import join_world
 from harness.training.world.membership import new_secret, prove_membership
 from harness.training.world.rendezvous import is_one_host, rendezvous_in_folder
+from tests.kfac_core.worlds import rank_context
 
 RUN = "study/cell/attempt-1"
 
@@ -177,7 +177,7 @@ def test_ranks_of_the_local_launcher_listen_on_loopback_only(attempt):
     site = Site(name="here")
     launch = Launch(launcher="local", site=site, cpus_per_rank=1, host="h", user="u", submitted_at=0)
     launch.write(attempt)
-    context = multiprocessing.get_context("spawn")
+    context = rank_context()
     found = context.Queue()
     ranks = [
         context.Process(target=_listening_rank, args=(attempt.path, rank, found), daemon=True)

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,18 @@ PRELOADED = ["torch.distributed", "torch._dynamo", "pandas", "pytest", "harness.
 """What tests import on ranks; torch's optimizers import its compiler. Every rank would take 2 CPU seconds."""
 
 
+def rank_context() -> ForkServerContext:
+    """Starts processes that have loaded torch already: forks of a process that has not used it."""
+    context = mp.get_context("forkserver")  # a fork of one that has used torch can hang
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
 class World:
     """`world_size` processes joined by Gloo; `run` calls a module-level function on each."""
 
     def __init__(self, world_size: int) -> None:
-        context = mp.get_context("forkserver")  # forking a process that has used torch can hang
-        context.set_forkserver_preload(PRELOADED)
+        context = rank_context()
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
         self._pipes: list[Connection] = []

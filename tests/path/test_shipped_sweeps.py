@@ -54,11 +54,10 @@ def test_a_shipped_sweep_reaches_its_report(file, trained, no_images, tmp_path):
     write_report(study, tmp_path / "report", None if scheduled else [Panel(name) for name in drawn(file)])
     page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
     assert all(cell.id in page for cell in cells)
-    for scoring in (
-        SCORINGS.values() if file.parent.name == "sweeps" else ()
-    ):  # those of papers differ in size
-        findings(replace(study, scoring=scoring))
-    assert {one.verdict for one in changes(study, study, least=0.05)} <= {"same", "undecided"}
+    if file.parent.name == "sweeps":  # with metrics of both directions; papers differ in size
+        for scoring in SCORINGS.values():
+            findings(replace(study, scoring=scoring))
+        assert {one.verdict for one in changes(study, study, least=0.05)} <= {"same", "undecided"}
     attempts = [one.latest() for one in folder.cell_folders()]
     for name, export in EXPORTS.items():
         try:

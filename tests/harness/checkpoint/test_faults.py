@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from harness.runs.checkpoint_store import CheckpointStore
 from harness.runs.records import CheckpointRecord, SegmentRecord
 from harness.training.checkpoint import Schedule, parts, saving
 from tests.harness.checkpoint.runs import cell, new_attempt, train
+from tests.kfac_core.worlds import rank_context
 
 EVERY_EPOCH = Schedule(every_epochs=1)
 
@@ -172,6 +174,7 @@ def die_at(name, attempt, spec):
 def test_sigkill_while_saving_leaves_an_intact_checkpoint(world, tmp_path, name, uninterrupted):
     spec = cell("comm_opt", 1)
     attempt = new_attempt(tmp_path / "killed", spec)
+    import_module("torch._dynamo")  # which an optimizer imports: once here, not in every fork
     process = multiprocessing.get_context("fork").Process(target=die_at, args=(name, attempt, spec))
     process.start()
     process.join(120)
@@ -205,8 +208,7 @@ def die_while_others_save(rank, folder, attempt, spec):
 def test_a_rank_that_dies_while_others_save_loses_only_that_checkpoint(world, tmp_path, uninterrupted):
     spec = cell("mem_opt", 2)
     attempt = new_attempt(tmp_path / "killed", spec)
-    context = multiprocessing.get_context("spawn")
-    arguments = (str(tmp_path), attempt, spec)
+    arguments, context = (str(tmp_path), attempt, spec), rank_context()
     ranks = [context.Process(target=die_while_others_save, args=(rank, *arguments)) for rank in range(2)]
     for process in ranks:
         process.start()
