@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kfac_core.config import KFACConfig
+from kfac_core.curve import Decay
 from kfac_core.placement.strategies import check_world_size
 from kfac_core.schedule import interval_at
 
@@ -136,10 +137,11 @@ class Training(Spec):
 class Optimizer(Spec):
     """The first-order optimizer and its learning-rate schedule; K-FAC, where present, acts before it."""
 
-    name: Literal["sgd", "rmsprop", "adam", "lars", "lamb", "nlcg"] = "sgd"
-    """`sgd`, `rmsprop` and `adam` (AdamW) are torch's; `lars` and `lamb` need the extra `large-batch`; `nlcg`
-    is nonlinear conjugate gradients, which takes K-FAC as its preconditioner (with `kfac.kl_clip: null`).
-    Example: `lamb`."""
+    name: Literal["sgd", "rmsprop", "adam", "lars", "lamb", "nlcg", "muon", "soap", "shampoo"] = "sgd"
+    """`sgd`, `rmsprop` and `adam` (AdamW) are torch's, and so is `muon`, which takes AdamW where a parameter
+    is no matrix; `lars`, `lamb`, `soap` and `shampoo` (distributed Shampoo's algorithm) are those of
+    pytorch-optimizer, with its defaults, and need the extra `large-batch`; `nlcg` is nonlinear conjugate
+    gradients, which takes K-FAC as its preconditioner (with `kfac.kl_clip: null`). Example: `lamb`."""
 
     lr: float = Field(gt=0)
     """Peak learning rate at world size 1; see `lr_scaling`. Example: `0.1`."""
@@ -148,14 +150,14 @@ class Optimizer(Spec):
     """`linear` multiplies `lr` by the world size, as is usual for weak scaling. Example: `linear`."""
 
     momentum: float = Field(default=0.9, ge=0, lt=1)
-    """Momentum of `sgd`, `rmsprop` and `lars`; not for the others. Example: `0.9`."""
+    """Momentum of `sgd`, `rmsprop`, `lars` and `muon`; not for the others. Example: `0.9`."""
 
     nesterov: bool = False
-    """Whether `sgd` and `lars` use Nesterov's momentum. Example: `true`."""
+    """Whether `sgd`, `lars` and `muon` use Nesterov's momentum. Example: `true`."""
 
     weight_decay: float = Field(default=0.0, ge=0)
-    """Weight decay: an L2 penalty, or decoupled for `adam` and `lamb`; not for `nlcg`. Example:
-    `0.0005`."""
+    """Weight decay: an L2 penalty, or decoupled for `adam`, `lamb`, `muon` and `soap`; not for `nlcg`.
+    Example: `0.0005`."""
 
     warmup_epochs: float = Field(default=0.0, ge=0)
     """Epochs of linear warm-up from a fifth of the peak (SC20). Example: `5`."""
@@ -165,6 +167,10 @@ class Optimizer(Spec):
 
     decay_factor: float = Field(default=0.1, gt=0, le=1)
     """Multiplier of the learning rate at each of `decay_epochs`. Example: `0.5`."""
+
+    schedule: Decay | None = None
+    """The learning rate over the training, in place of the three fields above: a curve of torch's schedulers
+    with a warm-up. Example: `{shape: cosine, warmup: 5}`."""
 
 
 MOST_RANKS = 100_000  # names of record files have five digits
@@ -177,6 +183,9 @@ OPTIMIZER_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "lars": ("momentum", "nesterov", "weight_decay"),
     "lamb": ("weight_decay",),
     "nlcg": (),
+    "muon": ("momentum", "nesterov", "weight_decay"),
+    "soap": ("weight_decay",),
+    "shampoo": ("weight_decay",),
 })  # fmt: skip
 """What each optimizer is built from beside `lr`: these and no others. The rate's schedule is for all."""
 
@@ -269,6 +278,8 @@ class Cell(Spec):
                 del fields["training"][name]
         if self.world_size == 1 or self.training.gradient_averaging == "flat":
             del fields["training"]["gradient_averaging"]  # so computed the runs stored before it existed
+        if fields["optimizer"]["schedule"] is None:
+            del fields["optimizer"]["schedule"]  # added later, too
         kfac = fields["kfac"] or {}
         for name in ("eigen_rank", "overlap_factors", "costs", "gram_precision", "grafting"):
             if not kfac.get(name, True):  # added later, too

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
+from kfac_core.curve import Curve
 from kfac_core.errors import ConfigError
 from kfac_core.schedule import (
     Hyperparameter,
@@ -95,8 +96,8 @@ class KFACConfig:
     (for `eigen` only); null keeps all. Range: [1, inf). Example: `128`."""
 
     damping: Hyperparameter = 0.001
-    """Tikhonov damping of the Kronecker product; a number, a schedule (`Milestones`), or in code a callable
-    of the step. Range: (0, inf). Example: `0.003`."""
+    """Tikhonov damping of the Kronecker product; a number, a schedule (`Milestones`), a curve (`Curve`), or
+    in code a callable of the step. Range: (0, inf). Example: `0.003`."""
 
     factor_decay: Hyperparameter = 0.95
     """Weight of the OLD running factor in the running mean. The DP-KFAC release uses the same name for the
@@ -333,7 +334,7 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 def _scheduled(name: str, value: object, low: float, high: float, *, open_left: bool = False) -> None:
     """Check a number; a schedule's values are checked as they are used."""
-    if isinstance(value, Milestones) or callable(value):
+    if isinstance(value, Milestones | Curve) or callable(value):
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{name}={value!r} is no number, schedule or function of the step")

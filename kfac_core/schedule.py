@@ -1,7 +1,7 @@
 """Schedules: hyperparameters that change during training (no torch).
 
 Damping, factor decay, kl-clip and both update intervals are a number, a `Milestones`, or any callable from
-the step to a value.
+the step to a value; all but the intervals may be a `Curve` too.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from kfac_core.curve import Curve
 from kfac_core.errors import ConfigError
 
 
@@ -62,7 +63,7 @@ class Milestones:
         return self.initial * self.factor**passed
 
 
-Hyperparameter = float | Milestones | Callable[[int], float]
+Hyperparameter = float | Milestones | Curve | Callable[[int], float]
 Interval = int | Milestones | Callable[[int], float]
 
 
@@ -72,7 +73,7 @@ def value_at(hyperparameter: Hyperparameter, step: int, steps_per_epoch: int | N
     Raises:
         ConfigError: the schedule's value is not in (0, inf), or it is in epochs without `steps_per_epoch`.
     """
-    if isinstance(hyperparameter, Milestones):
+    if isinstance(hyperparameter, Milestones | Curve):
         return hyperparameter.value(step, steps_per_epoch)
     if not callable(hyperparameter):
         return hyperparameter
@@ -88,7 +89,7 @@ def decay_at(decay: Hyperparameter, step: int, steps_per_epoch: int | None) -> f
     Raises:
         ConfigError: as `value_at`; or a schedule's value is not in [0, 1).
     """
-    if not callable(decay) and not isinstance(decay, Milestones):
+    if not callable(decay) and not isinstance(decay, Milestones | Curve):
         return decay
     value = decay(step) if callable(decay) else value_at(decay, step, steps_per_epoch)
     if not 0 <= value < 1:

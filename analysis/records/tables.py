@@ -28,6 +28,7 @@ from harness.errors import StoreError
 from harness.runs.archive import is_archive, unpack
 from harness.runs.arms import fields_of, name_arms
 from harness.runs.store import DEFAULT_ROOT, SweepFolder
+from kfac_core.curve import Curve
 from kfac_core.schedule import Milestones
 
 PathLike = str | os.PathLike[str]
@@ -167,7 +168,7 @@ def _cell_row(files: RunFiles, sealed: Collection[Path]) -> dict[str, Any]:
         "valid": not files.faults, "why": "; ".join(files.faults), "sealed": _is_sealed(files, sealed),
     }  # fmt: skip
     options = {name: getattr(cell.kfac, name, None) for name in KFAC_COLUMNS}
-    scheduled = {name: value for name, value in options.items() if isinstance(value, Milestones)}
+    scheduled = {name: value for name, value in options.items() if isinstance(value, Milestones | Curve)}
     row |= options | dict.fromkeys(scheduled)
     row["schedules"] = "; ".join(f"{name} {value}" for name, value in scheduled.items())
     return row | _attempt_fields(files)

@@ -23,6 +23,7 @@ from harness.study.sweep import KEYS, STUDY_KEYS, TUNED_KEYS, TUNING_KEYS
 from harness.workloads import WORKLOADS
 from harness.workloads.cards.card import MOST
 from kfac_core.config import Costs, KFACConfig
+from kfac_core.curve import Curve, Decay
 from kfac_core.schedule import Milestones
 
 Model = type[Any]
@@ -35,6 +36,7 @@ MODELS: dict[str, Model] = {
     "kfac": KFACConfig,
     "kfac.costs": Costs,
     "schedule": Milestones,
+    "decay": Decay,
     "site": Site,
     "slurm": SlurmProfile,
 }
@@ -56,6 +58,8 @@ _TYPES = {
     str: "text",
     types.NoneType: "null",
     Milestones: "[schedule](#schedules)",
+    Curve: "[curve](#curves)",
+    Decay: "[curve](#curves)",
     Costs: "[mapping](#kfaccosts)",
     SlurmProfile: "[mapping](#slurm)",
     Any: "any value",

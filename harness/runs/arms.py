@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from harness.cell import Cell
+from kfac_core.curve import Curve, Decay
 from kfac_core.schedule import Milestones
 
 Fields = Mapping[str, Any]
@@ -23,7 +24,9 @@ SETTING_SECTIONS = ("workload", "target", "training")
 ARM_SECTIONS = ("optimizer", "kfac")
 OF_METHODS = ("training.epochs", "training.kfac_start_epoch")
 """Not held fixed if each method has its own value: SC20 trains SGD for 90 epochs and K-FAC for 55."""
-_SCHEDULE = {field.name for field in dataclasses.fields(Milestones)}
+_SCHEDULES = {
+    frozenset(field.name for field in dataclasses.fields(kind)): kind for kind in (Milestones, Curve, Decay)
+}
 _LONGEST_VALUE = 40  # characters of a value in a name
 
 
@@ -91,8 +94,9 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in nested.items():
         path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and set(value) == _SCHEDULE:  # one value, which changes over time
-            flat[path] = str(Milestones(**value))
+        kind = _SCHEDULES.get(frozenset(value)) if isinstance(value, Mapping) else None
+        if kind is not None:  # one value, which changes over time
+            flat[path] = str(kind(**value))
         elif isinstance(value, Mapping):
             flat.update(_flat(value, f"{path}."))
         elif value is not None:

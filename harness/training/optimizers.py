@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from harness.cell import OPTIMIZER_FIELDS, Optimizer
+from harness.training.muon import Muon
 from kfac_core import KFAC
 from kfac_core.collectives import Communicator
+from kfac_core.curve import START
 from kfac_core.optimizers import NLCG
 
 Kind = Callable[..., torch.optim.Optimizer]
@@ -19,8 +21,8 @@ _TORCH: dict[str, Kind] = {
     "sgd": torch.optim.SGD,
     "rmsprop": torch.optim.RMSprop,
     "adam": torch.optim.AdamW,
+    "muon": Muon,
 }
-WARMUP_START = 0.2  # SC20 starts the warm-up from a fifth of the peak rate
 
 
 def build_optimizer(
@@ -30,23 +32,26 @@ def build_optimizer(
     own = {field: getattr(spec, field) for field in OPTIMIZER_FIELDS[spec.name]}
     if spec.name == "nlcg":
         return NLCG(parameters, lr=spec.lr, kfac=kfac, communicator=communicator, **own)
-    kinds = _TORCH if spec.name in _TORCH else _large_batch_optimizers(spec.name)
+    kinds = _TORCH if spec.name in _TORCH else _of_pytorch_optimizer(spec.name)
     return kinds[spec.name](parameters, lr=spec.lr, **own)
 
 
-def learning_rate(spec: Optimizer, world_size: int, epoch: float) -> float:
-    """Rate at the fractional `epoch`: linear warm-up, then steps down (SC20, section VI)."""
+def learning_rate(spec: Optimizer, world_size: int, step: int, steps_per_epoch: int, epochs: int) -> float:
+    """Rate of `step`: that of the schedule, or linear warm-up, then steps down (SC20, section VI)."""
     rate = spec.lr * (world_size if spec.lr_scaling == "linear" else 1)
+    if spec.schedule is not None:
+        return rate * spec.schedule.share(step, steps_per_epoch, epochs)
+    epoch = step // steps_per_epoch + step % steps_per_epoch / steps_per_epoch
     if epoch < spec.warmup_epochs:
-        return rate * (WARMUP_START + (1 - WARMUP_START) * epoch / spec.warmup_epochs)
+        return rate * (START + (1 - START) * epoch / spec.warmup_epochs)
     return rate * spec.decay_factor ** bisect_right(sorted(spec.decay_epochs), epoch)
 
 
-def _large_batch_optimizers(wanted: str) -> dict[str, Kind]:
+def _of_pytorch_optimizer(wanted: str) -> dict[str, Kind]:
     try:
-        from pytorch_optimizer import LARS, Lamb  # noqa: PLC0415  an optional extra
+        from pytorch_optimizer import LARS, SOAP, Lamb, ScalableShampoo  # noqa: PLC0415  an optional extra
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
             f"optimizer.name={wanted} needs the extra large-batch: pip install 'kronscale[large-batch]'"
         ) from None
-    return {"lars": LARS, "lamb": Lamb}
+    return {"lars": LARS, "lamb": Lamb, "soap": SOAP, "shampoo": ScalableShampoo}

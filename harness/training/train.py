@@ -162,7 +162,7 @@ class Trainer:
                 return False
             self._heartbeat.step = state.step
             self.timer.sampled_step = state.step if state.step in self._traced_steps else None
-            self._set_rate(epoch + index / steps_per_epoch)
+            self._set_rate()
             with self.timer.phase(Phase.DATA):
                 batch = next(batches)
             self.train_step(batch)
@@ -186,8 +186,11 @@ class Trainer:
             self.timer.start()
         return request.stops
 
-    def _set_rate(self, epoch: float) -> None:
-        rate = self.state.learning_rate = learning_rate(self.cell.optimizer, self.world.world_size, epoch)
+    def _set_rate(self) -> None:
+        steps_per_epoch, epochs = self.workload.steps_per_epoch, self.cell.training.epochs
+        rate = self.state.learning_rate = learning_rate(
+            self.cell.optimizer, self.world.world_size, self.state.step, steps_per_epoch, epochs
+        )
         for group in self.state.optimizer.param_groups:
             group["lr"] = rate
 

@@ -36,9 +36,15 @@ def explain(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
         The field's path inside what was validated, and the rest of the sentence: ` must be > 0, got -1`.
     """
     first, *others = error.errors(include_url=False)
-    scheduled = [other for other in (first, *others) if "Milestones" in other["loc"]]
-    if scheduled and isinstance(first["input"], dict):  # a mapping was meant as a schedule, not as a number
-        return _inside_schedule(scheduled[0])
+    found = [first, *others]
+    given = _given(first, found)
+    if isinstance(given, dict):  # a mapping was meant as a schedule, not as a number
+        kind = "Curve" if "shape" in given else "Milestones"
+        scheduled = [other for other in found if kind in other["loc"]]
+        if scheduled:
+            return _inside_schedule(scheduled[0], kind)
+    if first["loc"][:1] == ("schedule",):
+        return _inside_schedule(first, "schedule", after=1)
     return _explain(first)
 
 
@@ -62,11 +68,16 @@ def field_and_rest(sentence: str) -> tuple[str, str]:
     return (named[1], named[2]) if named else ("", sentence)
 
 
-def _inside_schedule(error: ErrorDetails) -> tuple[tuple[str | int, ...], str]:
+def _given(first: ErrorDetails, found: Iterable[ErrorDetails]) -> object:
+    """What was written where a schedule may stand; None elsewhere."""
+    return first["input"] if any({"Milestones", "Curve"} & set(error["loc"]) for error in found) else None
+
+
+def _inside_schedule(error: ErrorDetails, tag: str, after: int = 0) -> tuple[tuple[str | int, ...], str]:
     """The field that has a schedule, and a sentence that begins with the field of the schedule."""
     place, sentence = _explain(error)
-    tag = place.index("Milestones")
-    return place[:tag], "".join(f".{field}" for field in place[tag + 1 :]) + sentence
+    at = place.index(tag)
+    return place[: at + after], "".join(f".{field}" for field in place[at + 1 :]) + sentence
 
 
 def _explain(first: ErrorDetails) -> tuple[tuple[str | int, ...], str]:

@@ -36,12 +36,16 @@ LEAST = {
     "kfac": {"factor_update_steps": 1},
     "kfac.costs": {"inverse_seconds": [[64, 0.1], [128, 0.2]]},
     "schedule": {"initial": 1.0, "factor": 0.5, "at": [1]},
+    "decay": {"shape": "linear"},
     "site": {"name": "here"},
     "slurm": {"ranks_per_node": 4},
 }
 CONTEXT = {
     ("target", "at_most"): {"at_least": None},
     ("training", "local_batch_size"): {"global_batch_size": None},
+    ("decay", "power"): {"shape": "polynomial"},
+    ("decay", "every"): {"shape": "step"},
+    ("decay", "factor"): {"shape": "step", "every": 2},
     ("kfac", "strategy"): {"grad_worker_fraction": 0.5},
     ("kfac", "grad_worker_fraction"): {"strategy": "hybrid_opt"},
 }
@@ -201,8 +205,8 @@ def test_what_is_read_first_stays_short(page, most):
 def test_a_dataclass_and_a_pydantic_model_give_rows_of_the_same_kind():
     kfac, training = ({row.name: row for row in rows(MODELS[name])} for name in ("kfac", "training"))
     assert dataclasses.asdict(kfac["damping"]) | {"meaning": ""} == {
-        "name": "damping", "kind": "number or [schedule](#schedules)", "default": "default `0.001`",
-        "allowed": "`(0, inf)`", "unit": "", "meaning": "", "example": "0.003",
+        "name": "damping", "kind": "number or [schedule](#schedules) or [curve](#curves)",
+        "default": "default `0.001`", "allowed": "`(0, inf)`", "unit": "", "meaning": "", "example": "0.003",
     }  # fmt: skip
     assert (training["epochs"].kind, training["epochs"].default) == ("whole number", "required")
     assert training["window_steps"].unit == "steps"

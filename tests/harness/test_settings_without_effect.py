@@ -66,22 +66,23 @@ KFAC = {"strategy": "comm_opt"}
 WITHOUT_EFFECT = {
     "momentum with adam": (
         arm(optimizer={"name": "adam", "momentum": 0.9}),
-        "methods[0].optimizer.momentum has no effect with adam; it is for sgd, rmsprop, lars; remove it "
-        "(method arm)",
+        "methods[0].optimizer.momentum has no effect with adam; it is for sgd, rmsprop, lars, muon; "
+        "remove it (method arm)",
     ),
     "nesterov with adam": (
         arm(optimizer={"name": "adam", "nesterov": True}),
-        "methods[0].optimizer.nesterov has no effect with adam; it is for sgd, lars; remove it (method arm)",
+        "methods[0].optimizer.nesterov has no effect with adam; it is for sgd, lars, muon; "
+        "remove it (method arm)",
     ),
     "nesterov with rmsprop": (
         arm(optimizer={"name": "rmsprop", "nesterov": True}),
-        "methods[0].optimizer.nesterov has no effect with rmsprop; it is for sgd, lars; remove it (method "
-        "arm)",
+        "methods[0].optimizer.nesterov has no effect with rmsprop; it is for sgd, lars, muon; "
+        "remove it (method arm)",
     ),
     "weight decay with nlcg": (
         arm(optimizer={"name": "nlcg", "weight_decay": 1e-4}),
         "methods[0].optimizer.weight_decay has no effect with nlcg; it is for sgd, rmsprop, adam, lars, "
-        "lamb; "
+        "lamb, muon, soap, shampoo; "
         "remove it (method arm)",
     ),
     "a decay factor alone": (
@@ -94,13 +95,13 @@ WITHOUT_EFFECT = {
     ),
     "an axis that no method reads": (
         {"optimizer": {"name": "adam"}, "grid": {"optimizer.momentum": [0.5, 0.9]}},
-        "grid.optimizer.momentum has no effect with adam; it is for sgd, rmsprop, lars, and no other method "
-        "reads it; remove it",
+        "grid.optimizer.momentum has no effect with adam; it is for sgd, rmsprop, lars, muon, "
+        "and no other method reads it; remove it",
     ),
     "an axis that names the method": (
         {"methods": [{"name": "a"}, {"name": "b", "optimizer": {"name": "adam"}}],
          "zip": [{"method": ["a", "b"], "optimizer.momentum": [0.5, 0.9]}]},
-        "zip[0].optimizer.momentum[1] has no effect with adam; it is for sgd, rmsprop, lars; remove it "
+        "zip[0].optimizer.momentum[1] has no effect with adam; it is for sgd, rmsprop, lars, muon; remove it "
         "(method b)",
     ),
     "an assignment where all ranks do all": (

@@ -42,7 +42,7 @@ MISTAKES = {
     "an unknown axis": (
         "world_size: [2, 4]", "world_size: [2, 4], optimizer.rate: [1]",
         ":9: grid.optimizer.rate[0] is not a field of optimizer; allowed: name, lr, lr_scaling, momentum, "
-        "nesterov, weight_decay, warmup_epochs, decay_epochs, decay_factor",
+        "nesterov, weight_decay, warmup_epochs, decay_epochs, decay_factor, schedule",
     ),
     "a misspelt strategy": (
         "strategy: hybrid_opt, grad_worker_fraction: 0.5", "strategy: comm_op",

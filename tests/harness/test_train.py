@@ -55,6 +55,10 @@ def train_on_rank(rank: int, world_size: int, cell: Cell, folder: str) -> tuple[
                 ("rmsprop", {"lr": 0.003, "name": "rmsprop", "momentum": 0.0}, None),
                 ("lars", {"lr": 10.0, "name": "lars"}, None),
                 ("lamb", {"lr": 0.01, "name": "lamb"}, None),
+                ("muon", {"lr": 0.01, "name": "muon"}, None),
+                ("soap", {"lr": 0.003, "name": "soap"}, None),
+                ("shampoo", {"lr": 0.1, "name": "shampoo"}, None),
+                ("cosine", {"lr": 0.1, "schedule": {"shape": "cosine", "warmup": 2}}, None),
                 ("nlcg", {"lr": 0.2, "name": "nlcg"}, None),
                 ("nlcg-kfac", {"lr": 0.1, "name": "nlcg"}, {**KFAC, "kl_clip": None}),
             ]

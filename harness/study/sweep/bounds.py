@@ -8,6 +8,7 @@ from typing import Protocol
 from harness.cell import OPTIMIZER_FIELDS, Optimizer, Target, Training, Workload
 from harness.workloads import WORKLOADS
 from kfac_core.config import STRATEGIES, KFACConfig
+from kfac_core.curve import Curve, Decay
 from kfac_core.schedule import Milestones, interval_below
 
 Wrong = tuple[str, str]
@@ -79,6 +80,8 @@ def _optimizer(optimizer: Optimizer, training: Training) -> Iterator[Wrong]:
     epochs = training.epochs
     if optimizer.warmup_epochs > epochs:
         yield "optimizer.warmup_epochs", f"={optimizer.warmup_epochs:g} must be <= epochs={epochs}"
+    if optimizer.schedule is not None:
+        yield from _rate_schedule(optimizer.schedule, epochs)
     listed = list(optimizer.decay_epochs)
     if listed != sorted(set(listed)):
         yield "optimizer.decay_epochs", f"={listed} must be ascending, each epoch once"
@@ -97,14 +100,24 @@ def _optimizer(optimizer: Optimizer, training: Training) -> Iterator[Wrong]:
         yield "optimizer.nesterov", " needs momentum > 0"
 
 
+def _rate_schedule(schedule: Decay, epochs: int) -> Iterator[Wrong]:
+    if schedule.unit == "epochs":
+        for field in ("warmup", "length"):
+            value = getattr(schedule, field)
+            if value is not None and value > epochs:
+                yield "optimizer.schedule", f".{field}={value:g} must be <= epochs={epochs}"
+
+
 def _kfac(config: KFACConfig, training: Training) -> Iterator[Wrong]:
     for field in ("damping", "factor_update_steps", "inverse_update_steps"):
         schedule = getattr(config, field)
+        left = training.epochs - training.kfac_start_epoch
+        if isinstance(schedule, Curve) and schedule.unit == "epochs" and schedule.warmup >= left:
+            yield f"kfac.{field}", f".warmup={schedule.warmup:g} must be < the {left:g} epochs with K-FAC"
         if not isinstance(schedule, Milestones):
             continue
         if schedule.factor == 1:
             yield f"kfac.{field}", f".factor=1 changes nothing; write {field}: {schedule.initial:g}"
-        left = training.epochs - training.kfac_start_epoch
         if schedule.unit == "epochs" and schedule.at[0] >= left:
             yield (
                 f"kfac.{field}",

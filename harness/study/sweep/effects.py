@@ -45,6 +45,9 @@ def _of_optimizer(optimizer: Optimizer) -> Iterator[Unread]:
             yield f"optimizer.{field}", f"with {optimizer.name}; it is for {users}"
     if not optimizer.decay_epochs:
         yield "optimizer.decay_factor", "without decay_epochs"
+    if optimizer.schedule is not None:
+        for field in ("warmup_epochs", "decay_epochs"):
+            yield f"optimizer.{field}", "beside optimizer.schedule, which has its own"
 
 
 def _of_workload(workload: Workload) -> Iterator[Unread]:
