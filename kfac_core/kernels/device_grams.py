@@ -12,11 +12,14 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from kfac_core.kernels.convolution.geometry import Geometry
 from kfac_core.kernels.matmul import tf32_products
 
 _PIECE_ELEMENTS = 1 << 26  # of rows copied at once: 256 MiB of float32
+
+_SUMS_WIDER = TorchVersion(torch.__version__) >= "2.8"  # `mm` and `bmm` have `out_dtype`
 
 GramPrecision = Literal["tf32", "bfloat16"]
 
@@ -110,10 +113,10 @@ class DeviceGrams:
         with tf32_products(left, allowed=self.precision == "tf32"):
             if left.dtype == self.dtype:
                 product = torch.matmul(left, right)
-            elif left.is_cuda:
+            elif left.is_cuda and _SUMS_WIDER:
                 multiply = torch.mm if left.ndim == 2 else torch.bmm
                 product = multiply(left, right, out_dtype=self.dtype)
-            else:  # the same numbers: products of bfloat16 are exact in float32
+            else:  # the same numbers, more traffic: products of bfloat16 are exact in float32
                 product = torch.matmul(left.to(self.dtype), right.to(self.dtype))
         return product.unsqueeze(0) if one else product
 
