@@ -14,7 +14,7 @@ from analysis.statistics.intervals import Interval, level
 from analysis.tuning import has_trials, trials
 
 PILOT = "-pilot"
-"""Ending of the names of sweeps that only set a target."""
+"""In the names of sweeps that only set a target."""
 
 COLUMNS = [
     "workload", "model", "batch", "ranks", "arm", "kfac", "runs", "reached", "median_seconds", "baseline",
@@ -47,7 +47,7 @@ def speedups(study: Study) -> pd.DataFrame:
     an arm breaks even where they are equal; `chosen`: K-FAC's arm whose method had the best trial of all of
     K-FAC's in the tuning or, without trials, the arm with the smallest median.
     """
-    cells = study.cells[study.cells["trial"].isna() & ~study.cells["sweep"].str.endswith(PILOT)]
+    cells = study.cells[study.cells["trial"].isna() & ~study.cells["sweep"].str.contains(PILOT, regex=False)]
     scored = time_to_accuracy(study)
     scored = scored[scored["run"].isin(set(cells["run"]))]
     of_run = cells.set_index("run").loc[scored["run"], ["workload", "strategy", "global_batch_size"]]

@@ -26,6 +26,7 @@ INCLUDED = {
     "results/peers/README.md": "results/peers.md",
     "results/prediction/shaped_links.md": "results/shaped_links.md",
     "results/prediction/spd_kfac.md": "results/spd_kfac.md",
+    "results/headline/README.md": "results/headline.md",
     "results/published/README.md": "results/published.md",
     "results/figures/sc20-small/report.md": "results/sc20-small.md",
 }
@@ -35,6 +36,8 @@ ASSETS = (
     ("results", "*.csv"),
     ("results/figures", "**/*.png"),
     ("results/figures", "**/*.csv"),
+    ("results/headline", "*.png"),
+    ("results/headline", "*.csv"),
     ("results/instrument", "*.csv"),
     ("results/prediction", "*.png"),
     ("results/prediction", "*.csv"),

@@ -26,9 +26,10 @@ def blocks(
 ) -> None:
     """Run the blocks of a sweep that have no archive yet, one cell at a time, and archive each.
 
-    A block has every arm once: the cells of a seed or, where the sweep tunes, of a trial. It never spans two
-    machines: one that another machine left incomplete is set aside and run again. Repeat the command, here
-    or elsewhere, until all blocks have archives; expected is the time of the longest block so far.
+    A block has every arm once: the cells of a world size and seed and, where the sweep tunes, trial. It never
+    spans two machines: one that another machine left incomplete is set aside and run again. Repeat the
+    command, here or elsewhere, until all blocks have archives; a block is expected to take as long as the
+    longest one of this call.
     """
     import time  # noqa: PLC0415  see plan
 

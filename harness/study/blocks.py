@@ -1,8 +1,8 @@
 """Runs a sweep block by block, each on one machine, and archives every complete block.
 
-A block contains every arm once: the cells of one seed or, where a sweep tunes, of one trial. What disturbs a
-machine for an hour then disturbs all arms alike, and a study can be continued on another machine without a
-block that spans two.
+A block contains every arm once: the cells of one world size and seed and, where a sweep tunes, trial. What
+disturbs a machine for an hour then disturbs all arms alike, and a study can be continued on another machine
+without a block that spans two.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Block:
     """Cells that run on one machine, one after the other.
 
     Attributes:
-        name: `seed-3`, or `trial-05-seed-1000`.
+        name: `p2-seed-3`, or `p2-seed-1000-trial-05`.
     """
 
     name: str
@@ -39,13 +39,13 @@ class Block:
 
 
 def blocks_of(cells: Sequence[Cell]) -> list[Block]:
-    """The blocks of a sweep in the order of their run: by trial, then by seed."""
-    found: dict[tuple[int, int], list[Cell]] = {}
+    """The blocks of a sweep in the order of their run: by trial, seed and world size."""
+    found: dict[tuple[int, int, int], list[Cell]] = {}
     for cell in cells:
-        found.setdefault((cell.trial or 0, cell.seed), []).append(cell)
+        found.setdefault((cell.trial or 0, cell.seed, cell.world_size), []).append(cell)
     return [
-        Block(f"trial-{trial:02}-seed-{seed}" if trial else f"seed-{seed}", tuple(in_blocks(own)))
-        for (trial, seed), own in sorted(found.items())
+        Block(f"p{size}-seed-{seed}" + (f"-trial-{trial:02}" if trial else ""), tuple(in_blocks(own)))
+        for (trial, seed, size), own in sorted(found.items())
     ]
 
 

@@ -49,21 +49,32 @@ def test_every_block_has_every_arm_once(study: Callable[[], list[Block]]) -> Non
         assert {cell.seed for cell in block.cells} == {seed}
 
 
+def test_world_sizes_are_blocks_of_their_own() -> None:
+    cells = [make_cell(method, size, 0, Plan(), {}) for method in METHODS for size in (2, 1)]
+    assert [(block.name, len(block.cells)) for block in blocks_of(cells)] == [
+        ("p1-seed-0", 3),
+        ("p2-seed-0", 3),
+    ]
+
+
 def test_a_trial_is_a_block_of_all_methods() -> None:
     cells = [
         make_cell(method, 1, 7, Plan(), {"optimizer.lr": rate}).model_copy(update={"trial": trial})
         for method in METHODS
         for trial, rate in ((1, 0.1), (2, 0.2))
     ]
-    assert [block.name for block in blocks_of(cells)] == ["trial-01-seed-7", "trial-02-seed-7"]
+    assert [block.name for block in blocks_of(cells)] == ["p1-seed-7-trial-01", "p1-seed-7-trial-02"]
     assert [len(block.cells) for block in blocks_of(cells)] == [3, 3]
 
 
 def test_no_block_begins_that_would_end_too_late(tmp_path: Path, study: Callable[[], list[Block]]) -> None:
     machine = Machine(sweep_folder("synthetic", tmp_path / "runs"), "a")
-    assert machine.go(study(), tmp_path / "archives", minutes=8) == ["seed-0", "seed-1"]  # 3 minutes each
-    assert machine.go(study(), tmp_path / "archives", minutes=1) == ["seed-2"]  # at least one
-    assert machine.go(study(), tmp_path / "archives", minutes=60) == ["seed-3"]
+    assert machine.go(study(), tmp_path / "archives", minutes=8) == [
+        "p1-seed-0",
+        "p1-seed-1",
+    ]  # 3 minutes each
+    assert machine.go(study(), tmp_path / "archives", minutes=1) == ["p1-seed-2"]  # at least one
+    assert machine.go(study(), tmp_path / "archives", minutes=60) == ["p1-seed-3"]
     assert study() == []
     assert len(machine.ran) == 12
     archives = sorted((tmp_path / "archives").iterdir())
@@ -76,7 +87,7 @@ def test_the_same_machine_continues_a_block(tmp_path: Path, study: Callable[[], 
     with pytest.raises(KeyboardInterrupt):
         first.go(study(), tmp_path / "archives", minutes=0)
     second = Machine(folder, "a")
-    assert second.go(study(), tmp_path / "archives", minutes=0) == ["seed-0"]
+    assert second.go(study(), tmp_path / "archives", minutes=0) == ["p1-seed-0"]
     assert len(second.ran) == 1
 
 
@@ -88,16 +99,16 @@ def test_another_machine_runs_the_whole_block_and_nothing_is_deleted(
     with pytest.raises(KeyboardInterrupt):
         first.go(study(), tmp_path / "archives", minutes=0)
     second = Machine(folder, "b")
-    assert second.go(study(), tmp_path / "archives", minutes=0) == ["seed-0"]
+    assert second.go(study(), tmp_path / "archives", minutes=0) == ["p1-seed-0"]
     assert len(second.ran) == 3
-    aside = folder.path / "set-aside" / "seed-0-1"
+    aside = folder.path / "set-aside" / "p1-seed-0-1"
     assert {path.name for path in aside.iterdir()} == {cell.id for cell in first.ran}
-    manifest = read_manifest(tmp_path / "archives" / "synthetic-seed-0.tar.xz")
+    manifest = read_manifest(tmp_path / "archives" / "synthetic-p1-seed-0.tar.xz")
     assert len(manifest.cells) == 3
 
 
 def test_a_changed_sweep_does_not_fit_its_archives(tmp_path: Path, study: Callable[[], list[Block]]) -> None:
     Machine(sweep_folder("synthetic", tmp_path / "runs"), "a").go(study(), tmp_path / "archives", minutes=0)
     changed = blocks_of([make_cell("sgd", 1, 0, Plan(), {"optimizer.lr": 0.7})])
-    with pytest.raises(StoreError, match=r"synthetic-seed-0\.tar\.xz lacks 1 of the block's 1 cells"):
+    with pytest.raises(StoreError, match=r"synthetic-p1-seed-0\.tar\.xz lacks 1 of the block's 1 cells"):
         open_blocks(changed, tmp_path / "archives")
