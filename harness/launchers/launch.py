@@ -14,6 +14,7 @@ import secrets
 import socket
 import stat
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
@@ -32,6 +33,17 @@ SHARED_RUNS = "--shared-runs"
 """Word of the command lines of queues and of jobs whose site has `shared_runs`."""
 
 WORKER_COMMAND = (sys.executable, "-m", "harness.training.worker")
+
+
+def rank_words(site: Site, command: Sequence[str]) -> tuple[str, ...]:
+    """The command of a rank on `site`: behind its prefix, and with its Python in place of this one."""
+    program = site.python if site.python is not None and command[0] == sys.executable else command[0]
+    return (*site.launch_prefix, program, *command[1:])
+
+
+def job_python(site: Site) -> str:
+    """The Python of the processes that start ranks, which are outside of any container."""
+    return site.python if site.python is not None and not site.launch_prefix else sys.executable
 
 
 class Launch(Spec):

@@ -54,6 +54,28 @@ class Site(Spec):
     """Communication backend; `auto` is nccl for ranks with a GPU and gloo for others. With `mpi` the local
     launcher starts the ranks under `mpiexec`, of MPICH or a relative. Example: `mpi`."""
 
+    python: str | None = None
+    """Python of the ranks, and without `launch_prefix` of the jobs that start them: a path, or a name that is
+    looked up on PATH after `slurm.setup`. Null takes the one that submits. Kronscale must be importable in
+    it. Example: `python3`."""
+
+    launch_prefix: tuple[str, ...] = ()
+    """Words in front of the command of every rank, such as those that start a container; no shell reads them.
+    The run folder, the data and `python` must be visible behind them.
+    Example: `[apptainer, exec, --nv, /project/kronscale.sif]`."""
+
+    rendezvous_minutes: float = Field(default=15.0, gt=0)
+    """How long ranks wait for rank 0 to start; a thousand of them can take minutes to import torch from a
+    shared file system. Example: `30`."""
+
+    peer_minutes: float = Field(default=10.0, gt=0)
+    """A collective that takes longer has lost a peer, and the run fails. A rank that dies is noticed at once
+    by its launcher. Example: `20`."""
+
+    staging_minutes: float = Field(default=60.0, gt=0)
+    """How long ranks wait for others that still load or copy their data before the first step.
+    Example: `120`."""
+
     timeout_minutes: float = Field(default=60.0, gt=0)
     """An attempt that runs longer is ended with TIMEOUT. Example: `90`."""
 
@@ -108,6 +130,14 @@ class Site(Spec):
             raise ValueError("backend=nccl moves GPU memory; set gpus_per_rank: 1, or use gloo or mpi")
         if self.backend == "gloo" and self.gpus_per_rank:
             raise ValueError("backend=gloo moves CPU memory; set gpus_per_rank: 0, or use nccl")
+        return self
+
+    @model_validator(mode="after")
+    def _prefix_is_words(self) -> Self:
+        named = [("launch_prefix", word) for word in self.launch_prefix]
+        for name, word in [*named, ("python", "python" if self.python is None else self.python)]:
+            if not word or "\0" in word or "\n" in word:
+                raise ValueError(f"{name} has the word {word!r}, which is empty or has a line break or NUL")
         return self
 
     @model_validator(mode="after")

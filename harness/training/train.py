@@ -75,6 +75,7 @@ class Trainer:
         self._windows = WindowRecorder(self.timer, world, write, entry_seconds, local_batch_size)
         self.workload: Workload = build_workload(cell, self._share)
         model = self.workload.model()
+        world.wait_for_data()
         broadcast_model(model, world.communicator)
         self.gradients = build_average(
             cell.training.gradient_averaging,

@@ -1,19 +1,22 @@
 """Promise: only ranks of an attempt meet in its store, and no other host reaches that of a single host."""
 
 import json
+import socket
 import stat
 import threading
 from collections import defaultdict
 
 import psutil
 import pytest
+import torch
 
 from harness.errors import MembershipError
+from harness.launchers.address_board import VARIABLE, AddressBoard, get_address, new_secret, post_address
 from harness.launchers.launch import Launch
 from harness.launchers.site_profile import Site
 from harness.runs.store import Attempt
-from harness.training.world import join_world
-from harness.training.world.membership import new_secret, prove_membership
+from harness.training.world import World, join_world
+from harness.training.world.membership import prove_membership
 from harness.training.world.rendezvous import is_one_host, rendezvous_in_folder
 from tests.kfac_core.worlds import rank_context
 
@@ -79,14 +82,39 @@ def test_every_rank_finds_out_that_one_is_a_stranger(stranger):
     store, secret = Memory(), new_secret()
     third = _prove(store, 1, **{"secret": secret, **stranger})
     first, last, _ = _together(_prove(store, 0, secret), _prove(store, 2, secret), third)
-    for found in (first, last):
-        assert isinstance(found, MembershipError)
-        assert str(found).startswith(f"ranks [1] could not prove that they belong to {RUN}")
+    assert isinstance(first, MembershipError)
+    assert str(first).startswith(f"ranks [1] could not prove that they belong to {RUN}")
+    assert isinstance(last, MembershipError)
+    assert str(last).startswith(f"the store or rank 0 could not prove that all belong to {RUN}")
+
+
+def test_a_rank_0_without_the_secret_is_found_out_by_all():
+    store, secret = Memory(), new_secret()
+    first = _prove(store, 0, b"guess")
+    _, *others = _together(first, _prove(store, 1, secret), _prove(store, 2, secret))
+    assert [type(found) for found in others] == [MembershipError] * 2
+
+
+def test_the_store_is_read_four_times_a_rank_whatever_the_world_size():
+    class Counting(Memory):
+        reads = 0
+
+        def get(self, key):
+            Counting.reads += 1
+            return super().get(key)
+
+    counts = {}
+    for size in (2, 64):
+        store, Counting.reads = Counting(), 0
+        secret = new_secret()
+        assert _together(*(_prove(store, rank, secret, size=size) for rank in range(size))) == [None] * size
+        counts[size] = Counting.reads
+    assert counts == {size: 4 * size - 1 for size in counts}
 
 
 def test_a_store_of_a_stranger_is_found_out():
     (found,) = _together(_prove(Exchanged(), 1, new_secret()))
-    assert str(found).startswith("the store and every other rank could not prove")
+    assert str(found).startswith("the store or rank 0 could not prove")
 
 
 class Overwritten(Memory):
@@ -98,8 +126,7 @@ class Overwritten(Memory):
 
 def test_a_rank_whose_place_another_process_takes_finds_out():
     store, secret = Overwritten(), new_secret()
-    for rank in (0, 2):
-        store.set(f"membership/challenge/{rank}", "x")
+    store.set("membership/challenges", "x\nits own\nx")
     (found,) = _together(_prove(store, 1, secret))
     assert str(found).startswith(f"another process acts as rank 1 of {RUN}")
 
@@ -149,6 +176,65 @@ def test_a_rank_that_cannot_read_the_secret_does_not_join(attempt):
 
     found = _together(lambda: rendezvous_in_folder(attempt, 0, 2, one_host=False), guess)
     assert [type(error) for error in found] == [MembershipError] * 2
+
+
+def test_a_thousand_ranks_learn_the_address_from_the_board_and_no_file_is_polled():
+    secret, where = new_secret(), {"host": "node1", "port": 4711}
+    with AddressBoard(secret) as board:
+        found = []
+
+        def ask():
+            found.append(get_address(board.address, secret, 30))
+
+        waiting = [threading.Thread(target=ask) for _ in range(1000)]
+        for thread in waiting:
+            thread.start()
+        post_address(board.address, secret, where, 30)
+        for thread in waiting:
+            thread.join(60)
+        assert found == [where] * 1000
+
+
+def test_the_board_answers_nobody_without_the_secret_and_survives_bad_requests():
+    secret = new_secret()
+    with AddressBoard(secret) as board:
+        with pytest.raises(ConnectionError, match="it is of another attempt"):
+            post_address(board.address, b"guess", {"port": 1}, 30)
+        host, _, port = board.address.rpartition(":")
+        for request in (b"", b"\n", b"x" * 10_000):
+            with socket.create_connection((host, int(port))) as connection:
+                connection.sendall(request)
+        with pytest.raises(TimeoutError):
+            get_address(board.address, secret, 0.2)
+        post_address(board.address, secret, {"port": 2}, 30)
+        assert get_address(board.address, secret, 30) == {"port": 2}
+
+
+def test_ranks_of_several_hosts_meet_over_the_board(attempt, monkeypatch):
+    published, secret = attempt.path / "rendezvous.json", new_secret()
+    with AddressBoard(secret) as board:
+        monkeypatch.setenv(VARIABLE, board.address)
+        published.write_text(json.dumps({"secret": secret.hex()}))
+        ranks = [
+            lambda rank=rank: rendezvous_in_folder(attempt, rank, 3, one_host=False) for rank in range(3)
+        ]
+        first, second, third = _together(*ranks)
+    first.set("key", "value")
+    assert [store.get("key") for store in (second, third)] == [b"value"] * 2
+    assert not published.exists()
+
+
+def test_ranks_that_wait_for_data_are_not_lost_peers(attempt):
+    found = _together(
+        *(lambda rank=rank: rendezvous_in_folder(attempt, rank, 2, one_host=True) for rank in range(2))
+    )
+    worlds = [
+        World(rank, 2, rank, torch.device("cpu"), "gloo", None, found[rank], staging_seconds=0.2)
+        for rank in range(2)
+    ]
+    (late,) = _together(worlds[0].wait_for_data)
+    assert str(late) == "1 of 2 ranks had no data after 0.2 s (staging_minutes)"
+    assert _together(worlds[1].wait_for_data) == [None]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from harness.launchers.launch import (
     WORKER_COMMAND,
     Launch,
     RanksStarted,
+    rank_words,
     request_cancel,
     supervisor_identity,
     user_name,
@@ -70,7 +71,7 @@ class LocalLauncher:
         return Launch(
             launcher="local",
             site=site,
-            command=tuple(command),
+            command=rank_words(site, command),
             cpus=cpus,
             gpus=site_gpus(site) if site.gpus_per_rank else (),
             cpus_per_rank=max(1, len(cpus) // cell.world_size) if oversubscribed else site.cpus_per_rank,

@@ -57,6 +57,7 @@ class Ranks:
     _deaths: list[RankDeath] = field(default_factory=list)
     _grace_ends: float = float("inf")
     _mpiexec: subprocess.Popen[bytes] | None = None
+    _prefixed: bool = False
 
     def __enter__(self) -> Self:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -71,6 +72,7 @@ class Ranks:
         Raises:
             OSError: a process could not be started.
         """
+        self._prefixed = bool(launch.site.launch_prefix)
         environment = rank_environment(os.environ, launch, started.gpus)
         cpus = [_cpus_of(rank, launch, started) for rank in range(world_size)]
         if launch.site.backend == "mpi" and world_size > 1:
@@ -133,7 +135,10 @@ class Ranks:
     def _request_checkpoint(self) -> None:
         for running in self._running.values():  # not their groups: data loaders have nothing to save
             with suppress(ProcessLookupError):
-                os.kill(running.pid, signal.SIGUSR1)
+                if self._prefixed:  # the rank may be a child of what starts its container
+                    os.killpg(running.pid, signal.SIGUSR1)
+                else:
+                    os.kill(running.pid, signal.SIGUSR1)
 
     def _end_all(self) -> None:
         self._reap(own=True)

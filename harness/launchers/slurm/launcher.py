@@ -13,7 +13,14 @@ from harness.cell import Cell
 from harness.errors import SchedulerError, SiteError
 from harness.launchers.attempt_state import AttemptState
 from harness.launchers.cost_estimate import CostEstimate
-from harness.launchers.launch import WORKER_COMMAND, Launch, cancel_requested, request_cancel, user_name
+from harness.launchers.launch import (
+    WORKER_COMMAND,
+    Launch,
+    cancel_requested,
+    rank_words,
+    request_cancel,
+    user_name,
+)
 from harness.launchers.site_profile import Site
 from harness.launchers.slurm.bad_nodes import exclude_bad_nodes
 from harness.launchers.slurm.job_layout import lay_out, nodes_of, slurm
@@ -58,7 +65,7 @@ class SlurmLauncher:
         return Launch(
             launcher="slurm",
             site=site,
-            command=tuple(command),
+            command=rank_words(site, command),
             cpus_per_rank=site.cpus_per_rank,
             host=socket.gethostname(),
             user=user_name(),

@@ -16,8 +16,8 @@ from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
 from harness.errors import SiteError
-from harness.launchers.launch import SHARED_RUNS
-from harness.launchers.rank_environment import hidden_from_jobs
+from harness.launchers.launch import SHARED_RUNS, job_python
+from harness.launchers.rank_environment import hidden_from_jobs, own_variables
 from harness.launchers.slurm.job_layout import slurm
 from harness.launchers.slurm.scheduler import NoAnswerError
 from harness.runs.atomic_files import write_atomically
@@ -169,7 +169,7 @@ def _parameters(manifest: SubmissionManifest) -> dict[str, Any]:
         "signal_delay_s": profile.signal_seconds or 0,
         "stderr_to_stdout": True,
         "use_srun": False,
-        "setup": [_log_line(manifest), *profile.setup],
+        "setup": [_log_line(manifest), *_exports(manifest), *profile.setup],
         "additional_parameters": options,
     }
 
@@ -179,6 +179,11 @@ def _log_line(manifest: SubmissionManifest) -> str:
     return f'exec >>{folder}/job-$(printf %05d "$SLURM_ARRAY_TASK_ID").log 2>&1'
 
 
+def _exports(manifest: SubmissionManifest) -> list[str]:
+    """Lines that set the ranks' variables before `setup`, whose lines have the last word."""
+    return [f"export {name}={shlex.quote(value)}" for name, value in own_variables(manifest.launch).items()]
+
+
 def _command(manifest: SubmissionManifest) -> str:
-    words = [sys.executable, "-u", "-m", "harness.launchers.slurm.batch_job", str(manifest.path)]
+    words = [job_python(manifest.site), "-u", "-m", "harness.launchers.slurm.batch_job", str(manifest.path)]
     return f"exec {shlex.join([*words, SHARED_RUNS] if manifest.site.shared_runs else words)}"

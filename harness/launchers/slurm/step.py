@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness.launchers import rank_wrapper
+from harness.launchers.address_board import VARIABLE, AddressBoard, new_secret
 from harness.launchers.launch import Launch
 from harness.launchers.local.ranks import TERM_SECONDS
 from harness.launchers.oom import slurm_killed
@@ -22,6 +25,7 @@ from harness.launchers.rank_exits import RankDeath, RanksEnd, end_lines
 from harness.launchers.slurm.job_layout import JobLayout, slurm
 from harness.launchers.slurm.scheduler import kill_step
 from harness.launchers.stopping import Stop, stop_request, watch_ranks
+from harness.runs.atomic_files import write_atomically
 from harness.runs.checkpoint_requests import PREEMPTED_EXIT_CODE
 from harness.runs.store import Attempt
 
@@ -64,7 +68,23 @@ def run_step(attempt: Attempt, launch: Launch, layout: JobLayout, job_ending: Ca
     Raises:
         OSError: srun could not be started.
     """
-    process = _start(attempt, launch, layout)
+    with ExitStack() as open_board:
+        board = _open_board(attempt, open_board) if layout.nodes > 1 else ""
+        return _run(attempt, launch, layout, job_ending, board)
+
+
+def _open_board(attempt: Attempt, stack: ExitStack) -> str:
+    """Open a board for ranks of several hosts, and leave them its secret; returns its address."""
+    secret = new_secret()
+    board = stack.enter_context(AddressBoard(secret))
+    write_atomically(attempt.path / "rendezvous.json", json.dumps({"secret": secret.hex()}), private=True)
+    return board.address
+
+
+def _run(
+    attempt: Attempt, launch: Launch, layout: JobLayout, job_ending: Callable[[], bool], board: str
+) -> StepEnd:
+    process = _start(attempt, launch, layout, board)
     site = launch.site
     deadline = time.monotonic() + site.timeout_minutes * 60
 
@@ -95,11 +115,11 @@ def run_step(attempt: Attempt, launch: Launch, layout: JobLayout, job_ending: Ca
     )
 
 
-def _start(attempt: Attempt, launch: Launch, layout: JobLayout) -> subprocess.Popen[bytes]:
+def _start(attempt: Attempt, launch: Launch, layout: JobLayout, board: str) -> subprocess.Popen[bytes]:
     with (attempt.path / "logs" / "srun.log").open("ab") as file:
         return subprocess.Popen(
             srun_command(attempt, launch, layout),
-            env=_environment(launch), start_new_session=True,
+            env=_environment(launch, board), start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=file, stderr=file,
         )  # fmt: skip
 
@@ -138,10 +158,13 @@ def ranks_nodes(attempt: Attempt) -> set[str]:
     return {start["node"] for start in _starts(attempt).values()}
 
 
-def _environment(launch: Launch) -> dict[str, str]:
-    """Environment of the job, after the profile's setup lines, with the variables of the ranks."""
+def _environment(launch: Launch, board: str) -> dict[str, str]:
+    """Environment of the job, after the profile's setup lines, which have the last word.
+
+    The batch script sets the ranks' variables before those lines; scripts of older versions did not.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "SLURM_ARRAY_TASK_ID"}
-    return environment | own_variables(launch)
+    return own_variables(launch) | environment | ({VARIABLE: board} if board else {})
 
 
 def _end(process: subprocess.Popen[bytes], attempt: Attempt) -> None:

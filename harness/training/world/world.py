@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from harness.launchers.launch import Launch
 from harness.runs.store import Attempt
 from harness.training.world.mpi import finalize_mpi, find_mpi, unlink_shared_memory
 from harness.training.world.rendezvous import (
-    PEER_TIMEOUT,
     TEXT_BYTES,
+    Patience,
     decode_text,
     encode_text,
     is_one_host,
@@ -42,6 +43,7 @@ class World:
         communicator: carries all traffic of the training.
         store: shared by all ranks, for small values; None in a world of one.
         no_mpi: why MPI is not used, not even for the rendezvous; empty where it is.
+        staging_seconds: how long ranks wait for the data of others.
     """
 
     rank: int
@@ -52,6 +54,26 @@ class World:
     communicator: Communicator = field(default_factory=connect)
     store: Store | None = None
     no_mpi: str = ""
+    staging_seconds: float = 3600.0
+
+    def wait_for_data(self) -> None:
+        """Return when every rank has its data; a collective would count slow copies as lost peers.
+
+        Raises:
+            TimeoutError: a rank was not done within the site's `staging_minutes`.
+        """
+        if self.store is None:
+            return
+        if self.store.add("data/ready", 1) == self.world_size:
+            self.store.set("data/all", "")
+        try:
+            self.store.wait(["data/all"], timedelta(seconds=self.staging_seconds))
+        except dist.DistStoreError:
+            ready = self.store.add("data/ready", 0)
+            raise TimeoutError(
+                f"{self.world_size - ready} of {self.world_size} ranks had no data after "
+                f"{self.staging_seconds:g} s (staging_minutes)"
+            ) from None
 
     def wait_for_all(self) -> None:
         """Return when every rank has called this."""
@@ -69,13 +91,14 @@ def join_world(attempt: Attempt, rank: int, world_size: int, local_rank: int) ->
         MembershipError: another process acts as a rank of the attempt.
     """
     launch = Launch.read(attempt)
+    patience = Patience.of(launch)
     device = _device(launch, local_rank)
     backend = _backend(launch, device)
     if world_size == 1:
         alone = SingleCommunicator()
         return World(rank, world_size, local_rank, device, backend, alone, no_mpi="a world of one needs none")
     base, reason = find_mpi(rank, world_size, required=backend == "mpi")
-    mpi = MPICommunicator(base, PEER_TIMEOUT.total_seconds()) if base is not None else None
+    mpi = MPICommunicator(base, patience.peer) if base is not None else None
     if backend == "mpi" and mpi is None:
         raise SiteError(
             f"backend=mpi, but {reason}; give the site an MPI launch that its MPI library understands (mpi: "
@@ -83,12 +106,14 @@ def join_world(attempt: Attempt, rank: int, world_size: int, local_rank: int) ->
         )
     one_host = is_one_host(launch)
     if mpi is not None:
-        store = rendezvous_over_mpi(mpi, attempt, one_host=one_host)
+        store = rendezvous_over_mpi(mpi, attempt, patience, one_host=one_host)
     else:
-        store = rendezvous_in_folder(attempt, rank, world_size, one_host=one_host)
+        store = rendezvous_in_folder(attempt, rank, world_size, patience, one_host=one_host)
     unlink_shared_memory()
     if backend == "mpi" and mpi is not None:
-        return World(rank, world_size, local_rank, device, backend, mpi, store)
+        return World(
+            rank, world_size, local_rank, device, backend, mpi, store, staging_seconds=patience.staging
+        )
     if one_host and backend == "gloo" and _LOOPBACK_DEVICE.exists():  # the kernel would take this way anyway
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK_DEVICE.name)
     if backend == "nccl":  # K-FAC's and the model's communicators run in the order of the host's calls
@@ -98,12 +123,11 @@ def join_world(attempt: Attempt, rank: int, world_size: int, local_rank: int) ->
         store=store,
         rank=rank,
         world_size=world_size,
-        timeout=PEER_TIMEOUT,
+        timeout=timedelta(seconds=patience.peer),
         device_id=device if backend == "nccl" else None,  # connects now, before any clock runs
     )
-    return World(
-        rank, world_size, local_rank, device, backend, connect(find_peers=_peer_finder(launch)), store, reason
-    )
+    communicator = connect(find_peers=_peer_finder(launch))
+    return World(rank, world_size, local_rank, device, backend, communicator, store, reason, patience.staging)
 
 
 def finalize_world(world: World) -> None:
