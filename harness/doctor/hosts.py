@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from importlib import metadata
 from itertools import chain, pairwise
 
 from harness.doctor.findings import Finding, fault, in_bytes, ok, skipped, warning
@@ -121,6 +122,23 @@ def check_shared_memory(reports: Sequence[Report]) -> Finding:
         advice = f"clear /dev/shm, or give containers more (--shm-size={in_bytes(_SHARED_BYTES)})"
         return warning("ranks: shared memory", found, advice.replace(" GiB", "g"))
     return ok("ranks: shared memory", found)
+
+
+def check_software(reports: Sequence[Report], launch: Launch) -> Finding:
+    """Which Python, torch and data the ranks have, behind the site's prefix if there is one."""
+    check, first = "ranks: software", reports[0]
+    blind = [one for one in reports if one.data and not one.data_seen]
+    behind = f" behind {launch.site.launch_prefix[0]}" if launch.site.launch_prefix else ""
+    if blind:
+        found = f"rank {blind[0].rank} on {blind[0].node} does not see KRONSCALE_DATA={blind[0].data}{behind}"
+        return fault(check, found, "mount it there, in launch_prefix, or correct the site's environment")
+    data = f"KRONSCALE_DATA={first.data}" if first.data else "KRONSCALE_DATA is not set"
+    found = f"{first.python}{behind}, torch with {', '.join(first.backends)}; code in {first.code}; {data}"
+    submits = metadata.version("kronscale")
+    if (runs := first.versions.get("kronscale", submits)) != submits:
+        advice = "install the same version in both: they read each other's files"
+        return warning(check, f"ranks have kronscale {runs}, this command is of {submits}; {found}", advice)
+    return ok(check, found)
 
 
 def check_versions(reports: Sequence[Report]) -> Finding:

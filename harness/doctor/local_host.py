@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -24,7 +25,8 @@ def check_local_host(site: Site) -> list[Finding]:
     except SiteError as error:
         return [fault("host: leases", str(error), f"correct it in the profile of site {site.name}")]
     library = _mpi_library() if site.backend == "mpi" else ("", "")
-    return [check_cpus(site, cpus), check_gpus(site, gpus), check_mpi_library(site, *library)]
+    of_mpi = check_mpi_library(site, *library)
+    return [check_cpus(site, cpus), check_gpus(site, gpus), check_programs(site), of_mpi]
 
 
 def most_ranks(site: Site, most: int) -> int:
@@ -56,6 +58,16 @@ def check_gpus(site: Site, gpus: int) -> Finding:
     return fault(
         "host: GPUs", found, "load the NVIDIA driver (nvidia-smi must list a GPU), or set gpus_per_rank: 0"
     )
+
+
+def check_programs(site: Site) -> Finding:
+    """Whether this host has the program that ranks are started with: the prefix's, or the site's Python."""
+    check, field = "host: programs", "launch_prefix" if site.launch_prefix else "python"
+    program = site.launch_prefix[0] if site.launch_prefix else site.python or sys.executable
+    if shutil.which(program) is None:
+        found = f"{field}: {program} is not a program on this host's PATH"
+        return fault(check, found, f"correct {field} of site {site.name}, or load its module")
+    return ok(check, program)
 
 
 def check_mpi_library(site: Site, version: str, error: str) -> Finding:

@@ -14,11 +14,13 @@ import sys
 import time
 import traceback
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pynvml
 import torch
 import torch.distributed as dist
 
+import harness
 from harness.calibrate import timed
 from harness.doctor.reports import NOT_KNOWN, Report, WorldReport
 from harness.launchers.cgroups import memory_limit_bytes
@@ -82,6 +84,11 @@ def read_host(arguments: RankArguments) -> Report:
         address_space_bytes=_limit(resource.RLIMIT_AS),
         locked_memory_bytes=_limit(resource.RLIMIT_MEMLOCK),
         shared_memory_bytes=shutil.disk_usage("/dev/shm").free,  # noqa: S108  # where NCCL and MPI put theirs
+        python=sys.executable,
+        code=str(Path(harness.__file__).parent),
+        backends=tuple(name for name in ("nccl", "gloo", "mpi") if getattr(dist, f"is_{name}_available")()),
+        data=(data := os.environ.get("KRONSCALE_DATA", "")),
+        data_seen=bool(data) and Path(data).is_dir(),
     )
 
 

@@ -11,6 +11,7 @@ from harness.doctor.hosts import (
     check_locked_memory,
     check_memory,
     check_shared_memory,
+    check_software,
     check_versions,
 )
 from harness.doctor.reports import Report, WorldReport, by_host, by_rank
@@ -64,6 +65,7 @@ def check_ranks(reports: Sequence[Report], launch: Launch, world_size: int) -> l
         check_locked_memory(reports),
         check_shared_memory(reports),
         check_versions(reports),
+        check_software(reports, launch),
     ]
     if len(reports) < world_size:
         hosts = [one if one.state != "ok" else skipped(one.check, _UNREPORTED) for one in hosts]

@@ -66,6 +66,11 @@ class Report:
         locked_memory_bytes: RLIMIT_MEMLOCK.
         shared_memory_bytes: free in /dev/shm.
         exchange: None if the rank did not join the world.
+        python: path of its interpreter.
+        code: folder of the package that it runs.
+        backends: that its torch was built with.
+        data: KRONSCALE_DATA, empty if not set.
+        data_seen: whether the rank sees that folder.
     """
 
     rank: int
@@ -86,6 +91,11 @@ class Report:
     locked_memory_bytes: int | None
     shared_memory_bytes: int
     exchange: WorldReport | None = None
+    python: str = ""
+    code: str = ""
+    backends: tuple[str, ...] = ()
+    data: str = ""
+    data_seen: bool = False
 
     def write(self, attempt: Attempt) -> None:
         """Write the report into the attempt's folder; replaces an earlier one of this rank."""

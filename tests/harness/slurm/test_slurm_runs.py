@@ -2,11 +2,13 @@
 
 import json
 import subprocess
+import sys
 import time
 from dataclasses import replace
 
 import pytest
 
+from harness.cell import Target
 from harness.cli import main
 from harness.errors import BudgetError
 from harness.launchers.outcome import outcome_without_ranks
@@ -221,3 +223,31 @@ def test_a_node_that_failed_twice_is_excluded_from_new_jobs(on_slurm, tmp_path, 
     for one in ended(cells):
         assert one.state == "COMPLETED"
         assert one.attempt.read("taken.json")["node"] in ("n2", "n3")
+
+
+def test_ranks_of_two_nodes_run_by_another_python_behind_a_prefix_and_meet_without_a_polled_file(
+    make_site, make_cell, ended, tmp_path, on_slurm
+):
+    """The prefix runs the rank as its child, and so does what stands for another Python."""
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\necho "$KRONSCALE_BOARD $*" >> {tmp_path}/calls\nexec {sys.executable} "$@"\n'
+    )
+    prefix = tmp_path / "prefix"
+    prefix.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/prefixed\n"$@"\n')
+    for program in (python, prefix):
+        program.chmod(0o755)
+    site = make_site(ranks_per_node=1).model_copy(
+        update={"python": str(python), "launch_prefix": (str(prefix),)}
+    )
+    cell = make_cell(2).model_copy(
+        update={"target": Target(metric="accuracy", value=0.0, direction="higher")}
+    )
+    submit([cell], site, tmp_path)
+    (status,) = ended([cell])
+    assert status.state == "COMPLETED", status.cause
+    assert len((tmp_path / "prefixed").read_text().splitlines()) == 2
+    calls = (tmp_path / "calls").read_text().splitlines()
+    boards = {line.split()[0] for line in calls if "harness.training.worker" in line}
+    assert len(boards) == 1
+    assert ":" in boards.pop()
