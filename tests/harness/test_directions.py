@@ -41,14 +41,14 @@ def test_where_keeps_or_drops_the_limit_itself(where, seeds):
     assert [one.seed for one in select([cell(seed=seed) for seed in range(4)], where)] == seeds
 
 
-@pytest.mark.parametrize("mode", [0o770, 0o720, 0o702, 0o750])
-def test_a_lease_folder_that_others_may_use_is_refused(mode, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+@pytest.mark.parametrize("mode", [0o770, 0o700, 0o777, 0o1770])
+def test_a_lease_folder_that_not_all_users_share_is_refused(mode, tmp_path, monkeypatch):
+    monkeypatch.setenv("KRONSCALE_LEASES", str(tmp_path / "leases"))
     folder = lease_folder()
     folder.chmod(mode)
     with pytest.raises(SiteError, match=f"mode {mode:04o}"):
         lease_folder()
-    folder.chmod(0o700)
+    folder.chmod(0o1777)
     assert lease_folder() == folder
 
 

@@ -181,7 +181,7 @@ def test_windows_have_the_cost_of_their_timers(measured):
 
 @pytest.mark.ranks
 def test_a_site_with_split_wait_has_its_waiting_measured(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("KRONSCALE_LEASES", str(tmp_path / "leases"))
     (tmp_path / "site.yaml").write_text("launcher: local\noversubscribe: true\nsplit_wait: true\n")
     (tmp_path / "tiny.yaml").write_text(
         "sweep: tiny\nworkload: digits\ntarget: {metric: accuracy, at_least: 0.999}\n"

@@ -86,7 +86,11 @@ def test_the_quickstart_works_in_an_empty_folder(installed, tmp_path):
 
     def kronscale(*words, code=0):
         return _call(
-            installed, *words, cwd=study if study.exists() else tmp_path, code=code, XDG_RUNTIME_DIR=tmp_path
+            installed,
+            *words,
+            cwd=study if study.exists() else tmp_path,
+            code=code,
+            KRONSCALE_LEASES=str(tmp_path / "leases"),
         )
 
     assert "jobs/sweeps/first.yaml" in kronscale("init", "my-study")

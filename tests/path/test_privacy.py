@@ -35,7 +35,7 @@ repeats: 1
 
 
 def kronscale(folder: Path, *arguments: str, expect: int) -> str:
-    own = {"PYTHONPATH": str(Path.cwd()), "API_TOKEN": SECRET, "XDG_RUNTIME_DIR": str(folder)}
+    own = {"PYTHONPATH": str(Path.cwd()), "API_TOKEN": SECRET, "KRONSCALE_LEASES": str(folder / "leases")}
     done = subprocess.run(
         [sys.executable, "-m", "harness.cli", *arguments],
         cwd=folder, env={**os.environ, **own}, capture_output=True, text=True, timeout=400, check=False,

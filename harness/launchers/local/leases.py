@@ -1,9 +1,12 @@
-"""Leases on this host's CPUs and GPUs: no two supervisors of one user ever hold the same one.
+"""Leases on this host's CPUs and GPUs: no two supervisors, of any users, ever hold the same one.
 
-A lease is a lock on a file named after the CPU or GPU. The supervisor's process holds it, so the kernel frees
-it whatever happens to that process. Supervisors queue for one more lock: only its holder may collect leases,
-and it keeps the lock until it has all that it needs. So two supervisors cannot hold half of each other's
-leases, and later narrow cells cannot starve a wide one.
+A lease is a lock on a file named after the CPU or GPU, in a folder that all users of the host share. The
+supervisor's process holds it, so the kernel frees it whatever happens to that process. A supervisor that
+waits has a ticket, a locked file that says what it needs. Whoever looks for leases holds one more lock, the
+door, and considers the tickets before its own: first come, first served. Those that cannot start yet are
+passed by smaller ones that fit, but only while they have waited for less than `PASSABLE_SECONDS`; then what
+becomes free is kept for them. So two supervisors cannot hold half of each other's leases, and later narrow
+cells cannot starve a wide one.
 
 A holder writes the path of its attempt into the file. The text stays when the holder ends, so it counts only
 while the kernel lists the lock.
@@ -11,41 +14,73 @@ while the kernel lists the lock.
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
+import pwd
 import stat
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from harness.errors import SiteError
 from harness.launchers.launch import Launch
-from harness.runs.locks import take
 
-QUEUE_LOCK = "door"
-"""Name of the queue's lock among the holders."""
+FOLDER_VARIABLE = "KRONSCALE_LEASES"
+"""Environment variable with another folder of leases, for hosts that are divided by other means."""
+
+PASSABLE_SECONDS = 600.0
+"""How long smaller work may go ahead of a supervisor that waits."""
 
 Pool = tuple[str, Sequence[int], int]
 """A kind of resource, `cpu` or `gpu`, the numbers to choose from, and how many are needed."""
 
-_POLL_SECONDS = 0.02  # delay to notice a freed lease; only the holder of the queue lock polls
+_DOOR = "door"
+_POLL_SECONDS = 0.05  # delay to notice a freed lease
+_SHARED = 0o1777  # everyone adds files, and removes only own ones
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A supervisor that waits.
+
+    Attributes:
+        came: monotonic clock of the host, nanoseconds.
+        label: the attempt's path.
+        pools: what it needs.
+        user: whose it is.
+    """
+
+    came: int
+    label: str
+    pools: tuple[Pool, ...]
+    user: str
+
+    @property
+    def passable(self) -> bool:
+        """Whether smaller work may still go ahead of it."""
+        return time.monotonic_ns() - self.came < PASSABLE_SECONDS * 1e9
 
 
 def lease_folder() -> Path:
-    """The user's folder of locks on this host, created if needed.
+    """The folder of locks that all users of this host share, created if needed.
 
     Raises:
-        SiteError: someone else owns it, or others may write into it.
+        SiteError: it is something else, or not all users may write into it.
     """
     folder = _lease_path()
-    folder.mkdir(mode=0o700, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir()
+        folder.chmod(_SHARED)  # whatever the umask is
     found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+    if not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != _SHARED:
         raise SiteError(
-            f"{folder} must be a folder of user {os.getuid()} with mode 0700 to hold leases; "
-            f"got owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}: remove it"
+            f"{folder} must be a folder with mode {_SHARED:04o} to hold the leases of all users; got owner "
+            f"{found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}: have its owner remove it, or name "
+            f"another folder in {FOLDER_VARIABLE}"
         )
     return folder
 
@@ -57,10 +92,10 @@ def pools_of(launch: Launch, world_size: int) -> list[Pool]:
 
 
 def holders() -> dict[str, str]:
-    """Who holds which lease now, `cpu-0` or `gpu-0`, and the queue's lock; empty where it is not known.
+    """Who holds which lease now, `cpu-0` or `gpu-0`; empty where it is not known.
 
-    A holder is the path of its attempt, or `process <pid>` if it wrote none. Takes no lock, so no supervisor
-    ever waits for a reader.
+    A holder is the path of its attempt, or `process <pid>` if it wrote none, and its user if it is another.
+    Takes no lock, so no supervisor ever waits for a reader.
     """
     try:
         listed = (line.split() for line in Path("/proc/locks").read_text().splitlines())
@@ -68,11 +103,30 @@ def holders() -> dict[str, str]:
         found = {}
         for path in _lease_path().glob("*.lock"):
             pid = pids.get(str(path.stat().st_ino))
-            if pid is not None:
-                found[path.stem] = path.read_text(errors="replace").strip() or f"process {pid}"
+            if pid is not None and path.stem != _DOOR:
+                label = path.read_text(errors="replace").strip() or f"process {pid}"
+                found[path.stem] = label + _other_user(pid)
     except (OSError, IndexError):
         return {}
     return found
+
+
+def tickets(*, remove_dead: bool = False) -> list[Ticket]:
+    """The supervisors that wait, of all users, in order of arrival.
+
+    Args:
+        remove_dead: remove tickets of killed supervisors; only who holds the door knows them from new ones.
+    """
+    found = []
+    for path in _lease_path().glob("*.ticket"):
+        with suppress(OSError, ValueError, TypeError, KeyError):  # it has gone, or was never complete
+            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with os.fdopen(file, "rb") as ticket:
+                if _is_locked(ticket):
+                    found.append(_read_ticket(ticket))
+                elif remove_dead:
+                    path.unlink()
+    return sorted(found, key=lambda one: (one.came, one.label))
 
 
 @contextmanager
@@ -83,53 +137,143 @@ def leased(
 
     Args:
         pools: what is needed.
-        give_up: called while the lock of the queue is held and leases are missing; true ends the wait.
+        give_up: called while leases are missing; true ends the wait.
         label: the attempt's path, for `holders`.
 
     Yields:
         The numbers leased from each pool, ascending; or None if `give_up` ended the wait.
     """
+    for kind, numbers, needed in pools:
+        if needed > len(numbers):
+            raise SiteError(f"{needed} {kind} leases are needed, only {len(numbers)} exist")
     folder = lease_folder()
     with ExitStack() as held:
-        queue_lock = take(folder / f"{QUEUE_LOCK}.lock", wait=True)
-        with queue_lock or ExitStack():
-            _sign(queue_lock, label)
-            got = [_collect(folder, held, pool, give_up, label) for pool in pools]
-        numbers = [pool for pool in got if pool is not None]
-        yield numbers if len(numbers) == len(got) else None
+        with _ticket(folder, pools, label) as own:
+            got = _take_all(folder, held, own)
+            while got is None and not give_up():
+                time.sleep(_POLL_SECONDS)
+                got = _take_all(folder, held, own)
+        yield got
 
 
-def _collect(
-    folder: Path, held: ExitStack, pool: Pool, give_up: Callable[[], bool], label: str
-) -> tuple[int, ...] | None:
-    kind, numbers, needed = pool
-    if needed > len(numbers):
-        raise SiteError(f"{needed} {kind} leases are needed, only {len(numbers)} exist")
-    got: set[int] = set()
-    while len(got) < needed:
-        for number in numbers:
-            if number not in got and len(got) < needed:
-                file = take(folder / f"{kind}-{number}.lock")
-                if file is not None:
-                    held.enter_context(file)
-                    _sign(file, label)
-                    got.add(number)
-        if len(got) < needed:
-            if give_up():
-                return None
-            time.sleep(_POLL_SECONDS)
-    return tuple(sorted(got))
+def _take_all(folder: Path, held: ExitStack, own: Ticket) -> list[tuple[int, ...]] | None:
+    """Take what the ticket needs, if it is free and not for those before it; None if it is not."""
+    with closing(_open(folder / f"{_DOOR}.lock")) as door, ExitStack() as looked_at:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        waiting = tickets(remove_dead=True)
+        before = [one for one in waiting if (one.came, one.label) < (own.came, own.label)]
+        wanted = {
+            (kind, number) for one in (*before, own) for kind, numbers, _ in one.pools for number in numbers
+        }
+        files = {}
+        for kind, number in sorted(wanted):
+            file = looked_at.enter_context(closing(_open(folder / f"{kind}-{number}.lock")))
+            if not _is_locked(file):
+                files[kind, number] = file
+        free = set(files)
+        for one in before:
+            chosen = _choose(one.pools, free, whole=one.passable)
+            free -= chosen
+        chosen = _choose(own.pools, free, whole=True)
+        if len(chosen) < sum(needed for _, _, needed in own.pools):
+            return None
+        for lease in sorted(chosen):
+            file = os.fdopen(os.dup(files[lease].fileno()), "rb+")  # the lock goes with it
+            held.enter_context(file)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _sign(file, own.label)
+    return [
+        tuple(sorted(number for of, number in chosen if of == kind and number in numbers))
+        for kind, numbers, _ in own.pools
+    ]
 
 
-def _sign(lock: IO[bytes] | None, label: str) -> None:
-    if lock is not None:
-        with suppress(OSError):  # a full disk: the lease is held all the same
-            lock.truncate(0)
-            lock.write(label.encode())
-            lock.flush()
+def _choose(pools: Sequence[Pool], free: Collection[tuple[str, int]], *, whole: bool) -> set[tuple[str, int]]:
+    """The free leases that would be taken, or kept; with `whole` all that are needed or none."""
+    chosen: set[tuple[str, int]] = set()
+    for kind, numbers, needed in pools:
+        found = [(kind, number) for number in sorted(numbers) if (kind, number) in free][:needed]
+        if whole and len(found) < needed:
+            return set()
+        chosen.update(found)
+    return chosen
+
+
+@contextmanager
+def _ticket(folder: Path, pools: Sequence[Pool], label: str) -> Iterator[Ticket]:
+    """A ticket that is there during the `with` block."""
+    own = Ticket(time.monotonic_ns(), label or f"process {os.getpid()}", tuple(pools), "")
+    path = folder / f"{own.came}-{os.getpid()}.ticket"
+    content = {"came": own.came, "label": own.label, "pools": own.pools}
+    with closing(_open(folder / f"{_DOOR}.lock")) as door:
+        fcntl.flock(door, fcntl.LOCK_EX)  # else it could be seen before it is locked
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "rb+")
+        os.fchmod(file.fileno(), 0o644)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with suppress(OSError):  # on a full disk nobody lets it go first
+            file.write(json.dumps(content).encode())
+            file.flush()
+    try:
+        yield own
+    finally:
+        path.unlink(missing_ok=True)
+        file.close()
+
+
+def _read_ticket(file: IO[bytes]) -> Ticket:
+    content = json.loads(file.read())
+    pools = tuple((str(kind), tuple(numbers), int(needed)) for kind, numbers, needed in content["pools"])
+    owner = os.fstat(file.fileno()).st_uid
+    return Ticket(int(content["came"]), str(content["label"]), pools, _user_name(owner))
+
+
+def _is_locked(file: IO[bytes]) -> bool:
+    """Whether somebody holds the file's lock; it is not held after this."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(file, fcntl.LOCK_UN)
+    return False
+
+
+def _open(path: Path) -> IO[bytes]:
+    """A file that all users share; kernels let nobody open others' files in a sticky folder with O_CREAT."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+    while True:
+        try:
+            return os.fdopen(os.open(path, flags), "rb+")
+        except FileNotFoundError:
+            with suppress(FileExistsError):
+                file = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+                os.fchmod(file, 0o666)  # whatever the umask is
+                return os.fdopen(file, "rb+")
+
+
+def _sign(lock: IO[bytes], label: str) -> None:
+    with suppress(OSError):  # a full disk: the lease is held all the same
+        lock.truncate(0)
+        lock.seek(0)
+        lock.write(label.encode())
+        lock.flush()
+
+
+def _other_user(pid: str) -> str:
+    """` of user name`, unless the process is this user's or nothing is known about it."""
+    try:
+        owner = Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return ""
+    return "" if owner == os.getuid() else f" of user {_user_name(owner)}"
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _lease_path() -> Path:
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    parent = Path(runtime) if runtime and Path(runtime).is_dir() else Path(tempfile.gettempdir())
-    return parent / f"kronscale-{os.getuid()}"
+    named = os.environ.get(FOLDER_VARIABLE)
+    return Path(named) if named else Path("/tmp/kronscale-leases")  # noqa: S108  shared by all users on purpose

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from harness.launchers.attempt_state import AttemptState
-from harness.launchers.launch import Launch, supervisor_identity
-from harness.launchers.local.leases import QUEUE_LOCK, holders, pools_of
+from harness.launchers.launch import Launch, supervisor_identity, user_name
+from harness.launchers.local.leases import holders, pools_of, tickets
 from harness.runs.store import Attempt
 
 
@@ -42,9 +42,6 @@ def _missing_leases(attempt: Attempt) -> str:
         return ""
     held, own = holders(), _name(str(attempt.path.resolve()))
     by_holder = {lease: _name(label) for lease, label in held.items()}
-    queued_behind = by_holder.get(QUEUE_LOCK, own)
-    if queued_behind != own:
-        return f"waits until {queued_behind} has its leases"
     parts = []
     for kind, numbers, needed in pools_of(launch, attempt.cell_folder.cell().world_size):
         others: dict[str, list[int]] = defaultdict(list)
@@ -55,7 +52,18 @@ def _missing_leases(attempt: Attempt) -> str:
         if missing > 0 and others:
             more = f"{missing} more" if missing < needed else str(missing)
             parts.append(f"waits for {more} of {kind.upper()}s {_ranges(numbers)}; {_in_words(kind, others)}")
+    if first := _first_in_line(str(attempt.path.resolve())):
+        parts.append(f"after {first}, which came first")
     return "; ".join(parts)
+
+
+def _first_in_line(own: str) -> str:
+    """The attempt that has waited longest, if that is before `own`."""
+    line = tickets()
+    if not line or line[0].label == own or own not in (one.label for one in line):
+        return ""
+    other = "" if line[0].user == user_name() else f" of user {line[0].user}"
+    return _name(line[0].label) + other
 
 
 def _in_words(kind: str, others: Mapping[str, Sequence[int]]) -> str:
@@ -63,9 +71,10 @@ def _in_words(kind: str, others: Mapping[str, Sequence[int]]) -> str:
 
 
 def _name(label: str) -> str:
-    """`sweep/cell` of an attempt's path; any other label as it is."""
-    path = Path(label)
-    return f"{path.parts[-3]}/{path.parts[-2]}" if path.name.startswith("attempt-") else label
+    """`sweep/cell` of an attempt's path, with its user if it is another; any other label as it is."""
+    text, of_user, user = label.partition(" of user ")
+    path = Path(text)
+    return f"{path.parts[-3]}/{path.parts[-2]}{of_user}{user}" if path.name.startswith("attempt-") else label
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -33,9 +33,7 @@ def evaluation_line(step: int, epoch: float, value: float) -> str:
 
 @pytest.fixture(autouse=True)
 def _own_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    runtime = tmp_path / "runtime"
-    runtime.mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    monkeypatch.setenv("KRONSCALE_LEASES", str(tmp_path / "leases"))
     yield
     for process in psutil.process_iter(["cmdline"]):  # processes of a failed test must not disturb others
         if any(str(tmp_path) in word for word in process.info["cmdline"] or ()):

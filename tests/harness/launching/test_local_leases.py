@@ -2,14 +2,17 @@
 
 import multiprocessing
 import os
+import queue
+import shutil
 import signal
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from harness.errors import SiteError
-from harness.launchers.local.leases import lease_folder, leased
+from harness.launchers.local import leases
+from harness.launchers.local.leases import holders, lease_folder, leased, tickets
 
 POOL = tuple(range(4))
 FORK = multiprocessing.get_context("fork")
@@ -60,8 +63,9 @@ def hold_until(ended, journal, name):
         hold(1, 0.01, journal, name)
 
 
-def test_a_supervisor_that_needs_many_leases_is_not_starved_by_others(tmp_path, wait_for):
+def test_a_supervisor_that_needs_many_leases_is_not_starved_by_others(tmp_path, wait_for, monkeypatch):
     """Others take leases again and again, until it has had its own: starved, it would never get them."""
+    monkeypatch.setattr(leases, "PASSABLE_SECONDS", 0.2)
     journal, ended = tmp_path / "journal", FORK.Event()
     names = {f"narrow-{number}" for number in range(4)}
     narrow = [FORK.Process(target=hold_until, args=(ended, journal, name)) for name in names]
@@ -95,9 +99,130 @@ def test_a_wait_for_leases_can_be_given_up_and_frees_the_queue_lock():
             assert got == [(3,)]
 
 
-def test_a_lease_folder_that_others_may_write_to_is_refused():
-    folder = lease_folder()
-    assert folder.parent == Path(os.environ["XDG_RUNTIME_DIR"])
-    folder.chmod(0o777)
-    with pytest.raises(SiteError, match="0777"):
-        lease_folder()
+def waiting(pools, label, got, ended):
+    with leased(pools, label=label) as found:
+        got.put((label, found))
+        ended.wait(60)
+
+
+class Line:
+    """Processes that hold leases or wait for them; this one must hold none, for a fork would keep them."""
+
+    def __init__(self):
+        self.processes, self.ended, self.got = {}, {}, FORK.Queue()
+
+    def start(self, label, needed, pool=POOL):
+        self.ended[label] = FORK.Event()
+        arguments = ([("cpu", pool, needed)], label, self.got, self.ended[label])
+        self.processes[label] = FORK.Process(target=waiting, args=arguments)
+        self.processes[label].start()
+
+    def next(self):
+        return self.got.get(timeout=60)
+
+    def end(self, label):
+        self.ended[label].set()
+        self.processes.pop(label).join(60)
+
+
+@pytest.fixture
+def line(wait_for):
+    found = Line()
+    found.waits = lambda *labels: wait_for(lambda: [one.label for one in tickets()] == list(labels), 60)
+    yield found
+    for process in found.processes.values():
+        process.kill()
+        process.join()
+
+
+def test_the_first_to_come_is_the_first_to_be_served(line):
+    line.start("holder", 4)
+    assert line.next()[0] == "holder"
+    for count, name in enumerate("abc", 1):
+        line.start(name, 2)
+        line.waits(*"abc"[:count])
+    line.end("holder")
+    assert {line.next()[0] for _ in range(2)} == {"a", "b"}
+    line.waits("c")
+    line.end("b")
+    assert line.next()[0] == "c"
+
+
+def test_smaller_work_that_fits_is_not_blocked_by_larger_work_that_waits(line):
+    line.start("holder", 3)
+    assert line.next()[0] == "holder"
+    line.start("wide", 4)
+    line.waits("wide")
+    line.start("narrow", 1)
+    assert line.next() == ("narrow", [(3,)])
+    line.waits("wide")
+
+
+def test_who_has_waited_long_is_not_passed_any_more(line, monkeypatch):
+    monkeypatch.setattr(leases, "PASSABLE_SECONDS", 0.0)
+    line.start("holder", 3)
+    assert line.next()[0] == "holder"
+    for count, (name, needed) in enumerate((("wide", 4), ("narrow", 1)), 1):
+        line.start(name, needed)
+        line.waits(*("wide", "narrow")[:count])
+    line.start("elsewhere", 1, pool=(7,))  # nobody waits for these
+    assert line.next() == ("elsewhere", [(7,)])
+    line.waits("wide", "narrow")
+    line.end("holder")
+    assert line.next() == ("wide", [POOL])
+
+
+def test_a_killed_supervisor_leaves_the_line(line):
+    line.start("holder", 4)
+    assert line.next()[0] == "holder"
+    line.start("killed", 4)
+    line.waits("killed")
+    line.processes["killed"].kill()
+    line.processes["killed"].join()
+    assert tickets() == []
+    line.end("holder")
+    with leased([("cpu", POOL, 4)]) as found:
+        assert found == [POOL]
+    assert list(lease_folder().glob("*.ticket")) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as other users")
+def test_users_of_a_host_share_its_leases_and_see_who_has_them(monkeypatch, wait_for):
+    """Two users, neither of whom is root or owns the folder."""
+    folder = Path(tempfile.mkdtemp(prefix="kronscale-test-"))
+    folder.chmod(0o755)
+    monkeypatch.setenv("KRONSCALE_LEASES", str(folder / "leases"))
+    lease_folder()
+    got = FORK.Queue()
+
+    def as_user(user, needed, label):
+        os.setgroups([])
+        os.setgid(user)
+        os.setuid(user)
+        waiting([("cpu", POOL, needed)], label, got, FORK.Event())
+
+    label = "/home/x/runs/demo/sgd-p2-s0-0123456789/attempt-1"
+    first = FORK.Process(target=as_user, args=(65001, 3, label))
+    second = FORK.Process(target=as_user, args=(65002, 2, "second"))
+    try:
+        first.start()
+        assert got.get(timeout=60) == (label, [(0, 1, 2)])
+        assert holders() == dict.fromkeys(("cpu-0", "cpu-1", "cpu-2"), f"{label} of user 65001")
+        second.start()
+        wait_for(tickets)
+        assert [(one.label, one.user) for one in tickets()] == [("second", "65002")]
+        with pytest.raises(queue.Empty):
+            got.get_nowait()
+        first.kill()
+        assert got.get(timeout=60) == ("second", [(0, 1)])
+        assert holders()["cpu-0"] == "second of user 65002"
+        second.kill()
+        second.join()
+        with leased([("cpu", POOL, 4)]) as found:
+            assert found == [POOL]
+    finally:
+        for user in (first, second):
+            if user.pid is not None:
+                user.kill()
+                user.join()
+        shutil.rmtree(folder)

@@ -226,7 +226,7 @@ def _as(user: int, base: Path, act: Callable[..., Any], *arguments: Any) -> Any:
         os.setgroups([])
         os.setgid(user)
         os.setuid(user)
-        os.environ.pop("XDG_RUNTIME_DIR", None)
+        os.environ["KRONSCALE_LEASES"] = str(base / "leases")
         tempfile.tempdir = str(base)
         theirs.send(act(*arguments))
 

@@ -158,14 +158,14 @@ def test_a_job_that_ends_before_its_ranks_start_is_a_failure_and_not_waited_for(
     make_cell, site, tmp_path, command, folder, finish, monkeypatch
 ):
     cell = make_cell()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
-    (tmp_path / "runtime" / f"kronscale-{os.getuid()}").touch()  # where the folder of leases should be
+    monkeypatch.setenv("KRONSCALE_LEASES", str(tmp_path / "no folder"))
+    (tmp_path / "no folder").touch()
     submit([cell], site, tmp_path, command)
     assert finish([cell]) == {0: "FAILED"}
     cause = read_statuses(folder, [cell])[0].cause
     assert "before it started a rank" in cause
     log = folder.cell_folder(cell).latest().path / cause.rsplit("see ", 1)[1]
-    assert "FileExistsError" in log.read_text()
+    assert "must be a folder with mode 1777" in log.read_text()
 
 
 def test_launch_json_says_how_the_attempt_was_launched(make_cell, site, tmp_path, command, folder, finish):

@@ -34,7 +34,7 @@ repeats: 1
 
 
 def test_two_nodes_of_two_ranks_write_the_records_that_one_host_writes(on_slurm, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("KRONSCALE_LEASES", str(tmp_path / "leases"))
     file = tmp_path / "study.yaml"
     file.write_text(STUDY)
     (tmp_path / "here.yaml").write_text("oversubscribe: true\n")
