@@ -240,9 +240,7 @@ def test_ranks_of_two_nodes_run_by_another_python_behind_a_prefix_and_meet_witho
     site = make_site(ranks_per_node=1).model_copy(
         update={"python": str(python), "launch_prefix": (str(prefix),)}
     )
-    cell = make_cell(2).model_copy(
-        update={"target": Target(metric="accuracy", value=0.0, direction="higher")}
-    )
+    cell = make_cell(2).model_copy(update={"target": Target(metric="accuracy", at_least=0.0)})
     submit([cell], site, tmp_path)
     (status,) = ended([cell])
     assert status.state == "COMPLETED", status.cause
