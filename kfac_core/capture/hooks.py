@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from kfac_core.capture.listening import Listener
 from kfac_core.capture.loss_terms import ForwardPass, LossTerms
 from kfac_core.capture.statistics import Call, Statistics
 from kfac_core.kernels.grams import Gram, Rows
 from kfac_core.kernels.matmul import tf32_products
 from kfac_core.kernels.packing import Packed, packed
-from kfac_core.layers import KroneckerLayer
+from kfac_core.layers import KroneckerLayer, ProjectionLayer
 
+_ALL = slice(None)
 _NO_BACKWARD = -1  # torch's graph task id outside of any backward pass
 
 
@@ -65,10 +67,17 @@ class Capture:
         self._is_last, self._callback = is_last, on_gradient
         self.loss_terms = LossTerms(layers[0].config, model)
         self.clear()
-        self._handles = [
-            layers[index].module.register_forward_hook(partial(self._on_forward, index), with_kwargs=True)
-            for index in captured
-        ]
+        heard: list[tuple[int, ProjectionLayer]] = []
+        self._handles: list[Any] = []
+        for index in captured:
+            layer = layers[index]
+            if isinstance(layer, ProjectionLayer):
+                heard.append((index, layer))
+                continue
+            hook = partial(self._on_forward, index)
+            self._handles.append(layer.module.register_forward_hook(hook, with_kwargs=True))
+        if heard:
+            self._handles += Listener(heard, is_active, self._on_product).handles
         self._handles += [
             model.register_forward_pre_hook(self._on_model, with_kwargs=True),
             model.register_forward_hook(self._on_output),
@@ -109,45 +118,44 @@ class Capture:
         layer = self._layers[index]
         if not (layer.is_trained and output.numel()):  # frozen; or no rows, as in an expert without tokens
             return
-        inputs: Tensor = (args[0] if args else next(iter(kwargs.values()))).detach()
+        inputs: Tensor = args[0] if args else next(iter(kwargs.values()))
+        self._on_product([(index, _ALL)], inputs, output)
+
+    def _on_product(self, used: Sequence[tuple[int, slice]], inputs: Tensor, output: Tensor) -> None:
+        """A call of layers that share an input, each with its part of the output's last dimension."""
         task = torch._C._current_graph_task_id()
         forward = self.loss_terms.of_layer(recomputed=task != _NO_BACKWARD)
-        inputs = layer.arranged(inputs, forward.batch)
-        counts = self._counts(layer, inputs, layer.arranged(output.detach(), forward.batch))
-        forward.call(layer, counts.batch, counts.rows, output)
-        inputs = counts.kept(inputs)
-        if task == _NO_BACKWARD:
-            a_gram = partial(_identity, self._input_gram(index, inputs))
-        else:
+        grams: dict[bool, Gram] = {}
+        for index, part in used:
+            layer = self._layers[index]
+            own = layer.arranged(inputs.detach(), forward.batch)
+            made = output.detach() if part == _ALL else output.detach()[..., part]
+            counts = self._counts(layer, own, layer.arranged(made, forward.batch))
+            forward.call(layer, counts.batch, counts.rows, output)
+            a_gram = partial(self._input_gram, index, counts.kept(own), grams)
             # A checkpoint recomputes the call. Only a reentrant one, whose first pass ran without gradients,
             # sends a gradient through the recomputed call, so its gram is computed when one arrives.
-            a_gram = partial(self._input_gram, index, inputs)
-        first = task == _NO_BACKWARD  # a recomputed call gets no gradient, or one that cannot be foreseen
-        self.statistics[index].pending_calls += first
-        last = first and self._is_last()
-        output.register_hook(partial(self._on_gradient, index, task, a_gram, counts, forward, last))
+            if task == _NO_BACKWARD:
+                a_gram = partial(_identity, a_gram())
+            first = task == _NO_BACKWARD  # a recomputed call gets no gradient, or one that cannot be foreseen
+            self.statistics[index].pending_calls += first
+            heard = _HeardCall(task, a_gram, counts, forward, part, first and self._is_last())
+            output.register_hook(partial(self._on_gradient, index, heard))
 
-    def _on_gradient(
-        self,
-        index: int,
-        task: int,
-        a_gram: Callable[[], Gram | Packed],
-        counts: _Counts,
-        forward: ForwardPass,
-        last: bool,
-        gradient: Tensor | None,
-    ) -> None:
-        statistics, layer = self.statistics[index], self._layers[index]
+    def _on_gradient(self, index: int, call: _HeardCall, gradient: Tensor | None) -> None:
+        statistics, layer, task = self.statistics[index], self._layers[index], call.task
         if task == _NO_BACKWARD:  # a checkpoint's own backward pass counts as part of the outer one
             task = torch._C._current_graph_task_id()
             statistics.pending_calls -= 1
         with torch.no_grad(), full_precision(layer.weight):
             if gradient is not None:  # None: later operations gave the output no gradient
-                g = counts.kept(layer.arranged(gradient.detach(), forward.batch))
+                own = gradient.detach() if call.part == _ALL else gradient.detach()[..., call.part]
+                g, counts = layer.arranged(own, call.forward.batch), call.counts
+                grams = call.a_gram(), self._output_gram(index, counts.kept(g))
                 numbers = counts.counted_rows, counts.examples, counts.batch
-                statistics.add(Call(task, forward, a_gram(), self._output_gram(index, g), *numbers))
+                statistics.add(Call(task, call.forward, *grams, *numbers))
             if self._callback is not None:
-                self._callback(index, last and statistics.pending_calls <= 0)
+                self._callback(index, call.is_last and statistics.pending_calls <= 0)
 
     def _counts(self, layer: KroneckerLayer, inputs: Tensor, output: Tensor) -> _Counts:
         """Examples and rows of one call, and how many examples of it enter the statistics."""
@@ -156,9 +164,13 @@ class Capture:
         examples = batch if fraction == 1.0 else max(1, round(batch * fraction))
         return _Counts(examples, batch, rows, layer.batch_dim(output))
 
-    def _input_gram(self, index: int, inputs: Tensor) -> Gram | Packed:
+    def _input_gram(self, index: int, inputs: Tensor, known: dict[bool, Gram]) -> Gram | Packed:
+        """The gram of an input; `known` are those of this input with and without a bias."""
+        layer = self._layers[index]
         with self._timed(index), torch.no_grad(), full_precision(inputs):
-            return self._gram(index, "a", self._cast(index, inputs))
+            if layer.has_bias not in known or layer.is_diagonal("a"):
+                known[layer.has_bias] = layer.input_gram(self._cast(index, inputs))
+            return self._early(index, "a", known[layer.has_bias])
 
     def _output_gram(self, index: int, gradient: Tensor) -> Gram | Packed:
         if self._scale is None:
@@ -174,8 +186,10 @@ class Capture:
             return _divided(self._gram(index, "g", g), self._scale.square())
 
     def _gram(self, index: int, kind: str, tensor: Tensor) -> Gram | Packed:
-        layer = self._layers[index]
-        total = layer.input_gram(tensor) if kind == "a" else layer.output_gram(tensor)
+        return self._early(index, kind, self._layers[index].output_gram(tensor))
+
+    def _early(self, index: int, kind: str, total: Gram) -> Gram | Packed:
+        """A gram as it is kept: one that is sent is packed at once."""
         if isinstance(total, Rows):  # fewer elements than a triangle; later multiplied straight into place
             return total
         return packed(total) if (index, kind) in self._packed_early else total
@@ -184,6 +198,17 @@ class Capture:
         """In the sums' dtype; on a GPU a layer casts as it copies."""
         keeps = self._layers[index].grams is not None or not tensor.is_floating_point()
         return tensor if keeps else tensor.to(self._dtype)
+
+
+class _HeardCall(NamedTuple):
+    """One call of a layer whose gradient has not arrived."""
+
+    task: int
+    a_gram: Callable[[], Gram | Packed]
+    counts: _Counts
+    forward: ForwardPass
+    part: slice
+    is_last: bool
 
 
 class _Counts(NamedTuple):
@@ -207,9 +232,13 @@ class _Counts(NamedTuple):
 def is_captured(module: nn.Module) -> bool:
     """Whether an active `Capture` has a hook on this module; one that was copied with it is inactive."""
     owners = [
-        getattr(getattr(hook, "func", None), "__self__", None) for hook in module._forward_hooks.values()
+        getattr(getattr(hook, "func", hook), "__self__", None) for hook in module._forward_hooks.values()
     ]
-    return any(isinstance(owner, Capture) and owner._is_active is not _never for owner in owners)
+    return any(
+        (isinstance(owner, Capture) and owner._is_active is not _never)
+        or (isinstance(owner, Listener) and not owner.is_copy)
+        for owner in owners
+    )
 
 
 def _inactive() -> Capture:

@@ -5,7 +5,7 @@ To add one, subclass `KroneckerLayer` in `kfac_core/layers/<name>.py` and add it
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from torch import nn
@@ -16,9 +16,10 @@ from kfac_core.layers.convolution import ConvLayer
 from kfac_core.layers.embedding import EmbeddingLayer
 from kfac_core.layers.layer import KroneckerLayer
 from kfac_core.layers.linear import LinearLayer, TransposedLinearLayer
+from kfac_core.layers.projection import ProjectionLayer, attention_layers, expert_layers, is_fused_experts
 from kfac_core.layers.transposed import TransposedConvLayer
 
-__all__ = ["LAYERS", "KroneckerLayer", "find_layers", "kind_of"]
+__all__ = ["LAYERS", "KroneckerLayer", "ProjectionLayer", "find_layers", "kind_of"]
 
 LAYERS: Mapping[type[nn.Module], type[KroneckerLayer]] = MappingProxyType({
     nn.Linear: LinearLayer,
@@ -45,7 +46,11 @@ def find_layers(model: nn.Module, config: KFACConfig) -> list[KroneckerLayer]:
     Raises:
         ConfigError: a pattern of `skip` matches no layer of a supported type.
     """
-    named = {name: type(module).__name__ for name, module in model.named_modules() if kind_of(module)}
+    named = {
+        layer.name: type(module).__name__
+        for name, module in model.named_modules()
+        for layer in _layers_of(name, module, config)
+    }
     names, classes = list(named), set(named.values())
     for pattern in config.skip:
         if pattern not in classes and not any(re.match(pattern, name) for name in names):
@@ -57,17 +62,26 @@ def find_layers(model: nn.Module, config: KFACConfig) -> list[KroneckerLayer]:
     patterns = [re.compile(pattern) for pattern in config.skip]
     found = []
     for name, module in model.named_modules():
-        kind = kind_of(module)
-        if kind is None or not kind.supports(module):
+        if type(module).__name__ in config.skip:
             continue
-        if type(module).__name__ in config.skip or any(pattern.match(name) for pattern in patterns):
-            continue
-        tied = any(owners[id(parameter)] > 1 for parameter in module.parameters(recurse=False))
-        weight = module.weight
-        real = isinstance(weight, nn.Parameter) and weight.is_floating_point()
-        if real and weight.requires_grad and not tied:
-            found.append(kind(name, module, config))
+        for layer in _layers_of(name, module, config):
+            tied = any(owners[id(parameter)] > 1 for parameter in layer.module.parameters(recurse=False))
+            skipped = any(pattern.match(layer.name) for pattern in patterns)
+            if not tied and not skipped and layer.weight.is_floating_point() and layer.weight.requires_grad:
+                found.append(layer)
     return found
+
+
+def _layers_of(name: str, module: nn.Module, config: KFACConfig) -> Sequence[KroneckerLayer]:
+    """The layers that a module's own weights are; none of a kind that is not supported."""
+    if type(module) is nn.MultiheadAttention:
+        return attention_layers(name, module, config)
+    if is_fused_experts(module):
+        return expert_layers(name, module, config)
+    kind = kind_of(module)
+    if kind is None or not kind.supports(module) or not isinstance(module.weight, nn.Parameter):
+        return ()
+    return (kind(name, module, config),)
 
 
 def kind_of(module: nn.Module) -> type[KroneckerLayer] | None:

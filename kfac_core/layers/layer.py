@@ -101,7 +101,7 @@ class KroneckerLayer(ABC):
             `out` with copies; or a view of the weight's gradient if its memory already is this matrix.
         """
         if self.in_order and not self.has_bias:
-            gradient = self.weight.grad
+            (gradient,) = self._gradients()
             if gradient is not None and gradient.dtype == out.dtype and gradient.is_contiguous():
                 return gradient.view(out.shape)
         for view, gradient in self.gradient_sources(out):

@@ -39,7 +39,12 @@ class LinearLayer(KroneckerLayer):
 
     def batch_dim(self, outputs: Tensor) -> int:
         """As stated, where there are sequences; `arranged` puts it first."""
-        return (self.config.batch_dim or 0) if outputs.ndim > 2 and self.config.sequence == "expand" else 0
+        return self.batch_axis if outputs.ndim > 2 and self.config.sequence == "expand" else 0
+
+    @property
+    def batch_axis(self) -> int:
+        """The dimension of the examples in inputs with positions."""
+        return self.config.batch_dim or 0
 
     def arranged(self, tensor: Tensor, batch: int | None) -> Tensor:
         """To be reduced: `[batch, ..., features]`, from any layout of as many examples.
@@ -49,7 +54,7 @@ class LinearLayer(KroneckerLayer):
         """
         if self.config.sequence == "expand" or tensor.ndim < 2:
             return tensor
-        stated = self.config.batch_dim or 0
+        stated = self.batch_axis
         dims = (stated, 1 - stated) if tensor.ndim > 2 else (0,)
         found = next((dim for dim in dims if tensor.shape[dim] == (batch or tensor.shape[stated])), None)
         if found is not None:
