@@ -183,7 +183,7 @@ def _taken(
     held = sum(factor * each.elements + inverse * data_elements(config, each) for each in (shape.a, shape.g))
     return TakenLayer(
         layer.name or "(root)", type(layer.module).__name__, _size(shape.a), _size(shape.g),
-        sum(parameter.numel() for parameter in parameters_of(layer)), held, owners,
+        shape.gradient_elements, held, owners,
     )  # fmt: skip
 
 

@@ -57,8 +57,9 @@ class ModelChanges:
     def _check_replaced(self) -> None:
         now = dict(self._model.named_modules(remove_duplicate=False))
         for layer in self._layers:
-            if now.get(layer.name) is not layer.module:
-                kind = type(now[layer.name]).__name__ if layer.name in now else "nothing"
+            name = layer.module_name
+            if now.get(name) is not layer.module:
+                kind = type(now[name]).__name__ if name in now else "nothing"
                 raise ConfigError(
                     f"layer {layer.name or 'the model'} was replaced by {kind} since KFAC was made: {_REMEDY}"
                 )

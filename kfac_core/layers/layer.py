@@ -31,7 +31,8 @@ class KroneckerLayer(ABC):
     (`capture.statistics.factor_scale`).
 
     Attributes:
-        name: the module's qualified name.
+        name: the module's qualified name, or one below it for a layer that is a part of it.
+        module_name: the module's qualified name.
         module: the module; K-FAC writes to nothing but its parameters' gradients.
         grams: sums of outer products where execution is batched, from inputs and gradients of any dtype.
             None sums in the order that suits a CPU, from inputs of the sums' own dtype.
@@ -39,7 +40,7 @@ class KroneckerLayer(ABC):
     """
 
     def __init__(self, name: str, module: nn.Module, config: KFACConfig) -> None:
-        self.name = name
+        self.name = self.module_name = name
         self.module = module
         self.config = config
         self.grams: DeviceGrams | None = None

@@ -15,6 +15,7 @@ class ProjectionLayer(LinearLayer):
 
     Args:
         owner: the module that has the weight.
+        owner_name: its qualified name.
         host: the module in whose forward pass `functional.linear` is called.
         weight: the weight's name.
         rows: first and last (exclusive) output, with all leading dimensions of the weight flattened.
@@ -32,6 +33,7 @@ class ProjectionLayer(LinearLayer):
         owner: nn.Module,
         config: KFACConfig,
         *,
+        owner_name: str,
         host: nn.Module,
         weight: str,
         rows: tuple[int, int],
@@ -40,6 +42,7 @@ class ProjectionLayer(LinearLayer):
         time_major: bool = False,
     ) -> None:
         super().__init__(name, owner, config)
+        self.module_name = owner_name
         self.host = host
         self._weight, self.rows, self._bias, self._time_major = weight, rows, bias, time_major
         self._bias_first = bias_first
@@ -51,6 +54,10 @@ class ProjectionLayer(LinearLayer):
         """The whole parameter."""
         weight: nn.Parameter = getattr(self.module, self._weight)
         return weight
+
+    def _parameters(self) -> list[nn.Parameter]:
+        bias = getattr(self.module, self._bias) if self.has_bias and self._bias is not None else None
+        return [self.weight] if bias is None else [self.weight, bias]
 
     @property
     def is_trained(self) -> bool:
@@ -85,16 +92,17 @@ def attention_layers(name: str, module: nn.MultiheadAttention, config: KFACConfi
     width, whole = module.embed_dim, module.in_proj_weight is not None
     found = [
         ProjectionLayer(
-            _joined(name, f"{part}_proj"), module, config, host=module, time_major=True,
+            _joined(name, f"{part}_proj"), module, config, owner_name=name, host=module, time_major=True,
             weight="in_proj_weight" if whole else f"{part}_proj_weight",
             rows=(place * width, (place + 1) * width) if whole else (0, width),
             bias="in_proj_bias", bias_first=place * width,
         )
         for place, part in enumerate("qkv")
     ]  # fmt: skip
+    out = _joined(name, "out_proj")
     found.append(
         ProjectionLayer(
-            _joined(name, "out_proj"), module.out_proj, config, host=module, time_major=True,
+            out, module.out_proj, config, owner_name=out, host=module, time_major=True,
             weight="weight", rows=(0, width), bias="bias",
         )
     )  # fmt: skip
@@ -115,7 +123,7 @@ def expert_layers(name: str, module: nn.Module, config: KFACConfig) -> list[Proj
     """Each weight of each expert."""
     return [
         ProjectionLayer(
-            _joined(name, f"{weight}.{expert}"), module, config, host=module, weight=weight,
+            _joined(name, f"{weight}.{expert}"), module, config, owner_name=name, host=module, weight=weight,
             rows=(expert * outputs, (expert + 1) * outputs),
         )
         for weight, (experts, outputs, _) in _fused(module).items()
