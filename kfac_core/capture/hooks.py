@@ -67,17 +67,17 @@ class Capture:
         self._is_last, self._callback = is_last, on_gradient
         self.loss_terms = LossTerms(layers[0].config, model)
         self.clear()
-        heard: list[tuple[int, ProjectionLayer]] = []
+        observed: list[tuple[int, ProjectionLayer]] = []
         self._handles: list[Any] = []
         for index in captured:
             layer = layers[index]
             if isinstance(layer, ProjectionLayer):
-                heard.append((index, layer))
+                observed.append((index, layer))
                 continue
             hook = partial(self._on_forward, index)
             self._handles.append(layer.module.register_forward_hook(hook, with_kwargs=True))
-        if heard:
-            self._handles += Listener(heard, is_active, self._on_product).handles
+        if observed:
+            self._handles += Listener(observed, is_active, self._on_product).handles
         self._handles += [
             model.register_forward_pre_hook(self._on_model, with_kwargs=True),
             model.register_forward_hook(self._on_output),
@@ -139,10 +139,10 @@ class Capture:
                 a_gram = partial(_identity, a_gram())
             first = task == _NO_BACKWARD  # a recomputed call gets no gradient, or one that cannot be foreseen
             self.statistics[index].pending_calls += first
-            heard = _HeardCall(task, a_gram, counts, forward, part, first and self._is_last())
-            output.register_hook(partial(self._on_gradient, index, heard))
+            observed = _PendingCall(task, a_gram, counts, forward, part, first and self._is_last())
+            output.register_hook(partial(self._on_gradient, index, observed))
 
-    def _on_gradient(self, index: int, call: _HeardCall, gradient: Tensor | None) -> None:
+    def _on_gradient(self, index: int, call: _PendingCall, gradient: Tensor | None) -> None:
         statistics, layer, task = self.statistics[index], self._layers[index], call.task
         if task == _NO_BACKWARD:  # a checkpoint's own backward pass counts as part of the outer one
             task = torch._C._current_graph_task_id()
@@ -200,7 +200,7 @@ class Capture:
         return tensor if keeps else tensor.to(self._dtype)
 
 
-class _HeardCall(NamedTuple):
+class _PendingCall(NamedTuple):
     """One call of a layer whose gradient has not arrived."""
 
     task: int

@@ -1,4 +1,4 @@
-"""Hears `functional.linear` while a module runs that applies its weights without modules of their own."""
+"""Observes `functional.linear` while a module runs that applies its weights without modules of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from kfac_core.layers.projection import ProjectionLayer
 
-Heard = Callable[[Sequence[tuple[int, slice]], Tensor, Tensor], None]
+Observe = Callable[[Sequence[tuple[int, slice]], Tensor, Tensor], None]
 """Takes layers with their columns of the output, the input, and the output."""
 
 
@@ -20,18 +20,18 @@ class Listener:
     """Replaces `functional.linear` during the forward passes of modules that call it.
 
     A mode of `torch.overrides` would be told of attention as a whole, not of the products inside it. Other
-    threads' calls pass through unheard.
+    threads' calls pass through unobserved.
 
     Args:
         layers: positions and layers, of any number of host modules.
         is_active: asked at the start of each forward pass.
-        heard: told of every product of a layer's weight.
+        observed: told of every product of a layer's weight.
     """
 
     def __init__(
-        self, layers: Sequence[tuple[int, ProjectionLayer]], is_active: Callable[[], bool], heard: Heard
+        self, layers: Sequence[tuple[int, ProjectionLayer]], is_active: Callable[[], bool], observed: Observe
     ) -> None:
-        self._is_active, self._heard = is_active, heard
+        self._is_active, self._observe = is_active, observed
         self._of_weight: dict[int, list[tuple[int, ProjectionLayer]]] = {}
         for index, layer in layers:
             self._of_weight.setdefault(id(layer.weight), []).append((index, layer))
@@ -73,7 +73,7 @@ class Listener:
         if threading.get_ident() == self._thread:
             used = self._layers_of(weight)
             if used and output.requires_grad and output.numel():
-                self._heard(used, input, output)
+                self._observe(used, input, output)
         return output
 
     def _layers_of(self, weight: Tensor) -> list[tuple[int, slice]]:

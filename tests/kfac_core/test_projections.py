@@ -198,17 +198,17 @@ def test_fused_experts_are_a_layer_an_expert_and_weight_that_counts_all_tokens()
     tokens = torch.tensor(
         [[1, 5, 2], [7, 4, 3]]
     )  # fewer rows an expert than features: g follows from the gradient
-    heard: dict[int, list[Tensor]] = {}
+    observed: dict[int, list[Tensor]] = {}
     experts = next(m for m in model.modules() if type(m).__name__ == "MixtralExperts")
     kfac = KFAC(model, KFACConfig(**{**NOW, "loss_terms": None}), lr=0.1)
-    experts.register_forward_pre_hook(lambda _, args: heard.update({0: [arg.detach() for arg in args]}))
+    experts.register_forward_pre_hook(lambda _, args: observed.update({0: [arg.detach() for arg in args]}))
     logits = model(input_ids=tokens).logits
     functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
     gradient = experts.gate_up_proj.grad.clone()
     kfac.step()
     got = {name: factor for name, factor in by_name(kfac).items() if "gate_up_proj" in name}
     assert len(got) == 3
-    states, chosen, _ = heard[0]
+    states, chosen, _ = observed[0]
     for name, (a, g) in got.items():
         expert = int(name.rpartition(".")[2])
         seen = states[(chosen == expert).any(1)]
