@@ -367,6 +367,8 @@ class KFAC(Resumable):
         self._pending_warnings += self._progress.of_eval(captured=captured, in_eval=self._capture.in_eval)
         self._factors.decay = decay_at(self.config.factor_decay, self.steps, self._steps_per_epoch)
         try:
+            with self._timer.phase(Phase.FACTOR_COMM):
+                self._capture.join_ties(self._gradients.raw[0], self._communicator.all_reduce)
             self._send_factors()
             self._accumulate_factors()
         finally:

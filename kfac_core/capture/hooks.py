@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from kfac_core.capture.listening import Listener
 from kfac_core.capture.loss_terms import ForwardPass, LossTerms
 from kfac_core.capture.statistics import Call, Statistics
+from kfac_core.capture.ties import joined
 from kfac_core.kernels.grams import Gram, Rows
 from kfac_core.kernels.matmul import tf32_products
 from kfac_core.kernels.packing import Packed, packed
-from kfac_core.layers import KroneckerLayer, ProjectionLayer
+from kfac_core.layers import KroneckerLayer, ProjectionLayer, TiedEmbeddingLayer
 
 _ALL = slice(None)
 _NO_BACKWARD = -1  # torch's graph task id outside of any backward pass
@@ -58,13 +59,22 @@ class Capture:
         is_last: Callable[[], bool],
         on_gradient: Callable[[int, bool], None] | None,
     ) -> None:
-        self._layers = layers
+        self._count = len(layers)
+        self._layers = list(layers)  # and after them the heads of tied embeddings
+        self._head_of: dict[int, int] = {}
+        self._owner: dict[int, int] = {}  # of a head: its embedding
         self._packed_early = packed_early
         self._dtype = dtype
         self._is_active = is_active
         self._timed = timed
         self._loss_scale = loss_scale
         self._is_last, self._callback = is_last, on_gradient
+        for index, layer in enumerate(layers):
+            if isinstance(layer, TiedEmbeddingLayer):
+                layer.head.grams = layer.grams
+                self._head_of[index] = len(self._layers)
+                self._owner[len(self._layers)] = index
+                self._layers.append(layer.head)
         self.loss_terms = LossTerms(layers[0].config, model)
         self.clear()
         observed: list[tuple[int, ProjectionLayer]] = []
@@ -76,6 +86,9 @@ class Capture:
                 continue
             hook = partial(self._on_forward, index)
             self._handles.append(layer.module.register_forward_hook(hook, with_kwargs=True))
+            for head in layer.heads if isinstance(layer, TiedEmbeddingLayer) else ():
+                hook = partial(self._on_forward, self._head_of[index])
+                self._handles.append(head.register_forward_hook(hook, with_kwargs=True))
         if observed:
             self._handles += Listener(observed, is_active, self._on_product).handles
         self._handles += [
@@ -89,6 +102,13 @@ class Capture:
         self.loss_terms.clear()
         self.statistics = [Statistics(layer.config.loss_reduction, self.loss_terms) for layer in self._layers]
         self._scale: float | Tensor | None = None
+
+    def join_ties(self, like: Tensor, all_reduce: Callable[[Tensor], object]) -> None:
+        """Make one contribution of the uses of each tied weight; every rank calls it before it sends."""
+        if self._head_of:
+            ties = [(self.statistics[index], self.statistics[head]) for index, head in self._head_of.items()]
+            for index, both in zip(self._head_of, joined(ties, like, all_reduce), strict=True):
+                self.statistics[index] = both
 
     def remove(self) -> None:
         """Take the hooks off the model."""
@@ -154,8 +174,9 @@ class Capture:
                 grams = call.a_gram(), self._output_gram(index, counts.kept(g))
                 numbers = counts.counted_rows, counts.examples, counts.batch
                 statistics.add(Call(task, call.forward, *grams, *numbers))
-            if self._callback is not None:
-                self._callback(index, call.is_last and statistics.pending_calls <= 0)
+            if self._callback is not None and index < self._count:
+                alone = index not in self._head_of  # a tie is joined, and sent, at the step
+                self._callback(index, alone and call.is_last and statistics.pending_calls <= 0)
 
     def _counts(self, layer: KroneckerLayer, inputs: Tensor, output: Tensor) -> _Counts:
         """Examples and rows of one call, and how many examples of it enter the statistics."""
@@ -167,7 +188,7 @@ class Capture:
     def _input_gram(self, index: int, inputs: Tensor, known: dict[bool, Gram]) -> Gram | Packed:
         """The gram of an input; `known` are those of this input with and without a bias."""
         layer = self._layers[index]
-        with self._timed(index), torch.no_grad(), full_precision(inputs):
+        with self._timed(self._owner.get(index, index)), torch.no_grad(), full_precision(inputs):
             if layer.has_bias not in known or layer.is_diagonal("a"):
                 known[layer.has_bias] = layer.input_gram(self._cast(index, inputs))
             return self._early(index, "a", known[layer.has_bias])
@@ -175,7 +196,7 @@ class Capture:
     def _output_gram(self, index: int, gradient: Tensor) -> Gram | Packed:
         if self._scale is None:
             self._scale = self._loss_scale()
-        with self._timed(index):
+        with self._timed(self._owner.get(index, index)):
             g = self._cast(index, gradient)
             if not isinstance(self._scale, Tensor):
                 return self._gram(index, "g", g if self._scale == 1.0 else g / self._scale)
@@ -192,7 +213,8 @@ class Capture:
         """A gram as it is kept: one that is sent is packed at once."""
         if isinstance(total, Rows):  # fewer elements than a triangle; later multiplied straight into place
             return total
-        return packed(total) if (index, kind) in self._packed_early else total
+        early = (index, kind) in self._packed_early and index not in self._head_of
+        return packed(total) if early else total
 
     def _cast(self, index: int, tensor: Tensor) -> Tensor:
         """In the sums' dtype; on a GPU a layer casts as it copies."""

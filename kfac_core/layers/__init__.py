@@ -17,9 +17,10 @@ from kfac_core.layers.embedding import EmbeddingLayer
 from kfac_core.layers.layer import KroneckerLayer
 from kfac_core.layers.linear import LinearLayer, TransposedLinearLayer
 from kfac_core.layers.projection import ProjectionLayer, attention_layers, expert_layers, is_fused_experts
+from kfac_core.layers.tied import TiedEmbeddingLayer
 from kfac_core.layers.transposed import TransposedConvLayer
 
-__all__ = ["LAYERS", "KroneckerLayer", "ProjectionLayer", "find_layers", "kind_of"]
+__all__ = ["LAYERS", "KroneckerLayer", "ProjectionLayer", "TiedEmbeddingLayer", "find_layers", "kind_of"]
 
 LAYERS: Mapping[type[nn.Module], type[KroneckerLayer]] = MappingProxyType({
     nn.Linear: LinearLayer,
@@ -40,8 +41,8 @@ def find_layers(model: nn.Module, config: KFACConfig) -> list[KroneckerLayer]:
     """The supported layers of `model` that are trained and not skipped, in the model's order.
 
     A layer whose weight is frozen now, or complex, is left out; a frozen bias alone is not preconditioned.
-    Modules that share a parameter are left out too: its gradient is the sum over both modules, which no
-    factor pair describes. A module that is called several times is one layer.
+    An embedding and the Linear modules that share its weight are one layer, in the embedding's place. Other
+    modules that share a parameter are left out. A module that is called several times is one layer.
 
     Raises:
         ConfigError: a pattern of `skip` matches no layer of a supported type.
@@ -65,11 +66,30 @@ def find_layers(model: nn.Module, config: KFACConfig) -> list[KroneckerLayer]:
         if type(module).__name__ in config.skip:
             continue
         for layer in _layers_of(name, module, config):
-            tied = any(owners[id(parameter)] > 1 for parameter in layer.module.parameters(recurse=False))
-            skipped = any(pattern.match(layer.name) for pattern in patterns)
-            if not tied and not skipped and layer.weight.is_floating_point() and layer.weight.requires_grad:
-                found.append(layer)
+            if any(pattern.match(layer.name) for pattern in patterns):
+                continue
+            own: KroneckerLayer | None = layer
+            if any(owners[id(parameter)] > 1 for parameter in layer.module.parameters(recurse=False)):
+                own = _tied(layer, model, config)
+            if own is not None and own.weight.is_floating_point() and own.weight.requires_grad:
+                found.append(own)
     return found
+
+
+def _tied(layer: KroneckerLayer, model: nn.Module, config: KFACConfig) -> KroneckerLayer | None:
+    """An embedding whose weight Linear modules share, none of them skipped; None for any other tie."""
+    if not isinstance(layer, EmbeddingLayer):
+        return None
+    heads = []
+    for name, module in model.named_modules():
+        shares = any(parameter is layer.weight for parameter in module.parameters(recurse=False))
+        if module is layer.module or not shares:
+            continue
+        skipped = type(module).__name__ in config.skip or any(re.match(each, name) for each in config.skip)
+        if type(module) is not nn.Linear or skipped:
+            return None
+        heads.append(module)
+    return TiedEmbeddingLayer(layer.name, layer.module, config, heads)
 
 
 def _layers_of(name: str, module: nn.Module, config: KFACConfig) -> Sequence[KroneckerLayer]:
