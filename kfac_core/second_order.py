@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,12 +18,21 @@ from kfac_core.config import KFACConfig
 from kfac_core.diagnostics import Failure
 from kfac_core.factors import Factors
 from kfac_core.kernels.scratch import scratch
+from kfac_core.overflow import Answer, answer
 from kfac_core.placement import FactorJob, LayerShape, Placement
 from kfac_core.placement.footprint import data_elements
 from kfac_core.solvers import solver_of
 from kfac_core.solvers.solver import LinAlgError
 
 _ALIGNED = 16  # elements: products with a matrix that starts at another offset are slower
+
+
+NOISE = 4.0
+"""Coefficients below this many machine epsilons of the gradient's norm are rounding noise."""
+
+CONDITIONED = 0.01
+"""Noise is removed where epsilon times the largest curvature is over this share of the damping. Otherwise it
+changes a preconditioned gradient by less than about a quarter of this."""
 
 
 class UpdateCounts(NamedTuple):
@@ -46,6 +56,8 @@ class SecondOrder:
         solved: those of them that it solved at least once; a failed solve keeps their data.
         failures: factors that could not be decomposed, oldest first.
     """
+
+    _waits_a_step = False
 
     def __init__(
         self,
@@ -95,6 +107,9 @@ class SecondOrder:
             if not self._means_travel or job.inverse_workers[0] == rank
         }
         self._last_shift: tuple[float, Tensor] | None = None
+        self._conditions: list[float] = []  # by layer, the largest eigenvalue of the Kronecker product
+        self._asked: Answer | None = None
+        self._asked_now = self._said_unresolved = False
         self.failures: list[Failure] = []
 
     def _in_working_order(self, jobs: list[FactorJob], placement: Placement) -> list[FactorJob]:
@@ -134,6 +149,11 @@ class SecondOrder:
         for job in self.own:
             with timed(self._shapes[job.layer].name):
                 self._renew(job, factors.running[job.layer, job.kind], damping, step)
+        if not self._solver.tells_condition and not self._said_unresolved:
+            for job in self.own:
+                self._say_unresolved(
+                    bool(self._unresolved(factors.running[job.layer, job.kind], damping)), job.layer
+                )
         return {
             key: UpdateCounts(int(factors.updates[key]), int(factors.refused[key])) for key in factors.updates
         }
@@ -149,6 +169,7 @@ class SecondOrder:
             self._communicator.gather_parts(shared, self._sizes, self._column)
         if self._shares_replicas:
             self._communicator.broadcast(self._buffer[self._shared :], self._column[0])
+        self._ask_conditions()
 
     def precondition(
         self,
@@ -163,9 +184,11 @@ class SecondOrder:
         `gradients` and `out` are lists over all layers; `timed` as in `solve`.
         """
         shift = self._shift(damping)
+        self._read_conditions()
         for layer in layers:
             with timed(self._shapes[layer].name):
-                self._apply(self._viewed(layer), gradients[layer], shift, out[layer])
+                noise = self._noise([layer], damping)
+                self._apply(self._viewed(layer), gradients[layer], shift, out[layer], noise)
 
     def empty(self, elements: int) -> Tensor:
         """Uninitialised second-order data of so many elements."""
@@ -176,10 +199,30 @@ class SecondOrder:
         for key, data in self.data.items():
             data.copy_(saved[key])
         self.solved = {(job.layer, job.kind) for job in self.own if (job.layer, job.kind) in solved}
+        self.settle()
+
+    def settle(self) -> None:
+        """After data were loaded: what a running process would know by now."""
+        self._ask_conditions()
+        self._asked_now = False
 
     def report(self, layer: int, kind: str, step: int, reason: str) -> None:
         """Add to `failures`."""
         self.failures.append(Failure(self._shapes[layer].name, kind, step, self._communicator.rank, reason))
+
+    def _unresolved(self, factor: Tensor, damping: float) -> Tensor:
+        """Whether the damping of an inverse is below the rounding errors of a factor `[..., n, n]`."""
+        eps = torch.finfo(self._like.dtype).eps
+        return factor.diagonal(dim1=-2, dim2=-1).sum(-1).amax(-1) * eps > damping
+
+    def _say_unresolved(self, is_unresolved: bool, layer: int) -> None:
+        if is_unresolved and not self._said_unresolved:
+            self._said_unresolved = True
+            logging.getLogger("kfac_core.preconditioner").warning(
+                "solver=%s: the damping is below the rounding errors of layer %s's factor, whose "
+                "inverse is of these: raise the damping, scale the activations down, or use solver=eigen",
+                self._config.solver, self._shapes[layer].name,
+            )  # fmt: skip
 
     def _shift(self, damping: float) -> Tensor:
         """The damping on the device, sent when it changes."""
@@ -187,13 +230,49 @@ class SecondOrder:
             self._last_shift = damping, self._like.new_full((), damping, dtype=self._exact)
         return self._last_shift[1]
 
-    def _apply(self, views: Any, gradient: Tensor, shift: Tensor, out: Tensor) -> None:
+    def _ask_conditions(self) -> None:
+        """Start to copy the largest eigenvalues of the layers that this rank preconditions."""
+        if not self._solver.tells_condition or not self.data:
+            return
+        if self._asked is not None:  # of the update before
+            self._take_conditions(self._asked)
+        layers = sorted({layer for layer, _ in self.data})
+        values = [
+            self._solver.eigenvalues(self.data[layer, kind], getattr(self._shapes[layer], kind))
+            for kind in "ag"
+            for layer in layers
+        ]
+        largest = torch.stack(torch._foreach_max(values)).to(self._exact).view(2, -1)
+        self._asked, self._judged = answer(largest.prod(0, keepdim=True)), layers
+        self._asked_now = True
+
+    def _read_conditions(self) -> None:
+        """Take what was asked for; from a GPU in the step after that, when it has arrived."""
+        if self._asked is None or (self._asked_now and self._waits_a_step):
+            self._asked_now = False
+            return
+        self._take_conditions(self._asked)
+        self._asked = None
+
+    def _take_conditions(self, asked: Answer) -> None:
+        (found,) = asked.numbers()
+        self._conditions = [0.0] * len(self._shapes)
+        for layer, largest in zip(self._judged, found, strict=True):
+            self._conditions[layer] = largest
+
+    def _noise(self, layers: Sequence[int], damping: float) -> float:
+        """What counts as rounding noise in these layers' gradients: nothing where it has no weight."""
+        eps = torch.finfo(self._like.dtype).eps
+        largest = max((self._conditions[layer] for layer in layers), default=0.0) if self._conditions else 0.0
+        return NOISE * eps if largest * eps > CONDITIONED * damping else 0.0
+
+    def _apply(self, views: Any, gradient: Tensor, shift: Tensor, out: Tensor, noise: float) -> None:
         """Precondition `gradient` to `out`, in the wider precision of both and the data."""
         if self._exact == self._like.dtype:
-            self._solver.precondition(gradient, views, shift, out)
+            self._solver.precondition(gradient, views, shift, out, noise)
         else:
             wide = torch.empty_like(out, dtype=self._exact)
-            self._solver.precondition(gradient.to(self._exact), views, shift, wide)
+            self._solver.precondition(gradient.to(self._exact), views, shift, wide, noise)
             out.copy_(wide)
 
     def _viewed(self, layer: int) -> Any:

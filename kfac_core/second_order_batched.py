@@ -29,6 +29,8 @@ class BatchedSecondOrder(SecondOrder):
     different ranks have solved them.
     """
 
+    _waits_a_step = True
+
     def _in_working_order(self, jobs: list[FactorJob], placement: Placement) -> list[FactorJob]:
         self._layer_groups = layer_groups(self._shapes, placement)
         return in_group_order(jobs, self._shapes, placement)
@@ -53,10 +55,16 @@ class BatchedSecondOrder(SecondOrder):
                 failed.append(self._solve_together(together, shape, stack, damping))
             keys += together
         counted = list(means.updates)
-        numbers = [*failed, means.counts.flatten()]
+        says = not self._solver.tells_condition and not self._said_unresolved
+        stacks = list(_stacks(means)) if says else []
+        unresolved = [self._unresolved(stack, damping) for _, _, stack in stacks]
+        numbers = [*failed, means.counts.flatten(), *unresolved]
         status = iter(torch.cat([each.to(self._like.dtype) for each in numbers]).cpu().unbind())
         again = {key for key in keys if int(next(status))}
         taken, refused = ([int(next(status)) for _ in counted] for _ in range(2))
+        for together, _, _ in stacks:
+            for layer, _ in together:
+                self._say_unresolved(bool(next(status)), layer)
         self.solved.update(key for key in keys if key not in again)
         for job in self.own if again else ():
             if (job.layer, job.kind) in again:
@@ -74,14 +82,16 @@ class BatchedSecondOrder(SecondOrder):
         """The same for all layers of a run at once."""
         shift = self._shift(damping)
         own = set(layers)
+        self._read_conditions()
         for group in self._layer_groups:
             for run in self._runs(group) if group[0] in own else ():
                 with timed(self._shapes[run[0]].name):
+                    noise = self._noise(run, damping)
                     if len(run) == 1:
-                        self._apply(self._viewed(run[0]), gradients[run[0]], shift, out[run[0]])
+                        self._apply(self._viewed(run[0]), gradients[run[0]], shift, out[run[0]], noise)
                         continue
                     sources, targets = (_whole([each[layer] for layer in run]) for each in (gradients, out))
-                    self._apply(self._viewed_together(run), sources, shift, targets)
+                    self._apply(self._viewed_together(run), sources, shift, targets, noise)
 
     def _solve_together(
         self, keys: Sequence[Key], shape: FactorShape, stack: Tensor, damping: float

@@ -191,6 +191,7 @@ def restore_shard(kfac: Snapshot, shard: Mapping[str, Any]) -> Counters:
         second_order.data[names[name]].copy_(data)
     second_order.solved = {names[name] for name in shard["solved"]}
     second_order.exchange()
+    second_order.settle()
     return Counters(int(shard["steps"]), int(shard["skipped_steps"]), bool(shard["must_solve"]))
 
 

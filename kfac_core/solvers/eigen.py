@@ -45,6 +45,7 @@ class EigenSolver:
     """A = Qa diag(da) QaT, G = Qg diag(dg) QgT; preconditions by 1 / (dg daT + damping), exact Tikhonov."""
 
     needs_traces = False
+    tells_condition = True
 
     def factor_damping(self, damping: float, own_mean: Tensor, other_mean: Tensor) -> float:
         """Zero: the product is damped when the gradient is preconditioned."""
@@ -97,28 +98,50 @@ class EigenSolver:
             q_a, d_a, q_g, d_g = q_a[0], d_a[0], q_g[0], d_g[0]
         return Eigenbases(q_a, q_a.mT, d_a, q_g, q_g.mT, d_g, tokens=False)
 
-    def precondition(self, gradient: Tensor, views: Eigenbases, damping: Tensor, out: Tensor) -> None:
+    def eigenvalues(self, data: Tensor, shape: FactorShape) -> Tensor:
+        """Those in second-order data, of all blocks."""
+        return _columns(data, shape)[1].flatten()
+
+    def precondition(
+        self, gradient: Tensor, views: Eigenbases, damping: Tensor, out: Tensor, noise: float = 0.0
+    ) -> None:
         """Qg ((QgT W Qa) / (dg daT + damping)) QaT."""
         if views.tokens:  # the eigenvectors of a diagonal A are the tokens
             projected = multiply(gradient.squeeze(-1), views.q_g)
-            projected /= torch.addcmul(damping, views.d_a, views.d_g)
+            projected = _divided(projected, views.d_a, views.d_g, damping, noise)
             multiply(projected, views.q_gt, out.squeeze(-1))
             return
         if views.diagonal:
-            _precondition_diagonal(gradient, views, damping, out)
+            _precondition_diagonal(gradient, views, damping, out, noise)
             return
         projected = multiply(multiply(views.q_gt, gradient), views.q_a)
-        projected.div_(torch.addcmul(damping, views.d_g, views.d_a))
+        projected = _divided(projected, views.d_g, views.d_a, damping, noise)
         multiply(multiply(views.q_g, projected), views.q_at, out)
 
 
-def _precondition_diagonal(gradient: Tensor, views: Eigenbases, damping: Tensor, out: Tensor) -> None:
+def _precondition_diagonal(
+    gradient: Tensor, views: Eigenbases, damping: Tensor, out: Tensor, noise: float
+) -> None:
     """The same where the eigenvectors of A, of G or of both are the unit vectors."""
     projected = gradient if "g" in views.diagonal else multiply(views.q_gt, gradient)
     projected = projected if "a" in views.diagonal else multiply(projected, views.q_a)
-    projected = projected / torch.addcmul(damping, views.d_g, views.d_a)
+    if "a" in views.diagonal and "g" in views.diagonal:
+        projected = projected.clone()  # the gradient itself
+    projected = _divided(projected, views.d_g, views.d_a, damping, noise)
     projected = projected if "g" in views.diagonal else multiply(views.q_g, projected)
     out.copy_(projected if "a" in views.diagonal else multiply(projected, views.q_at))
+
+
+def _divided(projected: Tensor, first: Tensor, second: Tensor, damping: Tensor, noise: float) -> Tensor:
+    """A gradient in the eigenbases over the damped eigenvalues of the product.
+
+    Where the factors have no rank the gradient has none either. What rounding leaves of it there would be
+    divided by the damping alone, and so coefficients below `noise` times the norm count as zero.
+    """
+    if noise:
+        size = torch.linalg.matrix_norm(projected, keepdim=True)
+        projected = projected.masked_fill(projected.abs() < noise * size, 0.0)
+    return projected.div_(torch.addcmul(damping, first, second))
 
 
 def decomposed(factor: Tensor, out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:

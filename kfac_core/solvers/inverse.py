@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kfac_core.kernels.matmul import multiply
-from kfac_core.placement import LayerShape
+from kfac_core.placement import FactorShape, LayerShape
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,11 @@ class InverseSolver:
     """(G + damping I)^-1 W (A + damping I)^-1, the baseline in SC20."""
 
     needs_traces = False
+    tells_condition = False
+
+    def eigenvalues(self, data: Tensor, shape: FactorShape) -> Tensor:
+        """Not known."""
+        raise NotImplementedError
 
     def factor_damping(self, damping: float, own_mean: Tensor, other_mean: Tensor) -> Tensor | float:
         """The damping itself on both factors; the product then carries cross terms."""
@@ -78,7 +83,9 @@ class InverseSolver:
             return Inverses(a_inverse, g_inverse, tokens=False)
         return Inverses(a_inverse[0], g_inverse[0], tokens=False)
 
-    def precondition(self, gradient: Tensor, views: Inverses, damping: Tensor, out: Tensor) -> None:
+    def precondition(
+        self, gradient: Tensor, views: Inverses, damping: Tensor, out: Tensor, noise: float = 0.0
+    ) -> None:
         """Multiply by the inverse of G from the left and of A from the right."""
         if views.tokens:
             multiply(gradient.squeeze(-1), views.g.mT, out.squeeze(-1)).mul_(views.a)

@@ -56,9 +56,14 @@ class LowRankEigenSolver:
     """At most `rank` eigenpairs of each factor; smaller factors are decomposed whole."""
 
     needs_traces = False
+    tells_condition = False
 
     def __init__(self, rank: int) -> None:
         self._rank, self._whole = rank, EigenSolver()
+
+    def eigenvalues(self, data: Tensor, shape: FactorShape) -> Tensor:
+        """Not known."""
+        raise NotImplementedError
 
     def factor_damping(self, damping: float, own_mean: Tensor, other_mean: Tensor) -> float:
         """Zero, as with all eigenpairs."""
@@ -108,7 +113,12 @@ class LowRankEigenSolver:
         return TruncatedEigenbases(_squeezed(a), _squeezed(g), shape.has_tokens, shape.diagonal)
 
     def precondition(
-        self, gradient: Tensor, views: Eigenbases | TruncatedEigenbases, damping: Tensor, out: Tensor
+        self,
+        gradient: Tensor,
+        views: Eigenbases | TruncatedEigenbases,
+        damping: Tensor,
+        out: Tensor,
+        noise: float = 0.0,
     ) -> None:
         """The exact inverse of `G x A + damping` for truncated factors, at the kept eigenpairs' cost."""
         if isinstance(views, Eigenbases):

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kfac_core.placement import LayerShape
+from kfac_core.placement import FactorShape, LayerShape
 
 LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]  # missing in torch's stubs
 
@@ -18,6 +18,13 @@ class Solver(Protocol):
 
     needs_traces: bool
     """Whether `factor_damping` reads the factors' mean diagonals, which are then communicated too."""
+
+    tells_condition: bool
+    """Whether `eigenvalues` gives those in second-order data."""
+
+    def eigenvalues(self, data: Tensor, shape: FactorShape) -> Tensor:
+        """All eigenvalues in a factor's data, flat."""
+        ...
 
     def factor_damping(self, damping: float, own_mean: Tensor, other_mean: Tensor) -> Tensor | float:
         """Damping to add to a factor of mean diagonal `own_mean` whose partner has `other_mean`."""
@@ -61,9 +68,12 @@ class Solver(Protocol):
         """
         ...
 
-    def precondition(self, gradient: Tensor, views: Any, damping: Tensor, out: Tensor) -> None:
+    def precondition(
+        self, gradient: Tensor, views: Any, damping: Tensor, out: Tensor, noise: float = 0.0
+    ) -> None:
         """Precondition `gradient` of `LayerShape.gradient_shape` to `out`; all of one dtype and device.
 
-        `damping` is a tensor of no dimensions.
+        `damping` is a tensor of no dimensions. Coefficients below `noise` times the gradient's norm may count
+        as zero, by a solver that has `tells_condition`.
         """
         ...
