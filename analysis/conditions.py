@@ -23,6 +23,9 @@ EQUAL = 1.1
 LOADED = 0.1
 """Largest share of a run's CPUs that others may have without a remark (our choice)."""
 
+SLOWED = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
+"""Reasons for a GPU's reduced clock that are a disturbance; a cap of its power is how it is run."""
+
 POINT = ["arm", "world_size"]
 
 
@@ -45,7 +48,8 @@ def equal_work(study: Study) -> pd.DataFrame:
 
     Both are those of the run's slowest rank. Beside them `run`, `arm`, `setting`, `world_size`, `seed`,
     `block`, `oversubscribed`, `started_at`; `pace`: `work_seconds` over the median of the run's point; and
-    `load`: the share of the run's CPUs that others had, on the rank with most, NaN if it was not measured.
+    `load`: the share of the run's CPUs that others had, on the rank with most, NaN if it was not measured;
+    `gpus_disturbed`: whether a window of a GPU had foreign processes or a reduced clock, see `SLOWED`.
     """
     columns = ["run", *POINT, "setting", "seed", "block", "oversubscribed", "started_at"]
     runs = study.cells[completed(study.cells)][columns]
@@ -59,7 +63,8 @@ def equal_work(study: Study) -> pd.DataFrame:
     runs = runs.dropna(subset=["work_seconds", "step_seconds", "started_at"])
     runs = runs[(runs["work_seconds"] > 0) & (runs["step_seconds"] > 0)].reset_index(drop=True)
     runs["pace"] = runs["work_seconds"] / runs.groupby(POINT)["work_seconds"].transform("median")
-    return runs.assign(load=runs["run"].map(loads(study)).astype("float64"))
+    gpus = runs["run"].isin(set(study.devices[_on_gpus(study.devices)]["run"]))
+    return runs.assign(load=runs["run"].map(loads(study)).astype("float64"), gpus_disturbed=gpus)
 
 
 def loads(study: Study) -> pd.Series:
@@ -106,16 +111,31 @@ def disturbed(runs: pd.DataFrame) -> pd.Series:
     """Mask: the runs whose equal work took more than `EQUAL` times as long as usual, or whose load was high.
 
     Usual is the median of the arm and world size, of at least three runs, for with two it does not say which
-    was disturbed. A high load is above `LOADED`, where it was measured.
+    was disturbed. A high load is above `LOADED`, where it was measured. A disturbed GPU counts, too.
     """
     enough = runs.groupby(POINT)["run"].transform("size") >= 3
-    mask: pd.Series = ((enough & (runs["pace"] > EQUAL)) | (runs["load"] > LOADED)) & ~runs["oversubscribed"]
+    others = (runs["load"] > LOADED) | runs["gpus_disturbed"]
+    mask: pd.Series = ((enough & (runs["pace"] > EQUAL)) | others) & ~runs["oversubscribed"]
     return mask
 
 
 def disturbed_blocks(runs: pd.DataFrame) -> list[str]:
     """The blocks of disturbed runs."""
     return sorted(set(runs[disturbed(runs)]["block"]) - {""})
+
+
+def cells_to_repeat(study: Study) -> set[str]:
+    """Ids of the cells of disturbed blocks, and of disturbed runs that are in no block."""
+    runs = equal_work(study)
+    cells = study.cells
+    alone = cells["run"].isin(runs[disturbed(runs)]["run"])
+    return set(cells[alone | cells["block"].isin(disturbed_blocks(runs))]["cell"])
+
+
+def _on_gpus(devices: pd.DataFrame) -> pd.Series:
+    """Mask: windows in which something disturbed the GPU."""
+    slowed = devices["throttle_reasons"].map(lambda reasons: bool(set(reasons.split()) & set(SLOWED)))
+    return slowed.astype("bool") | (devices["foreign_processes"] != "")
 
 
 def without_disturbed(study: Study, runs: pd.DataFrame) -> Study:

@@ -80,10 +80,13 @@ def _disturbed(study: Study, runs: pd.DataFrame) -> list[str]:
         return [f"Disturbed blocks: none{measured}."]
     blocks = disturbed_blocks(runs)
     loaded = int((bad["load"] > LOADED).sum())
+    on_gpus = int((bad["gpus_disturbed"] & ~(bad["load"] > LOADED)).sum())
+    shared = f", {on_gpus} shared a GPU or had its clock reduced" if on_gpus else ""
     start = (
         f"Disturbed: {len(bad)} of {len(runs)} runs{measured}, in {len(blocks)} of "
         f"{len(set(runs['block']) - {''})} blocks: {loaded} lost more than {LOADED:.0%} of their CPUs to "
-        f"others, {len(bad) - loaded} took more than {EQUAL - 1:.0%} longer than usual for equal work."
+        f"others{shared}, {len(bad) - loaded - on_gpus} took more than {EQUAL - 1:.0%} longer than usual for "
+        "equal work. `kronscale retry --disturbed` repeats these blocks."
     )
     return [f"{start} {_without(study, runs)}"]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.conditions import cells_to_repeat
 from analysis.metrics import in_order, time_to_accuracy
 from analysis.records.study import Study
 from analysis.steps import CLOSURE_LIMIT, run_closure, waits_measured
@@ -71,6 +72,11 @@ def runs_table(study: Study, commands: Mapping[str, str]) -> list[dict[str, Any]
     scored = time_to_accuracy(study)[["run", "reached", "seconds", "epochs"]]
     runs = in_order(study, study.cells.merge(scored, on="run", how="left"))
     runs["cause"] = runs["cause"].where(runs["valid"], "left out: " + runs["why"])
+    repeated = cells_to_repeat(study)
+    runs["cause"] = [
+        "; ".join(filter(None, (cause, "in a disturbed block" if cell in repeated else "")))
+        for cause, cell in zip(runs["cause"], runs["cell"], strict=True)
+    ]
     runs["rerun"] = [
         f'{commands.get(sweep, f"kronscale run {sweep}")} --where "id={cell}"'
         for sweep, cell in zip(runs["sweep"], runs["cell"], strict=True)

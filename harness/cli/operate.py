@@ -176,10 +176,23 @@ def retry(
             "--change-site", help="Continue runs at another site or kind of node; reports mark them."
         ),
     ] = False,
+    disturbed: Annotated[
+        bool,
+        typer.Option(
+            "--disturbed",
+            help="Repeat whole blocks in which the report finds a disturbed run, completed cells too, "
+            "from the beginning.",
+        ),
+    ] = False,
     dry_run: DryRun = False, yes: Yes = False, oversubscribe: Oversubscribe = None,
 ) -> None:  # fmt: skip
     """Start cells again that ended without completing, in the background, from their newest checkpoint."""
-    from harness.cli.submissions import print_retry_preview, site_for, start_again  # noqa: PLC0415
+    from harness.cli.submissions import (  # noqa: PLC0415
+        disturbed_cells,
+        print_retry_preview,
+        site_for,
+        start_again,
+    )
 
     cells = _cells(sweep, file, set_, where, runs)
     if not cells:  # of a file or a filter there is one; here each is of another version
@@ -188,10 +201,14 @@ def retry(
             f"that wrote them, or submit the sweep's file to run its cells anew"
         )
     profile = site_for(cells, site, runs, oversubscribe)
-    if dry_run:
-        print_retry_preview(cells, profile, runs, budget, fresh=fresh, change_site=change_site)
+    if disturbed and not (cells := disturbed_cells(cells, runs)):
+        typer.echo("nothing to repeat: the report finds no disturbed block")
         return
-    start_again(cells, profile, runs, budget, fresh=fresh, change_site=change_site, yes=yes)
+    how = {"fresh": fresh, "change_site": change_site, "repeat": disturbed}
+    if dry_run:
+        print_retry_preview(cells, profile, runs, budget, **how)
+        return
+    start_again(cells, profile, runs, budget, yes=yes, **how)
 
 
 def _cells(

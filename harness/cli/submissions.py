@@ -55,12 +55,13 @@ def start_again(
     *,
     fresh: bool,
     change_site: bool,
+    repeat: bool,
     yes: bool,
 ) -> None:
-    """Give cells that ended without completing another attempt, after asking where that could cost much."""
+    """Give cells another attempt, after asking where that could cost much; completed ones with `repeat`."""
     done = with_consent(
         lambda budget, ask: retry(
-            cells, site, runs, budget=budget, fresh=fresh, change_site=change_site, ask=ask
+            cells, site, runs, budget=budget, fresh=fresh, change_site=change_site, repeat=repeat, ask=ask
         ),
         budget,
         yes=yes,
@@ -88,16 +89,32 @@ def print_preview(cells: Sequence[Cell], site: Site, runs: Path, budget: float |
 
 
 def print_retry_preview(
-    cells: Sequence[Cell], site: Site, runs: Path, budget: float | None, *, fresh: bool, change_site: bool
+    cells: Sequence[Cell],
+    site: Site,
+    runs: Path,
+    budget: float | None,
+    *,
+    fresh: bool,
+    change_site: bool,
+    repeat: bool,
 ) -> None:
     """Print what `retry` would submit, and from which attempt each cell would continue."""
-    terms = Terms(resume=not fresh, change_site=change_site)
-    would_be = preview(cells, site, runs, again=True, terms=terms)
+    terms = Terms(resume=not (fresh or repeat), change_site=change_site)
+    would_be = preview(cells, site, runs, again=True, repeat=repeat, terms=terms)
     for cell in would_be.new:
         attempt = would_be.continued.get(cell.id)
         how = "from the beginning" if attempt is None else f"continues attempt {attempt.number}"
         typer.echo(f"{cell.id}: {how}", err=True)
     _print_text(would_be, "submitted again", site, budget)
+
+
+def disturbed_cells(cells: Sequence[Cell], runs: Path) -> list[Cell]:
+    """Those of the cells that are in a block in which the report finds a disturbed run."""
+    from analysis.conditions import cells_to_repeat  # noqa: PLC0415  pandas is slow to load
+    from analysis.records.tables import load  # noqa: PLC0415
+
+    found = cells_to_repeat(load(sweep_folder(cells[0].sweep, runs).path))
+    return [cell for cell in cells if cell.id in found]
 
 
 def count(cells: Sequence[Any]) -> str:

@@ -58,6 +58,9 @@ class Launch(Spec):
         submitted_at: Unix time, seconds; attempts are started in this order.
         job_id: the job's id in submitit, once known.
         continues: number of the attempt from whose checkpoints this one resumes; None starts from scratch.
+        order_seed: seed of the random order in which the cells of a block were submitted together; None in
+            older files.
+        order: its place in that submission, from 0.
         id: random name of the attempt, which no attempt in another run folder has; None in older files.
         continues_id: `id` of the attempt that `continues` names.
         manifest: under Slurm, the submission manifest that lists the attempt; `claim` in the file.
@@ -76,6 +79,8 @@ class Launch(Spec):
     submitted_at: float
     job_id: str | None = None
     continues: int | None = None
+    order_seed: int | None = None
+    order: int | None = None
     id: str | None = None
     continues_id: str | None = None
     manifest: str | None = Field(default=None, alias="claim")

@@ -50,6 +50,11 @@ class Site(Spec):
     """With `oversubscribe`, how many times the site's CPUs a cell may need; a wider one is refused, because
     it is meant for a cluster. Example: `8`."""
 
+    one_at_a_time: bool = False
+    """Whether cells run one after another, block after block, for timing: on this host a cell holds all CPUs
+    and GPUs of the site, and uses those of its ranks; on Slurm one job of an array runs at a time.
+    Example: `true`."""
+
     backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
     """Communication backend; `auto` is nccl for ranks with a GPU and gloo for others. With `mpi` the local
     launcher starts the ranks under `mpiexec`, of MPICH or a relative. Example: `mpi`."""
@@ -138,6 +143,15 @@ class Site(Spec):
         for name, word in [*named, ("python", "python" if self.python is None else self.python)]:
             if not word or "\0" in word or "\n" in word:
                 raise ValueError(f"{name} has the word {word!r}, which is empty or has a line break or NUL")
+        return self
+
+    @model_validator(mode="after")
+    def _one_at_a_time_is_one(self) -> Self:
+        if self.one_at_a_time and self.slurm is not None and self.slurm.cells_per_job > 1:
+            raise ValueError(
+                f"one_at_a_time=true contradicts slurm.cells_per_job={self.slurm.cells_per_job}, cells side "
+                "by side; use pair_arms: true to run the cells of a block in one job, one after another"
+            )
         return self
 
     @model_validator(mode="after")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import secrets
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -61,7 +64,12 @@ def start_cells(cells: Sequence[Cell], site: Site, folder: SweepFolder, terms: T
     if not terms.change_site:
         refuse_change(continued, site)
     made: list[Attempt | CellFolder] = []
-    launches = (_new(cell, site, folder, terms, continued.get(cell.id), made) for cell in in_blocks(cells))
+    order_seed = secrets.randbits(32)
+    launches = (
+        (attempt, launch.model_copy(update={"order_seed": order_seed, "order": order}))
+        for order, cell in enumerate(in_blocks(cells, order_seed))
+        for attempt, launch in [_new(cell, site, folder, terms, continued.get(cell.id), made)]
+    )
     try:
         launcher.launch(folder, launches)
     except OSError as error:
@@ -73,13 +81,22 @@ def start_cells(cells: Sequence[Cell], site: Site, folder: SweepFolder, terms: T
     return cost
 
 
-def in_blocks(cells: Sequence[Cell]) -> list[Cell]:
-    """Cells in the order of their start: by seed, and within a seed shuffled by content hash.
+def in_blocks(cells: Sequence[Cell], order_seed: int = 0) -> list[Cell]:
+    """Cells in the order of their start: block after block, each block in a random order.
 
-    These are randomised blocks: a machine that slows down during the study then slows all arms, not only the
-    last one in the file. The shuffle is deterministic.
+    A block has the cells of one seed, every arm once. A machine that slows down during the study then slows
+    all arms, not only the last one in the file, and no arm is always the first.
+
+    Args:
+        cells: in any order.
+        order_seed: of the random orders; a submission draws one, and every `launch.json` of it has it.
     """
-    return sorted(cells, key=lambda cell: (cell.seed, cell.content_hash))
+    blocks: dict[int, list[Cell]] = defaultdict(list)
+    for cell in sorted(cells, key=lambda cell: (cell.seed, cell.content_hash)):
+        blocks[cell.seed].append(cell)
+    for seed, block in blocks.items():
+        random.Random(f"{order_seed}/{seed}").shuffle(block)  # noqa: S311  no secret
+    return [cell for block in blocks.values() for cell in block]
 
 
 def continued_attempts(cells: Sequence[Cell], folder: SweepFolder, site: Site) -> dict[str, Attempt]:

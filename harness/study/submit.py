@@ -14,6 +14,7 @@ from harness.launchers.cost_estimate import CostEstimate
 from harness.launchers.launch import WORKER_COMMAND
 from harness.launchers.outcome import outcome_without_ranks
 from harness.launchers.site_profile import Site
+from harness.runs.attempt_outcome import State
 from harness.runs.locks import exclusive
 from harness.runs.ownership import refuse_foreign
 from harness.runs.store import DEFAULT_ROOT, Attempt, SweepFolder, sweep_folder
@@ -117,16 +118,19 @@ def preview(
     root: Path = DEFAULT_ROOT,
     *,
     again: bool = False,
+    repeat: bool = False,
     terms: Terms = _AS_SUBMIT,
 ) -> Preview:
     """What `submit` would do now, or with `again` what `retry` would; changes nothing.
+
+    The random order within a block is drawn when they are submitted.
 
     Raises:
         SiteError: the site can never run one of the new cells, or a run would change its site.
     """
     folder = sweep_folder(cells[0].sweep, root)
     statuses = read_statuses(folder, _each_once(cells))
-    new = _to_start(statuses, again=again)
+    new = _to_start(statuses, again=again, repeat=repeat)
     launcher = LAUNCHERS[site.launcher]
     for cell in new:
         launcher.check(cell, site)
@@ -158,11 +162,13 @@ def retry(
     fresh: bool = False,
     change_site: bool = False,
     ask: bool = False,
+    repeat: bool = False,
 ) -> Submission:
-    """Start a new attempt of every cell that ended without completing.
+    """Start a new attempt of every cell that ended without completing, and with `repeat` of completed ones.
 
     The new attempt resumes from the newest checkpoint of the earlier ones, unless `fresh`, and with
-    `change_site` also at another site, launcher or kind of node.
+    `change_site` also at another site, launcher or kind of node. The newest completed attempt of a cell is
+    the one that counts.
 
     Returns:
         `new` are the cells that got a new attempt; none is `failed_before`.
@@ -175,8 +181,8 @@ def retry(
     with exclusive(folder.path / "submit.lock"):
         _finish_interrupted(folder, site)
         statuses = read_statuses(folder, _each_once(cells))
-        retried = [status.cell for status in statuses if status.state in RETRYABLE]
-        terms = Terms(command, budget, ask, resume=not fresh, change_site=change_site)
+        retried = _to_start(statuses, again=True, repeat=repeat)
+        terms = Terms(command, budget, ask, resume=not (fresh or repeat), change_site=change_site)
         cost = start_cells(retried, site, folder, terms)
     return Submission(
         new=tuple(retried),
@@ -264,8 +270,10 @@ def _cancel(attempts: Sequence[Attempt], *, checkpoint: bool) -> None:
             attempt.write_outcome(outcome_without_ranks("CANCELLED", "cancelled before it started"))
 
 
-def _to_start(statuses: Iterable[CellStatus], *, again: bool) -> list[Cell]:
-    states = RETRYABLE if again else ("STAGED",)
+def _to_start(statuses: Iterable[CellStatus], *, again: bool, repeat: bool = False) -> list[Cell]:
+    states: tuple[State, ...] = RETRYABLE if again else ("STAGED",)
+    if repeat:
+        states = (*states, "COMPLETED")
     return in_blocks(_cells(statuses, lambda status: status.state in states))
 
 

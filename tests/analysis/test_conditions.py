@@ -7,14 +7,16 @@ from dataclasses import replace
 from random import Random
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
 from analysis.comparisons import comparisons
-from analysis.conditions import disturbed_blocks, drift, equal_work, gaps
+from analysis.conditions import cells_to_repeat, disturbed_blocks, drift, equal_work, gaps
 from analysis.metrics import time_to_accuracy
 from analysis.report.conditions import conditions
 from analysis.report.findings import findings
+from analysis.report.tables import runs_table
 from analysis.statistics.trend import trend
 from tests.analysis.hand_made import Run, hand_made
 
@@ -165,3 +167,27 @@ def test_runs_that_ended_by_their_own_doing_leave_a_selection_and_no_verdict(sta
     (one,) = comparisons(study, time_to_accuracy(study)).values()
     assert one.verdict == verdict
     assert ("1 of 6 runs of comm_opt ended TIMEOUT, OOM or FAILED" in one.refused) == (state == "TIMEOUT")
+
+
+def test_whole_blocks_of_disturbed_runs_are_repeated_and_marked_in_the_table(tmp_path):
+    study = block_study(tmp_path, foreign=lambda seed: 0.5 if seed == 2 else 0.01)
+    cells = study.cells
+    assert cells_to_repeat(study) == set(cells[cells["seed"] == 2]["cell"])
+    rows = runs_table(study, {})
+    assert {row["seed"] for row in rows if "in a disturbed block" in row["cause"]} == {2}
+    assert "`kronscale retry --disturbed` repeats these blocks." in " ".join(conditions(study))
+
+
+def test_a_shared_gpu_and_a_hot_one_are_disturbed_and_a_power_cap_is_not(tmp_path):
+    study = block_study(tmp_path)
+    assert cells_to_repeat(study) == set()
+    runs = study.cells.set_index("seed")["run"].groupby(level=0).first()
+    columns = {"rank": 0, "segment": 0, "first_step": 0, "steps": 1, "reason": ""}
+    windows = [
+        {"run": runs[1], "foreign_processes": "77", "throttle_reasons": ""},
+        {"run": runs[3], "foreign_processes": "", "throttle_reasons": "sw_power_cap gpu_idle"},
+        {"run": runs[4], "foreign_processes": "", "throttle_reasons": "sw_thermal_slowdown"},
+    ]
+    busy = replace(study, devices=pd.DataFrame([{**columns, **window} for window in windows]))
+    assert {one.split("-s")[1][0] for one in cells_to_repeat(busy)} == {"1", "4"}
+    assert "2 shared a GPU or had its clock reduced" in " ".join(conditions(busy))

@@ -87,8 +87,12 @@ def lease_folder() -> Path:
 
 def pools_of(launch: Launch, world_size: int) -> list[Pool]:
     """What an attempt leases before its ranks start."""
-    cpus = len(launch.cpus) if launch.oversubscribed else world_size * launch.cpus_per_rank
-    return [("cpu", launch.cpus, cpus), ("gpu", launch.gpus, world_size * launch.site.gpus_per_rank)]
+    cpus, gpus = world_size * launch.cpus_per_rank, world_size * launch.site.gpus_per_rank
+    if launch.oversubscribed or launch.site.one_at_a_time:
+        cpus = len(launch.cpus)
+    if launch.site.one_at_a_time:
+        gpus = len(launch.gpus)
+    return [("cpu", launch.cpus, cpus), ("gpu", launch.gpus, gpus)]
 
 
 def holders() -> dict[str, str]:

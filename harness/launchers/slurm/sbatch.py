@@ -165,7 +165,7 @@ def _parameters(manifest: SubmissionManifest) -> dict[str, Any]:
         "exclusive": profile.exclusive or None,
         "time": layout.minutes(site),
         "map_count": len(manifest.jobs),
-        "array_parallelism": profile.at_once,
+        "array_parallelism": 1 if site.one_at_a_time else profile.at_once,
         "signal_delay_s": profile.signal_seconds or 0,
         "stderr_to_stdout": True,
         "use_srun": False,

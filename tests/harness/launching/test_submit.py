@@ -5,19 +5,20 @@ import multiprocessing
 import os
 import shutil
 import signal
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from harness.errors import SiteError
 from harness.launchers import LAUNCHERS
-from harness.launchers.launch import Launch
+from harness.launchers.launch import Launch, RanksStarted
 from harness.launchers.process_identity import ProcessIdentity
 from harness.runs.locks import exclusive
 from harness.runs.store import sweep_folder
 from harness.runs.stored_files import read_as
 from harness.study.status import is_stalled, read_statuses
-from harness.study.submit import cancel, in_blocks, retry, submit
+from harness.study.submit import cancel, in_blocks, preview, retry, submit
 
 pytestmark = pytest.mark.ranks
 
@@ -168,6 +169,38 @@ def test_a_job_that_ends_before_its_ranks_start_is_a_failure_and_not_waited_for(
     assert "must be a folder with mode 1777" in log.read_text()
 
 
+def test_one_at_a_time_no_cell_runs_beside_another_and_each_has_its_place_in_the_order(
+    make_cell, site, tmp_path, command, folder, finish, cpus
+):
+    cells = [make_cell(seed=seed, steps=5) for seed in range(3)]
+    submit(cells, site.model_copy(update={"one_at_a_time": True}), tmp_path, command)
+    assert finish(cells) == dict.fromkeys(range(3), "COMPLETED")
+    attempts = [one.attempt for one in read_statuses(folder, cells)]
+    used = [json.loads((attempt.path / "used-0.json").read_text()) for attempt in attempts]
+    assert all(before["to"] <= after["from"] for before, after in pairwise(used))
+    assert all(len(one["cpus"]) == 1 for one in used)  # the rank has its own, not all that are held
+    launches = [Launch.read(attempt) for attempt in attempts]
+    assert [one.order for one in launches] == [0, 1, 2]
+    assert len({one.order_seed for one in launches}) == 1
+    assert launches[0].order_seed is not None
+    started = [RanksStarted.read(attempt) for attempt in attempts]
+    assert all(len(one.cpus) == cpus for one in started)
+
+
+def test_repeating_runs_completed_cells_again_from_the_beginning(
+    make_cell, site, tmp_path, command, folder, finish
+):
+    cells = [make_cell(seed=seed, steps=2) for seed in range(2)]
+    submit(cells, site, tmp_path, command)
+    finish(cells)
+    assert retry(cells, site, tmp_path, command).new == ()
+    assert preview(cells, site, tmp_path, again=True, repeat=True).new == tuple(cells)
+    assert retry(cells, site, tmp_path, command, repeat=True).new == tuple(cells)
+    assert finish(cells) == dict.fromkeys(range(2), "COMPLETED")
+    assert [one.attempt.number for one in read_statuses(folder, cells)] == [2, 2]
+    assert all(Launch.read(one.attempt).continues is None for one in read_statuses(folder, cells))
+
+
 def test_launch_json_says_how_the_attempt_was_launched(make_cell, site, tmp_path, command, folder, finish):
     cell = make_cell()
     submit([cell], site, tmp_path, command)
@@ -185,3 +218,5 @@ def test_cells_start_in_blocks_of_one_seed_with_the_arms_mixed(make_cell):
     assert sorted(cell.id for cell in ordered) == sorted(cell.id for cell in cells)
     assert len({tuple(cell.world_size for cell in ordered[i : i + 3]) for i in range(0, 12, 3)}) > 1
     assert in_blocks(cells[::-1]) == ordered
+    first = {tuple(cell.id for cell in in_blocks(cells, order_seed)) for order_seed in range(20)}
+    assert len(first) > 10  # a submission draws the order anew
