@@ -187,12 +187,7 @@ def retry(
     dry_run: DryRun = False, yes: Yes = False, oversubscribe: Oversubscribe = None,
 ) -> None:  # fmt: skip
     """Start cells again that ended without completing, in the background, from their newest checkpoint."""
-    from harness.cli.submissions import (  # noqa: PLC0415
-        disturbed_cells,
-        print_retry_preview,
-        site_for,
-        start_again,
-    )
+    from harness.cli.submissions import print_retry_preview, site_for, start_again  # noqa: PLC0415
 
     cells = _cells(sweep, file, set_, where, runs)
     if not cells:  # of a file or a filter there is one; here each is of another version
@@ -201,9 +196,12 @@ def retry(
             f"that wrote them, or submit the sweep's file to run its cells anew"
         )
     profile = site_for(cells, site, runs, oversubscribe)
-    if disturbed and not (cells := disturbed_cells(cells, runs)):
-        typer.echo("nothing to repeat: the report finds no disturbed block")
-        return
+    if disturbed:
+        from harness.cli.disturbed import disturbed_cells  # noqa: PLC0415  pandas is slow to load
+
+        if not (cells := disturbed_cells(cells, runs)):
+            typer.echo("nothing to repeat: the report finds no disturbed block")
+            return
     how = {"fresh": fresh, "change_site": change_site, "repeat": disturbed}
     if dry_run:
         print_retry_preview(cells, profile, runs, budget, **how)

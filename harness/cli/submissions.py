@@ -108,15 +108,6 @@ def print_retry_preview(
     _print_text(would_be, "submitted again", site, budget)
 
 
-def disturbed_cells(cells: Sequence[Cell], runs: Path) -> list[Cell]:
-    """Those of the cells that are in a block in which the report finds a disturbed run."""
-    from analysis.conditions import cells_to_repeat  # noqa: PLC0415  pandas is slow to load
-    from analysis.records.tables import load  # noqa: PLC0415
-
-    found = cells_to_repeat(load(sweep_folder(cells[0].sweep, runs).path))
-    return [cell for cell in cells if cell.id in found]
-
-
 def count(cells: Sequence[Any]) -> str:
     """Such as `1 cell` or `3 cells`."""
     return f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}"
