@@ -29,7 +29,22 @@ def conditions(study: Study) -> list[str]:
     runs = equal_work(study)
     if runs.empty or runs["oversubscribed"].all():
         return []
-    return [*_equal_work(runs), _drift(runs), _order(runs), *_disturbed(study, runs)]
+    return [*_averaging(study), *_equal_work(runs), _drift(runs), _order(runs), *_disturbed(study, runs)]
+
+
+def _averaging(study: Study) -> list[str]:
+    """How gradients were averaged; nothing where one rank trained alone, or no run has recorded it."""
+    ways = study.environments[study.environments["key"] == "gradient_averaging"]
+    counts = ways[ways["value"] != "none"]["value"].value_counts()
+    if counts.empty:
+        return []
+    told = {
+        "DistributedDataParallel": "by DistributedDataParallel, during the backward pass",
+        "hooks": "by hooks over MPI, during the backward pass",
+        "flat": "in one collective after the backward pass",
+    }
+    parts = [f"{told.get(str(way), way)} ({count} runs)" for way, count in counts.items()]
+    return [f"Gradients were averaged {'; '.join(parts)}; gradient_comm is what that did not hide."]
 
 
 def _equal_work(runs: pd.DataFrame) -> list[str]:

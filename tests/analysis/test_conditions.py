@@ -178,6 +178,16 @@ def test_whole_blocks_of_disturbed_runs_are_repeated_and_marked_in_the_table(tmp
     assert "`kronscale retry --disturbed` repeats these blocks." in " ".join(conditions(study))
 
 
+def test_the_report_says_how_gradients_were_averaged(tmp_path):
+    study = block_study(tmp_path)
+    assert "Gradients" not in " ".join(conditions(study))
+    ways = ["DistributedDataParallel", "DistributedDataParallel", "flat", "none"]
+    rows = [{"run": run, "key": "gradient_averaging", "value": way} for run, way in enumerate(ways)]
+    said = conditions(replace(study, environments=pd.DataFrame(rows)))[0]
+    assert said.startswith("Gradients were averaged by DistributedDataParallel, during the backward pass (2 ")
+    assert "in one collective after the backward pass (1 runs)" in said
+
+
 def test_a_shared_gpu_and_a_hot_one_are_disturbed_and_a_power_cap_is_not(tmp_path):
     study = block_study(tmp_path)
     assert cells_to_repeat(study) == set()

@@ -90,6 +90,18 @@ def test_phases_and_other_add_up_to_the_wall_on_every_rank(world, world_size, tm
         assert median(window.seconds["other"] / window.wall_seconds for window in windows) < 0.1
 
 
+@pytest.mark.parametrize("strategy", [None, "comm_opt", "dp_kfac"])
+def test_two_ranks_train_the_same_bits_however_gradients_are_averaged(world, strategy, tmp_path):
+    training = {"global_batch_size": 128, "epochs": 1, "stop_at_target": False}
+    digests = set()
+    for way in ("overlapped", "flat"):  # the halves of a sum of two are exact, in any order
+        kfac = None if strategy is None else {**KFAC, "strategy": strategy}
+        spec = cell(kfac=kfac, world_size=2, training={**training, "gradient_averaging": way})
+        results = world(2).run(train_on_rank, spec, str(tmp_path))
+        digests |= {result.parameters_sha256 for result, _ in results}
+    assert len(digests) == 1
+
+
 def test_ranks_together_learn_what_one_rank_learns(world, tmp_path):
     training = {"global_batch_size": 128, "epochs": 2, "stop_at_target": False}
     values = {}
