@@ -13,8 +13,6 @@ from harness.bench.median import median_interval
 from harness.bench.replica import MODELS
 from harness.cli import main
 
-pytestmark = pytest.mark.ranks
-
 
 def factor_sizes(model: nn.Module) -> Iterator[int]:
     for module in model.modules():
@@ -52,6 +50,7 @@ def test_a_repetition_takes_as_long_as_its_slowest_rank():
     assert large == {"shape": [4, 3], "count": 1}, "rank 0 does not precondition it"
 
 
+@pytest.mark.ranks
 def test_two_ranks_are_measured(tmp_path, capfd):
     out = tmp_path / "core.json"
     code = main(
@@ -96,6 +95,7 @@ def test_bad_settings_are_errors_before_a_rank_starts(arguments, message, capfd)
     assert message in capfd.readouterr().err
 
 
+@pytest.mark.ranks
 def test_the_timers_cost_is_measured_in_pairs_and_computed_from_its_entries(tmp_path, capfd):
     out, table = tmp_path / "overhead.json", tmp_path / "overhead.csv"
     words = ["bench", "instrument", "--batch", "2", "--pairs", "6", "--json", str(out), "--csv", str(table)]
@@ -162,22 +162,25 @@ def test_a_timer_that_books_a_tenth_too_little_or_too_much_disagrees(booked, agr
     assert table["scale"]["alone"] == (booked == 4.0)
 
 
+# The demo's mem_opt with a shorter inverse period: a round has five of them.
+ONE_CELL = """\
+sweep: one
+workload: digits
+target: {metric: accuracy, at_least: 0.97}
+training: {global_batch_size: 256, epochs: 60}
+optimizer: {lr: 0.4, momentum: 0.9, warmup_epochs: 2}
+kfac: {damping: 0.003, factor_update_steps: 1, inverse_update_steps: 2}
+methods: [{name: mem_opt, kfac: {strategy: mem_opt}}]
+world_size: 2
+repeats: 1
+"""
+
+
+@pytest.mark.ranks
 def test_ablation_finds_each_phase_of_a_real_cell_at_two_ranks(tmp_path, capfd):
-    table = tmp_path / "ablation.csv"
-    chosen = ["--where", "method=mem_opt and world_size=2 and seed=0"]
-    words = [
-        "bench",
-        "ablation",
-        "-f",
-        "jobs/sweeps/demo.yaml",
-        *chosen,
-        "--set",
-        "kfac.inverse_update_steps=2",  # and a round is five of these periods
-        "--rounds",
-        "6",
-        "--csv",
-        str(table),
-    ]
+    sweep, table = tmp_path / "one.yaml", tmp_path / "ablation.csv"
+    sweep.write_text(ONE_CELL)
+    words = ["bench", "ablation", "-f", str(sweep), "--rounds", "6", "--csv", str(table)]
     assert main(words) == 0, capfd.readouterr().err
     rows = {row["phase"]: row for row in csv.DictReader(table.open())}
     none = {"inverse_comm"}  # mem_opt has none

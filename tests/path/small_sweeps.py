@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -18,6 +20,7 @@ from harness.runs.records import Record
 from harness.runs.store import SweepFolder
 from harness.training.train import Result, Trainer
 from harness.training.world import World
+from harness.workloads.digits import read_table
 from kfac_core.config import KFACConfig
 from kfac_core.schedule import Milestones
 
@@ -131,12 +134,22 @@ class Trained:
         self.records = [records for _, records, _ in ranks]
 
 
+_digits = cache(read_table)
+
+
 def train(rank: int, world_size: int, cell: Cell, folder: str) -> tuple[Result, list[Record], Any]:
-    """Train one rank's share; runs in a process of `tests.kfac_core.worlds.World`."""
+    """Train one rank's share; runs in a process of `tests.kfac_core.worlds.World`.
+
+    Half of these few steps' time would go into reading the digits again and into timing the timer.
+    """
     records: list[Record] = []
     world = World(rank, world_size, rank, torch.device("cpu"), "gloo")
     heartbeat = HeartbeatWriter(Path(folder) / f"heartbeat-{rank}")
-    trainer = Trainer(cell, world, heartbeat, records.append, traced_steps=range(1))
+    with (
+        patch("harness.workloads.digits.read_table", _digits),
+        patch("harness.training.train.seconds_per_entry", lambda *_: 1e-6),
+    ):
+        trainer = Trainer(cell, world, heartbeat, records.append, traced_steps=range(1))
     result = trainer.run()
     kfac = trainer.state.kfac
     return result, records, None if kfac is None else describe(kfac.shapes, kfac.placement)
