@@ -142,33 +142,20 @@ class GradientCheck:
     def _on_forward(
         self, index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
-        weight, bias = module._parameters["weight"], module._parameters.get("bias")
+        weight = module._parameters["weight"]
         used = self._handles and torch.is_grad_enabled() and output.requires_grad and output.numel()
         if weight is None or not used:
             return
         if not self._is_active() or torch.compiler.is_compiling():
             self._left_out.add(index)
             return
-        probes = []
-        try:
-            if bias is not None:
-                module._parameters["bias"] = None
-            with torch.no_grad():
-                for direction in _directions(weight, getattr(module, "padding_idx", None)):
-                    module._parameters["weight"] = direction  # type: ignore[assignment]  # in its place
-                    probes.append(module.forward(*args, **kwargs))
-        finally:
-            module._parameters["weight"] = weight
-            if bias is not None:
-                module._parameters["bias"] = bias
-        output.register_hook(partial(self._on_output, index, probes))
+        output.register_hook(partial(self._on_output, index, [_Call(module, weight, args, kwargs)]))
 
-    def _on_output(self, index: int, probes: list[Tensor], gradient: Tensor | None) -> None:
-        if gradient is None or not self._handles:
+    def _on_output(self, index: int, calls: list[_Call], gradient: Tensor | None) -> None:
+        if gradient is None or not self._handles or not calls:
             return
         with torch.no_grad():
-            g = gradient.flatten().to(torch.promote_types(gradient.dtype, torch.float32))
-            new = torch.stack([torch.dot(g, probe.flatten().to(g.dtype)) for probe in probes])
+            new = calls.pop().along(gradient)  # popped: the graph may outlive the step, its inputs need not
             self._summed[index] = self._summed[index] + new if index in self._summed else new
 
     def _on_weight(self, index: int, gradient: Tensor | None) -> None:
@@ -186,6 +173,41 @@ class GradientCheck:
             for direction in _directions(gradient, padding)
         ]
         return torch.stack([*along, torch.linalg.vector_norm(wide)])
+
+
+class _Call:
+    """A call of a layer, kept until the backward pass reaches it: references, no copies.
+
+    The directions are tried in the backward pass, one after another, so that the first step holds one output
+    more than others and not `DIRECTIONS` of every layer.
+    """
+
+    def __init__(
+        self, module: nn.Module, weight: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._module, self._args, self._kwargs = module, args, kwargs
+        self._weight = weight
+        kind = weight.device.type
+        self._autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+
+    def along(self, gradient: Tensor) -> Tensor:
+        """<gradient of the output, forward pass with a direction as weight and no bias>, `[DIRECTIONS]`."""
+        kind, dtype, enabled = self._autocast
+        parameters = self._module._parameters
+        own = {name: parameters[name] for name in ("weight", "bias") if parameters.get(name) is not None}
+        g = gradient.flatten().to(torch.promote_types(gradient.dtype, torch.float32))
+        products = []
+        try:
+            for name in own:
+                parameters[name] = None
+            for direction in _directions(self._weight, getattr(self._module, "padding_idx", None)):
+                parameters["weight"] = direction  # type: ignore[assignment]  # in its place
+                with torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False):
+                    output = self._module.forward(*self._args, **self._kwargs)
+                products.append(torch.dot(g, output.flatten().to(g.dtype)))
+        finally:
+            parameters.update(own)
+        return torch.stack(products)
 
 
 def _inactive() -> GradientCheck:
