@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import stats
 
 from analysis.statistics.limits import (
     Array,
@@ -21,8 +20,10 @@ from analysis.statistics.limits import (
     median_limits,
     signed_rank_limits,
     t_limits,
+    t_p_value,
     walsh,
     welch_limits,
+    welch_p_value,
 )  # fmt: skip
 from analysis.statistics.power import FEWEST_RUNS, SIGNIFICANT
 from analysis.statistics.power import least_p as least_p_of_ranks
@@ -127,7 +128,7 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float], *, counted: 
     if np.isfinite(differences).all() and np.ptp(top) + np.ptp(bottom) > NO_SCATTER:
         welch = _floats(welch_limits(top, bottom))
         low, high, method = min(low, welch[0]), max(high, welch[1]), MANN_WHITNEY
-        p_value = max(p_value, float(stats.ttest_ind(top, bottom, equal_var=False).pvalue))
+        p_value = max(p_value, welch_p_value(top, bottom))
     return _with_misses(differences, (math.exp(low), math.exp(high)), n, method, p_value)
 
 
@@ -165,7 +166,7 @@ def paired_ratio(numerator: Sequence[float], denominator: Sequence[float], famil
     if np.ptp(differences) < NO_SCATTER:  # such as whole epochs: the scatter is unknown
         p_value = 1.0 if abs(differences[0]) < NO_SCATTER else least
     else:
-        p_value = max(least, float(stats.ttest_1samp(differences, 0.0).pvalue))
+        p_value = max(least, t_p_value(differences))
     return _with_misses(averages, limits, n, PAIRED_T, p_value)
 
 

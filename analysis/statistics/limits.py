@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
 from analysis.statistics.ranks import mann_whitney, signed_rank
 
@@ -24,20 +24,38 @@ Limits = tuple[Array, Array]
 def t_limits(values: Array) -> Limits:
     """Student's limits of the mean, `[..., n]` to two of `[...]`."""
     n = values.shape[-1]
-    half = stats.t.ppf(1 - TAIL, n - 1) * values.std(axis=-1, ddof=1) / math.sqrt(n)
+    half = special.stdtrit(n - 1, 1 - TAIL) * values.std(axis=-1, ddof=1) / math.sqrt(n)
     mean = values.mean(axis=-1)
     return mean - half, mean + half
 
 
+def t_p_value(values: Array) -> float:
+    """Two-sided p of Student's test that the mean is 0, `[n]`."""
+    n = len(values)
+    t = abs(float(values.mean())) / (float(values.std(ddof=1)) / math.sqrt(n))
+    return 2 * float(special.stdtr(n - 1, -t))
+
+
 def welch_limits(top: Array, bottom: Array) -> Limits:
     """Welch's limits of the difference of two means; the variances may differ."""
+    difference, variance, freedom = _welch(top, bottom)
+    half = special.stdtrit(freedom, 1 - TAIL) * np.sqrt(variance)
+    return difference - half, difference + half
+
+
+def welch_p_value(top: Array, bottom: Array) -> float:
+    """Two-sided p of Welch's test that the means are equal, `[n]` and `[m]`."""
+    difference, variance, freedom = _welch(top, bottom)
+    return 2 * float(special.stdtr(freedom, -abs(difference) / np.sqrt(variance)))
+
+
+def _welch(top: Array, bottom: Array) -> tuple[Array, Array, Array]:
+    """Difference of the means, its variance, and the degrees of freedom."""
     parts = [arm.var(axis=-1, ddof=1) / arm.shape[-1] for arm in (top, bottom)]
     variance = parts[0] + parts[1]
     squares = sum(part**2 / (arm.shape[-1] - 1) for part, arm in zip(parts, (top, bottom), strict=True))
     freedom = np.divide(variance**2, squares, out=np.ones_like(variance), where=squares > 0)
-    half = stats.t.ppf(1 - TAIL, freedom) * np.sqrt(variance)
-    difference = top.mean(axis=-1) - bottom.mean(axis=-1)
-    return difference - half, difference + half
+    return top.mean(axis=-1) - bottom.mean(axis=-1), variance, freedom
 
 
 def median_limits(values: Array) -> Limits:
