@@ -55,7 +55,7 @@ for _command, _example in (
     (doctor.doctor, "doctor --site slurm-test --runs results/runs"),
     (report.report, "report demo --out results/figures/demo"),
     (choose.choose, "choose -f jobs/sweeps/headline/tuning.yaml"),
-    (blocks.blocks, "blocks -f jobs/sweeps/headline/study.yaml --into results/headline"),
+    (blocks.blocks, "blocks -f jobs/sweeps/headline/tuning.yaml --into results/headline"),
     (archive.archive, "archive demo --out demo.tar.xz"),
     (compare.compare, "compare results/old/demo results/runs/demo"),
     (reproduce.reproduce, "reproduce sc20 --size small"),
