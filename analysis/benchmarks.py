@@ -153,7 +153,7 @@ def _mlperf_sentence(found: list[MLPerfScore]) -> str:
     reasons = pd.Series([one.why for one in found if one.why], dtype="str").value_counts(sort=False)
     none = "; ".join(f"{why} ({n} of {len(found)})" for why, n in reasons.items())
     if not found:
-        return "MLPerf's own rules: no arm to score against a first-order reference."
+        return "By MLPerf's own rules nothing is scored: an arm and a first-order reference are needed."
     if not scores:
         return f"MLPerf's own rules give no result: {none}."
     return f"By MLPerf's own rules: {'; '.join(scores)}" + (f". No result: {none}." if none else ".")

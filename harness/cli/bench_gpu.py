@@ -9,7 +9,6 @@ import typer
 
 from harness.bench.gpu.acceptance import Acceptance
 from harness.bench.gpu.parts import PARTS
-from harness.cli.output import console
 
 _Checkout = Annotated[str | None, typer.Option(metavar="DIR", help="Checkout of this public K-FAC package.")]
 
@@ -32,6 +31,8 @@ def gpu(
     lzhangbv: _Checkout = None,
 ) -> None:
     """Check a GPU: exactness, timing, speed and training; exits with 1 if a part fails, 3 if time ends."""
+    from harness.cli.output import console  # noqa: PLC0415  loads rich
+
     names = tuple(name for name in (parts or "").split(",") if name)
     chosen = Acceptance(device, names, out, minutes, again, data, gpauloski, lzhangbv)
     screen = console()

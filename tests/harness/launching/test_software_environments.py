@@ -20,7 +20,7 @@ from harness.launchers.slurm.job_layout import JobLayout
 from harness.launchers.slurm.sbatch import batch_text
 from harness.launchers.slurm.submission_manifest import SubmissionManifest
 from harness.runs.store import sweep_folder
-from tests.harness.test_doctor import RANK
+from tests.harness.doctor_reports import RANK
 
 pytestmark = pytest.mark.ranks
 

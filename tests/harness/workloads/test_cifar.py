@@ -245,7 +245,7 @@ def test_label_smoothing_is_that_of_the_definition(root):
     ("name", "parameters"),
     # He et al. 2016, table 6: 0.27, 0.46, 0.85 and 1.7 million
     [
-        ("resnet8", 0.078e6),  # as Keras' and others' ResNet-8 of this family; not in the paper
+        ("resnet8", 75_290),  # not in the paper; counted layer by layer for n = 1, shortcuts without weights
         ("resnet20", 0.27e6),
         ("resnet32", 0.46e6),
         ("resnet56", 0.85e6),
