@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kfac_core.config import KFACConfig
 from kfac_core.curve import Decay
@@ -74,6 +74,11 @@ Precision = Literal["float32", "tf32", "bfloat16"]
 GradientAveraging = Literal["overlapped", "flat"]
 
 
+def _whole(value: float) -> float:
+    """2 for 2.0, so that both make the same cell."""
+    return int(value) if value == int(value) else value
+
+
 class Training(Spec):
     """Length, batch and precision of a run."""
 
@@ -87,8 +92,9 @@ class Training(Spec):
     epochs: int = Field(ge=1)
     """Most passes over the training data; a run ends earlier if it reaches its target. Example: `60`."""
 
-    evaluate_every_epochs: int = Field(default=1, ge=1)
-    """Epochs between two evaluations; the last epoch is always evaluated. Example: `2`."""
+    evaluate_every_epochs: Annotated[int | float, AfterValidator(_whole)] = Field(default=1, gt=0)
+    """Epochs between two evaluations, possibly fractional, which finds the time to the target more finely;
+    the end is always evaluated. Example: `0.5`."""
 
     stop_at_target: bool = True
     """Whether a run ends at the first evaluation that reaches the target; false trains all epochs, for

@@ -1,9 +1,9 @@
 """Names of arms and settings, made from the fields in which the cells of a study differ.
 
 An **arm** is a set of runs that differ in world size and seed only. A **setting** is what a comparison holds
-fixed: workload, target and training, but not the number of epochs if each method has its own. Both names
-contain only the fields that vary in this study: an ordinary sweep shows its methods' names, and a grid over
-damping shows `comm_opt damping=0.01`.
+fixed: workload, target and training, but not the length and the regularisation if each method has its own.
+Both names contain only the fields that vary in this study: an ordinary sweep shows its methods' names, and a
+grid over damping shows `comm_opt damping=0.01`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ Fields = Mapping[str, Any]
 
 SETTING_SECTIONS = ("workload", "target", "training")
 ARM_SECTIONS = ("optimizer", "kfac")
-OF_METHODS = ("training.epochs", "training.kfac_start_epoch")
+OF_METHODS = (
+    "training.epochs", "training.kfac_start_epoch",
+    *(f"workload.options.{name}" for name in ("label_smoothing", "dropout", "augment")),
+)  # fmt: skip
 """Not held fixed if each method has its own value: SC20 trains SGD for 90 epochs and K-FAC for 55."""
 _SCHEDULES = {
     frozenset(field.name for field in dataclasses.fields(kind)): kind for kind in (Milestones, Curve, Decay)

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from harness.cell import Cell
+from harness.cell import Cell, Training
 from harness.runs.attempt_outcome import Result
 from harness.runs.checkpoint_requests import Request
 from harness.runs.heartbeat import HeartbeatWriter
@@ -36,9 +36,11 @@ from kfac_core import KFAC, Phase
 from kfac_core.optimizers import NLCG
 from kfac_core.timing.timer import PhaseTimer, seconds_per_entry
 
+StopReason = Literal["target", "epochs", "diverged", "preempted"]
+
 
 class Trainer:
-    """Trains one cell on one rank; writes a record per window and an evaluation per epoch.
+    """Trains one cell on one rank; writes a record per window and evaluation.
 
     Args:
         checkpoints: what to resume from and save to; None trains from start to end.
@@ -88,6 +90,8 @@ class Trainer:
         loss_sum = torch.zeros((), device=world.device)
         self.state = TrainingState(model, optimizer, kfac, RunClocks(self.timer), loss_sum)
         heartbeat.total_steps = cell.training.epochs * self.workload.steps_per_epoch
+        self._evaluated_at = _evaluated_at(cell.training, self.workload.steps_per_epoch)
+        self._value = math.nan  # of the target's metric, at the last evaluation
         self._checkpoints = checkpoints
         if checkpoints is not None:
             checkpoints.resume(self.state)
@@ -98,24 +102,14 @@ class Trainer:
 
     def run(self) -> Result:
         """Train until the target, the last epoch, or a loss that is not finite."""
-        training = self.cell.training
         self._slowest(0.0)  # wait for all ranks: start-up is not training time
         self.state.clocks.begin()
-        value = math.nan
-        reason: Literal["target", "epochs", "diverged", "preempted"] = "epochs"
-        for epoch in range(self.state.step // self.workload.steps_per_epoch + 1, training.epochs + 1):
-            if not self._train_epoch(epoch - 1):
-                reason = "preempted"
+        reason: StopReason = "epochs"
+        for epoch in range(self.state.step // self.workload.steps_per_epoch, self.cell.training.epochs):
+            if (stopped := self._train_epoch(epoch)) is not None:
+                reason = stopped
                 break
-            if epoch % training.evaluate_every_epochs and epoch != training.epochs:
-                continue
-            value, train_loss = self._evaluate(epoch)
-            if not math.isfinite(train_loss):
-                reason = "diverged"
-                break
-            if training.stop_at_target and self.cell.target.reached_by(value):
-                reason = "target"
-                break
+        value = self._value
         if reason != "preempted":  # else the open window is in the checkpoint
             self._windows.close(self.state, self._segment)
         self._heartbeat.write("done")
@@ -150,8 +144,8 @@ class Trainer:
             state.loss_sum += loss.detach()
             state.loss_steps += 1
 
-    def _train_epoch(self, epoch: int) -> bool:
-        """Train from the present step to the end of the epoch; False if the run must stop before."""
+    def _train_epoch(self, epoch: int) -> StopReason | None:
+        """Train from the present step to the end of the epoch; why the run must stop, if it must."""
         state, steps_per_epoch = self.state, self.workload.steps_per_epoch
         first = state.step - epoch * steps_per_epoch
         state.model.train()
@@ -160,7 +154,7 @@ class Trainer:
         for index in range(first, steps_per_epoch):
             request = self._checkpoints.request(state.step, epoch, index) if self._checkpoints else None
             if request is not None and self._save(request):
-                return False
+                return "preempted"
             self._heartbeat.step = state.step
             self.timer.sampled_step = state.step if state.step in self._traced_steps else None
             self._set_rate()
@@ -172,8 +166,14 @@ class Trainer:
                 self.timer.stop()
                 self._windows.close(state, self._segment)
                 self.timer.start()
+            if state.step in self._evaluated_at:
+                self.timer.stop()
+                if (reason := self._evaluate()) is not None:
+                    return reason
+                state.model.train()
+                self.timer.start()
         self.timer.stop()
-        return True
+        return None
 
     def _save(self, request: Request) -> bool:
         """Save between two steps, off the train clock; returns whether the run must stop now."""
@@ -195,8 +195,8 @@ class Trainer:
         for group in self.state.optimizer.param_groups:
             group["lr"] = rate
 
-    def _evaluate(self, epoch: int) -> tuple[float, float]:
-        """Value of the target's metric and mean training loss since the last evaluation, over all ranks."""
+    def _evaluate(self) -> StopReason | None:
+        """Evaluate and record the target's metric, off the train clock; why the run must stop, if it must."""
         state = self.state
         began = time.perf_counter()
         self._heartbeat.write("evaluation")
@@ -210,7 +210,7 @@ class Trainer:
                 EvalRecord(
                     rank=0,
                     step=state.step,
-                    epoch=float(epoch),
+                    epoch=state.step / self.workload.steps_per_epoch,
                     samples=state.step * self._share.global_batch_size,
                     train_seconds=train_seconds,
                     eval_seconds=state.clocks.eval_seconds,
@@ -224,7 +224,11 @@ class Trainer:
                     segment=self._segment,
                 )
             )
-        return value, train_loss
+        self._value = value
+        if not math.isfinite(train_loss):
+            return "diverged"
+        reached = self.cell.target.reached_by(value)
+        return "target" if reached and self.cell.training.stop_at_target else None
 
     @property
     def _segment(self) -> int:
@@ -246,6 +250,14 @@ class Trainer:
             timer=self.timer,
             communicator=self.world.communicator,
         )
+
+
+def _evaluated_at(training: Training, steps_per_epoch: int) -> frozenset[int]:
+    """Steps after which the model is evaluated: those nearest to multiples of the interval, and the last."""
+    last = training.epochs * steps_per_epoch
+    interval = training.evaluate_every_epochs * steps_per_epoch
+    multiples = range(1, math.floor(last / interval) + 1)
+    return frozenset({max(1, round(number * interval)) for number in multiples} | {last})
 
 
 def _digest(model: nn.Module) -> str:

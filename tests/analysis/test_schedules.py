@@ -67,7 +67,7 @@ def test_methods_of_other_lengths_are_compared():
     rows = []
     for method, epochs in (("sgd", 90), ("comm_opt", 55)):
         cell = make_cell(method, 2, 0, Plan(epochs=epochs), {})
-        rows.append(fields_of(cell))
+        rows.append({**fields_of(cell), "workload.options.label_smoothing": epochs / 1000})
     assert name_arms(rows) == [("sgd", ""), ("comm_opt", "")]
     both = [
         fields_of(make_cell(method, 2, 0, Plan(epochs=n), {}))

@@ -185,7 +185,9 @@ def test_ablation_finds_each_phase_of_a_real_cell_at_two_ranks(tmp_path, capfd):
     rows = {row["phase"]: row for row in csv.DictReader(table.open())}
     none = {"inverse_comm"}  # mem_opt has none
     assert set(rows) == {phase.value for phase in PHASES} - none
-    for row in rows.values():  # what the phases cost is the machine's: only the synthetic rounds above say yes or no
+    for row in (
+        rows.values()
+    ):  # what the phases cost is the machine's: only the synthetic rounds above say yes or no
         assert row["agree"] in ("yes", "between", "no")
         for way in ("timer", "ablation", "doubling"):
             low, median, high = (float(row[f"{way}_{what}_seconds"]) for what in ("low", "median", "high"))

@@ -39,7 +39,7 @@ def test_every_method_has_as_many_trials_of_one_task(name: str) -> None:
             (
                 str(options),
                 cell.target,
-                cell.training.model_copy(update={"window_steps": None}),
+                cell.training.model_copy(update={"window_steps": None, "epochs": 5}),
                 cell.world_size,
             )
         )
@@ -56,7 +56,7 @@ def test_the_study_that_choose_would_write_has_every_arm_in_every_block(tmp_path
     path = tmp_path / "headline.yaml"
     path.write_text(study_text(sweep, dict.fromkeys(sweep.tuning.points, 1)))
     study = read_sweep(path).cells
-    assert len({cell.method for cell in study}) == 11
+    assert len({cell.method for cell in study}) == 9
     for size in (1, 2):
         for seed in range(6):
             of_block = [cell.method for cell in study if (cell.world_size, cell.seed) == (size, seed)]

@@ -149,6 +149,28 @@ def test_an_unreached_target_is_a_result(tmp_path):
     assert (result.stop_reason, result.reached_target, result.steps) == ("epochs", False, 5)
 
 
+def test_evaluations_within_an_epoch_change_no_bit_of_the_training(tmp_path):
+    training = {"global_batch_size": 256, "epochs": 3, "stop_at_target": False}
+    found = {}
+    for every in (1, 0.4):
+        one = cell(training={**training, "evaluate_every_epochs": every}, kfac=KFAC)
+        result, records = train_on_rank(0, 1, one, str(tmp_path))
+        rows = [record for record in records if isinstance(record, EvalRecord)]
+        found[every] = (
+            result.parameters_sha256,
+            [(row.step, row.epoch) for row in rows],
+            {row.step: row.value for row in rows},
+        )
+    assert found[0.4][0] == found[1][0]
+    assert found[1][1] == [(5, 1.0), (10, 2.0), (15, 3.0)]
+    assert [step for step, _ in found[0.4][1]] == [2, 4, 6, 8, 10, 12, 14, 15]
+    assert all(epoch == step / 5 for step, epoch in found[0.4][1])
+    assert found[0.4][2][10] == found[1][2][10]
+    assert cell(training={**training, "evaluate_every_epochs": 2.0}).id == (
+        cell(training={**training, "evaluate_every_epochs": 2}).id
+    )
+
+
 def test_ranks_see_every_example_of_an_epoch_once_and_the_same_global_batches():
     def epoch(world_size: int) -> list[torch.Tensor]:
         shares = [Share(r, world_size, 64 // world_size, 3, torch.device("cpu")) for r in range(world_size)]

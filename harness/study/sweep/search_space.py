@@ -15,7 +15,9 @@ from harness.study.sweep.methods import Method
 from harness.yaml_files.document import Document, Place, described
 from harness.yaml_files.validation_messages import did_you_mean, not_allowed
 
-TUNED_TRAINING = ("training.global_batch_size", "training.local_batch_size", "training.kfac_start_epoch")
+TUNED_TRAINING = tuple(
+    f"training.{name}" for name in ("global_batch_size", "local_batch_size", "epochs", "kfac_start_epoch")
+)
 TUNED_OPTIONS = ("label_smoothing", "dropout", "augment")
 """Of a workload: how it is regularised. Its data, model and target are the task, the same for all methods."""
 

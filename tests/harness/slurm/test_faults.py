@@ -19,12 +19,12 @@ pytestmark = pytest.mark.slurm
 
 FOREVER = 100_000
 
-FILLS_THE_DISK = (
+FILLS_THE_DISK = (  # when the heartbeats of both ranks are on it
     sys.executable, "-c",
     "import os, sys; from pathlib import Path; from harness.runs.heartbeat import HeartbeatWriter\n"
     "a = Path(sys.argv[1]); rank = int(sys.argv[3]); beat = HeartbeatWriter(a / f'rank-{rank:05}.pulse')\n"
     "beat.step = 7; beat.write('update')\n"
-    "while sum(b'update' in pulse.read_bytes() for pulse in a.glob('rank-*.pulse')) < 2: pass\n"  # before it is full
+    "while sum(b'update' in pulse.read_bytes() for pulse in a.glob('rank-*.pulse')) < 2: pass\n"
     "with (a / f'rank-{rank:05}.jsonl').open('ab') as file:\n"
     "    while True: file.write(bytes(4096)); file.flush()\n",
 )  # fmt: skip
