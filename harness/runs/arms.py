@@ -55,7 +55,8 @@ def name_arms(rows: Sequence[Fields], without: Collection[str] = ()) -> list[tup
             they determine (such as a learning rate that grows with the batch), are one arm.
     """
     axis = [tuple(str(row.get(field)) for field in without) for row in rows]
-    without = {*without, *(field for field in OF_METHODS if _each_method_has_one(rows, field))}
+    chosen = [row for row in rows if "trial" not in row]  # a trial's fields are its own
+    without = {*without, *(field for field in OF_METHODS if _each_method_has_one(chosen, field))}
     settings = [_sections(row, SETTING_SECTIONS, without) for row in rows]
     differing = _varying(settings, axis)
     setting_names = [_name(setting, differing) for setting in settings]
