@@ -119,6 +119,11 @@ class Training(Spec):
     collective after it, whose whole cost is that phase, for breakdowns. Without effect on one rank.
     Example: `flat`."""
 
+    accumulate: int = Field(default=1, ge=1)
+    """Micro-batches that a rank cuts its local batch into, one after another, for batches that do not fit its
+    memory. Gradients and K-FAC's factors are those of the whole batch, but batch normalisation sees one
+    micro-batch at a time. Ranks exchange once a step. Example: `4`."""
+
     @model_validator(mode="after")
     def _one_batch(self) -> Self:
         if (self.global_batch_size is None) == (self.local_batch_size is None):
@@ -245,6 +250,9 @@ class Cell(Spec):
         batch = self.training.global_batch_size
         if batch is not None and batch % self.world_size:
             raise ValueError(f"global_batch_size={batch} is not a multiple of world_size={self.world_size}")
+        local, parts = self.training.batch_sizes(self.world_size)[1], self.training.accumulate
+        if local % parts:
+            raise ValueError(f"accumulate={parts} does not divide the local batch of {local}")
         start = self.training.kfac_start_epoch
         if start and (self.kfac is None or self.optimizer.name == "nlcg"):
             alone = "without a kfac section" if self.kfac is None else "for NLCG, which steps K-FAC itself"
@@ -277,6 +285,7 @@ class Cell(Spec):
         """Hash of the fields that determine the results, with defaults; equal if cells compute the same."""
         fields = self.model_dump(mode="json", exclude={"sweep", "method", "trial"})
         for name in (
+            "accumulate",
             "kfac_start_epoch",
             "precision",
         ):  # added after many runs were stored, whose ids must not change

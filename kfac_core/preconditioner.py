@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from typing import NoReturn
@@ -63,6 +63,9 @@ class KFAC(Resumable):
         communicator: carries the traffic instead of torch.distributed.
         execution: how steps are issued; by default as the model's device asks for. The results are the same
             but for rounding.
+        is_last_pass: whether a forward pass belongs to the last backward pass before `step()`; asked in each.
+            `overlap_factors` needs it where gradients are accumulated; by default the `no_sync()` of the
+            model's DistributedDataParallel wrapper says it.
 
     Attributes:
         placement: who computes what; `print(kfac.placement)` draws the grid of the KAISA paper.
@@ -98,6 +101,7 @@ class KFAC(Resumable):
         process_group: dist.ProcessGroup | None = None,
         communicator: Communicator | None = None,
         execution: Execution | None = None,
+        is_last_pass: Callable[[], bool] | None = None,
     ) -> None:
         self.config = config if config is not None else KFACConfig()
         self.steps = self.skipped_steps = 0
@@ -112,6 +116,9 @@ class KFAC(Resumable):
         self._communicator = communicator if communicator is not None else connect(process_group or ddp_group)
         self._timer.count(self._communicator.traffic)
         self._cost, self._asked_execution = cost, execution
+        self._is_last_pass = is_last_pass or (
+            lambda: bool(getattr(self._wrapper, "require_backward_grad_sync", True))
+        )
         self._scaler = scaler
         self._must_solve = self._owes_factors = self._paused = False
         self._undecided = UndecidedSteps()
@@ -341,7 +348,7 @@ class KFAC(Resumable):
             is_active=lambda: not self._paused and self._renews_factors(),
             timed=self._factor_compute,
             loss_scale=self._loss_scale,
-            is_last=lambda: bool(getattr(self._wrapper, "require_backward_grad_sync", True)),
+            is_last=self._is_last_pass,
             on_gradient=self._on_gradient if self.config.overlap_factors else None,
         )
 

@@ -27,6 +27,8 @@ OF_METHODS = (
     *(f"workload.options.{name}" for name in ("label_smoothing", "dropout", "augment")),
 )  # fmt: skip
 """Not held fixed if each method has its own value: SC20 trains SGD for 90 epochs and K-FAC for 55."""
+OF_WORLDS = ("training.accumulate",)
+"""Not held fixed if each world size has its own value: fewer ranks need more micro-batches of one size."""
 _SCHEDULES = {
     frozenset(field.name for field in dataclasses.fields(kind)): kind for kind in (Milestones, Curve, Decay)
 }
@@ -56,7 +58,11 @@ def name_arms(rows: Sequence[Fields], without: Collection[str] = ()) -> list[tup
     """
     axis = [tuple(str(row.get(field)) for field in without) for row in rows]
     chosen = [row for row in rows if "trial" not in row]  # a trial's fields are its own
-    without = {*without, *(field for field in OF_METHODS if _each_method_has_one(chosen, field))}
+    without = {
+        *without,
+        *(field for field in OF_METHODS if _each_has_one(chosen, "method", field)),
+        *(field for field in OF_WORLDS if _each_has_one(rows, "world_size", field)),
+    }
     settings = [_sections(row, SETTING_SECTIONS, without) for row in rows]
     differing = _varying(settings, axis)
     setting_names = [_name(setting, differing) for setting in settings]
@@ -79,10 +85,11 @@ def name_arms(rows: Sequence[Fields], without: Collection[str] = ()) -> list[tup
     return named
 
 
-def _each_method_has_one(rows: Sequence[Fields], field: str) -> bool:
-    values: dict[str, set[Any]] = {}
+def _each_has_one(rows: Sequence[Fields], owner: str, field: str) -> bool:
+    """Whether all rows with the same `owner` have the same value."""
+    values: dict[Any, set[Any]] = {}
     for row in rows:
-        values.setdefault(row["method"], set()).add(row.get(field))
+        values.setdefault(row[owner], set()).add(row.get(field))
     return all(len(found) == 1 for found in values.values())
 
 

@@ -2,8 +2,8 @@
 
 # torch compares the hook's annotations with its own classes, so they must not be postponed into text here.
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -39,6 +39,10 @@ class GradientAverage(Protocol):
 
     def clear(self) -> None:
         """Forget the gradients of the last step."""
+        ...
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """A context for the passes of all micro-batches but the last, whose gradients only add up here."""
         ...
 
     def average(self) -> None:
@@ -96,6 +100,10 @@ class FlatAverage:
         """Set all gradients to zero, in place."""
         self._buffer.zero_()
 
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Nothing is sent before `average` anyway."""
+        return nullcontext()
+
     def average(self) -> None:
         """Replace each gradient by its mean over ranks."""
         if self._communicator.world_size > 1:
@@ -145,6 +153,11 @@ class DDPAverage:
         for parameter in self._parameters:
             parameter.grad = None
 
+    def no_sync(self) -> AbstractContextManager[None]:
+        """DistributedDataParallel's own."""
+        context: AbstractContextManager[None] = self._parallel.no_sync()
+        return context
+
     def average(self) -> None:
         """Nothing is left to do after the backward pass.
 
@@ -193,6 +206,7 @@ class BucketAverage:
         self._buckets, self._members = self._buffer.split(elements), members
         self._missing = list(members)
         self._pending: list[Wait] = []
+        self._sends = True
 
     def forward(self, loss: Loss, batch: Any) -> Tensor:
         """The loss of the model itself."""
@@ -203,6 +217,15 @@ class BucketAverage:
         self._buffer.zero_()
         self._missing = list(self._members)
 
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients are not counted as complete."""
+        self._sends = False
+        try:
+            yield
+        finally:
+            self._sends = True
+
     def average(self) -> None:
         """Start the buckets that lack a gradient, and await all; what has no gradient has zeros."""
         self._start(complete_only=False)
@@ -212,6 +235,8 @@ class BucketAverage:
         self._buffer /= self._communicator.world_size
 
     def _on_gradient(self, number: int, _: Tensor) -> None:
+        if not self._sends:
+            return
         self._missing[number] -= 1
         if number == len(self._pending) and not self._missing[number]:
             with self._waiting():

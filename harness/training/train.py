@@ -11,11 +11,12 @@ import hashlib
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from harness.cell import Cell, Training
 from harness.runs.attempt_outcome import Result
@@ -27,11 +28,12 @@ from harness.training.evaluation import evaluate
 from harness.training.gradient_averaging import broadcast_model, build_average
 from harness.training.measurement.clocks import RunClocks
 from harness.training.measurement.windows import WindowRecorder
+from harness.training.micro_batches import micro_batches
 from harness.training.optimizers import build_optimizer, learning_rate
 from harness.training.precision import ModelPrecision
 from harness.training.training_state import TrainingState
 from harness.training.world import World, all_gather_rows
-from harness.workloads.workload import CountedLoss, Share, Workload, build_workload
+from harness.workloads.workload import Batch, CountedLoss, Share, Workload, build_workload
 from kfac_core import KFAC, Phase
 from kfac_core.optimizers import NLCG
 from kfac_core.timing.timer import PhaseTimer, seconds_per_entry
@@ -90,6 +92,7 @@ class Trainer:
         loss_sum = torch.zeros((), device=world.device)
         self.state = TrainingState(model, optimizer, kfac, RunClocks(self.timer), loss_sum)
         heartbeat.total_steps = cell.training.epochs * self.workload.steps_per_epoch
+        self._last_pass = True  # whether the pass in progress is the step's last
         self._evaluated_at = _evaluated_at(cell.training, self.workload.steps_per_epoch)
         self._value = math.nan  # of the target's metric, at the last evaluation
         self._checkpoints = checkpoints
@@ -125,24 +128,39 @@ class Trainer:
         timer, state = self.timer, self.state
         if self._kfac_pending and state.step == self._kfac_first_step:
             state.kfac, self._kfac_pending = self._build_kfac(state.model), False
-        if state.kfac is not None and isinstance(self.workload, CountedLoss):
-            state.kfac.set_loss_terms(self.workload.loss_terms(batch))
-        with timer.phase(Phase.FORWARD), self._precision.autocast():
-            loss = self.gradients.forward(self.workload.loss, batch)
         with timer.phase(Phase.BACKWARD):
             self.gradients.clear()
-            loss.backward()
+        parts = micro_batches(self.workload, batch, self.cell.training.accumulate)
+        losses = []
+        for number, part in enumerate(parts, start=1):
+            self._last_pass = number == len(parts)
+            with nullcontext() if self._last_pass else self.gradients.no_sync():
+                losses.append(self._forward_and_backward(part, len(parts)))
+        loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
         with timer.phase(Phase.GRADIENT_COMM):
             self.gradients.average()
         if state.kfac is not None and not self._kfac_pending and not isinstance(state.optimizer, NLCG):
             state.kfac.step()
         with timer.phase(Phase.UPDATE):
             if isinstance(state.optimizer, NLCG):
-                state.optimizer.step(loss.detach())  # needs the loss, and steps K-FAC itself
+                state.optimizer.step(loss)  # needs the loss, and steps K-FAC itself
             else:
                 state.optimizer.step()
-            state.loss_sum += loss.detach()
+            state.loss_sum += loss
             state.loss_steps += 1
+
+    def _forward_and_backward(self, part: Batch, parts: int) -> Tensor:
+        """Add the gradients of one micro-batch; returns its loss over their number."""
+        timer, kfac = self.timer, self.state.kfac
+        if kfac is not None and isinstance(self.workload, CountedLoss):
+            kfac.set_loss_terms(self.workload.loss_terms(part))
+        with timer.phase(Phase.FORWARD), self._precision.autocast():
+            loss = self.gradients.forward(self.workload.loss, part)
+            if parts > 1:
+                loss = loss / parts
+        with timer.phase(Phase.BACKWARD):
+            loss.backward()
+        return loss.detach()
 
     def _train_epoch(self, epoch: int) -> StopReason | None:
         """Train from the present step to the end of the epoch; why the run must stop, if it must."""
@@ -249,6 +267,7 @@ class Trainer:
             steps_per_epoch=self.workload.steps_per_epoch,
             timer=self.timer,
             communicator=self.world.communicator,
+            is_last_pass=lambda: self._last_pass,
         )
 
 

@@ -77,6 +77,16 @@ def test_methods_of_other_lengths_are_compared():
     assert [setting for _, setting in name_arms(both)] == ["epochs=10", "epochs=20"] * 2
 
 
+def test_worlds_of_other_numbers_of_micro_batches_are_one_arm():
+    rows = [
+        {**fields_of(make_cell("sgd", size, 0, Plan(epochs=10), {})), "training.accumulate": parts}
+        for size, parts in ((2, 4), (4, 2))
+    ]
+    assert name_arms(rows) == [("sgd", ""), ("sgd", "")]
+    rows[1]["world_size"] = 2
+    assert [setting for _, setting in name_arms(rows)] == ["accumulate=4", "accumulate=2"]
+
+
 def test_the_baseline_may_train_longer(write_study):
     patches = {"training.epochs": 20}, {}
     folder = write_study(small(methods=("sgd",), patches=patches[:1]))

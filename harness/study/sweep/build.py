@@ -169,6 +169,7 @@ class Builder:
                 f"={value} makes a global batch of {batch}, but {cell.workload.name} has "
                 f"{examples} training examples{_which(draft)}",
             )
+        local_batch //= cell.training.accumulate
         if local_batch < least:
             raise self._document.error(
                 place,

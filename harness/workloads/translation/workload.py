@@ -92,6 +92,15 @@ class Translation:
         smoothing = self._options["label_smoothing"]
         return _cross_entropy(model(batch.source, batch.inputs), batch.targets, smoothing) * batch.weight
 
+    def micro_batches(self, batch: Batch, count: int) -> list[Batch]:
+        """Equal numbers of pairs; each part's loss is `count` times its share of the sum over all tokens."""
+        rows = len(batch.source) // count
+        sides = (side.split(rows) for side in (batch.source, batch.inputs, batch.targets))
+        return [
+            Batch(source, inputs, targets, batch.weight * count)
+            for source, inputs, targets in zip(*sides, strict=True)
+        ]
+
     def loss_terms(self, batch: Batch) -> float:
         """The tokens that are no padding: of the global batch, over the ranks."""
         return 1.0 / batch.weight

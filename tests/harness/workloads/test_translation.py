@@ -209,3 +209,14 @@ def test_ranks_drop_different_units_and_start_from_the_same_weights(folder):
         drops.append(torch.nn.functional.dropout(torch.ones(64)))
     assert torch.equal(*weights)
     assert not torch.equal(*drops)
+
+
+def test_the_losses_of_micro_batches_average_to_that_of_the_batch(folder):
+    workload = translation(folder, share(1, 2))
+    batch = next(workload.batches(0))
+    model = workload.model().eval()
+    parts = workload.micro_batches(batch, 2)
+    loss, *losses = (float(workload.loss(model, each).detach()) for each in (batch, *parts))
+    assert sum(losses) / 2 == pytest.approx(loss, rel=1e-5)
+    assert torch.equal(torch.cat([part.source for part in parts]), batch.source)
+    assert sum(workload.loss_terms(part) for part in parts) == pytest.approx(workload.loss_terms(batch))

@@ -1,0 +1,115 @@
+"""Promise: micro-batches train what the whole batch trains, whatever averages gradients and places K-FAC."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from harness.cell import Cell
+from harness.runs.heartbeat import HeartbeatWriter
+from harness.runs.records import PhaseRecord, Record
+from harness.training import train
+from harness.training.micro_batches import part
+from harness.training.world import World
+
+KFAC = {"factor_update_steps": 1, "inverse_update_steps": 1, "damping": 0.01}
+ARMS: dict[str, dict[str, Any]] = {
+    "sgd": {"kfac": None},
+    "sgd flat": {"kfac": None, "gradient_averaging": "flat"},
+    **{
+        strategy: {"kfac": {**KFAC, "strategy": strategy}}
+        for strategy in ("comm_opt", "mem_opt", "dp_kfac", "mpd_kfac", "d_kfac", "spd_kfac")
+    },
+    "hybrid_opt": {"kfac": {**KFAC, "strategy": "hybrid_opt", "grad_worker_fraction": 0.5}},
+    "overlap": {"kfac": {**KFAC, "overlap_factors": True}},
+    "overlap flat": {"kfac": {**KFAC, "overlap_factors": True}, "gradient_averaging": "flat"},
+}
+
+
+def spec(accumulate: int, world_size: int, kfac: Any, gradient_averaging: str = "overlapped") -> Cell:
+    training = {
+        "global_batch_size": 256, "epochs": 1, "accumulate": accumulate,
+        "gradient_averaging": gradient_averaging,
+    }  # fmt: skip
+    return Cell.model_validate(
+        {
+            "sweep": "test", "method": "m", "workload": "digits", "world_size": world_size, "kfac": kfac,
+            "target": {"metric": "accuracy", "at_least": 1.0}, "training": training,
+            "optimizer": {"lr": 0.05, "momentum": 0.9},
+        }
+    )  # fmt: skip
+
+
+def train_in_float64(
+    rank: int, world_size: int, cell: Cell, folder: str, backend: str = "gloo"
+) -> tuple[Tensor, list[Record]]:
+    """The parameters at the end of the run, and its records."""
+    build = train.build_workload
+
+    def doubled(cell: Cell, share: Any) -> Any:
+        workload: Any = build(cell, share)
+        model = workload.model
+        workload._train = (workload._train[0].double(), workload._train[1])
+        workload._test = (workload._test[0].double(), workload._test[1])
+
+        def smooth() -> Any:
+            network = model().double()
+            network[4] = torch.nn.AvgPool2d(2)  # which of equal pixels is the largest is up to rounding
+            return network
+
+        workload.model = smooth
+        return workload
+
+    train.build_workload = doubled
+    try:
+        records: list[Record] = []
+        world = World(rank, world_size, rank, torch.device("cpu"), backend)
+        heartbeat = HeartbeatWriter(Path(folder) / f"{rank}-{cell.id}")
+        trainer = train.Trainer(cell, world, heartbeat, records.append)
+        trainer.run()
+        parameters = [each.detach().flatten() for each in trainer.state.model.parameters()]
+        return torch.cat(parameters), records
+    finally:
+        train.build_workload = build
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_micro_batches_train_what_the_whole_batch_trains(world, world_size, tmp_path):
+    for name, arm in ARMS.items():
+        if name == "hybrid_opt" and world_size == 1:
+            continue
+        whole, cut = (
+            world(world_size).run(train_in_float64, spec(parts, world_size, **arm), str(tmp_path))
+            for parts in (1, 4)
+        )
+        for (expected, _), (found, records) in zip(whole, cut, strict=True):
+            assert (found - expected).norm() < 1e-10 * expected.norm(), name
+            windows = [record for record in records if isinstance(record, PhaseRecord)]
+            steps = sum(window.steps for window in windows)
+            assert sum(window.calls["backward"] for window in windows) >= 4 * steps
+            reduced = sum(window.calls.get("gradient_comm", 0) for window in windows)
+            assert reduced <= 2 * steps  # not once a micro-batch
+
+
+def test_a_batch_is_cut_along_its_examples():
+    pixels, boxes = torch.arange(12).view(6, 2), [{"boxes": number} for number in range(6)]
+    parts = [part((pixels, boxes), number, 3) for number in range(3)]
+    assert torch.equal(torch.cat([pixels for pixels, _ in parts]), pixels)
+    assert [each for _, boxes in parts for each in boxes] == boxes
+    with pytest.raises(ValueError, match="6 examples are no 4 equal parts"):
+        part(pixels, 0, 4)
+    with pytest.raises(TypeError, match="got a dict"):
+        part({"pixels": pixels}, 0, 2)
+
+
+def test_micro_batches_divide_the_local_batch_and_one_keeps_the_cells_id():
+    with pytest.raises(ValidationError, match="accumulate=3 does not divide the local batch of 128"):
+        spec(3, 2, None)
+    fields = spec(1, 2, None).model_dump()
+    del fields["training"]["accumulate"]
+    assert Cell.model_validate(fields).id == spec(1, 2, None).id != spec(2, 2, None).id
