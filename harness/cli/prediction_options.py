@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 MOST_RANKS = 100_000  # as in a sweep, see harness.cell
 MOST_EXAMPLES = 2**31
 MODEL_HELP = "Model: resnet50, bert_large, ..."
+FROM_HELP = "Sweep with completed runs of small worlds: its name, folder or archive."
+CALIBRATION_HELP = (
+    "Calibration: a name in results/calibrations, or a path. Default: spd_kfac_64, or with --from links that "
+    "are fitted to the study's own exchanges."
+)
+LINKS_HELP = "Calibration with the links. Default: fitted to the study's own exchanges."
+SIZES_HELP = "World sizes: 64,4096. Default: up to 4,096, or with --from up to 8 times the largest measured."
 SET_HELP = "Set a field of K-FAC: solver=inverse, inverse_update_steps=500."
 
 

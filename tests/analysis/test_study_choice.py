@@ -1,0 +1,157 @@
+"""Promise: a recommendation names the fastest way, and is as sure as the bounds and the runs allow."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from statistics import fmean
+
+import pandas as pd
+import pytest
+
+from analysis.cost_model.prediction import Seconds
+from analysis.records.tables import load
+from analysis.study_prediction.choice import choose, faster, sentence
+from analysis.study_prediction.measured import Measured
+from analysis.study_prediction.prediction import StudyModel, study_model
+from analysis.study_prediction.reading import measured
+from harness.cli import main
+from tests.analysis.test_study_prediction import ARMS, BATCH, _simulated, fabricated, shaped_arms, step
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return fabricated(tmp_path_factory.mktemp("recommended"))
+
+
+@pytest.fixture(scope="module")
+def fitted(folder) -> StudyModel:
+    return study_model(measured(load(folder, cache=False)))
+
+
+@pytest.mark.parametrize("ranks", [4, 8, 16, 64])
+def test_the_arm_with_the_least_time_to_the_target_is_named(fitted, ranks):
+    """SGD needs two epochs, K-FAC one; what a step takes is known in closed form."""
+    epochs = {"sgd": 2, "comm_opt": 1, "mem_opt": 1}
+    expected = {arm: epochs[arm] * 20 * sum(step(arm, ranks).values()) for arm in ARMS}
+    choice = choose(fitted, ranks)
+    assert choice.to_target
+    totals = {one.name: choice.seconds(one).central for one in choice.candidates}
+    assert {arm: totals[arm] for arm in ARMS} == pytest.approx(expected)
+    ran = [one.name for one in choice.candidates if one.ran]
+    assert ran[0] == min(expected, key=lambda arm: expected[arm])
+
+
+def test_fractions_that_the_study_never_ran_are_candidates_and_lie_between_those_that_it_ran(fitted):
+    choice = choose(fitted, 4)
+    names = [one.name for one in choice.candidates if not one.ran]
+    assert len(names) == 1
+    assert names[0].startswith("hybrid_opt at fraction 0.5 (as ")
+    halves = next(one for one in choice.candidates if not one.ran)
+    assert not halves.step.measured
+    inverses = {arm: fitted.predict(arm, 4).phases["precondition"] for arm in ("comm_opt", "mem_opt")}
+    assert inverses["mem_opt"] < halves.step.phases["precondition"] < inverses["comm_opt"]
+
+
+def test_strategies_that_never_ran_are_predicted_from_those_that_did():
+    """On real steps over shaped links: every strategy of the family as the others, within their bounds."""
+    arms = {arm.name: arm for arm in shaped_arms((1, 2, 4)) if arm.name in ("comm_opt", "mem_opt")}
+    model = study_model(Measured("shaped", "gloo", 0.0, tuple(arms.values()), False, ()))
+    errors = []
+    for donor, other in (("comm_opt", "mem_opt"), ("mem_opt", "comm_opt")):
+        truth = arms[other].worlds[4].seconds
+        seconds = model.predict(donor, 4, arms[other].config).seconds
+        assert seconds.low <= truth <= seconds.high
+        errors.append(abs(seconds.central / truth - 1))
+    assert max(errors) < 0.15
+
+
+def test_the_probability_of_being_faster_is_that_of_two_normal_logs():
+    """Equal medians are a coin; one interval's half width apart, in one number, is known from tables."""
+    one = Seconds(1 / 1.2, 1.0, 1.2)
+    assert faster(one, one) == pytest.approx(0.5)
+    exact = Seconds(1.2, 1.2, 1.2)
+    assert faster(one, exact) == pytest.approx(0.95)  # a two-sided 90 % bound has 5 % beyond it
+    assert faster(Seconds(1, 1, 1), exact) == 1.0
+
+
+def test_one_that_is_called_sure_is_the_faster_one_in_as_many_simulated_studies():
+    random, right = Random(3), []  # noqa: S311  simulated noise
+    for _ in range(50):
+        drift = random.gauss(0, 0.05)
+        arms = tuple(_simulated(name, drift, random, (1, 2, 4)) for name in ("mem_opt", "comm_opt"))
+        choice = choose(study_model(Measured("simulated", "gloo", 0.0, arms, True, ())), 8)
+        ran = [one for one in choice.candidates if one.ran]
+        sureness = faster(choice.seconds(ran[0]), choice.seconds(ran[1]))
+        truth = {name: sum(step(name, 8).values()) for name in ("mem_opt", "comm_opt")}
+        if sureness >= 0.8:
+            right.append(truth[ran[0].name] < truth[ran[1].name])
+    assert len(right) > 10
+    assert fmean(right) >= 0.8
+
+
+def test_the_sentence_says_what_why_and_how_sure(fitted):
+    text = sentence(choose(fitted, 64))
+    assert text.startswith("At 64 ranks use ")
+    assert "F = 5 and E = 10" in text
+    assert "epochs instead of" in text
+    assert text.count(".") >= 1
+    assert "\n" not in text
+
+
+def test_without_a_reached_target_steps_are_compared_and_the_output_says_so(folder, capsys):
+    arms = tuple(_simulated(name, 0.0, Random(1), (1, 2)) for name in ARMS)  # noqa: S311  simulated noise
+    choice = choose(study_model(Measured("simulated", "gloo", 0.0, arms, True, ())), 4)
+    assert not choice.to_target
+    assert choice.best.name == "sgd"
+    assert "a step" in sentence(choice)
+
+
+def test_the_command_prints_the_sentence_and_a_table(folder, capsys):
+    assert main(["recommend", str(folder), "--world-size", "16"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("At 16 ranks use ")
+    assert "never run" in out
+    assert main(["recommend", str(folder), "--world-size", "16", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    totals = [row["seconds_to_target"] for row in content["candidates"]]
+    assert totals == sorted(totals)
+    assert 0.5 <= content["sureness"] <= 1
+
+
+def test_links_of_another_speed_move_only_bytes(fitted, monkeypatch):
+    from tests.analysis import test_study_prediction as laws
+
+    quick = fitted.at_speed(4.0)
+    monkeypatch.setattr(laws, "BETA", laws.BETA / 4)
+    for arm in ARMS:
+        prediction = quick.predict(arm, 8)
+        assert prediction.seconds.central == pytest.approx(sum(step(arm, 8).values()), rel=1e-6)
+        assert not quick.predict(arm, 4).measured
+    assert quick.predict("sgd", 1).measured
+
+
+def test_the_map_names_the_fastest_arm_everywhere_and_is_byte_identical(folder, fitted, tmp_path, capsys):
+    command = ["recommend", str(folder), "--world-size", "16", "--out"]
+    for place in ("first", "second"):
+        assert main([*command, str(tmp_path / place)]) == 0
+    capsys.readouterr()
+    files = sorted(path.name for path in (tmp_path / "first").iterdir())
+    assert files == [f"strategy_map_synthetic.{kind}" for kind in ("csv", "pdf", "png")]
+    for name in files:
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+    rows = pd.read_csv(tmp_path / "first" / "strategy_map_synthetic.csv")
+    assert sorted(set(rows["world_size"])) == [1, 2, 4, 8, 16]
+    assert set(rows[rows["measured"] & (rows["world_size"] > 1)]["speed"]) == {1.0}
+    epochs = {"sgd": 2, "comm_opt": 1, "mem_opt": 1}
+    for row in rows[rows["speed"] == 1].itertuples():
+        totals = {arm: 20 * epochs[arm] * sum(step(arm, row.world_size).values()) for arm in ARMS}
+        ordered = sorted(totals.values())
+        assert totals[row.arm] == ordered[0]
+        assert row.next_ratio == pytest.approx(ordered[1] / ordered[0])
+    assert rows["mbit_per_second"][rows["speed"] == 1].iloc[0] == pytest.approx(800)  # 1e-8 s a byte
+
+
+def test_a_world_that_nothing_fits_is_one_line(folder, capsys):
+    assert main(["recommend", str(folder), "--world-size", str(2 * BATCH)]) == 2
+    assert "nothing can be predicted at 128 ranks" in capsys.readouterr().err

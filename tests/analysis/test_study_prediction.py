@@ -1,0 +1,353 @@
+"""Promise: a study predicts larger worlds, exactly where its times follow laws, else within bounds.
+
+The laws are written out here as formulas of the number of ranks; nothing of the prediction's code is used.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from statistics import fmean
+
+import pandas as pd
+import pytest
+
+from analysis.cost_model.errors import CostModelError
+from analysis.cost_model.models import Layer, read_model
+from analysis.records.tables import load
+from analysis.study_prediction import bounds
+from analysis.study_prediction.laws import fit_law
+from analysis.study_prediction.measured import Arm, Measured, StoredModel, World
+from analysis.study_prediction.prediction import StudyModel, held_out, study_model
+from analysis.study_prediction.reading import measured
+from harness.cell import Cell, Training
+from harness.cli import main
+from harness.runs.attempt_outcome import Outcome
+from harness.runs.layers_file import describe
+from harness.runs.record_writer import RecordWriter
+from harness.runs.records import EvalRecord, PhaseRecord
+from harness.runs.store import SweepFolder
+from kfac_core.config import KFACConfig
+from kfac_core.placement import FactorShape, LayerShape
+from kfac_core.placement.strategies import place
+from kfac_core.timing.phases import COMM_PHASES
+from tests.analysis.conftest import Plan, make_cell
+
+N, LAYERS, BATCH = 100, 4, 64
+F, E = 5, 10  # of `make_cell`
+ALPHA, BETA = 2e-4, 1e-8  # seconds a message, and a byte on the wire
+SHAPES = tuple(LayerShape(f"layer{i}", FactorShape(N), FactorShape(N)) for i in range(LAYERS))
+COMM = {phase.value for phase in COMM_PHASES}
+ARMS = ("sgd", "comm_opt", "mem_opt")
+
+
+def step(method: str, ranks: int) -> dict[str, float]:
+    """Seconds a step by phase, in closed form; all layers are alike, so all ranks with work have as much."""
+    batch = BATCH // ranks
+    found = {
+        "data": 1e-4,
+        "forward": 1e-3 + 2e-5 * batch,
+        "backward": 2e-3 + 4e-5 * batch,
+        "update": 3e-4,
+        "gradient_comm": ring(ranks, 4 * LAYERS * N * N),
+    }
+    if method == "sgd":
+        return found
+    factors, owners = 2 * LAYERS, min(ranks, 2 * LAYERS if method == "comm_opt" else LAYERS)
+    each = factors / owners
+    solve = 3e-4 + 5e-9 * N**3
+    found |= {
+        "factor_compute": (4e-4 + 1e-8 * batch * factors * N**2) / F,
+        "factor_comm": direct(ranks, owners, 4 * each * (N * (N + 1) / 2 + 2)) / F,
+        "inverse_compute": each * solve / E,
+        "scale": 5e-5,
+    }
+    product = 2e-5 + 1e-11 * 8 * N**3
+    if method == "comm_opt":
+        inverses = direct(ranks, owners, 4 * each * (N**2 + N))
+        return found | {"inverse_comm": inverses / E, "precondition": LAYERS * product}
+    gradients = direct(ranks, owners, 4 * LAYERS / owners * N**2)
+    return found | {"precondition_comm": gradients, "precondition": LAYERS / owners * product}
+
+
+def ring(ranks: int, size: float) -> float:
+    return (ranks - 1) * ALPHA + 2 * (ranks - 1) / ranks * size * BETA
+
+
+def direct(ranks: int, owners: int, part: float) -> float:
+    """Every owner exchanges its part with all other ranks, one message a part."""
+    return owners * ALPHA + (ranks - 1) * part * BETA if ranks > 1 else 0.0
+
+
+def write(sweep: SweepFolder, cell: Cell, *, oversubscribed: bool = False, late: float = 0.0) -> None:
+    """A run of three windows that follows the laws; rank 0 is `late` seconds a step in its backward pass."""
+    attempt = sweep.stage(cell).new_attempt()
+    attempt.write("launch.json", {"launcher": "local", "oversubscribed": oversubscribed})
+    attempt.write("environment.json", {"backend": "gloo", "hosts": ["here"] * cell.world_size})
+    if cell.kfac is not None:
+        attempt.write("layers.json", describe(SHAPES, place(cell.kfac, SHAPES, cell.world_size)))
+    seconds = {name: E * value for name, value in step(cell.method, cell.world_size).items()}
+    epochs = 2.0 if cell.method == "sgd" else 1.0
+    for rank in range(cell.world_size):
+        own = dict(seconds)
+        own["backward" if rank == 0 else "gradient_comm"] += E * late if cell.world_size > 1 else 0.0
+        calls = dict.fromkeys(own, E)
+        sent = {name: 40 for name, value in own.items() if name in COMM and value}
+        with RecordWriter(attempt.records(rank)) as writer:
+            for first in range(0, round(20 * epochs), E):
+                memory = {"rss_peak": 10**8, "model": 4 * LAYERS * N * N}
+                samples, wall = E * BATCH // cell.world_size, sum(own.values())
+                writer.write(PhaseRecord(rank, first, E, samples, wall, own, calls, sent, memory))
+            if rank == 0:
+                for done in (epochs / 2, epochs):
+                    writer.write(evaluation(done, reached=done == epochs))
+            writer.seal(rank)
+    attempt.write_outcome(
+        Outcome(
+            "COMPLETED", "", True, "target", started_at=0.0, ended_at=9.0, train_seconds=epochs, value=0.96
+        )
+    )
+
+
+def evaluation(epoch: float, *, reached: bool) -> EvalRecord:
+    steps, value = round(20 * epoch), 0.96 if reached else 0.5
+    return EvalRecord(
+        0, steps, epoch, steps * BATCH, epoch, 0.0, epoch, "accuracy", value, "higher", 0.1, 0.1
+    )
+
+
+def fabricated(folder: Path, sizes=(1, 2, 4), methods=ARMS, **options) -> Path:
+    sweep = SweepFolder(folder / "runs" / "synthetic")
+    for method in methods:
+        for size in sizes:
+            for seed in (0, 1):
+                cell = make_cell(method, size, seed, Plan(), {"training.gradient_averaging": "flat"})
+                write(sweep, cell, **options)
+    return sweep.path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return fabricated(tmp_path_factory.mktemp("fabricated"))
+
+
+@pytest.fixture(scope="module")
+def fitted(folder) -> StudyModel:
+    return study_model(measured(load(folder, cache=False)))
+
+
+@pytest.mark.parametrize("ranks", [8, 16])
+@pytest.mark.parametrize("method", ARMS)
+def test_where_times_follow_the_laws_every_phase_of_a_larger_world_is_predicted_exactly(
+    fitted, method, ranks
+):
+    """Also that mem_opt's four layers keep only four ranks busy, which no curve through totals knows."""
+    expected = step(method, ranks)
+    prediction = fitted.predict(method, ranks)
+    for phase, seconds in expected.items():
+        assert prediction.phases[phase] == pytest.approx(seconds, rel=1e-6), phase
+    assert prediction.seconds.central == pytest.approx(sum(expected.values()), rel=1e-6)
+    assert not prediction.measured
+
+
+def test_worlds_that_are_held_out_are_predicted_exactly_too(folder):
+    found = held_out(measured(load(folder, cache=False)))
+    assert {(one.arm, one.world_size) for one in found} == {(arm, size) for arm in ARMS for size in (2, 4)}
+    assert max(abs(one.error) for one in found if one.world_size == 2) < 1e-6
+
+
+def test_a_measured_world_is_given_as_measured(fitted):
+    one = fitted.predict("comm_opt", 4)
+    assert one.measured
+    assert one.seconds.central == pytest.approx(sum(step("comm_opt", 4).values()))
+
+
+def test_waiting_for_the_latest_rank_grows_with_the_ranks_and_is_no_transfer(tmp_path):
+    late = 2e-3
+    sweep = fabricated(tmp_path, sizes=(1, 2, 4), methods=("sgd",), late=late)
+    model = study_model(measured(load(sweep, cache=False)))
+    exact = step("sgd", 16)
+    phases = model.predict("sgd", 16).phases
+    assert phases["gradient_comm"] == pytest.approx(exact["gradient_comm"], rel=0.01)
+    alone = late * (1 - 1 / 4)  # beside the mean rank's pass
+    assert phases["waiting"] == pytest.approx(alone * 1.77 / 1.03, rel=0.02)  # maxima of 16 and of 4 normals
+
+
+def test_bounds_are_no_narrower_than_the_repeatability_and_widen_with_every_doubling(folder):
+    own = measured(load(folder, cache=False))
+    noisy = _with_runs(own, spread=0.08)
+    model = study_model(noisy)
+    widths = []
+    for size in (4, 8, 16, 32, 64):
+        seconds = model.predict("mem_opt", size).seconds
+        assert seconds.low < seconds.central < seconds.high
+        widths.append(math.log(seconds.high / seconds.low))
+    assert widths == sorted(widths)
+    assert all(after > 1.05 * before for before, after in pairwise(widths[1:]))
+    least = 2 * 1.645 * 0.08  # a normal run-to-run spread, known exactly
+    assert all(width > least for width in widths)
+
+
+def _with_runs(own: Measured, spread: float) -> Measured:
+    """The same study, whose runs scatter with this standard deviation of logs."""
+    arms = []
+    for arm in own.arms:
+        worlds = {}
+        for size, world in arm.worlds.items():
+            runs = tuple(world.seconds * math.exp(sign * spread / math.sqrt(2)) for sign in (-1, 1))
+            worlds[size] = World(runs, world.window_spread, world.windows, world.ranks, world.transfers)
+        arms.append(Arm(arm.name, arm.model, arm.config, arm.training, worlds, arm.epochs))
+    return Measured(own.name, own.algorithm, own.examples, tuple(arms), own.one_host, own.notes)
+
+
+@pytest.mark.parametrize(("error", "least", "most"), [(0.0, 0.9, 1.0), (0.1, 0.85, 0.95)])
+def test_ninety_percent_bounds_cover_nine_of_ten_runs_of_simulated_studies(error, least, most):
+    """Every doubling of the ranks adds an error that the laws do not know: none, or a tenth."""
+    random, hits = Random(5), []  # noqa: S311  simulated noise
+    for _ in range(120):
+        drift = random.gauss(0, error)
+        arms = tuple(_simulated(method, drift, random, (1, 2, 4)) for method in ("sgd", "mem_opt"))
+        model = study_model(Measured("simulated", "gloo", 0.0, arms, True, ()))
+        for arm in arms:
+            truth = _simulated(arm.name, drift, random, (8,)).worlds[8].runs[0]
+            seconds = model.predict(arm.name, 8).seconds
+            hits.append(seconds.low <= truth <= seconds.high)
+    assert least <= fmean(hits) <= most
+
+
+def _simulated(method: str, drift: float, random: Random, sizes: tuple[int, ...]) -> Arm:
+    model = StoredModel("simulated", tuple(Layer(s.name, N, N) for s in SHAPES), 0, stored=SHAPES)
+    config = (
+        None
+        if method == "sgd"
+        else KFACConfig(strategy=method, factor_update_steps=F, inverse_update_steps=E)
+    )
+    worlds = {}
+    for size in sizes:
+        off = math.exp(drift * math.log2(size))
+        seconds = {name: value * off for name, value in step(method, size).items()}
+        runs = [math.exp(random.gauss(0, 0.03)) for _ in range(2)]
+        mean = fmean(runs)
+        total = sum(seconds.values())
+        worlds[size] = World(
+            tuple(run * total for run in runs), 0.03, 4,
+            {name: (mean * value,) * size for name, value in seconds.items() if name not in COMM},
+            {name: mean * value for name, value in seconds.items() if name in COMM},
+        )  # fmt: skip
+    return Arm(method, model, config, Training(global_batch_size=BATCH, epochs=1, gradient_averaging="flat"),
+               worlds, {})  # fmt: skip
+
+
+def shaped_arms(sizes: tuple[int, ...]) -> tuple[Arm, ...]:
+    """The committed measurements of real steps on shaped links."""
+    steps = pd.read_csv("results/prediction/shaped_links_steps.csv")
+    found = []
+    for name in dict.fromkeys(steps["arm"]):
+        fraction = 0.5 if name == "hybrid_opt" else None
+        config = None if name == "sgd" else KFACConfig(
+            strategy=name, grad_worker_fraction=fraction, solver="inverse", factor_update_steps=2,
+            inverse_update_steps=4,
+        )  # fmt: skip
+        own = steps[steps["arm"] == name]
+        worlds = {size: _shaped(own[own["world_size"] == size]) for size in sizes}
+        training = Training(local_batch_size=16, epochs=1, gradient_averaging="flat")
+        found.append(Arm(name, read_model("perceptron"), config, training, worlds, {}))
+    return tuple(found)
+
+
+def _shaped(rows: pd.DataFrame) -> World:
+    walls = rows[rows["phase"] == "total"].groupby("window")["seconds_per_step"].max()
+    moving = rows[rows["phase"].isin(COMM)].groupby(["phase", "window"])["seconds_per_step"].min()
+    rest = rows[~rows["phase"].isin({*COMM, "total"})].groupby(["phase", "rank"])["seconds_per_step"].mean()
+    logs = walls.map(math.log)
+    return World(
+        (math.exp(logs.mean()),), logs.std(), len(walls),
+        {str(phase): tuple(own) for phase, own in rest.groupby(level="phase")},
+        {str(phase): float(own.mean()) for phase, own in moving.groupby(level="phase")},
+    )  # fmt: skip
+
+
+def test_real_steps_of_four_ranks_are_predicted_from_one_and_two_within_ten_percent_and_the_bounds():
+    """All from the study's own windows; the exchanges of two ranks are its only measure of the links."""
+    model = study_model(Measured("shaped", "gloo", 0.0, shaped_arms((1, 2)), False, ()))
+    errors = []
+    for arm in shaped_arms((4,)):
+        seconds, measured_seconds = model.predict(arm.name, 4).seconds, arm.worlds[4].seconds
+        errors.append(abs(seconds.central / measured_seconds - 1))
+        assert seconds.low <= measured_seconds <= seconds.high, arm.name
+    assert max(errors) < 0.1
+    assert fmean(errors) < 0.06
+
+
+def test_the_error_that_every_study_starts_from_is_that_of_the_committed_validation():
+    errors = pd.read_csv("results/prediction/shaped_links_totals.csv")["model"]
+    assert len(errors) == bounds.PRIOR_COUNT
+    assert math.sqrt((errors**2).mean()) == pytest.approx(bounds.PRIOR_ERROR, abs=5e-4)
+
+
+def test_a_law_whose_terms_grew_together_says_what_it_cannot_tell():
+    law = fit_law([(1.0, 10.0, 2.0), (2.0, 20.0, 4.0)])
+    assert law is not None
+    assert law.at((3, 30)) == pytest.approx(6.0)
+    assert law.bounds((3, 30)) == pytest.approx((6.0, 6.0))
+    assert law.bounds((1, 100)) == pytest.approx((2.0, 20.0))
+
+
+def test_runs_with_more_ranks_than_cpus_are_left_out_and_counted(tmp_path):
+    sweep = fabricated(tmp_path, sizes=(1, 2), methods=("sgd",))
+    crowded = make_cell("sgd", 4, 0, Plan(), {"training.gradient_averaging": "flat"})
+    write(SweepFolder(sweep), crowded, oversubscribed=True)
+    own = measured(load(sweep, cache=False))
+    assert own.world_sizes == (1, 2)
+    assert "left out: 1 runs with more ranks than CPUs" in own.notes[0]
+
+
+def test_a_study_of_one_rank_needs_links_from_a_calibration(tmp_path, capsys):
+    sweep = fabricated(tmp_path, sizes=(1,), methods=("sgd",))
+    command = ["predict", "--from", str(sweep), "--world-size", "8", "--json"]
+    assert main(command) == 2
+    assert "no exchange was measured on two ranks or more" in capsys.readouterr().err
+    assert main([*command, "--calibration", "spd_kfac_64"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["links"] == "calibration spd_kfac_64"
+    assert content["arms"][0]["phase_seconds"]["gradient_comm"] > 0
+
+
+def test_a_batch_that_is_too_small_for_the_world_is_said_and_not_priced(fitted, folder, capsys):
+    with pytest.raises(CostModelError, match="a global batch of 64 has no example for each of 128 ranks"):
+        fitted.predict("sgd", 128)
+    assert main(["predict", "--from", str(folder), "--world-size", "8,128"]) == 0
+    out = capsys.readouterr().out
+    assert "has no example for each of 128 ranks" in out
+    assert "links between hosts are not in these predictions" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "predict needs either --model NAME, or --from SWEEP"),
+        (["--model", "resnet20", "--from", "x"], "predict needs either --model NAME, or --from SWEEP"),
+        (["--from", "x", "--recommend"], "--recommend has no effect with --from"),
+        (["--from", "no-such-sweep"], "no runs of sweep 'no-such-sweep'"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_predicting_a_study_imports_no_torch(folder):
+    code = (
+        "import sys; from harness.cli import main; "
+        f"code = main(['predict', '--from', {str(folder)!r}]); "
+        "sys.exit(code or 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "predicted" in done.stdout
