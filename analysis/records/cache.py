@@ -25,8 +25,13 @@ Frames = dict[str, pd.DataFrame]
 
 
 def cached(sweep_path: Path, read: Callable[[Path], Frames]) -> Frames:
-    """The frames that `read` returns for a sweep, from `derived/<sweep>/` if they are up to date."""
+    """The frames that `read` returns for a sweep, from `derived/<sweep>/` if they are up to date.
+
+    Nothing is cached where that would make `derived/` in the current directory.
+    """
     folder = derived_folder(sweep_path)
+    if folder.parent.parent == Path.cwd() and not folder.parent.is_dir():
+        return read(sweep_path)
     stamp = fingerprint(sweep_path)
     stored = folder / stamp
     if stored.is_dir() and (found := _stored(stored)) is not None:

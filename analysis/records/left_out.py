@@ -15,6 +15,10 @@ class LeftOutWarning(UserWarning):
     """Runs of a loaded study are not valid; `Study.cells` has `valid` and `why`."""
 
 
+class EmptyStudyWarning(UserWarning):
+    """What was loaded holds no cell that this version can read."""
+
+
 def left_out_note(cells: pd.DataFrame) -> str:
     """How many runs are not valid, and why the first; empty if all are."""
     invalid = cells[~cells["valid"]]
@@ -38,9 +42,10 @@ def _first(why: str) -> str:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without `LeftOutWarning`, for callers that print the note themselves."""
+    """Without warnings of `load`, for callers that print the notes themselves."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", LeftOutWarning)
+        for kind in (LeftOutWarning, EmptyStudyWarning):
+            warnings.simplefilter("ignore", kind)
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -91,6 +92,18 @@ class Study:
         kept = {name: frame[frame["run"].astype("str").isin(runs)] for name, frame in parts.items()}
         return replace(
             self, cells=cells, **{name: frame.reset_index(drop=True) for name, frame in kept.items()}
+        )
+
+    def of_cells(self, ids: Collection[str]) -> Study:
+        """The study as if only these cells were stored: arms and settings are named after what they vary."""
+        kept = self.only(self.cells["cell"].isin(list(ids)))
+        named = name_arms([{k: v for k, v in row.items() if v is not None} for row in kept._rows()])
+        arms, settings = ([names[place] for names in named] for place in (0, 1))
+        return replace(
+            kept,
+            cells=kept.cells.assign(arm=arms, setting=settings).astype(
+                dict.fromkeys(("arm", "setting"), "str")
+            ),
         )
 
     def _rows(self) -> list[dict[str, Any]]:

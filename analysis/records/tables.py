@@ -6,10 +6,9 @@ can be traced back to its files.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,43 +16,52 @@ from typing import Any
 import pandas as pd
 
 from analysis.records.cache import cached
-from analysis.records.left_out import LeftOutWarning, left_out_note
+from analysis.records.left_out import EmptyStudyWarning, LeftOutWarning, left_out_note
 from analysis.records.record_files import read_records
 from analysis.records.run_files import RunFiles, read_run
 from analysis.records.segments import segment_columns
+from analysis.records.sources import PathLike, flat, other_versions_note, sources
 from analysis.records.study import LONG_FRAMES, Study
 from analysis.rules import SCORINGS
 from harness.cell import Cell
 from harness.errors import StoreError
-from harness.runs.archive import is_archive, unpack
+from harness.runs.archive import unpack
 from harness.runs.arms import fields_of, name_arms
 from harness.runs.store import DEFAULT_ROOT, SweepFolder
 from kfac_core.curve import Curve
 from kfac_core.schedule import Milestones
 
-PathLike = str | os.PathLike[str]
 
+def load(*paths: PathLike | Iterable[PathLike], root: PathLike = DEFAULT_ROOT, cache: bool = True) -> Study:
+    """Read any number of sweeps into one study.
 
-def load(paths: PathLike | Sequence[PathLike], root: PathLike = DEFAULT_ROOT, *, cache: bool = True) -> Study:
-    """Read sweeps: folders, names of sweeps under `root`, or archives that `kronscale archive` wrote.
+        load("demo")                                   the sweep of this name under `root`
+        load("results/runs/demo", "/data/runs/demo")   folders; two machines' cells of a sweep are one sweep
+        load("results/runs")                           every sweep of a folder of runs
+        load("a.tar.xz", "b.tar.xz")                   archives that `kronscale archive` wrote
 
-    Several archives of one sweep, such as those of two machines, are one sweep.
+    Each may also be a list of these; a path that is given twice counts once.
 
     The frames of a sweep are cached as Parquet in `derived/<sweep>/` beside the folder of its runs until a
-    record file changes, unless `cache` is false. That folder can be deleted at any time.
+    record file changes, unless `cache` is false. That folder can be deleted at any time; it is never made in
+    the current directory.
 
     A run whose files are damaged, written by a newer version, or do not agree has no rows in any frame but
-    `cells`, whose columns `valid` and `why` say so, and a `LeftOutWarning` is given.
+    `cells`, whose columns `valid` and `why` say so, and a `LeftOutWarning` is given; also for cells of
+    another version, which have no row at all. A study without cells comes with an `EmptyStudyWarning`.
 
     Raises:
-        StoreError: a folder or an archive is missing or damaged, or a cell is in several of them.
+        StoreError: no path is given, a folder or an archive is missing or damaged, a folder is that of a
+            single cell, or a cell is in several of them.
     """
-    several = [paths] if isinstance(paths, str | os.PathLike) else paths
+    folders, archives = sources(flat(paths), Path(root))
     read = partial(cached, read=_read) if cache else _read
-    archives = [Path(path) for path in several if is_archive(Path(path))]
-    parts = [read(_sweep_path(path, Path(root))) for path in several if Path(path) not in archives]
-    parts += _from_archives(archives)
-    if archives:
+    parts = [read(folder) for folder in folders]
+    notes = [
+        other_versions_note(folder, len(part["cells"])) for folder, part in zip(folders, parts, strict=True)
+    ]
+    parts += _from_archives(archives, notes)
+    if len(parts) > 1:
         _refuse_twice(parts)
     frames = {
         name: pd.concat([part[name] for part in parts], ignore_index=True)
@@ -70,18 +78,27 @@ def load(paths: PathLike | Sequence[PathLike], root: PathLike = DEFAULT_ROOT, *,
     columns = dict.fromkeys(path for row in rows for path in row)
     table = {path: pd.Series([row.get(path) for row in rows], dtype="object") for path in columns}
     described = pd.DataFrame({"run": frames["cells"]["run"], **table})
-    if note := left_out_note(frames["cells"]):
+    for note in filter(None, [*notes, left_out_note(frames["cells"])]):
         warnings.warn(note, LeftOutWarning, stacklevel=2)
+    if frames["cells"].empty:
+        places = ", ".join(map(str, [*folders, *archives]))
+        warnings.warn(f"no cell in {places}: the study is empty", EmptyStudyWarning, stacklevel=2)
     return Study(fields=described, scoring=SCORINGS["first"], **frames)
 
 
-def _from_archives(archives: Sequence[Path]) -> list[dict[str, pd.DataFrame]]:
-    """The frames of every sweep of the archives; the path of a run names its archive."""
+def _from_archives(archives: Sequence[Path], notes: list[str]) -> list[dict[str, pd.DataFrame]]:
+    """The frames of every sweep of the archives; the path of a run names its archive.
+
+    Adds to `notes` what cannot be read.
+    """
     if not archives:
         return []
     with tempfile.TemporaryDirectory() as folder:
         origin = unpack(archives, Path(folder))
-        parts = [_read(path) for path in sorted(Path(folder).iterdir())]
+        unpacked = sorted(Path(folder).iterdir())
+        parts = [_read(path) for path in unpacked]
+        for path, part in zip(unpacked, parts, strict=True):
+            notes.append(other_versions_note(path, len(part["cells"])).replace(f"{folder}/", ""))
     for part in parts:
         paths = [Path(path) for path in part["cells"]["path"]]
         named = [f"{origin[path.parent]}:{path.relative_to(folder)}" for path in paths]
@@ -98,14 +115,6 @@ def _refuse_twice(parts: Sequence[dict[str, pd.DataFrame]]) -> None:
             f"cell {first['sweep'].iloc[0]}/{first['cell'].iloc[0]} is in {' and in '.join(first['path'])}: "
             "leave one of them out"
         )
-
-
-def _sweep_path(path: PathLike, root: Path) -> Path:
-    for candidate in (Path(path), root / path):
-        if candidate.is_dir():
-            return candidate
-    also = f" nor at {root / path}" if len(Path(path).parts) == 1 else ""
-    raise StoreError(f"no run folder at {path}{also}; `kronscale run` or `submit` makes one")
 
 
 def _read(sweep_path: Path) -> dict[str, pd.DataFrame]:

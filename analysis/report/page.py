@@ -17,11 +17,16 @@ from analysis.figures.files import save
 from analysis.records.left_out import left_out_note
 from analysis.records.study import Study
 from analysis.records.tables import load
-from analysis.report.conditions import conditions
+from analysis.report.alt_texts import alt_text
+from analysis.report.answers import answers, headline, recommendation
+from analysis.report.bars import chart
+from analysis.report.conditions import checks
 from analysis.report.findings import cautions, findings
+from analysis.report.glossary import WORDS, Explained, anchor, term
 from analysis.report.markup import to_latex, to_markdown
+from analysis.report.ranking import ranking, shortlist
 from analysis.report.summary import costs_table, rules_table, summary_table
-from analysis.report.tables import environments, instrument, records, runs_table, targets
+from analysis.report.tables import environments, fastest_table, instrument, records, runs_table, targets
 from analysis.report.tuning_tables import tuning_tables
 
 LARGEST_CSV = 1_500_000
@@ -52,6 +57,7 @@ def write_report(
     commands: Mapping[str, str] | None = None,
     title: str = "",
     also: Sequence[Study] = (),
+    notes: Sequence[str] = (),
 ) -> Path:
     """Write `figures/`, `report.html`, `report.md` and `tables.tex` into `out_dir`; the page stands alone.
 
@@ -62,6 +68,7 @@ def write_report(
         commands: command that runs a sweep, by the sweep's name.
         title: heading; the sweeps' names by default.
         also: other studies that panels show; their runs and environments are listed too.
+        notes: warnings of the caller, such as that the study is a selection.
 
     Returns:
         The path of `report.html`.
@@ -75,18 +82,21 @@ def write_report(
     chosen = (Panel(name) for name in FIGURES) if panels is None else panels  # a generator shows progress
     figures = [_figure(study, panel, out / "figures") for panel in chosen]
     content = _content(study, figures) | {"title": title or ", ".join(study.sweeps) or "Empty study"}
+    content["warnings"] = [*notes, *content["warnings"]]
     (out / "report.md").write_text(_markdown(content), encoding="utf-8")
     (out / "tables.tex").write_text(_latex(content), encoding="utf-8")
     # Cell ids and causes come from users' files and exceptions: everything is escaped.
     environment = Environment(
         loader=PackageLoader("analysis.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
+    environment.filters |= {"explained": Explained(), "anchor": anchor, "term": term}
     path = out / "report.html"
     page = environment.get_template("report.html.j2").render(
         **content | {name: records(content[name]) for name in (*TABLES.values(), *TUNING_TABLES.values())},
         instrument=instrument(study),
         environments=environments([study, *also]),
         runs=[row for one in (study, *also) for row in runs_table(one, commands or {})],
+        words=WORDS,
     )
     path.write_text(page, encoding="utf-8")
     return path
@@ -95,13 +105,25 @@ def write_report(
 def _content(study: Study, figures: Sequence[dict[str, str]]) -> dict[str, Any]:
     """The content of all three formats of the report; tables as frames of text."""
     tuning, trials = tuning_tables(study)
+    places, checked, said = ranking(study), checks(study), findings(study)
+    short = shortlist(places)
     return {
         "states": study.cells["state"].value_counts().sort_index().to_dict(),
         "targets": targets(study),
         "scoring": study.scoring.about,
-        "findings": [*filter(None, [left_out_note(study.cells)]), *findings(study)],
-        "cautions": cautions(study),
-        "conditions": conditions(study),
+        "headline": headline(places) or said[0],
+        "answers": answers(places),
+        "recommendation": recommendation(places),
+        "chart": chart(places),
+        "fastest": fastest_table(short),
+        "points": sum(len(place.points) for place in places),
+        "findings": said,
+        "warnings": [
+            *filter(None, [left_out_note(study.cells)]),
+            *cautions(study),
+            *(check.sentence for check in checked if check.warns),
+        ],
+        "conditions": [check.sentence for check in checked if not check.warns],
         "benchmarks": sentences(study),
         "summary": summary_table(study),
         "rules": rules_table(study),
@@ -116,7 +138,7 @@ def _content(study: Study, figures: Sequence[dict[str, str]]) -> dict[str, Any]:
 def _figure(study: Study, panel: Panel, folder: Path) -> dict[str, str]:
     kind = FIGURES[panel.figure]
     name = panel.name or panel.figure
-    shown = {"name": name, "title": panel.title or kind.title, "png": "", "csv": ""}
+    shown = {"name": name, "title": panel.title or kind.title, "png": "", "csv": "", "alt": ""}
     try:
         drawing = kind.draw(panel.study or study)
     except NothingToDraw as reason:
@@ -125,6 +147,7 @@ def _figure(study: Study, panel: Panel, folder: Path) -> dict[str, str]:
     csv = files[".csv"] if len(files[".csv"]) <= LARGEST_CSV else b""
     return shown | {
         "caption": drawing.caption,
+        "alt": alt_text(shown["title"], drawing),
         "png": base64.b64encode(files[".png"]).decode(),
         "csv": base64.b64encode(csv).decode(),
     }
@@ -134,7 +157,14 @@ def _markdown(content: Mapping[str, Any]) -> str:
     parts = [
         f"# {content['title']}",
         "",
-        *(f"- {line}" for line in content["findings"] + content["cautions"] + content["conditions"]),
+        *(f"- {line}" for line in content["warnings"]),
+        "",
+        f"**{content['headline']}**" if content["answers"] else content["headline"],
+        "",
+        *(f"- {line}" for line in content["answers"]),
+        *(f"- Recommendation: {line}" for line in content["recommendation"]),
+        "",
+        *(f"- {line}" for line in content["findings"] + content["conditions"]),
         "",
     ]
     for heading, name in _tables(content).items():

@@ -10,6 +10,9 @@ import pandas as pd
 from analysis.conditions import cells_to_repeat
 from analysis.metrics import in_order, time_to_accuracy
 from analysis.records.study import Study
+from analysis.report.answers import duration
+from analysis.report.ranking import Point
+from analysis.report.summary import spell
 from analysis.steps import CLOSURE_LIMIT, run_closure, waits_measured
 
 
@@ -19,6 +22,24 @@ def targets(study: Study) -> list[str]:
     fields = ["workload", "target_metric", "target_direction", "target_value"]
     distinct = study.cells[fields].drop_duplicates().itertuples(index=False)
     return [f"{workload}: {metric} {sign[way]} {value:g}" for workload, metric, way, value in distinct]
+
+
+def fastest_table(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """The fastest points of a study as text, one row each."""
+    return [
+        {
+            "arm": point.arm,
+            "world_size": f"{point.world_size}{'*' if point.oversubscribed else ''}",
+            "seconds": duration(point.seconds),
+            "reached": f"{point.reached} of {point.runs}",
+            "epochs": f"{point.epochs:.3g}",
+            "seconds_per_epoch": duration(point.seconds_per_epoch),
+            "speedup": "base" if point.is_baseline else "–" if point.against is None
+            else spell(point.against.speedup, "×"),
+            "verdict": "–" if point.against is None else point.against.verdict,
+        }
+        for point in points
+    ]  # fmt: skip
 
 
 def instrument(study: Study) -> list[dict[str, Any]]:

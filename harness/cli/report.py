@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.options import RUNS, FileInstead, Runs, SweepName
+from harness.cli.options import RUNS, FileInstead, Overrides, Runs, SweepName, Where
 from harness.cli.scoring_rules import ABOUT_RULES
 from harness.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from analysis.records.study import Study
 
 SHOWN = ["arm", "world_size", "runs", "left_out", "reached", "median_seconds", "epochs", "speedup", "verdict"]
 """Columns of the summary that fit a terminal; the report has all columns."""
@@ -23,6 +25,8 @@ def report(
     sweep: SweepName = None,
     file: FileInstead = None,
     runs: Runs = RUNS,
+    where: Where = None,
+    set_: Overrides = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder of the report. Default: report/ in the sweep's."),
@@ -36,15 +40,21 @@ def report(
         typer.Option(metavar="NAME", help=ABOUT_RULES),
     ] = "first",
 ) -> None:
-    """Write report.html with figures and tables from stored runs, and print the summary."""
-    folder = None if archives and not (sweep or file) else _folder(sweep, file, runs)
+    """Write report.html with figures and tables from stored runs, and print the summary.
+
+    The name of a sweep means all of its stored cells, its file the cells of the file, as for `status`.
+    """
+    folder = None if archives and not (sweep or file) else _folder(sweep, file, set_, runs)
+    wanted = _wanted(sweep, file, set_, where, runs)
     target = _report_folder(folder, archives, out, rule)
     # imported after the arguments are checked: pandas and matplotlib are slow to load
     from analysis.figures import FIGURES  # noqa: PLC0415
     from analysis.records.left_out import left_out_note, not_sealed_note, quietly  # noqa: PLC0415
     from analysis.records.tables import load  # noqa: PLC0415
+    from analysis.report.answers import headline, recommendation  # noqa: PLC0415
     from analysis.report.findings import findings, resumed_note  # noqa: PLC0415
     from analysis.report.page import Panel, write_report  # noqa: PLC0415
+    from analysis.report.ranking import ranking  # noqa: PLC0415
     from analysis.report.summary import summary_table  # noqa: PLC0415
     from harness.cli.output import (  # noqa: PLC0415
         console,
@@ -58,10 +68,11 @@ def report(
     from harness.runs.store import SweepFolder  # noqa: PLC0415
 
     scoring = read_rule(rule)
-    if folder is not None:
+    if folder is not None and (file or not where):  # with --where they have been printed
         print_left_out(SweepFolder(folder).version_errors())
     with quietly():
         study = replace(load(archives or folder or ""), scoring=scoring)
+    study, selection = (study, "") if wanted is None else _selected(study, wanted, runs)
     print_note(left_out_note(study.cells))
     screen = console()
     page = write_report(
@@ -69,12 +80,19 @@ def report(
         target,
         with_progress([Panel(name) for name in FIGURES], "drawing", screen),
         commands={} if folder is None else {folder.name: command("run", folder)},
+        notes=[selection] if selection else [],
     )
     summary = summary_table(study)
     columns = [name for name in SHOWN if name in summary]
     shown = text_table((name.replace("_", " ") for name in columns), summary[columns].itertuples(index=False))
     screen.print(shown if len(summary) else findings(study)[0], markup=False)
-    for note in filter(None, [*_notes(summary), not_sealed_note(study.cells), resumed_note(study.cells)]):
+    if len(summary):
+        places = ranking(study)
+        for line in filter(None, [headline(places), *recommendation(places)]):
+            screen.print(line, markup=False, soft_wrap=True)
+    for note in filter(
+        None, [selection, *_notes(summary), not_sealed_note(study.cells), resumed_note(study.cells)]
+    ):
         screen.print(note, style="dim", markup=False, highlight=False)
     screen.print(f"report: {page}", soft_wrap=True, markup=False, highlight=False)
 
@@ -85,7 +103,7 @@ def _report_folder(folder: Path | None, archives: list[Path] | None, out: Path |
     return out or (folder or Path()) / ("report" if rule == "first" else f"report-{rule}")
 
 
-def _folder(sweep: str | None, file: Path | None, runs: Path) -> Path:
+def _folder(sweep: str | None, file: Path | None, overrides: list[str] | None, runs: Path) -> Path:
     from harness.cli.cell_selection import stored_sweep  # noqa: PLC0415  loads pydantic
 
     if (sweep is None) == (file is None):
@@ -93,8 +111,43 @@ def _folder(sweep: str | None, file: Path | None, runs: Path) -> Path:
     if file is not None:
         from harness.study.sweep import read_sweep  # noqa: PLC0415  not needed for a name
 
-        sweep = read_sweep(file).name
-    return stored_sweep(sweep or "", runs).path
+        sweep = read_sweep(file, overrides or ()).name
+    return stored_sweep((sweep or "").partition("/")[0] if file is None else sweep or "", runs).path
+
+
+def _wanted(
+    sweep: str | None, file: Path | None, overrides: list[str] | None, where: list[str] | None, runs: Path
+) -> set[str] | None:
+    """Ids of the cells that `status` would show for the same words; None for all stored ones of a sweep."""
+    if not (file or overrides or where or "/" in (sweep or "")):
+        return None
+    if sweep is None and file is None:
+        raise UserError("--where and --set select cells of a sweep; --archive takes all of its cells")
+    from harness.cli.cell_selection import selected_cells  # noqa: PLC0415  loads pydantic
+
+    return {cell.id for cell in selected_cells(sweep, file, overrides or (), where or (), runs)}
+
+
+def _selected(study: Study, wanted: set[str], runs: Path) -> tuple[Study, str]:
+    """The wanted cells, and a sentence unless these are all that are stored.
+
+    Raises:
+        UserError: others are stored, but none of the wanted.
+    """
+    stored = set(study.cells["cell"])
+    if stored and not wanted & stored:
+        raise UserError(
+            f"none of the {len(wanted)} selected cells is stored in {runs}, only {len(stored)} others of the "
+            f"sweep, such as {min(stored)}; its name instead of its file reports all that are stored"
+        )
+    parts = []
+    if others := len(stored - wanted):
+        parts.append(f"{others} stored {'cell was' if others == 1 else 'cells were'} not selected")
+    if missing := len(wanted - stored):
+        verb = "is" if missing == 1 else "are"
+        parts.append(f"{missing} of {len(wanted)} selected cells {verb} not stored")
+    selection = f"Selected cells only: {', '.join(parts)}." if parts else ""
+    return study.of_cells(wanted) if others else study, selection
 
 
 def _notes(summary: pd.DataFrame) -> list[str]:

@@ -5,6 +5,7 @@ Needs Debian's `chromium`; skipped where it is not installed.
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -22,7 +23,7 @@ pytestmark = [
 PROBE = """<script>
 addEventListener("load", () => {
   const table = document.querySelector("#summary table"), head = table.querySelectorAll("th button")[0];
-  const column = () => [...table.tBodies[0].rows].map(row => row.cells[0].innerText);
+  const column = () => [...table.tBodies[0].rows].map(row => row.cells[0].textContent);
   head.click(); const up = column(); head.click(); const down = column();
   const root = document.documentElement, outside = one => !one.name.startsWith("data:");
   const asked = performance.getEntriesByType("resource").filter(outside).map(one => one.name);
@@ -64,6 +65,59 @@ def test_the_page_fits_its_window_sorts_and_stays_alone(page, width):
     assert seen["down"] == sorted(seen["up"], reverse=True)
     assert len(set(seen["up"])) == 3
     assert seen["asked"] == []
+
+
+FRAME = """<body><iframe src="{page}" style="border: 0; width: 390px; height: 900px"></iframe><script>
+addEventListener("load", () => {{
+  const inner = document.querySelector("iframe").contentDocument, root = inner.documentElement;
+  for (const one of inner.querySelectorAll("details")) one.open = true;
+  const cropped = [...inner.querySelectorAll("td, img, .row, figcaption, h2")].filter(one => {{
+    const box = one.getBoundingClientRect();
+    return box.width && (box.right > root.clientWidth + 1 || box.left < -1);
+  }});
+  const names = cropped.map(one => one.outerHTML.slice(0, 80));
+  const seen = {{wide: root.scrollWidth, screen: root.clientWidth, cropped: names}};
+  document.body.textContent = "PROBE" + JSON.stringify(seen);
+}});
+</script>"""
+
+
+def test_a_phone_shows_every_value_and_figure_whole(page):
+    """In a frame of 390 pixels, because this browser opens no window as narrow."""
+    frame = page.with_name("frame.html")
+    frame.write_text(FRAME.format(page=page.as_uri()))
+    found = re.search(r"PROBE(\{.*\})", chromium(frame, "--allow-file-access-from-files", "--dump-dom"))
+    assert found
+    seen = json.loads(html.unescape(found[1]))
+    assert seen["screen"] == 390
+    assert seen["wide"] <= 390
+    assert seen["cropped"] == []
+
+
+def test_a_link_into_a_folded_table_opens_it(page):
+    probe = """<script>
+      addEventListener("hashchange", () => {
+        const [open, others] = ["costs", "runs"].map(id => document.querySelector(`#${id} details`).open);
+        document.body.innerHTML = "PROBE" + JSON.stringify({open, others});
+      });
+      addEventListener("load", () => { location.hash = "costs"; });</script>"""
+    copy = page.with_name("link.html")
+    copy.write_text(page.read_text() + probe)
+    found = re.search(r"PROBE(\{.*?\})", chromium(copy, "--dump-dom"))
+    assert found
+    assert json.loads(found[1]) == {"open": True, "others": False}
+
+
+def test_folded_tables_are_printed(page):
+    closed = page.with_name("closed.html")
+    text = page.read_text().replace('"beforeprint"', '"never"').replace("::details-content", "::nothing")
+    closed.write_text(text)
+    sizes = []
+    for one in (page, closed):
+        target = one.with_suffix(".pdf")
+        chromium(one, f"--print-to-pdf={target}", "--no-pdf-header-footer")
+        sizes.append(len(re.findall(rb"/Type\s*/Page\b", target.read_bytes())))
+    assert sizes[0] > sizes[1] > 0
 
 
 def test_the_page_prints(page):

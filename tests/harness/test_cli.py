@@ -80,15 +80,16 @@ def test_report_prints_the_summary_literally_and_the_path_of_the_page(monkeypatc
     })  # fmt: skip
     monkeypatch.setattr("analysis.report.summary.summary_table", lambda _: summary)
     monkeypatch.setattr(
-        "analysis.report.page.write_report", lambda _, out, panels, commands: out / "report.html"
+        "analysis.report.page.write_report", lambda _, out, panels, **said: out / "report.html"
     )
+    monkeypatch.setattr("analysis.report.ranking.ranking", lambda _: [])
     frames = ("cells", "fields", *LONG_FRAMES)
     columns = {"segments": [], "run": [], "why": [], "valid": pd.Series(dtype="bool")}
     columns |= {"sealed": pd.Series(dtype="boolean")}
     empty = Study(**{name: pd.DataFrame(columns) for name in frames})
     monkeypatch.setattr("analysis.records.tables.load", lambda folder: empty)
     (tmp_path / "demo").mkdir()
-    assert cli.main(["report", "-f", DEMO, "--runs", str(tmp_path)]) == 0
+    assert cli.main(["report", "demo", "--runs", str(tmp_path)]) == 0
     output = capsys.readouterr().out
     assert "1.5 [bold, 2.0]" in output
     assert "speedup: Welch t\n*: more ranks than CPUs" in output

@@ -1,0 +1,252 @@
+"""The report's answers in plain language: which arm was fastest, how sure that is, and what to use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from analysis.comparisons import Comparison
+from analysis.report.ranking import Place
+from analysis.statistics.power import FEWEST_RUNS, decidable, repeats_for
+
+MOST_SETTINGS = 3
+"""Most settings of which the headline names the fastest arms; of more it counts them."""
+
+EQUAL = 0.005
+"""Ratios that differ less from 1 are given as equal: they round to it."""
+
+
+def headline(places: Sequence[Place]) -> str:
+    """Which arm was fastest on which world sizes, and whether that is more than chance; empty if none was."""
+    judged = [place for place in places if place.judged]
+    if not judged:
+        return "" if not places else _nothing_judged(places)
+    settings = list(dict.fromkeys(place.setting for place in judged))
+    if len(settings) > MOST_SETTINGS:
+        counts: dict[str, int] = {}
+        for place in judged:
+            name = _name(place.fastest.arm, place.setting)
+            counts[name] = counts.get(name, 0) + 1
+        ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+        told = ", ".join(f"{arm} at {count}" for arm, count in ordered[:MOST_SETTINGS])
+        parts = [f"Of {len(judged)} settings and world sizes, fastest were {told}."]
+    else:
+        parts = [_winners([place for place in judged if place.setting == setting]) for setting in settings]
+    return " ".join([*parts, _sure(judged)])
+
+
+def answers(places: Sequence[Place]) -> list[str]:
+    """A sentence or two on every setting and world size."""
+    return [_answer(place, _family(places)) for place in places]
+
+
+def recommendation(places: Sequence[Place]) -> list[str]:
+    """What to use of what was measured: a sentence for every setting, and one on what was not measured."""
+    judged = [place for place in places if place.judged]
+    if not judged:
+        return []
+    settings = list(dict.fromkeys(place.setting for place in judged))
+    lines = []
+    for setting in settings[: 2 * MOST_SETTINGS]:
+        best = min(
+            (place for place in judged if place.setting == setting),
+            key=lambda place: (place.fastest.seconds, place.world_size),
+        )
+        lines.append(_advice(best, _family(places)))
+    if len(settings) > len(lines):
+        lines.append(f"{len(settings) - len(lines)} more settings: see the table of times.")
+    most = max(place.world_size for place in judged)
+    lines.append(
+        f"Nothing beyond {ranks(most)} was measured{_skipped(places, most)}; for other world sizes "
+        "`kronscale predict` estimates the time of a step, not the epochs."
+    )
+    return lines
+
+
+def ranks(size: int) -> str:
+    """`1 rank`, `4 ranks`."""
+    return "1 rank" if size == 1 else f"{size} ranks"
+
+
+def duration(seconds: float) -> str:
+    """`12.3 s`, `4.5 min`, `3.2 h`, `not reached`, or a dash for what is not known."""
+    if math.isnan(seconds):
+        return "–"
+    if not math.isfinite(seconds):
+        return "not reached"
+    if seconds >= 2 * 3600:
+        return f"{seconds / 3600:.3g} h"
+    return f"{seconds / 60:.3g} min" if seconds >= 120 else f"{seconds:.3g} s"
+
+
+def _family(places: Iterable[Place]) -> int:
+    """How many comparisons share Holm's correction."""
+    of_points = (point.against for place in places for point in place.points)
+    return sum(one is not None and not one.oversubscribed and not one.refused for one in of_points)
+
+
+def _winners(places: Sequence[Place]) -> str:
+    """Such as `sgd was fastest on 2 and 4 ranks, dp_kfac on 8 ranks`, of one setting."""
+    sizes: dict[str, list[int]] = {}
+    for place in places:
+        sizes.setdefault(_name(place.fastest.arm, place.setting), []).append(place.world_size)
+    told = [
+        f"{arm} {'was fastest ' if first else ''}on {_listed(map(str, found))} "
+        f"rank{'' if found == [1] else 's'}"
+        for first, (arm, found) in zip([True, *[False] * len(sizes)], sizes.items(), strict=False)
+    ]
+    setting = places[0].setting
+    return f"{f'With {setting} ' if setting else ''}{', '.join(told)}."
+
+
+def _sure(judged: Sequence[Place]) -> str:
+    pairs = [one for place in judged if (one := _pair(place)) is not None]
+    decided = sum(one.verdict in ("faster", "slower") for one in pairs)
+    if not pairs:
+        return "There is no first-order arm to compare with, so there is nothing to claim."
+    if decided == len(pairs):
+        return "The difference is significant." if decided == 1 else "All these differences are significant."
+    if decided:
+        return f"{decided} of {len(pairs)} of these differences are significant."
+    most = max(one.speedup.n for one in pairs)
+    if most < FEWEST_RUNS:
+        return f"{_count(most, 'run')} a point: no claim."
+    return "No claim: none of these differences is significant."
+
+
+def _nothing_judged(places: Sequence[Place]) -> str:
+    if all(place.fastest.oversubscribed for place in places):
+        return "No arm is called the fastest: every world size had more ranks than CPUs."
+    return (
+        "No arm is called the fastest: no arm's median run reached the target where there were CPUs enough."
+    )
+
+
+def _pair(place: Place) -> Comparison | None:
+    """The comparison that decides who is fastest: of the fastest arm, or of the next one with it."""
+    if place.fastest.against is not None:
+        return place.fastest.against
+    if not place.fastest.is_baseline:
+        return None
+    return next((point.against for point in place.points if point.against is not None), None)
+
+
+def _answer(place: Place, family: int) -> str:
+    where = f"{ranks(place.world_size).capitalize()}{f' ({place.setting})' if place.setting else ''}"
+    best = place.fastest
+    if best.oversubscribed:
+        return f"{where}: more ranks than CPUs, so seconds are not judged{_fewest_epochs(place)}."
+    if not math.isfinite(best.seconds):
+        counts = (
+            f"{one.reached} of {one.runs} of {_name(one.arm, place.setting)}" for one in place.points[:4]
+        )
+        reached = ", ".join(counts)
+        return f"{where}: no arm's median run reached the target (runs that did: {reached})."
+    name = partial(_name, setting=place.setting)
+    start = f"{where}: {name(best.arm)} took {duration(best.seconds)} to the target"
+    if len(place.points) == 1:
+        return f"{start}; no other arm was scored there."
+    pair = _pair(place)
+    if pair is None:
+        after = place.points[1]
+        return (
+            f"{start}, {name(after.arm)} {duration(after.seconds)}. No first-order arm ran there: no claim."
+        )
+    other = pair.baseline if pair.arm == best.arm else pair.arm
+    missed = any(point.arm == other and math.isinf(point.seconds) for point in place.points)
+    then = f"the median run of {name(other)} did not reach it"
+    if not missed:
+        then = _longer(pair, best.arm, name(other))
+    made_of = _made_of(pair, name(pair.arm), name(pair.baseline))
+    return f"{start}, {then}; {made_of}. {_certainty(pair, family)}"
+
+
+def _longer(pair: Comparison, best: str, other: str) -> str:
+    factor = pair.speedup.estimate if pair.arm == best else 1 / (pair.speedup.estimate or math.nan)
+    known = 0 < factor < math.inf
+    return f"{other} {_times(factor)}" if known else f"how much longer {other} took is not known"
+
+
+def _times(factor: float) -> str:
+    return "as long" if abs(factor - 1) < EQUAL else f"{factor:.3g} times as long"
+
+
+def _made_of(pair: Comparison, arm: str, baseline: str) -> str:
+    """What the difference consists of, from the side of the arm that is not the baseline."""
+    fewer, cheaper = pair.fewer_epochs.estimate, pair.cheaper_epochs.estimate
+    if not 0 < cheaper < math.inf:
+        return "what it consists of is not known"
+    cost = _times(1 / cheaper)
+    if not 0 < fewer < math.inf:
+        return f"an epoch of {arm} takes {cost}" + (f" as one of {baseline}" if cost == "as long" else "")
+    epochs = "as many epochs as" if abs(fewer - 1) < EQUAL else f"{1 / fewer:.3g} times the epochs of"
+    joint = "and" if (fewer >= 1) == (cheaper >= 1) else "but"
+    return f"{arm} needs {epochs} {baseline}, {joint} each takes {cost}"
+
+
+def _certainty(pair: Comparison, family: int) -> str:
+    if pair.verdict in ("faster", "slower"):
+        caution = f"; {pair.caution}" if pair.caution else ""
+        return f"Significant (p = {pair.holm_p:.2g} after Holm{caution})."
+    if pair.refused:
+        return f"No claim: {pair.refused}."
+    runs = pair.speedup.n
+    if runs < FEWEST_RUNS or decidable(runs) < family:
+        return f"No claim: {_count(runs, 'run').lower()} a point; {repeats_for(max(family, 1))} could decide."
+    return "No claim: the difference is not significant at 5 %."
+
+
+def _fewest_epochs(place: Place) -> str:
+    known = [point for point in place.points if math.isfinite(point.epochs)]
+    if not known:
+        return ""
+    best = min(known, key=lambda point: (point.epochs, point.arm))
+    base = place.baseline
+    beside = (
+        f" ({_name(base.arm, place.setting)}: {base.epochs:.3g})"
+        if base in known and base is not best and base
+        else ""
+    )
+    return f"; fewest epochs: {_name(best.arm, place.setting)} with {best.epochs:.3g}{beside}"
+
+
+def _advice(place: Place, family: int) -> str:
+    best, pair = place.fastest, _pair(place)
+    under = f" ({place.setting})" if place.setting else ""
+    where = f"{ranks(place.world_size)}{under}"
+    what = f"{_name(best.arm, place.setting)} on {where}, {duration(best.seconds)} to the target"
+    if pair is None:
+        return f"Fastest of what was run: {what}. Without a first-order arm nobody knows whether K-FAC pays."
+    others = [point.against for point in place.points if point.against is not None]
+    if best.is_baseline:
+        if all(one.verdict == "slower" for one in others):
+            return f"Use {what}; every other arm there was significantly slower."
+        return f"Use {what}; it needs no K-FAC, and no arm was shown to be faster."
+    if pair.verdict == "faster":
+        return f"Use {what}; it was significantly faster than {_name(pair.baseline, place.setting)} there."
+    repeats = repeats_for(max(family, 1))
+    more = "" if pair.speedup.n >= repeats else f"; with {repeats} runs of each arm it could be decided"
+    return f"Fastest was {what}, but that it beats {_name(pair.baseline, place.setting)} is not shown{more}."
+
+
+def _skipped(places: Sequence[Place], most: int) -> str:
+    larger = max((place.world_size for place in places), default=most)
+    return (
+        f" with a CPU for each rank and a run at the target (up to {larger} without)" if larger > most else ""
+    )
+
+
+def _name(arm: str, setting: str) -> str:
+    """The arm's name without the setting, where a sentence has that already."""
+    return arm.removesuffix(setting).strip() or arm
+
+
+def _count(number: int, what: str) -> str:
+    words = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine")
+    return f"{words[number] if number < len(words) else number} {what}{'' if number == 1 else 's'}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    *before, last = names
+    return f"{', '.join(before)} and {last}" if before else last

@@ -1,0 +1,195 @@
+"""Promise: the top of the report says in plain words what was fastest, how sure that is, and what to use.
+
+The studies have known answers: sgd needs 10 epochs of 1 s on one rank, comm_opt 5 that each take `factor` s.
+"""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from analysis.figures import FIGURES
+from analysis.figures.drawing import Drawing
+from analysis.records.study import Study
+from analysis.report.alt_texts import alt_text
+from analysis.report.answers import answers, headline, recommendation
+from analysis.report.bars import chart
+from analysis.report.glossary import WORDS, Explained, anchor
+from analysis.report.page import write_report
+from analysis.report.ranking import ranking, shortlist
+from tests.analysis.hand_made import Run, hand_made
+
+ROOT = Path(__file__).parents[2]
+
+
+def known(
+    folder: Path, factor: float = 2.6, seeds: int = 2, sizes: tuple[int, ...] = (2, 4), **options: object
+) -> Study:
+    """Both methods on every world size, in blocks of one seed whose order alternates."""
+    missing = options.pop("misses", "")
+    runs = [
+        Run(
+            method, size, seed, 10 if method == "sgd" else 5, cost / size, allocation=f"b{seed}",
+            misses=method == missing, started=1000.0 * (seed + 1) + place * (-1) ** seed,
+            oversubscribed=size in options.get("oversubscribed", ()),  # type: ignore[operator]
+        )
+        for place, (method, cost) in enumerate([("sgd", 1.0), ("comm_opt", factor)])
+        for size in sizes
+        for seed in range(seeds)
+    ]  # fmt: skip
+    return hand_made(folder, runs)
+
+
+def test_few_runs_are_no_claim(tmp_path):
+    places = ranking(known(tmp_path))
+    assert headline(places) == "sgd was fastest on 2 and 4 ranks. Two runs a point: no claim."
+    assert answers(places)[1] == (
+        "4 ranks: sgd took 2.5 s to the target, comm_opt 1.3 times as long; comm_opt needs 0.5 times the "
+        "epochs of sgd, but each takes 2.6 times as long. No claim: two runs a point; 5 could decide."
+    )
+    use, beyond = recommendation(places)
+    assert use.startswith("Use sgd on 4 ranks, 2.5 s to the target; it needs no K-FAC")
+    assert beyond.startswith("Nothing beyond 4 ranks was measured;")
+
+
+def test_a_significant_difference_is_a_recommendation(tmp_path):
+    places = ranking(known(tmp_path, factor=1.2, seeds=8))
+    assert headline(places) == "comm_opt was fastest on 2 and 4 ranks. All these differences are significant."
+    assert re.search(
+        r"sgd 1\.67 times as long;.*Significant \(p = 0\.0\d+ after Holm\)\.$", answers(places)[0]
+    )
+    said = "Use comm_opt on 4 ranks, 1.5 s to the target; it was significantly faster than sgd there."
+    assert recommendation(places)[0] == said
+
+
+def test_seconds_are_not_judged_without_a_cpu_for_each_rank(tmp_path):
+    places = ranking(known(tmp_path, oversubscribed=(4,)))
+    assert headline(places).startswith("sgd was fastest on 2 ranks.")
+    assert answers(places)[1] == (
+        "4 ranks: more ranks than CPUs, so seconds are not judged; fewest epochs: comm_opt with 5 (sgd: 10)."
+    )
+    assert "up to 4 without" in recommendation(places)[-1]
+    assert {point.world_size for point in shortlist(places)} == {2}
+
+
+def test_an_arm_that_missed_is_not_fastest_and_no_time_is_made_up(tmp_path):
+    places = ranking(known(tmp_path, misses="comm_opt", sizes=(2,)))
+    assert "the median run of comm_opt did not reach it" in answers(places)[0]
+    assert [point.arm for point in shortlist(places)] == ["sgd"]
+    both = chart(places)
+    assert "comm_opt not reached, 2 of 2 missed" in both.text
+    assert [bar.percent == "0" for _, bars in both.groups for bar in bars] == [False, True]
+    nobody = ranking(known(tmp_path / "none", misses="sgd", sizes=(2,)))
+    assert headline(nobody).startswith("comm_opt was fastest")
+
+
+def test_the_table_has_five_rows_by_time_with_the_first_order_arm(tmp_path):
+    rows = shortlist(ranking(known(tmp_path, factor=0.5, sizes=(1, 2, 4, 8, 16))))
+    assert [(row.arm, row.world_size) for row in rows[:4]] == [("comm_opt", size) for size in (16, 8)] + [
+        ("sgd", 16),
+        ("comm_opt", 4),
+    ]
+    assert len(rows) == 5
+    times = [row.seconds for row in rows]
+    assert times == sorted(times)
+
+
+def test_bars_are_as_long_as_their_times(tmp_path):
+    ((_, bars),) = chart(ranking(known(tmp_path, sizes=(2,)))).groups
+    lengths = {bar.arm: float(bar.percent) for bar in bars}
+    assert lengths["comm_opt"] / lengths["sgd"] == pytest.approx(1.3, rel=1e-3)
+    assert max(lengths.values()) <= 100
+
+
+class _Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None], bool]] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs), "details" in self.open))
+        self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        while self.open and self.open.pop() != tag:
+            pass
+
+
+@pytest.fixture(scope="module")
+def page(ordinary_report) -> _Page:
+    parser = _Page()
+    parser.feed(ordinary_report.read_text(encoding="utf-8"))
+    return parser
+
+
+def test_dense_tables_are_folded_and_every_value_has_its_heading(page):
+    tables = [folded for tag, _, folded in page.tags if tag == "table"]
+    assert tables[0] is False  # the five rows
+    assert len(tables) > 5
+    assert all(tables[1:])
+    cells = [given for tag, given, _ in page.tags if tag == "td"]
+    assert all(given.get("data-label") for given in cells)  # a phone shows them beside the values
+
+
+def test_costs_have_units(ordinary_report):
+    text = ordinary_report.read_text(encoding="utf-8")
+    costs = text[text.index('id="costs"') : text.index('id="instrument"')]
+    headings = re.findall(r'<button type="button">([^<]+)</button>', costs)
+    assert len(headings) > 10
+    assert all(re.search(r"\((ms|kB|MB)\)$", name) for name in headings[2:])
+
+
+def test_pictures_say_what_they_show(page):
+    alts = [given["alt"] or "" for tag, given, _ in page.tags if tag == "img"]
+    assert len(alts) > 10
+    titles = {kind.title for kind in FIGURES.values()}
+    assert not titles & set(alts)
+    assert all(len(alt) > 40 for alt in alts)
+    (label,) = (given["aria-label"] for tag, given, _ in page.tags if given.get("role") == "img")
+    assert re.search(r"2 ranks: sgd [\d.]+ s, dp_kfac [\d.]+ s", label or "")
+
+
+def test_an_alternative_text_gives_the_medians_of_runs_only(study):
+    drawing = FIGURES["time_to_accuracy"].draw(study)
+    said = alt_text("Time", drawing)
+    median = drawing.numbers.query("arm == 'sgd' and world_size == 2")["seconds"].median()
+    assert f"sgd on 2: {median:.4g}" in said
+    assert "time to target (s) over ranks" in said
+    doubled = Drawing(drawing.figure, drawing.numbers.loc[[0, *drawing.numbers.index]], "")
+    assert "Medians" not in alt_text("Time", doubled)
+
+
+def test_words_are_explained_once_and_lead_to_an_entry(page):
+    ids = {given["id"] for _, given, _ in page.tags if "id" in given}
+    assert {anchor(name) for name in WORDS} <= ids
+    explained = Explained()
+    first = explained("Holm & closure; see `kronscale predict`")
+    assert first.count("<abbr title=") == 2
+    assert 'href="#word-holm"' in first
+    assert "&amp;" in first
+    assert "<code>kronscale predict</code>" in first
+    assert "<abbr" not in explained("Holm again")
+    assert explained("<b>") == "&lt;b&gt;"
+
+
+def test_the_pages_that_say_more_exist_and_terms_has_the_words():
+    terms = (ROOT / "docs" / "terms.md").read_text(encoding="utf-8")
+    for name, word in WORDS.items():
+        file, _, heading = word.page.partition(", ")
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert re.search(rf"^#+ {heading}", text, re.MULTILINE), word.page
+        assert name.lower() in terms.lower(), name
+
+
+def test_a_report_is_the_same_bytes_again_and_says_what_it_was_told(tmp_path, no_images):
+    study = known(tmp_path)
+    first, again = (
+        write_report(study, tmp_path / name, notes=["Selected cells only: 1."]) for name in ("a", "b")
+    )
+    assert first.read_bytes() == again.read_bytes()
+    warnings = first.read_text(encoding="utf-8").partition('id="warnings"')[2].partition("</section>")[0]
+    assert "Selected cells only: 1." in warnings
