@@ -33,6 +33,8 @@ settings.load_profile("kronscale")
 def pytest_configure(config: pytest.Config) -> None:
     """Tests read files of the project, such as `jobs/`, wherever the suite was called."""
     os.chdir(config.rootpath)
+    # tests load empty studies on purpose; what is not empty must not say so
+    config.addinivalue_line("filterwarnings", "ignore:no cell in .* the study is empty:UserWarning")
 
 
 STARTS_RANKS = {"world", "mpi_world", "start_supervisor"}  # fixtures
