@@ -186,8 +186,8 @@ class Trainer:
                 self.timer.start()
             if state.step in self._evaluated_at:
                 self.timer.stop()
-                if (reason := self._evaluate()) is not None:
-                    return reason
+                if (reason := self._evaluate()) is not None or index + 1 == steps_per_epoch:
+                    return reason  # the clock stays what the evaluation recorded
                 state.model.train()
                 self.timer.start()
         self.timer.stop()

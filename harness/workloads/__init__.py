@@ -11,6 +11,7 @@ from types import MappingProxyType
 from harness.workloads.cards.card import WorkloadCard
 from harness.workloads.cards.detection import COCO
 from harness.workloads.cards.language import BERT, GPT
+from harness.workloads.cards.segmentation import BRAIN_MRI
 from harness.workloads.cards.translation import MULTI30K
 from harness.workloads.cards.vision import CIFAR10, CIFAR100, DIGITS, IMAGENET
 
@@ -23,6 +24,7 @@ WORKLOADS: Mapping[str, WorkloadCard] = MappingProxyType(
         "cifar100": CIFAR100,
         "imagenet": IMAGENET,
         "coco": COCO,
+        "brain_mri": BRAIN_MRI,
         "bert": BERT,
         "gpt": GPT,
         "multi30k": MULTI30K,

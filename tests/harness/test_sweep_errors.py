@@ -100,8 +100,8 @@ MISTAKES = {
     ),
     "an unknown workload": (
         "workload: digits", "workload: digit",
-        ":2: workload='digit' is not a workload; allowed: digits, cifar10, cifar100, imagenet, coco, bert, "
-        "gpt, multi30k; did you mean digits?",
+        ":2: workload='digit' is not a workload; allowed: digits, cifar10, cifar100, imagenet, coco, "
+        "brain_mri, bert, gpt, multi30k; did you mean digits?",
     ),
     "an unknown option": (
         "workload: digits", "workload: {name: digits, options: {widht: 8}}",

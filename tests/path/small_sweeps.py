@@ -91,7 +91,7 @@ def _smaller(cell: Cell, size: int, batch: int, model: int, epochs: int) -> Cell
     length = cell.training.epochs / epochs
     training = cell.training.model_dump() | {
         "epochs": epochs, "window_steps": None, "kfac_start_epoch": cell.training.kfac_start_epoch / length,
-        "evaluate_every_epochs": 1,
+        "evaluate_every_epochs": 1, "accumulate": 1 if cell.training.accumulate == 1 else whole // size,
     }  # fmt: skip
     if cell.training.scaling == "strong":
         training["global_batch_size"] = whole

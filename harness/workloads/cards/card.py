@@ -36,6 +36,8 @@ METRIC_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType({
     "loss": (0.0, math.inf),
     "perplexity": (1.0, math.inf),
     "bleu": (0.0, 100.0),  # sacrebleu's scale
+    "dice": (0.0, 1.0),
+    "iou": (0.0, 1.0),
     "box_map": (0.0, 1.0),
     "mask_map": (0.0, 1.0),
     "box_ap50": (0.0, 1.0),

@@ -1,0 +1,1 @@
+"""Slices of brain MRI with masks of abnormal tissue."""

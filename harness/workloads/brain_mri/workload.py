@@ -1,0 +1,161 @@
+"""Segmentation of brain MRI (Buda et al. 2019), KAISA's U-Net: abnormal tissue, scored by Dice per patient.
+
+As in the reference that KAISA trains (github.com/mateuszbuda/brain-segmentation-pytorch): the soft Dice loss
+of a batch, random scales (5 %), turns (15 degrees) and mirrors, ten patients held out. Not as there: slices
+are not cropped to the head, pixels are normalised by a patient's mean and deviation, and each slice comes
+once an epoch, where the reference draws slices with much abnormal tissue more often.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.errors import DataError
+from harness.workloads.brain_mri.files import Patient, random_pixels, scenes, split_patients
+from harness.workloads.cards.card import EMBEDDED, SYNTHETIC
+from harness.workloads.cards.segmentation import UNET_FEATURES
+from harness.workloads.models.unet import UNet
+from harness.workloads.sources.data_folder import data_folder, how_to_point
+from harness.workloads.sources.sampling import epoch_generator, local_batches, steps_per_epoch
+from harness.workloads.workload import Share
+
+SCALE, DEGREES = 0.05, 15.0  # of the augmentation, as published
+SMOOTH = 1.0  # added to both counts of the soft Dice loss, as published
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Slices(NamedTuple):
+    """Slices on the device.
+
+    Attributes:
+        pixels: uint8 `[N, 3, side, side]`.
+        masks: bool `[N, side, side]`.
+        mean: `[N, 3, 1, 1]`, of each channel over the slices of a patient.
+        deviation: the same.
+    """
+
+    pixels: Tensor
+    masks: Tensor
+    mean: Tensor
+    deviation: Tensor
+
+    def images(self) -> Tensor:
+        """The pixels, of mean 0 and deviation 1 over a patient."""
+        images = (self.pixels.float() - self.mean) / self.deviation
+        # Channels last makes a CPU's convolutions faster, and a GPU's in float32 not.
+        return images.contiguous(memory_format=torch.channels_last) if images.is_cpu else images
+
+
+class BrainMRI:
+    """Slices as one rank sees them."""
+
+    def __init__(self, options: Mapping[str, Any], share: Share) -> None:
+        self._options, self._share = options, share
+        train, test = _patients(options)
+        slices = [_slices(patient, share.device) for patient in train]
+        available = sum(len(part.masks) for part in slices)
+        count = options["train_examples"] or available
+        if count > available:
+            raise DataError(
+                f"workload.options.train_examples={count} is more than the {available} slices of the "
+                "training patients"
+            )
+        self._train = Slices(*(torch.cat(column)[:count] for column in zip(*slices, strict=True)))
+        self._test = test[share.rank :: share.world_size]
+        self.steps_per_epoch = steps_per_epoch(share, count)
+        if not self.steps_per_epoch:
+            raise DataError(
+                f"there are {count} training slices, fewer than one global batch of {share.global_batch_size}"
+            )
+
+    def model(self) -> nn.Module:
+        """The U-Net, `width` times as wide as published."""
+        return UNet(round(UNET_FEATURES * self._options["width"])).to(self._share.device)
+
+    def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
+        """Shuffled and augmented anew each epoch; the incomplete last batch is dropped."""
+        order = torch.randperm(len(self._train.masks), generator=epoch_generator(self._share, epoch))
+        for indices in local_batches(self._share, order, first_step):
+            chosen = Slices(*(column[indices] for column in self._train))
+            images, masks = chosen.images(), chosen.masks
+            if self._options["augment"] and self._options["data"] != SYNTHETIC:
+                seeds = [f"{self._share.seed} {epoch} {index}" for index in indices.tolist()]
+                images, masks = moved(images, masks, [Random(seed) for seed in seeds])  # noqa: S311  no secret
+            yield images, masks
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """1 minus the soft Dice coefficient of all pixels of the batch."""
+        images, masks = batch
+        return 1.0 - soft_dice(model(images), masks)
+
+    def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
+        """Dice, intersection over union and loss, each over all slices of a patient; sums over patients."""
+        sums = {"dice": 0.0, "iou": 0.0, "loss": 0.0}
+        for patient in self._test:
+            slices = _slices(patient, self._share.device)
+            wanted, images = slices.masks, slices.images()
+            scores = torch.cat([model(part).float() for part in images.split(self._share.local_batch_size)])
+            found = scores[:, 0] > 0
+            both, either = float((found & wanted).sum()), float((found | wanted).sum())
+            sums["iou"] += both / either if either else 1.0
+            sums["dice"] += 2 * both / (both + either) if either else 1.0
+            sums["loss"] += 1.0 - float(soft_dice(scores, wanted))
+        return sums, len(self._test)
+
+
+def build(options: Mapping[str, Any], share: Share) -> BrainMRI:
+    """The workload as the rank of `share` sees it."""
+    return BrainMRI(options, share)
+
+
+def soft_dice(scores: Tensor, masks: Tensor) -> Tensor:
+    """(2 sum p y + s) / (sum p + sum y + s), p of log odds `[B, 1, H, W]`, y of masks `[B, H, W]`."""
+    p, y = scores[:, 0].float().sigmoid(), masks.float()
+    return (2.0 * (p * y).sum() + SMOOTH) / (p.sum() + y.sum() + SMOOTH)
+
+
+def moved(images: Tensor, masks: Tensor, randoms: Sequence[Random]) -> Batch:
+    """Each image and its mask, scaled, turned and mirrored by its own random numbers."""
+    transforms = torch.tensor([_transform(random) for random in randoms], device=images.device)
+    grid = functional.affine_grid(transforms, list(images.shape), align_corners=False)
+    moved_images = functional.grid_sample(images, grid, mode="bilinear", align_corners=False)
+    floats = masks.float().unsqueeze(1)
+    moved_masks = functional.grid_sample(floats, grid, mode="nearest", align_corners=False)
+    return moved_images, moved_masks[:, 0] > 0.5
+
+
+def _transform(random: Random) -> list[list[float]]:
+    scale = random.uniform(1 - SCALE, 1 + SCALE)
+    angle = math.radians(random.uniform(-DEGREES, DEGREES))
+    mirror = random.choice((-1.0, 1.0))
+    cosine, sine = math.cos(angle) / scale, math.sin(angle) / scale
+    return [[mirror * cosine, -sine, 0.0], [mirror * sine, cosine, 0.0]]
+
+
+def _patients(options: Mapping[str, Any]) -> tuple[list[Patient], list[Patient]]:
+    data, side = options["data"], options["image_size"]
+    if data == EMBEDDED:
+        return scenes()
+    if data == SYNTHETIC:
+        return random_pixels(options["train_examples"], side)
+    return split_patients(data_folder(data), options["test_patients"], side, how_to_point(data))
+
+
+def _slices(patient: Patient, device: torch.device) -> Slices:
+    count = len(patient.masks)
+    channels = patient.pixels.reshape(-1, 3)
+    mean, deviation = (
+        torch.tensor(each, dtype=torch.float32, device=device).expand(count, 3)[..., None, None]
+        for each in (channels.mean(0, np.float64), np.maximum(channels.std(0, np.float64), 1e-3))
+    )
+    pixels = torch.from_numpy(np.ascontiguousarray(patient.pixels.transpose(0, 3, 1, 2))).to(device)
+    return Slices(pixels, torch.from_numpy(patient.masks).to(device), mean, deviation)
