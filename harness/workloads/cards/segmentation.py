@@ -6,7 +6,6 @@ from types import MappingProxyType
 from typing import Any
 
 from harness.workloads.cards.card import (
-    DATA_MEANINGS,
     EMBEDDED,
     FILES,
     SYNTHETIC,
@@ -31,7 +30,6 @@ _OPTIONS: dict[str, Any] = {
     "test_patients": 10,
 }
 _MEANINGS = {
-    **DATA_MEANINGS,
     "data": "`files`, a folder with one folder for each patient; `embedded`, scenes of handwritten digits, "
     "whose ink is to be found, each its own patient; `synthetic`, random pixels",
     "model": "the U-Net of Buda et al. 2019, with batch normalisation and transposed convolutions",
