@@ -13,9 +13,6 @@ from analysis.records.study import Study
 from analysis.statistics.intervals import Interval, level
 from analysis.tuning import has_trials, trials
 
-PILOT = "-pilot"
-"""In the names of sweeps that only set a target."""
-
 COLUMNS = [
     "workload", "model", "batch", "ranks", "arm", "kfac", "runs", "reached", "median_seconds", "baseline",
     "speedup", "low", "high", "method", "fewer_epochs", "cost_ratio", "chosen",
@@ -47,7 +44,7 @@ def speedups(study: Study) -> pd.DataFrame:
     an arm breaks even where they are equal; `chosen`: K-FAC's arm whose method had the best trial of all of
     K-FAC's in the tuning or, without trials, the arm with the smallest median.
     """
-    cells = study.cells[study.cells["trial"].isna() & ~study.cells["sweep"].str.contains(PILOT, regex=False)]
+    cells = study.cells[study.cells["trial"].isna()]
     scored = time_to_accuracy(study)
     scored = scored[scored["run"].isin(set(cells["run"]))]
     of_run = cells.set_index("run").loc[scored["run"], ["workload", "strategy", "global_batch_size"]]

@@ -88,13 +88,11 @@ def reproduce(
 
 def _headline(out: Path) -> Path:
     """Draw the headline study from the archives in its folder; says so if there are none."""
-    from analysis.headline.comparison import PILOT  # noqa: PLC0415  pandas and matplotlib are slow to load
-    from analysis.headline.page import write_headline  # noqa: PLC0415
+    from analysis.headline.page import write_headline  # noqa: PLC0415  pandas and matplotlib are slow to load
     from analysis.records.tables import load  # noqa: PLC0415
     from harness.runs.archive import SUFFIX  # noqa: PLC0415
 
-    every = sorted(HEADLINE_FOLDER.glob(f"*{SUFFIX}"))
-    archives = [path for path in every if PILOT not in path.name]  # the pilot only set the target
+    archives = sorted(HEADLINE_FOLDER.glob(f"*{SUFFIX}"))
     if not archives:
         typer.echo(f"no archive in {HEADLINE_FOLDER}: the study has not been run")
     return write_headline(load(archives) if archives else None, out, [path.name for path in archives])
