@@ -128,14 +128,12 @@ class Trainer:
         timer, state = self.timer, self.state
         if self._kfac_pending and state.step == self._kfac_first_step:
             state.kfac, self._kfac_pending = self._build_kfac(state.model), False
-        with timer.phase(Phase.BACKWARD):
-            self.gradients.clear()
         parts = micro_batches(self.workload, batch, self.cell.training.accumulate)
-        losses = []
-        for number, part in enumerate(parts, start=1):
-            self._last_pass = number == len(parts)
+        losses: list[Tensor] = []
+        for part in parts:
+            self._last_pass = len(losses) + 1 == len(parts)
             with nullcontext() if self._last_pass else self.gradients.no_sync():
-                losses.append(self._forward_and_backward(part, len(parts)))
+                losses.append(self._forward_and_backward(part, len(parts), clear=not losses))
         loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
         with timer.phase(Phase.GRADIENT_COMM):
             self.gradients.average()
@@ -149,8 +147,8 @@ class Trainer:
             state.loss_sum += loss
             state.loss_steps += 1
 
-    def _forward_and_backward(self, part: Batch, parts: int) -> Tensor:
-        """Add the gradients of one micro-batch; returns its loss over their number."""
+    def _forward_and_backward(self, part: Batch, parts: int, *, clear: bool) -> Tensor:
+        """Add the gradients of one of `parts` micro-batches; returns its share of the loss."""
         timer, kfac = self.timer, self.state.kfac
         if kfac is not None and isinstance(self.workload, CountedLoss):
             kfac.set_loss_terms(self.workload.loss_terms(part))
@@ -159,6 +157,8 @@ class Trainer:
             if parts > 1:
                 loss = loss / parts
         with timer.phase(Phase.BACKWARD):
+            if clear:
+                self.gradients.clear()
             loss.backward()
         return loss.detach()
 
