@@ -21,6 +21,7 @@ from harness.cli import (
     operate,
     plan,
     predict,
+    recommend,
     report,
     reproduce,
 )
@@ -60,7 +61,7 @@ for _command, _example in (
     (compare.compare, "compare results/old/demo results/runs/demo"),
     (reproduce.reproduce, "reproduce sc20 --size small"),
     (predict.predict, "predict --model resnet152 --world-size 64,4096 --memory-gib 16"),
-    (predict.recommend, "recommend demo --world-size 64"),
+    (recommend.recommend, "recommend demo --world-size 64"),
     (emulate.emulate, "emulate --model resnet50 --world-size 1024 --rank 0,17,max"),
     (calibrate.calibrate, "calibrate --name node17 --world-size 2,4"),
     (export.trace, "trace demo --where 'seed=0' --out trace.json"),

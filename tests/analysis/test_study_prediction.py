@@ -1,6 +1,7 @@
 """Promise: a study predicts larger worlds, exactly where its times follow laws, else within bounds.
 
-The laws are written out here as formulas of the number of ranks; nothing of the prediction's code is used.
+The laws are written out in `jobs/experiments/prediction_coverage.py` as formulas of the number of ranks;
+nothing of the prediction's code is used for them.
 """
 
 from __future__ import annotations
@@ -11,18 +12,17 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
-from random import Random
 from statistics import fmean
 
 import pandas as pd
 import pytest
 
 from analysis.cost_model.errors import CostModelError
-from analysis.cost_model.models import Layer, read_model
+from analysis.cost_model.models import read_model
 from analysis.records.tables import load
 from analysis.study_prediction import bounds
 from analysis.study_prediction.laws import fit_law
-from analysis.study_prediction.measured import Arm, Measured, StoredModel, World
+from analysis.study_prediction.measured import Arm, Measured, World
 from analysis.study_prediction.prediction import StudyModel, held_out, study_model
 from analysis.study_prediction.reading import measured
 from harness.cell import Cell, Training
@@ -32,56 +32,12 @@ from harness.runs.layers_file import describe
 from harness.runs.record_writer import RecordWriter
 from harness.runs.records import EvalRecord, PhaseRecord
 from harness.runs.store import SweepFolder
+from jobs.experiments.prediction_coverage import BATCH, COMM, LAYERS, SHAPES, E, N, coverage, step
 from kfac_core.config import KFACConfig
-from kfac_core.placement import FactorShape, LayerShape
 from kfac_core.placement.strategies import place
-from kfac_core.timing.phases import COMM_PHASES
 from tests.analysis.conftest import Plan, make_cell
 
-N, LAYERS, BATCH = 100, 4, 64
-F, E = 5, 10  # of `make_cell`
-ALPHA, BETA = 2e-4, 1e-8  # seconds a message, and a byte on the wire
-SHAPES = tuple(LayerShape(f"layer{i}", FactorShape(N), FactorShape(N)) for i in range(LAYERS))
-COMM = {phase.value for phase in COMM_PHASES}
 ARMS = ("sgd", "comm_opt", "mem_opt")
-
-
-def step(method: str, ranks: int) -> dict[str, float]:
-    """Seconds a step by phase, in closed form; all layers are alike, so all ranks with work have as much."""
-    batch = BATCH // ranks
-    found = {
-        "data": 1e-4,
-        "forward": 1e-3 + 2e-5 * batch,
-        "backward": 2e-3 + 4e-5 * batch,
-        "update": 3e-4,
-        "gradient_comm": ring(ranks, 4 * LAYERS * N * N),
-    }
-    if method == "sgd":
-        return found
-    factors, owners = 2 * LAYERS, min(ranks, 2 * LAYERS if method == "comm_opt" else LAYERS)
-    each = factors / owners
-    solve = 3e-4 + 5e-9 * N**3
-    found |= {
-        "factor_compute": (4e-4 + 1e-8 * batch * factors * N**2) / F,
-        "factor_comm": direct(ranks, owners, 4 * each * (N * (N + 1) / 2 + 2)) / F,
-        "inverse_compute": each * solve / E,
-        "scale": 5e-5,
-    }
-    product = 2e-5 + 1e-11 * 8 * N**3
-    if method == "comm_opt":
-        inverses = direct(ranks, owners, 4 * each * (N**2 + N))
-        return found | {"inverse_comm": inverses / E, "precondition": LAYERS * product}
-    gradients = direct(ranks, owners, 4 * LAYERS / owners * N**2)
-    return found | {"precondition_comm": gradients, "precondition": LAYERS / owners * product}
-
-
-def ring(ranks: int, size: float) -> float:
-    return (ranks - 1) * ALPHA + 2 * (ranks - 1) / ranks * size * BETA
-
-
-def direct(ranks: int, owners: int, part: float) -> float:
-    """Every owner exchanges its part with all other ranks, one message a part."""
-    return owners * ALPHA + (ranks - 1) * part * BETA if ranks > 1 else 0.0
 
 
 def write(sweep: SweepFolder, cell: Cell, *, oversubscribed: bool = False, late: float = 0.0) -> None:
@@ -208,39 +164,8 @@ def _with_runs(own: Measured, spread: float) -> Measured:
 @pytest.mark.parametrize(("error", "least", "most"), [(0.0, 0.9, 1.0), (0.1, 0.85, 0.95)])
 def test_ninety_percent_bounds_cover_nine_of_ten_runs_of_simulated_studies(error, least, most):
     """Every doubling of the ranks adds an error that the laws do not know: none, or a tenth."""
-    random, hits = Random(5), []  # noqa: S311  simulated noise
-    for _ in range(120):
-        drift = random.gauss(0, error)
-        arms = tuple(_simulated(method, drift, random, (1, 2, 4)) for method in ("sgd", "mem_opt"))
-        model = study_model(Measured("simulated", "gloo", 0.0, arms, True, ()))
-        for arm in arms:
-            truth = _simulated(arm.name, drift, random, (8,)).worlds[8].runs[0]
-            seconds = model.predict(arm.name, 8).seconds
-            hits.append(seconds.low <= truth <= seconds.high)
-    assert least <= fmean(hits) <= most
-
-
-def _simulated(method: str, drift: float, random: Random, sizes: tuple[int, ...]) -> Arm:
-    model = StoredModel("simulated", tuple(Layer(s.name, N, N) for s in SHAPES), 0, stored=SHAPES)
-    config = (
-        None
-        if method == "sgd"
-        else KFACConfig(strategy=method, factor_update_steps=F, inverse_update_steps=E)
-    )
-    worlds = {}
-    for size in sizes:
-        off = math.exp(drift * math.log2(size))
-        seconds = {name: value * off for name, value in step(method, size).items()}
-        runs = [math.exp(random.gauss(0, 0.03)) for _ in range(2)]
-        mean = fmean(runs)
-        total = sum(seconds.values())
-        worlds[size] = World(
-            tuple(run * total for run in runs), 0.03, 4,
-            {name: (mean * value,) * size for name, value in seconds.items() if name not in COMM},
-            {name: mean * value for name, value in seconds.items() if name in COMM},
-        )  # fmt: skip
-    return Arm(method, model, config, Training(global_batch_size=BATCH, epochs=1, gradient_averaging="flat"),
-               worlds, {})  # fmt: skip
+    found = coverage(error, sizes=(8,), studies=60)[8]
+    assert least <= found <= most
 
 
 def shaped_arms(sizes: tuple[int, ...]) -> tuple[Arm, ...]:
