@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -140,7 +141,8 @@ def make_ours(training: Training, variant: str, _: Path) -> Arm:
             for layer, both in enumerate(factors)
             for kind, factor in zip("ag", both, strict=True)
         }
-        return partial(subject.kfac._second_order.solve, running, DAMPING, 0, PhaseTimer().layer)
+        given = SimpleNamespace(running=running, updates={}, refused={})
+        return partial(subject.kfac._second_order.solve, given, DAMPING, 0, PhaseTimer().layer)
 
     def factors() -> Factors:
         running, layers = subject.kfac._factors.running, range(len(subject.kfac.shapes))
