@@ -13,6 +13,7 @@ from typing import Any
 
 from analysis.cost_model.errors import CostModelError
 from analysis.cost_model.laws import Growth, rounds, wire_bytes
+from analysis.cost_model.models import Model
 from analysis.cost_model.work import Exchange, Operation
 
 SCHEMA = 1
@@ -123,6 +124,7 @@ class Calibration:
         bytes_per_second: memory bandwidth of elementwise operations.
         models: measured facts of single models: `local_batch_size`, `forward_backward_seconds`,
             `factor_seconds`; they replace the curves.
+        tables: layers of the models that the calibration itself measured, by name.
         memory_bytes: of a rank's device.
     """
 
@@ -139,6 +141,7 @@ class Calibration:
     memory_bytes: int | None = None
     ranks_per_node: int | None = None
     models: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: MappingProxyType({}))
+    tables: Mapping[str, Model] = field(default_factory=lambda: MappingProxyType({}))
     environment: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def link(self, exchange: Exchange) -> Link:

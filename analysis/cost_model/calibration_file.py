@@ -17,9 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from analysis.cost_model.calibration import FOLDER, SCHEMA, Calibration, Curve, Link
 from analysis.cost_model.errors import CostModelError
 from analysis.cost_model.laws import ALGORITHMS
+from analysis.cost_model.models import Model
+from analysis.cost_model.models.stored import StoredModel, stored_layer
 from analysis.cost_model.work import Operation
 from harness.shipped import find, find_all
 from kfac_core.config import nearest
+from kfac_core.placement import FactorShape, LayerShape
 
 _MOST_BYTES = 1 << 20
 _MOST_SHOWN = 60  # characters of a value in an error message
@@ -73,10 +76,41 @@ class _Link(_Part):
     relative_error: Error = 0.0
 
 
+_Dims = tuple[Annotated[int, Field(ge=1, le=10**6)], Annotated[int, Field(ge=1, le=10**8)]]
+"""Rows of a factor's blocks, and their number."""
+
+
+class _Layer(_Part):
+    name: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,500}$")]
+    a: _Dims
+    g: _Dims
+    diagonal: Literal["", "a", "g", "ag"] = ""
+    positions: Annotated[int, Field(ge=1, le=10**9)] = 1
+
+
 class _Facts(_Part):
     local_batch_size: Annotated[float, Field(ge=1, le=1e9)]
     forward_backward_seconds: Seconds | None = None
     factor_seconds: Seconds | None = None
+    other_parameters: Annotated[int, Field(ge=0, le=10**13)] | None = None
+    layers: Annotated[tuple[_Layer, ...], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if (self.layers is None) != (self.other_parameters is None):
+            raise ValueError("needs both layers and other_parameters, or neither")
+        return self
+
+    def table(self, name: str) -> Model:
+        """The measured model."""
+        shapes = tuple(
+            LayerShape(one.name, FactorShape(*one.a), FactorShape(*one.g), one.diagonal)
+            for one in self.layers or ()
+        )
+        layers = (
+            stored_layer(shape, one.positions) for shape, one in zip(shapes, self.layers or (), strict=True)
+        )
+        return StoredModel(name, tuple(layers), self.other_parameters or 0, stored=shapes)
 
 
 class _File(_Part):
@@ -185,7 +219,11 @@ def _built(file: _File) -> Calibration:
         bytes_per_second=file.bytes_per_second,
         memory_bytes=file.memory_bytes,
         ranks_per_node=file.ranks_per_node,
-        models={model: facts.model_dump(exclude_none=True) for model, facts in file.models.items()},
+        models={
+            model: facts.model_dump(exclude_none=True, exclude={"layers", "other_parameters"})
+            for model, facts in file.models.items()
+        },
+        tables={name: facts.table(name) for name, facts in file.models.items() if facts.layers},
         environment=file.environment,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,13 +30,13 @@ def predictions(model: StudyModel, world_sizes: Sequence[int] | None = None) -> 
     return {**_about(model), "arms": rows, "notes": notes}
 
 
-def recommendation(model: StudyModel, world_size: int) -> dict[str, Any]:
-    """What to use at a world size, with all candidates, fastest first.
+def recommendation(model: StudyModel, world_size: int, memory_bytes: int | None = None) -> dict[str, Any]:
+    """What to use at a world size, with all candidates that fit in a rank's memory, fastest first.
 
     Raises:
-        CostModelError: nothing can be predicted there.
+        CostModelError: nothing can be predicted there, or nothing fits.
     """
-    choice = choose(model, world_size)
+    choice = choose(model, world_size, memory_bytes=memory_bytes)
     return {
         "recommendation": sentence(choice),
         "sureness": choice.sureness,
@@ -63,6 +64,7 @@ def _candidate(one: Candidate) -> dict[str, Any]:
         "name": one.name,
         "ran": one.ran,
         "epochs": one.epochs,
+        "peak_bytes": None if math.isnan(one.peak_bytes) else one.peak_bytes,
         "seconds_to_target": None if total is None else total.central,
         "low_to_target": None if total is None else total.low,
         "high_to_target": None if total is None else total.high,

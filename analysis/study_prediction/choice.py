@@ -18,6 +18,7 @@ from analysis.cost_model.errors import CostModelError
 from analysis.cost_model.prediction import Seconds
 from analysis.study_prediction.bounds import LEVEL
 from analysis.study_prediction.measured import Arm
+from analysis.study_prediction.memory import predicted_peak
 from analysis.study_prediction.prediction import StepPrediction, StudyModel
 from kfac_core.config import KFACConfig
 from kfac_core.errors import PlacementError
@@ -27,6 +28,7 @@ SURE, LIKELY = 0.95, 0.8
 
 _FAMILY = ("comm_opt", "hybrid_opt", "mem_opt")
 _NORMAL = NormalDist()
+_GIB = 2**30
 _SIDE = _NORMAL.inv_cdf((1 + LEVEL) / 2)
 
 
@@ -40,6 +42,7 @@ class Candidate:
         epochs: to the target; None if the study does not know them.
         total: seconds to the target with the step's bounds; None without epochs.
         ran: whether the study has runs of this strategy and fraction, on any world size.
+        peak_bytes: memory of the rank with most; NaN if the study recorded none.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Candidate:
     epochs: float | None
     total: Seconds | None
     ran: bool
+    peak_bytes: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -76,15 +80,21 @@ class Choice:
         return candidate.total if self.to_target and candidate.total is not None else candidate.step.seconds
 
 
-def choose(model: StudyModel, world_size: int, *, only_ran: bool = False) -> Choice:
-    """The fastest of all candidates, or of the study's arms alone.
+def choose(
+    model: StudyModel, world_size: int, *, only_ran: bool = False, memory_bytes: int | None = None
+) -> Choice:
+    """The fastest of all candidates, or of the study's arms alone, that fit in `memory_bytes` of a rank.
 
     Raises:
-        CostModelError: nothing can be predicted at this world size.
+        CostModelError: nothing can be predicted at this world size, or nothing fits.
     """
     found, left = candidates(model, world_size, only_ran=only_ran)
     if not found:
         raise CostModelError(f"nothing can be predicted at {world_size} ranks: {'; '.join(left)}")
+    found, too_big = fitting(found, memory_bytes)
+    if not found:
+        raise CostModelError(f"nothing fits at {world_size} ranks: {'; '.join(too_big)}")
+    left = [*left, *too_big]
     known = [one for one in found if one.total is not None]
     notes = [f"left out: {reason}" for reason in left]
     if known:
@@ -98,6 +108,25 @@ def choose(model: StudyModel, world_size: int, *, only_ran: bool = False) -> Cho
     if len(ordered) > 1:
         sureness = faster(choice.seconds(ordered[0]), choice.seconds(ordered[1]))
     return replace(choice, candidates=tuple(ordered), sureness=sureness)
+
+
+def fitting(found: Sequence[Candidate], memory_bytes: int | None) -> tuple[list[Candidate], list[str]]:
+    """The candidates within the memory of a rank, and why others are not.
+
+    Raises:
+        CostModelError: there is a limit, and the study recorded no memory.
+    """
+    if memory_bytes is None:
+        return list(found), []
+    if any(math.isnan(one.peak_bytes) for one in found):
+        raise CostModelError("its runs recorded no memory, so a limit cannot be compared with anything")
+    small = [one for one in found if one.peak_bytes <= memory_bytes]
+    too_big = [
+        f"{one.name}: needs {one.peak_bytes / _GIB:.3g} GiB on a rank, of {memory_bytes / _GIB:.3g} GiB"
+        for one in found
+        if one.peak_bytes > memory_bytes
+    ]
+    return small, too_big
 
 
 def faster(one: Seconds, other: Seconds) -> float:
@@ -177,7 +206,8 @@ def _candidate(model: StudyModel, step: StepPrediction, name: str, *, ran: bool)
     if epochs is not None and model.measured.examples:
         steps = epochs * model.measured.examples / arm.training.batch_sizes(step.world_size)[0]
         total = Seconds(*(steps * getattr(step.seconds, bound) for bound in ("low", "central", "high")))
-    return Candidate(name, step, epochs, total, ran)
+    peak = predicted_peak(arm, step.world_size, step.config)
+    return Candidate(name, step, epochs, total, ran, peak)
 
 
 def sentence(choice: Choice) -> str:

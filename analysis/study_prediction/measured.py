@@ -5,25 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from analysis.cost_model.models import Model
 from analysis.cost_model.work import Setup
 from harness.cell import Training
 from kfac_core.config import KFACConfig
-from kfac_core.placement import LayerShape
-
-
-@dataclass(frozen=True)
-class StoredModel(Model):
-    """A model as `layers.json` describes it: shapes of factors, without kernels and sizes of images."""
-
-    stored: tuple[LayerShape, ...] = ()
-
-    @cached_property
-    def shapes(self) -> list[LayerShape]:
-        """The factor shapes of all layers."""
-        return list(self.stored)
 
 
 @dataclass(frozen=True)
@@ -37,6 +23,7 @@ class World:
         ranks: by phase that computes, seconds a step of every rank; mean over runs.
         transfers: by phase that communicates, seconds a step without waiting for late ranks; an upper bound
             if waiting was not measured (`analysis.steps.waits`).
+        peak_bytes: memory of the rank with most, median over runs; NaN if it was not recorded.
     """
 
     runs: tuple[float, ...]
@@ -44,6 +31,7 @@ class World:
     windows: float
     ranks: Mapping[str, tuple[float, ...]]
     transfers: Mapping[str, float]
+    peak_bytes: float = math.nan
 
     @property
     def seconds(self) -> float:

@@ -13,11 +13,11 @@ import pandas as pd
 from pydantic import TypeAdapter, ValidationError
 
 from analysis.cost_model.errors import CostModelError
-from analysis.cost_model.models import Layer
+from analysis.cost_model.models.stored import StoredModel, stored_layer
 from analysis.metrics import time_to_accuracy
 from analysis.records.study import Study
-from analysis.steps import rank_phase_costs, run_speeds, waits
-from analysis.study_prediction.measured import Arm, Measured, StoredModel, World
+from analysis.steps import peak_bytes, rank_phase_costs, run_speeds, waits
+from analysis.study_prediction.measured import Arm, Measured, World
 from harness.cell import Training
 from kfac_core.config import KFACConfig
 from kfac_core.placement import FactorShape, LayerShape
@@ -69,6 +69,7 @@ class _Tables:
     windows: pd.DataFrame
     models: pd.Series
     scored: pd.DataFrame
+    memory: pd.Series
 
     @classmethod
     def of(cls, study: Study) -> _Tables:
@@ -83,8 +84,9 @@ class _Tables:
         models = peaks[peaks["kind"] == "model"].groupby("run")["bytes"].max()
         speeds = run_speeds(study).set_index("run")["seconds_per_step"]
         return cls(
-            costs, waits(study), speeds, windows.astype({"run": "str"}), models, time_to_accuracy(study)
-        )
+            costs, waits(study), speeds, windows.astype({"run": "str"}), models, time_to_accuracy(study),
+            peak_bytes(study).set_index("run")["peak_bytes"],
+        )  # fmt: skip
 
 
 def _recorded(study: Study) -> set[str]:
@@ -172,7 +174,7 @@ def _model(
         raise CostModelError("its runs have no layers.json (they are of an older version)")
     first = rows[rows["run"] == rows["run"].iloc[0]]
     shapes = tuple(_shape(row) for row in first.itertuples(index=False))
-    layers = tuple(Layer(shape.name, shape.a.dim, shape.g.dim) for shape in shapes)
+    layers = tuple(map(stored_layer, shapes))
     own = sum(shape.gradient_elements for shape in shapes)
     return StoredModel(name, layers, max(0, parameters - own), stored=shapes)
 
@@ -201,6 +203,7 @@ def _world(cells: pd.DataFrame, tables: _Tables) -> World:
         float(windows["count"].mean()),
         ranks,
         {str(phase): float(seconds) for phase, seconds in transfers.items()},
+        float(tables.memory[tables.memory.index.isin(runs)].median()),
     )
 
 

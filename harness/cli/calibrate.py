@@ -7,11 +7,14 @@ import math
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from harness.errors import UserError
+
+if TYPE_CHECKING:
+    from harness.cell import Cell
 
 
 def calibrate(
@@ -22,28 +25,92 @@ def calibrate(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of calibrations.")] = Path(
         "results/calibrations"
     ),
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "-f",
+            "--file",
+            metavar="FILE",
+            help="Sweep file whose model is measured too, for `predict --model SWEEP`; a calibration "
+            "that exists gets it added.",
+        ),
+    ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace a calibration of this name.")] = False,
 ) -> None:
     """Measure matrix products, factors, decompositions, memory and collectives of this host.
 
     It takes a minute or two, during which nothing else should run. Ranks are processes on this host; they use
-    its GPUs if there is one per rank.
+    its GPUs if there is one per rank. With a sweep file, one rank also runs its model's own passes: forward,
+    backward and factors.
     """
     path = out / f"{name}.json"
     sizes = sorted({_size(part, world_size) for part in world_size.split(",")})
     if not re.fullmatch(r"[a-z0-9_-]+", name):
         raise UserError(f"--name {name}: use lower-case letters, digits, _ and -")
-    if path.exists() and not overwrite:
+    cell = None if file is None else _measured_cell(file)
+    adds = cell is not None and path.exists() and not overwrite
+    if path.exists() and not overwrite and cell is None:
         raise UserError(f"{path} exists; choose another --name, or give --overwrite")
-    values = measured(name, sizes)
+    values = _stored(path) if adds else measured(name, sizes)
+    if cell is not None:
+        if cell.sweep in values.get("models", {}):
+            raise UserError(
+                f"{path} has the model of {cell.sweep}; choose another --name, or give --overwrite"
+            )
+        values.setdefault("models", {})[cell.sweep] = _measured_model(cell)
     out.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(values, indent=1) + "\n")
     typer.echo(str(path))
+    if cell is not None:
+        typer.echo(f"now: kronscale predict --model {cell.sweep} --calibration {path}")
+    if adds:
+        return
     typer.echo(
         "To balance layers over ranks by these measured costs instead of n^3, write in a sweep:", err=True
     )
     for solver, costs_text in placing_costs(values).items():
         typer.echo(f"  kfac: {{costs: {costs_text}}}   # solver {solver}", err=True)
+
+
+def _measured_cell(file: Path) -> Cell:
+    """The sweep's first cell with K-FAC, or its first.
+
+    Raises:
+        UserError: the file has a mistake, or cells of several workloads.
+    """
+    from harness.study.sweep import read_sweep  # noqa: PLC0415  slow to load
+
+    cells = read_sweep(file).cells
+    workloads = {repr(cell.workload) for cell in cells}
+    if len(workloads) > 1:
+        raise UserError(f"{file}: has {len(workloads)} workloads, and a calibration measures one; split it")
+    return next((cell for cell in cells if cell.kfac is not None), cells[0])
+
+
+def _measured_model(cell: Cell) -> dict[str, Any]:
+    import torch  # noqa: PLC0415  slow to load
+
+    from harness.calibrate_model import measure_model  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    return measure_model(cell, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def _stored(path: Path) -> dict[str, Any]:
+    """The content of a calibration, checked.
+
+    Raises:
+        UserError: it is not one.
+    """
+    from analysis.cost_model.calibration_file import read_calibration  # noqa: PLC0415  see measured
+    from analysis.cost_model.errors import CostModelError  # noqa: PLC0415
+
+    try:
+        read_calibration(str(path))
+    except CostModelError as error:
+        raise UserError(str(error)) from None
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
 
 
 def placing_costs(values: dict[str, Any]) -> dict[str, str]:

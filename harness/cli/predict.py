@@ -18,6 +18,7 @@ from harness.cli.prediction_options import (
     MOST_RANKS,
     SET_HELP,
     SIZES_HELP,
+    memory_bytes,
     whole_number,
 )
 from harness.errors import UserError
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 _SIZES = "1,2,4,8,16,32,64,128,256,512,1024,2048,4096"
 _GIB = 2**30
-_MOST_GIB = 2**20
 _BATCH = 32
 _CALIBRATION = "spd_kfac_64"
 _FRACTION = 0.5  # of hybrid_opt; at each world size the nearest that divides it
@@ -118,12 +118,12 @@ def _predict_model(
         fraction, sizes = _fitting_sizes(given, world_size)
         if "solver" not in values:
             values["solver"] = "eigen" if "eigen" in machine.inverse else "inverse"
-        budget = machine.memory_bytes if memory_gib is None else _bytes(memory_gib)
+        budget = machine.memory_bytes if memory_gib is None else memory_bytes(memory_gib)
         if epochs_ratio is not None and not 0 < epochs_ratio < math.inf:
             raise UserError(f"--epochs-ratio={epochs_ratio:g} must be a finite number > 0")
         question = Question(
-            model_named(model), configured("comm_opt", 1, values), local_batch_size, machine, fraction,
-            overlap, budget, epochs_ratio,
+            model_named(model, machine), configured("comm_opt", 1, values), local_batch_size, machine,
+            fraction, overlap, budget, epochs_ratio,
         )  # fmt: skip
         table = ask(question, sizes)
         chosen = None
@@ -184,12 +184,6 @@ def _fitting_sizes(fraction: Any, text: str) -> tuple[float, list[int]]:
             f"divides the world at any of {_SIZES} ranks; use such a fraction, or choose --world-size"
         )
     return float(fraction), fitting
-
-
-def _bytes(gib: float) -> int:
-    if not 0 < gib <= _MOST_GIB:  # also of NaN
-        raise UserError(f"--memory-gib={gib:g} must be a number of GiB > 0 and <= {_MOST_GIB}")
-    return round(gib * _GIB)
 
 
 def _measured(question: Question) -> str:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from harness.errors import UserError
 
 if TYPE_CHECKING:
+    from analysis.cost_model.calibration import Calibration
     from analysis.cost_model.models import Model
     from kfac_core.config import KFACConfig
 
 MOST_RANKS = 100_000  # as in a sweep, see harness.cell
 MOST_EXAMPLES = 2**31
-MODEL_HELP = "Model: resnet50, bert_large, ..."
+_MOST_GIB = 2**20
+MODEL_HELP = "Model: resnet50, bert_large, ..., or the sweep that calibrate measured."
 FROM_HELP = "Sweep with completed runs of small worlds: its name, folder or archive."
 CALIBRATION_HELP = (
     "Calibration: a name in results/calibrations, or a path. Default: spd_kfac_64, or with --from links that "
@@ -25,8 +27,19 @@ SIZES_HELP = "World sizes: 64,4096. Default: up to 4,096, or with --from up to 8
 SET_HELP = "Set a field of K-FAC: solver=inverse, inverse_update_steps=500."
 
 
-def model_named(name: str) -> Model:
-    """Layer shapes of a model.
+def memory_bytes(gib: float) -> int:
+    """The memory of a rank that `--memory-gib` gives.
+
+    Raises:
+        UserError: it is not positive, or larger than any rank's.
+    """
+    if not 0 < gib <= _MOST_GIB:  # also of NaN
+        raise UserError(f"--memory-gib={gib:g} must be a number of GiB > 0 and <= {_MOST_GIB}")
+    return round(gib * 2**30)
+
+
+def model_named(name: str, machine: Calibration | None = None) -> Model:
+    """Layer shapes of a model: one that the calibration measured, or one of the papers.
 
     Raises:
         UserError: there is no model of this name.
@@ -34,10 +47,14 @@ def model_named(name: str) -> Model:
     from analysis.cost_model.errors import CostModelError  # noqa: PLC0415  slow to load
     from analysis.cost_model.models import read_model  # noqa: PLC0415
 
+    tables = {} if machine is None else machine.tables
+    if name in tables:
+        return tables[name]
     try:
         return read_model(name)
     except CostModelError as error:
-        raise UserError(f"--model: {error}") from None
+        also = f"; calibration {machine.name} has {', '.join(sorted(tables))}" if machine and tables else ""
+        raise UserError(f"--model: {error}{also}") from None
 
 
 def settings(pairs: Sequence[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import typer
 
 from harness.cli import completion
 from harness.cli.options import RUNS, AsJson, Runs
-from harness.cli.prediction_options import FROM_HELP, LINKS_HELP, MOST_RANKS
+from harness.cli.prediction_options import FROM_HELP, LINKS_HELP, MOST_RANKS, memory_bytes
 from harness.cli.study_tables import print_predictions, print_recommendation
 from harness.errors import UserError
 
@@ -25,8 +25,16 @@ def recommend(
     ],
     world_size: Annotated[int, typer.Option(metavar="N", min=1, max=MOST_RANKS, help="Ranks to train on.")],
     calibration: Annotated[str | None, typer.Option(metavar="NAME", help=LINKS_HELP)] = None,
+    memory_gib: Annotated[
+        float | None,
+        typer.Option(metavar="GIB", min=0, help="Memory per rank; what needs more is left out."),
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder to draw the strategy map in, up to N ranks.")
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder to draw the maps in, up to N ranks: over link speed, and over intervals.",
+        ),
     ] = None,
     runs: Runs = RUNS,
     as_json: AsJson = False,
@@ -41,8 +49,8 @@ def recommend(
 
     try:
         model = _fitted_model(sweep, runs, calibration)
-        content = recommendation(model, world_size)
-        paths = [] if out is None else _draw_map(model, world_size, out)
+        content = recommendation(model, world_size, None if memory_gib is None else memory_bytes(memory_gib))
+        paths = [] if out is None else _draw_maps(model, world_size, out)
     except CostModelError as error:
         raise UserError(f"{sweep}: {error}") from None
     if as_json:
@@ -104,19 +112,30 @@ def _fitted_model(sweep: str, runs: Path, calibration: str | None) -> StudyModel
     return study_model(measured(study), links)
 
 
-def _draw_map(model: StudyModel, world_size: int, out: Path) -> list[Path]:
-    from analysis.figures import files  # noqa: PLC0415  see recommend
-    from analysis.figures.strategy_map import strategy_map as drawn  # noqa: PLC0415
+def _draw_maps(model: StudyModel, world_size: int, out: Path) -> list[Path]:
+    """Over link speed and, if the study has K-FAC, over update intervals."""
+    from analysis.figures import files, strategy_map  # noqa: PLC0415  see recommend
     from analysis.study_prediction.bounds import LEVEL  # noqa: PLC0415
-    from analysis.study_prediction.strategy_map import strategy_map  # noqa: PLC0415
+    from analysis.study_prediction.strategy_map import interval_map  # noqa: PLC0415
+    from analysis.study_prediction.strategy_map import strategy_map as by_links  # noqa: PLC0415
 
     own = model.measured.world_sizes
     further = (own[-1] * 2**power for power in range(1, MOST_RANKS.bit_length()))
     sizes = sorted({*own, *(size for size in further if size < world_size), world_size})
-    rows = strategy_map(model, sizes)
-    caption = (
-        f"{model.measured.name}: the fastest arm {rows['unit'].iloc[0]}, and the time of the next over its. "
+    rows = by_links(model, sizes)
+    name = model.measured.name
+    about = (
         f"Framed: measured; else predicted, links: {model.links.source}. "
-        f"Hatched: {LEVEL:.0%} bounds of the two overlap."
+        f"Hatched: {LEVEL:.0%} bounds of the two fastest overlap."
     )
-    return files.save(drawn(rows, caption), out, f"strategy_map_{model.measured.name.replace(' ', '_')}")
+    caption = f"{name}: the fastest arm {rows['unit'].iloc[0]}, and the time of the next over its. {about}"
+    paths = files.save(strategy_map.links(rows, caption), out, f"strategy_map_{name.replace(' ', '_')}")
+    intervals = interval_map(model, sizes)
+    if not intervals.empty:
+        caption = (
+            f"{name}: the K-FAC arm with the fastest step by update interval, and its step over that of the "
+            f"fastest arm without K-FAC: how many times fewer epochs it must need. {about}"
+        )
+        drawing = strategy_map.intervals(intervals, caption)
+        paths += files.save(drawing, out, f"interval_map_{name.replace(' ', '_')}")
+    return paths

@@ -31,12 +31,13 @@ def print_recommendation(content: Mapping[str, Any]) -> None:
     screen = console()
     screen.print(content["recommendation"], markup=False, highlight=False, soft_wrap=True)
     by_target = ("epochs", "s to target", "low", "high") if content["to_target"] else ()
-    grid = figure_table("", ("", "ms a step", "low ", "high ", *by_target, "how"), "", "how")
+    grid = figure_table("", ("", "ms a step", "low ", "high ", *by_target, "GiB", "how"), "", "how")
     for one in content["candidates"][:SHOWN]:
         cells = [f"{1e3 * one[name]:.4g}" for name in ("seconds", "low", "high")]
         if content["to_target"]:
             to_target = ("seconds_to_target", "low_to_target", "high_to_target")
             cells += [f"{one['epochs']:.3g}", *(f"{one[name]:.4g}" for name in to_target)]
+        cells.append("" if one["peak_bytes"] is None else f"{one['peak_bytes'] / 2**30:.3g}")
         how = "measured" if one["measured"] else "predicted" if one["ran"] else "predicted, never run"
         grid.add_row(one["name"], *cells, how)
     screen.print(grid)

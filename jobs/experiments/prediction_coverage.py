@@ -2,9 +2,9 @@
 
     python -m jobs.experiments.prediction_coverage results/prediction/coverage.csv
 
-A simulated study has two runs of SGD and of mem_opt on 1, 2 and 4 ranks each. Their steps follow laws in closed
-form, times 3 % of noise from run to run, times an error that grows with every doubling of the ranks and that
-no law of the prediction knows. Held out is a run on 8, 16 and 32 ranks.
+A simulated study has two runs of SGD and of mem_opt on 1, 2 and 4 ranks each. Their steps follow laws in
+closed form, times 3 % of noise from run to run, times an error that grows with every doubling of the ranks
+and that no law of the prediction knows. Held out is a run on 8, 16 and 32 ranks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 
-from analysis.cost_model.models import Layer
-from analysis.study_prediction.measured import Arm, Measured, StoredModel, World
+from analysis.cost_model.models.stored import StoredModel, stored_layer
+from analysis.study_prediction.measured import Arm, Measured, World
 from analysis.study_prediction.prediction import study_model
 from harness.cell import Training
 from kfac_core.config import KFACConfig
@@ -31,7 +31,7 @@ SHAPES = tuple(LayerShape(f"layer{i}", FactorShape(N), FactorShape(N)) for i in 
 COMM = {phase.value for phase in COMM_PHASES}
 
 
-def step(method: str, ranks: int) -> dict[str, float]:
+def step(method: str, ranks: int, f: int = F, e: int = E) -> dict[str, float]:
     """Seconds a step by phase, in closed form; all layers are alike, so all ranks with work have as much."""
     batch = BATCH // ranks
     found = {
@@ -47,15 +47,15 @@ def step(method: str, ranks: int) -> dict[str, float]:
     each = factors / owners
     solve = 3e-4 + 5e-9 * N**3
     found |= {
-        "factor_compute": (4e-4 + 1e-8 * batch * factors * N**2) / F,
-        "factor_comm": direct(ranks, owners, 4 * each * (N * (N + 1) / 2 + 2)) / F,
-        "inverse_compute": each * solve / E,
+        "factor_compute": (4e-4 + 1e-8 * batch * factors * N**2) / f,
+        "factor_comm": direct(ranks, owners, 4 * each * (N * (N + 1) / 2 + 2)) / f,
+        "inverse_compute": each * solve / e,
         "scale": 5e-5,
     }
     product = 2e-5 + 1e-11 * 8 * N**3
     if method == "comm_opt":
         inverses = direct(ranks, owners, 4 * each * (N**2 + N))
-        return found | {"inverse_comm": inverses / E, "precondition": LAYERS * product}
+        return found | {"inverse_comm": inverses / e, "precondition": LAYERS * product}
     gradients = direct(ranks, owners, 4 * LAYERS / owners * N**2)
     return found | {"precondition_comm": gradients, "precondition": LAYERS / owners * product}
 
@@ -74,6 +74,7 @@ def coverage(error: float, sizes: tuple[int, ...], studies: int) -> dict[int, fl
 
     Args:
         error: of the laws per doubling of the ranks, standard deviation of its log.
+        sizes: of the held-out worlds.
         studies: simulated ones; each has two arms.
     """
     random = Random(5)  # noqa: S311  simulated noise
@@ -92,7 +93,7 @@ def coverage(error: float, sizes: tuple[int, ...], studies: int) -> dict[int, fl
 
 def simulated(method: str, drift: float, random: Random, sizes: tuple[int, ...]) -> Arm:
     """An arm whose steps follow the laws, off by `drift` in the log for every doubling of the ranks."""
-    model = StoredModel("simulated", tuple(Layer(s.name, N, N) for s in SHAPES), 0, stored=SHAPES)
+    model = StoredModel("simulated", tuple(map(stored_layer, SHAPES)), 0, stored=SHAPES)
     config = (
         None
         if method == "sgd"

@@ -96,9 +96,9 @@ def measure(folder: Path) -> None:
 
 
 @contextmanager
-def namespaces(count: int) -> Iterator[list[str]]:
+def namespaces(count: int, rate_mbit: int = RATE_MBIT) -> Iterator[list[str]]:
     """`count` namespaces on one bridge, each link shaped in both directions; always removed at the end."""
-    bucket = ["root", "tbf", "rate", f"{RATE_MBIT}mbit", "burst", BURST, "latency", DELAY]
+    bucket = ["root", "tbf", "rate", f"{rate_mbit}mbit", "burst", BURST, "latency", DELAY]
     names = [f"ks{os.getpid()}r{index}" for index in range(count)]
     try:
         _ip("link", "add", BRIDGE, "type", "bridge")

@@ -245,7 +245,7 @@ def test_resnet_152_at_4096_ranks_takes_seconds_and_no_torch():
 
 
 def test_a_calibration_of_another_version_or_shape_is_an_error():
-    good = json.loads(open("results/calibrations/spd_kfac_64.json").read())  # noqa: PTH123, SIM115
+    good = json.loads(Path("results/calibrations/spd_kfac_64.json").read_text())
     assert parse_calibration(good, "here") == MACHINE
     with pytest.raises(CostModelError, match="here: calibration of schema 2; this code reads 1"):
         parse_calibration({**good, "schema": 2}, "here")

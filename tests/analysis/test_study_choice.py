@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from random import Random
 from statistics import fmean
 
@@ -13,10 +14,14 @@ from analysis.cost_model.prediction import Seconds
 from analysis.records.tables import load
 from analysis.study_prediction.choice import choose, faster, sentence
 from analysis.study_prediction.measured import Measured
+from analysis.study_prediction.memory import predicted_peak
 from analysis.study_prediction.prediction import StudyModel, study_model
 from analysis.study_prediction.reading import measured
+from analysis.study_prediction.strategy_map import interval_map
 from harness.cli import main
-from tests.analysis.test_study_prediction import ARMS, BATCH, _simulated, fabricated, shaped_arms, step
+from jobs.experiments import prediction_coverage
+from jobs.experiments.prediction_coverage import BATCH, LAYERS, E, F, N, simulated, step
+from tests.analysis.test_study_prediction import ARMS, fabricated, shaped_arms
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +84,7 @@ def test_one_that_is_called_sure_is_the_faster_one_in_as_many_simulated_studies(
     random, right = Random(3), []  # noqa: S311  simulated noise
     for _ in range(50):
         drift = random.gauss(0, 0.05)
-        arms = tuple(_simulated(name, drift, random, (1, 2, 4)) for name in ("mem_opt", "comm_opt"))
+        arms = tuple(simulated(name, drift, random, (1, 2, 4)) for name in ("mem_opt", "comm_opt"))
         choice = choose(study_model(Measured("simulated", "gloo", 0.0, arms, True, ())), 8)
         ran = [one for one in choice.candidates if one.ran]
         sureness = faster(choice.seconds(ran[0]), choice.seconds(ran[1]))
@@ -100,7 +105,7 @@ def test_the_sentence_says_what_why_and_how_sure(fitted):
 
 
 def test_without_a_reached_target_steps_are_compared_and_the_output_says_so(folder, capsys):
-    arms = tuple(_simulated(name, 0.0, Random(1), (1, 2)) for name in ARMS)  # noqa: S311  simulated noise
+    arms = tuple(simulated(name, 0.0, Random(1), (1, 2)) for name in ARMS)  # noqa: S311  simulated noise
     choice = choose(study_model(Measured("simulated", "gloo", 0.0, arms, True, ())), 4)
     assert not choice.to_target
     assert choice.best.name == "sgd"
@@ -120,10 +125,8 @@ def test_the_command_prints_the_sentence_and_a_table(folder, capsys):
 
 
 def test_links_of_another_speed_move_only_bytes(fitted, monkeypatch):
-    from tests.analysis import test_study_prediction as laws
-
     quick = fitted.at_speed(4.0)
-    monkeypatch.setattr(laws, "BETA", laws.BETA / 4)
+    monkeypatch.setattr(prediction_coverage, "BETA", prediction_coverage.BETA / 4)
     for arm in ARMS:
         prediction = quick.predict(arm, 8)
         assert prediction.seconds.central == pytest.approx(sum(step(arm, 8).values()), rel=1e-6)
@@ -137,7 +140,8 @@ def test_the_map_names_the_fastest_arm_everywhere_and_is_byte_identical(folder, 
         assert main([*command, str(tmp_path / place)]) == 0
     capsys.readouterr()
     files = sorted(path.name for path in (tmp_path / "first").iterdir())
-    assert files == [f"strategy_map_synthetic.{kind}" for kind in ("csv", "pdf", "png")]
+    names = ("interval_map_synthetic", "strategy_map_synthetic")
+    assert files == [f"{name}.{kind}" for name in names for kind in ("csv", "pdf", "png")]
     for name in files:
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
     rows = pd.read_csv(tmp_path / "first" / "strategy_map_synthetic.csv")
@@ -150,6 +154,54 @@ def test_the_map_names_the_fastest_arm_everywhere_and_is_byte_identical(folder, 
         assert totals[row.arm] == ordered[0]
         assert row.next_ratio == pytest.approx(ordered[1] / ordered[0])
     assert rows["mbit_per_second"][rows["speed"] == 1].iloc[0] == pytest.approx(800)  # 1e-8 s a byte
+
+
+def test_the_map_of_intervals_has_the_fastest_strategy_and_what_its_step_costs(fitted):
+    """An arm keeps its ratio of intervals; both parts of its cost are known in closed form."""
+    rows = interval_map(fitted, (2, 8), (1, 5, 50))
+    assert len(rows) == 6
+    for row in rows.itertuples():
+        f, e = row.factor_update_steps, row.inverse_update_steps
+        assert e == f * E // F
+        totals = {arm: sum(step(arm, row.world_size, f, e).values()) for arm in ("comm_opt", "mem_opt")}
+        ordered = sorted(totals.values())
+        assert totals[row.arm] == ordered[0]
+        assert row.seconds == pytest.approx(ordered[0])
+        assert row.next_ratio == pytest.approx(ordered[1] / ordered[0])
+        assert row.first_order == "sgd"
+        assert row.cost_ratio == pytest.approx(ordered[0] / sum(step("sgd", row.world_size).values()))
+        assert row.measured == (row.world_size == 2 and f == F)
+
+
+def test_memory_of_a_rank_is_the_measured_peak_with_the_state_of_the_new_world():
+    """Four layers of 100 x 100, two factors each: their eigenbases are shared, owned or kept by all."""
+    peak = 1e9
+    arms = tuple(
+        replace(arm, worlds={1: replace(arm.worlds[1], peak_bytes=peak)})
+        for arm in (simulated(name, 0.0, Random(1), (1,)) for name in ARMS)  # noqa: S311  simulated noise
+    )
+    plain, shared, owned = arms
+    assert predicted_peak(plain, 4) == peak
+    factor, eigen = 4 * N * N, 4 * (N * N + N)
+    # On four ranks: a quarter of the factors; all eigenbases with comm_opt, one layer's with mem_opt
+    assert predicted_peak(shared, 4) == peak - (2 * LAYERS - 2) * factor
+    assert predicted_peak(owned, 4) == peak - (2 * LAYERS - 2) * (factor + eigen)
+    assert predicted_peak(shared, 4, owned.config) == predicted_peak(owned, 4)
+
+
+def test_what_does_not_fit_in_the_memory_of_a_rank_is_left_out_and_named(folder, capsys):
+    command = ["recommend", str(folder), "--world-size", "16", "--json"]
+    assert main(command) == 0
+    peaks = {row["name"]: row["peak_bytes"] for row in json.loads(capsys.readouterr().out)["candidates"]}
+    limit = (max(peaks.values()) + min(peaks.values())) / 2
+    assert main([*command, "--memory-gib", str(limit / 2**30)]) == 0
+    content = json.loads(capsys.readouterr().out)
+    kept = {name for name, peak in peaks.items() if peak <= limit}
+    assert {row["name"] for row in content["candidates"]} == kept
+    assert 0 < len(kept) < len(peaks)
+    assert sum("GiB on a rank" in note for note in content["notes"]) == len(peaks) - len(kept)
+    assert main([*command, "--memory-gib", "1e-6"]) == 2
+    assert "nothing fits at 16 ranks" in capsys.readouterr().err
 
 
 def test_a_world_that_nothing_fits_is_one_line(folder, capsys):

@@ -18,14 +18,13 @@ import pandas as pd
 import pytest
 
 from analysis.cost_model.errors import CostModelError
-from analysis.cost_model.models import read_model
 from analysis.records.tables import load
 from analysis.study_prediction import bounds
 from analysis.study_prediction.laws import fit_law
 from analysis.study_prediction.measured import Arm, Measured, World
 from analysis.study_prediction.prediction import StudyModel, held_out, study_model
 from analysis.study_prediction.reading import measured
-from harness.cell import Cell, Training
+from harness.cell import Cell
 from harness.cli import main
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.layers_file import describe
@@ -33,7 +32,7 @@ from harness.runs.record_writer import RecordWriter
 from harness.runs.records import EvalRecord, PhaseRecord
 from harness.runs.store import SweepFolder
 from jobs.experiments.prediction_coverage import BATCH, COMM, LAYERS, SHAPES, E, N, coverage, step
-from kfac_core.config import KFACConfig
+from jobs.experiments.prediction_points import perceptron
 from kfac_core.placement.strategies import place
 from tests.analysis.conftest import Plan, make_cell
 
@@ -170,31 +169,7 @@ def test_ninety_percent_bounds_cover_nine_of_ten_runs_of_simulated_studies(error
 
 def shaped_arms(sizes: tuple[int, ...]) -> tuple[Arm, ...]:
     """The committed measurements of real steps on shaped links."""
-    steps = pd.read_csv("results/prediction/shaped_links_steps.csv")
-    found = []
-    for name in dict.fromkeys(steps["arm"]):
-        fraction = 0.5 if name == "hybrid_opt" else None
-        config = None if name == "sgd" else KFACConfig(
-            strategy=name, grad_worker_fraction=fraction, solver="inverse", factor_update_steps=2,
-            inverse_update_steps=4,
-        )  # fmt: skip
-        own = steps[steps["arm"] == name]
-        worlds = {size: _shaped(own[own["world_size"] == size]) for size in sizes}
-        training = Training(local_batch_size=16, epochs=1, gradient_averaging="flat")
-        found.append(Arm(name, read_model("perceptron"), config, training, worlds, {}))
-    return tuple(found)
-
-
-def _shaped(rows: pd.DataFrame) -> World:
-    walls = rows[rows["phase"] == "total"].groupby("window")["seconds_per_step"].max()
-    moving = rows[rows["phase"].isin(COMM)].groupby(["phase", "window"])["seconds_per_step"].min()
-    rest = rows[~rows["phase"].isin({*COMM, "total"})].groupby(["phase", "rank"])["seconds_per_step"].mean()
-    logs = walls.map(math.log)
-    return World(
-        (math.exp(logs.mean()),), logs.std(), len(walls),
-        {str(phase): tuple(own) for phase, own in rest.groupby(level="phase")},
-        {str(phase): float(own.mean()) for phase, own in moving.groupby(level="phase")},
-    )  # fmt: skip
+    return perceptron(Path("results/prediction")).study(sizes).arms
 
 
 def test_real_steps_of_four_ranks_are_predicted_from_one_and_two_within_ten_percent_and_the_bounds():
