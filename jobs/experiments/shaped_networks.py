@@ -61,7 +61,7 @@ class Case:
     cpus: float
 
 
-CASES = (Case("link-bound", 40, 8, 0.2), Case("compute-bound", 1000, 32, 0.2))
+CASES = (Case("link-bound", 100, 8, 0.2), Case("compute-bound", 1000, 32, 0.2))
 
 
 def config_of(arm: str, world_size: int) -> KFACConfig | None:
