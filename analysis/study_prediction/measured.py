@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from analysis.cost_model.models import Model
 from analysis.cost_model.work import Setup
 from harness.cell import Training
 from kfac_core.config import KFACConfig
+from kfac_core.timing.phases import Phase
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,40 @@ class Measured:
     def world_sizes(self) -> tuple[int, ...]:
         """All that were measured, ascending."""
         return tuple(sorted({size for arm in self.arms for size in arm.worlds}))
+
+
+def same_gradient_exchange(arms: Sequence[Arm]) -> tuple[Arm, ...]:
+    """The arms, with one time for the exchange of gradients wherever they exchange the same.
+
+    Arms that average as many gradients in the same way differ in this exchange by chance alone, and by the
+    part of it that the backward pass happened to hide. Fitted apart, that chance would grow with the ranks.
+    """
+    phase = str(Phase.GRADIENT_COMM)
+    found: dict[tuple[object, ...], list[float]] = {}
+    for arm in arms:
+        for size, world in arm.worlds.items():
+            if phase in world.transfers:
+                found.setdefault(_exchange_of(arm, size), []).append(world.transfers[phase])
+
+    def evened(arm: Arm, size: int, world: World) -> World:
+        if phase not in world.transfers:
+            return world
+        seconds = found[_exchange_of(arm, size)]
+        return replace(world, transfers={**world.transfers, phase: sum(seconds) / len(seconds)})
+
+    return tuple(
+        replace(arm, worlds={size: evened(arm, size, world) for size, world in arm.worlds.items()})
+        for arm in arms
+    )
+
+
+def _exchange_of(arm: Arm, world_size: int) -> tuple[object, ...]:
+    """What makes two exchanges of gradients the same."""
+    training = arm.training
+    return (
+        world_size, arm.model.parameters, training.gradient_averaging, training.accumulate,
+        arm.local_batch_size(world_size),
+    )  # fmt: skip
 
 
 def at_fraction(config: KFACConfig | None, world_size: int) -> KFACConfig | None:

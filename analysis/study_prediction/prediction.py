@@ -11,7 +11,7 @@ from analysis.cost_model.prediction import Seconds
 from analysis.study_prediction.bounds import Errors, HeldOut, errors
 from analysis.study_prediction.fitted import FittedArm, fit_arm
 from analysis.study_prediction.links import Links, fit_links
-from analysis.study_prediction.measured import Arm, Measured, at_fraction
+from analysis.study_prediction.measured import Arm, Measured, at_fraction, same_gradient_exchange
 from kfac_core.config import KFACConfig
 from kfac_core.errors import PlacementError
 
@@ -146,8 +146,9 @@ def table(
 
 
 def _fit(measured: Measured, sizes: Sequence[int], links: Links | None) -> tuple[Links, dict[str, FittedArm]]:
-    own = links or fit_links(measured.arms, measured.algorithm, sizes)
-    fitted = {arm.name: fit_arm(arm, own, sizes) for arm in measured.arms}
+    arms = same_gradient_exchange(measured.arms)
+    own = links or fit_links(arms, measured.algorithm, sizes)
+    fitted = {arm.name: fit_arm(arm, own, sizes) for arm in arms}
     return own, {name: one for name, one in fitted.items() if one is not None}
 
 
