@@ -93,7 +93,16 @@ def predict(setup: Setup, calibration: Calibration, cost: CostModel | None = Non
     Raises:
         CostModelError: the calibration lacks the solver or an operation.
     """
-    work = Work(setup, cost)
+    return priced(Work(setup, cost), calibration)
+
+
+def priced(work: Work, calibration: Calibration) -> Prediction:
+    """Predict one arm from its work, which is the same for every machine.
+
+    Raises:
+        CostModelError: the calibration lacks the solver or an operation.
+    """
+    setup = work.setup
     event = {**_compute(work, calibration), **_communication(work, calibration)}
     if setup.overlap:
         for comm, beside in _HIDEABLE.items():

@@ -17,19 +17,20 @@ from analysis.figures.drawing import Drawing
 _NAMED = 8  # columns of fields that are wide enough for the name of an arm
 
 
-def links(rows: pd.DataFrame, caption: str) -> Drawing:
+def links(rows: pd.DataFrame, caption: str, own: str = "study") -> Drawing:
     """A field per world size and link speed in the colour of its fastest arm.
 
     In it stands the time of the next arm over that of the fastest. A field is hatched where the bounds of
     these two overlap, and has a thick frame where the fastest was measured.
 
     Args:
-        rows: as `analysis.study_prediction.strategy_map.strategy_map` gives them.
+        rows: as `analysis.study_prediction.strategy_map.strategy_map` gives them, or that of `cost_model`.
         caption: context for the reader.
+        own: whose links have the speed of one.
     """
     speeds = sorted(rows["speed"].unique())
-    label = "link (Mbit/s)" if rows["mbit_per_second"].notna().all() else "link over the study's"
-    return _fields(rows, "speed", _speeds(rows, speeds), label, lambda row: row.next_ratio, caption)
+    label = "link (Mbit/s)" if rows["mbit_per_second"].notna().all() else f"link over the {own}'s"
+    return _fields(rows, "speed", _speeds(rows, speeds, own), label, lambda row: row.next_ratio, caption)
 
 
 def intervals(rows: pd.DataFrame, caption: str) -> Drawing:
@@ -76,7 +77,8 @@ def _fields(
         axis.set_ylabel(label)
         patches = [Patch(facecolor=colour, alpha=0.45, label=arm) for arm, colour in colours.items()]
         patches.append(Patch(facecolor="#dddddd", edgecolor="#ffffff", hatch="////", label="bounds overlap"))
-        patches.append(Patch(facecolor="none", edgecolor="#000000", linewidth=1.8, label="measured"))
+        if rows["measured"].any():
+            patches.append(Patch(facecolor="none", edgecolor="#000000", linewidth=1.8, label="measured"))
     drawing.legend_below(figure, patches, columns=4)
     return Drawing(figure, rows, caption)
 
@@ -95,10 +97,10 @@ def _field(axis: Axes, place: tuple[int, int], row: Any, colour: str, ratio: flo
         axis.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=6, bbox=box)
 
 
-def _speeds(rows: pd.DataFrame, speeds: list[float]) -> list[str]:
+def _speeds(rows: pd.DataFrame, speeds: list[float], own: str) -> list[str]:
     names = dict(zip(rows["speed"], rows["mbit_per_second"], strict=True))
     return [
         (f"{speed:g}×" if math.isnan(names[speed]) else f"{names[speed]:,.0f}")
-        + (" (study)" if speed == 1 else "")
+        + (f" ({own})" if speed == 1 else "")
         for speed in speeds
     ]

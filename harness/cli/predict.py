@@ -292,10 +292,24 @@ def _print_recommendation(chosen: Recommendation | None, world_size: int, questi
 def _draw(question: Question, table: Table, out: Path) -> None:
     import pandas as pd  # noqa: PLC0415  slow to load, and only for figures
 
+    from analysis.cost_model.strategy_map import strategy_map  # noqa: PLC0415
     from analysis.figures import files  # noqa: PLC0415
     from analysis.figures.prediction import scaling  # noqa: PLC0415
+    from analysis.figures.strategy_map import links  # noqa: PLC0415
 
     rows = pd.DataFrame(_rows(question, table))
-    drawing = scaling(rows, f"{question.model.name}. {_measured(question)}.")
-    for path in files.save(drawing, out, f"predicted_{question.model.name}"):
+    name = question.model.name
+    paths = files.save(scaling(rows, f"{name}. {_measured(question)}."), out, f"predicted_{name}")
+    by_links = strategy_map(question, [size for size in table if size > 1])
+    if by_links.empty:
+        typer.echo(
+            "no strategy map: no strategy fits into the memory of a rank on two ranks or more", err=True
+        )
+    else:
+        caption = (
+            f"{name}: K-FAC's fastest strategy a step that fits, and the time of the next over its. All is "
+            f"predicted, {_measured(question)}. Hatched: the bounds of the two overlap."
+        )
+        paths += files.save(links(by_links, caption, "calibration"), out, f"strategy_map_{name}")
+    for path in paths:
         typer.echo(str(path))

@@ -23,6 +23,7 @@ from analysis.cost_model.errors import CostModelError
 from analysis.cost_model.laws import wire_bytes
 from analysis.cost_model.models import read_model
 from analysis.cost_model.prediction import predict
+from analysis.cost_model.strategy_map import strategy_map
 from analysis.cost_model.work import Exchange, Setup, Work
 from kfac_core.config import STRATEGIES, KFACConfig
 from kfac_core.timing.phases import COMM_PHASES, Phase
@@ -287,3 +288,30 @@ def test_every_fraction_of_a_world_is_a_candidate(world_size):
     hybrids = [c for c in candidates(question.config, world_size) if c.strategy == "hybrid_opt"]
     divisors = [m for m in range(2, world_size) if world_size % m == 0]
     assert [round(c.grad_worker_fraction * world_size) for c in hybrids] == divisors
+
+
+def test_the_map_of_a_model_has_its_fastest_strategy_that_fits_at_every_link_speed():
+    """Independently: each point priced alone, on a calibration whose links were changed by hand."""
+    machine = read_calibration("spd_kfac_64")
+    question = Question(read_model("perceptron"), KFACConfig(solver="inverse"), 16, machine)
+    largest = max(one.peak_bytes for one in ask(question, [2])[2].values())
+    question = replace(question, memory_bytes=largest - 1)
+    rows = strategy_map(question, [2, 8], [1.0, 4.0])
+    assert len(rows) == 4
+    for row in rows.to_dict("records"):
+        links = {
+            wire: {
+                name: replace(link, seconds_per_byte=link.seconds_per_byte / row["speed"])
+                for name, link in own.items()
+            }
+            for wire, own in machine.links.items()
+        }
+        priced = ask(replace(question, calibration=replace(machine, links=links)), [row["world_size"]])
+        arms = {arm: one for arm, one in priced[row["world_size"]].items() if arm != "sgd"}
+        fitting = {arm: one.total.central for arm, one in arms.items() if question.fits(one)}
+        assert row["arm"] == min(fitting, key=lambda arm: fitting[arm])
+        ordered = sorted(fitting.values())
+        assert row["seconds"] == pytest.approx(ordered[0])
+        assert row["next_ratio"] == pytest.approx(ordered[1] / ordered[0])
+        assert set(row["does_not_fit"].split()) == arms.keys() - fitting.keys()
+    assert rows["does_not_fit"].str.len().max() > 0
