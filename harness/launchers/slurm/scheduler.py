@@ -32,7 +32,7 @@ _NOTHING = ("None", "N/A", "(null)", "None assigned", "")
 _QUEUE_FIELDS = "ArrayJobID:|,ArrayTaskID:|,JobID:|,State:|,NodeList:|,Partition:|,Reason:|,exit_code: "
 
 
-# Errors after which Slurm may have done what it was asked, or would if asked again; any other is a refusal.
+# Errors after which Slurm may have done what it was asked, or would if asked again; any other means no.
 NO_ANSWER = re.compile(
     r"unable to contact|timed out|connection|transmitted|slurm controller|communication|temporarily|"
     r"authentication|munge|no respon|did not answer",

@@ -12,6 +12,8 @@ from harness.launchers.budget import StartBudget, open_budget
 from harness.launchers.continuing import continued
 from harness.launchers.cost_estimate import CostEstimate
 from harness.launchers.launch import Launch, request_cancel
+from harness.launchers.outcome import outcome_of_ranks
+from harness.launchers.rank_exits import RankDeath, RanksEnd
 from harness.launchers.site_profile import Site
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.store import sweep_folder
@@ -143,19 +145,28 @@ def run_to_its_end(cell, site, root, wait_for, **terms):
     return sweep_folder("study", root).cell_folder(cell).attempts()
 
 
+def test_cancelling_a_running_attempt_at_once_names_the_checkpoint_that_it_had(met_limit):
+    attempt, *_ = met_limit()
+    killed = RanksEnd("cancel", (RankDeath(0, -15, own=False),))
+    outcome = outcome_of_ranks(attempt, killed, 1.0, 2.0, oom_killed=False)
+    cause = "cancelled while running; the last rank was 0, before its first step; "
+    assert outcome.state == "CANCELLED"
+    assert outcome.cause == f"{cause}a retry resumes from its checkpoint at step 120"
+
+
 @pytest.mark.ranks
 def test_a_run_longer_than_its_limit_ends_like_one_without(make_cell, tmp_path, wait_for):
     site = Site(name="test", timeout_minutes=0.1, max_continuations=30)
-    cell = make_cell(steps=70, step_seconds=0.1)
+    cell = make_cell(steps=40, step_seconds=0.1)
     *cut, last = run_to_its_end(cell, site, tmp_path, wait_for)
-    assert len(cut) >= 2, last.outcome().cause
+    assert cut, last.outcome().cause
     for number, attempt in enumerate(cut, start=1):
         outcome = attempt.outcome()
         assert outcome.state == "TIMEOUT"
         assert outcome.cause.endswith(f"step {outcome.checkpoint_step}; continued by attempt {number + 1}")
     assert last.outcome().state == "COMPLETED"
     assert last.lineage() == [last, *cut[::-1]]
-    assert last.read("result.json")["parameters_sha256"] == digest_of(70)
+    assert last.read("result.json")["parameters_sha256"] == digest_of(40)
 
 
 @pytest.mark.ranks
@@ -163,10 +174,10 @@ def test_a_run_that_has_used_up_its_budget_ends_with_its_checkpoint(make_cell, t
     """Of two starts with their whole limit, of which each ends after half of it: three starts."""
     site = Site(name="test", timeout_minutes=0.1, max_continuations=30)
     cell = make_cell(steps=100_000, step_seconds=0.01)
-    *cut, last = run_to_its_end(cell, site, tmp_path, wait_for, budget=2 * 0.1 / 60)
+    *cut, last = run_to_its_end(cell, site, tmp_path, wait_for, budget=2.1 * 0.1 / 60)
     assert 1 <= len(cut) <= 3
     assert all("; continued by attempt" in one.outcome().cause for one in cut)
     outcome = last.outcome()
     assert outcome.state == "TIMEOUT"
-    assert "; not continued: the budget of 0.003333 core-hours has 0.0" in outcome.cause
+    assert "; not continued: the budget of 0.0035 core-hours has 0.0" in outcome.cause
     assert outcome.checkpoint_step > cut[-1].outcome().checkpoint_step > 0

@@ -6,7 +6,6 @@ import pytest
 
 from harness.cli import main
 from harness.runs.store import sweep_folder
-from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
 
@@ -60,15 +59,15 @@ def test_reproduce_detaches_and_a_second_call_writes_the_report(on_slurm, paper,
     assert shown.splitlines()[-1] == f"the runs continue by themselves; to see or finish them: {again}"
     assert len(states(tmp_path / "runs")) == 2
 
-    wait_for(lambda: states(tmp_path / "runs") == ["COMPLETED"] * 2)
-    assert main([*paper, *where]) == 0
+    assert main([*paper, *where, "--watch"]) == 0
     shown = capsys.readouterr().out
+    assert shown.count("nothing to do: 1 cell ") == 2
     assert "tiny-small-two: 1 COMPLETED" in shown
+    assert states(tmp_path / "runs") == ["COMPLETED"] * 2
     assert shown.splitlines()[-1] == "report: papers/tiny-small/report.html"
     page = (tmp_path / "papers" / "tiny-small" / "report.html").read_text()
     assert "A tiny paper, reproduced in digits" in page
     assert "--where" in page  # only a part
 
-    assert main([*paper, "--budget", "0.1"]) == 4  # the cell that was left out
-    assert main([*paper, "--watch"]) == 0
-    assert states(tmp_path / "runs") == ["COMPLETED"] * 3
+    assert main([*paper, "--budget", "0.1"]) == 4  # for the cell that was left out
+    assert "this could cost 0.3667 core-hours" in capsys.readouterr().err
