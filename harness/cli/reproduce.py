@@ -1,4 +1,4 @@
-"""`kronscale reproduce`: runs a paper's sweeps, then writes its figures and tables in one report."""
+"""`kronscale reproduce`: submits a paper's sweeps, and writes its figures and tables once they have ended."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import completion
-from harness.cli.options import RUNS, Budget, DryRun, LastSite, Runs, Yes
+from harness.cli.operate import INTERRUPTED
+from harness.cli.options import RUNS, Budget, DryRun, LastSite, Runs, Where, Yes
 from harness.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.cli.paper_sweeps import PaperSweep
     from harness.study.papers import Paper
 
 HEADLINE = "headline"
@@ -41,48 +45,89 @@ def reproduce(
         ),
     ] = None,
     report_only: Annotated[
-        bool, typer.Option("--report-only", help="Run nothing; report stored runs.")
+        bool, typer.Option("--report-only", help="Submit nothing; report stored runs.")
     ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show progress until all cells have ended, then report.")
+    ] = False,
+    where: Where = None,
     budget: Budget = None,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Run what is missing of a paper's sweeps, and write its figures and tables from these runs.
+    """Submit what is missing of a paper's sweeps; once all have ended, write its figures and tables.
 
-    `headline` runs nothing: it draws the study of K-FAC against tuned first-order methods from its archives.
+    It does not wait: repeat the command to see how far the runs are, to submit what is missing, and to get
+    the report. `headline` runs nothing: it draws the study of K-FAC against tuned first-order methods from
+    its archives.
     """
     if paper == HEADLINE:
         typer.echo(f"page: {_headline(out or HEADLINE_FOLDER)}")
         return
-    from harness.runs.commands import command  # noqa: PLC0415  loads pydantic
-    from harness.runs.store import sweep_folder  # noqa: PLC0415
+    from harness.cli.paper_sweeps import (  # noqa: PLC0415  # loads pydantic
+        agreed_costs,
+        paper_sweeps,
+        same_command,
+        submit_all,
+    )
     from harness.study.papers import read_paper  # noqa: PLC0415
-    from harness.study.sweep import read_sweep  # noqa: PLC0415
 
     described, files = read_paper(paper, size)
     _check_figures(described)
-    folders = {key: sweep_folder(read_sweep(file).name, runs).path for key, file in files.items()}
-    missing = [str(folder) for folder in folders.values() if not folder.is_dir()]
+    sweeps = paper_sweeps(files, runs, where or ())
+    missing = [str(one.folder.path) for one in sweeps if one.cells and not one.folder.path.is_dir()]
     if report_only and missing:
         raise UserError(f"no runs yet at {', '.join(missing)}: leave --report-only out to run them")
     if dry_run or not report_only:
-        _check_cost(files, site, runs, budget, yes=yes, dry_run=dry_run)
-    if dry_run:
+        costs = agreed_costs(sweeps, site, runs, budget, yes=yes, ask=not dry_run)
+        if dry_run:
+            return
+        submit_all(sweeps, site, runs, budget, costs)
+    folder = out or runs.parent / "papers" / f"{paper}-{size}"
+    if report_only:
+        typer.echo(f"report: {_report(described, sweeps, site, folder, where or ())}")
         return
-    codes = []
-    for number, file in enumerate(() if report_only else files.values(), start=1):
-        typer.echo(f"sweep {number} of {len(files)}: {file}")
-        codes.append(_run(file, site, runs))
-    commands = {folder.name: command("run", folder, site=site or "local") for folder in folders.values()}
-    page = _report(described, folders, commands, out or runs.parent / "papers" / f"{paper}-{size}")
-    typer.echo(f"report: {page}")
-    if any(codes):
+    again = same_command(paper, size, site, runs, where or (), out)
+    _finish(described, sweeps, site, folder, where or (), again, watch=watch)
+
+
+def _finish(
+    paper: Paper,
+    sweeps: Sequence[PaperSweep],
+    site: str | None,
+    out: Path,
+    where: Sequence[str],
+    again: str,
+    *,
+    watch: bool,
+) -> None:
+    """Show the states of all cells; write the report if all have ended."""
+    from harness.cli.output import console  # noqa: PLC0415  # see reproduce
+    from harness.cli.paper_sweeps import in_flight, print_states  # noqa: PLC0415
+    from harness.runs.commands import command  # noqa: PLC0415
+    from harness.study.progress import follow  # noqa: PLC0415
+
+    if watch:
+        try:
+            follow(lambda: [one for sweep in sweeps for one in sweep.statuses()], console())
+        except KeyboardInterrupt:
+            typer.echo(f"detached: the runs continue; to see or finish them: {again}")
+            raise typer.Exit(INTERRUPTED) from None
+    statuses = [sweep.statuses() for sweep in sweeps]
+    print_states(sweeps, statuses)
+    if any(map(in_flight, statuses)):
+        typer.echo(f"the runs continue by themselves; to see or finish them: {again}")
+        return
+    typer.echo(f"report: {_report(paper, sweeps, site, out, where)}")
+    failed = [
+        sweep.folder.path
+        for sweep, found in zip(sweeps, statuses, strict=True)
+        if any(one.state != "COMPLETED" for one in found)
+    ]
+    if failed:
         typer.echo("some cells did not complete, as the report lists")
-        for folder, code in zip(folders.values(), codes, strict=True):
-            if code:
-                typer.echo(
-                    f"to start those of {folder.name} again: {command('retry', folder, site=site or 'local')}"
-                )
+        for path in failed:
+            typer.echo(f"to start those of {path.name} again: {command('retry', path, site=site or 'local')}")
         raise typer.Exit(1)
 
 
@@ -111,71 +156,30 @@ def _check_figures(paper: Paper) -> None:
             )
 
 
-def _check_cost(
-    files: dict[str, Path], site: str | None, runs: Path, budget: float | None, *, yes: bool, dry_run: bool
-) -> None:
-    """Print what every sweep and all together could cost, and ask where that is much.
-
-    Raises:
-        BudgetError: it could cost more than the budget, or so much that somebody has to agree.
-    """
-    from harness.cli.cost_consent import cost_in_words, with_consent  # noqa: PLC0415  # see reproduce
-    from harness.cli.submissions import count, site_for  # noqa: PLC0415
-    from harness.launchers.cost_estimate import CostEstimate  # noqa: PLC0415
-    from harness.study.submit import preview_cost  # noqa: PLC0415
-    from harness.study.sweep import read_sweep  # noqa: PLC0415
-
-    total, expected = CostEstimate(), CostEstimate()
-    known = False
-    for file in files.values():
-        cells = read_sweep(file).cells
-        profile = site_for(cells, site, runs, None)
-        new, cost, likely = preview_cost(cells, profile, runs)
-        total, expected, known = (
-            total + cost,
-            expected + (likely or CostEstimate()),
-            known or likely is not None,
-        )
-        if new:
-            typer.echo(f"{file}: {count(new)} to site {profile.name}: {cost_in_words(cost, likely)}")
-    if total.jobs:
-        typer.echo(f"all sweeps: {cost_in_words(total, expected if known else None)}")
-
-    def refuse(budget: float | None, ask: bool) -> None:
-        total.refuse_beyond(budget)
-        if ask and budget is None and not dry_run:
-            total.refuse_unasked()
-
-    with_consent(refuse, budget, yes=yes)
-
-
-def _run(file: Path, site: str | None, runs: Path) -> int:
-    from harness.cli.operate import run  # noqa: PLC0415  # see reproduce
-
-    try:
-        run(None, file, site, runs, yes=True)  # all sweeps together were asked about
-    except typer.Exit as ended:
-        if ended.exit_code > 1:  # interrupted: the runs continue, and there is nothing to report yet
-            raise
-        return ended.exit_code
-    return 0
-
-
-def _report(paper: Paper, folders: dict[str, Path], commands: dict[str, str], out: Path) -> Path:
+def _report(
+    paper: Paper, sweeps: Sequence[PaperSweep], site: str | None, out: Path, where: Sequence[str]
+) -> Path:
+    """Write the report of what is stored; figures of sweeps without runs are left out."""
     from analysis.records.tables import load  # noqa: PLC0415
     from analysis.report.page import Panel, write_report  # noqa: PLC0415  # see reproduce
     from harness.cli.output import console, with_progress  # noqa: PLC0415
+    from harness.runs.commands import command  # noqa: PLC0415
 
+    folders = {one.key: one.folder.path for one in sweeps if one.folder.path.is_dir()}
     studies = {key: load(folder) for key, folder in folders.items()}
+    summary = paper.summary if paper.summary in studies else next(iter(studies))
     panels = [
         Panel(figure.figure, figure.shows, studies[figure.sweep], f"{place:02}-{figure.figure}")
         for place, figure in enumerate(paper.figures, start=1)
+        if figure.sweep in studies
     ]
+    words = " ".join(f"--where {expression!r}" for expression in where)
     return write_report(
-        studies[paper.summary],
+        studies[summary],
         out,
         with_progress(panels, "drawing", console()),
-        commands=commands,
+        commands={path.name: command("run", path, site=site or "local") for path in folders.values()},
         title=f"{paper.title}, reproduced in {paper.about}",
-        also=[study for key, study in studies.items() if key != paper.summary],
+        also=[study for key, study in studies.items() if key != summary],
+        notes=[f"Only a part of the paper's runs was asked for: {words}"] if where else [],
     )

@@ -140,7 +140,7 @@ def advice_on_rejection(message: str, site: Site) -> str:
 
 
 def _problem(one: Partition, site: Site) -> tuple[str, str] | None:
-    needed = site.timeout_minutes + START_MINUTES
+    needed = max(site.limits_minutes) + START_MINUTES
     if not one.up:
         return f"{one.name} is not up", "set another slurm.partition, or wait until it is up"
     if not one.usable_nodes:

@@ -103,6 +103,7 @@ def _check_from_login(
     site: Site, folder: Path, ranks: int | None
 ) -> tuple[list[Finding], tuple[Cell, Site] | None]:
     """Findings, and the cell and the variant of the site for the job; None if there can be no job."""
+    site = site.model_copy(update={"timeout_minutes": max(site.limits_minutes)})  # of a probe's few ranks
     if site.launcher == "local":
         found = check_local_host(site)
         if any_fault(found):
@@ -128,7 +129,7 @@ def _check_from_login(
 def _check_from_ranks(
     cell: Cell, site: Site, folder: Path, wait_seconds: float, report: Callable[[str], None]
 ) -> tuple[list[Finding], tuple[Report, ...]]:
-    site = site.model_copy(update={"timeout_minutes": min(site.timeout_minutes, _JOB_MINUTES)})
+    site = site.model_copy(update={"timeout_minutes": min(*site.limits_minutes, _JOB_MINUTES)})
     try:
         with _ended(cell, folder):
             submit([cell], site, folder, PROBE_COMMAND)

@@ -22,6 +22,7 @@ class CostEstimate:
     beforehand, so where that may happen this is not a bound of the total.
 
     Attributes:
+        continuations: how many times more a job may be started because a run met its time limit.
         requeued: whether jobs may be started again.
         jobs: number of jobs, or of runs on a host.
         largest_ranks: most ranks of a job.
@@ -34,6 +35,7 @@ class CostEstimate:
     jobs: int = 0
     largest_ranks: int = 0
     largest_nodes: int = 0
+    continuations: int = 0
 
     def __add__(self, other: Self) -> CostEstimate:
         return CostEstimate(
@@ -43,6 +45,7 @@ class CostEstimate:
             self.jobs + other.jobs,
             max(self.largest_ranks, other.largest_ranks),
             max(self.largest_nodes, other.largest_nodes),
+            max(self.continuations, other.continuations),
         )
 
     def __mul__(self, times: int) -> CostEstimate:
@@ -53,16 +56,25 @@ class CostEstimate:
             self.jobs * times,
             self.largest_ranks,
             self.largest_nodes,
+            self.continuations,
         )
 
     def __str__(self) -> str:
-        return f"at most {self.hours}{self._per_start}"
+        if not self.continuations:
+            return f"at most {self.hours}{self._per_start}"
+        again = ", and Slurm may start a job again (slurm.requeue)" if self.requeued else ""
+        starts = self.continuations + 1
+        return f"at most {self.hours_of(starts)} in {starts} starts of each (max_continuations){again}"
 
     @property
     def hours(self) -> str:
-        """Such as `12 GPU-hours, 96 core-hours`."""
-        gpus = f"{self.gpu_hours:.4g} GPU-hours, " if self.gpu_hours else ""
-        return f"{gpus}{self.core_hours:.4g} core-hours"
+        """Of one start of each job, such as `12 GPU-hours, 96 core-hours`."""
+        return self.hours_of(1)
+
+    def hours_of(self, starts: int) -> str:
+        """Of so many starts of each job."""
+        gpus = f"{self.gpu_hours * starts:.4g} GPU-hours, " if self.gpu_hours else ""
+        return f"{gpus}{self.core_hours * starts:.4g} core-hours"
 
     @property
     def sizes(self) -> str:
@@ -74,11 +86,17 @@ class CostEstimate:
 
     @property
     def counted(self) -> float:
-        """What a budget is compared with: GPU-hours where GPUs are held, else core-hours."""
+        """One start in a budget's unit: GPU-hours where GPUs are held, else core-hours."""
         return self.gpu_hours or self.core_hours
 
     @property
-    def _unit(self) -> str:
+    def most(self) -> float:
+        """All starts in a budget's unit."""
+        return self.counted * (self.continuations + 1)
+
+    @property
+    def unit(self) -> str:
+        """Unit of a budget."""
         return "GPU-hours" if self.gpu_hours else "core-hours"
 
     @property
@@ -86,14 +104,14 @@ class CostEstimate:
         return " per start, and Slurm may start a job again (slurm.requeue)" if self.requeued else ""
 
     def refuse_beyond(self, budget: float | None) -> None:
-        """Refuse a cost above `budget`, in GPU-hours where GPUs are held, else in core-hours.
+        """Refuse first starts that could cost more than `budget`; it is checked again before further ones.
 
         Raises:
             BudgetError: the cost could be higher.
         """
         if budget is not None and self.counted > budget:
             raise BudgetError(
-                f"this could cost {self.counted:.4g} {self._unit}{self._per_start}, the budget is "
+                f"this could cost {self.counted:.4g} {self.unit}{self._per_start}, the budget is "
                 f"{budget:.4g}: submit less with --where, lower the site's timeout_minutes, or raise "
                 "--budget; nothing was submitted"
             )
@@ -105,10 +123,11 @@ class CostEstimate:
             CostlyError: the cost could be above the threshold.
         """
         most = ASK_ABOVE_GPU_HOURS if self.gpu_hours else ASK_ABOVE_CORE_HOURS
-        if self.counted > most:
+        if self.most > most:
+            starts = f", in {self.continuations + 1} starts of each" if self.continuations else ""
             raise CostlyError(
-                f"this could cost {self.counted:.4g} {self._unit}{self._per_start}, in {self.sizes}; above "
-                f"{most:g} {self._unit} somebody has to agree: repeat it with --yes or --budget "
-                f"{self.counted:.0f}, or see what it is with --dry-run; nothing was submitted",
-                self.counted,
+                f"this could cost {self.most:.4g} {self.unit}{starts or self._per_start}, in {self.sizes}; "
+                f"above {most:g} {self.unit} somebody has to agree: repeat it with --yes or --budget "
+                f"{self.most:.0f}, or see what it is with --dry-run; nothing was submitted",
+                self.most,
             )

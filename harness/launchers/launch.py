@@ -61,6 +61,9 @@ class Launch(Spec):
         order_seed: seed of the random order in which the cells of a block were submitted together; None in
             older files.
         order: its place in that submission, from 0.
+        continuation: how many time limits the run has met since it was submitted or retried.
+        progressed: whether the attempt before such a continuation saved a checkpoint of its own.
+        budget: name of the budget of its submission in `budgets/`; None if it has none, or is not continued.
         id: random name of the attempt, which no attempt in another run folder has; None in older files.
         continues_id: `id` of the attempt that `continues` names.
         manifest: under Slurm, the submission manifest that lists the attempt; `claim` in the file.
@@ -81,6 +84,9 @@ class Launch(Spec):
     continues: int | None = None
     order_seed: int | None = None
     order: int | None = None
+    continuation: int = 0
+    progressed: bool = True
+    budget: str | None = None
     id: str | None = None
     continues_id: str | None = None
     manifest: str | None = Field(default=None, alias="claim")

@@ -53,6 +53,7 @@ def outcome_of_ranks(
         state, cause = "COMPLETED", _missed(attempt, result)
     elif ending.reason in ("timeout", "cancel") or not any(death.own for death in ending.deaths):
         state, cause = _ended_from_outside(ending, exits)
+        cause += checkpoint_note(checkpoint)
     elif codes != {0}:
         state, cause = _failed(attempt, exits[0], oom_killed)
     else:
@@ -72,10 +73,26 @@ def outcome_of_ranks(
     )
 
 
-def outcome_without_ranks(state: State, cause: str, started_at: float | None = None) -> Outcome:
-    """The outcome of an attempt whose ranks never ran, or do not decide it."""
+def outcome_without_ranks(
+    state: State, cause: str, started_at: float | None = None, *, checkpoint_step: int | None = None
+) -> Outcome:
+    """The outcome of an attempt whose ranks never ran, or do not decide it.
+
+    Args:
+        state: a final one.
+        cause: without its checkpoint.
+        started_at: Unix time, seconds; None if its ranks never ran.
+        checkpoint_step: the step at which a retry would resume, if there is a checkpoint.
+    """
     now = time.time()
-    return Outcome(state, cause, None, "error", started_at if started_at is not None else now, now)
+    began = started_at if started_at is not None else now
+    cause += checkpoint_note(checkpoint_step)
+    return Outcome(state, cause, None, "error", began, now, checkpoint_step=checkpoint_step)
+
+
+def checkpoint_note(step: int | None) -> str:
+    """The end of a cause that says from where a retry would go on; empty without a checkpoint."""
+    return "" if step is None else f"; a retry resumes from its checkpoint at step {step}"
 
 
 def read_exit(attempt: Attempt, death: RankDeath) -> RankExit:

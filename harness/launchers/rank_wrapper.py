@@ -5,6 +5,9 @@ the rank starts and, however the rank ends, a line when it ends. The program als
 to its log (srun would pass every line over the network and read a `%` in the path as a pattern) and corrects
 what Slurm tells the rank about PMI. It notes and survives signals; Slurm sends them to the rank itself too.
 
+Under srun it also ends the rank if slurmstepd, its parent, is gone: Slurm no longer knows such a rank, which
+would train on, as would its peers. `orphaned.jsonl` then tells the job's supervisor.
+
 CPUS are CPU numbers by rank, such as `0,1;2,3`, to pin the ranks of one host; `-` under srun, which does so
 itself. With CPUS the rank dies with this program, and it gets a session of its own: when a rank dies, Hydra
 sends SIGUSR1 to the sessions of the others. Imports nothing of this project and nothing slow: there is one
@@ -36,7 +39,7 @@ def main(attempt: str, threads: str, cpus: str, command: list[str]) -> int:
     Raises:
         OSError: the log or the file of the end cannot be written.
     """
-    environment = os.environ
+    environment, parent = os.environ, os.getppid()
     on_slurm = cpus == "-"
     names = (
         ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
@@ -63,8 +66,13 @@ def main(attempt: str, threads: str, cpus: str, command: list[str]) -> int:
         step = f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
         place = {"node": environment.get("SLURMD_NODENAME", ""), "step": step}
     _write(end, rank=int(rank), **place, at=time.time())
+    gone = threading.Event()
+    if on_slurm and parent > 1:  # 0 is a parent outside of a container, 1 one that is gone already
+        threading.Thread(target=_end_with_parent, args=(parent, child, gone), daemon=True).start()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     _write(end, exit_code=code, own=signal.SIGTERM not in signalled, at=time.time())
+    if gone.is_set():
+        _write(_open(attempt, "orphaned.jsonl"), rank=int(rank), node=place["node"])
     return code if code >= 0 else 128 - code  # as shells count a death by signal
 
 
@@ -90,6 +98,22 @@ def _isolate(cpus: str, wrapper: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != wrapper:
         os._exit(1)  # it died before the signal was set
+
+
+def _end_with_parent(parent: int, child: int, gone: threading.Event) -> None:
+    """Kill the rank when slurmstepd has ended."""
+    rank = os.pidfd_open(child)
+    try:
+        files = select.poll()
+        files.register(os.pidfd_open(parent), select.POLLIN)
+        files.poll()
+    except ProcessLookupError:  # it has ended meanwhile
+        pass
+    gone.set()
+    try:
+        signal.pidfd_send_signal(rank, signal.SIGKILL)
+    except ProcessLookupError:
+        return
 
 
 def _fork_with_pmi() -> int:

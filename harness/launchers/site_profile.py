@@ -12,6 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from harness.cell import Spec
 from harness.errors import SiteError
 from harness.launchers.slurm_profile import SlurmProfile
+from harness.launchers.time_limits import TimeLimits, cannot_act
 from harness.shipped import find, find_all
 from harness.yaml_files.document import Place, read_document, value_at
 from harness.yaml_files.validation_messages import did_you_mean, explain, not_allowed
@@ -81,8 +82,14 @@ class Site(Spec):
     """How long ranks wait for others that still load or copy their data before the first step.
     Example: `120`."""
 
-    timeout_minutes: float = Field(default=60.0, gt=0)
-    """An attempt that runs longer is ended with TIMEOUT. Example: `90`."""
+    timeout_minutes: TimeLimits = 60.0
+    """An attempt that runs longer is ended with TIMEOUT. Limits by world size hold from each size up to the
+    next; what is smaller than all of them is refused. Example: `{16: 1200, 256: 120}`."""
+
+    max_continuations: int = Field(default=0, ge=0)
+    """How many times a run that meets its time limit is continued by itself from its checkpoint, each time
+    with the whole limit; not after two attempts in a row without progress, nor once the submission has used
+    up its `--budget`. Example: `5`."""
 
     grace_seconds: float = Field(default=60.0, gt=0)
     """Time that ranks get to save a checkpoint when they have to stop. They are asked to so long before the
@@ -128,6 +135,34 @@ class Site(Spec):
 
     slurm: SlurmProfile | None = None
     """For launcher `slurm`, facts of the cluster. Example: `{ranks_per_node: 4, partition: gpu}`."""
+
+    @property
+    def limits_minutes(self) -> tuple[float, ...]:
+        """The time limits of all world sizes, at least one."""
+        limits = self.timeout_minutes
+        return tuple(limits.values()) if isinstance(limits, dict) else (limits,)
+
+    def limit_minutes(self, world_size: int) -> float:
+        """Time limit of an attempt on so many ranks.
+
+        Raises:
+            SiteError: the profile has limits for larger worlds only.
+        """
+        limits = self.timeout_minutes
+        if not isinstance(limits, dict):
+            return limits
+        size = max((size for size in limits if size <= world_size), default=None)
+        if size is None:
+            listed = ", ".join(map(str, sorted(limits)))
+            raise SiteError(
+                f"site {self.name} has no timeout_minutes for a world size of {world_size}, only from "
+                f"{min(limits)} up ({listed}): add one of at most {world_size}"
+            )
+        return limits[size]
+
+    def save_seconds(self, world_size: int) -> float:
+        """How long before its time limit an attempt is asked to save a checkpoint and to end."""
+        return min(self.grace_seconds, self.limit_minutes(world_size) * 30)
 
     @model_validator(mode="after")
     def _backend_reaches_the_device(self) -> Self:
@@ -191,6 +226,9 @@ def read_site(name: str, folder: Path = DEFAULT_FOLDER) -> Site:
     for place, reason in _unread(site):
         if place in document.lines and value_at(document.content, place):  # false, null or nothing is true
             raise document.error(place, f" has no effect {reason}; remove it")
+    for place, sentence in cannot_act(site):
+        if place in document.lines:
+            raise document.error(place, sentence)
     return site
 
 

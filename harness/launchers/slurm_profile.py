@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 
 from harness.cell import Spec
 
+START_MINUTES = 2
+"""For starting and ending ranks, in addition to the limits of the cells."""
+
 _RESERVED = (
     "array",
     "comment",
@@ -92,8 +95,9 @@ class SlurmProfile(Spec):
     """Whether Slurm may start a job again after a node failed or a preemption. Example: `false`."""
 
     signal_seconds: int | None = Field(default=None, ge=1)
-    """Time between SIGUSR2 to the ranks and the job's time limit or preemption; null for no signal.
-    Example: `120`."""
+    """Time between SIGUSR2 to the ranks and the preemption or time limit of the job; null for no signal.
+    Ranks save before their own limit without it, so that no more than `grace_seconds` and two minutes cannot
+    act. Example: `300`."""
 
     def gpu_option(self, count: int) -> dict[str, str]:
         """Option of sbatch or srun that requests `count` GPUs on each node; empty if none is needed."""

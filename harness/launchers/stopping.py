@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.launchers.launch import cancel_requested
-from harness.launchers.site_profile import Site
 from harness.runs.store import Attempt
 
 Reason = Literal["ranks", "timeout", "cancel", "preempt"]
@@ -28,12 +27,14 @@ class Stop:
     save: bool
 
 
-def stop_request(attempt: Attempt, site: Site, left_seconds: float, *, preempted: bool) -> Stop | None:
+def stop_request(
+    attempt: Attempt, save_seconds: float, left_seconds: float, *, preempted: bool
+) -> Stop | None:
     """Whether the attempt's ranks have to end, by its `cancel` file and the time that is left.
 
     Args:
         attempt: for its `cancel` file.
-        site: for its time limit and the grace before it.
+        save_seconds: how long before the time limit they are asked to save.
         left_seconds: until the time limit.
         preempted: whether the ranks must free their place for others.
     """
@@ -46,7 +47,7 @@ def stop_request(attempt: Attempt, site: Site, left_seconds: float, *, preempted
         return Stop("cancel", save=True)
     if preempted:
         return Stop("preempt", save=True)
-    if left_seconds < min(site.grace_seconds, site.timeout_minutes * 30):
+    if left_seconds < save_seconds:
         return Stop("timeout", save=True)
     return None
 

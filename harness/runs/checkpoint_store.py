@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from harness.errors import StoreError
 from harness.runs.record_lines import LARGEST_FILE
 from harness.runs.records import SegmentRecord
 from harness.runs.store import Attempt
@@ -149,6 +150,14 @@ class CheckpointStore:
 def resumable(attempt: Attempt) -> list[tuple[Attempt, Saved]]:
     """Checkpoints from which `attempt` may resume, each with the attempt that saved it; best first."""
     return [(one, saved) for one in attempt.lineage() for saved in CheckpointStore(one).newest_first()]
+
+
+def kept_step(attempt: Attempt) -> int | None:
+    """The step at which a retry of `attempt` would resume; None if from the beginning, or if not known."""
+    try:
+        return next((saved.step for _, saved in resumable(attempt)), None)
+    except StoreError:  # of an attempt before it: whoever resumes the run gets the reason
+        return None
 
 
 def clear_checkpoint_stores(attempt: Attempt) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from harness.cell import Cell
-from harness.errors import StoredFileError
+from harness.errors import StoredFileError, StoreError
 from harness.runs.attempt_outcome import FINAL_STATES, Outcome, State
 from harness.runs.store import Attempt, SweepFolder
 
@@ -54,6 +54,17 @@ def stored_state(attempt: Attempt) -> StoredState:
         cause = f"it is not known how it ended: {error}"
         return StoredState("LOST", attempt, Outcome("LOST", cause, None, "error", 0.0, 0.0))
     return StoredState("PENDING" if launched else "STAGED", attempt)
+
+
+def taken_seconds(attempt: Attempt, outcome: Outcome) -> float:
+    """Time that a run has taken up to this outcome, in all attempts that it consists of."""
+    earlier: list[Outcome | None] = []
+    if attempt.number > 1:
+        try:
+            earlier = [one.outcome() for one in attempt.lineage()[1:]]
+        except StoreError:  # whoever reads the run itself gets the reason
+            earlier = []
+    return sum(one.ended_at - one.started_at for one in (outcome, *earlier) if one is not None)
 
 
 def _is_launched(attempt: Attempt) -> bool:

@@ -40,7 +40,8 @@ def expected_cost(
     costs = []
     for (method, world_size), group in groups.items():
         found = by_arm.get((method, world_size)) or by_arm.get(method) or overall
-        minutes = min(fmean(found) / 60, site.timeout_minutes)
-        limited = site.model_copy(update={"timeout_minutes": minutes})
+        most = site.limit_minutes(world_size) * (site.max_continuations + 1)
+        minutes = min(fmean(found) / 60, most)
+        limited = site.model_copy(update={"timeout_minutes": minutes, "max_continuations": 0})
         costs.append(LAUNCHERS[site.launcher].estimate_cost(group, limited))
     return reduce(add, costs, CostEstimate())

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from harness.cell import Cell
 from harness.runs.attempt_outcome import State
 from harness.runs.store import sweep_folder
-from harness.study.cell_states import IN_FLIGHT, stored_states
+from harness.study.cell_states import IN_FLIGHT, stored_states, taken_seconds
 from kfac_core.config import KFACConfig
 from kfac_core.placement import FactorShape, LayerShape
 from kfac_core.placement.strategies import STRATEGIES, place
@@ -107,8 +107,8 @@ def plan_summary(cells: Sequence[Cell], runs: Path) -> PlanSummary:
         of_sweep = [cell for cell in cells if cell.sweep == name]
         for cell, stored in stored_states(sweep_folder(name, runs), of_sweep):
             states[cell.id] = _plan_state(stored.state)
-            if stored.state == "COMPLETED" and stored.outcome is not None:
-                taken.append((cell, stored.outcome.ended_at - stored.outcome.started_at))
+            if stored.state == "COMPLETED" and stored.attempt is not None and stored.outcome is not None:
+                taken.append((cell, taken_seconds(stored.attempt, stored.outcome)))
     return PlanSummary(cells, states, taken)
 
 

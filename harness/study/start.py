@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from harness.cell import Cell
 from harness.errors import SiteError, StoreError
 from harness.launchers import LAUNCHERS
+from harness.launchers.budget import open_budget
 from harness.launchers.cost_estimate import CostEstimate
 from harness.launchers.launch import WORKER_COMMAND, Launch
 from harness.launchers.site_profile import Site
@@ -28,8 +29,8 @@ class Terms:
 
     Attributes:
         command: starts one rank.
-        budget: upper limit of their cost, in GPU-hours if the site has GPUs, else in core-hours; None for no
-            limit.
+        budget: upper limit of the cost of one start of each, in GPU-hours if the site has GPUs, else in
+            core-hours, and of all starts together where runs continue by themselves; None for no limit.
         ask: whether a cost above the threshold is refused, so that somebody can be asked.
         resume: whether they continue from the newest checkpoint of earlier attempts.
         change_site: whether a run may continue at another site, launcher or kind of node.
@@ -65,8 +66,9 @@ def start_cells(cells: Sequence[Cell], site: Site, folder: SweepFolder, terms: T
         refuse_change(continued, site)
     made: list[Attempt | CellFolder] = []
     order_seed = secrets.randbits(32)
+    common = {"order_seed": order_seed, "budget": _budget(folder, site, terms, cost)}
     launches = (
-        (attempt, launch.model_copy(update={"order_seed": order_seed, "order": order}))
+        (attempt, launch.model_copy(update={**common, "order": order}))
         for order, cell in enumerate(in_blocks(cells, order_seed))
         for attempt, launch in [_new(cell, site, folder, terms, continued.get(cell.id), made)]
     )
@@ -74,11 +76,25 @@ def start_cells(cells: Sequence[Cell], site: Site, folder: SweepFolder, terms: T
         launcher.launch(folder, launches)
     except OSError as error:
         _withdraw(made)
-        raise StoreError(
-            f"{error.filename or folder.path}: {error.strerror or error}; nothing was submitted: free "
-            f"some space, or keep runs on another file system (--runs)"
-        ) from None
+        raise _no_space(error, folder) from None
     return cost
+
+
+def _budget(folder: SweepFolder, site: Site, terms: Terms, cost: CostEstimate) -> str | None:
+    """Name of the budget from which further starts are paid; None if there are none, or no budget."""
+    if terms.budget is None or not site.max_continuations:
+        return None
+    try:
+        return open_budget(folder, terms.budget, cost)
+    except OSError as error:
+        raise _no_space(error, folder) from None
+
+
+def _no_space(error: OSError, folder: SweepFolder) -> StoreError:
+    return StoreError(
+        f"{error.filename or folder.path}: {error.strerror or error}; nothing was submitted: free some "
+        "space, or keep runs on another file system (--runs)"
+    )
 
 
 def in_blocks(cells: Sequence[Cell], order_seed: int = 0) -> list[Cell]:

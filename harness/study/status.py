@@ -16,13 +16,13 @@ from harness.errors import StoreError
 from harness.launchers import LAUNCHERS
 from harness.launchers.attempt_state import AttemptState
 from harness.runs.attempt_outcome import FINAL_STATES, Outcome, RankExit, State
-from harness.runs.checkpoint_store import resumable
+from harness.runs.checkpoint_store import kept_step, resumable
 from harness.runs.effective_records import effective_evaluations
 from harness.runs.launch_facts import LaunchFacts
 from harness.runs.log_tail import last_record
 from harness.runs.records import EvalRecord, SegmentRecord
 from harness.runs.store import Attempt, SweepFolder
-from harness.study.cell_states import IN_FLIGHT, StoredState, stored_state, stored_states
+from harness.study.cell_states import IN_FLIGHT, StoredState, stored_state, stored_states, taken_seconds
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class CellStatus:
         started_at: Unix time, seconds.
         ended_at: Unix time, seconds.
         checkpoint_step: the step at which a retry would resume, if there is a checkpoint.
+        taken_seconds: of an ended run, time of the ranks in all of its attempts.
     """
 
     cell: Cell
@@ -53,6 +54,7 @@ class CellStatus:
     started_at: float | None = None
     ended_at: float | None = None
     checkpoint_step: int | None = None
+    taken_seconds: float | None = None
 
     @property
     def final(self) -> bool:
@@ -150,6 +152,7 @@ def _ended(cell: Cell, attempt: Attempt, outcome: Outcome) -> CellStatus:
         started_at=outcome.started_at,
         ended_at=outcome.ended_at,
         checkpoint_step=outcome.checkpoint_step,
+        taken_seconds=taken_seconds(attempt, outcome),
     )
 
 
@@ -221,6 +224,10 @@ def _corrected(status: CellStatus, reported: AttemptState | None) -> CellStatus:
     cause = reported.cause
     if status.state == "RUNNING":
         cause += f"; last seen {_place(status)}"
+    status = replace(status, checkpoint_step=kept_step(attempt))
+    from harness.launchers.outcome import checkpoint_note  # noqa: PLC0415  slow to load, see _progress
+
+    cause += checkpoint_note(status.checkpoint_step)
     if not reported.sure:
         return replace(status, state=reported.state, cause=cause)
     return _ended(status.cell, attempt, _written_outcome(status, attempt, replace(reported, cause=cause)))

@@ -15,6 +15,7 @@ from harness.launchers.launch import WORKER_COMMAND
 from harness.launchers.outcome import outcome_without_ranks
 from harness.launchers.site_profile import Site
 from harness.runs.attempt_outcome import State
+from harness.runs.checkpoint_store import kept_step
 from harness.runs.locks import exclusive
 from harness.runs.ownership import refuse_foreign
 from harness.runs.store import DEFAULT_ROOT, Attempt, SweepFolder, sweep_folder
@@ -204,14 +205,16 @@ def cancel(cells: Sequence[Cell], root: Path = DEFAULT_ROOT, *, checkpoint: bool
     """
     folder = _folder(cells, root)
     found = [status for status in read_statuses(folder, cells) if status.state in IN_FLIGHT]
-    attempts = [status.attempt for status in found if status.attempt is not None]
-    _cancel(attempts, checkpoint=checkpoint)
-    remaining = [status.cell for status in found]
+    remaining, cancelled = found, set[Attempt]()
     pause = _CANCEL_POLL_SECONDS
-    while remaining:
+    while remaining:  # a run that has just met its time limit may go on in another attempt
+        attempts = {status.attempt for status in remaining if status.attempt is not None}
+        _cancel(sorted(attempts - cancelled, key=lambda one: one.path), checkpoint=checkpoint)
+        cancelled |= attempts
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_POLL_SECONDS)
-        remaining = [status.cell for status in read_statuses(folder, remaining) if status.state in IN_FLIGHT]
+        statuses = read_statuses(folder, [status.cell for status in remaining])
+        remaining = [status for status in statuses if status.state in IN_FLIGHT]
     return [status.cell for status in found]
 
 
@@ -267,7 +270,10 @@ def _cancel(attempts: Sequence[Attempt], *, checkpoint: bool) -> None:
         LAUNCHERS[name].cancel(group, checkpoint=checkpoint)
     for attempt in attempts:
         if not (attempt.path / "begun.json").exists():
-            attempt.write_outcome(outcome_without_ranks("CANCELLED", "cancelled before it started"))
+            step = kept_step(attempt)
+            attempt.write_outcome(
+                outcome_without_ranks("CANCELLED", "cancelled before it started", checkpoint_step=step)
+            )
 
 
 def _to_start(statuses: Iterable[CellStatus], *, again: bool, repeat: bool = False) -> list[Cell]:
@@ -288,9 +294,9 @@ def _costs(
 def _taken(statuses: Iterable[CellStatus]) -> list[tuple[Cell, float]]:
     """Completed cells with the seconds that they took."""
     return [
-        (one.cell, one.elapsed_seconds)
+        (one.cell, one.taken_seconds)
         for one in statuses
-        if one.state == "COMPLETED" and one.elapsed_seconds is not None
+        if one.state == "COMPLETED" and one.taken_seconds is not None
     ]
 
 

@@ -32,6 +32,7 @@ _MOST_LEVELS = 32  # the deepest setting has six; the C parser of more than some
 _TOO_DEEP = f"nested too deep; at most {_MOST_LEVELS} levels are allowed"
 _MOST_DIGITS = 18  # of a whole number, which fits in 64 bits then
 _MOST_MESSAGE = 1_000
+_WORLD_SIZES: tuple[Place, ...] = (("timeout_minutes",),)  # their keys are whole numbers, kept as text
 _MOST_SHOWN = 200  # characters of a value or a key in an error message
 
 
@@ -179,6 +180,8 @@ class _Values:
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             key = self._scalar(key_node, place) if isinstance(key_node, yaml.ScalarNode) else None
+            if place in _WORLD_SIZES and type(key) is int:
+                key = str(key)
             if not isinstance(key, str):
                 inside = f" in {dotted(place)}" if place else ""
                 plain = isinstance(key_node, yaml.ScalarNode)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from harness.cli import app, main, operate
+from harness.cli import app, main
 from harness.cli.cell_selection import selected_cells
 from harness.errors import SchedulerError
 from harness.launchers import LAUNCHERS
@@ -18,7 +18,7 @@ from harness.launchers.slurm.scheduler import NoAnswerError
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.store import sweep_folder
 from harness.study.papers import read_paper
-from harness.study.submit import submit
+from harness.study.submit import Submission, submit
 from harness.study.sweep import read_sweep
 
 DEMO = "jobs/sweeps/demo.yaml"
@@ -150,10 +150,7 @@ def test_reproduce_advises_a_retry_of_each_sweep_with_failures(tmp_path, printed
         attempt = sweep_folder(cell.sweep, tmp_path).stage(cell).new_attempt()
         attempt.write_outcome(Outcome("FAILED", "it broke", None, "error", 1.0, 2.0))
 
-    def fail(*_: object, **options: object) -> None:
-        raise typer.Exit(1)
-
-    monkeypatch.setattr(operate, "run", fail)
+    monkeypatch.setattr("harness.cli.paper_sweeps.start", lambda *_args, **_terms: Submission((), (), (), ()))
     found = [parsed(hint) for hint in hints(printed("reproduce", "nlcg", "--runs", str(tmp_path)))]
     assert [(name, len(cells_of(parameters))) for name, parameters in found] == [("retry", 1)] * len(files)
 

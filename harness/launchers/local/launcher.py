@@ -41,8 +41,10 @@ class LocalLauncher:
         """Refuse a cell that the site can never run.
 
         Raises:
-            SiteError: the cell needs more CPUs or GPUs than the site has, or an `mpiexec` that is missing.
+            SiteError: the cell needs more CPUs or GPUs than the site has, a time limit for its world size, or
+                an `mpiexec` that is missing.
         """
+        site.limit_minutes(cell.world_size)
         cpus, gpus = len(site_cpus(site)), len(site_gpus(site))
         needed = cell.world_size * site.cpus_per_rank
         if needed > cpus and not site.oversubscribe:
@@ -83,11 +85,11 @@ class LocalLauncher:
 
     def estimate_cost(self, cells: Sequence[Cell], site: Site) -> CostEstimate:
         """Upper bound of the cost of the cells: their ranks' CPUs and GPUs until the time limit."""
-        ranks = sum(cell.world_size for cell in cells) * site.timeout_minutes / 60
+        ranks = sum(cell.world_size * site.limit_minutes(cell.world_size) for cell in cells) / 60
         largest = max(cell.world_size for cell in cells)
         return CostEstimate(
             gpu_hours=ranks * site.gpus_per_rank, core_hours=ranks * site.cpus_per_rank,
-            jobs=len(cells), largest_ranks=largest, largest_nodes=1,
+            jobs=len(cells), largest_ranks=largest, largest_nodes=1, continuations=site.max_continuations,
         )  # fmt: skip
 
     def preview(self, folder: SweepFolder, cells: Sequence[Cell], site: Site) -> str:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from harness.errors import StoreError
+from harness.launchers.budget import StartBudget
+from harness.launchers.continuing import continued, not_started
 from harness.launchers.launch import Launch, RanksStarted, cancel_requested
+from harness.launchers.local.launcher import LocalLauncher
 from harness.launchers.local.leases import leased, pools_of
 from harness.launchers.local.ranks import Ranks
 from harness.launchers.oom import oom_kills
@@ -17,8 +22,9 @@ from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.rank_exits import RanksEnd
 from harness.launchers.stopping import Stop, stop_request
 from harness.runs.attempt_outcome import Outcome
-from harness.runs.locks import take
-from harness.runs.store import Attempt
+from harness.runs.checkpoint_store import kept_step
+from harness.runs.locks import exclusive, take
+from harness.runs.store import Attempt, SweepFolder
 
 
 def supervise_attempt(path: str, *, shared_runs: bool = False) -> str | None:
@@ -45,7 +51,7 @@ def supervise_attempt(path: str, *, shared_runs: bool = False) -> str | None:
     if lock is None:
         return None
     with lock:
-        return None if attempt.outcome() is not None else _Supervisor(attempt, launch).run()
+        return None if attempt.outcome() is not None else _Supervisor(attempt, launch, shared_runs).run()
 
 
 class _Interrupted(BaseException):
@@ -53,12 +59,25 @@ class _Interrupted(BaseException):
 
 
 class _Supervisor:
-    def __init__(self, attempt: Attempt, launch: Launch) -> None:
+    def __init__(self, attempt: Attempt, launch: Launch, shared_runs: bool) -> None:
         self.attempt = attempt
         self.launch = launch
-        self.world_size = attempt.cell_folder.cell().world_size
+        self.shared_runs = shared_runs
+        self.cell = attempt.cell_folder.cell()
+        self.world_size = self.cell.world_size
         self._signals: set[int] = set()
         self._waiting = False
+        self._budget = self._new_budget()
+
+    def _new_budget(self) -> StartBudget:
+        site = self.launch.site
+        return StartBudget(
+            SweepFolder(self.attempt.path.parent.parent),
+            self.launch.budget,
+            LocalLauncher().estimate_cost([self.cell], site),
+            site.limit_minutes(self.world_size),
+            alone=True,
+        )
 
     def run(self) -> str | None:
         self._waiting = True
@@ -72,11 +91,26 @@ class _Supervisor:
             outcome = outcome_without_ranks(
                 "PREEMPTED" if preempted else "CANCELLED",
                 "preempted before it started" if preempted else "cancelled before it started",
+                checkpoint_step=kept_step(self.attempt),
             )
         if outcome is None:
             return None
+        outcome, following = continued(self.attempt, self.launch, outcome, self.world_size, self._budget)
         self._write(outcome)
+        with suppress(OSError, StoreError):  # then it stays committed
+            self._budget.close()
+        if following is not None:
+            self._start(following)
         return outcome.state
+
+    def _start(self, following: Attempt) -> None:
+        """Have the sweep's queue start the next attempt of this run."""
+        folder = SweepFolder(following.path.parent.parent)
+        try:
+            with exclusive(folder.path / "submit.lock"):
+                LocalLauncher().resume(folder, shared_runs=self.shared_runs)
+        except (OSError, StoreError) as error:
+            following.write_outcome(not_started(following, f"its queue could not be started: {error}"))
 
     def _run_with_leases(self) -> Outcome | None:
         pools = pools_of(self.launch, self.world_size)
@@ -85,13 +119,15 @@ class _Supervisor:
             if self.attempt.outcome() is not None:  # cancelled by another process while this one waited
                 return None
             if held is None or self._cancelled():
-                return outcome_without_ranks("CANCELLED", "cancelled before it started")
+                step = kept_step(self.attempt)
+                return outcome_without_ranks("CANCELLED", "cancelled before it started", checkpoint_step=step)
+            self._budget = self._new_budget()  # whose time begins now
             started = RanksStarted(time.time(), held[0], held[1])
             started.write(self.attempt)
             return self._run_ranks(started)
 
     def _run_ranks(self, started: RanksStarted) -> Outcome:
-        self._limit_ends = time.monotonic() + self.launch.site.timeout_minutes * 60
+        self._limit_ends = time.monotonic() + self.launch.site.limit_minutes(self.world_size) * 60
         kills_before = oom_kills()
         try:
             with Ranks(self.attempt) as ranks:
@@ -124,7 +160,8 @@ class _Supervisor:
         if self._signals - {signal.SIGUSR1} and cancel_requested(self.attempt) is None:
             return Stop("cancel", save=False)
         left = self._limit_ends - time.monotonic()
-        return stop_request(self.attempt, self.launch.site, left, preempted=bool(self._signals))
+        save_seconds = self.launch.site.save_seconds(self.world_size)
+        return stop_request(self.attempt, save_seconds, left, preempted=bool(self._signals))
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals.add(number)

@@ -15,7 +15,7 @@ from harness.launchers.outcome import outcome_without_ranks
 from harness.launchers.slurm.submission_manifest import SubmissionManifest
 from harness.runs.atomic_files import write_once
 from harness.runs.attempt_outcome import Outcome, State
-from harness.runs.checkpoint_store import CheckpointStore, resumable
+from harness.runs.checkpoint_store import CheckpointStore, kept_step
 from harness.runs.store import Attempt
 from harness.runs.stored_files import STRICT, Count, Seconds, with_checksum
 
@@ -82,8 +82,10 @@ def _continue(interrupted: Attempt, manifest: SubmissionManifest) -> Attempt | N
 def _interruption(attempt: Attempt, state: State, cause: str) -> Outcome:
     started = RanksStarted.read(attempt)
     started_at = started.started_at if started is not None else None
-    step = next((saved.step for _, saved in resumable(attempt)), None)
-    return replace(outcome_without_ranks(state, cause, started_at), checkpoint_step=step)
+    step = kept_step(attempt)
+    if state == "PREEMPTED":  # its cause names the attempt that resumes it
+        return replace(outcome_without_ranks(state, cause, started_at), checkpoint_step=step)
+    return outcome_without_ranks(state, cause, started_at, checkpoint_step=step)
 
 
 def _acquire(attempt: Attempt) -> bool:

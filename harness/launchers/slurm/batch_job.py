@@ -9,7 +9,6 @@ gets the state from Slurm.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -20,18 +19,24 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+from harness.errors import StoreError
+from harness.launchers.budget import StartBudget
+from harness.launchers.continuing import continued, not_started
 from harness.launchers.launch import SHARED_RUNS, Launch, RanksStarted, cancel_requested
-from harness.launchers.outcome import outcome_of_ranks, outcome_without_ranks
+from harness.launchers.outcome import outcome_without_ranks
 from harness.launchers.slurm.attempt_ownership import acquire_attempt
 from harness.launchers.slurm.job_layout import slurm
-from harness.launchers.slurm.scheduler import requeue
-from harness.launchers.slurm.step import StepEnd, run_step
+from harness.launchers.slurm.scheduler import NO_ANSWER, NoAnswerError, requeue
+from harness.launchers.slurm.step import run_step
+from harness.launchers.slurm.step_outcome import in_words, outcome_of_step
 from harness.launchers.slurm.submission_manifest import SubmissionManifest
 from harness.runs.attempt_outcome import Outcome
-from harness.runs.log_tail import last_lines
+from harness.runs.checkpoint_store import kept_step
 from harness.runs.store import Attempt
 
-_FULL_BYTES = 1024 * 1024
+_REQUEUE_SECONDS = 90.0  # of the two minutes that a job has more than its attempts
+_REQUEUE_PAUSE_SECONDS = 3.0
+_SIGNAL_SECONDS = 180  # Slurm signals up to a minute early, and the profile's setup may have taken two
 
 
 class Supervisor:
@@ -44,6 +49,17 @@ class Supervisor:
         self._ending = threading.Event()
         self._lost_nodes: tuple[str, ...] = ()
         self._failure: Exception | None = None
+        self._following: list[Attempt] = []
+        self._preparing = threading.Lock()  # slots are threads
+        layout, site = manifest.layout, manifest.site
+        self._ends = time.monotonic() + layout.minutes(site) * 60
+        self._budget = StartBudget(
+            manifest.sweep,
+            manifest.launch.budget,
+            layout.estimate_cost(site),
+            layout.minutes(site),
+            alone=layout.slots == layout.length == 1,
+        )
 
     def run(self) -> int:
         """Run all slots.
@@ -59,6 +75,10 @@ class Supervisor:
             slot.start()
         for slot in slots:
             slot.join()
+        with suppress(OSError, StoreError):  # then it stays committed
+            self._budget.close()
+        if self._following and not self._ending.is_set():
+            self._start_again()
         if isinstance(self._failure, OSError):
             return self._failure.errno or 1
         return 0 if self._failure is None else 1
@@ -70,6 +90,7 @@ class Supervisor:
                 attempt = None if self._ending.is_set() else acquire_attempt(listed, self._manifest)
                 outcome = self._run(attempt) if attempt is not None else None
                 if attempt is not None and outcome is not None:
+                    outcome = self._continued(attempt, outcome)
                     attempt.write_outcome(outcome)
                     sys.stderr.write(f"{attempt.path}: {outcome.state} {outcome.cause}\n")
             except OSError as error:  # on a full disk the exit code is the only message left
@@ -81,6 +102,25 @@ class Supervisor:
                 if attempt is not None:
                     self._record_failure(attempt, error)
 
+    def _continued(self, attempt: Attempt, outcome: Outcome) -> Outcome:
+        """The outcome; if the run goes on, its next attempt is noted for the next start of this job."""
+        launch = Launch.read_to_execute(attempt, shared_runs=self._shared_runs)
+        with self._preparing:
+            outcome, following = continued(
+                attempt, launch, outcome, self._manifest.layout.world_size, self._budget
+            )
+        if following is not None:
+            self._following.append(following)
+        return outcome
+
+    def _start_again(self) -> None:
+        """Have Slurm start this job again for the attempts that follow; waits for a restarting controller."""
+        gives_up = time.monotonic() + _REQUEUE_SECONDS
+        while (why := _requeue()) and time.monotonic() < gives_up and NO_ANSWER.search(why):
+            self._ending.wait(_REQUEUE_PAUSE_SECONDS)
+        for attempt in self._following if why else ():
+            attempt.write_outcome(not_started(attempt, f"Slurm did not requeue its job: {why}"))
+
     def _record_failure(self, attempt: Attempt, error: Exception) -> None:
         with suppress(OSError):
             cause = f"its supervisor failed: {type(error).__name__}: {error}"
@@ -88,12 +128,12 @@ class Supervisor:
 
     def _run(self, attempt: Attempt) -> Outcome | None:
         launch = Launch.read_to_execute(attempt, shared_runs=self._shared_runs)
+        step = kept_step(attempt)
         if cancel_requested(attempt):
-            return outcome_without_ranks("CANCELLED", "cancelled before it started")
+            return outcome_without_ranks("CANCELLED", "cancelled before it started", checkpoint_step=step)
         if self._lost_nodes:
-            return outcome_without_ranks(
-                "NODE_FAIL", f"its job lost {_nodes(self._lost_nodes)} before the attempt started"
-            )
+            cause = f"its job lost {in_words(self._lost_nodes)} before the attempt started"
+            return outcome_without_ranks("NODE_FAIL", cause, checkpoint_step=step)
         started_at = time.time()
         RanksStarted(started_at, (), ()).write(attempt)
         try:
@@ -103,37 +143,32 @@ class Supervisor:
             return outcome_without_ranks("FAILED", f"the ranks could not be run: {error}", started_at)
         if self._ending.is_set() and cancel_requested(attempt) is None:
             return None
-        outcome = self._outcome(attempt, end, started_at)
-        if (
-            outcome.state == "PREEMPTED"
-            and slurm(launch.site).requeue
-            and requeue(os.environ["SLURM_JOB_ID"])
-        ):
+        outcome = outcome_of_step(attempt, end, started_at)
+        if outcome.state == "NODE_FAIL":
+            self._lost_nodes = (*self._lost_nodes, *end.lost_nodes)
+        if outcome.state == "PREEMPTED" and self._at_time_limit(launch):
+            cause = outcome.cause.replace("preempted", "stopped before its job's time limit", 1)
+            outcome = replace(outcome, state="TIMEOUT", cause=cause)
+        if outcome.state == "PREEMPTED" and slurm(launch.site).requeue and not _requeue():
             return None  # the job resumes from the checkpoint when Slurm starts it again
         return outcome
 
-    def _outcome(self, attempt: Attempt, end: StepEnd, started_at: float) -> Outcome:
-        outcome = outcome_of_ranks(attempt, end.ending, started_at, time.time(), end.out_of_memory)
-        if outcome.state != "FAILED" or end.ending.reason != "ranks":
-            return outcome
-        if end.hung:  # its ranks were killed and left no exit line, but no node failed
-            cause = "the ranks hung in MPI's initialization: Slurm's mpi/pmi2 rejected one of their requests"
-            return replace(outcome, cause=cause)
-        if end.lost_nodes:
-            self._lost_nodes = (*self._lost_nodes, *end.lost_nodes)
-            cause = f"{_nodes(end.lost_nodes)} failed with all ranks there; {outcome.cause}"
-            return replace(outcome, state="NODE_FAIL", cause=cause, failed_nodes=end.lost_nodes)
-        if not end.started:
-            printed = [line for line in last_lines(attempt.path / "logs" / "srun.log") if line.strip()]
-            message = printed[-1].strip() if printed else ""
-            cause = f"srun started no rank and ended with {end.exit_code}: {message}"
-            return replace(outcome, cause=cause, ranks=())
-        if shutil.disk_usage(attempt.path).free < _FULL_BYTES:
-            return replace(outcome, cause=f"{outcome.cause}; no space is left on the disk of {attempt.path}")
-        return outcome
+    def _at_time_limit(self, launch: Launch) -> bool:
+        """Whether a signal of Slurm announced the job's time limit, and no preemption."""
+        seconds = slurm(launch.site).signal_seconds
+        return seconds is not None and self._ends - time.monotonic() < seconds + _SIGNAL_SECONDS
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._ending.set()
+
+
+def _requeue() -> str:
+    """Put this job back into the queue; why that failed, or empty."""
+    try:
+        requeue(os.environ["SLURM_JOB_ID"])
+    except NoAnswerError as error:
+        return str(error)
+    return ""
 
 
 def main(path: Path, *, shared_runs: bool) -> int:
@@ -141,10 +176,6 @@ def main(path: Path, *, shared_runs: bool) -> int:
     os.umask(os.umask(0) | 0o022)  # nobody else may write what supervisors and ranks make
     manifest = SubmissionManifest.read_to_execute(path, shared_runs=shared_runs)
     return Supervisor(manifest, int(os.environ["SLURM_ARRAY_TASK_ID"]), shared_runs=shared_runs).run()
-
-
-def _nodes(names: tuple[str, ...]) -> str:
-    return f"node {names[0]}" if len(names) == 1 else f"nodes {', '.join(names)}"
 
 
 if __name__ == "__main__":

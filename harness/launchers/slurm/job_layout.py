@@ -16,9 +16,7 @@ from harness.cell import Cell
 from harness.errors import SiteError
 from harness.launchers.cost_estimate import CostEstimate
 from harness.launchers.site_profile import Site
-from harness.launchers.slurm_profile import SlurmProfile
-
-START_MINUTES = 2  # for starting and ending ranks, in addition to the limits of the cells
+from harness.launchers.slurm_profile import START_MINUTES, SlurmProfile
 
 Item = TypeVar("Item")
 Job = Sequence[Sequence[Item]]
@@ -58,7 +56,7 @@ class JobLayout:
 
     def minutes(self, site: Site) -> int:
         """Time limit of a job, in which each of its cells can use all of its own limit."""
-        return math.ceil(self.length * site.timeout_minutes) + START_MINUTES
+        return math.ceil(self.length * site.limit_minutes(self.world_size)) + START_MINUTES
 
     def memory_mb(self, site: Site, slots: int) -> int | None:
         """Memory on each node for `slots` of the slots; None to request nothing."""
@@ -79,7 +77,7 @@ class JobLayout:
             gpus = self.nodes * (profile.gpus_per_node or gpus // self.nodes)
         return CostEstimate(
             gpu_hours=gpus * hours, core_hours=cpus * hours, requeued=profile.requeue,
-            jobs=1, largest_ranks=ranks, largest_nodes=self.nodes,
+            jobs=1, largest_ranks=ranks, largest_nodes=self.nodes, continuations=site.max_continuations,
         )  # fmt: skip
 
 

@@ -51,8 +51,9 @@ class SlurmLauncher:
         """Refuse a cell that the site can never run.
 
         Raises:
-            SiteError: its ranks do not spread evenly over nodes of the site.
+            SiteError: its ranks do not spread evenly over nodes of the site, or it has no time limit.
         """
+        site.limit_minutes(cell.world_size)
         most = slurm(site).ranks_per_node
         if most > 1 and cell.world_size > most and nodes_of(cell.world_size, most) == cell.world_size:
             raise SiteError(

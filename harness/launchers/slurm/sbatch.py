@@ -19,7 +19,7 @@ from harness.errors import SiteError
 from harness.launchers.launch import SHARED_RUNS, job_python
 from harness.launchers.rank_environment import hidden_from_jobs, own_variables
 from harness.launchers.slurm.job_layout import slurm
-from harness.launchers.slurm.scheduler import NoAnswerError
+from harness.launchers.slurm.scheduler import NO_ANSWER, NoAnswerError
 from harness.runs.atomic_files import write_atomically
 
 if TYPE_CHECKING:
@@ -28,13 +28,6 @@ if TYPE_CHECKING:
     from harness.launchers.slurm.submission_manifest import SubmissionManifest
 
 _SCRIPT = "sbatch.sh"
-
-# Errors of sbatch after which the job may have been submitted or not; any other error means it was refused.
-_NO_ANSWER = re.compile(
-    r"unable to contact|timed out|connection|transmitted|slurm controller|communication|temporarily|"
-    r"authentication|munge|no respon",
-    re.IGNORECASE,
-)
 
 _RETRIES = re.compile(r"sleeping|retrying|please wait|pending", re.IGNORECASE)
 _PATIENCE_SECONDS = 180.0  # sbatch itself retries for a quarter of an hour where the controller has no room
@@ -87,7 +80,7 @@ def _call(command: Sequence[str], site: Site, text: str | None = None) -> subpro
     if done.returncode == 0:
         return done
     message = " ".join(done.stderr.split())
-    if _NO_ANSWER.search(message) or not message:
+    if NO_ANSWER.search(message) or not message:
         raise NoAnswerError(message or f"sbatch ended with {done.returncode}")
     raise SiteError(f"site {site.name}: sbatch refused: {message}")
 

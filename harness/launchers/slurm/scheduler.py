@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.runs.attempt_outcome import State
 
@@ -26,8 +26,18 @@ _STATES: Mapping[str, State] = {
 }  # fmt: skip
 
 
+# States of sinfo, with flags such as `*` behind them, in which a node takes no more jobs.
+_UNUSABLE = re.compile(r"down|drain|fail|maint|unk|no_respond|inval|.*\*")
 _NOTHING = ("None", "N/A", "(null)", "None assigned", "")
-_QUEUE_FIELDS = "ArrayJobID:|,ArrayTaskID:|,JobID:|,State:|,NodeList:|,Reason:|,exit_code: "
+_QUEUE_FIELDS = "ArrayJobID:|,ArrayTaskID:|,JobID:|,State:|,NodeList:|,Partition:|,Reason:|,exit_code: "
+
+
+# Errors after which Slurm may have done what it was asked, or would if asked again; any other means no.
+NO_ANSWER = re.compile(
+    r"unable to contact|timed out|connection|transmitted|slurm controller|communication|temporarily|"
+    r"authentication|munge|no respon|did not answer",
+    re.IGNORECASE,
+)
 
 
 class NoAnswerError(Exception):
@@ -45,6 +55,7 @@ class Job:
         nodes: of the job, in Slurm's notation.
         reason: why it waits or ended, empty if not known.
         exit_code: of its batch script, 0 if not known.
+        partition: empty if not known.
     """
 
     id: str
@@ -53,6 +64,15 @@ class Job:
     nodes: str
     reason: str
     exit_code: int
+    partition: str = ""
+
+
+@dataclass(frozen=True)
+class PartitionState:
+    """Nodes of a partition, and how many of them take no jobs."""
+
+    nodes: int
+    unusable: int
 
 
 def jobs_of(users: Iterable[str]) -> dict[str, Job]:
@@ -64,10 +84,10 @@ def jobs_of(users: Iterable[str]) -> dict[str, Job]:
     words = ["squeue", "--noheader", "--array", "--states=all", f"--user={','.join(sorted(set(users)))}"]
     rows = (line.split("|") for line in run_command([*words, f"--Format={_QUEUE_FIELDS}"]).splitlines())
     found = {}
-    for array, index, job, slurm_state, nodes, reason, status in rows:
+    for array, index, job, slurm_state, nodes, partition, reason, status in rows:
         name = f"{array}_{index}" if index not in _NOTHING else job
         code = os.waitstatus_to_exitcode(int(status))
-        found[name] = _job(name, slurm_state, nodes, reason, str(code))
+        found[name] = replace(_job(name, slurm_state, nodes, reason, str(code)), partition=partition)
     return found
 
 
@@ -107,6 +127,20 @@ def down_nodes() -> frozenset[str]:
         return frozenset(run_command(words).split())
     except NoAnswerError:
         return frozenset()
+
+
+def partition_states() -> dict[str, PartitionState]:
+    """Partitions by name; empty if the controller does not answer."""
+    try:
+        lines = run_command(["sinfo", "--noheader", "--format=%R|%D|%T"]).splitlines()
+    except NoAnswerError:
+        return {}
+    found: dict[str, PartitionState] = {}
+    for name, count, state in (line.split("|") for line in lines):
+        seen = found.get(name, PartitionState(0, 0))
+        unusable = int(count) if _UNUSABLE.match(state) else 0
+        found[name] = PartitionState(seen.nodes + int(count), seen.unusable + unusable)
+    return found
 
 
 def find_array(job_name: str, user: str) -> str | None:
@@ -158,13 +192,13 @@ def kill_step(step: str) -> None:
         return
 
 
-def requeue(job_id: str) -> bool:
-    """Put the job back into the queue; returns whether Slurm did."""
-    try:
-        run_command(["scontrol", "requeue", job_id])
-    except NoAnswerError:
-        return False
-    return True
+def requeue(job_id: str) -> None:
+    """Put the job back into the queue.
+
+    Raises:
+        NoAnswerError: the controller did not answer, or refused.
+    """
+    run_command(["scontrol", "requeue", job_id])
 
 
 def run_command(command: Sequence[str]) -> str:

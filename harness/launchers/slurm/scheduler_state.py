@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from harness.launchers.attempt_state import AttemptState
+from harness.launchers.slurm.pending_reasons import asks_about_nodes, waiting_in_words
 from harness.launchers.slurm.scheduler import (
     Job,
     NoAnswerError,
+    PartitionState,
     accounted,
     cluster_name,
     down_nodes,
     jobs_of,
+    partition_states,
 )
 from harness.launchers.slurm.step import ranks_nodes
 from harness.runs.commands import command
@@ -35,9 +38,10 @@ def scheduler_ids(attempts: Sequence[Attempt]) -> dict[Attempt, str]:
 
 
 def attempt_states(attempts: Sequence[Attempt]) -> dict[Attempt, AttemptState]:
-    """States of attempts without an outcome, in at most four calls of Slurm's commands.
+    """States of attempts without an outcome, in at most five calls of Slurm's commands.
 
-    One call gets all jobs of the controller, one more those that ended long ago, one the failed nodes. Before
+    One call gets all jobs of the controller, one more those that ended long ago, one the failed nodes, one
+    the partitions of jobs that wait for nodes. Before
     any attempt counts as ended, one checks that its own cluster answers: another cluster does not know the
     job, and running attempts would count as lost.
     """
@@ -56,8 +60,10 @@ def attempt_states(attempts: Sequence[Attempt]) -> dict[Attempt, AttemptState]:
     jobs = {**accounted(gone), **jobs}
     failed = any(name in jobs and jobs[name].state == "NODE_FAIL" for name in ids.values())
     down = down_nodes() if failed else frozenset()
+    waiting = [jobs[name] for name in ids.values() if name in jobs and jobs[name].state == "PENDING"]
+    partitions = partition_states() if any(map(asks_about_nodes, waiting)) else {}
     for attempt, name in ids.items():
-        reported = _state_of(name, jobs.get(name), started=(attempt.path / "begun.json").exists())
+        reported = _state_of(name, jobs.get(name), partitions, started=(attempt.path / "begun.json").exists())
         if reported is not None and reported.state == "NODE_FAIL":
             reported = _with_nodes(reported, tuple(sorted(down & ranks_nodes(attempt))))
         if reported is not None:
@@ -120,15 +126,19 @@ def _elsewhere(attempts: Sequence[Attempt]) -> dict[Attempt, AttemptState]:
     }
 
 
-def _state_of(name: str, job: Job | None, *, started: bool) -> AttemptState | None:
+def _state_of(
+    name: str, job: Job | None, partitions: Mapping[str, PartitionState], *, started: bool
+) -> AttemptState | None:
     if job is None:
         return AttemptState(
             "LOST", f"Slurm no longer knows its job {name}, and it left no outcome", sure=True
         )
+    if job.slurm_state in ("SUSPENDED", "STOPPED"):
+        return AttemptState(None, f"Slurm has suspended its job {name}")
     if job.state == "RUNNING":
         return None
     if job.state == "PENDING":
-        why = f"job {name} waits{f': {job.reason}' if job.reason else ''}"
+        why = waiting_in_words(job, partitions)
         return AttemptState("PENDING", f"Slurm requeued its job; {why}" if started else why)
     nodes = f" on {job.nodes}" if job.nodes else ""
     because = f", {job.reason}" if job.reason else ""

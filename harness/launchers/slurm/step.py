@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,12 @@ from harness.launchers.stopping import Stop, stop_request, watch_ranks
 from harness.runs.atomic_files import write_atomically
 from harness.runs.checkpoint_requests import PREEMPTED_EXIT_CODE
 from harness.runs.store import Attempt
+from harness.runs.stored_files import parse_object, read_bytes
 
 _WATCH_SECONDS = 0.2
 # After this error Slurm's pmi2 no longer answers the rank, and all ranks hang in MPI's initialization.
 _PMI_BROKE = b"mpi/pmi2: invalid client request"
+_ORPHANED = "orphaned.jsonl"  # written by `rank_wrapper`
 _WAIT_SECONDS = 60  # srun's --wait: how long other tasks may run after the first has ended with 0
 
 
@@ -46,6 +48,7 @@ class StepEnd:
         started: whether any rank was started.
         exit_code: srun's.
         hung: whether the ranks hung in MPI's initialization.
+        orphaned: ranks by node whose slurmstepd was gone.
     """
 
     ending: RanksEnd
@@ -54,6 +57,7 @@ class StepEnd:
     started: bool
     exit_code: int
     hung: bool
+    orphaned: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 def run_step(attempt: Attempt, launch: Launch, layout: JobLayout, job_ending: Callable[[], bool]) -> StepEnd:
@@ -86,13 +90,16 @@ def _run(
 ) -> StepEnd:
     process = _start(attempt, launch, layout, board)
     site = launch.site
-    deadline = time.monotonic() + site.timeout_minutes * 60
+    deadline = time.monotonic() + site.limit_minutes(layout.world_size) * 60
+    save_seconds = site.save_seconds(layout.world_size)
 
     def running() -> bool:
-        return process.poll() is None and not job_ending() and not _hangs(attempt, layout)
+        if process.poll() is not None or job_ending() or (attempt.path / _ORPHANED).exists():
+            return False
+        return not _hangs(attempt, layout)
 
     def request() -> Stop | None:
-        return stop_request(attempt, site, deadline - time.monotonic(), preempted=False)
+        return stop_request(attempt, save_seconds, deadline - time.monotonic(), preempted=False)
 
     def request_checkpoint() -> None:
         process.send_signal(signal.SIGUSR1)  # srun passes it on
@@ -112,6 +119,7 @@ def _run(
         started=bool(_starts(attempt)),
         exit_code=process.returncode,
         hung=hung,
+        orphaned=_orphaned(attempt),
     )
 
 
@@ -207,6 +215,18 @@ def _lost_nodes(attempt: Attempt, layout: JobLayout) -> tuple[str, ...]:
             silent[start["node"]] = silent.get(start["node"], 0) + 1
     here = os.environ.get("SLURMD_NODENAME")
     return tuple(sorted(n for n, count in silent.items() if count == layout.ranks_per_node and n != here))
+
+
+def _orphaned(attempt: Attempt) -> dict[str, list[int]]:
+    try:
+        lines = read_bytes(path := attempt.path / _ORPHANED).splitlines()
+    except FileNotFoundError:
+        return {}
+    found: dict[str, list[int]] = {}
+    for line in lines:
+        entry = parse_object(line, path)
+        found.setdefault(str(entry["node"]), []).append(int(entry["rank"]))
+    return found
 
 
 def _starts(attempt: Attempt) -> Mapping[int, dict[str, Any]]:

@@ -83,6 +83,9 @@ def test_a_restarted_job_ends_an_attempt_that_was_cancelled_meanwhile_with_its_c
     assert [one.number for one in attempt.cell_folder.attempts()] == [1]
     outcome = attempt.outcome()
     assert (outcome.state, outcome.checkpoint_step, outcome.started_at) == ("CANCELLED", 120, 5.0)
+    assert outcome.cause == (
+        "cancelled before its job was started again; a retry resumes from its checkpoint at step 120"
+    )
 
 
 def test_a_job_restarted_twice_ends_its_second_attempt_if_that_was_cancelled(listed, as_job):

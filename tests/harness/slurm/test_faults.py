@@ -83,6 +83,22 @@ def test_the_loss_of_the_supervisor_s_node_is_seen_by_status(
         wait_for(lambda: "4 idle" in on_slurm.run("sinfo", "-h", "-p", "main", "-o", "%D %t"))
 
 
+def test_ranks_whose_slurmstepd_is_killed_are_ended_and_the_cause_names_the_node(
+    on_slurm, tmp_path, make_cell, make_site, ended, training
+):
+    cell = make_cell(steps=FOREVER)  # the other ranks would not notice: they do not communicate
+    submit([cell], make_site(), tmp_path, FAKE_RANK)
+    attempt = training(cell)
+    node = next(one for one in nodes_of(attempt) if one != head_of(attempt))
+    rank = next(one for one in ranks_of(attempt) if one.environ()["SLURMD_NODENAME"] == node)
+    next(one for one in rank.parents() if one.name().startswith("slurmstepd")).kill()
+    (lost,) = ended([cell])
+    assert lost.state == "NODE_FAIL"
+    assert lost.cause.startswith(f"slurmstepd on node {node} is gone, and its ranks (2, 3) were ended; rank ")
+    assert lost.attempt.outcome().failed_nodes == (node,)
+    assert not ranks_of(attempt)
+
+
 def test_a_requeued_job_resumes_in_a_new_attempt(
     on_slurm, tmp_path, make_cell, make_site, ended, training, look
 ):

@@ -1,0 +1,183 @@
+"""Promise: a run that meets its time limit goes on by itself, as long as it may, and says why it does not."""
+
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from harness.launchers import LAUNCHERS
+from harness.launchers.budget import StartBudget, open_budget
+from harness.launchers.continuing import continued
+from harness.launchers.cost_estimate import CostEstimate
+from harness.launchers.launch import Launch, request_cancel
+from harness.launchers.outcome import outcome_of_ranks
+from harness.launchers.rank_exits import RankDeath, RanksEnd
+from harness.launchers.site_profile import Site
+from harness.runs.attempt_outcome import Outcome
+from harness.runs.store import sweep_folder
+from harness.study.status import read_statuses
+from harness.study.submit import cancel, submit
+from tests.harness.launching import counting_rank
+from tests.harness.launching.counting_rank import digest_of
+
+COUNTING_RANK = (sys.executable, str(Path(counting_rank.__file__)))
+LONG = CostEstimate(core_hours=0.5)  # of one start
+NO_BUDGET = None
+STUCK = "two attempts in a row saved no checkpoint after step"
+
+
+@pytest.fixture
+def met_limit(make_cell, tmp_path):
+    """An attempt that met its time limit with a checkpoint at step 120, and its outcome."""
+
+    def make(most=3, continuation=0, saved=120, first_step=0, budget=NO_BUDGET, progressed=True):
+        folder = sweep_folder("study", tmp_path)
+        attempt = folder.stage(make_cell()).new_attempt()
+        site = Site(name="test", max_continuations=most)
+        launch = LAUNCHERS["local"].plan(make_cell(), site)
+        update = {"continuation": continuation, "budget": budget, "progressed": progressed}
+        launch = launch.model_copy(update=update).identified(attempt)
+        launch.write(attempt)
+        segment = {"rank": 0, "segment": 0, "first_step": first_step, "attempt": None, "started_at": 1.0}
+        attempt.write("segment.json", {**segment, "away_seconds": 0.0, "bitwise": True, "notes": []})
+        if saved is not None:
+            path = attempt.path / "checkpoints" / f"step-{saved:08}"
+            path.mkdir(parents=True)
+            (path / "manifest.json").write_text("{}")
+        return attempt, launch, Outcome("TIMEOUT", "stopped", None, "error", 1.0, 2.0, checkpoint_step=saved)
+
+    return make
+
+
+def follow(met, account=None):
+    attempt, launch, outcome = met
+    folder = sweep_folder("study", attempt.path.parents[2])
+    budget = account or StartBudget(folder, launch.budget, LONG, 30.0, alone=True)
+    return continued(attempt, launch, outcome, 1, budget)
+
+
+def test_the_next_attempt_is_pending_and_continues_the_first_before_that_has_an_outcome(met_limit):
+    attempt, launch, _ = met = met_limit()
+    outcome, following = follow(met)
+    assert (outcome.state, outcome.cause) == ("TIMEOUT", "stopped; continued by attempt 2")
+    assert attempt.outcome() is None
+    then = Launch.read(following)
+    assert (following.number, then.continues, then.continuation) == (2, 1, 1)
+    assert then.continues_id == launch.id != then.id
+    assert following.lineage() == [following, attempt]
+    (status,) = read_statuses(sweep_folder("study", attempt.path.parents[2]))
+    assert (status.state, status.attempt) == ("PENDING", following)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"continuation": 3}, "; not continued: max_continuations=3 of site test is reached"),
+        ({"saved": None, "progressed": False}, f"; not continued: {STUCK} 0"),
+        ({"first_step": 120, "progressed": False}, f"; not continued: {STUCK} 120"),
+        ({"most": 0}, ""),
+    ],
+)
+def test_without_right_or_progress_it_is_not_continued_and_the_cause_says_so(met_limit, change, why):
+    outcome, following = follow(met_limit(**change))
+    assert (following, outcome.state, outcome.cause) == (None, "TIMEOUT", f"stopped{why}")
+
+
+def test_a_first_attempt_without_progress_is_followed_by_another_from_where_it_began(met_limit):
+    _, following = follow(met_limit(saved=None))
+    launch = Launch.read(following)
+    assert (launch.continues, launch.continuation, launch.progressed) == (None, 1, False)
+    _, following = follow(met_limit(progressed=False))
+    assert Launch.read(following).progressed
+
+
+def test_what_was_cancelled_meanwhile_is_not_continued(met_limit):
+    attempt, *_ = met = met_limit()
+    request_cancel(attempt)
+    assert follow(met)[1] is None
+
+
+def test_a_budget_pays_for_starts_until_one_more_could_exceed_it_and_gets_unused_time_back(
+    met_limit, tmp_path, monkeypatch
+):
+    clock = SimpleNamespace(monotonic=lambda: now[0], strftime=time.strftime)
+    monkeypatch.setattr("harness.launchers.budget.time", clock)
+    now, folder = [1000.0], sweep_folder("study", tmp_path)
+    folder.make()
+    name = open_budget(folder, 1.2, LONG)  # one start could cost 0.5
+
+    def start_for(minutes):
+        account = StartBudget(folder, name, LONG, 30.0, alone=True)
+        now[0] += minutes * 60
+        return follow(met_limit(budget=name), account)
+
+    assert start_for(15)[1] is not None  # 0.25 used, and the next one could cost 0.5
+    outcome, following = start_for(30)  # 0.75 used: 1.25 with another one
+    assert following is None
+    assert outcome.cause == (
+        "stopped; not continued: the budget of 1.2 core-hours has 0.45 left, and another start could cost 0.5"
+    )
+
+
+def test_slots_of_one_job_pay_once_for_its_next_start(met_limit, tmp_path):
+    folder = sweep_folder("study", tmp_path)
+    folder.make()
+    name = open_budget(folder, 1.0, LONG)
+    job = StartBudget(folder, name, LONG, 30.0, alone=False)
+    assert [follow(met_limit(budget=name), job)[1] is not None for _ in range(2)] == [True, True]
+    other = StartBudget(folder, name, LONG, 30.0, alone=False)
+    assert "has 0 left" in follow(met_limit(budget=name), other)[0].cause
+
+
+def test_cancelling_what_waits_to_be_continued_names_its_checkpoint(met_limit, make_cell, tmp_path):
+    _, following = follow(met_limit())
+    assert cancel([make_cell()], tmp_path) == [make_cell()]
+    outcome = following.outcome()
+    cause = "cancelled before it started; a retry resumes from its checkpoint at step 120"
+    assert (outcome.state, outcome.cause, outcome.checkpoint_step) == ("CANCELLED", cause, 120)
+
+
+def run_to_its_end(cell, site, root, wait_for, **terms):
+    submit([cell], site, root, COUNTING_RANK, **terms)
+    wait_for(lambda: read_statuses(sweep_folder("study", root), [cell])[0].final)
+    return sweep_folder("study", root).cell_folder(cell).attempts()
+
+
+def test_cancelling_a_running_attempt_at_once_names_the_checkpoint_that_it_had(met_limit):
+    attempt, *_ = met_limit()
+    killed = RanksEnd("cancel", (RankDeath(0, -15, own=False),))
+    outcome = outcome_of_ranks(attempt, killed, 1.0, 2.0, oom_killed=False)
+    cause = "cancelled while running; the last rank was 0, before its first step; "
+    assert outcome.state == "CANCELLED"
+    assert outcome.cause == f"{cause}a retry resumes from its checkpoint at step 120"
+
+
+@pytest.mark.ranks
+def test_a_run_longer_than_its_limit_ends_like_one_without(make_cell, tmp_path, wait_for):
+    site = Site(name="test", timeout_minutes=0.1, max_continuations=30)
+    cell = make_cell(steps=40, step_seconds=0.1)
+    *cut, last = run_to_its_end(cell, site, tmp_path, wait_for)
+    assert cut, last.outcome().cause
+    for number, attempt in enumerate(cut, start=1):
+        outcome = attempt.outcome()
+        assert outcome.state == "TIMEOUT"
+        assert outcome.cause.endswith(f"step {outcome.checkpoint_step}; continued by attempt {number + 1}")
+    assert last.outcome().state == "COMPLETED"
+    assert last.lineage() == [last, *cut[::-1]]
+    assert last.read("result.json")["parameters_sha256"] == digest_of(40)
+
+
+@pytest.mark.ranks
+def test_a_run_that_has_used_up_its_budget_ends_with_its_checkpoint(make_cell, tmp_path, wait_for):
+    """Of two starts with their whole limit, of which each ends after half of it: three starts."""
+    site = Site(name="test", timeout_minutes=0.1, max_continuations=30)
+    cell = make_cell(steps=100_000, step_seconds=0.01)
+    *cut, last = run_to_its_end(cell, site, tmp_path, wait_for, budget=2.1 * 0.1 / 60)
+    assert 1 <= len(cut) <= 3
+    assert all("; continued by attempt" in one.outcome().cause for one in cut)
+    outcome = last.outcome()
+    assert outcome.state == "TIMEOUT"
+    assert "; not continued: the budget of 0.0035 core-hours has 0.0" in outcome.cause
+    assert outcome.checkpoint_step > cut[-1].outcome().checkpoint_step > 0

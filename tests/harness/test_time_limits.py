@@ -1,0 +1,134 @@
+"""Promise: limits may differ by world size; a profile whose limits or signals cannot act is refused."""
+
+import pytest
+
+from harness.cell import Cell
+from harness.errors import SiteError
+from harness.launchers import LAUNCHERS
+from harness.launchers.launch import Launch
+from harness.launchers.site_profile import Site, read_site
+from harness.launchers.slurm.job_layout import lay_out
+from harness.launchers.stopping import Stop, stop_request
+from harness.runs.store import Attempt
+
+BY_SIZE = "timeout_minutes: {16: 1200, 256: 120}\n"
+SLURM = "launcher: slurm\nslurm: {ranks_per_node: 4}\n"
+
+
+@pytest.fixture
+def read(tmp_path):
+    def of(text):
+        path = tmp_path / "here.yaml"
+        path.write_text(text)
+        return read_site(str(path))
+
+    return of
+
+
+def cell(world_size, seed=0):
+    return Cell.model_validate({
+        "sweep": "study", "method": "sgd", "world_size": world_size, "seed": seed, "workload": "digits",
+        "target": {"metric": "accuracy", "at_least": 0.9}, "optimizer": {"lr": 0.1},
+        "training": {"local_batch_size": 1, "epochs": 1},
+    })  # fmt: skip
+
+
+def test_a_limit_by_world_size_holds_up_to_the_next_size(read):
+    site = read(BY_SIZE + SLURM)
+    assert [site.limit_minutes(size) for size in (16, 17, 255, 256, 1024)] == [1200, 1200, 1200, 120, 120]
+    minutes = {
+        layout.world_size: layout.minutes(site) for layout in lay_out([(0, cell(16)), (1, cell(256))], site)
+    }
+    assert minutes == {16: 1202, 256: 122}
+    cost = LAUNCHERS["slurm"].estimate_cost([cell(16), cell(16, 1), cell(256)], site)
+    assert cost.core_hours == pytest.approx((2 * 16 * 1202 + 256 * 122) / 60)
+    local = Site(name="here", timeout_minutes={1: 30.0, 2: 6.0})
+    assert LAUNCHERS["local"].estimate_cost([cell(1), cell(4)], local).core_hours == pytest.approx(0.5 + 0.4)
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "local"])
+def test_a_world_smaller_than_every_listed_one_is_refused_before_anything_is_written(read, launcher):
+    site = read(BY_SIZE + (SLURM if launcher == "slurm" else ""))
+    expected = r"site here has no timeout_minutes for a world size of 8, only from 16 up \(16, 256\): add one"
+    with pytest.raises(SiteError, match=expected):
+        LAUNCHERS[launcher].check(cell(8), site)
+
+
+def test_a_stored_launch_keeps_the_limits_of_its_site(read, tmp_path):
+    attempt = Attempt(tmp_path)
+    LAUNCHERS["slurm"].plan(cell(16), read(BY_SIZE + SLURM)).write(attempt)
+    assert Launch.read(attempt).site.timeout_minutes == {16: 1200.0, 256: 120.0}
+
+
+def test_ranks_are_asked_to_save_before_the_limit_of_their_world_size(tmp_path):
+    site = Site(name="here", timeout_minutes={1: 60.0, 8: 2.0}, grace_seconds=90)
+    assert [site.save_seconds(size) for size in (1, 8)] == [90, 60]
+    asked = [stop_request(Attempt(tmp_path), 60.0, left, preempted=False) for left in (61, 59, -1)]
+    assert asked == [None, Stop("timeout", save=True), Stop("timeout", save=False)]
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ("0", " must be a number > 0, or such numbers by world size, got 0"),
+        ("true", " must be a number > 0, or such numbers by world size, got True"),
+        ("long", " must be a number > 0, or such numbers by world size, got 'long'"),
+        ("{}", " must have a limit for at least one world size"),
+        ("{0: 5}", " must have world sizes as keys, whole numbers >= 1, got '0'"),
+        ("{many: 5}", " must have world sizes as keys, whole numbers >= 1, got 'many'"),
+        ("{16: -5}", " must be a number > 0, got -5 for world size 16"),
+    ],
+)
+def test_a_limit_that_is_none_is_one_line(read, tmp_path, value, sentence):
+    with pytest.raises(SiteError) as error:
+        read(f"timeout_minutes: {value}\n")
+    assert str(error.value) == f"{tmp_path / 'here.yaml'}:1: timeout_minutes{sentence}"
+
+
+SIGNAL = (
+    "launcher: slurm\ntimeout_minutes: 20\ngrace_seconds: 60\nslurm:\n  ranks_per_node: 4\n  signal_seconds: "
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            f"{SIGNAL}180\n",
+            "6: slurm.signal_seconds=180 cannot act: ranks are asked to save 180 s before the end",
+        ),
+        (f"{SIGNAL}1200\n", "6: slurm.signal_seconds=1200 would end a job as soon as it starts"),
+        (
+            "timeout_minutes: 2\ngrace_seconds: 61\n",
+            "2: grace_seconds=61 is more than half of timeout_minutes=2",
+        ),
+        (
+            "timeout_minutes: {1: 60, 8: 2}\ngrace_seconds: 61\n",
+            "2: grace_seconds=61 is more than half of timeout_minutes=2",
+        ),
+        ("timeout_minutes: 30\ncheckpoint_every_minutes: 30\n", "2: checkpoint_every_minutes=30 cannot act"),
+        ("timeout_minutes: 9\npeer_minutes: 10\n", "2: peer_minutes=10 cannot act: an attempt ends after"),
+        (
+            "launcher: slurm\nmax_continuations: 3\nslurm: {ranks_per_node: 4, requeue: false}\n",
+            "2: max_continuations=3 cannot act with slurm.requeue=false",
+        ),
+    ],
+)
+def test_what_cannot_act_within_the_limits_is_refused(read, tmp_path, text, sentence):
+    with pytest.raises(SiteError) as error:
+        read(text)
+    assert str(error.value).startswith(f"{tmp_path / 'here.yaml'}:{sentence}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{SIGNAL}181\n",
+        "timeout_minutes: 2\ngrace_seconds: 60\n",
+        "timeout_minutes: {1: 60, 8: 20}\ncheckpoint_every_minutes: 30\n",
+        "timeout_minutes: 2\n",  # defaults that are longer stand
+        "max_continuations: 3\n",
+    ],
+)
+def test_what_can_act_is_read(read, text):
+    assert read(text).launcher in ("local", "slurm")
