@@ -17,8 +17,9 @@ from typing import Any
 from harness.errors import StoredFileError, StoreError
 from harness.runs.atomic_files import make_inside, write_atomically
 from harness.runs.collected import Collected, is_collected
-from harness.runs.collection.attempts import StoredAttempt, attempts_of, damage, sweep_name, sweeps_in
+from harness.runs.collection.attempts import StoredAttempt, attempts_of, sweep_name, sweeps_in
 from harness.runs.collection.copying import Copying, sha256_of
+from harness.runs.damage import damage
 from harness.runs.locks import exclusive
 from harness.runs.store import Attempt, CellFolder, sweep_folder
 from harness.runs.stored_files import read_bytes, read_object
