@@ -15,6 +15,7 @@ from harness.cli import (
     choose,
     collect,
     compare,
+    data,
     doctor,
     emulate,
     export,
@@ -71,6 +72,7 @@ for _command, _example in (
     (export.export, "export mllog demo --where 'method=sgd' --out sgd.log"),
 ):
     app.command(cls=Command, epilog=f"Example: kronscale {_example}")(_command)
+app.add_typer(data.commands, name="data")
 app.add_typer(bench.commands, name="bench")
 
 
