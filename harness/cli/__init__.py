@@ -13,7 +13,9 @@ from harness.cli import (
     blocks,
     calibrate,
     choose,
+    collect,
     compare,
+    data,
     doctor,
     emulate,
     export,
@@ -27,6 +29,7 @@ from harness.cli import (
 )
 from harness.cli.command import Command
 from harness.cli.error_messages import USAGE, message_of, print_error
+from harness.cli.sweep_statuses import INTERRUPTED
 from harness.errors import BudgetError, UserError
 from kfac_core.errors import ConfigError, PlacementError
 
@@ -57,6 +60,7 @@ for _command, _example in (
     (report.report, "report demo --out results/figures/demo"),
     (choose.choose, "choose -f jobs/sweeps/headline/tuning.yaml"),
     (blocks.blocks, "blocks -f jobs/sweeps/headline/tuning.yaml --into results/headline"),
+    (collect.collect, "collect my-cluster:kronscale/results/runs"),
     (archive.archive, "archive demo --out demo.tar.xz"),
     (compare.compare, "compare results/old/demo results/runs/demo"),
     (reproduce.reproduce, "reproduce sc20 --size small"),
@@ -68,6 +72,7 @@ for _command, _example in (
     (export.export, "export mllog demo --where 'method=sgd' --out sgd.log"),
 ):
     app.command(cls=Command, epilog=f"Example: kronscale {_example}")(_command)
+app.add_typer(data.commands, name="data")
 app.add_typer(bench.commands, name="bench")
 
 
@@ -89,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # a missing folder, missing permissions or a full disk: not a bug
         return print_error(message_of(error))
     except (KeyboardInterrupt, typer.Abort):
-        return operate.INTERRUPTED
+        return INTERRUPTED
     return code if isinstance(code, int) else 0
 
 

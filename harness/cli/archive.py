@@ -23,13 +23,26 @@ def archive(
     with_report: Annotated[
         bool, typer.Option("--report/--no-report", help="Keep the sweep's report, if there is one.")
     ] = True,
+    verify: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--verify", metavar="FILE", help="Check this archive instead of writing one; may be repeated."
+        ),
+    ] = None,
 ) -> None:
     """Write the ended runs of a sweep into one file: records, environments, report, and a manifest.
 
-    `report` and `reproduce` read one or several such files in the place of a folder of runs.
+    `report` and `reproduce` read one or several such files in the place of a folder of runs. `--verify`
+    checks every file against the manifest, and every run against the checksums that its ranks wrote.
     """
+    if verify:
+        if sweep or file:
+            raise UserError("--verify takes the place of a sweep; it reads archives only")
+        _verify(verify)
+        return
     from harness.cli.cell_selection import selected_cells  # noqa: PLC0415  loads pydantic
     from harness.runs.archive import SUFFIX, write_archive  # noqa: PLC0415
+    from harness.runs.commands import command  # noqa: PLC0415
     from harness.runs.store import sweep_folder  # noqa: PLC0415
     from harness.study.cell_states import IN_FLIGHT, stored_states  # noqa: PLC0415
 
@@ -56,3 +69,18 @@ def archive(
         f"{target}: {len(manifest.cells)} cells, {len(manifest.files)} files, "
         f"{target.stat().st_size / 1e6:.1f} MB" + (f"; {left} cells have not run" if left else "")
     )
+    if with_report and not report.is_dir():
+        typer.echo(f"it has no figures: there was no report; to add it: {command('report', folder.path)}")
+
+
+def _verify(paths: list[Path]) -> None:
+    from harness.runs.archive import verify  # noqa: PLC0415  loads pydantic
+
+    for path in paths:
+        manifest = verify(path)
+        completed = sum(cell.state == "COMPLETED" for cell in manifest.cells)
+        figures = sum(file.path.startswith("report/") for file in manifest.files)
+        typer.echo(
+            f"{path}: sound; sweep {manifest.sweep}, {len(manifest.cells)} cells, {completed} of them "
+            f"COMPLETED, {len(manifest.files)} files, {figures} of them of the report"
+        )

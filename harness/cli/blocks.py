@@ -64,6 +64,7 @@ def _run_cell(cell: Cell, site: str, runs: Path) -> None:
     from harness.cli.output import console  # noqa: PLC0415  see plan
     from harness.launchers.site_profile import read_site  # noqa: PLC0415
     from harness.runs.store import sweep_folder  # noqa: PLC0415
+    from harness.study.launcher_reports import LauncherReports  # noqa: PLC0415
     from harness.study.progress import follow  # noqa: PLC0415
     from harness.study.status import read_statuses  # noqa: PLC0415
     from harness.study.submit import retry, submit  # noqa: PLC0415
@@ -72,4 +73,5 @@ def _run_cell(cell: Cell, site: str, runs: Path) -> None:
     if submit([cell], profile, runs).failed_before:
         retry([cell], profile, runs)
     folder = sweep_folder(cell.sweep, runs)
-    follow(lambda: read_statuses(folder, [cell]), console())
+    reports = LauncherReports()
+    follow(lambda: read_statuses(folder, [cell], reports), console())

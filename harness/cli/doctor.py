@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +16,7 @@ from harness.cli.options import RUNS, AsJson, Runs, SiteName
 
 if TYPE_CHECKING:
     from harness.doctor.examine import Examination
+    from harness.doctor.findings import Finding
 
 
 def doctor(
@@ -26,14 +29,32 @@ def doctor(
     wait: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="Time limit of the job, queueing included.")
     ] = 300.0,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file", "-f", metavar="FILE", help="Sweep file: check the data of its workloads, too."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check a site before long runs, on this host and with one small job; exit code 1 on a fault."""
+    from harness.cli.data import workloads_of  # noqa: PLC0415  slow to load
+    from harness.doctor.data import check_data  # noqa: PLC0415
     from harness.doctor.examine import examine  # noqa: PLC0415  slow to load
     from harness.doctor.findings import any_fault  # noqa: PLC0415
     from harness.launchers.site_profile import read_site  # noqa: PLC0415
+    from harness.workloads import WORKLOADS  # noqa: PLC0415
+    from harness.workloads.cards.card import FILES  # noqa: PLC0415
+    from harness.workloads.sources.data_folder import DATA_VARIABLE  # noqa: PLC0415
 
-    examination = examine(read_site(site), runs, ranks, wait, _print_progress)
+    profile = read_site(site)
+    folder = profile.environment.get(DATA_VARIABLE, FILES)  # as the ranks will have it
+    of_data: list[Finding] = []
+    for name, options in workloads_of(file) if file is not None else ():
+        merged = {**WORKLOADS[name].options, **options}
+        of_data += check_data(name, {**merged, "data": folder} if merged.get("data") == FILES else merged)
+    examination = examine(profile, runs, ranks, wait, _print_progress)
+    examination = replace(examination, findings=(*examination.findings, *of_data))
     if as_json:
         content = {"site": site, "runs": runs, **asdict(examination)}
         typer.echo(json.dumps(content, indent=1, default=str))  # paths as text
@@ -47,7 +68,8 @@ def _print_progress(text: str) -> None:
     typer.echo(f"{time.strftime('%H:%M:%S')} {text}", err=True)
 
 
-def _print(examination: Examination) -> None:
+def print_findings(findings: Sequence[Finding]) -> None:
+    """Print a table of findings, and how many there are of each state."""
     from rich.table import Table  # noqa: PLC0415  see doctor
     from rich.text import Text  # noqa: PLC0415
 
@@ -56,13 +78,17 @@ def _print(examination: Examination) -> None:
     table = Table(box=None, pad_edge=False)
     for heading, ratio in (("check", None), ("state", None), ("found", 1), ("what to do", 1)):
         table.add_column(heading, overflow="fold", ratio=ratio, no_wrap=ratio is None)
-    for one in examination.findings:
+    for one in findings:
         row = (one.check, one.state, one.found, one.advice)
         table.add_row(*map(Text, row))  # brackets are not markup
     console().print(table)
-    counts: Counter[str] = Counter(one.state for one in examination.findings)
+    counts: Counter[str] = Counter(one.state for one in findings)
     named = (("fault", "faults"), ("warning", "warnings"), ("ok", "ok"), ("skipped", "skipped"))
     parts = [f"{counts[one]} {one if counts[one] == 1 else several}" for one, several in named if counts[one]]
     typer.echo(", ".join(parts))
+
+
+def _print(examination: Examination) -> None:
+    print_findings(examination.findings)
     if examination.kept is not None:
         typer.echo(f"the job's files are in {examination.kept}")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from harness.cli import completion
-from harness.cli.error_messages import USAGE, message_of, print_error
+from harness.cli.error_messages import USAGE, print_error
 from harness.cli.options import (
     RUNS,
     AsJson,
@@ -26,15 +25,12 @@ from harness.cli.options import (
     Where,
     Yes,
 )  # fmt: skip
-from harness.errors import StoreError, UserError
+from harness.cli.sweep_statuses import cells_of_all, follow_sweeps, statuses_of
+from harness.errors import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from harness.cell import Cell
     from harness.study.status import CellStatus
-
-INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
 def submit(
@@ -76,7 +72,7 @@ def run(
         print_preview(cells, profile, runs, budget)
         return
     print_submission(start(cells, profile, runs, budget, yes=yes), profile, site, runs)
-    _follow(cells, runs)
+    follow_sweeps([cells], runs)
 
 
 def status(
@@ -93,15 +89,17 @@ def status(
     from harness.runs.arms import differences  # noqa: PLC0415
     from harness.runs.commands import runs_option  # noqa: PLC0415
 
-    if watch:
-        _follow(_cells(sweep, file, set_, where, runs), runs)
-        return
     errors: list[str] = []
-    if sweep or file or set_:
-        by_sweep = [_statuses(_cells(sweep, file, set_, where, runs), runs)]
-    else:
-        by_sweep = _statuses_of_all(where or (), runs, errors)
-    if as_json:
+    named = bool(sweep or file or set_)
+    sweeps = [_cells(sweep, file, set_, where, runs)] if named else cells_of_all(where or (), runs, errors)
+    watched = watch and any(sweeps)
+    if watched:
+        follow_sweeps(sweeps, runs)
+        sweeps = []
+    by_sweep: list[list[CellStatus]] = [[] for _ in sweeps]
+    if any(sweeps):
+        by_sweep = statuses_of(sweeps, runs, None if named else errors)
+    if as_json and not watched:
         rows = []
         for statuses in by_sweep:
             differs = differences([one.cell for one in statuses])
@@ -110,7 +108,7 @@ def status(
     else:
         for statuses in by_sweep:
             print_statuses(statuses, runs)
-        if not by_sweep and not errors:
+        if not (by_sweep or errors or watched):
             words = ["kronscale", "submit", "-f", "jobs/sweeps/demo.yaml", *runs_option(runs)]
             typer.echo(f"no runs in {runs}; to start some: {shlex.join(words)}")
     for error in errors:
@@ -219,57 +217,3 @@ def _cells(
     from harness.cli.cell_selection import selected_cells  # noqa: PLC0415  see status
 
     return selected_cells(sweep, file, overrides or (), where or (), runs)
-
-
-def _statuses(cells: Sequence[Cell], runs: Path) -> list[CellStatus]:
-    from harness.runs.store import sweep_folder  # noqa: PLC0415  see status
-    from harness.study.status import read_statuses  # noqa: PLC0415
-
-    return read_statuses(sweep_folder(cells[0].sweep, runs), cells) if cells else []
-
-
-def _statuses_of_all(where: Sequence[str], runs: Path, errors: list[str]) -> list[list[CellStatus]]:
-    """The statuses of matching cells by sweep; adds a message to `errors` for every sweep without one."""
-    from harness.cli.cell_selection import stored_cells, stored_sweep_names  # noqa: PLC0415  see status
-    from harness.study.filters import select  # noqa: PLC0415
-
-    cells: dict[str, list[Cell]] = {}
-    for name in stored_sweep_names(runs):
-        with _noted(errors, name):
-            cells[name] = stored_cells(name, runs)
-    chosen = set(map(id, select([cell for found in cells.values() for cell in found], *where)))
-    by_sweep = []
-    for name, found in cells.items():
-        if of_sweep := [cell for cell in found if id(cell) in chosen]:
-            with _noted(errors, name):
-                by_sweep.append(_statuses(of_sweep, runs))
-    return by_sweep
-
-
-@contextmanager
-def _noted(errors: list[str], sweep: str) -> Iterator[None]:
-    """Note an error about one sweep instead of ending the command."""
-    try:
-        yield
-    except (UserError, OSError) as error:
-        errors.append(f"sweep {sweep} cannot be read: {message_of(error)}")
-
-
-def _follow(cells: Sequence[Cell], runs: Path) -> None:
-    from harness.cli.output import console  # noqa: PLC0415  see status
-    from harness.cli.status_view import print_statuses  # noqa: PLC0415
-    from harness.runs.commands import command  # noqa: PLC0415
-    from harness.runs.store import sweep_folder  # noqa: PLC0415
-    from harness.study.progress import follow  # noqa: PLC0415
-
-    try:
-        last = follow(lambda: _statuses(cells, runs), console())
-    except KeyboardInterrupt:
-        folder = sweep_folder(cells[0].sweep, runs).path
-        typer.echo("detached: the runs continue")
-        typer.echo(f"to show them: {command('status', folder)}")
-        typer.echo(f"to end them: {command('cancel', folder)}")
-        raise typer.Exit(INTERRUPTED) from None
-    print_statuses(last, runs)
-    if any(one.state != "COMPLETED" for one in last):
-        raise typer.Exit(1)

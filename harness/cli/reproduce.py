@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import completion
-from harness.cli.operate import INTERRUPTED
 from harness.cli.options import RUNS, Budget, DryRun, LastSite, Runs, Where, Yes
+from harness.cli.sweep_statuses import INTERRUPTED
 from harness.errors import UserError
 
 if TYPE_CHECKING:

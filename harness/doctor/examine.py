@@ -36,6 +36,7 @@ from harness.launchers.slurm import (
 )
 from harness.runs.store import SweepFolder, sweep_folder
 from harness.study.cell_states import IN_FLIGHT
+from harness.study.launcher_reports import LauncherReports
 from harness.study.status import CellStatus, read_statuses
 from harness.study.submit import cancel, submit
 
@@ -44,6 +45,7 @@ PROBE_COMMAND = (sys.executable, "-m", "harness.doctor.probe")
 _RANKS_A_NODE = 2
 _JOB_MINUTES = 10.0  # a short job starts sooner; ranks that are not done by then are stuck
 _POLL_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 8.0  # for the exit of a job
 _EXIT_SECONDS = 30.0  # from an outcome to the exit of the process that wrote it
 
 
@@ -170,9 +172,9 @@ def _with_ranks_a_node(site: Site, ranks: int) -> Site:
 
 def _watch(cell: Cell, folder: Path, wait_seconds: float, report: Callable[[str], None]) -> CellStatus:
     ends = time.monotonic() + wait_seconds
-    last = ""
+    last, reports = "", LauncherReports()
     while True:
-        [status] = read_statuses(_sweep(cell, folder), [cell])
+        [status] = read_statuses(_sweep(cell, folder), [cell], reports)
         line = f"{cell.world_size} ranks {status.state}" + (f": {status.cause}" if status.cause else "")
         if line != last:
             report(line)
@@ -224,6 +226,7 @@ def _wait_for_exit(cell: Cell, sweep: SweepFolder) -> None:
     if attempt is None or launch is None:
         return
     name = scheduler_ids([attempt]).get(attempt) if launch.launcher == "slurm" else None
+    pause = _POLL_SECONDS
     while time.monotonic() < ends:
         if name is not None:
             job = jobs_of([launch.user]).get(name)
@@ -232,4 +235,5 @@ def _wait_for_exit(cell: Cell, sweep: SweepFolder) -> None:
             busy = launch.launcher == "local" and LAUNCHERS["local"].starts_pending(sweep)
         if not busy:
             return
-        time.sleep(_POLL_SECONDS)
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)

@@ -21,7 +21,12 @@ class Launcher(Protocol):
 
     A call gets all of its attempts at once, as folders, so that a cluster's launcher can make arrays of them
     and query its scheduler once. Whatever a launcher starts writes the attempt's outcome last.
+
+    Attributes:
+        poll_seconds: how long a watcher waits between two calls of `attempt_states`; 0 if they cost nothing.
     """
+
+    poll_seconds: float
 
     def check(self, cell: Cell, site: Site) -> None:
         """Raise a SiteError for a cell that the site can never run."""

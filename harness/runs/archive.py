@@ -13,6 +13,7 @@ import json
 import lzma
 import re
 import tarfile
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -23,14 +24,17 @@ from pydantic import ConfigDict
 from harness.cell import NAME_PATTERN
 from harness.errors import StoreError
 from harness.runs.attempt_outcome import FINAL_STATES
+from harness.runs.collected import NAME as COLLECTED
+from harness.runs.damage import damage
 from harness.runs.store import CellFolder, SweepFolder
-from harness.runs.stored_files import STRICT, Count, parse_as, read_bytes
+from harness.runs.stored_files import STRICT, Count, parse_as, read_bytes, read_object
 
 SUFFIX = ".tar.xz"
 MANIFEST = "manifest.json"
 SCHEMA = 1
 
 _KEPT = re.compile(r"[a-z_]+\.json|rank-\d{5,}\.jsonl")  # of an attempt
+_LEFT = {COLLECTED, "rendezvous.json"}  # how a copy was made; a secret
 _MOST_MANIFEST_BYTES = 64 << 20
 _MOST_FILE_BYTES = 4 << 30
 
@@ -103,11 +107,8 @@ def write_archive(
             for path in sorted(report.rglob("*"))
             if path.is_file()
         }
-    contents = {name: read_bytes(path, _MOST_FILE_BYTES) for name, path in sorted(found.items())}
-    files = tuple(
-        ArchivedFile(name, len(content), hashlib.sha256(content).hexdigest())
-        for name, content in contents.items()
-    )
+    found = dict(sorted(found.items()))
+    files = tuple(_archived_file(name, path) for name, path in found.items())
     described = tuple(sorted((_described(folder) for folder in cells), key=lambda cell: cell.id))
     manifest = Manifest(SCHEMA, sweep.path.name, _version(), described, files)
     text = json.dumps(asdict(manifest), indent=1).encode()
@@ -117,10 +118,12 @@ def write_archive(
         lzma.open(temporary, "wb", preset=9) as stream,
         tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
-        for name, content in {MANIFEST: text, **contents}.items():
-            member = tarfile.TarInfo(name)  # no owner and no date: the same runs give the same bytes
-            member.size, member.mode = len(content), 0o644
-            archive.addfile(member, io.BytesIO(content))
+        _add(archive, MANIFEST, text)
+        for file in files:  # read a second time, so that large studies need no memory
+            content = read_bytes(found[file.path], _MOST_FILE_BYTES)
+            if hashlib.sha256(content).hexdigest() != file.sha256:
+                raise StoreError(f"{found[file.path]} was changed while it was archived; archive again")
+            _add(archive, file.path, content)
     temporary.replace(out)
     return manifest
 
@@ -133,6 +136,28 @@ def read_manifest(path: Path) -> Manifest:
     """
     with _opened(path) as archive:
         return _manifest(path, archive)
+
+
+def verify(path: Path) -> Manifest:
+    """Check an archive: every file against the manifest, every run against its own checksums.
+
+    Returns:
+        Its manifest.
+
+    Raises:
+        StoreError: it is damaged, or a run had been changed before it was archived.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        origin = unpack([path], Path(folder))
+        for cell in sorted(origin):
+            content = read_object(cell / "cell.json")
+            for attempt in CellFolder(cell).attempts():
+                if reason := damage(attempt, content):
+                    raise StoreError(f"{path}: {reason.replace(f'{folder}/', '')}")
+        manifest = read_manifest(path)
+        if missing := {cell.id for cell in manifest.cells} - {cell.name for cell in origin}:
+            raise StoreError(f"{path}: cell {min(missing)} of {MANIFEST} has no files")
+    return manifest
 
 
 def unpack(archives: Sequence[Path], into: Path) -> dict[Path, str]:
@@ -175,6 +200,17 @@ def is_archive(path: Path) -> bool:
     return path.name.endswith(SUFFIX)
 
 
+def _archived_file(name: str, path: Path) -> ArchivedFile:
+    content = read_bytes(path, _MOST_FILE_BYTES)
+    return ArchivedFile(name, len(content), hashlib.sha256(content).hexdigest())
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)  # no owner and no date: the same runs give the same bytes
+    member.size, member.mode = len(content), 0o644
+    archive.addfile(member, io.BytesIO(content))
+
+
 def _files_of(sweep: SweepFolder, cells: Sequence[CellFolder]) -> Iterator[tuple[str, Path]]:
     for folder in cells:
         attempts = folder.attempts()
@@ -185,7 +221,7 @@ def _files_of(sweep: SweepFolder, cells: Sequence[CellFolder]) -> Iterator[tuple
             if attempt.outcome() is None:
                 raise StoreError(f"{attempt.path} has not ended; archive it when it has, or leave it out")
             for path in sorted(attempt.path.iterdir()):
-                if _KEPT.fullmatch(path.name) and path.is_file():
+                if _KEPT.fullmatch(path.name) and path.name not in _LEFT and path.is_file():
                     yield path.relative_to(sweep.path).as_posix(), path
 
 
@@ -270,4 +306,13 @@ def _version() -> str:
     return version("kronscale")
 
 
-__all__ = ["MANIFEST", "SUFFIX", "Manifest", "is_archive", "read_manifest", "unpack", "write_archive"]
+__all__ = [
+    "MANIFEST",
+    "SUFFIX",
+    "Manifest",
+    "is_archive",
+    "read_manifest",
+    "unpack",
+    "verify",
+    "write_archive",
+]

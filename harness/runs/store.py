@@ -314,9 +314,10 @@ class SweepFolder:
 
 
 def _check_identity(attempt: Attempt, continued: Attempt) -> None:
-    expected = (attempt.read("launch.json") or {}).get("continues_id")  # older versions wrote none
-    got = (continued.read("launch.json") or {}).get("id")
-    if expected is not None and got != expected:
+    launch = attempt.read("launch.json") or {}
+    expected, got = launch.get("continues_id"), (continued.read("launch.json") or {}).get("id")
+    known = expected is not None or launch.get("id") is not None  # older versions wrote neither
+    if known and got != expected:
         raise StoredFileError(
             attempt.path / "launch.json",
             f"continues={continued.number} is the attempt with the id {expected}, but {continued.path.name} "

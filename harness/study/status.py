@@ -6,8 +6,8 @@ Read from the run folder; launchers are asked only about attempts without an out
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,12 +17,13 @@ from harness.launchers import LAUNCHERS
 from harness.launchers.attempt_state import AttemptState
 from harness.runs.attempt_outcome import FINAL_STATES, Outcome, RankExit, State
 from harness.runs.checkpoint_store import kept_step, resumable
+from harness.runs.collected import Collected, is_collected
 from harness.runs.effective_records import effective_evaluations
-from harness.runs.launch_facts import LaunchFacts
 from harness.runs.log_tail import last_record
 from harness.runs.records import EvalRecord, SegmentRecord
 from harness.runs.store import Attempt, SweepFolder
 from harness.study.cell_states import IN_FLIGHT, StoredState, stored_state, stored_states, taken_seconds
+from harness.study.launcher_reports import LauncherReports, launcher_of
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class CellStatus:
         ended_at: Unix time, seconds.
         checkpoint_step: the step at which a retry would resume, if there is a checkpoint.
         taken_seconds: of an ended run, time of the ranks in all of its attempts.
+        elsewhere: the folder that an attempt without an outcome was collected from, and where it runs.
     """
 
     cell: Cell
@@ -55,6 +57,7 @@ class CellStatus:
     ended_at: float | None = None
     checkpoint_step: int | None = None
     taken_seconds: float | None = None
+    elsewhere: str = ""
 
     @property
     def final(self) -> bool:
@@ -80,7 +83,7 @@ class CellStatus:
         """Flat dictionary of JSON types."""
         names = (
             "state", "cause", "rank", "step", "total_steps", "phase", "value", "started_at", "ended_at",
-            "checkpoint_step",
+            "checkpoint_step", "elsewhere",
         )  # fmt: skip
         return {
             "id": self.cell.id,
@@ -95,22 +98,51 @@ class CellStatus:
         }
 
 
-def read_statuses(folder: SweepFolder, cells: Iterable[Cell] | None = None) -> list[CellStatus]:
+def read_statuses(
+    folder: SweepFolder, cells: Iterable[Cell] | None = None, reports: LauncherReports | None = None
+) -> list[CellStatus]:
     """The status of the given cells, or of all cells stored in the folder, in the order given.
+
+    Args:
+        folder: of the sweep.
+        cells: of the sweep.
+        reports: where statuses are read again and again, what remembers the launchers' answers.
 
     Raises:
         StoreError: a stored cell cannot be read.
     """
+    [found] = corrected([stored_statuses(folder, cells)], reports)
+    return found
+
+
+def stored_statuses(folder: SweepFolder, cells: Iterable[Cell] | None = None) -> list[CellStatus]:
+    """The statuses as files of the runs have them; arguments and errors as of `read_statuses`."""
     wanted = [stored.cell() for stored in folder.cell_folders()] if cells is None else cells
-    statuses = [_status(cell, stored) for cell, stored in stored_states(folder, wanted)]
-    reported = _reported_states(one.attempt for one in statuses if one.state in IN_FLIGHT and one.attempt)
-    return [_corrected(one, reported.get(one.attempt)) if one.attempt else one for one in statuses]
+    return [_status(cell, stored) for cell, stored in stored_states(folder, wanted)]
 
 
-def in_flight(attempts: Iterable[Attempt]) -> list[Attempt]:
+def corrected(
+    sweeps: Sequence[Sequence[CellStatus]], reports: LauncherReports | None = None
+) -> list[list[CellStatus]]:
+    """Statuses of any number of sweeps, by what the launchers report; each launcher is asked once at most."""
+    states = {
+        one.attempt: one.state
+        for statuses in sweeps
+        for one in statuses
+        if one.state in IN_FLIGHT and one.attempt and not one.elsewhere
+    }
+    found = (reports or LauncherReports()).of(states)
+    return [
+        [_corrected(one, found.get(one.attempt)) if one.attempt else one for one in statuses]
+        for statuses in sweeps
+    ]
+
+
+def in_flight(attempts: Iterable[Attempt], reports: LauncherReports) -> list[Attempt]:
     """Those of the attempts that are pending or running, by their files and their launchers."""
-    waiting = [attempt for attempt in attempts if stored_state(attempt).state in IN_FLIGHT]
-    reported = {attempt: found.state for attempt, found in _reported_states(waiting).items()}
+    found = {attempt: stored_state(attempt).state for attempt in attempts if not is_collected(attempt)}
+    waiting = {attempt: state for attempt, state in found.items() if state in IN_FLIGHT}
+    reported = {attempt: answer.state for attempt, answer in reports.of(waiting).items()}
     return [attempt for attempt in waiting if reported.get(attempt) in (None, *IN_FLIGHT)]
 
 
@@ -126,7 +158,9 @@ def is_stalled(folder: SweepFolder, statuses: Iterable[CellStatus]) -> bool:
 
 def stalled_launchers(folder: SweepFolder, statuses: Iterable[CellStatus]) -> list[str]:
     """The launchers of pending cells that nothing will start; see `is_stalled`."""
-    names = {_launcher(status.attempt) for status in statuses if status.state == "PENDING" and status.attempt}
+    names = {
+        launcher_of(status.attempt) for status in statuses if status.state == "PENDING" and status.attempt
+    }
     return sorted(name for name in names if not LAUNCHERS[name].starts_pending(folder))
 
 
@@ -134,7 +168,7 @@ def _status(cell: Cell, stored: StoredState) -> CellStatus:
     if stored.attempt is not None and stored.outcome is not None:
         return _ended(cell, stored.attempt, stored.outcome)
     if stored.attempt is not None and stored.state == "RUNNING":
-        return _running(cell, stored.attempt)
+        return _running_elsewhere(cell, stored.attempt) or _running(cell, stored.attempt)
     return CellStatus(cell, stored.state, stored.attempt)
 
 
@@ -154,6 +188,21 @@ def _ended(cell: Cell, attempt: Attempt, outcome: Outcome) -> CellStatus:
         checkpoint_step=outcome.checkpoint_step,
         taken_seconds=taken_seconds(attempt, outcome),
     )
+
+
+def _running_elsewhere(cell: Cell, attempt: Attempt) -> CellStatus | None:
+    """The status of an attempt that was collected while it ran; None of one that was not collected."""
+    if not is_collected(attempt):
+        return None
+    try:
+        mark = Collected.read(attempt)
+    except StoreError:
+        mark = None
+    source = mark.source if mark is not None else "an unknown folder"
+    when = f" at {time.strftime('%d %b %H:%M', time.localtime(mark.collected_at))}" if mark else ""
+    cause = f"runs elsewhere: collected from {source}{when}; collect again to see more"
+    status = _running(cell, attempt)
+    return replace(status, cause="; ".join(filter(None, [status.cause, cause])), elsewhere=source)
 
 
 def _running(cell: Cell, attempt: Attempt) -> CellStatus:
@@ -201,17 +250,6 @@ def _resume_note(attempt: Attempt) -> str:
     return "; ".join([f"resumed at step {segment.first_step}", *segment.notes])
 
 
-def _reported_states(attempts: Iterable[Attempt]) -> dict[Attempt, AttemptState]:
-    """What the launchers report about attempts without an outcome; each launcher is asked once."""
-    by_launcher: dict[str, list[Attempt]] = defaultdict(list)
-    for attempt in attempts:
-        by_launcher[_launcher(attempt)].append(attempt)
-    reported: dict[Attempt, AttemptState] = {}
-    for name, group in by_launcher.items():
-        reported |= LAUNCHERS[name].attempt_states(group)
-    return reported
-
-
 def _corrected(status: CellStatus, reported: AttemptState | None) -> CellStatus:
     attempt = status.attempt
     if reported is None or attempt is None:
@@ -252,11 +290,3 @@ def _written_outcome(status: CellStatus, attempt: Attempt, reported: AttemptStat
 
 def _place(status: CellStatus) -> str:
     return f"at step {status.step} in {status.phase}" if status.step is not None else "before its first step"
-
-
-def _launcher(attempt: Attempt) -> str:
-    try:
-        launch = attempt.read_as(LaunchFacts, "launch.json")
-    except StoreError:  # of a running attempt: only its own files show whether it still runs
-        launch = None
-    return launch.launcher if launch is not None and launch.launcher in LAUNCHERS else "local"

@@ -16,16 +16,18 @@ from harness.launchers.outcome import outcome_without_ranks
 from harness.launchers.site_profile import Site
 from harness.runs.attempt_outcome import State
 from harness.runs.checkpoint_store import kept_step
+from harness.runs.collected import is_collected
 from harness.runs.locks import exclusive
 from harness.runs.ownership import refuse_foreign
 from harness.runs.store import DEFAULT_ROOT, Attempt, SweepFolder, sweep_folder
 from harness.study.cell_states import IN_FLIGHT, RETRYABLE, stored_state
 from harness.study.expected_cost import expected_cost
+from harness.study.launcher_reports import LauncherReports
 from harness.study.start import Terms, continued_attempts, in_blocks, refuse_change, start_cells
 from harness.study.status import CellStatus, in_flight, read_statuses, stalled_launchers
 
 _CANCEL_POLL_SECONDS = 0.05
-_LONGEST_POLL_SECONDS = 2.0  # reading statuses may query a cluster's scheduler
+_LONGEST_POLL_SECONDS = 2.0  # of files; schedulers are asked less often
 _AS_SUBMIT = Terms()
 
 
@@ -204,7 +206,9 @@ def cancel(cells: Sequence[Cell], root: Path = DEFAULT_ROOT, *, checkpoint: bool
         The cells that were in flight.
     """
     folder = _folder(cells, root)
-    found = [status for status in read_statuses(folder, cells) if status.state in IN_FLIGHT]
+    reports = LauncherReports()
+    statuses = read_statuses(folder, cells, reports)
+    found = [one for one in statuses if one.state in IN_FLIGHT and not one.elsewhere]
     remaining, cancelled = found, set[Attempt]()
     pause = _CANCEL_POLL_SECONDS
     while remaining:  # a run that has just met its time limit may go on in another attempt
@@ -213,7 +217,7 @@ def cancel(cells: Sequence[Cell], root: Path = DEFAULT_ROOT, *, checkpoint: bool
         cancelled |= attempts
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_POLL_SECONDS)
-        statuses = read_statuses(folder, [status.cell for status in remaining])
+        statuses = read_statuses(folder, [status.cell for status in remaining], reports)
         remaining = [status for status in statuses if status.state in IN_FLIGHT]
     return [status.cell for status in found]
 
@@ -225,10 +229,11 @@ def cancel_other_versions(folder: SweepFolder, *, checkpoint: bool = False) -> l
         The ids of the cells that were in flight.
     """
     newest = [stored.latest() for stored in folder.cell_folders_of_other_versions()]
-    attempts = [one for one in newest if one is not None and stored_state(one).state in IN_FLIGHT]
+    own = [one for one in newest if one is not None and not is_collected(one)]
+    attempts = [one for one in own if stored_state(one).state in IN_FLIGHT]
     _cancel(attempts, checkpoint=checkpoint)
-    pause, remaining = _CANCEL_POLL_SECONDS, attempts
-    while remaining := in_flight(remaining):
+    pause, remaining, reports = _CANCEL_POLL_SECONDS, attempts, LauncherReports()
+    while remaining := in_flight(remaining, reports):
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_POLL_SECONDS)
     return [attempt.cell_folder.id for attempt in attempts]

@@ -30,6 +30,7 @@ class Run:
         allocation: its block.
         started: when, in seconds; it ends 100 s later.
         foreign: share of its CPUs that other processes had; None if that was not measured.
+        launch: more of `launch.json`, such as the attempt's `id`.
     """
 
     method: str
@@ -44,6 +45,7 @@ class Run:
     started: float = 0.0
     foreign: float | None = None
     patch: dict[str, object] = field(default_factory=dict)
+    launch: dict[str, object] = field(default_factory=dict)
 
 
 def hand_made(folder: Path, runs: Iterable[Run]) -> Study:
@@ -58,7 +60,7 @@ def hand_made(folder: Path, runs: Iterable[Run]) -> Study:
 def write(attempt: Attempt, cell: Cell, run: Run) -> None:
     """The files of `run`, as a run of `cell`."""
     launch = {"launcher": "slurm", "allocation": run.allocation, "oversubscribed": run.oversubscribed}
-    attempt.write("launch.json", launch)
+    attempt.write("launch.json", launch | run.launch)
     attempt.write("environment.json", {"host": "nowhere"})
     completed = run.state == "COMPLETED"
     reached = completed and not run.misses

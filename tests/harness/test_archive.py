@@ -107,6 +107,36 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
             unpack([tmp_path / "bad.tar.xz"], tmp_path / "out")
 
 
+def test_an_archive_is_verified_against_its_manifest_and_the_runs_own_checksums(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = archived(tmp_path, "a", runs_of(range(2)))
+    assert "it has no figures" in capsys.readouterr().out
+    assert main(["archive", "--verify", str(path), "--verify", str(path)]) == 0
+    line = f"{path}: sound; sweep synthetic, 4 cells, 4 of them COMPLETED, 20 files, 0 of them of the report"
+    assert capsys.readouterr().out.splitlines() == [line, line]
+    cut = tmp_path / "cut.tar.xz"
+    cut.write_bytes(path.read_bytes()[:-200])
+    assert main(["archive", "--verify", str(cut)]) == 2
+    assert "is damaged or not an archive" in capsys.readouterr().err
+    (records,) = (tmp_path / "a" / "runs" / "synthetic").glob("sgd-p1-s0-*/attempt-1/rank-00000.jsonl")
+    records.write_bytes(records.read_bytes().replace(b'"value": 0.95', b'"value": 0.99'))
+    edited = tmp_path / "edited.tar.xz"
+    runs = str(tmp_path / "a" / "runs")
+    assert main(["archive", "synthetic", "--runs", runs, "--out", str(edited)]) == 0
+    assert main(["archive", "--verify", str(edited)]) == 2
+    assert "of its seal does not match: records were changed" in capsys.readouterr().err
+
+
+def test_a_collected_copy_gives_the_same_archive_as_its_source(tmp_path: Path) -> None:
+    path = archived(tmp_path, "a", runs_of(range(2)))
+    copy = str(tmp_path / "copy")
+    assert main(["collect", str(tmp_path / "a" / "runs"), "--runs", copy]) == 0
+    out = tmp_path / "copy.tar.xz"
+    assert main(["archive", "synthetic", "--runs", copy, "--out", str(out)]) == 0
+    assert out.read_bytes() == path.read_bytes()
+
+
 def test_runs_that_have_not_ended_are_not_archived(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

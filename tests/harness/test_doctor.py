@@ -52,6 +52,17 @@ def test_a_runs_folder_that_cannot_be_written_is_a_fault_found_without_torch(tmp
     assert "1 fault" in output
 
 
+def test_the_data_of_a_sweep_is_checked_in_the_folder_that_the_site_names(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "here.yaml").write_text(f"environment: {{KRONSCALE_DATA: {tmp_path / 'nowhere'}}}\n")
+    words = ["doctor", "--site", str(tmp_path / "here.yaml"), "--runs", str(tmp_path / "file/runs"), "--json"]
+    assert main([*words, "-f", "jobs/papers/sc20/full/overhead.yaml"]) == 1
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    [data] = [one for one in findings if one["check"] == "imagenet: files"]
+    assert data["state"] == "fault"
+    assert f"{tmp_path / 'nowhere' / 'train'} does not exist" in data["found"]
+
+
 def test_more_ranks_than_fit_and_an_unknown_site_are_usage_errors(tmp_path, capsys):
     (tmp_path / "here.yaml").write_text("cpus: 1\n")
     here = str(tmp_path / "here.yaml")

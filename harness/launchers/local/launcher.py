@@ -37,6 +37,8 @@ from harness.runs.store import Attempt, SweepFolder
 class LocalLauncher:
     """Starts attempts in order of submission as CPUs and GPUs of this host become free."""
 
+    poll_seconds = 0.0
+
     def check(self, cell: Cell, site: Site) -> None:
         """Refuse a cell that the site can never run.
 

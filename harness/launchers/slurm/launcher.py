@@ -47,6 +47,8 @@ class SlurmLauncher:
     submission that is interrupted between the two is found again by the name of its jobs.
     """
 
+    poll_seconds = 30.0  # one controller serves all users of a cluster
+
     def check(self, cell: Cell, site: Site) -> None:
         """Refuse a cell that the site can never run.
 

@@ -93,13 +93,12 @@ class _SubmittedJob:
 
 def _submitted_jobs(attempts: Sequence[Attempt]) -> dict[Attempt, _SubmittedJob]:
     launches = {attempt: attempt.read("launch.json") or {} for attempt in attempts}
-    submissions: dict[str, Mapping[str, Any]] = {}
+    submissions: dict[Path, Mapping[str, Any]] = {}
     found = {}
     for attempt, launch in launches.items():
-        manifest = str(launch.get("claim"))
+        manifest = attempt.path.parent.parent / "jobs" / str(launch.get("claim"))  # of any sweep
         if manifest not in submissions:
-            folder = Attempt(attempt.path.parent.parent / "jobs" / manifest)
-            submissions[manifest] = folder.read("submitted.json") or {}
+            submissions[manifest] = Attempt(manifest).read("submitted.json") or {}
         array = submissions[manifest].get("job_id")
         if array is not None:
             found[attempt] = _SubmittedJob(

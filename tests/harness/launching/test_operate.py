@@ -99,6 +99,8 @@ def test_following_a_log_calls_the_launcher_at_intervals(
     calls = []
 
     class Counting:
+        poll_seconds = 0.0
+
         def attempt_states(self, attempts):
             calls.append(len(attempts))
             return {} if len(calls) < 4 else {attempts[0]: AttemptState("LOST", "gone")}
