@@ -124,6 +124,11 @@ class Training(Spec):
     memory. Gradients and K-FAC's factors are those of the whole batch, but batch normalisation sees one
     micro-batch at a time. Ranks exchange once a step. Example: `4`."""
 
+    sync_batch_norm: bool = False
+    """Whether batch normalisation takes mean and variance over the batches of all ranks, for local batches of
+    a few images. Each such layer then waits for all ranks once in the forward and once in the backward pass,
+    which counts as `gradient_comm`. Without effect on one rank. Example: `true`."""
+
     @model_validator(mode="after")
     def _one_batch(self) -> Self:
         if (self.global_batch_size is None) == (self.local_batch_size is None):
@@ -288,9 +293,12 @@ class Cell(Spec):
             "accumulate",
             "kfac_start_epoch",
             "precision",
+            "sync_batch_norm",
         ):  # added after many runs were stored, whose ids must not change
             if fields["training"][name] == Training.model_fields[name].default:
                 del fields["training"][name]
+        if self.world_size == 1:
+            fields["training"].pop("sync_batch_norm", None)  # one rank has the whole batch
         if self.world_size == 1 or self.training.gradient_averaging == "flat":
             del fields["training"]["gradient_averaging"]  # so computed the runs stored before it existed
         if fields["optimizer"]["schedule"] is None:

@@ -29,7 +29,9 @@ def draw(study: Study) -> Drawing:
     styles = drawing.arm_styles(study, numbers["arm"])
     figure, axes = drawing.panels(drawing.TWO_COLUMNS, 2.6, columns=2, sharey=True)
     for axis, (column, label) in zip(axes, AXES.items(), strict=True):
-        _lines(axis, numbers, column, styles, arm_order(study))
+        draw_runs(axis, numbers, column, styles, arm_order(study))
+        for value in numbers["target_value"].unique():
+            axis.axhline(value, color=drawing.GREY, linestyle=":", linewidth=1)
         axis.set_xlabel(label)
         axis.set_xlim(left=0)
     axes[0].set_ylabel(" / ".join(sorted(numbers["metric"].unique())))
@@ -40,17 +42,16 @@ def draw(study: Study) -> Drawing:
     return Drawing(figure, numbers, _caption(study, numbers))
 
 
-def _lines(
+def draw_runs(
     axis: Axes, numbers: pd.DataFrame, column: str, styles: dict[str, ArmStyle], arms: list[str]
 ) -> None:
+    """A line for each run: `value` over `column`, with a marker where it ended."""
     for arm in arms:
         for _, run in numbers[numbers["arm"] == arm].groupby("run", sort=True):
             style = styles[arm]
             axis.plot(run[column], run["value"], style.line, color=style.colour, linewidth=0.8, alpha=0.8)
             last = run.tail(1)
             axis.plot(last[column], last["value"], style.marker, color=style.colour, markersize=3.5)
-    for target in numbers["target_value"].unique():
-        axis.axhline(target, color=drawing.GREY, linestyle=":", linewidth=1)
 
 
 def _caption(study: Study, numbers: pd.DataFrame) -> str:

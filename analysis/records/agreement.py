@@ -25,7 +25,11 @@ _TOLERANCE = 1e-6  # relative; the clock is read twice, once after its parts wer
 
 
 def disagreements(
-    runs: Iterable[RunFiles], windows: pd.DataFrame, evaluations: pd.DataFrame, segments: pd.DataFrame
+    runs: Iterable[RunFiles],
+    windows: pd.DataFrame,
+    evaluations: pd.DataFrame,
+    metrics: pd.Series,
+    segments: pd.DataFrame,
 ) -> Faults:
     """What does not agree, in sentences.
 
@@ -33,6 +37,7 @@ def disagreements(
         runs: the small files of every run.
         windows: one row per rank and window that counts: `run`, `rank`, `first_step`, `steps`, `segment`.
         evaluations: those that count, in the order written.
+        metrics: of each evaluation, by its index; empty for one that names its target's metric alone.
         segments: all starts of all ranks, in the order written.
     """
     faults: Faults = defaultdict(list)
@@ -46,6 +51,7 @@ def disagreements(
         faults[files.run] += _of_outcome(files)
         if history is not None:
             faults[files.run] += _of_history(history, files)
+            faults[files.run] += _of_metrics(history, metrics)
         if files.run in starts:
             faults[files.run] += _of_segments(starts[files.run])
         if files.outcome is not None and files.outcome.state == "COMPLETED":
@@ -130,6 +136,16 @@ def _of_history(history: pd.DataFrame, files: RunFiles) -> Iterator[str]:
         back = np.flatnonzero(np.diff(values) < 0)
         if len(back):
             yield f"{name} of evaluations goes back from {values[back[0]]:g} to {values[back[0] + 1]:g}"
+
+
+def _of_metrics(history: pd.DataFrame, metrics: pd.Series) -> Iterator[str]:
+    """All metrics of an evaluation: the target's is among them, with the same value."""
+    for name, value, measured in zip(
+        history["metric"], history["value"], metrics[history.index], strict=True
+    ):
+        again = measured.get(name)
+        if measured and again != value and not _both_nan(again, float(value)):
+            yield f"an evaluation has value={value:g} of {name}, but metrics have {again}"
 
 
 def _of_segments(starts: pd.DataFrame) -> Iterator[str]:

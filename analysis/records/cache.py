@@ -14,13 +14,15 @@ import pandas as pd
 
 from harness.runs.store import SweepFolder
 
-LAYOUT_VERSION = 9
+LAYOUT_VERSION = 10
 """Raise this when a column of a cached frame changes, so that old caches are discarded."""
 
 STAMP_LENGTH = 16
 _RECORDS = re.compile(r"rank-.*\.jsonl")
 
-NAMES = ("cells", "phases", "memory", "loads", "evaluations", "environments", "layers", "devices")
+NAMES = (
+    "cells", "phases", "memory", "loads", "evaluations", "metrics", "environments", "layers", "devices",
+)  # fmt: skip
 Frames = dict[str, pd.DataFrame]
 
 

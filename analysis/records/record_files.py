@@ -16,6 +16,7 @@ import pandas as pd
 
 from analysis.records.agreement import Faults, disagreements
 from analysis.records.long_frames import Cells, long_frame
+from analysis.records.metric_rows import metric_rows
 from analysis.records.run_files import RunFiles
 from analysis.records.segments import COLUMNS, are_effective
 from analysis.records.window_lines import (
@@ -60,6 +61,7 @@ class RecordFrames(NamedTuple):
     memory: pd.DataFrame
     loads: pd.DataFrame
     evaluations: pd.DataFrame
+    metrics: pd.DataFrame
     segments: pd.DataFrame
     devices: pd.DataFrame
     faults: Faults
@@ -138,12 +140,13 @@ class _Reader:
         windows = _windows(columns, self._windows.runs)
         evaluations = _evaluation_frame(self._others[EvalRecord.KIND])
         devices = _device_frame(self._others[DeviceRecord.KIND])
+        measured = pd.Series([row["metrics"] for row in self._others[EvalRecord.KIND].rows], dtype="object")
         counts = are_effective(PhaseRecord.KIND, windows, segments).to_numpy()
         windows, columns = _kept(windows, columns, counts)
         evaluations = evaluations[are_effective(EvalRecord.KIND, evaluations, segments)]
         devices = devices[are_effective(DeviceRecord.KIND, devices, segments)]
         intact = [files for files in runs if not files.faults and files.run not in self._faults]
-        for run, sentences in disagreements(intact, windows, evaluations, segments).items():
+        for run, sentences in disagreements(intact, windows, evaluations, measured, segments).items():
             self._faults[run] += sentences
         faulty = {*self._faults, *(files.run for files in runs if files.faults)}
         if faulty:
@@ -152,12 +155,13 @@ class _Reader:
             segments = segments[~segments["run"].isin(faulty)].reset_index(drop=True)
             evaluations, devices = (one[~one["run"].isin(faulty)] for one in (evaluations, devices))
             evaluations["run"] = evaluations["run"].cat.remove_unused_categories()
+        metrics = metric_rows(evaluations, measured)
         evaluations, devices = (one.reset_index(drop=True) for one in (evaluations, devices))
         loads = _loads(windows, columns)
         phases, memory = _window_frames(windows.drop(columns="cpu_mhz"), columns)
         faults = {run: sentences for run, sentences in self._faults.items() if sentences}
         return RecordFrames(
-            phases, memory, loads, evaluations, segments, devices, faults, frozenset(self._sealed)
+            phases, memory, loads, evaluations, metrics, segments, devices, faults, frozenset(self._sealed)
         )
 
 

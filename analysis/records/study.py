@@ -13,7 +13,7 @@ from analysis.records.windows import Windows
 from analysis.rules import SCORINGS, Scoring
 from harness.runs.arms import name_arms
 
-LONG_FRAMES = ("phases", "memory", "loads", "evaluations", "environments", "layers", "devices")
+LONG_FRAMES = ("phases", "memory", "loads", "evaluations", "metrics", "environments", "layers", "devices")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Study:
         memory: one row per rank, window and kind: `bytes` at the end of the window.
         loads: one row per rank and window with the CPU seconds that other processes had, as in
             `PhaseRecord.load_seconds`, and `cpu_mhz`; none for runs in which the load was not measured.
-        evaluations: one row per evaluation; seconds are since the start of training.
+        evaluations: one row per evaluation, with the target's metric; seconds are since training began.
+        metrics: one row per evaluation and metric that it measured; `is_target` for the target's.
         environments: one row per run and key of its environment.json, as text.
         layers: one row per run and layer that K-FAC preconditions: `a_dim`, `g_dim`, `blocks`, and the ranks
             of each role as `[start, stop, step]`; empty for runs older than layers.json.
@@ -51,6 +52,7 @@ class Study:
     memory: pd.DataFrame
     loads: pd.DataFrame
     evaluations: pd.DataFrame
+    metrics: pd.DataFrame
     environments: pd.DataFrame
     layers: pd.DataFrame
     devices: pd.DataFrame

@@ -139,6 +139,7 @@ def _read(sweep_path: Path) -> dict[str, pd.DataFrame]:
         "memory": records.memory,
         "loads": records.loads,
         "evaluations": records.evaluations,
+        "metrics": records.metrics,
         "environments": pd.DataFrame(environments, columns=["run", "key", "value"], dtype="str"),
         "layers": pd.DataFrame(layers, columns=list(LAYER_COLUMNS)),
         "devices": records.devices,

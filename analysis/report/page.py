@@ -25,7 +25,7 @@ from analysis.report.findings import cautions, findings
 from analysis.report.glossary import WORDS, Explained, anchor, term
 from analysis.report.markup import to_latex, to_markdown
 from analysis.report.ranking import ranking, shortlist
-from analysis.report.summary import costs_table, rules_table, summary_table
+from analysis.report.summary import costs_table, metrics_table, rules_table, summary_table
 from analysis.report.tables import environments, fastest_table, instrument, records, runs_table, targets
 from analysis.report.tuning_tables import tuning_tables
 
@@ -126,6 +126,7 @@ def _content(study: Study, figures: Sequence[dict[str, str]]) -> dict[str, Any]:
         "conditions": [check.sentence for check in checked if not check.warns],
         "benchmarks": sentences(study),
         "summary": summary_table(study),
+        "metrics": metrics_table(study),
         "rules": rules_table(study),
         "costs": costs_table(study),
         "tuning": tuning,
@@ -192,12 +193,14 @@ def _latex(content: Mapping[str, Any]) -> str:
 
 
 def _tables(content: Mapping[str, Any]) -> dict[str, str]:
-    """Heading and name of every table; those of trials only where there are any."""
-    return TABLES | (TUNING_TABLES if len(content["tuning"]) else {})
+    """Heading and name of every table; of trials and of several metrics only where there are any."""
+    kept = {heading: name for heading, name in TABLES.items() if name != "metrics" or len(content[name])}
+    return kept | (TUNING_TABLES if len(content["tuning"]) else {})
 
 
 TABLES = {
     "Time to accuracy": "summary",
+    "Every metric": "metrics",
     "The same runs under other rules (seconds)": "rules",
     "What a step costs": "costs",
 }

@@ -86,6 +86,42 @@ def _number(value: float) -> str:
     return "not reached" if math.isinf(value) else f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
+METRIC_COLUMNS = ["arm", "world_size", "metric", "runs", "last", "at_target"]
+
+
+def metrics_table(study: Study) -> pd.DataFrame:
+    """What the evaluations measured, a row per arm, world size and metric; empty if only the target's.
+
+    Columns: `last`, at the last evaluation, and `at_target`, at the one that reached the target, of the runs
+    that did: medians over completed runs with their intervals, as text ready to print.
+    """
+    metrics = study.metrics
+    if metrics["is_target"].all():
+        return pd.DataFrame(columns=METRIC_COLUMNS)
+    scored = time_to_accuracy(study)
+    last = metrics.drop_duplicates(["run", "metric"], keep="last")
+    reached = scored[scored["reached"]][["run", "epochs"]].rename(columns={"epochs": "epoch"})
+    crossing = metrics.merge(reached, on=["run", "epoch"])
+    rows = []
+    for arm, size, runs in points(scored):
+        star = "*" if runs["oversubscribed"].any() else ""
+        own, hit = (one[one["run"].isin(runs["run"])] for one in (last, crossing))
+        for metric, values in own.groupby("metric", sort=False)["value"]:
+            at_target = hit[hit["metric"] == metric]["value"]
+            rows.append(
+                {
+                    "arm": arm, "world_size": f"{size}{star}", "metric": metric, "runs": len(values),
+                    "last": _level(values), "at_target": _level(at_target),
+                }
+            )  # fmt: skip
+    return pd.DataFrame(rows, columns=METRIC_COLUMNS)
+
+
+def _level(values: pd.Series) -> str:
+    known = values.dropna().tolist()
+    return spell(level(known)) if known else "–"
+
+
 def rules_table(study: Study) -> pd.DataFrame:
     """The same runs under every rule: seconds to the target per arm and world size, a column per rule."""
     tables = []

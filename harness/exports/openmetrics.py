@@ -25,7 +25,7 @@ _FAMILIES = {
     "kronscale_samples": ("counter", "", "Examples that a rank processed."),
     "kronscale_energy_joules": ("counter", "joules", "Energy of a rank's GPU over its windows."),
     "kronscale_memory_bytes": ("gauge", "bytes", "Memory at the end of the last window."),
-    "kronscale_metric": ("gauge", "", "Newest value of the target's metric."),
+    "kronscale_metric": ("gauge", "", "Newest value of a metric, the target's or another."),
     "kronscale_epoch": ("gauge", "", "Epochs finished at the newest evaluation."),
     "kronscale_segments": ("gauge", "", "Times that the run was started."),
 }
@@ -67,7 +67,8 @@ def _add(
         for kind, value in record["memory_bytes"].items():
             samples["kronscale_memory_bytes"][*own, ("kind", kind)] = value
     elif record["kind"] == "evaluation":
-        samples["kronscale_metric"][*own, ("metric", record["metric"])] = record["value"]
+        for metric, value in {record["metric"]: record["value"], **record["metrics"]}.items():
+            samples["kronscale_metric"][*own, ("metric", metric)] = value
         samples["kronscale_epoch"][own] = record["epoch"]
     elif record["kind"] == "segment":
         samples["kronscale_segments"][own] = record["segment"] + 1

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.errors import StoredFileError
-from harness.runs.records import KINDS, SEALED_SINCE, Record, SealRecord, SegmentRecord, check_schema
+from harness.runs.records import (
+    ADDED_IN,
+    KINDS,
+    SEALED_SINCE,
+    Record,
+    SealRecord,
+    SegmentRecord,
+    check_schema,
+)
 from harness.runs.seals import split_seal
 from harness.runs.stored_files import parse_as, read_bytes
 
@@ -106,7 +114,8 @@ def parse(line: Line, path: Path) -> Record | None:
     record = parse_as(kind, b"{" + line.text[line.start :], path, line.place)
     if line.schema >= SEALED_SINCE:
         for one in fields(kind):  # the defaults are for older versions' lines
-            if f'"{one.name}":'.encode() not in line.text:
+            known = line.schema >= ADDED_IN.get(one.name, SEALED_SINCE)
+            if known and f'"{one.name}":'.encode() not in line.text:
                 raise StoredFileError(path, f"{one.name} is missing", line.place)
     check_rank(record.rank, path, line.place)
     return record

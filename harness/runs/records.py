@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
@@ -24,13 +25,16 @@ from harness.runs.stored_files import (
     Seconds,
 )
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """1: one segment per run, not recorded. 2: `segment` and `checkpoint_seconds`, records of segments and of
 checkpoints. 3: `wait_seconds` and `instrument_seconds` of a window. 4: seals (`harness.runs.seals`). 5:
-`load_seconds` and `cpu_mhz` of a window. Older lines are read as segment 0 and as windows in which none of
-these was measured, and older runs as not sealed."""
+`load_seconds` and `cpu_mhz` of a window. 6: `metrics` of an evaluation. Older lines are read as segment 0 and
+as windows in which none of these was measured, older evaluations as of their target's metric alone, and older
+runs as not sealed."""
 
 SEALED_SINCE = 4
+ADDED_IN: Mapping[str, int] = MappingProxyType({"load_seconds": 5, "cpu_mhz": 5, "metrics": 6})
+"""Schema of the fields that lines of sealed runs may lack, because they are newer than seals."""
 
 
 def _no_negative_phase(seconds: Mapping[str, float]) -> Mapping[str, float]:
@@ -102,6 +106,8 @@ class EvalRecord:
         learning_rate: rate used in the last step.
         checkpoint_seconds: rank 0's seconds in checkpoints so far.
         segment: of the run, see `SegmentRecord`.
+        metrics: every metric that the workload measured on the same examples, the target's among them; empty
+            in lines older than schema 6.
     """
 
     __pydantic_config__ = STRICT
@@ -120,6 +126,7 @@ class EvalRecord:
     learning_rate: float
     checkpoint_seconds: Seconds = 0.0
     segment: Count = 0
+    metrics: Mapping[str, Measured] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

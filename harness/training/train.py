@@ -23,6 +23,7 @@ from harness.runs.attempt_outcome import Result
 from harness.runs.checkpoint_requests import Request
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import EvalRecord, Record
+from harness.training.batch_norm import synchronise_batch_norm
 from harness.training.checkpoint import Checkpoints
 from harness.training.evaluation import evaluate
 from harness.training.gradient_averaging import broadcast_model, build_average
@@ -80,6 +81,9 @@ class Trainer:
         self.workload: Workload = build_workload(cell, self._share)
         model = self.workload.model()
         world.wait_for_data()
+        if cell.training.sync_batch_norm:
+            waiting = partial(self.timer.phase, Phase.GRADIENT_COMM)
+            synchronise_batch_norm(model, world.communicator, waiting)
         broadcast_model(model, world.communicator)
         self.gradients = build_average(
             cell.training.gradient_averaging,
@@ -214,11 +218,12 @@ class Trainer:
             group["lr"] = rate
 
     def _evaluate(self) -> StopReason | None:
-        """Evaluate and record the target's metric, off the train clock; why the run must stop, if it must."""
+        """Evaluate and record all metrics, off the train clock; why the run must stop, if it must."""
         state = self.state
         began = time.perf_counter()
         self._heartbeat.write("evaluation")
-        value, train_loss = evaluate(self.cell, self.world, self.workload, state, self._precision)
+        metrics, train_loss = evaluate(self.cell, self.world, self.workload, state, self._precision)
+        value = metrics[self.cell.target.metric]
         state.loss_sum.zero_()
         state.loss_steps = 0
         train_seconds = self._slowest(state.clocks.train_seconds)
@@ -240,6 +245,7 @@ class Trainer:
                     learning_rate=state.learning_rate,
                     checkpoint_seconds=state.clocks.checkpoint_seconds,
                     segment=self._segment,
+                    metrics=metrics,
                 )
             )
         self._value = value

@@ -163,7 +163,9 @@ def write_run(attempt: Attempt, cell: Cell, plan: Plan) -> None:
             for step, seconds in evaluations:
                 record = evaluation(cell, step, seconds, epochs_needed, missed)
                 lost = point in plan.diverges and step > STEPS_PER_EPOCH
-                record = replace(record, value=math.nan, train_loss=math.nan) if lost else record
+                if lost:
+                    every = dict.fromkeys(record.metrics, math.nan)
+                    record = replace(record, value=math.nan, train_loss=math.nan, metrics=every)
                 writer.write(record)
                 value = record.value
         for rank in range(cell.world_size):
@@ -208,6 +210,7 @@ def evaluation(cell: Cell, step: int, seconds: float, epochs_needed: float, miss
         direction="higher",
         train_loss=2 * (1 - value),
         learning_rate=0.1,
+        metrics={"accuracy": value, "loss": 2.5 * (1 - value)},
     )
 
 

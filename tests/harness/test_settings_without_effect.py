@@ -64,6 +64,18 @@ WEAK = {"training": {"global_batch_size": None, "local_batch_size": 32}}
 KFAC = {"strategy": "comm_opt"}
 
 WITHOUT_EFFECT = {
+    "batch normalisation over ranks of a network without it": (
+        {"training": {"sync_batch_norm": True}},
+        "training.sync_batch_norm has no effect with workload digits: its network has no batch "
+        "normalisation, and no other method reads it; remove it",
+    ),
+    "batch normalisation over ranks where it is frozen": (
+        {"workload": {"name": "coco", "options": {"backbone": "resnet50.pth"}},
+         "target": {"metric": "box_map", "at_least": 0.3},
+         **arm(training={"sync_batch_norm": True})},
+        "methods[0].training.sync_batch_norm has no effect with workload coco: batch normalisation is "
+        "frozen with backbone='resnet50.pth'; remove it (method arm)",
+    ),
     "momentum with adam": (
         arm(optimizer={"name": "adam", "momentum": 0.9}),
         "methods[0].optimizer.momentum has no effect with adam; it is for sgd, rmsprop, lars, muon; "
@@ -425,3 +437,31 @@ def test_a_stored_cell_with_such_settings_keeps_its_id_and_is_read(tmp_path):
     assert cell.id == "arm-p2-s0-b8eda25c53"  # as before such settings were refused
     folder = SweepFolder(tmp_path / "s").stage(cell)
     assert folder.cell() == cell
+
+
+@pytest.mark.parametrize(
+    "workload", [name for name, card in WORKLOADS.items() if card.no_batch_norm(card.options) == ""]
+)
+def test_batch_norm_over_ranks_is_for_every_network_that_has_it(tmp_path, workload):
+    card = WORKLOADS[workload]
+    metric, better = next(iter(card.metrics.items()))
+    cells = read(
+        tmp_path,
+        {
+            "workload": workload,
+            "target": {
+                "metric": metric,
+                "at_least" if better == "higher" else "at_most": 0.5,
+                **({} if better == "higher" else {"at_least": None}),
+            },
+            "training": {"sync_batch_norm": True},
+        },
+    )
+    assert all(cell.training.sync_batch_norm for cell in cells)
+
+
+def test_the_smallest_local_batch_counts_all_ranks_where_they_normalise_together(tmp_path):
+    vgg = {"workload": {"name": "cifar10", "options": {"model": "vgg16"}}}
+    error = error_line(tmp_path, vgg, {"training": {"global_batch_size": 2}})
+    assert "makes a local batch of 1, but vgg16 normalises over 2 examples or more" in error
+    assert read(tmp_path, vgg, {"training": {"global_batch_size": 2, "sync_batch_norm": True}})

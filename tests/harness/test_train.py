@@ -71,6 +71,9 @@ def test_digits_are_learned(optimizer, kfac, tmp_path):
     assert result.reached_target
     assert result.stop_reason == "target"
     assert evaluations[-1].value == result.value >= 0.95
+    assert list(evaluations[-1].metrics) == ["accuracy", "loss"]
+    assert evaluations[-1].metrics["accuracy"] == result.value
+    assert 0 < evaluations[-1].metrics["loss"] < 1
     assert evaluations[-1].train_seconds == result.train_seconds
     assert evaluations[-1].samples == result.steps * 256
     assert evaluations[-1].train_loss < evaluations[0].train_loss

@@ -170,7 +170,8 @@ class Builder:
                 f"{examples} training examples{_which(draft)}",
             )
         local_batch //= cell.training.accumulate
-        if local_batch < least:
+        normalised = local_batch * (cell.world_size if cell.training.sync_batch_norm else 1)
+        if normalised < least:
             raise self._document.error(
                 place,
                 f"={value} makes a local batch of {local_batch}, but {options['model']} normalises over "

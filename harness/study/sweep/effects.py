@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from harness.cell import OPTIMIZER_FIELDS, Optimizer, Workload
+from harness.cell import OPTIMIZER_FIELDS, Optimizer, Training, Workload
 from harness.workloads import WORKLOADS
 from kfac_core.config import KFACConfig
 
@@ -18,6 +18,8 @@ class Sections(Protocol):
 
     @property
     def workload(self) -> Workload: ...
+    @property
+    def training(self) -> Training: ...
     @property
     def optimizer(self) -> Optimizer: ...
     @property
@@ -34,6 +36,8 @@ def unread(sections: Sections) -> Mapping[str, str]:
     found = [*_of_optimizer(sections.optimizer), *_of_workload(sections.workload)]
     if sections.kfac is not None:
         found += _of_kfac(sections.kfac)
+    if sections.training.sync_batch_norm:
+        found += _of_batch_norm(sections.workload)
     return dict(found)
 
 
@@ -55,6 +59,12 @@ def _of_workload(workload: Workload) -> Iterator[Unread]:
         if workload.options[given] == value:
             for option in options:
                 yield f"workload.options.{option}", f"with {given}={value!r}"
+
+
+def _of_batch_norm(workload: Workload) -> Iterator[Unread]:
+    reason = WORKLOADS[workload.name].no_batch_norm(workload.options)
+    if reason:
+        yield "training.sync_batch_norm", f"with workload {workload.name}: {reason}"
 
 
 def _of_kfac(config: KFACConfig) -> Iterator[Unread]:

@@ -33,6 +33,7 @@ MOST: Mapping[str, int] = MappingProxyType({
 
 METRIC_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType({
     "accuracy": (0.0, 1.0),
+    "top5_accuracy": (0.0, 1.0),
     "loss": (0.0, math.inf),
     "perplexity": (1.0, math.inf),
     "bleu": (0.0, 100.0),  # sacrebleu's scale
@@ -65,6 +66,7 @@ class WorkloadCard:
         needs: metrics that are evaluated only if an option is set, with that option: BLEU takes time.
         ignored: options that are not read where an option has a value: random pixels are not augmented.
         least_local_batch: smallest local batch that the model trains on under given options.
+        no_batch_norm: why nothing is normalised over the batch under given options; empty if something is.
     """
 
     module: str
@@ -80,6 +82,7 @@ class WorkloadCard:
     needs: Mapping[str, str] = field(default_factory=dict)
     ignored: Mapping[tuple[str, Any], tuple[str, ...]] = field(default_factory=dict)
     least_local_batch: Callable[[Options], int] = lambda _: 1
+    no_batch_norm: Callable[[Options], str] = lambda _: "its network has no batch normalisation"
 
     def metric_range(self, metric: str) -> tuple[float, float]:
         """The metric's values lie above the first number and up to the second."""
@@ -101,6 +104,14 @@ class WorkloadCard:
         if metric in self.follows:
             return math.exp(min(means[self.follows[metric]], 700.0))  # e^710 is not a finite float
         return means[metric]
+
+    def values(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Every metric that was measured, in the card's order; those of an option that is not set are not."""
+        return {
+            metric: self.value(metric, means)
+            for metric in self.metrics
+            if self.follows.get(metric, metric) in means
+        }
 
 
 def check_minimum(options: Options, minimum: Mapping[str, int]) -> None:

@@ -88,6 +88,13 @@ def coco_examples(options: Options) -> int:
     return limited("train_examples", options, most)
 
 
+def frozen_batch_norm(options: Options) -> str:
+    """That of a backbone from a file, as in torchvision; a random backbone trains it."""
+    return (
+        f"batch normalisation is frozen with backbone={options['backbone']!r}" if options["backbone"] else ""
+    )
+
+
 COCO = WorkloadCard(
     module="harness.workloads.coco.workload",
     metrics=MappingProxyType(
@@ -98,6 +105,7 @@ COCO = WorkloadCard(
     choices=MappingProxyType({"model": DETECTION_MODELS}),
     train_examples=COCO_TRAIN[2017],
     counted=coco_examples,
+    no_batch_norm=frozen_batch_norm,
     ignored=MappingProxyType(
         {
             ("data", EMBEDDED): ("year",),

@@ -66,6 +66,7 @@ BRAIN_MRI = WorkloadCard(
     choices=MappingProxyType({"model": ("unet",)}),
     train_examples=0,
     counted=brain_examples,
+    no_batch_norm=lambda _: "",
     ignored=MappingProxyType(
         {("data", EMBEDDED): ("test_patients",), ("data", SYNTHETIC): ("test_patients", "augment")}
     ),

@@ -155,6 +155,7 @@ CIFAR10 = WorkloadCard(
     counted=cifar_examples,
     ignored=MappingProxyType({("data", EMBEDDED): ("download",), ("data", SYNTHETIC): ("download",)}),
     least_local_batch=smallest_cifar_batch,
+    no_batch_norm=lambda _: "",
     about="60,000 photographs of 32x32 pixels, 10 classes (Krizhevsky 2009); ResNet-8 to 110, VGG-16",
 )
 CIFAR100 = replace(
@@ -165,7 +166,7 @@ CIFAR100 = replace(
 )
 IMAGENET = WorkloadCard(
     module="harness.workloads.imagenet.workload",
-    metrics=MappingProxyType({"accuracy": "higher", "loss": "lower"}),
+    metrics=MappingProxyType({"accuracy": "higher", "top5_accuracy": "higher", "loss": "lower"}),
     options=MappingProxyType(_IMAGENET_OPTIONS),
     meanings=MappingProxyType(_IMAGENET_MEANINGS),
     choices=MappingProxyType({"model": IMAGENET_MODELS}),
@@ -173,5 +174,6 @@ IMAGENET = WorkloadCard(
     counted=imagenet_examples,
     ignored=MappingProxyType({("data", SYNTHETIC): ("augment", "test_examples", "workers")}),
     least_local_batch=smallest_imagenet_batch,
+    no_batch_norm=lambda _: "",
     about="1.28 million photographs, 1,000 classes (ILSVRC 2012); ResNet-50 to 152, DenseNet, Inception",
 )

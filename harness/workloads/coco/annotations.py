@@ -1,26 +1,28 @@
 """COCO's annotations (Lin et al. 2014): the objects of each image (no torch).
 
+A rank keeps where each object stands in the file, and reads objects when it needs them: 118,287 images with
+860,001 objects take tens of megabytes, not gigabytes. The cache of the host holds the file once for all of
+its ranks.
+
 The rules are those of torchvision's reference training: crowds and boxes without an area are not trained on,
 nor are images without annotations.
 """
 
 from __future__ import annotations
 
-import io
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from harness.errors import DataError
+from harness.workloads.coco.annotation_index import AGAIN, SOURCE, one_line, read_index
+from harness.workloads.coco.json_lists import Buffer, FileBuffer, parse
 from harness.workloads.sources.extras import import_extra
-
-SOURCE = "https://cocodataset.org/#download"
-AGAIN = f"get it again from {SOURCE}"
 
 Array = np.ndarray[Any, Any]
 
@@ -50,44 +52,59 @@ class Annotations:
     """A checked set of annotations.
 
     Args:
-        content: of a file in COCO's format; `iscrowd` and `area`, which some tools omit, are filled in, and
-            objects are numbered from 1, because COCOeval takes 0 for none.
+        buffer: a file in COCO's format.
         name: the file, for error messages.
         classes: how many categories there must be.
 
     Attributes:
-        coco: pycocotools' index of them.
         categories: COCO's id of each class, ascending; label `k` is `categories[k - 1]`.
         ids: of all images, ascending.
 
     Raises:
-        DataError: something is missing, or refers to an image or category that does not exist.
+        DataError: it is not JSON, something is missing, or an image or category is not listed.
     """
 
-    def __init__(self, content: Any, name: str, classes: int) -> None:
-        _check(content, name, classes)
-        self.name = name
-        self.coco = _indexed(content)
-        self.categories: list[int] = sorted(self.coco.cats)
-        self.ids: list[int] = sorted(self.coco.imgs)
+    def __init__(self, buffer: Buffer, name: str, classes: int) -> None:
+        _coding()  # if it is missing, fail before the file is read
+        self.name, self._buffer = name, buffer
+        self._index = read_index(buffer, name, classes)
+        self.categories, self.ids = self._index.categories, self._index.ids
         self._labels = {category: label for label, category in enumerate(self.categories, 1)}
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any], name: str, classes: int) -> Annotations:
+        """Annotations that were made in memory, in COCO's format."""
+        return cls(json.dumps(content).encode(), name, classes)
 
     def trainable(self) -> list[int]:
         """Images with an annotation whose box is more than a pixel wide and high."""
-        return [
-            number
-            for number in self.ids
-            if any(min(entry["bbox"][2:]) > 1 for entry in self.coco.imgToAnns.get(number, ()))
-        ]
+        return [self.ids[place] for place in np.flatnonzero(self._index.trainable)]
 
     def file_name(self, number: int) -> str:
         """The image's file."""
-        return str(self.coco.imgs[number]["file_name"])
+        return str(self._read(self._index.images[self._place(number)])["file_name"])
 
     def size(self, number: int) -> tuple[int, int]:
         """Width and height of the image."""
-        image = self.coco.imgs[number]
-        return image["width"], image["height"]
+        width, height = self._index.sizes[self._place(number)]
+        return int(width), int(height)
+
+    def entries(self, number: int) -> list[dict[str, Any]]:
+        """The annotations of an image as in the file, in its order.
+
+        Its `iscrowd` and `area`, which some tools omit, are filled in, and annotations are numbered from 1,
+        because COCOeval takes 0 for none.
+        """
+        place = self._place(number)
+        chosen = slice(*self._index.first[place : place + 2])
+        found = []
+        for span, order in zip(self._index.annotations[chosen], self._index.order[chosen], strict=True):
+            entry = self._read(span)
+            entry["id"] = int(order) + 1
+            entry.setdefault("iscrowd", 0)
+            entry.setdefault("area", entry["bbox"][2] * entry["bbox"][3])
+            found.append(entry)
+        return found
 
     def objects(self, number: int) -> Objects:
         """The objects of an image.
@@ -96,7 +113,7 @@ class Annotations:
             DataError: a mask is neither polygons nor run lengths.
         """
         width, height = self.size(number)
-        entries = [entry for entry in self.coco.imgToAnns.get(number, ()) if not entry["iscrowd"]]
+        entries = [entry for entry in self.entries(number) if not entry["iscrowd"]]
         boxes = np.array([entry["bbox"] for entry in entries], np.float32).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]
         np.clip(boxes[:, 0::2], 0, width, out=boxes[:, 0::2])
@@ -105,23 +122,62 @@ class Annotations:
         kept = [entry for entry, keep in zip(entries, valid, strict=True) if keep]
         masks = np.zeros((len(kept), height, width), np.uint8)
         for mask, entry in zip(masks, kept, strict=True):
-            mask[:] = self._mask(entry, mask.shape)
+            mask[:] = self._mask(entry, height, width)
         labels = np.array([self._labels[entry["category_id"]] for entry in kept], np.int64)
         return Objects(boxes[valid], labels, masks)
 
-    def _mask(self, entry: dict[str, Any], shape: tuple[int, ...]) -> Array:
+    def coco(self, numbers: Sequence[int]) -> dict[str, Any]:
+        """The part about these images, as pycocotools' index takes it."""
+        return {
+            "images": [
+                {"id": number, "width": size[0], "height": size[1]}
+                for number, size in zip(numbers, map(self.size, numbers), strict=True)
+            ],
+            "annotations": [entry for number in numbers for entry in self._with_run_lengths(number)],
+            "categories": [{"id": category} for category in self.categories],
+        }
+
+    def _with_run_lengths(self, number: int) -> Iterator[dict[str, Any]]:
+        width, height = self.size(number)
+        for entry in self.entries(number):
+            with self._readable(entry):
+                entry["segmentation"] = _run_lengths(entry["segmentation"], height, width)
+            yield entry
+
+    def _place(self, number: int) -> int:
+        return bisect_left(self.ids, number)
+
+    def _read(self, span: Array) -> dict[str, Any]:
+        start, stop = span.tolist()
         try:
-            mask: Array = self.coco.annToMask(entry).reshape(shape)
+            entry: dict[str, Any] = parse(self._buffer, start, stop)
+        except (ValueError, OSError) as error:
+            raise DataError(
+                f"{self.name} has changed since it was opened, or has text that is not UTF-8 at byte {start} "
+                f"({one_line(error)}); {AGAIN}"
+            ) from None
+        return entry
+
+    def _mask(self, entry: dict[str, Any], height: int, width: int) -> Array:
+        with self._readable(entry):
+            mask: Array = (
+                _coding().decode(_run_lengths(entry["segmentation"], height, width)).reshape(height, width)
+            )
+        return mask
+
+    @contextmanager
+    def _readable(self, entry: dict[str, Any]) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:  # pycocotools raises many kinds
             raise DataError(
                 f"{self.name}: image {entry['image_id']} has an object without a readable mask "
-                f"({_one_line(error)}); {AGAIN}"
+                f"({one_line(error)}); {AGAIN}"
             ) from None
-        return mask
 
 
 def read_annotations(path: Path, classes: int, hint: str) -> Annotations:
-    """The annotations of a file.
+    """The annotations of a file, which stays open.
 
     Args:
         path: the file.
@@ -132,7 +188,7 @@ def read_annotations(path: Path, classes: int, hint: str) -> Annotations:
         DataError: it is missing, truncated, of another kind, or has another number of categories.
     """
     try:
-        content = json.loads(path.read_bytes())
+        return Annotations(FileBuffer(path), str(path), classes)
     except FileNotFoundError:
         raise DataError(
             f"{path} does not exist; coco reads annotations/instances_train2017.json, train2017/*.jpg and "
@@ -140,9 +196,6 @@ def read_annotations(path: Path, classes: int, hint: str) -> Annotations:
         ) from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:  # also bytes that are not text
-        raise DataError(f"{path} is not readable JSON ({_one_line(error)}); {AGAIN}") from None
-    return Annotations(content, str(path), classes)
 
 
 def same_categories(train: Annotations, test: Annotations) -> None:
@@ -152,64 +205,15 @@ def same_categories(train: Annotations, test: Annotations) -> None:
         raise DataError(f"{test.name}: category {unmatched[0]} must be in both this file and {train.name}")
 
 
-def _indexed(content: Mapping[str, Any]) -> Any:
-    coco = import_extra("pycocotools.coco", "workload coco", "detection").COCO()
-    coco.dataset = content
-    with redirect_stdout(io.StringIO()):  # it prints its progress
-        coco.createIndex()
-    return coco
+def _run_lengths(segmentation: Any, height: int, width: int) -> Any:
+    """Polygons or run lengths as pycocotools compresses them."""
+    coding = _coding()
+    if isinstance(segmentation, list):
+        return coding.merge(coding.frPyObjects(segmentation, height, width))
+    if isinstance(segmentation["counts"], list):
+        return coding.frPyObjects(segmentation, height, width)
+    return segmentation
 
 
-_REQUIRED = {
-    "images": ("id", "file_name", "width", "height"),
-    "categories": ("id",),
-    "annotations": ("image_id", "category_id", "bbox", "segmentation"),
-}
-
-_INTEGERS = {"id", "width", "height", "image_id", "category_id"}
-
-
-def _check(content: Any, name: str, classes: int) -> None:
-    for part, keys in _REQUIRED.items():
-        entries = content.get(part) if isinstance(content, dict) else None
-        if not isinstance(entries, list):
-            raise DataError(f"{name} must be a file of COCO's instances, but has no list {part!r}; {AGAIN}")
-        for index, entry in enumerate(entries):
-            missing = [key for key in keys if not isinstance(entry, dict) or key not in entry]
-            if missing:
-                raise DataError(f"{name}: {part}[{index}] has no {missing[0]}; {AGAIN}")
-            invalid = [key for key in keys if key in _INTEGERS and type(entry[key]) is not int]
-            if invalid:
-                got = entry[invalid[0]]
-                raise DataError(
-                    f"{name}: {part}[{index}].{invalid[0]} must be a whole number, got {got!r}; {AGAIN}"
-                )
-    images, categories = (_ids(content[part], name, part) for part in ("images", "categories"))
-    if len(categories) != classes:
-        raise DataError(
-            f"{name} must have {classes} categories, got {len(categories)}; get the annotations of "
-            f"instances, or set workload.options.classes: {len(categories)}"
-        )
-    for number, entry in enumerate(content["annotations"], 1):
-        where = f"{name}: annotations[{number - 1}]"
-        for key, known in (("image_id", images), ("category_id", categories)):
-            if entry[key] not in known:
-                raise DataError(f"{where}.{key} must be a listed {key[:-3]}, got {entry[key]}; {AGAIN}")
-        box = entry["bbox"]
-        if not (isinstance(box, list) and len(box) == 4 and all(isinstance(x, int | float) for x in box)):
-            raise DataError(f"{where}.bbox must be left, top, width and height, got {box}; {AGAIN}")
-        entry["id"] = number
-        entry.setdefault("iscrowd", 0)
-        entry.setdefault("area", box[2] * box[3])
-
-
-def _ids(entries: Sequence[Mapping[str, Any]], name: str, part: str) -> set[int]:
-    counts = Counter(entry["id"] for entry in entries)
-    repeated = [number for number, count in counts.items() if count > 1]
-    if repeated:
-        raise DataError(f"{name}: {part} have id {repeated[0]} more than once; {AGAIN}")
-    return set(counts)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+def _coding() -> Any:
+    return import_extra("pycocotools.mask", "workload coco", "detection")

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from harness.errors import DataError
 from harness.workloads import WORKLOADS
 from harness.workloads.cards.card import EMBEDDED, FILES, SYNTHETIC
-from harness.workloads.coco.annotations import SOURCE, Annotations, read_annotations, same_categories
+from harness.workloads.coco.annotation_index import SOURCE
+from harness.workloads.coco.annotations import Annotations, read_annotations, same_categories
 from harness.workloads.coco.scenes import Pictures, digit_scenes, noise
-from harness.workloads.coco.scores import METRICS, Detection, average_precision, detections, packed, unpacked
+from harness.workloads.coco.scores import METRICS, Detection, average_precision, detections, matched, truth_of
 from harness.workloads.models.detection import mask_rcnn
 from harness.workloads.sources.data_folder import data_folder, how_to_point
 from harness.workloads.sources.images import read_image
@@ -56,7 +57,7 @@ class Coco:
     """Annotated images as one rank sees them.
 
     Attributes:
-        pooled_metrics: those that rank 0 computes from the detections of all ranks.
+        pooled_metrics: those that rank 0 computes from what all ranks have found.
     """
 
     pooled_metrics = METRICS
@@ -70,6 +71,7 @@ class Coco:
         if not self._test_ids:
             raise DataError(f"{test.annotations.name} must have an image, got none")
         self._detections: list[Detection] = []
+        self._truth: Any = None  # of this rank's test images, once they are scored
         self.steps_per_epoch = steps_per_epoch(share, len(self._train_ids))
 
     def model(self) -> nn.Module:
@@ -94,13 +96,13 @@ class Coco:
         return torch.stack(list(losses.values())).sum()
 
     def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
-        """Detects objects in every world_size-th test image; `findings` returns them.
+        """Detects objects in every world_size-th test image; `findings` scores them.
 
         One image at a time, as in torchvision's reference: small images would be padded in a batch, which
         changes the detections, and batches differ between worlds.
         """
         self._detections = []
-        own = range(self._share.rank, len(self._test_ids), self._share.world_size)
+        own = self._own_test()
         loaded = self._load(partial(_read_pixels, self._test, self._test_ids), [[index] for index in own])
         for index, (images, _) in zip(own, loaded, strict=True):
             (result,) = model(images)
@@ -114,12 +116,19 @@ class Coco:
         return {}, len(own)
 
     def findings(self) -> bytes:
-        """This rank's detections."""
-        return packed(self._detections)
+        """Which detections match an object of this rank's test images."""
+        if self._truth is None:
+            own = [self._test_ids[index] for index in self._own_test()]
+            self._truth = truth_of(self._test.annotations.coco(own))
+        return matched(self._truth, self._detections)
 
     def score(self, findings: Sequence[bytes]) -> Mapping[str, float]:
-        """COCO's average precisions over the detections of all ranks."""
-        return average_precision(self._test.annotations.coco, self._test_ids, unpacked(findings))
+        """COCO's average precisions over the test images of all ranks."""
+        return average_precision(self._test_ids, self._test.annotations.categories, findings)
+
+    def _own_test(self) -> range:
+        """Places of this rank's test images."""
+        return range(self._share.rank, len(self._test_ids), self._share.world_size)
 
     def _load(self, read: Callable[[int], Example], batches: list[list[int]]) -> Iterator[Batch]:
         workers, device = self._options["workers"], self._share.device
@@ -195,7 +204,7 @@ def _read_file(annotations: Annotations, folder: Path, number: int) -> Pixels:
 
 
 def _in_memory(pictures: Pictures, name: str, classes: int) -> Images:
-    return Images(Annotations(pictures.content, name, classes), pictures.pixels.__getitem__)
+    return Images(Annotations.of(pictures.content, name, classes), pictures.pixels.__getitem__)
 
 
 def _training_ids(annotations: Annotations, wanted: int) -> list[int]:

@@ -65,15 +65,17 @@ class ImageNet:
         )
 
     def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
-        """Correct predictions and summed loss over this rank's share of the test images."""
-        sums = torch.zeros(2, dtype=torch.float64, device=self._share.device)
+        """Of this share, images whose class scores highest or among the five highest, and the summed loss."""
+        sums = torch.zeros(3, dtype=torch.float64, device=self._share.device)
         count = 0
         for images, labels in self._test_batches():
             scores = model(images)
             sums[0] += (scores.argmax(1) == labels).sum()
-            sums[1] += functional.cross_entropy(scores, labels, reduction="sum")
+            highest = scores.topk(min(5, scores.shape[1]), dim=1).indices
+            sums[1] += (highest == labels[:, None]).sum()
+            sums[2] += functional.cross_entropy(scores, labels, reduction="sum")
             count += len(labels)
-        return {"accuracy": float(sums[0]), "loss": float(sums[1])}, count
+        return dict(zip(("accuracy", "top5_accuracy", "loss"), sums.tolist(), strict=True)), count
 
     def _test_batches(self) -> Iterable[Batch]:
         raise NotImplementedError

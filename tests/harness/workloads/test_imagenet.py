@@ -163,9 +163,29 @@ def test_ranks_share_the_test_images_and_batches_lie_as_asked(root):
         sums, count = imagenet(root).evaluate(model)
     assert sum(part[1] for part in parts) == count == CLASSES * TEST_EACH
     assert sum(part[0]["loss"] for part in parts) == pytest.approx(sums["loss"], rel=1e-5)
+    for metric in ("accuracy", "top5_accuracy"):
+        assert sum(part[0][metric] for part in parts) == sums[metric]
     for channels_last in (True, False):
         x, _ = next(imagenet(root, channels_last=channels_last).batches(0))
         assert x.is_contiguous(memory_format=torch.channels_last) == channels_last
+
+
+def test_the_right_class_among_the_five_highest_scores_counts_for_top_5():
+    asked = options("imagenet", data="synthetic", image_size=32, classes=7, train_examples=20)
+    workload = build(asked, share(batch=14))
+    ranks = torch.arange(14) % 7  # how many classes score higher than the right one
+    labels = workload._labels
+    scores = torch.stack(
+        [
+            torch.arange(7.0).roll(int(label) + 1 + int(rank))
+            for label, rank in zip(labels, ranks, strict=True)
+        ]
+    )
+    assert [
+        int((row > row[label]).sum()) for row, label in zip(scores, labels, strict=True)
+    ] == ranks.tolist()
+    sums, count = workload.evaluate(lambda images: scores)
+    assert (sums["accuracy"], sums["top5_accuracy"], count) == (2, 10, 14)
 
 
 def test_a_limited_set_takes_as_many_of_every_class(root):
