@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import completion
-from harness.cli.options import RUNS, Budget, DryRun, LastSite, Runs, Yes
+from harness.cli.options import RUNS, Budget, DryRun, HoursBy, LastSite, Runs, Yes
 from harness.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def reproduce(
         bool, typer.Option("--report-only", help="Run nothing; report stored runs.")
     ] = False,
     budget: Budget = None,
+    calibration: HoursBy = None,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
@@ -66,6 +67,8 @@ def reproduce(
     if report_only and missing:
         raise UserError(f"no runs yet at {', '.join(missing)}: leave --report-only out to run them")
     if dry_run or not report_only:
+        if calibration is not None:
+            _print_hours(files, runs, calibration)
         _check_cost(files, site, runs, budget, yes=yes, dry_run=dry_run)
     if dry_run:
         return
@@ -109,6 +112,23 @@ def _check_figures(paper: Paper) -> None:
             raise PaperError(
                 f"{paper.paper}: figure={figure.figure!r} is unknown{not_allowed(figure.figure, FIGURES)}"
             )
+
+
+def _print_hours(files: dict[str, Path], runs: Path, calibration: str) -> None:
+    """Print the predicted hours of the cells that are new, by sweep and of all together."""
+    from analysis.cost_model.hours import PredictedHours  # noqa: PLC0415  # see reproduce
+    from harness.cli.predicted_hours import hours_of, machine_named  # noqa: PLC0415
+    from harness.study.plan_summary import plan_summary  # noqa: PLC0415
+    from harness.study.sweep import read_sweep  # noqa: PLC0415
+
+    machine, total = machine_named(calibration), PredictedHours()
+    for file in files.values():
+        summary = plan_summary(read_sweep(file).cells, runs)
+        hours = hours_of(summary.new, machine)
+        typer.echo(f"{file}: predicted: {hours}")
+        total += hours
+    typer.echo(f"all sweeps: predicted: {total}")
+    typer.echo(f"calibration {machine.name}: {machine.source}")
 
 
 def _check_cost(
