@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 
 from command_pages import cli_reference  # noqa: E402  found through the line above
+from distance_pages import distance_reference  # noqa: E402
 from field_pages import MODELS, SECTION_KEYS, field_table, key_table, option_tables  # noqa: E402
 from formulas import with_formulas  # noqa: E402
 from links import ASSETS, INCLUDED, rewritten  # noqa: E402
@@ -29,6 +30,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "workload options": option_tables,
     "commands": cli_reference,
     "papers": papers_reference,
+    "distance": distance_reference,
     **{f"fields {name}": partial(field_table, model) for name, model in MODELS.items()},
 }
 """What `{{ name }}` on a line of a page stands for."""

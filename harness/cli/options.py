@@ -89,3 +89,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write all results to this JSON file.")
 ]
+HoursBy = Annotated[
+    str | None,
+    typer.Option(
+        "--calibration",
+        metavar="NAME",
+        help="Predict the hours of training from this calibration of a machine: a name in "
+        "results/calibrations, or a path.",
+    ),
+]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.options import RUNS, AsJson, LastSite, Overrides, Runs, SweepFile, Where
+from harness.cli.options import RUNS, AsJson, HoursBy, LastSite, Overrides, Runs, SweepFile, Where
 from harness.errors import SiteError
 
 if TYPE_CHECKING:
@@ -31,12 +31,14 @@ def plan(
     set_: Overrides = None,
     site: LastSite = None,
     runs: Runs = RUNS,
+    calibration: HoursBy = None,
     as_json: AsJson = False,
     every: Annotated[bool, typer.Option("--all", help="List every cell.")] = False,
 ) -> None:
     """Show what a sweep file would run, what it could cost and what is completed; changes nothing."""
     # imported here so that --help does not load pydantic and rich
     from harness.cli.output import console, print_line  # noqa: PLC0415
+    from harness.cli.predicted_hours import hours_of, machine_named  # noqa: PLC0415
     from harness.runs.arms import differences  # noqa: PLC0415
     from harness.study.filters import select  # noqa: PLC0415
     from harness.study.plan_summary import plan_summary  # noqa: PLC0415
@@ -47,9 +49,12 @@ def plan(
     summary = plan_summary(select(sweep.cells, *(where or ())), runs)
     profile = _site(site, sweep.name, runs)
     differs = differences(summary.cells)
+    machine = None if calibration is None else machine_named(calibration)
     if as_json:
         about = {"sweep": sweep.name, "about": sweep.about, "file": str(sweep.path)}
         content = summary.to_json()
+        if machine is not None:
+            content["predicted"] = hours_of(summary.new, machine).to_json()
         content["cells"] = [{**cell, "differs": differs[cell["id"]]} for cell in content["cells"]]
         typer.echo(json.dumps({**about, **content}, indent=1))
         return
@@ -61,6 +66,8 @@ def plan(
         screen.print(_tuning_in_words(sweep.tuning, file), markup=False)
     _print_grid(screen, summary)
     print_line(screen, _site_in_words(profile, summary))
+    if machine is not None:
+        print_line(screen, f"predicted: {hours_of(summary.new, machine)} (calibration {machine.name})")
     _print_cells(screen, summary, differs, every)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import completion
-from harness.cli.options import RUNS, Budget, DryRun, LastSite, Runs, Where, Yes
+from harness.cli.options import RUNS, Budget, DryRun, HoursBy, LastSite, Runs, Where, Yes
 from harness.cli.sweep_statuses import INTERRUPTED
 from harness.errors import UserError
 
@@ -52,6 +52,7 @@ def reproduce(
     ] = False,
     where: Where = None,
     budget: Budget = None,
+    calibration: HoursBy = None,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
@@ -79,6 +80,8 @@ def reproduce(
     if report_only and missing:
         raise UserError(f"no runs yet at {', '.join(missing)}: leave --report-only out to run them")
     if dry_run or not report_only:
+        if calibration is not None:
+            _print_hours(sweeps, runs, calibration)
         costs = agreed_costs(sweeps, site, runs, budget, yes=yes, ask=not dry_run)
         if dry_run:
             return
@@ -154,6 +157,21 @@ def _check_figures(paper: Paper) -> None:
             raise PaperError(
                 f"{paper.paper}: figure={figure.figure!r} is unknown{not_allowed(figure.figure, FIGURES)}"
             )
+
+
+def _print_hours(sweeps: Sequence[PaperSweep], runs: Path, calibration: str) -> None:
+    """Print the predicted hours of the cells that are new, by sweep and of all together."""
+    from analysis.cost_model.hours import PredictedHours  # noqa: PLC0415  # see reproduce
+    from harness.cli.predicted_hours import hours_of, machine_named  # noqa: PLC0415
+    from harness.study.plan_summary import plan_summary  # noqa: PLC0415
+
+    machine, total = machine_named(calibration), PredictedHours()
+    for sweep in sweeps:
+        hours = hours_of(plan_summary(sweep.cells, runs).new, machine)
+        typer.echo(f"{sweep.file}: predicted: {hours}")
+        total += hours
+    typer.echo(f"all sweeps: predicted: {total}")
+    typer.echo(f"calibration {machine.name}: {machine.source}")
 
 
 def _report(

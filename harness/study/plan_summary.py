@@ -44,6 +44,11 @@ class PlanSummary:
         return {state: found[state] for state in _PLAN_STATES}
 
     @property
+    def new(self) -> list[Cell]:
+        """The cells that `submit` would start."""
+        return [cell for cell in self.cells if self.states[cell.id] == "new"]
+
+    @property
     def total_ranks(self) -> int:
         """Number of ranks of all cells together."""
         return sum(cell.world_size for cell in self.cells)

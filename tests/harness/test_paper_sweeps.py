@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +35,7 @@ def test_all_are_planned_without_torch():
 def test_a_full_sweep_has_the_papers_data_its_source_and_a_small_sibling(path):
     text, cells = path.read_text(), read_sweep(path).cells
     assert text.startswith("# ")
-    assert {cell.workload.name for cell in cells} <= {"cifar10", "cifar100", "imagenet", "multi30k"}
+    assert {cell.workload.name for cell in cells} <= {"cifar10", "cifar100", "imagenet", "multi30k", "bert"}
     assert {cell.workload.options["data"] for cell in cells} == {"files"}
     assert (path.parent.parent / "small.yaml").is_file()
 
@@ -45,6 +46,33 @@ def test_an_embedded_sweep_needs_no_download_and_two_ranks_at_most(path):
     assert {cell.workload.options["data"] for cell in cells} == {"embedded"}
     assert max(cell.world_size for cell in cells) <= 2
     assert len(cells) <= 20
+
+
+MEDIUM = [path for path in SWEEPS if path.parent.name == "medium"]
+
+
+@pytest.mark.parametrize("path", MEDIUM, ids=str)
+def test_a_medium_sweep_fits_one_node_repeats_six_times_and_names_its_source(path):
+    text, cells = path.read_text(), read_sweep(path).cells
+    assert max(cell.world_size for cell in cells) <= 8
+    assert {cell.seed for cell in cells} == set(range(6))
+    assert {cell.workload.options["data"] for cell in cells} == {"files"}
+    comment = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
+    assert re.search(r"results/published/hyperparameters\.csv|(full|mask|dice|batch)[/.]", comment), comment
+
+
+def test_a_medium_sweep_trains_what_its_full_sibling_trains():
+    """Of sweeps that say they are `full/...` with fewer worlds or more repeats."""
+    for paper, name in (("sc20", "cifar10"), ("dp_kfac", "resnet110"), ("nlcg", "batch")):
+        full, medium = ({_hash(cell) for cell in read_sweep(FOLDER / paper / size / f"{name}.yaml").cells}
+                        for size in ("full", "medium"))  # fmt: skip
+        assert medium <= full, (paper, name)
+
+
+def _hash(cell) -> str:
+    """Of what is trained, whatever the seed; NLCG's worlds differ, its batches and rates do not."""
+    same = {"seed": 0, "world_size": 8} if cell.training.scaling == "strong" else {"seed": 0}
+    return type(cell).model_validate(cell.model_dump() | same).content_hash
 
 
 def test_sc20_has_the_released_hyperparameters():

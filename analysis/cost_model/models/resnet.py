@@ -5,22 +5,22 @@ from analysis.cost_model.models.layers import Builder, Model
 _BOTTLENECKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 
-def cifar_resnet(depth: int) -> Model:
-    """6n + 2 layers of 16, 32 and 64 channels; shortcuts without parameters, as in the papers' code."""
+def cifar_resnet(depth: int, classes: int = 10, width: int = 16) -> Model:
+    """6n + 2 layers in three stages, the first of `width` channels; shortcuts without parameters."""
     builder = Builder(channels=3, size=32)
-    builder.conv("conv1", 16, 3)
-    for stage, width in enumerate((16, 32, 64), start=1):
+    builder.conv("conv1", width, 3)
+    for stage, channels in enumerate((width, 2 * width, 4 * width), start=1):
         for block in range((depth - 2) // 6):
             stride = 2 if stage > 1 and block == 0 else 1
-            builder.conv(f"layer{stage}.{block}.conv1", width, 3, stride)
-            builder.conv(f"layer{stage}.{block}.conv2", width, 3)
-    builder.classify("linear", 10)
+            builder.conv(f"layer{stage}.{block}.conv1", channels, 3, stride)
+            builder.conv(f"layer{stage}.{block}.conv2", channels, 3)
+    builder.classify("linear", classes)
     return builder.model(f"resnet{depth}")
 
 
-def imagenet_resnet(depth: int) -> Model:
-    """Bottlenecks with the stride on the 3 by 3 convolution, as in torchvision."""
-    builder = Builder(channels=3, size=224)
+def imagenet_resnet(depth: int, classes: int = 1000, size: int = 224) -> Model:
+    """Bottlenecks with the stride on the 3 by 3 convolution, as in torchvision; images of `size` x `size`."""
+    builder = Builder(channels=3, size=size)
     builder.conv("conv1", 64, 7, 2)
     builder.pool(3, 2, padding=1)
     for stage, blocks in enumerate(_BOTTLENECKS[depth], start=1):
@@ -33,5 +33,5 @@ def imagenet_resnet(depth: int) -> Model:
             if block == 0:
                 builder.back(fork)
                 builder.conv(f"{name}.downsample", 4 * width, 1, stride)
-    builder.classify("fc", 1000)
+    builder.classify("fc", classes)
     return builder.model(f"resnet{depth}")
