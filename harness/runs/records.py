@@ -24,11 +24,12 @@ from harness.runs.stored_files import (
     Seconds,
 )
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """1: one segment per run, not recorded. 2: `segment` and `checkpoint_seconds`, records of segments and of
 checkpoints. 3: `wait_seconds` and `instrument_seconds` of a window. 4: seals (`harness.runs.seals`). 5:
-`load_seconds` and `cpu_mhz` of a window. Older lines are read as segment 0 and as windows in which none of
-these was measured, and older runs as not sealed."""
+`load_seconds` and `cpu_mhz` of a window. 6: `metrics` of an evaluation. Older lines are read as segment 0,
+as windows in which none of these was measured and as evaluations of the target's metric alone, and older runs
+as not sealed."""
 
 SEALED_SINCE = 4
 
@@ -102,6 +103,7 @@ class EvalRecord:
         learning_rate: rate used in the last step.
         checkpoint_seconds: rank 0's seconds in checkpoints so far.
         segment: of the run, see `SegmentRecord`.
+        metrics: all metrics of the workload that were evaluated, by name; None in lines before schema 6.
     """
 
     __pydantic_config__ = STRICT
@@ -120,6 +122,7 @@ class EvalRecord:
     learning_rate: float
     checkpoint_seconds: Seconds = 0.0
     segment: Count = 0
+    metrics: Mapping[str, Measured] | None = None
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from harness.workloads.workload import Pooled, Workload
 @torch.no_grad()
 def evaluate(
     cell: Cell, world: World, workload: Workload, state: TrainingState, precision: ModelPrecision
-) -> tuple[float, float]:
-    """Value of the target's metric, and mean training loss since the last evaluation; a collective call."""
+) -> tuple[dict[str, float], float]:
+    """Metrics by name, and mean training loss since the last evaluation; a collective call."""
     state.model.eval()
     with precision.autocast():
         sums, count = workload.evaluate(state.model)
@@ -30,7 +30,9 @@ def evaluate(
     means = {name: metric / examples for name, metric in zip(names, metrics, strict=True)}
     if isinstance(workload, Pooled):
         means |= _pooled_metrics(world, workload)
-    return WORKLOADS[cell.workload.name].value(cell.target.metric, means), loss / loss_steps
+    card = WORKLOADS[cell.workload.name]
+    known = [metric for metric in card.metrics if card.follows.get(metric, metric) in means]
+    return {metric: card.value(metric, means) for metric in known}, loss / loss_steps
 
 
 def _pooled_metrics(world: World, workload: Pooled) -> Mapping[str, float]:

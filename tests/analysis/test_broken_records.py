@@ -22,7 +22,7 @@ from harness.runs.store import Attempt
 from tests.analysis.conftest import Plan
 
 PLAN = Plan(methods=("sgd", "comm_opt"), world_sizes=(2,), seeds=(0,), misses=(), epochs=9)
-SEAL = '{"schema": 5, "kind": "seal"'
+SEAL = '{"schema": 6, "kind": "seal"'
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def remove_seals(path: Path) -> None:
             content["schema"] = 3
         file.write_text(json.dumps(content, indent=1))
     for file in path.glob("rank-*.jsonl"):
-        lines = file.read_text().replace('"schema": 5', '"schema": 3').splitlines(keepends=True)
+        lines = file.read_text().replace('"schema": 6', '"schema": 3').splitlines(keepends=True)
         file.write_text("".join(line for line in lines if '"kind": "seal"' not in line))
 
 

@@ -134,7 +134,7 @@ def test_records_older_than_segments_are_read_as_one_segment(folder):
     cell = make_cell("comm_opt", 2, 0, PLAN, {})
     attempt = folder.stage(cell).new_attempt()
     text = "".join(map(to_line, windows(cell, 0, 0, 0, 20)))
-    old = text.replace('"schema": 5', '"schema": 1').replace(', "segment": 0', "")
+    old = text.replace('"schema": 6', '"schema": 1').replace(', "segment": 0', "")
     since = ', "wait_seconds": null, "instrument_seconds": null, "load_seconds": null, "cpu_mhz": null'
     old = old.replace(since, "")
     attempt.records(0).write_text(old.replace(', "checkpoint_seconds": 0.0', ""))

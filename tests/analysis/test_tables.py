@@ -70,7 +70,7 @@ def test_a_line_truncated_by_a_kill_is_left_out(folder):
 def test_a_run_of_a_newer_schema_is_left_out_with_its_file(folder, name):
     path = attempt_of(folder).path / name
     newer = SCHEMA_VERSION + 1
-    text = path.read_text().partition('{"schema": 5, "kind": "seal"')[0]
+    text = path.read_text().partition('{"schema": 6, "kind": "seal"')[0]
     text = text.replace(f'"schema": {SCHEMA_VERSION}', f'"schema": {newer}', 1)
     path.write_text(re.sub(r',\s*"crc32": \d+', "", text))  # its checksum is of the older text
     with pytest.warns(LeftOutWarning, match=rf"{name}.* schema {newer}"):

@@ -84,7 +84,7 @@ def test_a_phase_record_keeps_its_line():
         1, 10, 5, 160, 0.5, {"forward": 0.25}, {"forward": 5}, {"factor_comm": 64}, {"rss": 1024}
     )
     assert to_line(record) == (
-        '{"schema": 5, "kind": "phases", "rank": 1, "first_step": 10, "steps": 5, "samples": 160, '
+        '{"schema": 6, "kind": "phases", "rank": 1, "first_step": 10, "steps": 5, "samples": 160, '
         '"wall_seconds": 0.5, "seconds": {"forward": 0.25}, "calls": {"forward": 5}, '
         '"sent_bytes": {"factor_comm": 64}, "memory_bytes": {"rss": 1024}, "segment": 0, '
         '"wait_seconds": null, "instrument_seconds": null, "load_seconds": null, "cpu_mhz": null}\n'
@@ -94,17 +94,17 @@ def test_a_phase_record_keeps_its_line():
 def test_an_evaluation_record_keeps_its_line():
     record = EvalRecord(0, 12, 1.0, 1437, 2.5, 0.5, 3.25, "accuracy", 0.75, "higher", 0.5, 0.1)
     assert to_line(record) == (
-        '{"schema": 5, "kind": "evaluation", "rank": 0, "step": 12, "epoch": 1.0, "samples": 1437, '
+        '{"schema": 6, "kind": "evaluation", "rank": 0, "step": 12, "epoch": 1.0, "samples": 1437, '
         '"train_seconds": 2.5, "eval_seconds": 0.5, "wall_seconds": 3.25, "metric": "accuracy", '
         '"value": 0.75, "direction": "higher", "train_loss": 0.5, "learning_rate": 0.1, '
-        '"checkpoint_seconds": 0.0, "segment": 0}\n'
+        '"checkpoint_seconds": 0.0, "segment": 0, "metrics": null}\n'
     )
 
 
 def test_a_failure_record_keeps_its_line():
     record = FailureRecord(2, 7, "forward", "RuntimeError", "no", "trace")
     assert to_line(record) == (
-        '{"schema": 5, "kind": "failure", "rank": 2, "step": 7, "phase": "forward", "error": "RuntimeError", '
+        '{"schema": 6, "kind": "failure", "rank": 2, "step": 7, "phase": "forward", "error": "RuntimeError", '
         '"message": "no", "traceback": "trace"}\n'
     )
 
@@ -112,7 +112,7 @@ def test_a_failure_record_keeps_its_line():
 def test_a_segment_record_keeps_its_line():
     record = SegmentRecord(1, 2, 40, 1, 5.0, 0.5, True, ("passed over",))
     assert to_line(record) == (
-        '{"schema": 5, "kind": "segment", "rank": 1, "segment": 2, "first_step": 40, "attempt": 1, '
+        '{"schema": 6, "kind": "segment", "rank": 1, "segment": 2, "first_step": 40, "attempt": 1, '
         '"started_at": 5.0, "away_seconds": 0.5, "bitwise": true, "notes": ["passed over"]}\n'
     )
 
@@ -120,6 +120,6 @@ def test_a_segment_record_keeps_its_line():
 def test_a_checkpoint_record_keeps_its_line():
     record = CheckpointRecord(0, 1, 40, "SIGUSR1", True, 0.25, 4096, "")
     assert to_line(record) == (
-        '{"schema": 5, "kind": "checkpoint", "rank": 0, "segment": 1, "step": 40, "reason": "SIGUSR1", '
+        '{"schema": 6, "kind": "checkpoint", "rank": 0, "segment": 1, "step": 40, "reason": "SIGUSR1", '
         '"stops": true, "seconds": 0.25, "written_bytes": 4096, "error": ""}\n'
     )

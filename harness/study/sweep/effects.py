@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from harness.cell import OPTIMIZER_FIELDS, Optimizer, Workload
+from harness.cell import OPTIMIZER_FIELDS, Optimizer, Training, Workload
 from harness.workloads import WORKLOADS
 from kfac_core.config import KFACConfig
 
@@ -18,6 +18,8 @@ class Sections(Protocol):
 
     @property
     def workload(self) -> Workload: ...
+    @property
+    def training(self) -> Training: ...
     @property
     def optimizer(self) -> Optimizer: ...
     @property
@@ -32,6 +34,10 @@ def is_off(value: Any) -> bool:
 def unread(sections: Sections) -> Mapping[str, str]:
     """The fields that no code of such a run reads, by dotted path, each with the reason."""
     found = [*_of_optimizer(sections.optimizer), *_of_workload(sections.workload)]
+    if sections.kfac is None:
+        found.append(("training.factor_micro_batches", "without a kfac section"))
+    elif sections.training.accumulate == 1:
+        found.append(("training.factor_micro_batches", "without accumulate > 1"))
     if sections.kfac is not None:
         found += _of_kfac(sections.kfac)
     return dict(found)
