@@ -129,6 +129,15 @@ class Training(Spec):
     a few images. Each such layer then waits for all ranks once in the forward and once in the backward pass,
     which counts as `gradient_comm`. Without effect on one rank. Example: `true`."""
 
+    factor_micro_batches: int | None = Field(default=None, ge=1)
+    """How many of a step's micro-batches (`accumulate`) make K-FAC's factors, the first ones; null for all.
+    Their factors are those of a batch of these examples alone, and the others cost K-FAC nothing. Example:
+    `1`."""
+
+    save_model: bool = False
+    """Whether a finished run leaves its weights as `model.pt` in its attempt's folder, for a run that starts
+    from them. Example: `true`."""
+
     @model_validator(mode="after")
     def _one_batch(self) -> Self:
         if (self.global_batch_size is None) == (self.local_batch_size is None):
@@ -205,6 +214,11 @@ OPTIMIZER_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType({
 })  # fmt: skip
 """What each optimizer is built from beside `lr`: these and no others. The rate's schedule is for all."""
 
+_LATER_OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
+    "bert": {"next_sentence": False, "documents": "empty_lines", "positions": 0, "start": ""},
+})  # fmt: skip
+"""Options of workloads that stored runs do not have, with the defaults by which those were trained."""
+
 
 class Cell(Spec):
     """One run of one method on one world size with one seed.
@@ -258,6 +272,8 @@ class Cell(Spec):
         local, parts = self.training.batch_sizes(self.world_size)[1], self.training.accumulate
         if local % parts:
             raise ValueError(f"accumulate={parts} does not divide the local batch of {local}")
+        if (first := self.training.factor_micro_batches) is not None and first > parts:
+            raise ValueError(f"factor_micro_batches={first} must be <= accumulate={parts}")
         start = self.training.kfac_start_epoch
         if start and (self.kfac is None or self.optimizer.name == "nlcg"):
             alone = "without a kfac section" if self.kfac is None else "for NLCG, which steps K-FAC itself"
@@ -291,8 +307,10 @@ class Cell(Spec):
         fields = self.model_dump(mode="json", exclude={"sweep", "method", "trial"})
         for name in (
             "accumulate",
+            "factor_micro_batches",
             "kfac_start_epoch",
             "precision",
+            "save_model",
             "sync_batch_norm",
         ):  # added after many runs were stored, whose ids must not change
             if fields["training"][name] == Training.model_fields[name].default:
@@ -301,6 +319,9 @@ class Cell(Spec):
             fields["training"].pop("sync_batch_norm", None)  # one rank has the whole batch
         if self.world_size == 1 or self.training.gradient_averaging == "flat":
             del fields["training"]["gradient_averaging"]  # so computed the runs stored before it existed
+        for name, default in _LATER_OPTIONS.get(self.workload.name, {}).items():  # and these options
+            if fields["workload"]["options"].get(name) == default:
+                del fields["workload"]["options"][name]
         if fields["optimizer"]["schedule"] is None:
             del fields["optimizer"]["schedule"]  # added later, too
         kfac = fields["kfac"] or {}

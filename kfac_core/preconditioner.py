@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
 from typing import NoReturn
@@ -65,7 +65,9 @@ class KFAC(Resumable):
             but for rounding.
         is_last_pass: whether a forward pass belongs to the last backward pass before `step()`; asked in each.
             `overlap_factors` needs it where gradients are accumulated; by default the `no_sync()` of the
-            model's DistributedDataParallel wrapper says it.
+            model's DistributedDataParallel wrapper says it. With `captured_share`, the last captured one.
+        captured_share: of a step's loss terms, those whose backward passes make the factors, where the others
+            run in `paused()`: 0.25 for the first of four micro-batches. Range: (0, 1].
 
     Attributes:
         placement: who computes what; `print(kfac.placement)` draws the grid of the KAISA paper.
@@ -102,12 +104,16 @@ class KFAC(Resumable):
         communicator: Communicator | None = None,
         execution: Execution | None = None,
         is_last_pass: Callable[[], bool] | None = None,
+        captured_share: float = 1.0,
     ) -> None:
         self.config = config if config is not None else KFACConfig()
         self.steps = self.skipped_steps = 0
         self._rates = read_rates(lr, self.config)
         self._steps_per_epoch = steps_per_epoch
         check_schedules(self.config, steps_per_epoch)
+        if not 0 < captured_share <= 1:
+            raise ConfigError(f"captured_share={captured_share!r} lies outside (0, 1]")
+        self._captured_share = captured_share
         scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
         self._timer = timer if timer is not None else PhaseTimer()
         refuse_unsupported(model)
@@ -214,13 +220,22 @@ class KFAC(Resumable):
         finally:
             self._paused = before
 
-    def set_loss_terms(self, count: float) -> None:
+    def set_loss_terms(self, count: float, of: Mapping[str, float] | None = None) -> None:
         """State how many loss terms this rank's next backward pass averages; forgotten at `step()`.
 
         Where neither examples nor tokens are right: with padding that the loss leaves out, the tokens that
         it counts. Where it divides by the tokens of all ranks, their mean number over the ranks.
+
+        Args:
+            count: of all layers that `of` does not name.
+            of: for a loss that is a sum of means, such as BERT's over words and over sentences: the terms of
+                a mean by the name of a module that no other mean's gradient reaches; it holds for all layers
+                inside.
+
+        Raises:
+            ConfigError: the model has no module of that name.
         """
-        self._capture.loss_terms.stated = count
+        self._capture.loss_terms.state(count, of or {})
 
     @property
     def failures(self) -> list[Failure]:
@@ -350,6 +365,7 @@ class KFAC(Resumable):
             loss_scale=self._loss_scale,
             is_last=self._is_last_pass,
             on_gradient=self._on_gradient if self.config.overlap_factors else None,
+            captured_share=self._captured_share,
         )
 
     def _loss_scale(self) -> float | Tensor:

@@ -22,6 +22,8 @@ Fields = Mapping[str, Any]
 
 SETTING_SECTIONS = ("workload", "target", "training")
 ARM_SECTIONS = ("optimizer", "kfac")
+OF_ARMS = ("training.factor_micro_batches",)
+"""What of a setting's section is the arm's: it says what K-FAC computes."""
 OF_METHODS = (
     "training.epochs", "training.kfac_start_epoch",
     *(f"workload.options.{name}" for name in ("label_smoothing", "dropout", "augment")),
@@ -63,11 +65,14 @@ def name_arms(rows: Sequence[Fields], without: Collection[str] = ()) -> list[tup
         *(field for field in OF_METHODS if _each_has_one(chosen, "method", field)),
         *(field for field in OF_WORLDS if _each_has_one(rows, "world_size", field)),
     }
-    settings = [_sections(row, SETTING_SECTIONS, without) for row in rows]
+    settings = [_sections(row, SETTING_SECTIONS, {*without, *OF_ARMS}) for row in rows]
     differing = _varying(settings, axis)
     setting_names = [_name(setting, differing) for setting in settings]
 
-    own = [_sections(row, ARM_SECTIONS, without) for row in rows]
+    own = [
+        _sections(row, ARM_SECTIONS, without) | {path: row[path] for path in OF_ARMS if path in row}
+        for row in rows
+    ]
     by_method: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
         by_method.setdefault(row["method"], []).append(index)

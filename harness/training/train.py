@@ -34,7 +34,7 @@ from harness.training.optimizers import build_optimizer, learning_rate
 from harness.training.precision import ModelPrecision
 from harness.training.training_state import TrainingState
 from harness.training.world import World, all_gather_rows
-from harness.workloads.workload import Batch, CountedLoss, Share, Workload, build_workload
+from harness.workloads.workload import Batch, CountedLoss, Share, SumOfMeans, Workload, build_workload
 from kfac_core import KFAC, Phase
 from kfac_core.optimizers import NLCG
 from kfac_core.timing.timer import PhaseTimer, seconds_per_entry
@@ -91,12 +91,13 @@ class Trainer:
             world.communicator,
             waiting=partial(self.timer.phase, Phase.GRADIENT_COMM),
         )
+        self._factor_passes = cell.training.factor_micro_batches or cell.training.accumulate
         kfac = self._build_kfac(model)
         optimizer = build_optimizer(cell.optimizer, model.parameters(), kfac, world.communicator)
         loss_sum = torch.zeros((), device=world.device)
         self.state = TrainingState(model, optimizer, kfac, RunClocks(self.timer), loss_sum)
         heartbeat.total_steps = cell.training.epochs * self.workload.steps_per_epoch
-        self._last_pass = True  # whether the pass in progress is the step's last
+        self._last_pass = True  # whether the pass in progress is the step's last that makes factors
         self._evaluated_at = _evaluated_at(cell.training, self.workload.steps_per_epoch)
         self._value = math.nan  # of the target's metric, at the last evaluation
         self._checkpoints = checkpoints
@@ -135,8 +136,12 @@ class Trainer:
         parts = micro_batches(self.workload, batch, self.cell.training.accumulate)
         losses: list[Tensor] = []
         for part in parts:
-            self._last_pass = len(losses) + 1 == len(parts)
-            with nullcontext() if self._last_pass else self.gradients.no_sync():
+            number = len(losses) + 1
+            self._last_pass = number == self._factor_passes
+            with (
+                nullcontext() if number == len(parts) else self.gradients.no_sync(),
+                nullcontext() if state.kfac is None or number <= self._factor_passes else state.kfac.paused(),
+            ):
                 losses.append(self._forward_and_backward(part, len(parts), clear=not losses))
         loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
         with timer.phase(Phase.GRADIENT_COMM):
@@ -155,7 +160,8 @@ class Trainer:
         """Add the gradients of one of `parts` micro-batches; returns its share of the loss."""
         timer, kfac = self.timer, self.state.kfac
         if kfac is not None and isinstance(self.workload, CountedLoss):
-            kfac.set_loss_terms(self.workload.loss_terms(part))
+            of = self.workload.loss_terms_of(part) if isinstance(self.workload, SumOfMeans) else None
+            kfac.set_loss_terms(self.workload.loss_terms(part), of)
         with timer.phase(Phase.FORWARD), self._precision.autocast():
             loss = self.gradients.forward(self.workload.loss, part)
             if parts > 1:
@@ -274,6 +280,7 @@ class Trainer:
             timer=self.timer,
             communicator=self.world.communicator,
             is_last_pass=lambda: self._last_pass,
+            captured_share=self._factor_passes / self.cell.training.accumulate,
         )
 
 

@@ -28,6 +28,7 @@ from harness.training.malloc import keep_freed_memory
 from harness.training.rank_process import RankArguments, exit_at_once, failure_record
 from harness.training.train import Trainer
 from harness.training.world import finalize_world, host_names, join_world
+from harness.workloads.sources.weight_files import save_weights
 from kfac_core.collectives import SplitWait
 
 
@@ -100,6 +101,8 @@ def _train(
     if world.rank == 0 and kfac is not None:
         attempt.write("layers.json", describe(kfac.shapes, kfac.placement))
     result = trainer.run()
+    if cell.training.save_model and world.rank == 0 and result.stop_reason in ("target", "epochs"):
+        save_weights(trainer.state.model, attempt.path)
     finalize_world(world)  # rank 0 writes its result only when all ranks are done
     return result
 

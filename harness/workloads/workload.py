@@ -105,6 +105,18 @@ class CountedLoss(Protocol):
         ...
 
 
+@runtime_checkable
+class SumOfMeans(CountedLoss, Protocol):
+    """A workload whose loss adds up means over different things, such as words and sentences.
+
+    Each mean has its own number of loss terms, and so have the layers that only one of them reaches.
+    """
+
+    def loss_terms_of(self, batch: Batch) -> Mapping[str, float]:
+        """Loss terms of a local batch by the name of a module that no other mean's gradient reaches."""
+        ...
+
+
 def build_workload(cell: Cell, share: Share) -> Workload:
     """The workload that `cell` names, as the rank of `share` sees it."""
     card = WORKLOADS[cell.workload.name]

@@ -44,6 +44,7 @@ class Capture:
         is_last: called in every forward pass: whether it is the last one before the sums are used.
         on_gradient: called after every gradient with the layer's position and whether its sums are complete:
             the gradient belongs to a last forward pass and no other one is pending. None for no callback.
+        captured_share: of a step's loss terms, those of the backward passes that are captured.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Capture:
         loss_scale: Callable[[], float | Tensor],
         is_last: Callable[[], bool],
         on_gradient: Callable[[int, bool], None] | None,
+        captured_share: float,
     ) -> None:
         self._count = len(layers)
         self._layers = list(layers)  # and after them the heads of tied embeddings
@@ -75,7 +77,7 @@ class Capture:
                 self._head_of[index] = len(self._layers)
                 self._owner[len(self._layers)] = index
                 self._layers.append(layer.head)
-        self.loss_terms = LossTerms(layers[0].config, model)
+        self.loss_terms = LossTerms(layers, model, captured_share)
         self.clear()
         observed: list[tuple[int, ProjectionLayer]] = []
         self._handles: list[Any] = []
@@ -100,7 +102,10 @@ class Capture:
         """Discard all sums."""
         self.in_eval = False  # whether a pass with gradients was left out, because a layer was in eval mode
         self.loss_terms.clear()
-        self.statistics = [Statistics(layer.config.loss_reduction, self.loss_terms) for layer in self._layers]
+        self.statistics = [
+            Statistics(layer.config.loss_reduction, self.loss_terms, index)
+            for index, layer in enumerate(self._layers)
+        ]
         self._scale: float | Tensor | None = None
 
     def join_ties(self, like: Tensor, all_reduce: Callable[[Tensor], object]) -> None:

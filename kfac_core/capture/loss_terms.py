@@ -9,13 +9,13 @@ leading dimension.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from kfac_core.config import KFACConfig
+from kfac_core.errors import ConfigError
 from kfac_core.layers import KroneckerLayer
 
 
@@ -74,21 +74,37 @@ class ForwardPass:
 class LossTerms:
     """Counts the loss terms of the backward passes since the last `clear`.
 
-    Attributes:
-        stated: loss terms of each backward pass, where the user has said it.
+    Args:
+        layers: all layers, in the order of their statistics.
+        captured_share: of the loss terms, those of the backward passes that are captured; the others are not
+            seen here, but the loss is a mean over them too.
     """
 
-    def __init__(self, config: KFACConfig, model: nn.Module) -> None:
-        self._config, self._logged = config, False
+    def __init__(self, layers: Sequence[KroneckerLayer], model: nn.Module, captured_share: float) -> None:
+        config = self._config = layers[0].config
+        self._names, self._model = [layer.name for layer in layers], model
+        self._logged, self._captured_share = False, captured_share
+        self._inside: dict[str, list[int]] = {}
         self._batch_dim = 1 if config.batch_dim is None and _is_time_major(model) else config.batch_dim or 0
         self._fraction = config.factor_batch_fraction
         self.clear()
 
     def clear(self) -> None:
         """Forget all passes."""
-        self.stated: float | None = None
+        self._stated: float | None = None
+        self._stated_of: Mapping[int, float] = {}
         self.current: ForwardPass | None = None
         self._by_task: dict[int, tuple[float, float]] = {}
+        self._by_task_of: dict[int, dict[int, tuple[float, float]]] = {}
+
+    def state(self, count: float, of: Mapping[str, float]) -> None:
+        """State the loss terms of each backward pass from now on, as `KFAC.set_loss_terms` says.
+
+        Raises:
+            ConfigError: the model has no such module.
+        """
+        self._stated = count
+        self._stated_of = {layer: terms for name, terms in of.items() for layer in self._layers_in(name)}
 
     def begin(self, inputs: Iterable[Any]) -> None:
         """The model's own forward pass starts."""
@@ -110,23 +126,38 @@ class LossTerms:
         of the same loss terms.
         """
         forward.is_over = True
-        if self.stated is not None:
-            terms: float = self.stated
+        if self._stated is not None:
+            terms: float = self._stated
         elif (found := forward.terms(self._config.loss_terms, self._batch_dim)) is None:
             self._log(None, "examples")
             return False
         else:
             terms = found[0]
             self._log(*found)
-        counted, whole = self._by_task.get(task, (0.0, 0.0))
-        self._by_task[task] = max(counted, terms * self._share(forward.batch)), max(whole, terms)
+        share = self._share(forward.batch)
+        _note(self._by_task, task, terms, share)
+        for layer, own in self._stated_of.items():  # also where this pass does not reach the layer
+            _note(self._by_task_of.setdefault(layer, {}), task, own, share)
         return True
 
-    @property
-    def totals(self) -> tuple[float, float]:
-        """Loss terms whose statistics count, and all loss terms."""
-        counted, whole = zip(*self._by_task.values(), strict=True) if self._by_task else ((), ())
-        return sum(counted), sum(whole)
+    def totals(self, layer: int) -> tuple[float, float]:
+        """Loss terms of a layer whose statistics count, and all that the loss is a mean over."""
+        passes = self._by_task_of.get(layer, self._by_task).values()
+        counted, whole = zip(*passes, strict=True) if passes else ((), ())
+        return sum(counted), self.of_all_passes(sum(whole))
+
+    def of_all_passes(self, terms: float) -> float:
+        """The loss terms of all backward passes, from those of the captured ones."""
+        return terms / self._captured_share
+
+    def _layers_in(self, name: str) -> list[int]:
+        """Positions of the layers that are this module or inside of it."""
+        if name not in self._inside:
+            if name not in {known for known, _ in self._model.named_modules()}:
+                raise ConfigError(f"set_loss_terms: the model has no module {name!r}")
+            inside = (f"{each}.".startswith(f"{name}.") for each in self._names)
+            self._inside[name] = [layer for layer, is_inside in enumerate(inside) if is_inside]
+        return self._inside[name]
 
     def _share(self, batch: int | None) -> float:
         """The share of a batch that enters the statistics: whole examples."""
@@ -144,6 +175,12 @@ class LossTerms:
             "loss terms are %ss (%s), %s; batch dimension %d", kind.removesuffix("s"), how, counts,
             self._batch_dim,
         )  # fmt: skip
+
+
+def _note(passes: dict[int, tuple[float, float]], task: int, terms: float, share: float) -> None:
+    """Note one gradient's loss terms of a backward pass, of which a share counts."""
+    counted, whole = passes.get(task, (0.0, 0.0))
+    passes[task] = max(counted, terms * share), max(whole, terms)
 
 
 def _is_time_major(model: nn.Module) -> bool:

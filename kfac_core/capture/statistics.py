@@ -44,13 +44,17 @@ class Share(NamedTuple):
 class Statistics:
     """One layer's sums over the backward passes since the last `Capture.clear`.
 
+    Args:
+        layer: its position, by which loss terms may be stated.
+
     Attributes:
         rows: rows in the sums on this rank.
         pending_calls: calls whose gradient has not arrived.
     """
 
-    def __init__(self, loss_reduction: str, loss_terms: LossTerms) -> None:
+    def __init__(self, loss_reduction: str, loss_terms: LossTerms, layer: int) -> None:
         self.rows = self.pending_calls = 0
+        self._layer = layer
         self._reduction, self._loss_terms = loss_reduction, loss_terms
         self._a_gram: Gram | Packed | None = None
         self._g_gram: Gram | Packed | None = None
@@ -67,7 +71,7 @@ class Statistics:
     @property
     def terms(self) -> float:
         """This rank's loss terms whose gradients would be in the sums, also if the layer saw none of them."""
-        return self._loss_terms.totals[0] + sum(examples for examples, _ in self._own.values())
+        return self._loss_terms.totals(self._layer)[0] + sum(examples for examples, _ in self._own.values())
 
     def shares(self) -> tuple[Share, Share] | None:
         """This rank's contributions to (A, G); None without statistics.
@@ -77,7 +81,8 @@ class Statistics:
         """
         if self._a_gram is None or self._g_gram is None:
             return None
-        terms = self._loss_terms.totals[1] + sum(batch for _, batch in self._own.values())
+        own = self._loss_terms.of_all_passes(sum(batch for _, batch in self._own.values()))
+        terms = self._loss_terms.totals(self._layer)[1] + own
         return Share(self._a_gram, 1.0), Share(
             self._g_gram, float(terms) ** 2 if self._reduction == "mean" else 1.0
         )

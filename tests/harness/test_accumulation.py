@@ -13,6 +13,7 @@ from torch import Tensor
 from harness.cell import Cell
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import PhaseRecord, Record
+from harness.study.sweep.canonical import canonical
 from harness.training import train
 from harness.training.micro_batches import part
 from harness.training.world import World
@@ -31,10 +32,16 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 
 
-def spec(accumulate: int, world_size: int, kfac: Any, gradient_averaging: str = "overlapped") -> Cell:
+def spec(
+    accumulate: int,
+    world_size: int,
+    kfac: Any,
+    gradient_averaging: str = "overlapped",
+    first: int | None = None,
+) -> Cell:
     training = {
         "global_batch_size": 256, "epochs": 1, "accumulate": accumulate,
-        "gradient_averaging": gradient_averaging,
+        "gradient_averaging": gradient_averaging, "factor_micro_batches": first,
     }  # fmt: skip
     return Cell.model_validate(
         {
@@ -96,6 +103,29 @@ def test_micro_batches_train_what_the_whole_batch_trains(world, world_size, tmp_
             assert calls == {"forward": 4 * steps, "backward": 4 * steps}
             sent = sum(window.calls.get("gradient_comm", 0) for window in windows)
             assert sent == sum(window.calls.get("gradient_comm", 0) for window in of_whole[rank])
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_first_micro_batches_make_the_factors_as_the_first_examples_of_the_batch_do(
+    world, world_size, tmp_path
+):
+    for name in ("comm_opt", "overlap", "dp_kfac"):
+        kfac = ARMS[name]["kfac"]
+        a_half = {**kfac, "factor_batch_fraction": 0.5}
+        (wanted, *_), (found, *_), (every, *_) = (
+            world(world_size).run(train_in_float64, cell, str(tmp_path))
+            for cell in (
+                spec(1, world_size, a_half), spec(4, world_size, kfac, first=2), spec(4, world_size, kfac),
+            )
+        )  # fmt: skip
+        assert (found[0] - wanted[0]).norm() < 1e-10 * wanted[0].norm(), name
+        assert (found[0] - every[0]).norm() > 1e-4 * wanted[0].norm(), name
+
+
+def test_factor_micro_batches_are_of_those_that_there_are_and_all_of_them_is_the_default():
+    with pytest.raises(ValidationError, match="factor_micro_batches=3 must be <= accumulate=2"):
+        spec(2, 1, KFAC, first=3)
+    assert canonical(spec(2, 1, KFAC, first=2)).id == spec(2, 1, KFAC).id != spec(2, 1, KFAC, first=1).id
 
 
 def test_a_batch_is_cut_along_its_examples():

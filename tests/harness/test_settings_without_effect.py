@@ -116,6 +116,22 @@ WITHOUT_EFFECT = {
         "zip[0].optimizer.momentum[1] has no effect with adam; it is for sgd, rmsprop, lars, muon; remove it "
         "(method b)",
     ),
+    "factor micro-batches without K-FAC": (
+        arm(training={"accumulate": 4, "factor_micro_batches": 1}),
+        "methods[0].training.factor_micro_batches has no effect without a kfac section; remove it "
+        "(method arm)",
+    ),
+    "factor micro-batches of one": (
+        arm(kfac=KFAC, training={"factor_micro_batches": 1}),
+        "methods[0].training.factor_micro_batches has no effect without accumulate > 1; remove it "
+        "(method arm)",
+    ),
+    "documents of masked words alone": (
+        {"workload": {"name": "bert", "options": {"documents": "titles"}},
+         "target": {"metric": "loss", "at_least": None, "at_most": 2.0}},
+        "workload.options.documents has no effect with next_sentence=False, and no other method reads it; "
+        "remove it",
+    ),
     "an assignment where all ranks do all": (
         arm(kfac={"strategy": "d_kfac", "assignment": "balanced"}),
         "methods[0].kfac.assignment has no effect with strategy=d_kfac: all ranks do all work; remove it "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -338,3 +339,77 @@ def test_rows_that_belong_to_no_whole_number_of_examples_cannot_be_reduced():
 def test_other_loss_terms_and_batch_dimensions_are_refused(field, value):
     with pytest.raises(ConfigError, match=field):
         KFACConfig(**{field: value})
+
+
+class TwoHeads(nn.Module):
+    """A trunk, a score of every token, and one of every sequence, as BERT's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(WIDTH, 4).double()
+        self.words = nn.Linear(4, OUTPUTS).double()
+        self.sentences = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = torch.tanh(self.trunk(x))
+        return self.words(hidden), self.sentences(hidden[:, 0])
+
+
+@pytest.mark.parametrize("execution", Execution)
+@pytest.mark.parametrize("parts", [1, 3])
+def test_each_head_of_a_sum_of_means_counts_the_terms_of_its_own_mean(execution, parts):
+    model = TwoHeads()
+    x, y, z = numbers(BATCH, TOKENS, WIDTH), numbers(BATCH, TOKENS, OUTPUTS), numbers(BATCH, 1)
+    kfac = KFAC(model, KFACConfig(**NOW), lr=0.1, execution=execution)
+    for part in zip(x.chunk(parts), y.chunk(parts), z.chunk(parts), strict=True):
+        kfac.set_loss_terms(part[1][..., 0].numel(), {"sentences": len(part[2])})
+        words, sentences = model(part[0])
+        loss = (words - part[1]).square().sum(-1).mean() + (sentences - part[2]).square().mean()
+        (loss / parts).backward()
+    kfac.step()
+    kfac.remove()
+    fresh = TwoHeads()
+    fresh.load_state_dict(model.state_dict())
+    hidden = torch.tanh(fresh.trunk(x)).detach()
+    inner = fresh.sentences[1](fresh.sentences[0](hidden[:, 0])).detach()
+    of_words = 2 * (fresh.words(hidden) - y).detach().flatten(0, 1)  # of every token's own loss
+    of_sentences = 2 * (fresh.sentences[2](inner) - z).detach()  # of every sentence's own
+    below = of_sentences @ fresh.sentences[2].weight.detach() * (1 - inner**2)
+    for layer, a, b in (
+        ("words", hidden.flatten(0, 1), of_words),
+        ("sentences.0", hidden[:, 0], below),
+        ("sentences.2", inner, of_sentences),
+    ):
+        ones = torch.cat([a, a.new_ones(len(a), 1)], 1)
+        same(block(kfac, layer), torch.kron(ones.T @ ones / len(a), b.T @ b / len(a)))
+
+
+def test_loss_terms_of_a_module_that_is_not_there_are_refused():
+    kfac = KFAC(TwoHeads(), KFACConfig(**NOW), lr=0.1)
+    with pytest.raises(ConfigError, match="the model has no module 'pooler'"):
+        kfac.set_loss_terms(24, {"pooler": 6})
+    kfac.remove()
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_the_first_micro_batches_alone_give_the_factors_of_their_own_mean(stated):
+    """The others' loss terms are part of the loss, but not of the statistics."""
+    model = nn.Sequential(nn.Linear(WIDTH, 4), nn.Tanh(), nn.Linear(4, OUTPUTS)).double()
+    x, y = numbers(BATCH, TOKENS, WIDTH), numbers(BATCH, TOKENS, OUTPUTS)
+    kfac = KFAC(model, KFACConfig(**NOW), lr=0.1, captured_share=2 / 3)
+    for number, part in enumerate(zip(x.chunk(3), y.chunk(3), strict=True)):
+        with kfac.paused() if number == 2 else nullcontext():
+            if stated:
+                kfac.set_loss_terms(part[1][..., 0].numel())
+            ((model(part[0]) - part[1]).square().mean() / 3).backward()
+    kfac.step()
+    kfac.remove()
+    first = stepped(model, lambda: (model(x[:4]) - y[:4]).square().mean())
+    for name in ("0", "2"):
+        same(block(kfac, name), block(first, name))
+
+
+@pytest.mark.parametrize("share", [0.0, 1.5])
+def test_a_captured_share_is_a_part_of_the_whole(share):
+    with pytest.raises(ConfigError, match=r"captured_share=.* lies outside \(0, 1\]"):
+        KFAC(nn.Linear(2, 2), KFACConfig(**NOW), lr=0.1, captured_share=share)

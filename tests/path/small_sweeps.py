@@ -84,7 +84,8 @@ def _smaller(cell: Cell, size: int, batch: int, model: int, epochs: int) -> Cell
     if name in _TINY:
         whole = 2 * (batch + 1)
         options = {**_TINY[name], "data": "synthetic", "train_examples": 4 * STEPS}
-        options |= {"bleu": cell.workload.options["bleu"]} if name == "multi30k" else {}
+        kept = {"multi30k": "bleu", "bert": "next_sentence"}.get(name)
+        options |= {kept: cell.workload.options[kept]} if kept else {}
     else:
         name, options, whole = "digits", {"width": 4 + 2 * model}, 480 + 160 * batch  # of 1,437 images
         target = target if target.metric == "loss" else Target(metric="accuracy", at_least=target.value)

@@ -238,7 +238,7 @@ class Builder:
             place = self._place(fields, owner, "target", "metric")
             raise self._document.error(
                 place,
-                f"={target.metric!r} needs workload.options.{option}: true, which makes evaluations slower",
+                f"={target.metric!r} needs workload.options.{option}: true",
             )
         if (workload, target) in self._fitting:
             return

@@ -15,6 +15,9 @@ def canonical(cell: Cell) -> Cell:
     Stored cells are not rewritten: they keep the text and the id that they were stored with.
     """
     changes: dict[str, Any] = {}
+    if cell.training.factor_micro_batches == cell.training.accumulate:
+        every = cell.training.model_copy(update={"factor_micro_batches": None})
+        cell = cell.model_copy(update={"training": every})
     if cell.training.window_steps is not None:
         implied = cell.training.model_copy(update={"window_steps": None})
         if cell.model_copy(update={"training": implied}).window_steps == cell.training.window_steps:

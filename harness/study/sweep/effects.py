@@ -34,6 +34,10 @@ def is_off(value: Any) -> bool:
 def unread(sections: Sections) -> Mapping[str, str]:
     """The fields that no code of such a run reads, by dotted path, each with the reason."""
     found = [*_of_optimizer(sections.optimizer), *_of_workload(sections.workload)]
+    if sections.kfac is None:
+        found.append(("training.factor_micro_batches", "without a kfac section"))
+    elif sections.training.accumulate == 1:
+        found.append(("training.factor_micro_batches", "without accumulate > 1"))
     if sections.kfac is not None:
         found += _of_kfac(sections.kfac)
     if sections.training.sync_batch_norm:

@@ -27,7 +27,7 @@ MOST: Mapping[str, int] = MappingProxyType({
     "width": 4096, "hidden": 2**16, "heads": 2**12, "layers": 2**12, "feed_forward": 2**20,
     "vocabulary": 2**24, "sequence_length": 2**20, "longest": 2**20, "classes": 2**20, "image_size": 4096,
     "min_size": 2**14, "max_size": 2**14, "anchor_size": 2**14, "proposals": 2**20, "sampled_boxes": 2**20,
-    "workers": 1024,
+    "workers": 1024, "positions": 2**20,
 })  # fmt: skip
 """Largest values of options that tensors' sizes follow from, beyond every model; torch fails far above."""
 
@@ -35,6 +35,8 @@ METRIC_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType({
     "accuracy": (0.0, 1.0),
     "top5_accuracy": (0.0, 1.0),
     "loss": (0.0, math.inf),
+    "next_sentence_accuracy": (0.0, 1.0),
+    "next_sentence_loss": (0.0, math.inf),
     "perplexity": (1.0, math.inf),
     "bleu": (0.0, 100.0),  # sacrebleu's scale
     "dice": (0.0, 1.0),

@@ -20,6 +20,7 @@ from harness.workloads.cards.card import (
 BYTES = 256  # a trained vocabulary contains every byte, so that it can encode any text
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 GPT_SPECIALS = ()
+EMPTY_LINES, TITLES = "empty_lines", "titles"  # how documents of a text are told apart
 SYNTHETIC_TRAIN, SYNTHETIC_TEST = 8192, 256  # sequences, unless the options give a number
 
 _TEXT_OPTIONS: dict[str, Any] = {
@@ -48,17 +49,37 @@ TRANSFORMER_MEANINGS = {
 }
 _TEXT_MEANINGS = {
     **TRANSFORMER_MEANINGS,
-    "train_text": "training text in the data folder, lines of UTF-8",
-    "test_text": "held-out text in the data folder",
+    "train_text": "training text in the data folder, lines of UTF-8: one file, or several separated by "
+    "commas, plain, `.gz` or `.xz`; `*`, `?` and `[...]` match names, in alphabetical order",
+    "test_text": "held-out text in the data folder, files as of `train_text`",
     "train_examples": "how many training sequences are used; 0 for all",
     "test_examples": "how many held-out sequences are used; 0 for all",
     "sequence_length": "tokens of a sequence, at least 4 for `bert` and 2 for `gpt`",
 }
 
 
+_BERT_MEANINGS = {
+    **_TEXT_MEANINGS,
+    "sequence_length": "tokens of a sequence, special ones included, at least 4, with `next_sentence` 8",
+    "next_sentence": "whether the loss of the next-sentence task is added to that of the masked words: a "
+    "sequence has two parts, of which the second comes from another document in half of the sequences",
+    "documents": "how the text's documents are told apart, for `next_sentence`: by `empty_lines`, or by "
+    "`titles` of the form `= Title =` as in WikiText",
+    "positions": "rows of the position embedding, at least `sequence_length`; 0 for as many. A first phase "
+    "on short sequences needs those of the second",
+    "start": "weights to start from; empty for random ones: the folder of a finished run with "
+    "`training.save_model`, a `model.safetensors` or `pytorch_model.bin` of Hugging Face's "
+    "BertForPreTraining, or a folder with one. Names and shapes must be those of the model",
+}
+
+
 def bert_examples(options: Options) -> int:
     """Sequences of an epoch, or 0: known only once the text is read."""
-    return _examples(options, len(BERT_SPECIALS), shortest=4)  # [CLS], two tokens, [SEP]
+    # [CLS], two tokens, [SEP]; with two parts, another [SEP] and room for both
+    examples = _examples(options, len(BERT_SPECIALS), shortest=8 if options["next_sentence"] else 4)
+    if options["positions"]:
+        check_minimum(options, {"positions": options["sequence_length"]})
+    return examples
 
 
 def gpt_examples(options: Options) -> int:
@@ -103,16 +124,31 @@ _IGNORED = MappingProxyType({
 })  # fmt: skip
 
 BERT = WorkloadCard(
-    module="harness.workloads.language.workload",
+    module="harness.workloads.language.bert",
     builder="Bert",
-    metrics=MappingProxyType({"accuracy": "higher", "loss": "lower"}),
-    options=MappingProxyType({**_TEXT_OPTIONS, "vocabulary": 30522, "sequence_length": 128}),
-    meanings=MappingProxyType(_TEXT_MEANINGS),
+    metrics=MappingProxyType({
+        "accuracy": "higher", "loss": "lower",
+        "next_sentence_accuracy": "higher", "next_sentence_loss": "lower",
+    }),
+    options=MappingProxyType({
+        **_TEXT_OPTIONS, "vocabulary": 30522, "sequence_length": 128,
+        "next_sentence": False, "documents": EMPTY_LINES, "positions": 0, "start": "",
+    }),
+    meanings=MappingProxyType(_BERT_MEANINGS),
+    choices=MappingProxyType({"documents": (EMPTY_LINES, TITLES)}),
     train_examples=0,
     counted=bert_examples,
-    ignored=_IGNORED,
-    about="masked words of a text, BERT of any size (Devlin et al. 2019); text files, a part of WikiText-2",
-)
+    needs=MappingProxyType({
+        "next_sentence_accuracy": "next_sentence", "next_sentence_loss": "next_sentence",
+    }),
+    ignored=MappingProxyType({
+        ("data", EMBEDDED): (*_IGNORED["data", EMBEDDED], "documents"),
+        ("data", SYNTHETIC): (*_IGNORED["data", SYNTHETIC], "documents"),
+        ("next_sentence", False): ("documents",),
+    }),
+    about="masked words of a text, and next sentences, BERT of any size (Devlin et al. 2019); text files, "
+    "a part of WikiText-2",
+)  # fmt: skip
 GPT = WorkloadCard(
     module="harness.workloads.language.workload",
     builder="Gpt",

@@ -1,8 +1,7 @@
-"""Language models: `bert` predicts masked words, `gpt` the next word, in sequences of equal length.
+"""Language models: a text as one rank sees it; and `gpt`, which predicts the next word.
 
-No sequence is padded, and all have the same number of predictions, so that a mean over predictions is a mean
-over sequences, and over ranks. BERT's masks are a function of seed, epoch and example, those of held-out text
-of the example alone.
+All sequences have equal length. None is padded, and all have the same number of predictions, so that a mean
+over predictions is a mean over sequences, and over ranks.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.errors import DataError
-from harness.workloads.cards.language import BERT_SPECIALS, GPT_SPECIALS
-from harness.workloads.language.corpus import read_corpus
-from harness.workloads.language.masking import Ids, mask
-from harness.workloads.models.language import bert, gpt2
+from harness.workloads.cards.language import GPT_SPECIALS
+from harness.workloads.language import corpus
+from harness.workloads.models.language import gpt2
 from harness.workloads.sources.sampling import epoch_generator, local_batches, seed_this_rank, steps_per_epoch
+from harness.workloads.sources.tokenizer import Ids
 from harness.workloads.workload import Share
 
 TEST_TOKENS = 8192  # of an evaluation batch; it has at most as many scores for each word of the vocabulary
@@ -44,7 +43,7 @@ class Language(ABC):
         stride: int,
     ) -> None:
         self._options, self._share = options, share
-        self._corpus = read_corpus(options, specials, length, stride)
+        self._corpus = corpus.read_corpus(options, specials, length, stride)
         self.steps_per_epoch = steps_per_epoch(share, self._corpus.train.count)
         if not self.steps_per_epoch:
             raise DataError(
@@ -65,11 +64,11 @@ class Language(ABC):
         for batch in local_batches(self._share, order, first_step):
             indices = batch.numpy()
             keys = [(self._share.seed, epoch, int(index)) for index in indices]
-            yield self._on_device(self._inputs_and_targets(self._corpus.train.rows(indices), keys))
+            yield self._on_device(self._inputs_and_targets(self._corpus.train, indices, keys))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean cross entropy over the predictions."""
-        return functional.cross_entropy(self._scores(model, batch).flatten(0, 1), batch[-1].flatten())
+        return functional.cross_entropy(self.scores(model, batch).flatten(0, 1), batch[-1].flatten())
 
     def loss_terms(self, batch: Batch) -> float:
         """The predictions."""
@@ -80,58 +79,37 @@ class Language(ABC):
         test, share = self._corpus.test, self._share
         own = np.arange(share.rank, test.count, share.world_size)
         size = max(1, TEST_TOKENS // test.length)
-        correct, loss, count = 0.0, 0.0, 0
+        totals, count = dict[str, float](), 0
         for start in range(0, len(own), size):
             indices = own[start : start + size]
             keys = [(_HELD_OUT, int(index)) for index in indices]
-            batch = self._on_device(self._inputs_and_targets(test.rows(indices), keys))
-            scores, targets = self._scores(model, batch).flatten(0, 1), batch[-1].flatten()
-            correct += float((scores.argmax(1) == targets).sum())
-            loss += float(functional.cross_entropy(scores, targets, reduction="sum"))
-            count += len(targets)
-        return {"accuracy": correct, "loss": loss}, count
+            batch = self._on_device(self._inputs_and_targets(test, indices, keys))
+            for metric, total in self._sums(model, batch).items():
+                totals[metric] = totals.get(metric, 0.0) + total
+            count += batch[-1].numel()
+        return totals or dict.fromkeys(self._metrics, 0.0), count
+
+    @property
+    def _metrics(self) -> tuple[str, ...]:
+        return "accuracy", "loss"
+
+    def _sums(self, model: nn.Module, batch: Batch) -> dict[str, float]:
+        """Sums of the metrics over the predictions of a batch."""
+        return sums(self.scores(model, batch), batch[-1])
 
     @abstractmethod
     def _network(self) -> nn.Module: ...
 
     @abstractmethod
-    def _inputs_and_targets(self, rows: Ids, keys: Keys) -> tuple[Ids, ...]:
+    def _inputs_and_targets(self, text: corpus.Sequences, indices: Ids, keys: Keys) -> tuple[Ids, ...]:
         """A batch of sequences as inputs of the model and, last, the targets `[B, k]`."""
 
     @abstractmethod
-    def _scores(self, model: nn.Module, batch: Batch) -> Tensor:
+    def scores(self, model: nn.Module, batch: Batch) -> Tensor:
         """Scores of the vocabulary for each prediction, `[B, k, vocabulary]`."""
 
     def _on_device(self, columns: tuple[Ids, ...]) -> Batch:
         return tuple(torch.from_numpy(column).to(self._share.device) for column in columns)
-
-
-class Bert(Language):
-    """Masked words: `[CLS]`, `sequence_length - 2` tokens, `[SEP]`, 15 % of the tokens to be predicted."""
-
-    def __init__(self, options: Mapping[str, Any], share: Share) -> None:
-        inside = options["sequence_length"] - 2
-        super().__init__(options, share, specials=BERT_SPECIALS, length=inside, stride=inside)
-
-    def _network(self) -> nn.Module:
-        return bert(self._options)
-
-    def _inputs_and_targets(self, rows: Ids, keys: Keys) -> tuple[Ids, ...]:
-        vocabulary = self._corpus.vocabulary
-        specials = vocabulary.specials
-        masked = mask(rows, keys, specials["[MASK]"], vocabulary.ordinary)
-        inputs = np.pad(masked.inputs, ((0, 0), (1, 1)))
-        inputs[:, 0], inputs[:, -1] = specials["[CLS]"], specials["[SEP]"]
-        return inputs, masked.positions + 1, masked.targets
-
-    def _scores(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The head is applied to the masked positions only: for all, it would have 7 times the work."""
-        inputs, positions, _ = batch
-        body, head = model.get_submodule("bert"), model.get_submodule("cls")
-        hidden: Tensor = body(input_ids=inputs, position_ids=_positions(inputs)).last_hidden_state
-        masked = hidden.gather(1, positions.unsqueeze(2).expand(-1, -1, hidden.shape[2]))
-        scores: Tensor = head(masked)
-        return scores
 
 
 class Gpt(Language):
@@ -144,15 +122,26 @@ class Gpt(Language):
     def _network(self) -> nn.Module:
         return gpt2(self._options)
 
-    def _inputs_and_targets(self, rows: Ids, keys: Keys) -> tuple[Ids, ...]:
+    def _inputs_and_targets(self, text: corpus.Sequences, indices: Ids, keys: Keys) -> tuple[Ids, ...]:
+        rows = text.rows(indices)
         return np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
 
-    def _scores(self, model: nn.Module, batch: Batch) -> Tensor:
+    def scores(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Scores of the vocabulary for each token, `[B, k, vocabulary]`."""
         inputs, _ = batch
-        scores: Tensor = model(input_ids=inputs, position_ids=_positions(inputs), use_cache=False).logits
+        scores: Tensor = model(input_ids=inputs, position_ids=positions_of(inputs), use_cache=False).logits
         return scores
 
 
-def _positions(inputs: Tensor) -> Tensor:
+def sums(scores: Tensor, targets: Tensor) -> dict[str, float]:
+    """Correct predictions and summed loss, of scores `[B, k, classes]` or `[B, classes]`."""
+    rows, wanted = scores.reshape(-1, scores.shape[-1]), targets.flatten()
+    return {
+        "accuracy": float((rows.argmax(1) == wanted).sum()),
+        "loss": float(functional.cross_entropy(rows, wanted, reduction="sum")),
+    }
+
+
+def positions_of(inputs: Tensor) -> Tensor:
     """Each token's position, for each example, so that K-FAC sees a gradient of every token."""
     return torch.arange(inputs.shape[1], device=inputs.device).expand_as(inputs)

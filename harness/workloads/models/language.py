@@ -12,10 +12,11 @@ from harness.workloads.sources.extras import import_extra
 
 
 def bert(options: Mapping[str, Any]) -> nn.Module:
-    """Devlin et al. 2019, with the head for masked words; the feed-forward layers are 4 times as wide.
+    """Devlin et al. 2019, with its heads; the feed-forward layers are 4 times as wide.
 
     Args:
-        options: `layers`, `hidden`, `heads`, `vocabulary`, `sequence_length`, `dropout`, `tied`.
+        options: `layers`, `hidden`, `heads`, `vocabulary`, `sequence_length`, `positions`, `dropout`, `tied`;
+            with `next_sentence` it also has the pooler and the head of that task.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
@@ -27,13 +28,14 @@ def bert(options: Mapping[str, Any]) -> nn.Module:
         num_hidden_layers=options["layers"],
         num_attention_heads=options["heads"],
         intermediate_size=4 * options["hidden"],
-        max_position_embeddings=options["sequence_length"],
+        max_position_embeddings=options["positions"] or options["sequence_length"],
         hidden_dropout_prob=options["dropout"],
         attention_probs_dropout_prob=options["dropout"],
         pad_token_id=None,  # no sequence is padded: every row of the embedding has a gradient
         tie_word_embeddings=options["tied"],
     )
-    model: nn.Module = library.BertForMaskedLM(config)
+    kind = library.BertForPreTraining if options["next_sentence"] else library.BertForMaskedLM
+    model: nn.Module = kind(config)
     head: Any = model.get_submodule("cls.predictions")
     if head.bias is not head.decoder.bias:
         del head.bias  # unused if nothing is tied: it would never have a gradient

@@ -13,6 +13,9 @@ from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import EvalRecord, Record
 from harness.training.train import Trainer
 from harness.training.world import World
+from harness.workloads import WORKLOADS
+from harness.workloads.models.language import bert
+from harness.workloads.sources.weight_files import save_weights
 
 pytestmark = pytest.mark.slow
 
@@ -73,3 +76,40 @@ def test_two_ranks_take_the_steps_of_one(world, tmp_path, token_cache):
     for two_ranks, one_rank in zip(both, alone, strict=True):
         assert two_ranks.train_loss == pytest.approx(one_rank.train_loss, rel=1e-5)
         assert two_ranks.value == pytest.approx(one_rank.value, rel=1e-4)
+
+
+PHASES = {
+    "optimizer": {
+        "name": "lamb", "lr": 0.02, "schedule": {"shape": "polynomial", "power": 0.5, "warmup": 0.5},
+    },
+    "kfac": {**KFAC, "factor_update_steps": 1, "inverse_update_steps": 2,
+             "skip": ("bert.embeddings", "cls.predictions")},
+    "training": {"global_batch_size": 64, "epochs": 2, "accumulate": 4, "factor_micro_batches": 2},
+}  # fmt: skip
+
+
+def test_both_of_berts_losses_from_phase_one_weights_on_two_ranks_as_on_one(world, tmp_path, token_cache):
+    """The second phase as published, in small; on two ranks half as many micro-batches."""
+    small = {**SIZE, "data": "embedded", "train_examples": 256, "next_sentence": True, "positions": 64}
+    torch.manual_seed(5)
+    first = bert({**WORKLOADS["bert"].options, **small, "sequence_length": 16})
+    save_weights(first, tmp_path)
+    options = {**small, "sequence_length": 64, "start": str(tmp_path)}
+    changes = {**PHASES, "workload": {"name": "bert", "options": options}}
+    halves = {**changes, "training": {**PHASES["training"], "accumulate": 2, "factor_micro_batches": None}}
+    whole = {**changes, "training": {**PHASES["training"], "factor_micro_batches": None}}
+    (alone,), (both, _), (some,) = (
+        world(size).run(train, "bert", fields, str(tmp_path), str(token_cache))
+        for size, fields in ((1, whole), (2, halves), (1, changes))
+    )
+    names = {"accuracy", "loss", "next_sentence_accuracy", "next_sentence_loss"}
+    for two_ranks, one_rank in zip(both, alone, strict=True):
+        assert two_ranks.train_loss == pytest.approx(one_rank.train_loss, rel=1e-4)
+        assert two_ranks.metrics is not None
+        assert two_ranks.metrics.keys() == names
+        assert two_ranks.metrics == pytest.approx(one_rank.metrics, rel=1e-2)
+        assert two_ranks.value == two_ranks.metrics["loss"] == pytest.approx(one_rank.value, rel=1e-4)
+    assert 0.5 < alone[0].metrics["next_sentence_loss"] < 1.0  # ln 2 = 0.69 for a guess
+    assert some[1].train_loss != alone[1].train_loss
+    assert some[1].train_loss == pytest.approx(alone[1].train_loss, rel=0.05)
+    assert alone[1].train_loss < alone[0].train_loss

@@ -145,7 +145,7 @@ repeats: 1
         (
             "layers: 2",
             BLEU,
-            "target.metric='bleu' needs workload.options.bleu: true, which makes evaluations slower",
+            "target.metric='bleu' needs workload.options.bleu: true",
         ),
     ],
 )
