@@ -101,12 +101,12 @@ def _positions(
         if module is None:
             continue
 
-        def heard(_: nn.Module, __: Any, output: Any, shape: LayerShape = shape) -> None:
+        def count_rows(_: nn.Module, __: Any, output: Any, shape: LayerShape = shape) -> None:
             if isinstance(output, Tensor):
                 rows = output.numel() // max(1, shape.g.dim * shape.g.blocks * batch_size)
                 found[shape.name] = max(1, rows)
 
-        handles.append(module.register_forward_hook(heard))
+        handles.append(module.register_forward_hook(count_rows))
     with torch.no_grad():
         workload.loss(model, batch)
     for handle in handles:

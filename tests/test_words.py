@@ -40,12 +40,12 @@ RETIRED = {
     r"presences?": None,
     r"refusals?": None,
     r"wish(es|ed)?": None,
-    r"pulses?": r"\.pulse\b",  # files of the run folder
+    r"pulses?": r"\.pulse\b|jsonl\|pulse",  # files of the run folder
     r"ballast": None,
     r"gangs?": r"gang\.(json|lock)",  # more
     r"lanes?": r"[\"'`]lanes[\"'`]",  # a key in claim.json
-    r"claims?": r"claim\.json|[\"'`]claim(_job)?[\"'`]|claim_job|^analysis/|^tests/analysis/|^jobs/|\.md:",
-    r"verdicts?": r"^analysis/|^tests/(analysis|path)/|compare\.py|report\.py|test_cli\.py|\.md:",  # a column
+    r"claims?": r"claim\.json|[\"'`]claim(_job)?[\"'`]|claim_job|^analysis/|^tests/analysis/|^jobs/|^docs/generator/|\.md:",
+    r"verdicts?": r"^analysis/|^docs/generator/|^tests/(analysis|path|docs)/|compare\.py|report\.py|test_cli\.py|\.md:",  # a column
     r"floors?": r"floor\(|[\"'`](layer_)?floors?[\"'`]|eigenvalue floor|our floor at",
     r"margins": r"\.margins\(|subplots_adjust",
 }
