@@ -15,8 +15,8 @@ def bert(options: Mapping[str, Any]) -> nn.Module:
     """Devlin et al. 2019, with its heads; the feed-forward layers are 4 times as wide.
 
     Args:
-        options: `layers`, `hidden`, `heads`, `vocabulary`, `sequence_length`, `dropout`, `tied`; and where given
-            `positions`, and `next_sentence` for the pooler and the head of that task.
+        options: `layers`, `hidden`, `heads`, `vocabulary`, `sequence_length`, `dropout`, `tied`; and
+            where given `positions`, and `next_sentence` for the pooler and the head of that task.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
