@@ -15,8 +15,8 @@ def bert(options: Mapping[str, Any]) -> nn.Module:
     """Devlin et al. 2019, with its heads; the feed-forward layers are 4 times as wide.
 
     Args:
-        options: `layers`, `hidden`, `heads`, `vocabulary`, `sequence_length`, `positions`, `dropout`, `tied`;
-            with `next_sentence` it also has the pooler and the head of that task.
+        options: `layers`, `hidden`, `heads`, `vocabulary`, `sequence_length`, `dropout`, `tied`; and
+            where given `positions`, and `next_sentence` for the pooler and the head of that task.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
@@ -28,13 +28,13 @@ def bert(options: Mapping[str, Any]) -> nn.Module:
         num_hidden_layers=options["layers"],
         num_attention_heads=options["heads"],
         intermediate_size=4 * options["hidden"],
-        max_position_embeddings=options["positions"] or options["sequence_length"],
+        max_position_embeddings=options.get("positions") or options["sequence_length"],
         hidden_dropout_prob=options["dropout"],
         attention_probs_dropout_prob=options["dropout"],
         pad_token_id=None,  # no sequence is padded: every row of the embedding has a gradient
         tie_word_embeddings=options["tied"],
     )
-    kind = library.BertForPreTraining if options["next_sentence"] else library.BertForMaskedLM
+    kind = library.BertForPreTraining if options.get("next_sentence") else library.BertForMaskedLM
     model: nn.Module = kind(config)
     head: Any = model.get_submodule("cls.predictions")
     if head.bias is not head.decoder.bias:
