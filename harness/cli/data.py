@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 commands = typer.Typer(help="Check and prepare the files that workloads read.", no_args_is_help=True)
 
+_OF_FILES = {
+    "data", "classes", "train_examples", "test_examples", "year", "test_patients", "train_text", "test_text",
+    "source", "target",
+}  # fmt: skip
+
 _Folder = Annotated[
     str | None,
     typer.Option("--data", metavar="DIR", help="Folder of the files. Default: KRONSCALE_DATA, else data."),
@@ -101,12 +106,13 @@ def prepare(
 
 
 def workloads_of(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
-    """The different workloads of a sweep's cells, with the options that they give."""
+    """The different data of a sweep's cells: names of workloads, with the options that say which files."""
     from harness.study.sweep import read_sweep  # noqa: PLC0415  loads pydantic
 
     found: list[tuple[str, Mapping[str, Any]]] = []
     for cell in read_sweep(file, ()).cells:
-        one = (cell.workload.name, dict(cell.workload.options))
+        options = {key: value for key, value in cell.workload.options.items() if key in _OF_FILES}
+        one = (cell.workload.name, options)
         if one not in found:
             found.append(one)
     return found

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from harness.runs.store import Attempt
-from harness.runs.stored_files import STRICT, Count, Seconds
+from harness.runs.stored_files import STRICT, Count, Seconds, with_checksum
 
 NAME = "collected.json"
 
@@ -60,9 +60,9 @@ class Collected:
         """
         return attempt.read_as(cls, NAME)
 
-    def write(self, attempt: Attempt) -> None:
-        """Mark the attempt."""
-        attempt.write(NAME, asdict(self))
+    def to_json(self) -> str:
+        """For `collected.json`, with a checksum."""
+        return with_checksum(asdict(self))
 
 
 def is_collected(attempt: Attempt) -> bool:

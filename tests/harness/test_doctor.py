@@ -56,7 +56,7 @@ def test_the_data_of_a_sweep_is_checked_in_the_folder_that_the_site_names(tmp_pa
     (tmp_path / "file").write_text("")
     (tmp_path / "here.yaml").write_text(f"environment: {{KRONSCALE_DATA: {tmp_path / 'nowhere'}}}\n")
     words = ["doctor", "--site", str(tmp_path / "here.yaml"), "--runs", str(tmp_path / "file/runs"), "--json"]
-    assert main([*words, "-f", "jobs/papers/sc20/full/overhead.yaml"]) == 1
+    assert main([*words, "-f", "jobs/papers/sc20/full/models.yaml"]) == 1
     findings = json.loads(capsys.readouterr().out)["findings"]
     [data] = [one for one in findings if one["check"] == "imagenet: files"]
     assert data["state"] == "fault"

@@ -21,7 +21,7 @@ from harness.runs.stored_files import read_object
 LOGS = "logs"
 
 # Not kept: checkpoints, which are large; locks, requests and reserves; the secret of the rendezvous.
-_KEPT = re.compile(r"[a-z_]+\.json|rank-[0-9]{5,9}\.(?:jsonl|pulse|end)")
+_KEPT = re.compile(r"[a-z_]+\.json|rank-[0-9]{5,9}(?:\.jsonl|\.pulse|\.end)")
 _LEFT = {MARK, "rendezvous.json"}
 _WRITTEN_LATER = "job_id"  # of launch.json: a queue adds it after it has submitted the attempt
 

@@ -8,6 +8,7 @@ would count and the other would not, and an attempt might seem to continue the w
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import StoredFileError, StoreError
-from harness.runs.atomic_files import make_inside, write_atomically
+from harness.runs.atomic_files import make_inside
 from harness.runs.collected import Collected, is_collected
 from harness.runs.collection.attempts import StoredAttempt, attempts_of, sweep_name, sweeps_in
-from harness.runs.collection.copying import Copying, sha256_of
+from harness.runs.collection.copying import Copying, sha256_of, write_whole
 from harness.runs.damage import damage
 from harness.runs.locks import exclusive
 from harness.runs.store import Attempt, CellFolder, sweep_folder
@@ -85,6 +86,8 @@ def merge(source: Path, runs: Path, how: Copying, only: Sequence[str] = ()) -> l
             for folder in sweep.stored():
                 found.cells += 1
                 _Cell(folder, CellFolder(target.path / folder.id), how, found).merge()
+            if found.new or found.refreshed:
+                os.sync()  # once for all files
             merged.append(found)
     return merged
 
@@ -223,7 +226,7 @@ class _Cell:
         path = self.target.path / "cell.json"
         if ours == {} or not self.target.path.is_dir() or path.exists():
             return
-        write_atomically(path, read_bytes(self.source.path / "cell.json").decode())
+        write_whole(path, read_bytes(self.source.path / "cell.json"))
 
 
 def _check_continued(one: StoredAttempt, ours: dict[int, StoredAttempt]) -> None:

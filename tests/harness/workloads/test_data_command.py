@@ -232,7 +232,7 @@ def test_texts_pairs_and_slices_are_checked(tmp_path, call):
     assert "1 pairs" in call("check", "multi30k", tmp_path)[1]
     (tmp_path / "val.en").write_text("one\ntwo\n")
     assert call("check", "multi30k", tmp_path)[0] == 1
-    assert "folders of patients than 10, got 0" in call("check", "brain_mri", tmp_path)[1]
+    assert "of patients than 10, got 0" in call("check", "brain_mri", tmp_path)[1]
 
 
 def test_a_sweep_names_its_workloads_and_words_that_mean_nothing_are_refused(tmp_path, call, capsys):
