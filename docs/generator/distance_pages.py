@@ -130,7 +130,7 @@ def measured(told: Mapping[str, Any], where: str) -> Interval:
         _per_run(table, {**told.get("where", {}), **told[side]}, told["value"], column, where)
         for side in ("of", "over")
     ]
-    return ratio(*sides)
+    return ratio(*sides, counted=told.get("counted", False))
 
 
 def _per_run(table: pd.DataFrame, wanted: Mapping[str, Any], value: str, run: str, where: str) -> list[float]:

@@ -29,6 +29,7 @@ INCLUDED = {
     "results/headline/README.md": "results/headline.md",
     "results/published/README.md": "results/published.md",
     "results/figures/sc20-small/report.md": "results/sc20-small.md",
+    "results/figures/dp_kfac-transformers/report.md": "results/dp_kfac-transformers.md",
 }
 """Files of the repository that are pages of the site, by their page."""
 
