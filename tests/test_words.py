@@ -44,8 +44,10 @@ RETIRED = {
     r"ballast": None,
     r"gangs?": r"gang\.(json|lock)",  # more
     r"lanes?": r"[\"'`]lanes[\"'`]",  # a key in claim.json
-    r"claims?": r"claim\.json|[\"'`]claim(_job)?[\"'`]|claim_job|^analysis/|^tests/analysis/|^jobs/|^docs/generator/|\.md:",
-    r"verdicts?": r"^analysis/|^docs/generator/|^tests/(analysis|path|docs)/|compare\.py|report\.py|test_cli\.py|\.md:",  # a column
+    r"claims?": r"claim\.json|[\"'`]claim(_job)?[\"'`]|claim_job|^analysis/|^tests/analysis/|^jobs/|"
+    r"^docs/generator/|\.md:",
+    r"verdicts?": r"^analysis/|^docs/generator/|^tests/(analysis|path|docs)/|compare\.py|report\.py|"
+    r"test_cli\.py|\.md:",  # a column
     r"floors?": r"floor\(|[\"'`](layer_)?floors?[\"'`]|eigenvalue floor|our floor at",
     r"margins": r"\.margins\(|subplots_adjust",
 }
