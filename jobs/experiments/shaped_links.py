@@ -118,7 +118,8 @@ def namespaces(count: int, rate_mbit: int = RATE_MBIT) -> Iterator[list[str]]:
                 subprocess.run(command, check=True)
         yield names
     finally:
-        for name in names:
+        for index, name in enumerate(names):  # a link outlives its namespace for a while
+            subprocess.run(["ip", "link", "del", f"ksv{index}"], check=False)
             subprocess.run(["ip", "netns", "del", name], check=False)
         subprocess.run(["ip", "link", "del", BRIDGE], check=False)
 

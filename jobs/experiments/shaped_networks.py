@@ -76,11 +76,12 @@ def config_of(arm: str, world_size: int) -> KFACConfig | None:
 
 
 def measure(folder: Path, cases: Sequence[Case]) -> None:
-    """Measure these cases at all world sizes, one after another; a file is written after each."""
+    """Measure these cases at all world sizes that their files lack, one after another."""
     folder.mkdir(parents=True, exist_ok=True)
     for case in cases:
-        steps: list[dict[str, Any]] = []
-        for world_size in WORLDS:
+        path = folder / f"shaped_networks_{case.name}.csv"
+        steps: list[dict[str, Any]] = list(csv.DictReader(path.open())) if path.exists() else []
+        for world_size in sorted(set(WORLDS) - {int(row["world_size"]) for row in steps}):
             began = time.monotonic()
             for found in _world(case, world_size):
                 steps += [{"case": case.name, "batch": case.batch, **row} for row in found["steps"]]
@@ -88,7 +89,7 @@ def measure(folder: Path, cases: Sequence[Case]) -> None:
                     _write(folder / "shaped_networks_layers.csv", found["layers"])
             sys.stdout.write(f"{case.name}, {world_size} ranks: {time.monotonic() - began:.0f} s\n")
             sys.stdout.flush()
-        _write(folder / f"shaped_networks_{case.name}.csv", steps)
+            _write(path, steps)
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> None:
