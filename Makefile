@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -q --dist loadscope --no-loadscope-reorder --durations=20
 
-.PHONY: setup demo test test-fast fuzz check docs mutants gpu slurm slurm-stop clean
+.PHONY: setup demo test test-fast fuzz check docs mutants coverage gpu slurm slurm-stop clean
 
 setup: .venv/installed
 
@@ -41,6 +41,10 @@ docs: setup
 
 mutants: setup
 	$(BIN)/python jobs/experiments/mutants.py results/mutants.md
+
+# How often intervals hold the truth and verdicts are right, on simulated studies: results/coverage.csv and .md, the same bytes each time.
+coverage: setup
+	$(BIN)/python -m jobs.experiments.coverage results/coverage
 
 # Acceptance on a GPU, in at most 25 minutes; nothing is downloaded. `make gpu DEVICE=cpu` rehearses it on small sizes.
 # PARTS=exactness,timer runs some parts, MINUTES=9 limits all of them; parts that have passed are not repeated unless AGAIN=1.

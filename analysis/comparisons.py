@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TypeVar, cast
 
 import pandas as pd
 
 from analysis.completeness import LeftOut
 from analysis.records.study import Study
-from analysis.run_order import one_after_another
+from analysis.run_order import Columns, one_after_another
 from analysis.statistics.intervals import Interval, holm, paired_ratio, ratio
 from analysis.statistics.power import FEWEST_RUNS, SIGNIFICANT
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -88,21 +90,27 @@ def comparisons(study: Study, scored: pd.DataFrame) -> dict[tuple[str, int], Com
     times = study.cells[["run", "started_at", "ended_at"]]
     refused = {
         (arm, size): left_out.own_doing(arm, against, size)
-        or _ran_apart(arm, against, runs[arm, size].merge(times), runs[against, size].merge(times))
+        or ran_apart(arm, against, runs[arm, size].merge(times), runs[against, size].merge(times))
         for arm, against, size in family
     }
-    judged = sum(size not in oversubscribed and not refused[arm, size] for arm, _, size in family)
+    family_size = sum(size not in oversubscribed and not refused[arm, size] for arm, _, size in family)
     found = {
         (arm, size): replace(
-            _compare(arm, against, size, runs[arm, size], runs[against, size], judged),
+            _compare(arm, against, size, runs[arm, size], runs[against, size], family_size),
             caution=left_out.caution(arm, against, size),
             refused=refused[arm, size],
         )
         for arm, against, size in family
     }
+    return judged(found)
+
+
+def judged(found: Mapping[Key, Comparison]) -> dict[Key, Comparison]:
+    """The comparisons of a study, each with its p after Holm's correction over those that are tested."""
     tested = [key for key, one in found.items() if _is_tested(one)]
     adjusted = holm([float(found[key].speedup.p_value or 0) for key in tested])
-    return found | {key: replace(found[key], holm_p=p) for key, p in zip(tested, adjusted, strict=True)}
+    corrected = {key: replace(found[key], holm_p=p) for key, p in zip(tested, adjusted, strict=True)}
+    return {**found, **corrected}
 
 
 def _is_tested(one: Comparison) -> bool:
@@ -110,22 +118,24 @@ def _is_tested(one: Comparison) -> bool:
     return enough and not one.oversubscribed and not one.refused
 
 
-def _ran_apart(arm: str, against: str, runs: pd.DataFrame, base: pd.DataFrame) -> str:
-    if min(len(runs), len(base)) < FEWEST_RUNS or not one_after_another(runs, base):
+def ran_apart(arm: str, against: str, runs: Columns, base: Columns) -> str:
+    """Why the order of the runs of two arms allows no verdict, or nothing; see `analysis.run_order`."""
+    if min(len(runs["block"]), len(base["block"])) < FEWEST_RUNS or not one_after_another(runs, base):
         return ""
     return f"{arm} and {against} ran one after the other, so that drift could make the difference"
 
 
-def compared(top: pd.DataFrame, bottom: pd.DataFrame, column: str, family: int = 1) -> Interval:
+def compared(top: Columns, bottom: Columns, column: str, family: int = 1) -> Interval:
     """`column` of `top` over that of `bottom`, in pairs if any runs of both come from the same block.
 
     Blocks in which a run of one arm is missing are left out, whatever the other arm's run was. The method
     depends on the number of pairs and the `family` of comparisons; see `analysis.statistics.intervals`.
     """
-    pairs = _pairs(top, bottom)
-    if pairs is not None:
-        return paired_ratio(pairs[f"{column}_x"].tolist(), pairs[f"{column}_y"].tolist(), family)
-    return ratio(top[column].tolist(), bottom[column].tolist())
+    above, below = list(top[column]), list(bottom[column])
+    places = _pairs(list(top["block"]), list(bottom["block"]))
+    if not places:
+        return ratio(above, below)
+    return paired_ratio([above[i] for i, _ in places], [below[j] for _, j in places], family)
 
 
 def points(frame: pd.DataFrame) -> Iterator[tuple[str, int, pd.DataFrame]]:
@@ -148,10 +158,9 @@ def _compare(
     )  # fmt: skip
 
 
-def _pairs(top: pd.DataFrame, bottom: pd.DataFrame) -> pd.DataFrame | None:
-    blocks = [list(runs["block"]) for runs in (top, bottom)]
-    if any("" in names or len(set(names)) < len(names) for names in blocks):
-        return None
-    if not set(blocks[0]) & set(blocks[1]):
-        return None
-    return top.merge(bottom, on="block")
+def _pairs(top: list[str], bottom: list[str]) -> list[tuple[int, int]]:
+    """Places of the runs of two arms in common blocks; none if any run has no block of its own."""
+    if any("" in names or len(set(names)) < len(names) for names in (top, bottom)):
+        return []
+    places = {name: place for place, name in enumerate(bottom)}
+    return [(place, places[name]) for place, name in enumerate(top) if name in places]

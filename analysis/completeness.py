@@ -26,6 +26,14 @@ def completed(cells: pd.DataFrame) -> pd.Series:
     return done & cells["valid"]
 
 
+def selected(arm: str, own: int, started: int) -> str:
+    """Why the completed runs of an arm are a selection, or nothing: too many ended by their own doing."""
+    if not started or own / started <= MANY:
+        return ""
+    kinds = f"{OWN_DOING[0]}, {OWN_DOING[1]} or {OWN_DOING[2]}"
+    return f"{own} of {started} runs of {arm} ended {kinds}, so that those left are a selection"
+
+
 class LeftOut:
     """The started runs of every point that are not scored.
 
@@ -72,10 +80,8 @@ class LeftOut:
     def own_doing(self, arm: str, against: str, world_size: int) -> str:
         """Why two arms cannot be judged: runs ended because of what they are, and those left are selected."""
         for one in (arm, against):
-            started, own = self._of(one, world_size)[1], self._own(one, world_size)
-            if started and own / started > MANY:
-                kinds = f"{OWN_DOING[0]}, {OWN_DOING[1]} or {OWN_DOING[2]}"
-                return f"{own} of {started} runs of {one} ended {kinds}, so that those left are a selection"
+            if said := selected(one, self._own(one, world_size), self._of(one, world_size)[1]):
+                return said
         return ""
 
     def sentences(self) -> list[str]:

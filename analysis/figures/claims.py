@@ -46,6 +46,7 @@ def draw(study: Study) -> Drawing:
         if math.isfinite(saved):
             marker = look.marker if saved >= LEAST else "<"
             axis.plot(max(saved, LEAST), y, marker, color=look.colour, markersize=4.5)
+            beyond |= saved < LEAST
         else:
             axis.text(0, y, "  not reached by the typical run", fontsize=6, va="center", color=look.colour)
         if low is not None and high is not None:

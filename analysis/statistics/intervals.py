@@ -22,8 +22,7 @@ from analysis.statistics.limits import (
     t_limits,
     t_p_value,
     walsh,
-    welch_limits,
-    welch_p_value,
+    welch,
 )  # fmt: skip
 from analysis.statistics.power import FEWEST_RUNS, SIGNIFICANT
 from analysis.statistics.power import least_p as least_p_of_ranks
@@ -33,8 +32,8 @@ ORDER_STATISTIC_RUNS = 6
 """Fewest runs whose range covers the median at 95 %: 1 - 2 / 2**6 = 96.9 %."""
 
 LEVEL_RUNS = 5
-"""Fewest runs of an interval of a level. Four that all fell on one side of the median, as one time in eight
-on a machine with two speeds, show no scatter: no interval from them can cover more than 87.5 %."""
+"""Fewest runs of an interval of a level: their range covers the median at 93.75 %, whatever the noise. Four
+that all fell on one side of it show nothing of the other, one time in eight."""
 
 SIGNED_RANK_RUNS = 6
 """Fewest pairs for a two-sided signed-rank test at 5 %: 2 / 2**6 = 3.1 %."""
@@ -42,8 +41,9 @@ SIGNED_RANK_RUNS = 6
 NO_SCATTER = 1e-12
 """Smaller differences of logs are rounding errors, on which a t test has no meaning."""
 
-MEDIAN = "order-statistic interval of the median"
-T_ON_LOGS = "t interval on logs, assuming log-normal runs"
+MEDIAN = "order-statistic interval of the median under the load of the study"
+RANGE = "range of five runs, at 93.75 %, under the load of the study"
+RANGE_OR_T = "the wider of the range of five runs and a t interval on logs, assuming log-normal runs"
 MANN_WHITNEY = "Hodges-Lehmann on logs, the wider of exact Mann-Whitney and Welch limits"
 RANKS_ONLY = "Hodges-Lehmann on logs, exact Mann-Whitney limits"
 SIGNED_RANK = "Hodges-Lehmann on logs of paired runs, exact signed-rank limits"
@@ -91,13 +91,13 @@ def level(values: Sequence[float]) -> Interval:
     n, estimate = len(runs), median(runs)
     if n < LEVEL_RUNS:
         return Interval(estimate, None, None, n, f"n={n}: no interval, every run shown")
+    low, high = _floats(median_limits(runs))
     if n >= ORDER_STATISTIC_RUNS:
-        return Interval(estimate, *_floats(median_limits(runs)), n, MEDIAN)
-    if not np.isfinite(runs).all():
-        return Interval(estimate, None, None, n, "some runs missed, and a miss has no logarithm")
-    if (runs <= 0).any():
-        return Interval(estimate, None, None, n, "a value of 0 has no logarithm")
-    return Interval(estimate, *_exponentials(t_limits(np.log(runs))), n, T_ON_LOGS)
+        return Interval(estimate, low, high, n, MEDIAN)
+    if not np.isfinite(runs).all() or (runs <= 0).any():
+        return Interval(estimate, low, high, n, RANGE)
+    lower, upper = _exponentials(t_limits(np.log(runs)))
+    return Interval(estimate, min(low, lower), max(high, upper), n, RANGE_OR_T)
 
 
 def ratio(numerator: Sequence[float], denominator: Sequence[float], *, counted: bool = False) -> Interval:
@@ -126,9 +126,9 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float], *, counted: 
         low, high = _floats(mann_whitney_limits(top, bottom))
     p_value, method = _rank_p(differences, mann_whitney(len(top), len(bottom))), RANKS_ONLY
     if np.isfinite(differences).all() and np.ptp(top) + np.ptp(bottom) > NO_SCATTER:
-        welch = _floats(welch_limits(top, bottom))
-        low, high, method = min(low, welch[0]), max(high, welch[1]), MANN_WHITNEY
-        p_value = max(p_value, welch_p_value(top, bottom))
+        lower, upper, p_of_welch = map(float, welch(top, bottom))
+        low, high, method = min(low, lower), max(high, upper), MANN_WHITNEY
+        p_value = max(p_value, p_of_welch)
     return _with_misses(differences, (math.exp(low), math.exp(high)), n, method, p_value)
 
 
@@ -139,6 +139,7 @@ def paired_ratio(numerator: Sequence[float], denominator: Sequence[float], famil
     ranks are exact whatever the load did. Where too few pairs leave them unable to decide a `family` of
     comparisons, the limits are Student's on the differences of logs. Their p is never below the least that
     ranks of as many unpaired runs can give: a few differences may agree by chance to any number of digits.
+    Where misses leave the centre of the pairs unknown, or rule out logs, runs are compared as if unpaired.
 
     Raises:
         ValueError: the sides differ in length.
@@ -158,7 +159,9 @@ def paired_ratio(numerator: Sequence[float], denominator: Sequence[float], famil
     if n >= SIGNED_RANK_RUNS and family * 2 / 2**n < SIGNIFICANT:
         with np.errstate(invalid="ignore"):
             limits = _exponentials(signed_rank_limits(differences))
-        return _with_misses(averages, limits, n, SIGNED_RANK, _rank_p(averages, signed_rank(n)))
+        found = _with_misses(averages, limits, n, SIGNED_RANK, _rank_p(averages, signed_rank(n)))
+        if found.p_value is not None:
+            return found
     if not np.isfinite(differences).all():
         return ratio(numerator, denominator)  # blocks only widen its limits
     least = least_p_of_ranks(n, n)
@@ -207,8 +210,10 @@ def _with_misses(
     differences: Array, limits: tuple[float, float], n: int, method: str, p_value: float
 ) -> Interval:
     """Centre and limits, if the centre is known."""
-    least = median(np.where(np.isnan(differences), -np.inf, differences))
-    most = median(np.where(np.isnan(differences), np.inf, differences))
+    unknown = np.isnan(differences)
+    least = most = median(np.where(unknown, -np.inf, differences))
+    if unknown.any():
+        most = median(np.where(unknown, np.inf, differences))
     if not (math.isfinite(least) and math.isfinite(most)):
         return Interval(math.nan, None, None, n, "no ratio: the typical run of one side missed")
     return Interval(math.exp((least + most) / 2), *limits, n, method, p_value)

@@ -19,6 +19,7 @@ INCLUDED = {
     "CHANGELOG.md": "changelog.md",
     "results/cifar10.md": "results/cifar10.md",
     "results/core_options.md": "results/core_options.md",
+    "results/coverage.md": "results/coverage.md",
     "results/mpi_against_gloo.md": "results/mpi_against_gloo.md",
     "results/mutants.md": "results/mutants.md",
     "results/nlcg_large_batch.md": "results/nlcg_large_batch.md",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.statistics.intervals import holm, level, paired_ratio, ratio
+from analysis.statistics.intervals import RANKS_ONLY, holm, level, paired_ratio, ratio
 from analysis.statistics.limits import largest_rank, mann_whitney_limits, order_statistic, signed_rank
 
 
@@ -24,13 +24,20 @@ def test_one_or_two_runs_get_no_interval():
     assert ratio([2.0, 4.0], [1.0, 2.0, 3.0]).low is None
 
 
-def test_five_runs_get_the_t_interval_of_their_logs_and_fewer_none():
+def test_five_runs_get_the_wider_of_their_range_and_the_t_interval_of_their_logs_and_fewer_none():
     interval = level([math.exp(x) for x in (0.0, 1.0, 2.0, 3.0, 4.0)])
     half = 2.776445 * math.sqrt(2.5 / 5)  # t(0.975, 4 degrees of freedom); the logs' variance is 2.5
-    assert interval.low == pytest.approx(math.exp(2 - half), rel=1e-4)
-    assert interval.high == pytest.approx(math.exp(2 + half), rel=1e-4)
+    assert half < 2  # so the range is wider
+    assert (interval.low, interval.high) == pytest.approx((1, math.exp(4)))
+    skewed = level([math.exp(x) for x in (0.0, 0.1, 0.1, 0.1, 1.0)])
+    logs = np.array([0.0, 0.1, 0.1, 0.1, 1.0])
+    t = logs.mean() - 2.776445 * logs.std(ddof=1) / math.sqrt(5)
+    assert skewed.low == pytest.approx(math.exp(t), rel=1e-4)
+    assert skewed.high == pytest.approx(math.e)
     assert "log-normal" in interval.method
     assert level([1.0, 2.0, 3.0, 4.0]).low is None
+    missed = level([1.0, 2.0, 3.0, 4.0, math.inf])
+    assert (missed.low, missed.high) == (1.0, math.inf)
 
 
 @pytest.mark.parametrize(("n", "k"), [(6, 1), (7, 1), (8, 1), (9, 2), (12, 3), (20, 6)])
@@ -43,12 +50,18 @@ def test_limits_of_a_median_lie_between_the_tabled_order_statistics_and_the_next
     assert n - k < interval.high <= n + 1 - k
 
 
-def test_limits_of_a_median_of_ten_runs_worked_by_hand():
-    """Hettmansperger & Sheather (1986): k = 2 covers 978.5 of 1000, k = 3 covers 890.6."""
-    share = (1 - 22 / 1024 - 0.95) / (112 / 1024 - 22 / 1024)
-    weight = 8 * share / (2 + 6 * share)
-    interval = level([float(value) for value in range(10)])
+def test_limits_of_a_median_of_eight_runs_worked_by_hand():
+    """Hettmansperger & Sheather (1986): k = 1 covers 254 of 256, k = 2 covers 238, which is enough, too."""
+    share = (254 / 256 - 0.95) / (16 / 256)
+    weight = 7 * share / (1 + 6 * share)
+    interval = level([float(value) for value in range(1, 9)])
     assert (interval.low, interval.high) == pytest.approx((1 + weight, 8 - weight))
+
+
+def test_limits_of_a_median_are_order_statistics_where_the_next_ones_cover_too_little():
+    """At ten runs k = 2 covers 97.9 % and k = 3 only 89.1 %."""
+    interval = level([float(value) for value in range(10)])
+    assert (interval.low, interval.high) == (1, 8)
 
 
 @pytest.mark.parametrize(("m", "n", "critical"), [(4, 4, 0), (5, 5, 2), (6, 6, 5), (4, 8, 4), (8, 8, 13)])
@@ -206,3 +219,15 @@ def test_runs_that_agree_to_the_last_digit_prove_no_more_than_their_ranks():
     counted = ratio([5, 5, 5], [6, 6, 6], counted=True)
     assert (counted.p_value, counted.low, counted.high) == (0, 5 / 6, 5 / 6)
     assert ratio([5, 5, 5], [5, 5, 5], counted=True).p_value == 1
+
+
+def test_a_third_of_misses_leaves_a_ratio_although_most_averages_of_pairs_are_infinite():
+    """Of 78 averages of pairs 38 are infinite, 8 are 0 and 4 unknown: their median is not known. Of 144
+    ratios of runs 44 are infinite, 8 are 0 and 4 unknown, and the middle ones are of runs that arrived."""
+    rng = np.random.default_rng(5)
+    top, bottom = 2 * np.exp(rng.normal(0, 0.1, 12)), np.exp(rng.normal(0, 0.1, 12))
+    top[:4], bottom[4] = math.inf, math.inf
+    found = paired_ratio(top, bottom)
+    assert found == ratio(top, bottom)
+    assert found.low <= found.estimate < math.inf
+    assert found.method == RANKS_ONLY
