@@ -39,8 +39,10 @@ check: setup docs
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# Breaks the code in one place at a time: a test must fail. PACKAGE=analysis, ONLY="part of a name", AGAIN=1 for known results.
 mutants: setup
-	$(BIN)/python jobs/experiments/mutants.py results/mutants.md
+	$(BIN)/python -m jobs.experiments.mutants results/mutants.md $(if $(PACKAGE),--package $(PACKAGE)) \
+	  $(if $(ONLY),--only "$(ONLY)") $(if $(AGAIN),--again)
 
 # Acceptance on a GPU, in at most 25 minutes; nothing is downloaded. `make gpu DEVICE=cpu` rehearses it on small sizes.
 # PARTS=exactness,timer runs some parts, MINUTES=9 limits all of them; parts that have passed are not repeated unless AGAIN=1.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from random import Random
 from statistics import fmean
 
@@ -15,8 +16,10 @@ from analysis.study_prediction.choice import choose, faster, sentence
 from analysis.study_prediction.measured import Measured
 from analysis.study_prediction.prediction import StudyModel, study_model
 from analysis.study_prediction.reading import measured
+from analysis.study_prediction.strategy_map import strategy_map
 from harness.cli import main
-from tests.analysis.test_study_prediction import ARMS, BATCH, _simulated, fabricated, shaped_arms, step
+from jobs.experiments.prediction_coverage import simulated
+from tests.analysis.test_study_prediction import ARMS, BATCH, fabricated, shaped_arms, step
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +82,7 @@ def test_one_that_is_called_sure_is_the_faster_one_in_as_many_simulated_studies(
     random, right = Random(3), []  # noqa: S311  simulated noise
     for _ in range(50):
         drift = random.gauss(0, 0.05)
-        arms = tuple(_simulated(name, drift, random, (1, 2, 4)) for name in ("mem_opt", "comm_opt"))
+        arms = tuple(simulated(name, drift, random, (1, 2, 4)) for name in ("mem_opt", "comm_opt"))
         choice = choose(study_model(Measured("simulated", "gloo", 0.0, arms, True, ())), 8)
         ran = [one for one in choice.candidates if one.ran]
         sureness = faster(choice.seconds(ran[0]), choice.seconds(ran[1]))
@@ -100,7 +103,7 @@ def test_the_sentence_says_what_why_and_how_sure(fitted):
 
 
 def test_without_a_reached_target_steps_are_compared_and_the_output_says_so(folder, capsys):
-    arms = tuple(_simulated(name, 0.0, Random(1), (1, 2)) for name in ARMS)  # noqa: S311  simulated noise
+    arms = tuple(simulated(name, 0.0, Random(1), (1, 2)) for name in ARMS)  # noqa: S311  simulated noise
     choice = choose(study_model(Measured("simulated", "gloo", 0.0, arms, True, ())), 4)
     assert not choice.to_target
     assert choice.best.name == "sgd"
@@ -155,3 +158,24 @@ def test_the_map_names_the_fastest_arm_everywhere_and_is_byte_identical(folder, 
 def test_a_world_that_nothing_fits_is_one_line(folder, capsys):
     assert main(["recommend", str(folder), "--world-size", str(2 * BATCH)]) == 2
     assert "nothing can be predicted at 128 ranks" in capsys.readouterr().err
+
+
+def test_the_map_says_where_the_bounds_of_the_two_fastest_overlap(fitted):
+    (row,) = strategy_map(fitted, [64], speeds=[1.0]).to_dict("records")
+    best, second, *_ = (choose(fitted, 64, only_ran=True)).candidates
+    assert best.total is not None
+    assert second.total is not None
+    assert row["overlaps"] == (second.total.low <= best.total.high)
+
+
+def test_epochs_are_those_of_runs_that_reached_on_the_nearest_world(folder, fitted):
+    study = load(folder, cache=False)
+    missed = study.evaluations["run"].astype("str").isin(study.cells.query("method == 'mem_opt'")["run"])
+    values = study.evaluations["value"].mask(missed, 0.5)
+    arms = {
+        one.name: one
+        for one in measured(replace(study, evaluations=study.evaluations.assign(value=values))).arms
+    }
+    assert (arms["mem_opt"].epochs, arms["sgd"].epochs[4]) == ({}, 2.0)
+    arm = replace(fitted.arms["sgd"].arm, epochs={1: 5.0, 4: 7.0})
+    assert [arm.epochs_at(size) for size in (1, 2, 4, 64)] == [5.0, 5.0, 7.0, 7.0]
