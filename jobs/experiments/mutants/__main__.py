@@ -12,6 +12,7 @@ the mutant, the file that it breaks or its tests change. Exits with 1 if a mutan
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from jobs.experiments.mutants.table import missing, table, unexplained
 def main() -> int:
     """Run the mutants that were asked for; print each, and write the table."""
     options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else tests in progress would go on
     for package in PACKAGES:
         for mutant in package.mutants:
             package.check(mutant)

@@ -26,7 +26,9 @@ _POLL_SECONDS = 0.05
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until there are no more; ends its tests if it is interrupted."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit(1))
     for name in LIBRARIES:
         importlib.import_module(name)
     for line in sys.stdin:
@@ -38,19 +40,23 @@ def _answer(request: dict[str, Any]) -> int | None:
     if child == 0:
         _test(request["folder"], request["arguments"], request["output"])
     ends = time.monotonic() + request["seconds"]
-    while time.monotonic() < ends:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            _kill_group(child)  # what its tests have left behind
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(_POLL_SECONDS)
-    _kill_group(child)
-    os.waitpid(child, 0)
-    return None
+    try:
+        while time.monotonic() < ends:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(_POLL_SECONDS)
+        return None
+    finally:
+        _kill_group(child)  # and what its tests have left behind
+        with suppress(ChildProcessError):
+            os.waitpid(child, 0)
 
 
 def _test(folder: str, arguments: list[str], output: str) -> None:
     os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     code = 70
     try:
         with open(os.devnull) as nothing, open(output, "w") as file:  # noqa: PTH123

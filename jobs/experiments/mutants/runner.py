@@ -90,7 +90,7 @@ class Copy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.kill()
+        self._server.terminate()  # it ends the tests in progress
         self._server.wait()
         self._temporary.cleanup()
 
@@ -164,7 +164,9 @@ def run(
         batches.setdefault((job.mutant.tests, job.package.select), []).append(job)
     progress = _Progress(findings, say, len(jobs), pause_while)
     copies: SimpleQueue[Copy] = SimpleQueue()
-    with ExitStack() as opened, ThreadPoolExecutor(PROCESSES) as pool:
+    with ExitStack() as opened:
+        pool = ThreadPoolExecutor(PROCESSES)
+        opened.callback(pool.shutdown, cancel_futures=True)  # after the copies are closed, when interrupted
         for _ in range(PROCESSES):
             copies.put(opened.enter_context(Copy()))
 
