@@ -39,8 +39,10 @@ check: setup docs
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# Breaks the code in one place at a time: a test must fail. PACKAGE=analysis, ONLY="part of a name", AGAIN=1 for known results.
 mutants: setup
-	$(BIN)/python jobs/experiments/mutants.py results/mutants.md
+	$(BIN)/python -m jobs.experiments.mutants results/mutants.md $(if $(PACKAGE),--package $(PACKAGE)) \
+	  $(if $(ONLY),--only "$(ONLY)") $(if $(AGAIN),--again)
 
 # How often intervals hold the truth and verdicts are right, on simulated studies: results/coverage.csv and .md, the same bytes each time.
 coverage: setup

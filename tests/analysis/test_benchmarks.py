@@ -61,6 +61,16 @@ def test_a_submission_is_the_mean_of_its_middle_runs_times_the_factor(tmp_path):
     assert "By MLPerf's own rules: comm_opt on 1 " in sentences(study)[0]
     (normalized,) = mlperf(epochs_study(tmp_path / "b", REFERENCE, [15, 15, 15, 16, 16]))
     assert normalized.factor == pytest.approx(15.75 / (46 / 3))
+    wall = sorted(epochs * (1.0 + seed) + epochs for seed, epochs in enumerate([15, 15, 15, 16, 16]))
+    assert normalized.seconds == pytest.approx(sum(wall[1:-1]) / 3 * normalized.factor)
+
+
+def test_of_more_runs_than_required_the_first_seeds_count_and_not_the_fastest(tmp_path):
+    """Seven runs of 16 epochs, each faster than the last: of the first five the middle one takes 112 s."""
+    runs = [Run("sgd", 1, seed, n, 2.0) for seed, n in enumerate(REFERENCE)]
+    runs += [Run("comm_opt", 1, seed, 16, 8.0 - seed) for seed in range(7)]
+    (one,) = mlperf(hand_made(tmp_path, runs))
+    assert one.seconds == pytest.approx(16 * 6.0 + 16)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +104,13 @@ def test_algoperfs_score_is_the_integral_over_all_workloads(tmp_path):
     found = algoperf(tuning(tmp_path))
     assert (found.workloads, found.why) == (2, "")
     assert found.scores == {"sgd": pytest.approx((4 - 3) / 3), "comm_opt": 1.0}
+    study = tuning(tmp_path / "part")
+    cells = study.cells
+    part = algoperf(study.only((cells["method"] != "sgd") | (cells["world_size"] == 1)))
+    assert part.scores == {
+        "sgd": pytest.approx((4 - 3) / 3 / 2),
+        "comm_opt": 1.0,
+    }  # it was not run there
     lost = algoperf(tuning(tmp_path / "lost", lost=[("sgd", 2)]))
     assert lost.scores == {"sgd": pytest.approx((4 - 3) / 3 / 2), "comm_opt": 1.0}
     nobody = algoperf(tuning(tmp_path / "nobody", lost=[("sgd", 2), ("comm_opt", 2)]))

@@ -61,6 +61,8 @@ def test_pairs_are_used_where_their_exact_test_can_still_decide():
     assert compared(top, bottom.assign(block=""), "seconds").method == MANN_WHITNEY
     assert compared(top, bottom.assign(block="one"), "seconds").method == MANN_WHITNEY
     assert compared(top, bottom.assign(block=[f"x{i}" for i in range(6)]), "seconds").method == MANN_WHITNEY
+    some = [*blocks[:5], ""]  # a run that is in no block has no partner
+    assert compared(top.assign(block=some), bottom.assign(block=some), "seconds").method == MANN_WHITNEY
     assert compared(top.head(5), bottom.head(5), "seconds").method == PAIRED_T
     assert compared(top.head(3), bottom, "seconds").low is None  # unpaired ranks would mix up the blocks
 
@@ -83,6 +85,7 @@ def test_a_verdict_needs_both_the_interval_and_the_adjusted_p(write_study):
     clear = replace(one, speedup=replace(one.speedup, estimate=2.0, low=1.5, high=2.5), holm_p=0.01)
     assert clear.verdict == "faster"
     assert replace(clear, holm_p=0.06).verdict == "undecided"
+    assert replace(clear, holm_p=0.05).verdict == "undecided"
     assert replace(clear, speedup=replace(clear.speedup, low=0.9)).verdict == "undecided"
     assert replace(clear, speedup=replace(clear.speedup, low=None)).verdict == "undecided"
     slow = replace(clear.speedup, estimate=0.5, low=0.4, high=0.6)

@@ -12,7 +12,16 @@ import pytest
 from scipy import stats
 
 from analysis.comparisons import comparisons
-from analysis.conditions import cells_to_repeat, disturbed_blocks, drift, equal_work, gaps
+from analysis.conditions import (
+    cells_to_repeat,
+    disturbed,
+    disturbed_blocks,
+    drift,
+    equal_work,
+    gaps,
+    loads,
+    without_disturbed,
+)
 from analysis.metrics import time_to_accuracy
 from analysis.report.conditions import conditions
 from analysis.report.findings import findings
@@ -201,3 +210,49 @@ def test_a_shared_gpu_and_a_hot_one_are_disturbed_and_a_power_cap_is_not(tmp_pat
     busy = replace(study, devices=pd.DataFrame([{**columns, **window} for window in windows]))
     assert {one.split("-s")[1][0] for one in cells_to_repeat(busy)} == {"1", "4"}
     assert "2 shared a GPU or had its clock reduced" in " ".join(conditions(busy))
+
+
+def test_a_run_that_was_disturbed_takes_its_whole_block_along(tmp_path):
+    study = block_study(tmp_path, foreign=lambda seed: 0.5 if seed == 2 else 0.01)
+    of_sgd = study.cells.loc[study.cells["method"] == "sgd", "run"]
+    lost = study.loads["foreign_seconds"].where(study.loads["run"].astype("str").isin(of_sgd), 0.0)
+    study = replace(study, loads=study.loads.assign(foreign_seconds=lost))
+    runs = equal_work(study)
+    assert runs[disturbed(runs)]["arm"].tolist() == ["sgd"]
+    assert cells_to_repeat(study) == set(study.cells[study.cells["seed"] == 2]["cell"])
+    assert sorted(without_disturbed(study, runs).cells["seed"]) == [0, 0, 1, 1, 3, 3, 4, 4, 5, 5]
+
+
+def test_of_two_runs_none_is_called_disturbed(tmp_path):
+    runs = [Run("sgd", 1, seed, 2, seconds) for seed, seconds in enumerate((1.0, 2.0))]
+    assert not disturbed(equal_work(hand_made(tmp_path, runs))).any()
+
+
+def test_the_load_is_that_of_the_rank_that_lost_most(tmp_path):
+    study = hand_made(tmp_path, [Run("sgd", 2, 0, 2, 1.0, foreign=0.1)])
+    more = study.loads["foreign_seconds"].where(study.loads["rank"] == 0, 0.3)
+    assert loads(replace(study, loads=study.loads.assign(foreign_seconds=more))).tolist() == pytest.approx(
+        [0.3]
+    )
+
+
+def test_an_arm_that_is_slower_and_ran_later_is_no_drift(tmp_path):
+    scatter = (1.02, 1.05, 1.0, 1.03, 1.01, 1.04)
+    runs = [
+        Run(method, 1, seed, 2, seconds * scatter[seed], started=start + 100 * seed)
+        for method, seconds, start in (("sgd", 1.0, 0), ("comm_opt", 2.0, 600))
+        for seed in range(6)
+    ]
+    assert drift(equal_work(hand_made(tmp_path, runs))).p_value > 0.5
+
+
+def test_a_comparison_that_is_refused_is_in_no_family(tmp_path):
+    """dp_kfac always runs last in its block; the other two change places."""
+
+    def order(seed):
+        return ("sgd", "comm_opt", "dp_kfac") if seed % 2 else ("comm_opt", "sgd", "dp_kfac")
+
+    study = block_study(tmp_path, order=order, methods=("sgd", "comm_opt", "dp_kfac"))
+    found = comparisons(study, time_to_accuracy(study))
+    assert (found["dp_kfac", 1].verdict, found["dp_kfac", 1].holm_p) == ("not judged", None)
+    assert found["comm_opt", 1].holm_p == found["comm_opt", 1].speedup.p_value

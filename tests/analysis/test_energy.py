@@ -27,6 +27,9 @@ def test_joules_are_those_of_all_ranks_until_the_target_and_none_of_a_run_that_m
         assert run.joules == pytest.approx(WATTS * before["wall_seconds"].sum())
         assert run.all_joules == pytest.approx(WATTS * own["wall_seconds"].sum())
         assert run.watts == pytest.approx(WATTS * run.world_size, rel=0.05)  # over the slowest rank's time
+    numbers = FIGURES["energy_to_accuracy"].draw(study).numbers  # joules, though the axis has kilojoules
+    for _, group in numbers[numbers["world_size"] < 4].groupby(["arm", "world_size"]):
+        assert group["joules_median"].unique() == pytest.approx([group["joules"].median()])
 
 
 def test_without_a_driver_the_figure_gives_the_reason_in_the_records(write_study):

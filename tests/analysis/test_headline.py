@@ -1,5 +1,6 @@
 """`reproduce headline` answers in its first sentence, from archives, and says when there are none."""
 
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -71,6 +72,7 @@ def test_a_faster_kfac_is_a_yes_with_its_saving(tmp_path: Path) -> None:
     assert sentence.startswith(
         "**Yes**: On digits (its network, batch 64, 2 ranks), K-FAC (`comm_opt`) reaches"
     )
+    assert "the target (digits: accuracy ≥ 0.95)" in sentence
     assert "in 45% less time" in sentence
     assert "2.00 times fewer epochs, each 1.10 times as long, and breaks even below 2.00" in sentence
     table = pd.read_csv(tmp_path / "results/headline/speedup.csv").set_index("arm")
@@ -91,8 +93,26 @@ def test_a_slower_kfac_is_a_no_that_names_the_break_even(tmp_path: Path) -> None
     assert main(["reproduce", "headline"]) == 0
     assert first_sentence(tmp_path).startswith("**No**: ")  # dp_kfac: 7 epochs of 1.2 s against 6 of 1 s
     assert "K-FAC (`dp_kfac`) needs 40% more time" in first_sentence(tmp_path)
+    least, most = re.search(r"\(95 % interval: (\d+)% to (\d+)%\)", first_sentence(tmp_path)).groups()
+    assert int(least) <= 40 <= int(most)
     text = (tmp_path / "results/headline/README.md").read_text()
     assert "1.17 times more epochs, each 1.20 times as long, and breaks even below 0.86" in text
+
+
+def test_the_arm_that_the_tuning_chose_is_judged_though_another_was_faster(tmp_path: Path) -> None:
+    archive(tmp_path, "headline-tuning", {"trial-01": block(100, EPOCHS | {"dp_kfac": 1})}, trial=1)
+    archive(tmp_path, "headline", {f"seed-{seed}": block(seed) for seed in range(6)})
+    assert main(["reproduce", "headline"]) == 0
+    assert "K-FAC (`dp_kfac`)" in first_sentence(tmp_path)
+
+
+def test_an_interval_that_holds_no_difference_is_not_shown(tmp_path: Path) -> None:
+    seeds = {f"seed-{seed}": [Run("sgd", 2, seed, 6, 1.0), Run("comm_opt", 2, seed, 6, 0.8 + 0.08 * seed)]
+             for seed in range(6)}  # fmt: skip
+    archive(tmp_path, "headline", seeds)
+    assert main(["reproduce", "headline"]) == 0
+    assert first_sentence(tmp_path).startswith("**Not shown**: ")
+    assert "95 % interval of the saving" in first_sentence(tmp_path)
 
 
 def test_two_runs_decide_nothing(tmp_path: Path) -> None:

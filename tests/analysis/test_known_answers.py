@@ -16,7 +16,7 @@ import pytest
 
 from analysis.comparisons import compared, comparisons
 from analysis.figures import files
-from analysis.metrics import finals, scaling_levels, time_to_accuracy
+from analysis.metrics import aggregated, finals, scaling_levels, time_to_accuracy
 from analysis.regressions import changes
 from analysis.report.findings import cautions, findings
 from analysis.report.page import Panel, write_report
@@ -94,9 +94,13 @@ def test_the_figures_csv_files_have_them(out):
     )
     assert claims.loc[("comm_opt", 2), "percent_saved"].unique() == pytest.approx([100 * 2 / 3])
     assert claims.loc[("comm_opt", 2), "verdict"].unique() == ["faster"]
+    assert (claims["low"] <= claims["percent_saved"]).all()
+    assert (claims["percent_saved"] <= claims["high"]).all()
     assert claims.loc[("comm_opt", 4), "percent_saved"].unique() == pytest.approx([100 * (1 - 1 / 3.375)])
     assert scaling.loc[("comm_opt", 4), "speedup_estimate"].unique() == pytest.approx([1.8])
     assert scaling.loc[("comm_opt", 4), "efficiency_estimate"].unique() == pytest.approx([0.9])
+    base = scaling.loc[("comm_opt", 4), "base_seconds_per_step"].unique()
+    assert base == pytest.approx([2.0 * 1.025 / 20])  # of 20 steps on two ranks
     assert times.loc[("sgd", 2), "median_seconds"].unique() == pytest.approx([24 * 1.025])
     assert times["reached"].all()  # a run that ends exactly at the target reached it
 
@@ -124,6 +128,25 @@ def test_evaluations_count_in_the_order_of_steps_whatever_the_frames_order(study
     pd.testing.assert_frame_equal(finals(replace(study, evaluations=shuffled)), finals(study))
     early = time_to_accuracy(replace(study, evaluations=shuffled.assign(value=0.95)))
     assert set(early["epochs"]) == {1}  # the first of several at the target, not the last
+
+
+def test_a_loss_at_the_target_reached_it_and_other_metrics_do_not_count(study):
+    cells = study.cells.assign(target_direction="lower", target_value=0.1)
+    assert set(time_to_accuracy(replace(study, cells=cells))["epochs"]) == {1}
+    other = study.evaluations.assign(metric="top5", value=1.0)
+    both = pd.concat([other, study.evaluations], ignore_index=True).astype(study.evaluations.dtypes.to_dict())
+    pd.testing.assert_frame_equal(time_to_accuracy(replace(study, evaluations=both)), time_to_accuracy(study))
+
+
+def test_the_best_of_two_trials_is_no_match_for_the_best_of_one(tmp_path):
+    """AlgoPerf's way pools the arms of a method; K-FAC has two here, and SGD one."""
+    runs = [*runs_of("sgd", 2, seeds=range(2)), *runs_of("comm_opt", 2, seeds=range(2)),
+            *runs_of("comm_opt", 2, seeds=range(2), patch={"kfac.damping": 0.03})]  # fmt: skip
+    study = hand_made(tmp_path, runs)
+    assert aggregated(study)["seconds"].notna().all()
+    pooled = aggregated(replace(study, scoring=SCORINGS["algoperf-style"]))
+    assert len(pooled) == 2
+    assert pooled["seconds"].isna().all()
 
 
 def test_crowded_comparisons_are_in_no_family(tmp_path):

@@ -196,6 +196,9 @@ def test_last_and_best_values_are_those_of_the_records(study):
     for run, history in study.evaluations.groupby("run", observed=True):
         assert table.loc[run, "value"] == history.sort_values("step")["value"].iloc[-1]
         assert table.loc[run, "best_value"] == history["value"].max()
+    losses = finals(replace(study, cells=study.cells.assign(target_direction="lower"))).set_index("run")
+    for run, history in study.evaluations.groupby("run", observed=True):
+        assert losses.loc[run, "best_value"] == history["value"].min()
     assert not table["fixed_length"].any()
 
 

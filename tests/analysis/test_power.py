@@ -110,3 +110,20 @@ def test_planning_loads_neither_scipy_nor_pandas():
     code = f"import sys, {modules}; print(sorted({{'pandas', 'scipy', 'torch'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_four_runs_can_decide_one_comparison_so_the_runs_are_not_called_too_few(tmp_path):
+    runs = [Run(method, 1, seed, 8, 3.0 * (1 + 0.01 * ((seed * shift) % 5)))
+            for method, shift in (("sgd", 2), ("comm_opt", 3)) for seed in range(4)]  # fmt: skip
+    assert findings(hand_made(tmp_path, runs))[0].startswith(
+        "Nothing is decided at 5 % after Holm: comm_opt on 1"
+    )
+
+
+def test_a_plan_counts_the_arm_with_fewest_runs_and_no_trials(tmp_path):
+    seeds = {"sgd": 5, "comm_opt": 4, "dp_kfac": 2}
+    cells = [make_cell(method, 1, seed, Plan(), {}) for method, n in seeds.items() for seed in range(n)]
+    planned = planned_comparisons(cells, tmp_path)
+    assert (planned.count, planned.runs) == (2, 2)
+    trials = [cell.model_copy(update={"trial": 1}) for cell in cells]
+    assert planned_comparisons(trials, tmp_path).count == 0

@@ -15,7 +15,7 @@ from analysis.figures import FIGURES
 from analysis.figures.drawing import Drawing
 from analysis.records.study import Study
 from analysis.report.alt_texts import alt_text
-from analysis.report.answers import answers, headline, recommendation
+from analysis.report.answers import answers, duration, headline, recommendation
 from analysis.report.bars import chart
 from analysis.report.glossary import WORDS, Explained, anchor
 from analysis.report.page import Panel, write_report
@@ -84,6 +84,12 @@ def test_an_arm_that_missed_is_not_fastest_and_no_time_is_made_up(tmp_path):
     assert [bar.percent == "0" for _, bars in both.groups for bar in bars] == [False, True]
     nobody = ranking(known(tmp_path / "none", misses="sgd", sizes=(2,)))
     assert headline(nobody).startswith("comm_opt was fastest")
+
+
+def test_durations_have_the_unit_that_suits_them():
+    told = {1.5: "1.5 s", 119.0: "119 s", 120.0: "2 min", 7199.0: "120 min", 7200.0: "2 h", 9000.0: "2.5 h"}
+    assert {seconds: duration(seconds) for seconds in told} == told
+    assert duration(float("inf")) == "not reached"
 
 
 def test_the_table_has_five_rows_by_time_with_the_first_order_arm(tmp_path):

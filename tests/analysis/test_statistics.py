@@ -145,6 +145,14 @@ def test_a_ratio_of_arms_that_mostly_miss_is_not_invented():
     assert "missed" in ratio([math.inf] * 4, [1.0] * 4).method
 
 
+def test_a_miss_over_a_miss_is_unknown_and_widens_both_limits():
+    """Of 36 differences five are infinite, five minus infinite and one unknown; the sixth from each end counts."""
+    runs = np.log([1.0, 2.0, 3.0, 4.0, 5.0, math.inf])
+    with np.errstate(invalid="ignore"):
+        low, high = mann_whitney_limits(runs, runs)
+    assert (low, high) == (-math.inf, math.inf)
+
+
 def test_misses_among_few_pairs_leave_what_ranks_know():
     baseline, arm = [4.0, 4.1, 5.0, math.inf], [1.0, 2.0, 2.0, 2.0]
     assert paired_ratio(baseline, arm) == ratio(baseline, arm)

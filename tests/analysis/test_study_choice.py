@@ -17,7 +17,7 @@ from analysis.study_prediction.measured import Measured
 from analysis.study_prediction.memory import predicted_peak
 from analysis.study_prediction.prediction import StudyModel, study_model
 from analysis.study_prediction.reading import measured
-from analysis.study_prediction.strategy_map import interval_map
+from analysis.study_prediction.strategy_map import interval_map, strategy_map
 from harness.cli import main
 from jobs.experiments import prediction_coverage
 from jobs.experiments.prediction_coverage import BATCH, LAYERS, E, F, N, simulated, step
@@ -207,3 +207,24 @@ def test_what_does_not_fit_in_the_memory_of_a_rank_is_left_out_and_named(folder,
 def test_a_world_that_nothing_fits_is_one_line(folder, capsys):
     assert main(["recommend", str(folder), "--world-size", str(2 * BATCH)]) == 2
     assert "nothing can be predicted at 128 ranks" in capsys.readouterr().err
+
+
+def test_the_map_says_where_the_bounds_of_the_two_fastest_overlap(fitted):
+    (row,) = strategy_map(fitted, [64], speeds=[1.0]).to_dict("records")
+    best, second, *_ = (choose(fitted, 64, only_ran=True)).candidates
+    assert best.total is not None
+    assert second.total is not None
+    assert row["overlaps"] == (second.total.low <= best.total.high)
+
+
+def test_epochs_are_those_of_runs_that_reached_on_the_nearest_world(folder, fitted):
+    study = load(folder, cache=False)
+    missed = study.evaluations["run"].astype("str").isin(study.cells.query("method == 'mem_opt'")["run"])
+    values = study.evaluations["value"].mask(missed, 0.5)
+    arms = {
+        one.name: one
+        for one in measured(replace(study, evaluations=study.evaluations.assign(value=values))).arms
+    }
+    assert (arms["mem_opt"].epochs, arms["sgd"].epochs[4]) == ({}, 2.0)
+    arm = replace(fitted.arms["sgd"].arm, epochs={1: 5.0, 4: 7.0})
+    assert [arm.epochs_at(size) for size in (1, 2, 4, 64)] == [5.0, 5.0, 7.0, 7.0]

@@ -273,3 +273,31 @@ def test_predicting_a_study_imports_no_torch(folder):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "predicted" in done.stdout
+
+
+def test_bounds_of_a_measured_world_are_those_of_one_more_run():
+    """With a scatter of 10 % from ten degrees of freedom and two runs: t(0.95, 10) = 1.812."""
+    own = bounds.Errors({4: bounds.Repeatability(0.1, 10, of_windows=False)}, 0.05, 6, ())
+    seconds = own.measured((1.0, 1.21), 4)
+    half = 1.812 * 0.1 * math.sqrt(1 + 1 / 2)
+    assert seconds.central == pytest.approx(1.1)
+    assert (seconds.low, seconds.high) == pytest.approx(
+        (1.1 * math.exp(-half), 1.1 * math.exp(half)), rel=1e-3
+    )
+
+
+def test_a_held_out_world_is_no_part_of_its_prediction(folder):
+    """The world of four ranks takes twice as long as the laws of the smaller ones say."""
+    own = measured(load(folder, cache=False))
+    arms = []
+    for arm in own.arms:
+        four = arm.worlds[4]
+        slow = World(
+            tuple(2 * run for run in four.runs), four.window_spread, four.windows,
+            {phase: tuple(2 * one for one in ranks) for phase, ranks in four.ranks.items()},
+            {phase: 2 * seconds for phase, seconds in four.transfers.items()},
+        )  # fmt: skip
+        arms.append(Arm(arm.name, arm.model, arm.config, arm.training, {**arm.worlds, 4: slow}, arm.epochs))
+    found = held_out(Measured(own.name, own.algorithm, own.examples, tuple(arms), own.one_host, own.notes))
+    errors = {one.arm: one.error for one in found if one.world_size == 4}
+    assert errors["sgd"] == pytest.approx(-math.log(2), rel=0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 
@@ -92,6 +93,13 @@ def test_a_failed_retry_does_not_hide_a_completed_attempt(folder):
     assert (row.state, row.attempt, row.attempts) == ("COMPLETED", 1, 2)
 
 
+def test_of_two_completed_attempts_the_latest_counts(folder):
+    first = attempt_of(folder)
+    shutil.copytree(first.path, first.path.with_name("attempt-2"))
+    row = load(folder.path).cells.set_index("cell").loc[first.cell_folder.id]
+    assert (row.state, row.attempt, row.valid) == ("COMPLETED", 2, True)
+
+
 def test_without_a_completed_attempt_the_latest_counts(folder):
     attempt = attempt_of(folder)
     (attempt.path / "outcome.json").unlink()
@@ -136,6 +144,21 @@ def test_a_changed_record_file_is_read_again(folder):
     (path.parent / "outcome.json").unlink()
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-2]))  # the seal and an evaluation
     assert len(load(folder.path).evaluations) == len(before.evaluations) - 1
+
+
+def test_a_file_of_the_same_size_that_was_written_later_is_read_again(folder):
+    path, before = attempt_of(folder).records(0), analysis.records.cache.fingerprint(folder.path)
+    status = path.stat()
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert analysis.records.cache.fingerprint(folder.path) != before
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert analysis.records.cache.fingerprint(folder.path) == before
+
+
+def test_runs_of_one_seed_on_one_host_are_a_block(study):
+    blocks = study.cells.groupby("seed")["block"].unique()
+    assert [len(names) for names in blocks] == [1, 1, 1]
+    assert len({names[0] for names in blocks}) == 3
 
 
 def test_derived_frames_can_be_deleted(folder):

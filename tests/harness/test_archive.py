@@ -1,7 +1,10 @@
 """An archive is the runs: it loads to the same frames, notices damage, and several of a sweep are one."""
 
+import hashlib
 import io
+import json
 import tarfile
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
@@ -11,7 +14,8 @@ from analysis.records.study import LONG_FRAMES
 from analysis.records.tables import load
 from harness.cli import main
 from harness.errors import StoreError
-from harness.runs.archive import read_manifest, unpack
+from harness.runs.archive import read_manifest, unpack, write_archive
+from harness.runs.store import SweepFolder
 from tests.analysis.hand_made import Run, hand_made
 
 
@@ -135,6 +139,35 @@ def test_a_collected_copy_gives_the_same_archive_as_its_source(tmp_path: Path) -
     out = tmp_path / "copy.tar.xz"
     assert main(["archive", "synthetic", "--runs", copy, "--out", str(out)]) == 0
     assert out.read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["runs/synthetic/../../evil.json", "elsewhere/evil.json"])
+def test_a_file_outside_of_the_folders_is_refused_though_the_manifest_lists_it(
+    tmp_path: Path, name: str
+) -> None:
+    path = archived(tmp_path, "a", runs_of(range(1)))
+    manifest = asdict(read_manifest(path))
+    evil = {"path": name, "bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}
+    text = json.dumps({**manifest, "files": [*manifest["files"], evil]}).encode()
+    with pytest.raises(StoreError, match="lies outside of the folders of an archive"):
+        unpack([rewritten(path, {"manifest.json": text}, extra=name)], tmp_path / "out" / "runs")
+
+
+def test_an_archive_that_was_not_finished_has_not_its_name(tmp_path: Path, monkeypatch) -> None:
+    path = archived(tmp_path, "a", runs_of(range(1)))
+    folder = SweepFolder(tmp_path / "a" / "runs" / "synthetic")
+    real, written = tarfile.TarFile.addfile, []
+
+    def full(archive, member, content):
+        written.append(member.name)
+        if len(written) == 3:
+            raise OSError(28, "No space left on device")
+        real(archive, member, content)
+
+    monkeypatch.setattr(tarfile.TarFile, "addfile", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_archive(folder, list(folder.cell_folders()), path.with_name("new.tar.xz"))
+    assert not path.with_name("new.tar.xz").exists()
 
 
 def test_runs_that_have_not_ended_are_not_archived(

@@ -107,6 +107,24 @@ def test_another_machine_runs_the_whole_block_and_nothing_is_deleted(
     assert len(manifest.cells) == 3
 
 
+def test_a_block_of_which_a_cell_failed_is_not_archived(
+    tmp_path: Path, study: Callable[[], list[Block]]
+) -> None:
+    machine = Machine(sweep_folder("synthetic", tmp_path / "runs"), "a")
+
+    def run(cell: Cell) -> None:
+        if cell.method == "sgd":
+            attempt = machine.folder.stage(cell).new_attempt()
+            write(attempt, cell, Run("sgd", 1, cell.seed, 3, 1.0, state="FAILED"))
+        else:
+            machine.run(cell)
+
+    blocks = run_blocks(study(), machine.folder, tmp_path / "archives", 0, run, lambda: machine.now, "a")
+    with pytest.raises(StoreError, match="1 of 3 cells of block p1-seed-0 did not complete, such as sgd-"):
+        list(blocks)
+    assert not (tmp_path / "archives").exists()
+
+
 def test_a_changed_sweep_does_not_fit_its_archives(tmp_path: Path, study: Callable[[], list[Block]]) -> None:
     Machine(sweep_folder("synthetic", tmp_path / "runs"), "a").go(study(), tmp_path / "archives", minutes=0)
     changed = blocks_of([make_cell("sgd", 1, 0, Plan(), {"optimizer.lr": 0.7})])

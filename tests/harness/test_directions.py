@@ -16,7 +16,9 @@ from harness.runs.checkpoint_store import CheckpointStore, Manifest, Saved, resu
 from harness.runs.record_writer import RecordWriter
 from harness.runs.records import FailureRecord
 from harness.study.filters import select
+from harness.training import train
 from harness.training.checkpoint import snapshot
+from harness.training.measurement import clocks
 from tests.harness.test_train import cell
 
 
@@ -113,3 +115,32 @@ def test_a_moved_world_continues_with_the_slowest_ranks_clocks():
     snapshot._merge_ranks(state, parts, 0)
     assert restored == {"train": 7.0, "wall": 9.0}
     assert (float(state.loss_sum), state.loss_steps, state.window_start) == (4.0, 4, 40)
+    state.loss_sum, state.loss_steps = torch.zeros(()), 0
+    snapshot._merge_ranks(state, parts, 1)
+    assert (float(state.loss_sum), state.loss_steps) == (0.0, 0)  # rank 0 has the total
+
+
+def test_clocks_continue_where_the_segment_before_ended(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(clocks.time, "perf_counter", lambda: now[0])
+    own = clocks.RunClocks(SimpleNamespace(elapsed_seconds=2.0))
+    own.restore(
+        {"train_seconds": 5.0, "eval_seconds": 1.0, "checkpoint_seconds": 3.0, "earlier_wall_seconds": 9.0}
+    )
+    with own.checkpoint():
+        now[0] += 4.0
+    assert own.state() == {
+        "train_seconds": 7.0, "eval_seconds": 1.0, "checkpoint_seconds": 7.0, "earlier_wall_seconds": 13.0,
+    }  # fmt: skip
+
+
+def test_a_clock_is_that_of_the_slowest_rank(monkeypatch):
+    monkeypatch.setattr(train, "all_gather_rows", lambda *_: [[3.0], [5.0], [4.0]])
+    trainer = SimpleNamespace(world=SimpleNamespace(communicator=None, device=None))
+    assert train.Trainer._slowest(trainer, 3.0) == 5.0
+
+
+def test_with_a_local_batch_the_global_batch_grows_with_the_ranks():
+    weak = cell(training={"local_batch_size": 64, "epochs": 1}).training
+    strong = cell(training={"global_batch_size": 64, "epochs": 1}).training
+    assert (weak.batch_sizes(4), strong.batch_sizes(4)) == ((256, 64), (64, 16))

@@ -16,6 +16,7 @@ from harness.training.gradient_averaging import (
     DDPAverage,
     FlatAverage,
     GradientAverage,
+    broadcast_model,
     build_average,
     way_of,
 )
@@ -161,6 +162,22 @@ def test_a_parameter_without_a_gradient_has_zeros_or_an_error_says_what_to_do(wo
     for message in world(2).run(with_unused, "ddp"):
         assert "2 of 4 trained parameters got no gradient" in message
         assert "training.gradient_averaging: flat" in message
+
+
+def copied(rank: int, _: int) -> list[Tensor]:
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    model[1].running_mean += rank
+    broadcast_model(model, connect())
+    return [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
+
+
+@pytest.mark.ranks
+def test_ranks_start_with_the_parameters_and_buffers_of_rank_0(world):
+    first, second = world(2).run(copied)
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    torch.manual_seed(0)
+    assert torch.equal(first[0], nn.Linear(3, 2).weight)
 
 
 def ways(_: int, world_size: int) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """Promise: `plan` shows what a sweep would run and what is completed, and changes nothing on disk."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ def runs(tmp_path):
             attempt = folder.new_attempt()
             LAUNCHERS["local"].plan(cell, read_site("local"), WORKER_COMMAND).write(attempt)
             if state:
-                attempt.write_outcome(Outcome(state, "", None, "epochs", time.time(), time.time()))
+                attempt.write_outcome(Outcome(state, "", None, "epochs", 1000.0, 1060.0))
     sweep_folder("demo", tmp_path).stage(cells[4])  # a folder without an attempt is new
     return tmp_path
 
@@ -39,6 +38,7 @@ def test_the_state_of_a_cell_is_that_of_its_newest_attempt(runs):
     seen = plan_summary(read_sweep(Path(DEMO)).cells, runs)
     assert list(seen.states.values())[:6] == ["done", "failed", "done", "pending", "new", "new"]
     assert seen.counts == {"done": 2, "failed": 1, "pending": 1, "new": 32}
+    assert [seconds for _, seconds in seen.taken] == [60.0, 60.0]
 
 
 def test_json_holds_every_cell(runs, capsys):

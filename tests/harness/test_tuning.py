@@ -3,6 +3,7 @@
 `choose` takes the best of each by median time to the target, misses last, and only when all trials are there.
 """
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 from scipy.stats import qmc
 
+from analysis.comparisons import baselines
+from analysis.records.study import Study
 from analysis.records.tables import load
 from analysis.tuning import by_method, trials
 from harness.cell import Cell
@@ -77,6 +80,8 @@ def test_every_method_gets_as_many_trials_within_its_ranges(tmp_path: Path) -> N
         quarters = np.floor((np.log10(rates) + 2) * 2)  # of the logarithmic range, one trial in each
         assert list(quarters) == [0, 1, 2, 3]
     assert {cell.optimizer.nesterov for cell in cells if cell.method == "sgd"} == {True, False}
+    rest = sorted({1 - cell.optimizer.momentum for cell in cells if cell.method == "sgd"})
+    assert list(np.floor(4 * np.log(np.array(rest) / 0.01) / np.log(20))) == [0, 1, 2, 3]
     intervals = {cell.kfac.inverse_update_steps for cell in cells if cell.kfac}
     assert all(type(steps) is int and 10 <= steps <= 40 for steps in intervals)
 
@@ -173,6 +178,32 @@ def test_trials_are_ranked_by_median_time_and_the_median_trial_has_a_regret(tmp_
     assert methods.loc["sgd", "regret"] == pytest.approx(6.5 / 3.5)  # of 3.5, 5.5, 7.5 and 9.5 s
     assert methods.loc["comm_opt", "regret"] == pytest.approx(7.5 / 2.5)  # of 2.5, 6.5, 8.5 s and a miss
     assert methods.loc["sgd", "spent_seconds"] == 2 * (3 + 5 + 7 + 9) + 4
+    assert baselines(study) == {}  # a trial chooses a setting and is compared with nothing
+
+
+def test_seconds_come_before_values_and_among_misses_the_best_value_is_first(tmp_path: Path) -> None:
+    fabricated(tmp_path)
+    study = load(tmp_path / "runs" / "tune")
+    number = (
+        study.evaluations["run"].astype("str").map(study.cells.set_index("run")["trial"]).astype("float64")
+    )
+    values = study.evaluations["value"]
+    better = study.evaluations.assign(value=values.where(values < 0.95, 0.95 + 0.01 * number))
+    assert _order(replace(study, evaluations=better), "sgd") == [2, 3, 4, 1]  # as by their seconds
+    missed = study.evaluations.assign(value=0.5 + 0.1 * number)
+    assert _order(replace(study, evaluations=missed), "sgd") == [4, 3, 2, 1]
+
+
+def test_a_trial_that_has_not_run_is_the_last(tmp_path: Path) -> None:
+    path = fabricated(tmp_path, leave_out="sgd 2")
+    for cell in read_sweep(path).cells:
+        if (cell.method, cell.trial) == ("sgd", 2):
+            sweep_folder("tune", tmp_path / "runs").stage(cell)
+    assert _order(load(tmp_path / "runs" / "tune"), "sgd") == [3, 4, 1, 2]
+
+
+def _order(study: Study, method: str) -> list[int]:
+    return trials(study).query(f"method == {method!r}")["trial"].tolist()
 
 
 def test_choose_writes_the_study_with_the_best_settings_and_fresh_seeds(

@@ -198,7 +198,11 @@ def test_expected_hours_are_those_of_completed_cells(make_cell):
     taken = [(make_cell(2, seed=0), 600.0), (make_cell(2, seed=1), 1200.0), (make_cell(1), 60.0)]
     cost = expected_cost([make_cell(2, seed=2), make_cell(1, seed=2)], taken, site)
     assert cost.core_hours == pytest.approx(2 * 2 * 900 / 3600 + 2 * 60 / 3600)
+    alone = expected_cost([make_cell(1, seed=2)], taken, site)
+    assert alone.core_hours == pytest.approx(2 * 60 / 3600)  # not as runs of two ranks take
     assert expected_cost([make_cell()], [], site) is None
+    cost = expected_cost([make_cell(2, seed=2)], [(make_cell(2, seed=0), 1e6)], site)
+    assert cost.core_hours == 2 * 2 * 1.0  # none takes longer than its limit
 
 
 def test_reproduce_says_what_all_sweeps_cost_and_starts_nothing(submitted, tmp_path, capsys):

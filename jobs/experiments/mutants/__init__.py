@@ -1,0 +1,1 @@
+"""Mutation tests: what breaks the code in one place must fail a test."""
