@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from kfac_core.config import KFACConfig
-from kfac_core.layers import LAYERS, KroneckerLayer, kind_of
+from kfac_core.layers import LAYERS, KroneckerLayer, class_of, kind_of
 from kfac_core.placement import FactorShape, Placement
 from kfac_core.placement.footprint import data_elements
 from kfac_core.placement.placement import Ranks
@@ -143,13 +143,13 @@ def plain_modules(
         if left:
             shown |= {id(parameter) for parameter in left}
             elements = sum(parameter.numel() for parameter in left)
-            kind = type(module).__name__
+            kind = class_of(module).__name__
             yield PlainModule(name or "(root)", kind, elements, _reason(name, module, config, owners))
 
 
 def parameters_of(layer: KroneckerLayer) -> list[nn.Parameter]:
     """The parameters whose gradients a layer preconditions."""
-    return layer._parameters()
+    return layer.parameters()
 
 
 def _reason(name: str, module: nn.Module, config: KFACConfig, owners: Counter[int]) -> str:
@@ -157,7 +157,7 @@ def _reason(name: str, module: nn.Module, config: KFACConfig, owners: Counter[in
     weight = getattr(module, "weight", None)
     computed = isinstance(module, parametrize.ParametrizationList) or parametrize.is_parametrized(module)
     computed |= kind is not None and not isinstance(weight, nn.Parameter)
-    skipped = any(re.match(pattern, name) or pattern == type(module).__name__ for pattern in config.skip)
+    skipped = any(re.match(pattern, name) or pattern == class_of(module).__name__ for pattern in config.skip)
     shared = any(owners[id(parameter)] > 1 for parameter in module.parameters(recurse=False))
     reasons = {
         "the weight is computed from these (weight norm or another parametrisation)": computed,
@@ -182,7 +182,7 @@ def _taken(
     inverse = sizes.get(config.inverse_dtype or "", item_bytes)
     held = sum(factor * each.elements + inverse * data_elements(config, each) for each in (shape.a, shape.g))
     return TakenLayer(
-        layer.name or "(root)", type(layer.module).__name__, _size(shape.a), _size(shape.g),
+        layer.name or "(root)", class_of(layer.module).__name__, _size(shape.a), _size(shape.g),
         shape.gradient_elements, held, owners,
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kfac_core.collectives import Communicator
-from kfac_core.gradients.buffers import all_finite
+from kfac_core.gradients.buffers import all_finite, largest
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,8 @@ class Overflow:
         if reported:
             flag = torch.stack([each.reshape(()) for each in reported]).sum().to(self._like.dtype)
         else:
-            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-            dense = [each.coalesce().values() if each.is_sparse else each for each in gradients]
-            sizes = torch.stack([size.float() for size in torch._foreach_norm(dense, inf)])
-            flag = (sizes.sum() < inf).logical_not().to(self._like.dtype)
+            sizes = largest(parameter.grad for parameter in parameters if parameter.grad is not None)
+            flag = (sizes < inf).logical_not().to(self._like)
         flag = flag.reshape(1)
         return self._joint(flag) if self._communicator.world_size > 1 else flag
 

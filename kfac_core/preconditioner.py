@@ -25,7 +25,7 @@ from kfac_core.gradients.buffers import Gradients
 from kfac_core.guards.gradient_check import GradientCheck
 from kfac_core.guards.model_changes import ModelChanges
 from kfac_core.guards.progress import Progress
-from kfac_core.guards.wrapped import refuse_join, refuse_unsupported
+from kfac_core.guards.wrapped import refuse_join, refuse_parts_of_layers, refuse_unsupported, sharded_modules
 from kfac_core.kernels.device_grams import DeviceGrams
 from kfac_core.layers import find_layers
 from kfac_core.overflow import Overflow, UndecidedSteps
@@ -82,8 +82,9 @@ class KFAC(Resumable):
         ConfigError: the model has no layer that K-FAC supports, or all of them are skipped; a pattern of
             `skip` matches none; a schedule in epochs lacks `steps_per_epoch`, or sets the inverse interval
             below the factor interval; this rank is not a member of the process group;
-            `gram_precision` on a CPU; a kl-clip without `lr`; a model under DataParallel, FSDP, tensor
-            parallelism or `torch.compile(fullgraph=True)`, on several devices, or on the meta device.
+            `gram_precision` on a CPU; a kl-clip without `lr`; a model under DataParallel, FSDP1, tensor
+            parallelism or `torch.compile(fullgraph=True)`, on several devices, or on the meta device;
+            fully_shard over other ranks than K-FAC's.
         PlacementError: the strategy cannot divide this world.
 
     Source: Pauloski et al., "Convolutional neural network training with distributed K-FAC", SC20;
@@ -136,6 +137,9 @@ class KFAC(Resumable):
         """All that depends on the layers of the model as it is now."""
         bare = self._model
         discard_compiled(bare)
+        self._fully_sharded = sharded_modules(bare)
+        self._reshard()
+        refuse_parts_of_layers(bare, self._communicator.world_size)
         self._layers = find_layers(bare, self.config)
         if not self._layers:
             skipped = f"; skip={list(self.config.skip)} leaves out all" if self.config.skip else ""
@@ -145,7 +149,7 @@ class KFAC(Resumable):
         self.shapes = [layer.shape for layer in self._layers]
         self.placement: Placement = place(self.config, self.shapes, self._communicator.world_size, self._cost)
         dtype = reduce(torch.promote_types, (layer.weight.dtype for layer in self._layers), torch.float32)
-        like = self._layers[0].weight.new_empty(0, dtype=dtype)
+        like = torch.empty(0, dtype=dtype, device=self._layers[0].weight.device)
         self._communicator.prepare(self.placement.groups, like)
         self._execution = self._asked_execution or Execution.on(like.device)
         self._choose_grams(like.dtype)
@@ -169,6 +173,7 @@ class KFAC(Resumable):
     @torch.no_grad()
     def step(self) -> None:
         """Precondition the gradients in place; on update steps, first update factors and second order."""
+        self._reshard()
         self._pending_warnings += self._changes.found()
         refuse_join(self._wrapper, self._communicator.world_size)
         with self._timer.phase(Phase.PRECONDITION):
@@ -307,6 +312,10 @@ class KFAC(Resumable):
         return Snapshot(
             self.config, self.shapes, self._communicator, self._factors, self._second_order, progress
         )
+
+    def _reshard(self) -> None:
+        for module in self._fully_sharded:
+            module.reshard()
 
     def _read_guards(self) -> None:
         """What the step before has asked the device for."""

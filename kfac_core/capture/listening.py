@@ -32,9 +32,10 @@ class Listener:
         self, layers: Sequence[tuple[int, ProjectionLayer]], is_active: Callable[[], bool], observed: Observe
     ) -> None:
         self._is_active, self._observe = is_active, observed
-        self._of_weight: dict[int, list[tuple[int, ProjectionLayer]]] = {}
+        self._of_host: dict[int, list[tuple[int, ProjectionLayer]]] = {}
         for index, layer in layers:
-            self._of_weight.setdefault(id(layer.weight), []).append((index, layer))
+            self._of_host.setdefault(id(layer.host), []).append((index, layer))
+        self._of_weight: dict[int, list[tuple[int, ProjectionLayer]]] = {}
         self._plain = functional.linear
         self._depth, self._thread = 0, 0
         hosts = {id(layer.host): layer.host for _, layer in layers}.values()
@@ -54,7 +55,7 @@ class Listener:
     @property
     def is_copy(self) -> bool:
         """Whether this does nothing, as a copy."""
-        return not self._of_weight
+        return not self._of_host
 
     def _start(self, module: nn.Module, args: Any) -> None:
         if module.training and torch.is_grad_enabled() and self._is_active():
@@ -62,6 +63,8 @@ class Listener:
             if self._depth == 1:
                 self._thread = threading.get_ident()
                 functional.linear = self._linear
+                self._of_weight = {}
+            self._of_weight |= _by_weight(self._of_host[id(module)])  # fully_shard puts others in their place
 
     def _stop(self, module: nn.Module, args: Any, output: Any) -> None:
         self._depth = max(0, self._depth - 1)
@@ -88,6 +91,13 @@ class Listener:
             for index, layer in layers
             if layer.rows[0] >= first and layer.rows[1] <= first + len(weight) and layer.is_trained
         ]
+
+
+def _by_weight(layers: Sequence[tuple[int, ProjectionLayer]]) -> dict[int, list[tuple[int, ProjectionLayer]]]:
+    found: dict[int, list[tuple[int, ProjectionLayer]]] = {}
+    for index, layer in layers:
+        found.setdefault(id(layer.weight), []).append((index, layer))
+    return found
 
 
 def _inactive() -> Listener:

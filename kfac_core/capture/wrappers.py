@@ -92,7 +92,7 @@ def _rates_of_groups(optimizer: Optimizer, layers: Sequence[KroneckerLayer]) -> 
 
 def warn_of_adaptive(lr: LearningRate | None, config: KFACConfig) -> None:
     """Log that an optimizer that rescales each element undoes most of the preconditioning."""
-    name = type(lr).__name__
+    name = type(getattr(lr, "optimizer", lr)).__name__  # accelerate wraps it
     if isinstance(lr, Optimizer) and _ADAPTIVE.search(name):
         logging.getLogger("kfac_core.preconditioner").warning(
             "%s divides each element of the gradient by its own size, which undoes most of the "

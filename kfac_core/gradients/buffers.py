@@ -12,6 +12,7 @@ from kfac_core.collectives import Communicator
 from kfac_core.errors import ConfigError
 from kfac_core.execution import Execution
 from kfac_core.gradients.kl_clip import kl_clip_scale
+from kfac_core.gradients.sharded import WholeGradients, local
 from kfac_core.gradients.together import copy_together
 from kfac_core.layers import KroneckerLayer
 from kfac_core.placement import Placement
@@ -51,6 +52,7 @@ class Gradients:
         self._raw = like.new_zeros(sum(elements))
         self._change: Tensor | None = None
         self._zero = like.new_zeros(())
+        self._sharded = WholeGradients(layers)
         self.clip_scale: Tensor | None = None
         self.checked, self.finite = 0, like.new_zeros((), dtype=torch.float32)
         self._preconditioned = torch.zeros_like(self._raw)
@@ -77,6 +79,7 @@ class Gradients:
         """
         if all(layer.weight.grad is None for layer in self._layers):
             raise ConfigError("no layer that K-FAC takes has a gradient: call KFAC.step() after backward()")
+        self._sharded.gather()
         pairs = list(zip(self._layers, self._buffers, strict=True))
         if self._batched:
             copy_together([pair for layer, buffer in pairs for pair in layer.gradient_sources(buffer)])
@@ -124,9 +127,7 @@ class Gradients:
         self.checked += 1
         if not self._batched:
             gradients = [each.grad for each in parameters if each.grad is not None]
-            dense = [each.coalesce().values() if each.is_sparse else each for each in gradients]
-            sizes = torch._foreach_norm([each for each in dense if each.numel()], inf)
-            if isfinite(float(torch.stack([size.double() for size in sizes]).sum())):
+            if self._finite_on_all_ranks(largest(gradients)):
                 self.finite += 1
             else:
                 self._preconditioned.zero_()
@@ -140,6 +141,14 @@ class Gradients:
         torch.where(finite, self._preconditioned, self._zero, out=self._preconditioned)
         self.finite += finite
 
+    def _finite_on_all_ranks(self, size: Tensor) -> bool:
+        finite = isfinite(size)
+        if not self._sharded.any:  # averaged gradients are the same on all ranks
+            return finite
+        flag = self._zero.new_full((1,), float(not finite))
+        self._communicator.all_reduce(flag)
+        return float(flag) == 0.0
+
     def write(self) -> None:
         """Copy the preconditioned gradients into the parameters' gradient tensors."""
         targets = [
@@ -151,11 +160,21 @@ class Gradients:
             copy_together(targets)
         else:
             torch._foreach_copy_([gradient for gradient, _ in targets], [value for _, value in targets])
+        self._sharded.scatter()
         self.raw = list(self._buffers)  # else the parameters' gradients would outlive `zero_grad`
+
+
+def largest(gradients: Iterable[Tensor]) -> Tensor:
+    """The sum of the largest size of each gradient, of its part on this rank if it is sharded, `[]`.
+
+    It is finite if and only if every element is.
+    """
+    parts = [local(gradient) for gradient in gradients]
+    dense = [each.coalesce().values() if each.is_sparse else each for each in parts]
+    sizes = torch._foreach_norm([each for each in dense if each.numel()], inf)
+    return torch.stack([size.double() for size in sizes]).sum() if sizes else torch.zeros(())
 
 
 def all_finite(parameters: Iterable[nn.Parameter]) -> bool:
     """Whether every element of every gradient is finite; waits for the device once."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    dense = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
-    return not dense or bool(torch.stack([gradient.isfinite().all() for gradient in dense]).all())
+    return isfinite(largest(parameter.grad for parameter in parameters if parameter.grad is not None))

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kfac_core.gradients.sharded import is_sharded
 from kfac_core.layers import KroneckerLayer
 from kfac_core.overflow import Answer, answer
 
@@ -52,6 +53,7 @@ class GradientCheck:
             (layer, users[id(layer.weight)])
             for layer in layers
             if id(layer.weight) in users
+            and not is_sharded(layer.weight)  # its gradient does not pass through a hook
             and all(isinstance(user, _LINEAR) for user in users[id(layer.weight)])
         ]
         self._is_active = is_active

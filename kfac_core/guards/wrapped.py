@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from kfac_core.errors import ConfigError
+from kfac_core.gradients.sharded import is_sharded
+from kfac_core.layers import is_fully_sharded
+
+_WHOLE_LAYERS = (("Shard",), ("Replicate",), ("Replicate", "Shard"))
+"""How fully_shard alone divides a parameter: over all ranks, not at all, or within groups of ranks (HSDP)."""
 
 
 def refuse_unsupported(model: nn.Module) -> None:
@@ -32,15 +37,52 @@ def refuse_unsupported(model: nn.Module) -> None:
                 "K-FAC cannot use FullyShardedDataParallel (FSDP1), which keeps a flat part of each layer: "
                 "use DistributedDataParallel, if need be with ZeroRedundancyOptimizer and strategy=mem_opt"
             )
-    for name, parameter in model.named_parameters():
-        if _is_dtensor(parameter):
-            sharded = any(type(module).__name__.startswith("FSDP") for module in model.modules())
-            how = "fully_shard (FSDP2)" if sharded else "tensor parallelism (DTensor)"
-            raise ConfigError(
-                f"K-FAC cannot use {how}: parameter {name} is in parts, and a factor needs whole rows; use "
-                "DistributedDataParallel, if need be with ZeroRedundancyOptimizer and strategy=mem_opt"
-            )
     _refuse_devices(model)
+
+
+def refuse_parts_of_layers(model: nn.Module, world_size: int) -> None:
+    """Refuse sharded parameters, except where fully_shard (FSDP2) shows whole layers and averages over all ranks.
+
+    Raises:
+        ConfigError: naming the parameter, and what its shards are.
+    """
+    managed = {
+        id(parameter)
+        for module in model.modules()
+        if getattr(module, "_is_fsdp_managed_module", False)
+        for parameter in module.parameters(recurse=False)
+    }
+    for name, parameter in model.named_parameters():
+        if is_sharded(parameter) and (why := _refused(parameter, world_size, id(parameter) in managed)):
+            raise ConfigError(f"K-FAC cannot use {why[0]}: parameter {name} {why[1]}")
+
+
+def _refused(parameter: Any, world_size: int, by_fsdp: bool) -> tuple[str, str] | None:
+    """What a sharded parameter is in, and why that cannot be exact."""
+    mesh, shards = parameter.device_mesh, [type(each).__name__ for each in parameter.placements]
+    if not by_fsdp or shards not in (list(each) for each in _WHOLE_LAYERS):
+        how = "fully_shard with tensor parallelism" if by_fsdp else "tensor parallelism (DTensor)"
+        return how, "is in parts also while its layer runs, and a factor needs whole rows; use data parallelism"
+    if mesh.size() != world_size:
+        return (
+            "fully_shard (FSDP2) of a part of its ranks",
+            f"is sharded over {mesh.size()} ranks, and K-FAC's world has {world_size}: pass process_group=",
+        )
+    if parameter.device.type != mesh.device_type:
+        return (
+            "fully_shard (FSDP2) with an offload policy",
+            f"is on {parameter.device}, and its layer runs on {mesh.device_type}: leave the policy out",
+        )
+    return None
+
+
+def sharded_modules(model: nn.Module) -> list[Any]:
+    """The modules under fully_shard.
+
+    Their `reshard()` gives parameters their shards back, which the optimizer updates. They are away after a
+    forward pass without a backward pass, and with `set_reshard_after_backward(False)`.
+    """
+    return [module for module in model.modules() if is_fully_sharded(module)]
 
 
 def refuse_join(wrapper: DistributedDataParallel | None, world_size: int) -> None:
@@ -79,8 +121,3 @@ def _refuse_devices(model: nn.Module) -> None:
 
 def _devices(model: nn.Module) -> Iterator[torch.device]:
     yield from (parameter.device for parameter in model.parameters() if parameter.requires_grad)
-
-
-def _is_dtensor(parameter: nn.Parameter) -> bool:
-    tensor = sys.modules.get("torch.distributed.tensor")  # where it is not imported, there is none
-    return tensor is not None and isinstance(parameter.data, tensor.DTensor)

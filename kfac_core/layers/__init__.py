@@ -20,7 +20,16 @@ from kfac_core.layers.projection import ProjectionLayer, attention_layers, exper
 from kfac_core.layers.tied import TiedEmbeddingLayer
 from kfac_core.layers.transposed import TransposedConvLayer
 
-__all__ = ["LAYERS", "KroneckerLayer", "ProjectionLayer", "TiedEmbeddingLayer", "find_layers", "kind_of"]
+__all__ = [
+    "LAYERS",
+    "KroneckerLayer",
+    "ProjectionLayer",
+    "TiedEmbeddingLayer",
+    "class_of",
+    "find_layers",
+    "is_fully_sharded",
+    "kind_of",
+]
 
 LAYERS: Mapping[type[nn.Module], type[KroneckerLayer]] = MappingProxyType({
     nn.Linear: LinearLayer,
@@ -36,6 +45,8 @@ LAYERS: Mapping[type[nn.Module], type[KroneckerLayer]] = MappingProxyType({
 _BY_NAME = {"transformers.pytorch_utils.Conv1D": TransposedLinearLayer}
 """Modules of packages that are not imported here."""
 
+_FSDP = "FSDPModule"  # torch.distributed.fsdp is not imported for a name
+
 
 def find_layers(model: nn.Module, config: KFACConfig) -> list[KroneckerLayer]:
     """The supported layers of `model` that are trained and not skipped, in the model's order.
@@ -48,7 +59,7 @@ def find_layers(model: nn.Module, config: KFACConfig) -> list[KroneckerLayer]:
         ConfigError: a pattern of `skip` matches no layer of a supported type.
     """
     named = {
-        layer.name: type(module).__name__
+        layer.name: class_of(module).__name__
         for name, module in model.named_modules()
         for layer in _layers_of(name, module, config)
     }
@@ -63,7 +74,7 @@ def find_layers(model: nn.Module, config: KFACConfig) -> list[KroneckerLayer]:
     patterns = [re.compile(pattern) for pattern in config.skip]
     found = []
     for name, module in model.named_modules():
-        if type(module).__name__ in config.skip:
+        if class_of(module).__name__ in config.skip:
             continue
         for layer in _layers_of(name, module, config):
             if any(pattern.match(layer.name) for pattern in patterns):
@@ -85,8 +96,9 @@ def _tied(layer: KroneckerLayer, model: nn.Module, config: KFACConfig) -> Kronec
         shares = any(parameter is layer.weight for parameter in module.parameters(recurse=False))
         if module is layer.module or not shares:
             continue
-        skipped = type(module).__name__ in config.skip or any(re.match(each, name) for each in config.skip)
-        if type(module) is not nn.Linear or skipped:
+        own = class_of(module)
+        skipped = own.__name__ in config.skip or any(re.match(each, name) for each in config.skip)
+        if own is not nn.Linear or skipped:
             return None
         heads.append(module)
     return TiedEmbeddingLayer(layer.name, layer.module, config, heads)
@@ -94,7 +106,7 @@ def _tied(layer: KroneckerLayer, model: nn.Module, config: KFACConfig) -> Kronec
 
 def _layers_of(name: str, module: nn.Module, config: KFACConfig) -> Sequence[KroneckerLayer]:
     """The layers that a module's own weights are; none of a kind that is not supported."""
-    if type(module) is nn.MultiheadAttention:
+    if isinstance(module, nn.MultiheadAttention) and class_of(module) is nn.MultiheadAttention:
         return attention_layers(name, module, config)
     if is_fused_experts(module):
         return expert_layers(name, module, config)
@@ -106,5 +118,17 @@ def _layers_of(name: str, module: nn.Module, config: KFACConfig) -> Sequence[Kro
 
 def kind_of(module: nn.Module) -> type[KroneckerLayer] | None:
     """The layer kind of a module by its exact type: a subclass may compute something else."""
-    own = type(module)
+    own = class_of(module)
     return LAYERS.get(own) or _BY_NAME.get(f"{own.__module__}.{own.__qualname__}")
+
+
+def class_of(module: nn.Module) -> type[nn.Module]:
+    """The module's class; of one under fully_shard, which makes a subclass, the class that it had before."""
+    names = [base.__name__ for base in type(module).__mro__]
+    own: type[nn.Module] = type(module).__mro__[names.index(_FSDP) + 1 if _FSDP in names else 0]
+    return own
+
+
+def is_fully_sharded(module: nn.Module) -> bool:
+    """Whether this very module was passed to fully_shard (FSDP2)."""
+    return class_of(module) is not type(module)

@@ -24,7 +24,7 @@ class ConvLayer(KroneckerLayer):
     def shape(self) -> LayerShape:
         """A over a patch of one group (and bias), G over the outputs of one group."""
         conv = self.module
-        patch = conv.weight[0].numel()
+        patch = conv.weight.shape[1:].numel()
         return self.bounded(
             LayerShape(
                 self.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch import Tensor, nn
 
@@ -36,6 +36,7 @@ class KroneckerLayer(ABC):
         module: the module; K-FAC writes to nothing but its parameters' gradients.
         grams: sums of outer products where execution is batched, from inputs and gradients of any dtype.
             None sums in the order that suits a CPU, from inputs of the sums' own dtype.
+        gradient_of: where a parameter's gradient is; elsewhere than in the parameter if that has only a part.
         has_bias: whether there is a trained bias; a frozen one is not part of the curvature.
     """
 
@@ -44,6 +45,7 @@ class KroneckerLayer(ABC):
         self.module = module
         self.config = config
         self.grams: DeviceGrams | None = None
+        self.gradient_of: Callable[[nn.Parameter], Tensor | None] = _own_gradient
         bias = getattr(module, "bias", None)
         self.has_bias = isinstance(bias, nn.Parameter) and bias.requires_grad
 
@@ -126,7 +128,7 @@ class KroneckerLayer(ABC):
 
     def aligned(self, matrix: Tensor) -> Iterator[Tensor]:
         """Views of a gradient matrix in the order of the weight's and the bias's own dimensions."""
-        for view, parameter in zip(self._views(matrix), self._parameters(), strict=True):
+        for view, parameter in zip(self._views(matrix), self.parameters(), strict=True):
             yield view.reshape(parameter.shape)
 
     def bounded(self, shape: LayerShape) -> LayerShape:
@@ -138,9 +140,9 @@ class KroneckerLayer(ABC):
         return kind in self.shape.diagonal
 
     def _gradients(self) -> list[Tensor | None]:
-        return [parameter.grad for parameter in self._parameters()]
+        return [self.gradient_of(parameter) for parameter in self.parameters()]
 
-    def _parameters(self) -> list[nn.Parameter]:
+    def parameters(self) -> list[nn.Parameter]:
         """The weight, and the trained bias."""
         if not self.has_bias:
             return [self.weight]
@@ -150,3 +152,7 @@ class KroneckerLayer(ABC):
 
     def _views(self, matrix: Tensor) -> list[Tensor]:
         return [matrix[..., :-1], matrix[..., -1]] if self.has_bias else [matrix]
+
+
+def _own_gradient(parameter: nn.Parameter) -> Tensor | None:
+    return parameter.grad

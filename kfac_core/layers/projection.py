@@ -55,7 +55,8 @@ class ProjectionLayer(LinearLayer):
         weight: nn.Parameter = getattr(self.module, self._weight)
         return weight
 
-    def _parameters(self) -> list[nn.Parameter]:
+    def parameters(self) -> list[nn.Parameter]:
+        """The whole weight, and the whole bias."""
         bias = getattr(self.module, self._bias) if self.has_bias and self._bias is not None else None
         return [self.weight] if bias is None else [self.weight, bias]
 
@@ -79,11 +80,11 @@ class ProjectionLayer(LinearLayer):
         yield from self._views(matrix)
 
     def _gradients(self) -> list[Tensor | None]:
-        whole, (first, last) = self.weight.grad, self.rows
+        whole, (first, last) = self.gradient_of(self.weight), self.rows
         weight = None if whole is None else whole.view(-1, whole.shape[-1])[first:last]
         if not self.has_bias or self._bias is None:
             return [weight]
-        bias = getattr(self.module, self._bias).grad
+        bias = self.gradient_of(getattr(self.module, self._bias))
         return [weight, None if bias is None else bias.narrow(0, self._bias_first, last - first)]
 
 

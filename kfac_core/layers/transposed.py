@@ -24,7 +24,7 @@ class TransposedConvLayer(ConvLayer):
     def shape(self) -> LayerShape:
         """A over the inputs of one group under all taps (and bias), G over the outputs of one group."""
         conv = self.module
-        patch = conv.weight[:, 0].numel() // conv.groups
+        patch = conv.weight.shape[0] * conv.weight.shape[2:].numel() // conv.groups
         return self.bounded(
             LayerShape(
                 self.name,

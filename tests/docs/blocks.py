@@ -18,7 +18,7 @@ PAGES = [
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")),
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "reference").glob("*.md")),
 ]
-WORDS = {"slow", "slurm", "site", "ranks", "mpi"}
+WORDS = {"slow", "slurm", "site", "ranks", "mpi", "recipe"}
 _BLOCK = re.compile(r"^```(?P<info>[a-z ]+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

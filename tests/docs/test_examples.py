@@ -3,7 +3,7 @@
 Sweeps and profiles are read, `kronscale` commands run in a folder with made-up runs, Python blocks executed.
 A word after a block's language limits that: `slow` starts ranks or takes minutes (`test_tutorial.py` runs the
 tutorial), `slurm` needs a cluster, `site` differs from site to site: their commands are parsed only. `ranks`
-and `mpi`: Python that runs on two ranks.
+and `mpi`: Python that runs on two ranks; `recipe`: Python that `test_recipes.py` runs.
 """
 
 from __future__ import annotations

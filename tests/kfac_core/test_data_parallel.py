@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -51,6 +52,39 @@ def test_ddp_with_and_without_accumulation_equals_one_rank_with_the_whole_batch(
     ((want, _),) = world(1).run(run, "conv", options, STEPS)
     for history, stayed in world(2).run(run_ddp, "conv", micro_batches, options, ddp):
         assert stayed
+        for got, expected in zip(history, want, strict=True):
+            assert_same(got, expected, 1e-10)
+
+
+def run_zero(rank: int, world_size: int, options: dict[str, Any]) -> list[dict[str, Tensor]]:
+    """Parameters after each step, whose optimizer keeps the momentum of its own share of them alone."""
+    model = DistributedDataParallel(build("conv"))
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=LR, momentum=0.9)
+    kfac = KFAC(model, KFACConfig(**options), lr=optimizer)
+    history = []
+    for step in range(STEPS):
+        x, y = (part[rank::world_size] for part in data("conv", step))
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        kfac.step()
+        optimizer.step()
+        history.append({name: p.detach().clone() for name, p in model.module.named_parameters()})
+    return history
+
+
+def test_an_optimizer_whose_state_is_sharded_takes_the_steps_of_a_whole_one(world):
+    model = build("conv")
+    optimizer = torch.optim.SGD(model.parameters(), LR, momentum=0.9)
+    kfac = KFAC(model, KFACConfig(**OPTIONS), lr=optimizer)
+    want = []
+    for step in range(STEPS):
+        x, y = data("conv", step)
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        kfac.step()
+        optimizer.step()
+        want.append({name: p.detach().clone() for name, p in model.named_parameters()})
+    for history in world(2).run(run_zero, OPTIONS | {"strategy": "mem_opt"}):
         for got, expected in zip(history, want, strict=True):
             assert_same(got, expected, 1e-10)
 

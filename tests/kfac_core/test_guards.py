@@ -174,6 +174,30 @@ def test_a_layer_that_is_another_now_is_refused_at_the_next_step(change, what):
         kfac.step()
 
 
+def test_new_words_of_a_language_model_are_named_at_the_next_step_and_taken_on_request():
+    transformers = pytest.importorskip("transformers", reason="comes with the extra `language`")
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=2)
+    )
+    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR)
+
+    def backward(tokens: Tensor) -> None:
+        model.zero_grad()
+        model(input_ids=tokens, labels=tokens).loss.backward()
+
+    backward(torch.arange(16).view(2, 8))
+    kfac.step()
+    model.resize_token_embeddings(20, mean_resizing=False)
+    backward(torch.arange(4, 20).view(2, 8))  # a hook raises nothing
+    with pytest.raises(ConfigError, match=r"layer transformer\.wte .*KFAC was made.*kfac\.refresh\(\)"):
+        kfac.step()
+    kfac.refresh()
+    backward(torch.arange(4, 20).view(2, 8))
+    kfac.step()
+    assert kfac.shapes[0].a.elements == 20
+
+
 def test_a_model_that_is_moved_later_is_refused():
     model = net()
     kfac = KFAC(model, lr=LR)
@@ -295,32 +319,6 @@ def test_the_summary_says_what_is_taken_by_whom_and_why_the_rest_is_plain():
 def test_a_wrapper_that_cannot_be_exact_is_refused_by_name(wrapped, message):
     with pytest.raises(ConfigError, match=message):
         KFAC(wrapped(), lr=LR)
-
-
-def sharded(rank: int, world_size: int) -> list[str]:
-    """What KFAC says of a model that is sharded in each of three ways."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-
-    mesh, said = init_device_mesh("cpu", (world_size,)), []
-    whole = fully_shard(net(), mesh=mesh)
-    part = net()
-    fully_shard(part[0], mesh=mesh)
-    parallel = parallelize_module(net(), mesh, {"0": ColwiseParallel()})
-    for model in (whole, part, parallel, FullyShardedDataParallel(net(), device_id=torch.device("cpu"))):
-        try:
-            KFAC(model, lr=LR)
-        except ConfigError as error:
-            said.append(str(error))
-    return said
-
-
-def test_sharded_models_are_refused_by_name(world):
-    for said in world(2).run(sharded):
-        assert ["fully_shard (FSDP2)" in text for text in said] == [True, True, False, False]
-        assert "tensor parallelism" in said[2]
-        assert "FSDP1" in said[3]
 
 
 def joined(rank: int, world_size: int) -> str:
