@@ -47,10 +47,8 @@ class WholeGradients:
 
     def gather(self) -> None:
         """Make the gradients whole; every rank calls it."""
-        self._whole = {
-            id(parameter): parameter.grad.full_tensor()  # type: ignore[attr-defined]  of a DTensor
-            for parameter in self._sharded()
-        }
+        gradients: list[tuple[nn.Parameter, Any]] = [(each, each.grad) for each in self._sharded()]
+        self._whole = {id(parameter): gradient.full_tensor() for parameter, gradient in gradients}
 
     def scatter(self) -> None:
         """Write this rank's parts of what the layers have made of the whole gradients; no communication."""

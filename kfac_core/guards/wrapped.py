@@ -41,7 +41,7 @@ def refuse_unsupported(model: nn.Module) -> None:
 
 
 def refuse_parts_of_layers(model: nn.Module, world_size: int) -> None:
-    """Refuse sharded parameters, except where fully_shard (FSDP2) shows whole layers and averages over all ranks.
+    """Refuse sharded parameters, except where fully_shard shows whole layers and averages over all ranks.
 
     Raises:
         ConfigError: naming the parameter, and what its shards are.
@@ -62,7 +62,10 @@ def _refused(parameter: Any, world_size: int, by_fsdp: bool) -> tuple[str, str] 
     mesh, shards = parameter.device_mesh, [type(each).__name__ for each in parameter.placements]
     if not by_fsdp or shards not in (list(each) for each in _WHOLE_LAYERS):
         how = "fully_shard with tensor parallelism" if by_fsdp else "tensor parallelism (DTensor)"
-        return how, "is in parts also while its layer runs, and a factor needs whole rows; use data parallelism"
+        return (
+            how,
+            "is in parts also while its layer runs, and a factor needs whole rows; use data parallelism",
+        )
     if mesh.size() != world_size:
         return (
             "fully_shard (FSDP2) of a part of its ranks",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,11 @@ NAMES = "plain", "trainer", "accelerate", "lightning", "distributed", "compile"
 RECIPES = {name: block.text for name, block in zip(NAMES, OTHERS, strict=True)}
 """In the order of the page."""
 
-NEEDS = {"trainer": ("transformers", "accelerate"), "accelerate": ("accelerate",), "lightning": ("lightning",)}
+NEEDS = {
+    "trainer": ("transformers", "accelerate"),
+    "accelerate": ("accelerate",),
+    "lightning": ("lightning",),
+}
 CLIPS = {
     "trainer": {"before": 0.5},
     "accelerate": {"before": 0.5},

@@ -1,4 +1,4 @@
-"""Promise: under fully_shard (FSDP2) K-FAC gives the result of one rank with whole layers, or names what it cannot do."""
+"""Promise: under fully_shard (FSDP2) K-FAC gives the result of one rank, or names what it cannot do."""
 
 from __future__ import annotations
 
