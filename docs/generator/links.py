@@ -26,6 +26,7 @@ INCLUDED = {
     "results/state_by_world.md": "results/state_by_world.md",
     "results/peers/README.md": "results/peers.md",
     "results/prediction/shaped_links.md": "results/shaped_links.md",
+    "results/prediction/validation.md": "results/prediction_validation.md",
     "results/prediction/spd_kfac.md": "results/spd_kfac.md",
     "results/headline/README.md": "results/headline.md",
     "results/published/README.md": "results/published.md",

@@ -101,8 +101,8 @@ def networks(folder: Path) -> dict[str, Timed]:
     tables = tuple(map(stored_layer, shapes))
     model = StoredModel("resnet20", tables, rest, stored=shapes)
     found = {}
-    for case in ("link-bound", "compute-bound"):
-        rows = pd.read_csv(folder / f"shaped_networks_{case}.csv")
+    for path in sorted(folder.glob("shaped_networks_*-bound.csv"), reverse=True):  # links first
+        rows, case = pd.read_csv(path), path.stem.removeprefix("shaped_networks_")
         found[case] = Timed(rows, model, (2, 4), "eigen", int(rows["batch"].iloc[0]))
     return found
 

@@ -125,7 +125,7 @@ _ABOUT = (
     "overlapped with the backward pass; the step on two ranks follows from the windows of one rank, and "
     "from links that `kronscale calibrate` measured before. Limited links: real steps over Gloo, each "
     "rank in a network namespace of its own, predicted from the windows of 1 and 2 ranks alone. ResNet-20 "
-    "has 40 Mbit/s and 8 examples a rank where links are the limit, 1,000 Mbit/s and 32 examples where "
+    "has 100 Mbit/s and 8 examples a rank where links are the limit, 1,000 Mbit/s and 32 examples where "
     "CPUs are, and each rank a fifth of a CPU in every world, so that 8 ranks fit on two cores. F = 2, E "
     "= 4 there; F = 5, E = 10 in the studies."
 )
