@@ -7,7 +7,7 @@ import pytest
 from harness.cli import main
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.store import sweep_folder
-from harness.study.status import read_statuses
+from harness.study.status import stored_statuses
 from harness.study.sweep import read_sweep
 
 DEMO = "jobs/sweeps/demo.yaml"
@@ -164,9 +164,9 @@ def test_a_sweep_that_cannot_be_read_does_not_hide_the_others(stored, cli, tmp_p
     def refuse(folder, cells):
         if folder.path == unreadable:
             raise PermissionError(13, "Permission denied", str(unreadable))
-        return read_statuses(folder, cells)
+        return stored_statuses(folder, cells)
 
-    monkeypatch.setattr("harness.study.status.read_statuses", refuse)
+    monkeypatch.setattr("harness.study.status.stored_statuses", refuse)
     code, out, err = cli("status")
     assert code == 2
     assert out.startswith("demo: 2 FAILED")
