@@ -125,7 +125,7 @@ def test_the_same_runs_are_scored_by_every_rule(study):
 def test_the_page_comes_as_markdown_and_latex_too(out):
     text, tex = (out / "report.md").read_text(), (out / "tables.tex").read_text()
     assert all(f"](figures/{name.name})" in text for name in (out / "figures").glob("*.png"))
-    assert tex.count("\\begin{tabular}") == 3
+    assert tex.count("\\begin{tabular}") == 4
     assert "comm\\_opt" in tex
     assert not re.search(r"(?<!\\)[%_#](?!\})", tex.replace("tab:", ""))
 
