@@ -133,7 +133,7 @@ def test_a_ratio_of_arms_that_mostly_miss_is_not_invented():
 
 
 def test_a_miss_over_a_miss_is_unknown_and_widens_both_limits():
-    """Of 36 differences five are infinite, five minus infinite and one unknown; the sixth from each end counts."""
+    """Of 36 differences five are infinite, five minus infinite, one unknown; the sixth of each end counts."""
     runs = np.log([1.0, 2.0, 3.0, 4.0, 5.0, math.inf])
     with np.errstate(invalid="ignore"):
         low, high = mann_whitney_limits(runs, runs)

@@ -123,7 +123,7 @@ def test_the_command_prints_the_sentence_and_a_table(folder, capsys):
 
 
 def test_links_of_another_speed_move_only_bytes(fitted, monkeypatch):
-    from tests.analysis import test_study_prediction as laws
+    from jobs.experiments import prediction_coverage as laws
 
     quick = fitted.at_speed(4.0)
     monkeypatch.setattr(laws, "BETA", laws.BETA / 4)
