@@ -318,6 +318,6 @@ def test_each_doubling_beyond_the_measured_worlds_adds_its_error():
 
 
 def test_ranks_wait_for_the_busiest_of_them():
-    """A step of 5 s: 1 s forward, inverses of 3 s on one rank and 1 s on the other, half a second of sending."""
+    """A step of 5 s: 1 s forward, inverses of 3 s on one rank and 1 s on the other, 0.5 s of sending."""
     ranks = {"forward": (1.0, 1.0), "inverse_compute": (1.0, 3.0)}
     assert _waited(World((5.0,), 0.0, 1.0, ranks, {"gradient_comm": 0.5})) == pytest.approx(0.5)
