@@ -221,10 +221,12 @@ def test_epochs_are_those_of_runs_that_reached_on_the_nearest_world(folder, fitt
     study = load(folder, cache=False)
     missed = study.evaluations["run"].astype("str").isin(study.cells.query("method == 'mem_opt'")["run"])
     values = study.evaluations["value"].mask(missed, 0.5)
-    arms = {
-        one.name: one
-        for one in measured(replace(study, evaluations=study.evaluations.assign(value=values))).arms
-    }
+    changed = replace(study, evaluations=study.evaluations.assign(value=values))
+    arms = {one.name: one for one in measured(changed).arms}
     assert (arms["mem_opt"].epochs, arms["sgd"].epochs[4]) == ({}, 2.0)
+    choice = choose(study_model(measured(changed)), 8)
+    assert choice.to_target
+    assert "mem_opt" not in [one.name for one in choice.candidates]
+    assert "left out: mem_opt: fewer than half of its runs reached the target" in choice.notes
     arm = replace(fitted.arms["sgd"].arm, epochs={1: 5.0, 4: 7.0})
     assert [arm.epochs_at(size) for size in (1, 2, 4, 64)] == [5.0, 5.0, 7.0, 7.0]

@@ -19,8 +19,10 @@ import pandas as pd
 import pytest
 
 from analysis.cost_model.errors import CostModelError
+from analysis.cost_model.prediction import Seconds
 from analysis.records.tables import load
 from analysis.study_prediction import bounds
+from analysis.study_prediction.fitted import _waited
 from analysis.study_prediction.laws import fit_law
 from analysis.study_prediction.measured import Arm, Measured, World
 from analysis.study_prediction.prediction import StudyModel, held_out, study_model
@@ -301,3 +303,18 @@ def test_a_held_out_world_is_no_part_of_its_prediction(folder):
     found = held_out(Measured(own.name, own.algorithm, own.examples, tuple(arms), own.one_host, own.notes))
     errors = {one.arm: one.error for one in found if one.world_size == 4}
     assert errors["sgd"] == pytest.approx(-math.log(2), rel=0.05)
+
+
+def test_each_doubling_beyond_the_measured_worlds_adds_its_error():
+    """With an error of 20 % a doubling and next to no scatter, three doublings are three times as wide."""
+    own = bounds.Errors({4: bounds.Repeatability(1e-4, 1000, of_windows=False)}, 0.2, 1000, ())
+    exact = Seconds(1.0, 1.0, 1.0)
+    widths = [math.log(own.predicted(exact, doublings, 4, 2).high) for doublings in (0.5, 1, 2, 3)]
+    assert widths == pytest.approx([widths[1] * factor for factor in (1, 1, 2, 3)], rel=1e-3)
+    assert widths[1] == pytest.approx(1.645 * 0.2, rel=0.01)
+
+
+def test_ranks_wait_for_the_busiest_of_them():
+    """A step of 5 s: 1 s forward, inverses of 3 s on one rank and 1 s on the other, 0.5 s of sending."""
+    ranks = {"forward": (1.0, 1.0), "inverse_compute": (1.0, 3.0)}
+    assert _waited(World((5.0,), 0.0, 1.0, ranks, {"gradient_comm": 0.5})) == pytest.approx(0.5)

@@ -71,6 +71,7 @@ class Copy:
 
     def __init__(self) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="mutants-")
+        Path(self._temporary.name).chmod(0o755)  # some tests act as other users
         self.folder = Path(self._temporary.name) / "tree"
         listed = subprocess.check_output(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, text=True

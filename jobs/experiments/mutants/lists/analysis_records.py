@@ -8,6 +8,7 @@ METRICS = ("tests/analysis/test_metrics.py",)
 TABLES = ("tests/analysis/test_tables.py",)
 SEGMENTS = ("tests/analysis/test_segments.py",)
 BROKEN = ("tests/analysis/test_broken_records.py",)
+ALONE = ("tests/analysis/test_single_checks.py",)
 DRAWN = ("tests/analysis/test_drawn_numbers.py",)
 
 MUTANTS = (
@@ -41,7 +42,7 @@ MUTANTS = (
     Mutant("records of attempts the wrong way round", "records/run_files.py",
            "for one in reversed(attempt.lineage())", "for one in attempt.lineage()", SEGMENTS),
     Mutant("the seal of a small file is not checked", "records/run_files.py", "for name in SEALED_FILES:",
-           "for name in ():", BROKEN),
+           "for name in ():", ALONE),
     Mutant("a window that ends at the checkpoint is lost", "records/segments.py",
            "last_step(kind, rows) <= limit", "last_step(kind, rows) < limit", SEGMENTS),
     Mutant("repeated steps count twice", "records/segments.py", "last_step(kind, rows) <= limit",
@@ -49,25 +50,25 @@ MUTANTS = (
     Mutant("the longest time away is all of it", "records/segments.py", 'of_rank_0["away_seconds"].sum()',
            'of_rank_0["away_seconds"].max()', SEGMENTS),
     Mutant("a run that ended before it began is valid", "records/agreement.py",
-           "if outcome.ended_at < outcome.started_at:", "if False:", BROKEN),
+           "if outcome.ended_at < outcome.started_at:", "if False:", ALONE),
     Mutant("outcome and records may disagree on the target", "records/agreement.py",
            "if outcome.reached_target is not None and outcome.reached_target != reached:", "if False:",
            BROKEN),
     Mutant("missing windows are not noticed", "records/agreement.py",
            "for place in np.flatnonzero(first != expected):", "for place in ():", BROKEN),
     Mutant("evaluations may go back", "records/agreement.py", "np.flatnonzero(np.diff(steps) <= 0)",
-           "np.flatnonzero(np.diff(steps) < -np.inf)", BROKEN),
+           "np.flatnonzero(np.diff(steps) < -np.inf)", ALONE),
     Mutant("a clock may go back", "records/agreement.py", "np.flatnonzero(np.diff(values) < 0)",
-           "np.flatnonzero(np.diff(values) < -np.inf)", BROKEN),
+           "np.flatnonzero(np.diff(values) < -np.inf)", ALONE),
     Mutant("a rank without records is not missed", "records/agreement.py",
            "missing = [rank for rank in range(world_size) if rank not in ends]", "missing: list[int] = []",
            BROKEN),
     Mutant("a missing seal is not missed", "records/record_files.py", "elif files.should_be_sealed and",
-           "elif not files.run and", BROKEN),
+           "elif not files.run and", ALONE),
     Mutant("damaged runs stay in the frames", "records/record_files.py", "        if faulty:\n",
            "        if False:\n", BROKEN),
     Mutant("numbers of damaged runs are kept", "records/tables.py", "    if files.faults:\n",
-           "    if False:\n", BROKEN),
+           "    if False:\n", ALONE),
     Mutant("all runs of a host are one block", "records/tables.py",
            '@{launch.host} seed {folder.cell().seed}"', '@{launch.host}"', TABLES),
     Mutant("a cell in two folders counts twice", "records/tables.py", "    if len(twice):\n",

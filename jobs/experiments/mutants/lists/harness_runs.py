@@ -6,6 +6,7 @@ from jobs.experiments.mutants.mutant import Mutant
 
 DIRECTIONS = ("tests/harness/test_directions.py", "tests/harness/test_safe_writes.py")
 BROKEN = ("tests/analysis/test_broken_records.py",)
+ALONE = ("tests/analysis/test_single_checks.py",)
 ARCHIVE = ("tests/harness/test_archive.py",)
 HEARTBEAT = ("tests/harness/test_heartbeat.py",)
 OWNERSHIP = ("tests/harness/launching/test_ownership.py",)
@@ -38,9 +39,9 @@ MUTANTS = (
     Mutant("a torn heartbeat is read", "runs/heartbeat.py",
            "bool(checksum == zlib.crc32(slot[: _CONTENT.size]))", "True", HEARTBEAT),
     Mutant("a changed small file is not noticed", "runs/seals.py",
-           "elif seals and checksum(name, content) != seals[name]:", "elif False:", BROKEN),
+           "elif seals and checksum(name, content) != seals[name]:", "elif False:", ALONE),
     Mutant("a removed small file is not noticed", "runs/seals.py", "        if name in seals:\n",
-           "        if False:\n", BROKEN),
+           "        if False:\n", ALONE),
     Mutant("the group may write what is executed", "runs/ownership.py",
            "_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH", "_WRITABLE_BY_OTHERS = stat.S_IWOTH",
            OWNERSHIP),
@@ -98,11 +99,11 @@ MUTANTS = (
            "if expected is not None and got != expected:", "if False:",
            ("tests/harness/launching/test_identity.py",)),
     Mutant("an outcome without its checksum is read", "runs/attempt_outcome.py",
-           "outcome.schema >= SEALED_SINCE and not has_checksum(text)", "False", BROKEN),
+           "outcome.schema >= SEALED_SINCE and not has_checksum(text)", "False", ALONE),
     Mutant("a changed JSON file is read", "runs/stored_files.py", "if zlib.crc32(content) != int(found[2]):",
-           "if False:", BROKEN),
+           "if False:", ALONE),
     Mutant("changed records are read", "runs/record_lines.py", "if zlib.crc32(content) != seal.crc32:",
-           "if False:", BROKEN),
+           "if False:", ALONE),
     Mutant("a record of another rank is read", "runs/record_lines.py", "if rank != rank_of(path):",
            "if False:", BROKEN),
 )  # fmt: skip
