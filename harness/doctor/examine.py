@@ -179,8 +179,10 @@ def _watch(cell: Cell, folder: Path, wait_seconds: float, report: Callable[[str]
         if line != last:
             report(line)
             last = line
-        if status.state not in IN_FLIGHT or time.monotonic() > ends:
+        if status.state not in IN_FLIGHT:
             return status
+        if time.monotonic() > ends:  # the last answer may be older than Slurm's reason for the wait
+            return read_statuses(_sweep(cell, folder), [cell])[0]
         time.sleep(_POLL_SECONDS)
 
 

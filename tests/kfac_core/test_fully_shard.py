@@ -116,7 +116,7 @@ def not_finite_on_one_rank(rank: int, world_size: int) -> list[int]:
 
 
 def test_a_gradient_that_is_not_finite_on_one_rank_stops_the_step_on_all(world):
-    assert world(2).run(not_finite_on_one_rank) == [[0] * 8] * 2
+    assert world(2).run(not_finite_on_one_rank) == [[0] * 9] * 2
 
 
 def refusals(rank: int, world_size: int) -> list[str]:

@@ -27,7 +27,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """How often squeue was called so far; it reports the jobs 77_0 to 77_3 as pending."""
     programs, log = tmp_path / "bin", tmp_path / "calls"
     programs.mkdir()
-    rows = "".join(f"77|{number}|78|PENDING||Priority|0\n" for number in range(JOBS))
+    rows = "".join(f"77|{number}|78|PENDING||batch|Priority|0\n" for number in range(JOBS))
     (tmp_path / "rows").write_text(rows)
     (programs / "squeue").write_text(f'#!/bin/sh\necho "$@" >> {log}\ncat {tmp_path / "rows"}\n')
     (programs / "squeue").chmod(0o755)
@@ -64,7 +64,7 @@ def test_a_watcher_asks_seven_times_in_the_first_minute_and_then_twice_a_minute(
     for second in range(0, 600, 2):  # as often as a short `status` allows
         now[0] = float(second)
         statuses = read_statuses(sweep_folder("study", tmp_path / "runs"), None, reports)
-        assert {one.cause.partition(": ")[2] for one in statuses} == {"Priority"}
+        assert {one.cause.partition(": ")[2] for one in statuses} == {"other jobs come first (Priority)"}
         after[second] = calls()
     assert after[58] <= 7
     assert after[598] - after[58] <= 18
@@ -95,7 +95,7 @@ def test_the_status_of_all_sweeps_asks_once(tmp_path, pending, calls, capsys):
     assert main(["status", "--json", "--runs", str(tmp_path / "runs")]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) == 3 * JOBS
-    assert all("waits: Priority" in row["cause"] for row in rows)
+    assert all("waits: other jobs come first" in row["cause"] for row in rows)
     assert calls() == 1
 
 
@@ -106,12 +106,12 @@ def test_jobs_of_different_sweeps_are_told_apart(tmp_path, pending, calls, capsy
     Attempt(tmp_path / "runs" / "two" / "jobs" / "c").write("submitted.json", {"job_id": "99"})
     (tmp_path / "rows").write_text(
         (tmp_path / "rows").read_text()
-        + "".join(f"99|{number}|78|PENDING||Resources|0\n" for number in range(JOBS))
+        + "".join(f"99|{number}|78|PENDING||batch|Resources|0\n" for number in range(JOBS))
     )
     capsys.readouterr()
     assert main(["status", "--json", "--runs", str(tmp_path / "runs")]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {(row["sweep"], row["cause"].rpartition(" ")[2]) for row in rows} == {
-        ("one", "Priority"), ("two", "Resources"),
+        ("one", "(Priority)"), ("two", "(Resources)"),
     }  # fmt: skip
     assert calls() == 1
