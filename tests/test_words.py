@@ -46,7 +46,8 @@ RETIRED = {
     r"lanes?": r"[\"'`]lanes[\"'`]",  # a key in claim.json
     r"claims?": r"claim\.json|[\"'`]claim(_job)?[\"'`]|claim_job|^analysis/|^tests/analysis/|^jobs/|"
     r"^docs/generator/|\.md:",
-    r"verdicts?": r"^analysis/|^docs/generator/|^tests/(analysis|path|docs)/|compare\.py|report\.py|"
+    r"verdicts?": r"^analysis/|^jobs/experiments/|^docs/generator/|^tests/(analysis|path|docs)/|compare\.py|"
+    r"report\.py|"
     r"test_cli\.py|\.md:",  # a column
     r"floors?": r"floor\(|[\"'`](layer_)?floors?[\"'`]|eigenvalue floor|our floor at",
     r"margins": r"\.margins\(|subplots_adjust",

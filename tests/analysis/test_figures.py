@@ -53,8 +53,8 @@ ROWS_ARE_NAMED = {"claims", "published_breakdown"}
 
 ONE_RUN_PER_MODEL = {"factor_sizes"}
 
-SEVERAL_RANKS = {"learning_curves", "loss_curves", "other_metrics", "wait_transfer", "placement_grid", "published_breakdown",
-                 "eigen_imbalance", "performance_profiles"}  # fmt: skip
+SEVERAL_RANKS = {"learning_curves", "loss_curves", "other_metrics", "wait_transfer", "placement_grid",
+                 "published_breakdown", "eigen_imbalance", "performance_profiles"}  # fmt: skip
 """Figures that do not show one rank, where the failed run of the odd studies is."""
 
 

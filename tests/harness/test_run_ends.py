@@ -63,7 +63,8 @@ def test_the_training_loss_is_the_mean_over_the_steps_since_the_last_evaluation(
 def test_a_run_ends_at_its_target_only_if_it_may_and_never_reaches_it_diverged(
     found, stops, ended, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(train, "evaluate", lambda *_: found)
+    accuracy, loss = found
+    monkeypatch.setattr(train, "evaluate", lambda *_: ({"accuracy": accuracy, "loss": 1.0}, loss))
     spec = cell(training={"global_batch_size": 256, "epochs": 2, "stop_at_target": stops})
     result, _ = train_on_rank(0, 1, spec, str(tmp_path))
     assert (result.stop_reason, result.reached_target, result.steps) == ended

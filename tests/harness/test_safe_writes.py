@@ -78,7 +78,7 @@ def test_a_line_that_a_killed_rank_left_unfinished_is_ended_first(tmp_path):
     path.write_bytes(b'{"schema": 5, "ki')
     with RecordWriter(path) as writer:
         writer.write(FailureRecord(0, 1, "forward", "ValueError", "no", ""))
-    assert path.read_bytes().startswith(b'{"schema": 5, "ki\n{"schema": 5, "kind": "failure"')
+    assert path.read_bytes().startswith(b'{"schema": 5, "ki\n{"schema": 6, "kind": "failure"')
 
 
 def test_a_record_counts_up_to_the_earliest_later_start():

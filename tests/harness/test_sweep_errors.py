@@ -31,7 +31,7 @@ MISTAKES = {
         "epochs: 30", "epoch: 30",
         ":4: training.epoch is not a field of training; allowed: global_batch_size, local_batch_size, "
         "epochs, evaluate_every_epochs, stop_at_target, window_steps, kfac_start_epoch, precision, "
-        "gradient_averaging, accumulate; "
+        "gradient_averaging, accumulate, sync_batch_norm, factor_micro_batches, save_model; "
         "did you mean epochs?",
     ),
     "an unknown key of a method": (

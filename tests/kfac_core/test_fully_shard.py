@@ -119,7 +119,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_stops_the_step_on_all(world):
     assert world(2).run(not_finite_on_one_rank) == [[0] * 9] * 2
 
 
-def refusals(rank: int, world_size: int) -> list[str]:
+def refused(rank: int, world_size: int) -> list[str]:
     """What KFAC says of models that are sharded in ways that it cannot follow."""
     mesh = init_device_mesh("cpu", (world_size,))
     both = init_device_mesh("cpu", (1, world_size), mesh_dim_names=("data", "parts"))
@@ -142,7 +142,7 @@ def refusals(rank: int, world_size: int) -> list[str]:
 
 
 def test_other_shards_are_refused_by_name(world):
-    for said in world(2).run(refusals):
+    for said in world(2).run(refused):
         assert len(said) == 4
         assert "K-FAC cannot use tensor parallelism (DTensor): parameter 0.weight" in said[0]
         assert "K-FAC cannot use fully_shard with tensor parallelism: parameter 0.weight" in said[1]

@@ -159,11 +159,11 @@ def test_why_ranks_have_to_end_and_whether_they_may_save(
     attempt = make_attempt(make_cell())
     if request_ is not None:
         request_cancel(attempt, checkpoint=request_ == "checkpoint")
-    assert stop_request(attempt, site, left, preempted=preempted) == stop
+    assert stop_request(attempt, site.save_seconds(1), left, preempted=preempted) == stop
 
 
 def test_a_short_run_is_not_asked_to_save_before_half_of_its_time(make_attempt, make_cell, site):
     short = site.model_copy(update={"timeout_minutes": 0.5})  # 30 s, with a grace of 60 s
     attempt = make_attempt(make_cell())
-    assert stop_request(attempt, short, 16.0, preempted=False) is None
-    assert stop_request(attempt, short, 14.0, preempted=False) == Stop("timeout", save=True)
+    assert stop_request(attempt, short.save_seconds(1), 16.0, preempted=False) is None
+    assert stop_request(attempt, short.save_seconds(1), 14.0, preempted=False) == Stop("timeout", save=True)
