@@ -19,7 +19,7 @@ from analysis.report.page import write_report
 from analysis.report.summary import metrics_table
 from tests.analysis.conftest import Plan
 
-PLAN = Plan(methods=("sgd", "comm_opt"), world_sizes=(1,), seeds=(0, 1), misses=(), epochs=9)
+PLAN = Plan(methods=("sgd", "comm_opt"), world_sizes=(1,), seeds=(0, 1), misses=(), epochs=12)
 
 
 @pytest.fixture(scope="module")
