@@ -40,10 +40,13 @@ CLIPS = {
 IN_ORDER = {
     "lightning": [
         ("logger=False,", "logger=False, use_distributed_sampler=False,"),
-        ("TensorDataset(inputs, labels)", "TensorDataset(inputs[rank::world_size], labels[rank::world_size])"),
+        (
+            "TensorDataset(inputs, labels)",
+            "TensorDataset(inputs[rank::world_size], labels[rank::world_size])",
+        ),
     ]
 }
-"""On several ranks Lightning shuffles training data that it was given in order; these changes keep the order."""
+"""On several ranks Lightning shuffles training data that comes in order; these changes keep it."""
 
 
 def needs(name: str) -> pytest.MarkDecorator:
