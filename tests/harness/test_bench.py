@@ -192,7 +192,7 @@ def test_ablation_finds_each_phase_of_a_real_cell_at_two_ranks(tmp_path, capfd):
         for way in ("timer", "ablation", "doubling"):
             low, median, high = (float(row[f"{way}_{what}_seconds"]) for what in ("low", "median", "high"))
             assert low <= median <= high
-        assert float(row["timer_low_seconds"]) > 0
+        assert float(row["timer_median_seconds"]) > 0  # its lower limit may not be, beside other work
 
 
 def test_ablation_needs_exactly_one_cell_with_kfac(capfd):
