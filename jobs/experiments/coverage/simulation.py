@@ -19,7 +19,7 @@ from jobs.experiments.coverage.studies import NOISE, Array, Design, Mask, Studie
 
 STUDIES = 1000
 
-MORE_STUDIES = 5000
+MORE_STUDIES = 20_000
 """Of rows that 1,000 studies leave in doubt."""
 EFFECTS = (1.0, 1.1, 1.25)
 """How many times as fast as its baseline the first arm is: no difference, 10 % and 25 %."""

@@ -15,7 +15,7 @@ LEAST, MOST = 0.92, 0.99
 
 FALSE_CLAIMS = 0.05
 
-DOUBT = 0.93, 0.057
+DOUBT = 0.93, 0.05
 """Coverage below, or false claims above which a row is simulated again, with more studies."""
 
 NO_VERDICT = 0.995
