@@ -83,9 +83,8 @@ def _value(cell: Cell, step: int) -> float:
     return cell.target.value * (1 - missing if cell.target.direction == "higher" else 1 + missing)
 
 
-@pytest.mark.parametrize(
-    "paper", ["dp_kfac", "nlcg", "tpds22", pytest.param("sc20", marks=pytest.mark.slow)]
-)  # sc20's runs have 9,000 ranks together
+@pytest.mark.slow
+@pytest.mark.parametrize("paper", ["dp_kfac", "nlcg", "tpds22", "sc20"])
 def test_a_papers_page_is_drawn_at_full_scale(paper, tmp_path, capsys, no_images):
     runs = tmp_path / "runs"
     described, sweeps = read_paper(paper, "full")

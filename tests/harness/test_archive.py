@@ -185,6 +185,7 @@ def test_runs_that_have_not_ended_are_not_archived(
     assert "archives are not overwritten" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_report_reads_archives_in_the_place_of_a_sweep(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -120,6 +120,7 @@ def test_the_unet_has_the_published_size_and_kfac_takes_all_its_convolutions():
     assert all("BatchNorm" in plain for plain in kfac.plain_modules)
 
 
+@pytest.mark.slow
 def test_unet_learns_the_scenes_in_an_epoch_or_two():
     ours = workload("embedded", image_size=96, train_examples=80, augment=True)
     torch.manual_seed(0)
