@@ -101,12 +101,17 @@ def _winners(places: Sequence[Place]) -> str:
 
 
 def _sure(judged: Sequence[Place]) -> str:
-    pairs = [one for place in judged if (one := _pair(place)) is not None]
+    compared = [(place, one) for place in judged if (one := _pair(place)) is not None]
+    pairs = [one for _, one in compared]
     decided = sum(one.verdict in ("faster", "slower") for one in pairs)
     if not pairs:
         return "There is no first-order arm to compare with, so there is nothing to claim."
     if decided == len(pairs):
-        return "The difference is significant." if decided == 1 else "All these differences are significant."
+        others = {_name(_other(place, one), place.setting) for place, one in compared}
+        of = f" from {others.pop()}" if len(others) == 1 else ""
+        if decided == 1:
+            return f"The difference{of} is significant."
+        return f"All these differences{of} are significant."
     if decided:
         return f"{decided} of {len(pairs)} of these differences are significant."
     most = max(one.speedup.n for one in pairs)
@@ -153,13 +158,27 @@ def _answer(place: Place, family: int) -> str:
         return (
             f"{start}, {name(after.arm)} {duration(after.seconds)}. No first-order arm ran there: no claim."
         )
-    other = pair.baseline if pair.arm == best.arm else pair.arm
+    other = _other(place, pair)
     missed = any(point.arm == other and math.isinf(point.seconds) for point in place.points)
     then = f"the median run of {name(other)} did not reach it"
     if not missed:
         then = _longer(pair, best.arm, name(other))
     made_of = _made_of(pair, name(pair.arm), name(pair.baseline))
-    return f"{start}, {then}; {made_of}. {_certainty(pair, family)}"
+    return f"{start}, {then}; {made_of}. {_certainty(pair, family)}{_next(place, other)}"
+
+
+def _other(place: Place, pair: Comparison) -> str:
+    """The arm of a pair that is not the fastest."""
+    return pair.baseline if pair.arm == place.fastest.arm else pair.arm
+
+
+def _next(place: Place, other: str) -> str:
+    """The second arm, where the fastest one was compared with another one."""
+    second = place.points[1]
+    if second.arm == other or second.oversubscribed or not math.isfinite(second.seconds):
+        return ""
+    names = f"{_name(second.arm, place.setting)}, {duration(second.seconds)}"
+    return f" Second is {names}; the two are not compared with each other."
 
 
 def _longer(pair: Comparison, best: str, other: str) -> str:

@@ -57,12 +57,31 @@ def test_few_runs_are_no_claim(tmp_path):
 
 def test_a_significant_difference_is_a_recommendation(tmp_path):
     places = ranking(known(tmp_path, factor=1.2, seeds=8))
-    assert headline(places) == "comm_opt was fastest on 2 and 4 ranks. All these differences are significant."
+    sure = "All these differences from sgd are significant."
+    assert headline(places) == f"comm_opt was fastest on 2 and 4 ranks. {sure}"
     assert re.search(
         r"sgd 1\.67 times as long;.*Significant \(p = 0\.0\d+ after Holm\)\.$", answers(places)[0]
     )
     said = "Use comm_opt on 4 ranks, 1.5 s to the target; it was significantly faster than sgd there."
     assert recommendation(places)[0] == said
+
+
+def test_a_second_arm_that_was_not_compared_with_the_fastest_is_said_to_be_that(tmp_path):
+    runs = [
+        Run(method, 2, seed, epochs, 1.0, allocation=f"b{seed}", started=1000.0 * seed + place * (-1) ** seed)
+        for place, (method, epochs) in enumerate([("sgd", 10), ("comm_opt", 5), ("mem_opt", 6)])
+        for seed in range(8)
+    ]
+    (said,) = answers(ranking(hand_made(tmp_path, runs)))
+    assert said.startswith("2 ranks: comm_opt took 5 s to the target, sgd 2 times as long;")
+    assert said.endswith(" Second is mem_opt, 6 s; the two are not compared with each other.")
+
+
+def test_a_page_where_nobody_reached_the_target_has_no_table_of_the_fastest(tmp_path):
+    runs = [Run(method, 2, seed, 5, 1.0, misses=True) for method in ("sgd", "comm_opt") for seed in range(2)]
+    page = write_report(hand_made(tmp_path / "runs", runs), tmp_path / "report").read_text()
+    assert "No arm is called the fastest" in page
+    assert "<h3>Fastest</h3>" not in page
 
 
 def test_seconds_are_not_judged_without_a_cpu_for_each_rank(tmp_path):
