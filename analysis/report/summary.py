@@ -73,7 +73,8 @@ def _compared(one: Comparison | None, otherwise: str) -> dict[str, str]:
 
 
 def spell(interval: Interval, unit: str = "") -> str:
-    """`12.3 [10.1, 15.0]`, the unit after the estimate, or the estimate alone without an interval."""
+    """`12.3 [10.1, 15.0]`, the unit after an estimate that is a number, or without an interval that alone."""
+    unit = unit if math.isfinite(interval.estimate) else ""
     if interval.low is None or interval.high is None:
         return _number(interval.estimate) + unit
     high = "∞)" if math.isinf(interval.high) else f"{_number(interval.high)}]"

@@ -230,7 +230,8 @@ def _single_kind(part: Any) -> str:
     if origin is tuple:
         inner = [argument for argument in get_args(part) if argument is not ...]
         names = dict.fromkeys(_single_kind(argument) for argument in inner)
-        return f"list of {' and '.join(names)}s".replace("texts", "text")
+        listed = f"{' and '.join(names)}s".replace("texts", "text").replace("ss", "s")
+        return f"list of {listed.replace('list of', 'lists of')}"
     if origin is dict:
         return "mapping"
     if origin is not None:  # a function of the step: only in code

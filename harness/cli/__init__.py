@@ -90,7 +90,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UserError, ConfigError, PlacementError) as error:
         return print_error(str(error))
     except _UsageError as error:
-        return print_error(error.format_message())  # type: ignore[attr-defined]  # see _UsageError
+        message: str = error.format_message()  # type: ignore[attr-defined]  # see _UsageError
+        if "Missing option '--file'" in message:  # often the file is there, without its -f
+            message = f"{message.rstrip('.')}; a sweep file is given as -f FILE"
+        return print_error(message)
     except OSError as error:  # a missing folder, missing permissions or a full disk: not a bug
         return print_error(message_of(error))
     except (KeyboardInterrupt, typer.Abort):

@@ -66,7 +66,7 @@ def name_arms(rows: Sequence[Fields], without: Collection[str] = ()) -> list[tup
         *(field for field in OF_WORLDS if _each_has_one(rows, "world_size", field)),
     }
     settings = [_sections(row, SETTING_SECTIONS, {*without, *OF_ARMS}) for row in rows]
-    differing = _varying(settings, axis)
+    differing = _beyond_the_workload(rows, settings, _varying(settings, axis))
     setting_names = [_name(setting, differing) for setting in settings]
 
     own = [
@@ -96,6 +96,23 @@ def _each_has_one(rows: Sequence[Fields], owner: str, field: str) -> bool:
     for row in rows:
         values.setdefault(row[owner], set()).add(row.get(field))
     return all(len(found) == 1 for found in values.values())
+
+
+def _beyond_the_workload(
+    rows: Sequence[Fields], settings: Sequence[Fields], keys: Sequence[str]
+) -> list[str]:
+    """`workload.name`, and keys that vary within a workload; its name says the others.
+
+    Else a study of two workloads would name every option of both, as none has the other's options.
+    """
+    if "workload.name" not in keys:
+        return list(keys)
+    values: dict[tuple[str, str], set[Any]] = {}
+    for row, setting in zip(rows, settings, strict=True):
+        for key in keys:
+            values.setdefault((key, row["workload.name"]), set()).add(setting.get(key))
+    several = {key for (key, _), found in values.items() if len(found) > 1}
+    return [key for key in keys if key == "workload.name" or key in several]
 
 
 def _sections(row: Fields, sections: Sequence[str], without: Collection[str]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -13,8 +13,10 @@ from harness.runs.attempt_outcome import State
 from harness.runs.store import sweep_folder
 from harness.study.cell_states import IN_FLIGHT, stored_states, taken_seconds
 from kfac_core.config import KFACConfig
+from kfac_core.curve import Curve
 from kfac_core.placement import FactorShape, LayerShape
 from kfac_core.placement.strategies import STRATEGIES, place
+from kfac_core.schedule import Milestones
 
 PlanState = Literal["done", "failed", "pending", "new"]
 """What `submit` would find: a completed cell, one that ended otherwise, one in flight, one to start."""
@@ -118,12 +120,18 @@ def plan_summary(cells: Sequence[Cell], runs: Path) -> PlanSummary:
 
 
 def placement_in_words(config: KFACConfig | None, world_sizes: Iterable[int]) -> str:
-    """The strategy's own description, and its gradient workers per layer on each world size."""
+    """The strategy's own description, its gradient workers per layer on each world size, its schedules."""
     if config is None:
         return "no K-FAC"
     strategy = (STRATEGIES[config.strategy].__doc__ or config.strategy).splitlines()[0].rstrip(".")
     groups = ", ".join(f"{place(config, [_ANY_LAYER], size).grad_workers} of {size}" for size in world_sizes)
-    return f"{strategy}; gradient workers per layer: {groups}"
+    changing = {
+        field.name: value
+        for field in fields(config)
+        if isinstance(value := getattr(config, field.name), Milestones | Curve)
+    }
+    schedules = "".join(f"; {name}={value}" for name, value in changing.items())
+    return f"{strategy}; gradient workers per layer: {groups}{schedules}"
 
 
 def _plan_state(state: State) -> PlanState:

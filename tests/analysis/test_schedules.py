@@ -77,6 +77,17 @@ def test_methods_of_other_lengths_are_compared():
     assert [setting for _, setting in name_arms(both)] == ["epochs=10", "epochs=20"] * 2
 
 
+def test_a_second_workload_is_named_without_the_options_that_only_it_has():
+    """The name tells two workloads apart; their options and targets matter where they vary in one."""
+    base = fields_of(make_cell("sgd", 2, 0, Plan(epochs=10), {}))
+    text = {**base, "workload.name": "gpt", "target.value": 0.1, "workload.options.hidden": 32}
+    assert [setting for _, setting in name_arms([base, text])] == [base["workload.name"], "gpt"]
+    wide = {**text, "workload.options.hidden": 64}
+    assert [setting for _, setting in name_arms([base, text, wide])] == [
+        base["workload.name"], "gpt hidden=32", "gpt hidden=64",
+    ]  # fmt: skip
+
+
 def test_worlds_of_other_numbers_of_micro_batches_are_one_arm():
     rows = [
         {**fields_of(make_cell("sgd", size, 0, Plan(epochs=10), {})), "training.accumulate": parts}

@@ -148,7 +148,13 @@ def assert_equal(got: list[Tensor], want: list[Tensor]) -> None:
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", cases("plain", "trainer", "accelerate", "lightning", "compile"))
+@pytest.mark.parametrize(
+    "name",
+    [
+        *cases("plain", "trainer", "accelerate", "lightning"),
+        pytest.param("compile", marks=[needs("compile"), pytest.mark.slow]),
+    ],
+)
 def test_on_one_rank_a_recipe_ends_with_the_parameters_of_the_plain_loop(name, tmp_path, monkeypatch):
     torch._dynamo.reset()
     compiled = torch.compile

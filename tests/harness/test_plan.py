@@ -15,6 +15,7 @@ from harness.study.plan_summary import placement_in_words, plan_summary
 from harness.study.status import read_statuses
 from harness.study.sweep import read_sweep
 from kfac_core.config import KFACConfig
+from kfac_core.schedule import Milestones
 
 DEMO = "jobs/sweeps/demo.yaml"
 
@@ -166,3 +167,13 @@ def test_the_description_of_a_placement_counts_its_gradient_workers():
     assert placement_in_words(None, [1]) == "no K-FAC"
     assert placement_in_words(KFACConfig(strategy="mem_opt"), [1, 64]).endswith("per layer: 1 of 1, 1 of 64")
     assert placement_in_words(KFACConfig(strategy="comm_opt"), [64]).endswith("per layer: 64 of 64")
+
+
+def test_the_description_of_a_placement_shows_what_changes_during_training():
+    growing = KFACConfig(inverse_update_steps=Milestones(initial=20, factor=2, at=(3, 6)))
+    assert placement_in_words(growing, [2]).endswith("; inverse_update_steps=20 x 2 at epochs 3, 6")
+
+
+def test_a_sweep_file_without_its_option_is_answered_with_the_option(capsys):
+    assert main(["plan", DEMO]) == 2
+    assert capsys.readouterr().err.rstrip().endswith("a sweep file is given as -f FILE")

@@ -168,6 +168,15 @@ MISTAKES = {
         "repeats: 1", "zip: [{optimizer.lr: [1, 2], training.epochs: [1]}]",
         ":10: zip[0] has lists of unequal length: optimizer.lr has 2, training.epochs has 1",
     ),
+    "zip as a mapping": (
+        "repeats: 1", "zip: {optimizer.lr: [1, 2]}",
+        ":10: zip must be a list of mappings, such as [{world_size: [1, 2], optimizer.lr: [0.1, 0.2]}], "
+        "got a mapping",
+    ),
+    "exclude as a mapping": (
+        "repeats: 1", "exclude: {method: sgd}",
+        ":10: exclude must be a list of mappings, such as [{method: sgd, world_size: 4}], got a mapping",
+    ),
     "no repeats": ("repeats: 1", "repeats: 0", ":10: repeats must be a whole number from 1 to 100000, got 0"),
     "one seed twice": (
         "repeats: 1", "seeds: [3, 3]",

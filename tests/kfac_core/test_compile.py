@@ -11,7 +11,9 @@ from tests.kfac_core.runs import LR, assert_same, build, data, train
 OPTIONS = {"damping": 0.01, "factor_update_steps": 2, "inverse_update_steps": 4}
 
 
-@pytest.mark.parametrize(("backend", "passed"), [("eager", "compiled"), ("aot_eager", "bare")])
+@pytest.mark.parametrize(
+    ("backend", "passed"), [("eager", "compiled"), pytest.param("aot_eager", "bare", marks=pytest.mark.slow)]
+)
 def test_compiled_models_take_the_same_steps(backend, passed):
     torch._dynamo.reset()
     want_model = build("mlp")

@@ -119,5 +119,6 @@ def _mapping(document: Document, place: Place, value: Any) -> dict[str, Any]:
 def _list(document: Document, place: Place) -> list[Any]:
     value = document.content.get(place[0], [])
     if not isinstance(value, list):
-        raise document.error(place, f" must be a list of mappings, got {described(value)}")
+        example = "such as [{world_size: [1, 2], optimizer.lr: [0.1, 0.2]}]"
+        raise document.error(place, f" must be a list of mappings, {example}, got {described(value)}")
     return value

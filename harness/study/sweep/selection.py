@@ -96,7 +96,8 @@ def read_inclusions(
 def _entries(document: Document, key: str) -> Iterator[tuple[Place, Fields]]:
     listed: Any = document.content.get(key, [])
     if not isinstance(listed, list):
-        raise document.error((key,), f" must be a list of mappings, got {described(listed)}")
+        example = "such as [{method: sgd, world_size: 4}]"
+        raise document.error((key,), f" must be a list of mappings, {example}, got {described(listed)}")
     for index, entry in enumerate(listed):
         fields = flatten(document, (key, index), entry, _SELECTABLE)
         if not fields:
