@@ -11,6 +11,11 @@ from kfac_core.kernels.grams import inner
 from kfac_core.kernels.matmul import multiply
 from kfac_core.placement import FactorShape, LayerShape
 
+UNRESOLVED = 1e-3
+"""Where noise is removed, eigenvalues of A and G count as at least this share of it, times the largest one:
+5e-10 of the largest in float32. Rounding makes smaller ones zero. A factor of unlike inputs, as of a bias
+beside inputs a thousand times as large, has right ones at 1e-8 of the largest."""
+
 SMALLEST_EIGENVALUE = 1e-10  # below it an eigenvalue is rounding noise; the released SC20 code does the same
 
 _UPPER_FROM = 256  # rows, from which on MKL reduces an upper triangle faster than a lower one
@@ -115,7 +120,8 @@ class EigenSolver:
             _precondition_diagonal(gradient, views, damping, out, noise)
             return
         projected = multiply(multiply(views.q_gt, gradient), views.q_a)
-        projected = _divided(projected, views.d_g, views.d_a, damping, noise)
+        d_g, d_a = (_resolved(values, noise) if noise else values for values in (views.d_g, views.d_a))
+        projected = _divided(projected, d_g, d_a, damping, noise)
         multiply(multiply(views.q_g, projected), views.q_at, out)
 
 
@@ -130,6 +136,15 @@ def _precondition_diagonal(
     projected = _divided(projected, views.d_g, views.d_a, damping, noise)
     projected = projected if "g" in views.diagonal else multiply(views.q_g, projected)
     out.copy_(projected if "a" in views.diagonal else multiply(projected, views.q_at))
+
+
+def _resolved(values: Tensor, noise: float) -> Tensor:
+    """Eigenvalues of factors, `[..., 1, n]` or `[..., n, 1]`, none far below the rounding of the largest.
+
+    A running mean keeps small curvature of old batches, which rounding makes zero. The gradient is small
+    there, but no rounding noise, and would be divided by the damping alone.
+    """
+    return torch.maximum(values, values.amax((-2, -1), keepdim=True) * (noise * UNRESOLVED))
 
 
 def _divided(projected: Tensor, first: Tensor, second: Tensor, damping: Tensor, noise: float) -> Tensor:

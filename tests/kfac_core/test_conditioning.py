@@ -68,3 +68,37 @@ def test_a_well_conditioned_layer_is_preconditioned_as_before(monkeypatch):
     monkeypatch.setattr(SecondOrder, "_noise", lambda self, layers, damping: 0.0)
     want = steps(torch.float32, "eigen", 0.1, 0.01, Execution.SEQUENTIAL, wide=True)
     assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
+
+
+def largest_loss(dtype: torch.dtype, scale: float, lr: float, execution: Execution, *, random: bool) -> float:
+    """Of 100 steps without damping to speak of, where the factors' running means forget their identity."""
+    torch.manual_seed(0)
+    basis, model = torch.randn(8, 64), nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    model[0].weight.data /= scale
+    model = model.to(dtype)
+    optimizer, largest = torch.optim.SGD(model.parameters(), lr, 0.9), 0.0
+    config = KFACConfig(damping=1e-12, kl_clip=0.03, factor_update_steps=1, inverse_update_steps=1)
+    kfac = KFAC(model, config, lr=optimizer, execution=execution)
+    for _ in range(100):
+        x = torch.randn(64, 8) @ basis * scale
+        y = torch.randint(0, 10, (64,)) if random else x[:, :10].argmax(1)
+        loss = functional.cross_entropy(model(x.to(dtype)), y)
+        optimizer.zero_grad()
+        loss.backward()
+        kfac.step()
+        optimizer.step()
+        largest = max(largest, float(loss.detach()))
+    return largest
+
+
+@pytest.mark.parametrize(
+    ("scale", "lr", "random", "execution"),
+    [
+        (100, 0.3, False, Execution.SEQUENTIAL), (100, 0.3, False, Execution.BATCHED),
+        (100, 0.01, True, Execution.BATCHED),
+        (1000, 0.1, True, Execution.SEQUENTIAL),  # batched, the first step knows no condition yet
+    ],
+)  # fmt: skip
+def test_next_to_no_damping_lets_float32_train_as_float64(scale, lr, random, execution):
+    want = largest_loss(torch.float64, scale, lr, Execution.SEQUENTIAL, random=random)
+    assert largest_loss(torch.float32, scale, lr, execution, random=random) < 1.2 * want
