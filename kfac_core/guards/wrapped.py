@@ -103,12 +103,19 @@ def refuse_join(wrapper: DistributedDataParallel | None, world_size: int) -> Non
 
 
 def _refuse_compiled_whole(model: nn.Module) -> None:
-    context = getattr(model, "dynamo_ctx", None)
-    if getattr(context, "fullgraph", False):
-        raise ConfigError(
-            "K-FAC's hooks end a graph at each layer, which torch.compile(fullgraph=True) forbids: compile "
-            "with fullgraph=False"
-        )
+    for name, module in model.named_modules():
+        if any(getattr(context, "fullgraph", False) for context in _compilers(module)):
+            where = f" (module {name})" if name else ""
+            raise ConfigError(
+                "K-FAC's hooks end a graph at each layer, which torch.compile(fullgraph=True) forbids: "
+                f"compile with fullgraph=False{where}"
+            )
+
+
+def _compilers(module: nn.Module) -> list[object]:
+    """What compiles a module: of `torch.compile(module)`, and of `module.compile()`, in a closure."""
+    cells = getattr(module._compiled_call_impl, "__closure__", None) or ()
+    return [getattr(module, "dynamo_ctx", None), *(cell.cell_contents for cell in cells)]
 
 
 def _refuse_devices(model: nn.Module) -> None:

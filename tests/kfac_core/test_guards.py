@@ -308,11 +308,18 @@ def test_the_summary_says_what_is_taken_by_whom_and_why_the_rest_is_plain():
         assert text in str(kfac)
 
 
+def compiled_whole(model: nn.Module) -> nn.Module:
+    model.compile(fullgraph=True, backend="eager")
+    return model
+
+
 @pytest.mark.parametrize(
     ("wrapped", "message"),
     [
         (lambda: nn.DataParallel(net()), "nn.DataParallel"),
         (lambda: torch.compile(net(), fullgraph=True, backend="eager"), r"torch\.compile\(fullgraph=True\)"),
+        (lambda: compiled_whole(net()), r"torch\.compile\(fullgraph=True\)"),
+        (lambda: net(nn.Linear(4, 3), compiled_whole(nn.Linear(3, 3))), r"fullgraph=False \(module 1\)"),
         (lambda: net().to("meta"), "meta device"),
     ],
 )
