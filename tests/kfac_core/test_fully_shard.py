@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn import functional
@@ -139,6 +141,43 @@ def refused(rank: int, world_size: int) -> list[str]:
         except ConfigError as error:
             said.append(str(error))
     return said
+
+
+def offloaded(rank: int, world_size: int) -> str:
+    """What KFAC says where parameters are on the CPU and their mesh is of GPUs, as CPUOffloadPolicy has them.
+
+    fully_shard itself refuses that policy on a machine without an accelerator.
+    """
+    model = fully_shard(build("mlp"), mesh=init_device_mesh("cpu", (world_size,)))
+    gpus = DeviceMesh("cuda", torch.arange(world_size), _init_backend=False, _rank=rank)
+    for parameter in model.parameters():
+        parameter._spec = replace(parameter._spec, mesh=gpus)
+    try:
+        KFAC(model, lr=LR)
+    except ConfigError as error:
+        return str(error)
+    return "taken"
+
+
+def test_an_offload_policy_is_refused_by_name(world):
+    want = (
+        "K-FAC cannot use fully_shard (FSDP2) with an offload policy: parameter 0.weight is on cpu, and its "
+        "layer runs on cuda: leave the policy out"
+    )
+    assert world(2).run(offloaded) == [want] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_offload_policy_itself_is_refused_on_a_gpu():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cuda", (1,))
+        model = fully_shard(build("mlp"), mesh=mesh, offload_policy=CPUOffloadPolicy())
+        with pytest.raises(ConfigError, match=r"offload policy: parameter 0\.weight is on cpu"):
+            KFAC(model, lr=LR)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_other_shards_are_refused_by_name(world):
