@@ -48,7 +48,8 @@ def draw(study: Study) -> Drawing:
             axis.plot(max(saved, LEAST), y, marker, color=look.colour, markersize=4.5)
             beyond |= saved < LEAST
         else:
-            axis.text(0, y, "  not reached by the typical run", fontsize=6, va="center", color=look.colour)
+            words = "  no ratio: the typical run of one side missed"
+            axis.text(0, y, words, fontsize=6, va="center", color=look.colour)
         if low is not None and high is not None:
             axis.plot([max(low, LEAST), max(high, LEAST)], [y, y], color=look.colour, linewidth=0.9)
             if low < LEAST:

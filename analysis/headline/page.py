@@ -143,8 +143,10 @@ def _factors(row: dict[str, Any]) -> str:
     epochs, cost = row["fewer_epochs"], row["cost_ratio"]
     if not _is_number(epochs) or not _is_number(cost) or not epochs:
         return "its epochs cannot be compared"
-    fewer = f"{epochs:.2f} times fewer epochs" if epochs >= 1 else f"{1 / epochs:.2f} times more epochs"
-    return f"it needs {fewer}, each {cost:.2f} times as long, and breaks even below {epochs:.2f}"
+    return (
+        f"it needs {1 / epochs:.2f} times the epochs, each takes {cost:.2f} times as long, and "
+        f"{epochs:.2f} times would break even"
+    )
 
 
 def _headline_row(table: pd.DataFrame) -> dict[str, Any] | None:

@@ -45,7 +45,7 @@ def recommendation(places: Sequence[Place]) -> list[str]:
     """What to use of what was measured: a sentence for every setting, and one on what was not measured."""
     judged = [place for place in places if place.judged]
     if not judged:
-        return []
+        return _nothing_advised(places)
     settings = list(dict.fromkeys(place.setting for place in judged))
     lines = []
     for setting in settings[: 2 * MOST_SETTINGS]:
@@ -59,7 +59,7 @@ def recommendation(places: Sequence[Place]) -> list[str]:
     most = max(place.world_size for place in judged)
     lines.append(
         f"Nothing beyond {ranks(most)} was measured{_skipped(places, most)}; for other world sizes "
-        "`kronscale predict` estimates the time of a step, not the epochs."
+        "`kronscale recommend SWEEP --world-size N` predicts times with bounds, at the epochs measured here."
     )
     return lines
 
@@ -123,9 +123,18 @@ def _sure(judged: Sequence[Place]) -> str:
 def _nothing_judged(places: Sequence[Place]) -> str:
     if all(place.fastest.oversubscribed for place in places):
         return "No arm is called the fastest: every world size had more ranks than CPUs."
-    return (
-        "No arm is called the fastest: no arm's median run reached the target where there were CPUs enough."
-    )
+    where = " where there were CPUs enough" if any(place.fastest.oversubscribed for place in places) else ""
+    return f"No arm is called the fastest: no arm's median run reached the target{where}."
+
+
+def _nothing_advised(places: Sequence[Place]) -> list[str]:
+    """What to change so that a study without a fastest arm has one; nothing about a study without runs."""
+    if not places:
+        return []
+    start = "These runs recommend no arm, for no world size"
+    if all(place.fastest.oversubscribed for place in places):
+        return [f"{start}: run them where each rank has a CPU."]
+    return [f"{start}: train for more epochs, or choose a target that the learning curves come to."]
 
 
 def _pair(place: Place) -> Comparison | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
 
 from kfac_core import KFAC, KFACConfig
 from tests.kfac_core.runs import LR, assert_same, build, data, train
@@ -50,21 +49,26 @@ def test_a_layer_without_statistics_is_named_once(recwarn):
     assert "no statistics of 0, 2, 4 by step 0" in warned
 
 
-def test_a_step_without_a_factor_update_runs_as_one_graph_and_another_breaks_at_each_layer():
+def test_each_layer_ends_a_graph_and_a_step_without_a_factor_update_runs_no_more_than_that():
+    """Counted as they run: a later step compiles nothing, so that new breaks would not tell."""
     torch._dynamo.reset()
     graphs: list[int] = []
 
     def backend(graph: torch.fx.GraphModule, _: object) -> object:
-        graphs.append(sum(node.op.startswith("call") for node in graph.graph.nodes))
-        return graph.forward
+        operations = sum(node.op.startswith("call") for node in graph.graph.nodes)
+
+        def run(*inputs: object) -> object:
+            graphs.append(operations)
+            return graph.forward(*inputs)
+
+        return run
 
     model = torch.compile(build("mlp"), backend=backend)
     kfac = KFAC(model, KFACConfig(factor_update_steps=3, inverse_update_steps=3), lr=LR)
-    breaks = []
-    for step in range(4):
-        counters["graph_break"].clear()
+    ran = []
+    for step in range(7):
         graphs.clear()
         train(model, kfac, "mlp", [step])
-        breaks.append((sum(counters["graph_break"].values()), len([size for size in graphs if size])))
-    assert breaks[1][0] == breaks[2][0] == 0
-    assert breaks[3][0] == 4  # at the model's start, and at each of three layers
+        ran.append([size for size in graphs if size])
+    assert ran[1] == ran[2] == ran[4] == ran[5] == [1, 1, 1]  # a graph for each of three layers
+    assert len(ran[3]) == len(ran[6]) == 9
