@@ -73,7 +73,10 @@ def _compared(one: Comparison | None, otherwise: str) -> dict[str, str]:
 
 
 def spell(interval: Interval, unit: str = "") -> str:
-    """`12.3 [10.1, 15.0]`, the unit after an estimate that is a number, or without an interval that alone."""
+    """`12.3 [10.1, 15.0]`, the unit after the estimate; without an interval the estimate alone.
+
+    What is not a number of seconds or times has no unit: `–`, `not reached`.
+    """
     unit = unit if math.isfinite(interval.estimate) else ""
     if interval.low is None or interval.high is None:
         return _number(interval.estimate) + unit

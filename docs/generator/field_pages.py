@@ -230,13 +230,19 @@ def _single_kind(part: Any) -> str:
     if origin is tuple:
         inner = [argument for argument in get_args(part) if argument is not ...]
         names = dict.fromkeys(_single_kind(argument) for argument in inner)
-        listed = f"{' and '.join(names)}s".replace("texts", "text").replace("ss", "s")
-        return f"list of {listed.replace('list of', 'lists of')}"
+        return f"list of {' and '.join(map(_plural, names))}"
     if origin is dict:
         return "mapping"
     if origin is not None:  # a function of the step: only in code
         return ""
     return _TYPES[part]
+
+
+def _plural(kind: str) -> str:
+    """`numbers`, `text`, `lists of numbers`."""
+    if kind.startswith("list "):
+        return kind.replace("list", "lists", 1)
+    return kind if kind == "text" else f"{kind}s"
 
 
 def _union(hint: Any) -> tuple[Any, ...]:
