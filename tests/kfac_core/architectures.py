@@ -281,7 +281,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType({
 })  # fmt: skip
 
 
-def made(name: str) -> nn.Module:
-    """The model of an architecture, always of the same weights, in training mode."""
-    torch.manual_seed(0)
+def made(name: str, seed: int = 0) -> nn.Module:
+    """The model of an architecture, with the weights of a seed, in training mode."""
+    torch.manual_seed(seed)
     return ARCHITECTURES[name].make().train()
