@@ -11,18 +11,23 @@ from analysis.comparisons import compared
 from analysis.metrics import time_to_accuracy
 from analysis.records.study import Study
 from analysis.statistics.intervals import Interval, level
-from analysis.tuning import has_trials, trials
+from analysis.tuning import trials
 
 COLUMNS = [
-    "workload", "model", "batch", "ranks", "arm", "kfac", "runs", "reached", "median_seconds", "baseline",
-    "speedup", "low", "high", "method", "fewer_epochs", "cost_ratio", "chosen",
+    "study", "workload", "model", "batch", "ranks", "arm", "kfac", "runs", "reached", "median_seconds",
+    "baseline", "speedup", "low", "high", "method", "fewer_epochs", "cost_ratio", "chosen",
 ]  # fmt: skip
+
+
+TUNING = "-tuning"
+"""In the name of the sweep of a study's trials; without it, it is the study's name."""
 
 
 @dataclass(frozen=True)
 class Point:
     """What a comparison holds fixed."""
 
+    study: str
     workload: str
     model: str
     batch: int
@@ -36,7 +41,7 @@ class Point:
 
 
 def speedups(study: Study) -> pd.DataFrame:
-    """One row per arm and point: how many times sooner than the best first-order arm it is at the target.
+    """One row per study, point and arm: how many times sooner than the best first-order arm it is there.
 
     The baseline is the first-order arm with the smallest median seconds in these very runs, so an accident of
     the runs favours the first-order side. Columns: `runs` scored, `reached`, `speedup` with its limits and
@@ -47,18 +52,20 @@ def speedups(study: Study) -> pd.DataFrame:
     cells = study.cells[study.cells["trial"].isna()]
     scored = time_to_accuracy(study)
     scored = scored[scored["run"].isin(set(cells["run"]))]
-    of_run = cells.set_index("run").loc[scored["run"], ["workload", "strategy", "global_batch_size"]]
+    of_run = cells.set_index("run").loc[scored["run"]]
     models = dict(zip(study.cells["run"], study.value_of("workload.options.model"), strict=True))
     scored = scored.assign(
+        study=of_run["sweep"].to_numpy(),
         workload=of_run["workload"].to_numpy(),
         batch=of_run["global_batch_size"].to_numpy(),
         kfac=of_run["strategy"].notna().to_numpy(),
         model=[str(models.get(run) or "its network") for run in scored["run"]],
     )
-    best_kfac = _best_tuned(study)
+    best_kfac = {str(sweep): _best_tuned(study, str(sweep)) for sweep in cells["sweep"].unique()}
     rows: list[dict[str, Any]] = []
-    for key, runs in scored.groupby(["workload", "model", "batch", "world_size"], sort=True):
-        rows += _at_point(Point(*cast("tuple[str, str, int, int]", key)), runs, best_kfac)
+    for key, runs in scored.groupby(["study", "workload", "model", "batch", "world_size"], sort=True):
+        point = Point(*cast("tuple[str, str, str, int, int]", key))
+        rows += _at_point(point, runs, best_kfac[point.study])
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -73,8 +80,8 @@ def _at_point(point: Point, runs: pd.DataFrame, best_kfac: str) -> list[dict[str
     rows = []
     for arm, group in arms.items():
         row: dict[str, Any] = {
-            "workload": point.workload, "model": point.model, "batch": point.batch, "ranks": point.ranks,
-            "arm": arm, "kfac": arm not in first_order, "runs": len(group),
+            "study": point.study, "workload": point.workload, "model": point.model, "batch": point.batch,
+            "ranks": point.ranks, "arm": arm, "kfac": arm not in first_order, "runs": len(group),
             "reached": int(group["reached"].sum()), "median_seconds": medians[arm], "baseline": baseline,
             "chosen": arm == chosen,
         }  # fmt: skip
@@ -101,11 +108,21 @@ def _limits(speedup: Interval) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _best_tuned(study: Study) -> str:
-    """The method of K-FAC with the best trial; empty if there are no trials."""
-    if not has_trials(study):
+def tunings(study: Study) -> dict[str, Study]:
+    """By name of a study, the trials that its methods were chosen from."""
+    of_trials = study.cells[study.cells["trial"].notna()]
+    return {
+        str(sweep).replace(TUNING, ""): study.of_cells(set(group["cell"]))
+        for sweep, group in of_trials.groupby("sweep", sort=True)
+    }
+
+
+def _best_tuned(study: Study, name: str) -> str:
+    """The method of K-FAC with the best trial of the study's tuning; empty if there are no trials."""
+    own = tunings(study).get(name)
+    if own is None:
         return ""
-    of_kfac = set(study.cells.loc[study.cells["strategy"].notna(), "method"])
-    table = trials(study)
+    of_kfac = set(own.cells.loc[own.cells["strategy"].notna(), "method"])
+    table = trials(own)
     table = table[table["method"].isin(of_kfac)].sort_values(["median_seconds", "method"], kind="stable")
     return str(table["method"].iloc[0]) if len(table) else ""

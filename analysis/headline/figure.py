@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -13,24 +15,26 @@ from analysis.figures.drawing import Drawing
 _ROW_INCHES = 0.17
 
 
-def draw(table: pd.DataFrame, caption: str) -> Drawing:
+def draw(table: pd.DataFrame, caption: str, answers: str) -> Drawing:
     """Left: every arm's speed-up. Right: epochs saved against what an epoch costs, with the break-even line.
 
     Args:
         table: rows of `speedups` with a speed-up.
         caption: of the figure.
+        answers: name of the study that answers; markers of the others are hollow.
     """
     rows = table[table["speedup"].notna()].reset_index(drop=True)
     looks = drawing.styles(rows["arm"])
     figure, axes = drawing.panels(drawing.TWO_COLUMNS, max(2.4, 0.9 + _ROW_INCHES * len(rows)), columns=2)
-    _speedups(axes[0], rows, looks)
-    _break_even(axes[1], rows, looks)
+    _speedups(axes[0], rows, looks, answers)
+    _break_even(axes[1], rows, looks, answers)
     drawing.legend_below(figure, drawing.handles(looks), columns=min(len(looks), 4))
     return Drawing(figure, rows, caption)
 
 
-def _speedups(axis: Axes, rows: pd.DataFrame, looks: dict[str, drawing.ArmStyle]) -> None:
+def _speedups(axis: Axes, rows: pd.DataFrame, looks: dict[str, drawing.ArmStyle], answers: str) -> None:
     several = len(rows[["model", "batch", "ranks"]].drop_duplicates()) > 1
+    studies = rows["study"].nunique() > 1
     labels = []
     for place, row in enumerate(rows.to_dict("records")):
         look = looks[row["arm"]]
@@ -38,8 +42,9 @@ def _speedups(axis: Axes, rows: pd.DataFrame, looks: dict[str, drawing.ArmStyle]
             high = row["high"] if row["high"] is not None and math.isfinite(row["high"]) else row["speedup"]
             axis.plot([row["low"], high], [place, place], color=look.colour, linewidth=1.2)
         if math.isfinite(row["speedup"]):
-            axis.plot(row["speedup"], place, look.marker, color=look.colour, markersize=5)
+            axis.plot(row["speedup"], place, look.marker, **_marker(row, look, answers))
         point = f"{row['model']} b{row['batch']} p{row['ranks']}: " if several else ""
+        point = f"{row['study']}: {point}" if studies else point
         labels.append(f"{point}{row['arm']} ({row['reached']}/{row['runs']})")
     axis.set_yticks(range(len(rows)), labels)
     axis.invert_yaxis()
@@ -49,11 +54,11 @@ def _speedups(axis: Axes, rows: pd.DataFrame, looks: dict[str, drawing.ArmStyle]
     axis.set_xlabel("speed-up over the best first-order arm")
 
 
-def _break_even(axis: Axes, rows: pd.DataFrame, looks: dict[str, drawing.ArmStyle]) -> None:
+def _break_even(axis: Axes, rows: pd.DataFrame, looks: dict[str, drawing.ArmStyle], answers: str) -> None:
     shown = rows[rows["fewer_epochs"].map(_is_number) & rows["cost_ratio"].map(_is_number)]
     for row in shown.to_dict("records"):
         look = looks[row["arm"]]
-        axis.plot(row["cost_ratio"], row["fewer_epochs"], look.marker, color=look.colour, markersize=5)
+        axis.plot(row["cost_ratio"], row["fewer_epochs"], look.marker, **_marker(row, look, answers))
     ends = [*shown["cost_ratio"], *shown["fewer_epochs"], 1.0]
     low, high = 0.9 * min(ends), 1.1 * max(ends)
     axis.plot([low, high], [low, high], color=drawing.GREY, linewidth=0.8)
@@ -62,6 +67,11 @@ def _break_even(axis: Axes, rows: pd.DataFrame, looks: dict[str, drawing.ArmStyl
     axis.set_ylim(low, 1.05 * high)
     axis.set_xlabel("seconds per epoch, over the best first-order arm's")
     axis.set_ylabel("times fewer epochs to the target")
+
+
+def _marker(row: dict[Hashable, Any], look: drawing.ArmStyle, answers: str) -> dict[str, Any]:
+    fill = look.colour if row["study"] == answers else "white"
+    return {"color": look.colour, "markersize": 5, "markerfacecolor": fill}
 
 
 def _is_number(value: object) -> bool:

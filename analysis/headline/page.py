@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.figures.drawing import sentence
 from analysis.figures.files import save
-from analysis.headline.comparison import Point, speedups
+from analysis.headline.comparison import Point, speedups, tunings
 from analysis.headline.figure import draw
 from analysis.metrics import time_to_accuracy
 from analysis.records.study import Study
@@ -21,13 +21,15 @@ from analysis.report.markup import to_markdown
 from analysis.report.tables import targets
 from analysis.report.tuning_tables import tuning_tables
 from analysis.rules import SCORINGS
-from analysis.tuning import has_trials, trials
+from analysis.tuning import trials
 
 FILES = ("speedup.csv", "runs.csv", "trials.csv", "rules.csv")
 FIGURE = "headline"
 _DATA = {"cifar10": "CIFAR-10 (JPEG copy)"}  # what the committed archives were run on
 PILOT = "-pilot"
 """In the names of sweeps that only set a target; nothing here is computed from them."""
+ANSWERS = ("headline-again", "headline")
+"""The studies that may answer, the first of them that was run; docs/headline.md fixed it beforehand."""
 _CLAIM, _SECOND_CLAIM = 0.25, 0.18  # less time: the goal of the study, and SC20's abstract
 
 NOT_RUN = (
@@ -68,18 +70,20 @@ def write_headline(study: Study | None, out: Path, archives: Sequence[str] = ())
     _runs(study).to_csv(out / "runs.csv", index=False, lineterminator="\n")
     rules = _by_rule(study)
     rules.to_csv(out / "rules.csv", index=False, lineterminator="\n")
-    save(draw(table, _caption(study)), out, FIGURE)
+    row = _headline_row(table)
+    caption = _caption(study, table)
+    save(draw(table, caption, row["study"] if row else ""), out, FIGURE)
     text = [
         answer(table, study),
         *_goals(table),
         f"![Speed-ups over the best first-order arm]({FIGURE}.png)",
-        f"*{_caption(study)}*",
+        f"*{caption}*",
         "## Every comparison\n\n" + to_markdown(_shown(table)),
         "## The same runs under every rule\n\n"
         "Speed-up of the K-FAC arm chosen by the tuning over the best first-order arm of each rule.\n\n"
         + to_markdown(rules),
         *_tuning(study, out),
-        "## Cautions\n\n" + "\n".join(f"- {line}" for line in cautions(study)),
+        "## Cautions\n\n" + "\n".join(f"- {line}" for line in cautions(_without_trials(study))),
         "Archives: " + ", ".join(f"`{name}`" for name in archives) + ".",
     ]
     page.write_text(_page(text), encoding="utf-8")
@@ -91,7 +95,7 @@ def answer(table: pd.DataFrame, study: Study) -> str:
     row = _headline_row(table)
     if row is None:
         return "**Nothing is decided**: no point has both a K-FAC arm and a first-order arm."
-    point = Point(row["workload"], row["model"], row["batch"], row["ranks"])
+    point = Point(row["study"], row["workload"], row["model"], row["batch"], row["ranks"])
     data = _DATA.get(point.workload, point.workload)
     where = f"On {data} ({point.words}), K-FAC (`{row['arm']}`)"
     against = f"the best tuned first-order method (`{row['baseline']}`)"
@@ -132,7 +136,7 @@ def _goals(table: pd.DataFrame) -> list[str]:
     if goal or rows.empty:
         return [met]
     near = max(_records(rows), key=lambda row: (row["speedup"], row["arm"]))
-    point = Point(near["workload"], near["model"], near["batch"], near["ranks"])
+    point = Point(near["study"], near["workload"], near["model"], near["batch"], near["ranks"])
     return [
         f"{met} The nearest is `{near['arm']}` ({point.words}): a speed-up of {near['speedup']:.2f}; "
         f"{_factors(near)}."
@@ -150,8 +154,10 @@ def _factors(row: dict[str, Any]) -> str:
 
 
 def _headline_row(table: pd.DataFrame) -> dict[str, Any] | None:
-    """The chosen arm at the point with most arms, on most ranks: the study itself, not a confirmation."""
+    """The chosen arm of the study that answers, at the point with most arms and on most ranks."""
     rows = [row for row in _records(table) if row["chosen"] and row["baseline"] and row["kfac"]]
+    answers = next((name for name in ANSWERS if any(row["study"] == name for row in rows)), None)
+    rows = [row for row in rows if answers is None or row["study"] == answers]
     sizes = table.groupby(["model", "batch", "ranks"])["arm"].nunique().to_dict()
     return max(
         rows, key=lambda row: (sizes[row["model"], row["batch"], row["ranks"]], row["ranks"]), default=None
@@ -161,13 +167,26 @@ def _headline_row(table: pd.DataFrame) -> dict[str, Any] | None:
 def _by_rule(study: Study) -> pd.DataFrame:
     """The speed-up of the chosen arm under every rule of time to accuracy."""
     own = speedups(study)
-    chosen = own[own["chosen"]][["model", "batch", "ranks", "arm"]]
-    columns = ["rule", "about", "model", "batch", "ranks", "arm", "baseline", "speedup", "low", "high"]
+    point = ["study", "model", "batch", "ranks", "arm"]
+    chosen = own[own["chosen"]][point]
+    columns = [
+        "rule",
+        "about",
+        "study",
+        "model",
+        "batch",
+        "ranks",
+        "arm",
+        "baseline",
+        "speedup",
+        "low",
+        "high",
+    ]
     tables = []
     for name, scoring in SCORINGS.items():
         if scoring.pools_arms:  # its arms are methods; the median over seeds is that of `first`
             continue
-        table = speedups(replace(study, scoring=scoring)).merge(chosen, on=["model", "batch", "ranks", "arm"])
+        table = speedups(replace(study, scoring=scoring)).merge(chosen, on=point)
         table = table.assign(rule=name, about=scoring.about)
         for limit in ("speedup", "low", "high"):
             table[limit] = [_number(value) for value in table[limit]]
@@ -176,23 +195,36 @@ def _by_rule(study: Study) -> pd.DataFrame:
 
 
 def _runs(study: Study) -> pd.DataFrame:
-    scored = time_to_accuracy(study).merge(study.cells[["run", "global_batch_size", "trial"]], on="run")
+    scored = time_to_accuracy(study).merge(
+        study.cells[["run", "sweep", "global_batch_size", "trial"]], on="run"
+    )
     columns = [
-        "run", "arm", "method", "global_batch_size", "world_size", "seed", "block", "reached", "seconds",
-        "epochs", "seconds_per_epoch",
+        "run", "sweep", "arm", "method", "global_batch_size", "world_size", "seed", "block", "reached",
+        "seconds", "epochs", "seconds_per_epoch",
     ]  # fmt: skip
     return scored[scored["trial"].isna()][columns]
 
 
 def _tuning(study: Study, out: Path) -> list[str]:
-    if not has_trials(study):
+    by_study = tunings(study)
+    if not by_study:
         return []
-    trials(study).to_csv(out / "trials.csv", index=False, lineterminator="\n")
-    methods, _ = tuning_tables(study)
-    return [
-        "## How each method was tuned\n\nEqual numbers of trials; every trial is in `trials.csv`. Regret: "
-        "the median trial's time over the best's.\n\n" + to_markdown(methods)
+    tables = [trials(own).assign(study=name) for name, own in by_study.items()]
+    table = pd.concat(tables, ignore_index=True)
+    table = table[["study", *(name for name in table.columns if name != "study")]]
+    table.to_csv(out / "trials.csv", index=False, lineterminator="\n")
+    text = [
+        "## How each method was tuned\n\nEqual numbers of trials in a study; every trial is in `trials.csv`. "
+        "Regret: the median trial's time over the best's."
     ]
+    for name, own in by_study.items():
+        methods, _ = tuning_tables(own)
+        text.append(f"For `{name}`:\n\n{to_markdown(methods)}")
+    return text
+
+
+def _without_trials(study: Study) -> Study:
+    return study.of_cells(set(study.cells.loc[study.cells["trial"].isna(), "cell"]))
 
 
 def _shown(table: pd.DataFrame) -> pd.DataFrame:
@@ -203,12 +235,14 @@ def _shown(table: pd.DataFrame) -> pd.DataFrame:
     return shown.astype("str").replace("nan", "–")
 
 
-def _caption(study: Study) -> str:
+def _caption(study: Study, table: pd.DataFrame) -> str:
+    several = table["study"].nunique() > 1
     goal = "; ".join(targets(study))
     return sentence(
         f"Left: how many times sooner than the best first-order arm each arm is at the target ({goal}),",
         "with 95 % limits; in brackets the runs that reached it.",
         "Right: the same as epochs saved against what an epoch costs; above the line an arm saves time.",
+        "Hollow: of a study that does not answer." if several else "",
     )
 
 

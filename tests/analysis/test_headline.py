@@ -106,6 +106,30 @@ def test_the_arm_that_the_tuning_chose_is_judged_though_another_was_faster(tmp_p
     assert "K-FAC (`dp_kfac`)" in first_sentence(tmp_path)
 
 
+def test_the_second_round_answers_and_the_first_stays_on_the_page(tmp_path: Path) -> None:
+    slower = EPOCHS | {"comm_opt": 8, "dp_kfac": 7}
+    archive(tmp_path, "headline-tuning", {"trial-01": block(100, EPOCHS | {"dp_kfac": 1})}, trial=1)
+    archive(tmp_path, "headline", {f"seed-{seed}": block(seed, slower) for seed in range(6)})
+    archive(tmp_path, "headline-tuning-again", {"trial-01": block(101)}, trial=1)
+    archive(tmp_path, "headline-again", {f"again-seed-{seed}": block(seed) for seed in range(10, 16)})
+    assert main(["reproduce", "headline"]) == 0
+    assert first_sentence(tmp_path).startswith("**Yes**: ")
+    assert "K-FAC (`comm_opt`) reaches" in first_sentence(tmp_path)  # its own trials chose it
+    table = pd.read_csv(tmp_path / "results/headline/speedup.csv").set_index(["study", "arm"])
+    assert len(table) == 8
+    assert table.loc[("headline", "comm_opt"), "speedup"] == pytest.approx(6 / 8.8)
+    assert table.loc[("headline-again", "comm_opt"), "speedup"] == pytest.approx(6 / 3.3)
+    assert [row for row, of in table.iterrows() if of["chosen"]] == [
+        ("headline", "dp_kfac"), ("headline-again", "comm_opt"),
+    ]  # fmt: skip
+    assert len(pd.read_csv(tmp_path / "results/headline/trials.csv")) == 8
+    assert "For `headline-again`:" in (tmp_path / "results/headline/README.md").read_text()
+    assert set(pd.read_csv(tmp_path / "results/headline/rules.csv")["study"]) == {
+        "headline",
+        "headline-again",
+    }
+
+
 def test_an_interval_that_holds_no_difference_is_not_shown(tmp_path: Path) -> None:
     seeds = {f"seed-{seed}": [Run("sgd", 2, seed, 6, 1.0), Run("comm_opt", 2, seed, 6, 0.8 + 0.08 * seed)]
              for seed in range(6)}  # fmt: skip
