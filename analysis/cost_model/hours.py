@@ -72,7 +72,7 @@ def predicted_hours(
 
     Forward and backward passes, K-FAC and communication are in it, as `predict` has them, for every epoch of
     the sweep: a run that stops at its target takes less. No communication is hidden behind the backward pass.
-    Loading, evaluations, start and checkpoints are not in it.
+    Loading, evaluations, start, checkpoints and the exchanges of `sync_batch_norm` are not in it.
 
     Args:
         cells: with all options of their workload, as a sweep is read.
@@ -130,7 +130,12 @@ def training_seconds(cell: Cell, calibration: Calibration, examples: int) -> Sec
 
 def _step(cell: Cell, config: KFACConfig | None, local: int, calibration: Calibration) -> Seconds:
     model = model_of(cell.workload.name, cell.workload.options, None if config is None else config.skip)
-    return predict(Setup(model, config, cell.world_size, local), calibration).total
+    training = cell.training
+    setup = Setup(
+        model, config, cell.world_size, local,
+        micro_batches=training.accumulate, factor_micro_batches=training.factor_micro_batches,
+    )  # fmt: skip
+    return predict(setup, calibration).total
 
 
 def _times(seconds: Seconds, steps: float) -> Seconds:

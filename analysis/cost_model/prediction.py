@@ -132,8 +132,9 @@ def _compute(work: Work, calibration: Calibration) -> dict[Phase, Seconds]:
     if "forward_backward_seconds" in facts:
         training = _within(share * facts["forward_backward_seconds"], 0.0)
     else:
-        flops = 3 * setup.local_batch_size * model.forward_flops
-        training = _within(calibration.training.at(flops), calibration.training.relative_error)
+        parts = setup.micro_batches
+        flops = 3 * setup.local_batch_size * model.forward_flops / parts
+        training = _within(parts * calibration.training.at(flops), calibration.training.relative_error)
     rate = calibration.bytes_per_second
     update = _within(5 * setup.item_bytes * model.parameters / rate, 0.0)  # momentum SGD: 3 reads, 2 writes
     found = {
@@ -159,15 +160,19 @@ def _compute(work: Work, calibration: Calibration) -> dict[Phase, Seconds]:
 
 
 def _factors(work: Work, calibration: Calibration, share: float) -> Seconds:
-    """Grams on the slowest rank, and the update of the running means."""
+    """On the slowest rank: grams of each micro-batch that makes factors, and updates of running means."""
     setup, curve = work.setup, calibration.factor
-    rows = [layer.positions * setup.local_batch_size for layer in work.layers]
-    by_job = [(job.factor_workers, curve.at(2 * rows[job.layer] * job.shape.elements)) for job in work.jobs]
+    parts = setup.micro_batches
+    heard = parts if setup.factor_micro_batches is None else setup.factor_micro_batches
+    rows = [layer.positions * setup.local_batch_size / parts for layer in work.layers]
+    by_job = [
+        (job.factor_workers, heard * curve.at(2 * rows[job.layer] * job.shape.elements)) for job in work.jobs
+    ]
     slowest = max(work.spread(by_job))
     known = calibration.models.get(setup.model.name, {}).get("factor_seconds")
     if known is not None:  # measured with all layers on one rank; this is the rank's share
         everything = math.fsum(seconds for _, seconds in by_job)
-        return _within(share * known * slowest / everything, 0.0)
+        return _within(heard / parts * share * known * slowest / everything, 0.0)
     running = 6 * max(work.state_bytes["factors"]) / calibration.bytes_per_second
     return _within(slowest, curve.relative_error) + _within(running, 0.0)
 
@@ -235,7 +240,7 @@ def _memory(work: Work) -> dict[str, int]:
     memory = {
         "model": _COPIES * item * setup.model.parameters,
         # Every layer's output and what the following function saves; close to measured networks.
-        "activations": 2 * item * setup.local_batch_size * setup.model.activations,
+        "activations": 2 * item * setup.local_batch_size * setup.model.activations // setup.micro_batches,
     }
     if setup.config is None:
         return memory

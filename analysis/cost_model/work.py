@@ -41,6 +41,8 @@ class Setup:
         fusion: whether everything that one rank owns is sent in one message, as in the trainer, or `layer`
             by layer as in the SPD-KFAC release.
         overlap: whether gradients and factors are sent during the backward pass and the factor computation.
+        micro_batches: that a rank cuts its local batch into, one after another.
+        factor_micro_batches: of them, those that make the factors; None for all.
     """
 
     model: Model
@@ -52,6 +54,8 @@ class Setup:
     inverse_packing: Literal["triangle", "square"] = "square"
     fusion: Literal["owner", "layer"] = "owner"
     overlap: bool = False
+    micro_batches: int = 1
+    factor_micro_batches: int | None = None
 
     @cached_property
     def shapes(self) -> list[LayerShape]:

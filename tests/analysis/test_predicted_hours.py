@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from harness.study.papers import FOLDER, read_paper
 from harness.study.sweep import read_sweep
 from harness.workloads import WORKLOADS
 from kfac_core.config import KFACConfig
+from kfac_core.timing.phases import Phase
 
 MACHINE = read_calibration("eight_gpus")
 MEDIUM = sorted(path.parent.name for path in FOLDER.glob("*/medium.yaml"))
@@ -56,6 +58,25 @@ def test_epochs_before_kfac_starts_cost_those_of_the_optimizer_alone():
     ).central
     assert whole > 1.2 * alone
     assert late == pytest.approx(alone / 3 + 2 * whole / 3)
+
+
+def test_micro_batches_that_make_no_factors_cost_kfac_nothing_and_need_less_memory():
+    kfac = {"factor_update_steps": 1, "inverse_update_steps": 10, "solver": "inverse"}
+
+    def seconds(**more) -> float:
+        training = {"local_batch_size": 128, "epochs": 3, **more}
+        return training_seconds(cell(kfac=kfac, training=training), MACHINE, 50_000).central
+
+    whole, quarter = seconds(accumulate=4), seconds(accumulate=4, factor_micro_batches=1)
+    assert seconds(accumulate=4, factor_micro_batches=4) == whole
+    config = KFACConfig(factor_update_steps=1, inverse_update_steps=10, solver="inverse")
+    setup = Setup(read_model("resnet32"), config, 4, 128, micro_batches=4)
+    factors = predict(setup, MACHINE).step_seconds[Phase.FACTOR_COMPUTE].central
+    steps = 3 * (50_000 // 512)
+    assert whole - quarter == pytest.approx(0.75 * steps * factors, rel=0.01)  # less the running means
+    at_once = predict(replace(setup, micro_batches=1), MACHINE)
+    assert predict(setup, MACHINE).memory_bytes["activations"] * 4 == at_once.memory_bytes["activations"]
+    assert whole >= seconds() * 0.999  # smaller products are no faster
 
 
 def test_what_has_no_table_or_no_known_length_is_counted_and_named():
