@@ -18,17 +18,17 @@ pytestmark = pytest.mark.slurm
 
 @pytest.fixture
 def cell():
-    """Some seconds of K-FAC on two nodes of two ranks, which no target ends."""
+    """Some seconds of K-FAC on two nodes, a rank on each, which no target ends."""
     return Cell.model_validate({
-        "sweep": "study", "method": "mem_opt", "world_size": 4, "workload": "digits",
+        "sweep": "study", "method": "mem_opt", "world_size": 2, "workload": "digits",
         "target": {"metric": "accuracy", "at_least": 1.0}, "optimizer": {"lr": 0.1},
-        "training": {"global_batch_size": 256, "epochs": 40, "evaluate_every_epochs": 5},
+        "training": {"global_batch_size": 256, "epochs": 60, "evaluate_every_epochs": 5},
         "kfac": {"strategy": "mem_opt", "damping": 0.01, "factor_update_steps": 2, "inverse_update_steps": 5},
     })  # fmt: skip
 
 
 def site(**more):
-    profile = SlurmProfile(ranks_per_node=2, requeue=True)
+    profile = SlurmProfile(ranks_per_node=1, requeue=True)
     return Site(name="test", launcher="slurm", timeout_minutes=10, slurm=profile, **more)
 
 
