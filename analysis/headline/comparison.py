@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -49,6 +51,41 @@ def speedups(study: Study) -> pd.DataFrame:
     an arm breaks even where they are equal; `chosen`: K-FAC's arm whose method had the best trial of all of
     K-FAC's in the tuning or, without trials, the arm with the smallest median.
     """
+    best_kfac = {str(sweep): _best_tuned(study, str(sweep)) for sweep in study.cells["sweep"].unique()}
+    rows: list[dict[str, Any]] = []
+    for point, runs in _points(study):
+        rows += _at_point(point, runs, best_kfac[point.study])
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def scores(study: Study) -> pd.DataFrame:
+    """Speed-ups as ratios of scores by `study.scoring`, the best first-order arm's over each arm's.
+
+    For rules that make one number of all runs, which has no interval here: `low` and `high` are NaN.
+    """
+    rows: list[dict[str, Any]] = []
+    for point, runs in _points(study):
+        score = {arm: study.scoring.aggregate(group) for arm, group in _arms(runs).items()}
+        first_order = [arm for arm, group in _arms(runs).items() if not group["kfac"].any()]
+        valid = [arm for arm in first_order if math.isfinite(score[arm])]
+        if not valid:
+            continue
+        baseline = min(valid, key=lambda arm: (score[arm], arm))
+        rows += [
+            {
+                "study": point.study, "model": point.model, "batch": point.batch, "ranks": point.ranks,
+                "arm": arm, "baseline": baseline, "speedup": score[baseline] / score[arm],
+                "low": math.nan, "high": math.nan,
+            }
+            for arm in score
+        ]  # fmt: skip
+    return pd.DataFrame(rows, columns=[name for name in COLUMNS if name in {
+        "study", "model", "batch", "ranks", "arm", "baseline", "speedup", "low", "high",
+    }])  # fmt: skip
+
+
+def _points(study: Study) -> Iterator[tuple[Point, pd.DataFrame]]:
+    """The scored runs of every study and point, without trials."""
     cells = study.cells[study.cells["trial"].isna()]
     scored = time_to_accuracy(study)
     scored = scored[scored["run"].isin(set(cells["run"]))]
@@ -61,16 +98,22 @@ def speedups(study: Study) -> pd.DataFrame:
         kfac=of_run["strategy"].notna().to_numpy(),
         model=[str(models.get(run) or "its network") for run in scored["run"]],
     )
-    best_kfac = {str(sweep): _best_tuned(study, str(sweep)) for sweep in cells["sweep"].unique()}
-    rows: list[dict[str, Any]] = []
     for key, runs in scored.groupby(["study", "workload", "model", "batch", "world_size"], sort=True):
-        point = Point(*cast("tuple[str, str, str, int, int]", key))
-        rows += _at_point(point, runs, best_kfac[point.study])
-    return pd.DataFrame(rows, columns=COLUMNS)
+        yield Point(*cast("tuple[str, str, str, int, int]", key)), runs
+
+
+def _arms(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The runs of every arm at a point, by its method if that has one arm there, else by its whole name."""
+    arms_of = runs.groupby("method")["arm"].nunique()
+    found = {}
+    for arm, group in runs.groupby("arm", sort=False):
+        method = str(group["method"].iloc[0])
+        found[method if arms_of[method] == 1 else str(arm)] = group
+    return found
 
 
 def _at_point(point: Point, runs: pd.DataFrame, best_kfac: str) -> list[dict[str, Any]]:
-    arms = {_label(runs, str(arm), group): group for arm, group in runs.groupby("arm", sort=False)}
+    arms = _arms(runs)
     medians = {arm: level(group["scored_seconds"].tolist()).estimate for arm, group in arms.items()}
     first_order = [arm for arm, group in arms.items() if not group["kfac"].any()]
     baseline = min(first_order, key=lambda arm: (medians[arm], arm), default="")
@@ -94,12 +137,6 @@ def _at_point(point: Point, runs: pd.DataFrame, best_kfac: str) -> list[dict[str
             row |= _limits(speedup) | {"fewer_epochs": epochs.estimate, "cost_ratio": cost.estimate}
         rows.append(row)
     return sorted(rows, key=lambda row: (row["kfac"], row["median_seconds"], row["arm"]))
-
-
-def _label(runs: pd.DataFrame, arm: str, group: pd.DataFrame) -> str:
-    """The method if it has one arm at the point, else the arm's whole name."""
-    method = str(group["method"].iloc[0])
-    return method if runs.loc[runs["method"] == method, "arm"].nunique() == 1 else arm
 
 
 def _limits(speedup: Interval) -> dict[str, Any]:

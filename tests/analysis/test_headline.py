@@ -158,3 +158,6 @@ def test_the_files_are_the_same_when_drawn_again(tmp_path: Path) -> None:
     assert drawn[0].keys() == written
     rules = pd.read_csv(folder / "rules.csv").set_index("rule")
     assert rules.loc["first", "speedup"] == pytest.approx(1.82)
+    assert rules.loc["algoperf-style", "speedup"] == pytest.approx(1.82)  # medians over seeds
+    assert rules.loc["mlperf-style", "low"] == "–"
+    assert "Not scored: sustained" in (folder / "README.md").read_text()
