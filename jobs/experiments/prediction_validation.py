@@ -10,6 +10,7 @@ sweeps in `jobs/sweeps/prediction/`, and the calibration of their machine. Write
 from __future__ import annotations
 
 import sys
+from itertools import combinations
 from pathlib import Path
 from textwrap import fill
 
@@ -108,6 +109,7 @@ def _page(points: pd.DataFrame) -> str:
             *shown,
         ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
+    lines += ["", *_choices(points)]
     lines += ["", "Every point; the error of K-FAC's extra time is that of the difference to SGD's step:", "",
               "| case | ranks | arm | measured ms | predicted ms (bounds) | error | of the extra time |",
               "|" + "---|" * 7]  # fmt: skip
@@ -118,6 +120,32 @@ def _page(points: pd.DataFrame) -> str:
                  f"{row['error']:+.1%}", extra]  # fmt: skip
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join([*lines, ""])
+
+
+def _choices(points: pd.DataFrame) -> list[str]:
+    """Whether predictions choose and order K-FAC's strategies as measurements do."""
+    rows, right, always = [], 0, 0
+    for (case, size), own in points[points["arm"] != "sgd"].groupby(["case", "world_size"], sort=False):
+        arms = own.sort_values("measured_ms").to_dict("records")
+        fastest, chosen = arms[0], min(arms, key=lambda arm: arm["predicted_ms"])
+        behind, cost = (each["measured_ms"] / fastest["measured_ms"] for each in (arms[1], chosen))
+        pairs = list(combinations(arms, 2))  # in the measured order
+        ordered = sum(one["predicted_ms"] < other["predicted_ms"] for one, other in pairs)
+        right += fastest["arm"] == chosen["arm"]
+        always += fastest["arm"] == "dp_kfac"
+        cells = [case, size, fastest["arm"], f"{behind:.2f}", chosen["arm"], f"{cost:.2f}",
+                 f"{ordered} of {len(pairs)}"]  # fmt: skip
+        rows.append("| " + " | ".join(map(str, cells)) + " |")
+    text = (
+        f"**K-FAC's strategy that is predicted fastest is the fastest measured in {right} of {len(rows)} "
+        f"worlds**; to name dp_kfac always would be right in {always}. The table has how far behind the "
+        "second was measured, what the predicted choice costs over the fastest, and how many pairs of "
+        "strategies are predicted in the measured order."
+    )
+    head = (
+        "| case | ranks | fastest measured | second over it | predicted fastest | over the fastest | pairs |"
+    )
+    return [fill(text, 150), "", head, "|" + "---|" * 7, *rows]
 
 
 _ABOUT = (
