@@ -143,7 +143,7 @@ def _choices(points: pd.DataFrame) -> list[str]:
         "strategies are predicted in the measured order."
     )
     head = (
-        "| case | ranks | fastest measured | second over it | predicted fastest | over the fastest | pairs |"
+        "| case | ranks | fastest measured | second over it | predicted | over the fastest | pairs |"
     )
     return [fill(text, 150), "", head, "|" + "---|" * 7, *rows]
 
