@@ -20,6 +20,7 @@ from kfac_core.coverage import Summary, log_coverage, summarised
 from kfac_core.diagnostics import Failure, missing_statistics, warn_of_other_kfac
 from kfac_core.errors import ConfigError
 from kfac_core.execution import Execution
+from kfac_core.factor_update import FactorUpdate
 from kfac_core.factors import Factors
 from kfac_core.gradients.buffers import Gradients
 from kfac_core.guards.gradient_check import GradientCheck
@@ -162,6 +163,7 @@ class KFAC(Resumable):
         scaler = self._scaler
         self._overflow = Overflow(scaler, self._communicator, like) if scaler is not None else None
         self._capture = self._install_capture(like.dtype)
+        self._factor_update = FactorUpdate(self._factors, self._capture, self._communicator, self._timer)
         self._check_statistics = True  # once, at the first second-order update
         self._changes = ModelChanges(bare, self._layers, like.device)
         self._gradient_check = GradientCheck(bare, self._layers, lambda: not self._paused)
@@ -212,9 +214,9 @@ class KFAC(Resumable):
         """
         try:
             if self.config.overlap_factors:
-                self._send_factors()
+                self._factor_update.send()
         finally:
-            self._discard_factors()
+            self._factor_update.discard()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -377,6 +379,9 @@ class KFAC(Resumable):
             captured_share=self._captured_share,
         )
 
+    def _on_gradient(self, layer: int, complete: bool) -> None:
+        self._factor_update.on_gradient(layer, complete)
+
     def _loss_scale(self) -> float | Tensor:
         if self._scaler is None or self._overflow is None:
             return 1.0
@@ -387,57 +392,11 @@ class KFAC(Resumable):
         with self._timer.phase(Phase.FACTOR_COMPUTE), self._timer.layer(self.shapes[layer].name):
             yield
 
-    def _on_gradient(self, layer: int, complete: bool) -> None:
-        with self._timer.phase(Phase.FACTOR_COMPUTE):
-            packed = self._factors.on_gradient(layer, self._capture.statistics, complete=complete)
-        if packed:
-            with self._timer.phase(Phase.FACTOR_COMM):
-                self._factors.send()
-
     def _update_factors(self) -> None:
         captured = any(each.shares() is not None for each in self._capture.statistics)
         self._pending_warnings += self._progress.of_eval(captured=captured, in_eval=self._capture.in_eval)
-        self._factors.decay = decay_at(self.config.factor_decay, self.steps, self._steps_per_epoch)
-        try:
-            with self._timer.phase(Phase.FACTOR_COMM):
-                self._capture.join_ties(self._gradients.raw[0], self._communicator.all_reduce)
-            self._send_factors()
-            self._accumulate_factors()
-        finally:
-            self._discard_factors()
-
-    def _discard_factors(self) -> None:
-        """Leave no statistics to the next step; after an error, also receive and drop what others sent."""
-        self._capture.clear()
-        with self._timer.phase(Phase.FACTOR_COMM):
-            self._factors.discard()
-
-    def _send_factors(self) -> None:
-        """Send all buckets; after an error the remaining ones without this rank's statistics."""
-        try:
-            self._pack_and_send()
-        except BaseException:
-            self._capture.clear()
-            self._pack_and_send()
-            raise
-
-    def _pack_and_send(self) -> None:
-        packed_all = False
-        while not packed_all:
-            with self._timer.phase(Phase.FACTOR_COMPUTE):
-                packed_all = self._factors.pack(self._capture.statistics)
-            with self._timer.phase(Phase.FACTOR_COMM):
-                self._factors.send()
-
-    def _accumulate_factors(self) -> None:
-        with self._timer.phase(Phase.FACTOR_COMPUTE):
-            self._factors.accumulate_local(self._capture.statistics)
-        received_all = False
-        while not received_all:
-            with self._timer.phase(Phase.FACTOR_COMM):
-                received_all = self._factors.receive()
-            with self._timer.phase(Phase.FACTOR_COMPUTE):
-                self._factors.accumulate_received(self._capture.statistics)
+        decay = decay_at(self.config.factor_decay, self.steps, self._steps_per_epoch)
+        self._factor_update.run(decay, self._gradients.raw[0])
 
     def _update_second_order(self) -> None:
         second_order = self._second_order

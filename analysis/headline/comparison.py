@@ -58,6 +58,14 @@ def speedups(study: Study) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
+def against(study: Study, point: Point, arm: str, base: str) -> Interval | None:
+    """How many times sooner `arm` is at the target than `base`; None if one of them has no runs there."""
+    arms = next((_arms(runs) for where, runs in _points(study) if where == point), {})
+    if arm not in arms or base not in arms:
+        return None
+    return compared(arms[base], arms[arm], "scored_seconds", len(arms) - 1)
+
+
 def scores(study: Study) -> pd.DataFrame:
     """Speed-ups as ratios of scores by `study.scoring`, the best first-order arm's over each arm's.
 

@@ -6,8 +6,16 @@ from jobs.experiments.mutants.mutant import Mutant
 
 STUDY = ("tests/analysis/test_study_prediction.py",)
 CHOICE = ("tests/analysis/test_study_choice.py",)
+HOURS = ("tests/analysis/test_predicted_hours.py",)
 
 MUTANTS = (
+    Mutant("every micro-batch makes factors", "cost_model/prediction.py",
+           "heard = parts if setup.factor_micro_batches is None else setup.factor_micro_batches",
+           "heard = parts", HOURS),
+    Mutant("micro-batches need the memory of a batch", "cost_model/prediction.py",
+           " * setup.model.activations // setup.micro_batches", " * setup.model.activations", HOURS),
+    Mutant("hours leave out accumulation", "cost_model/hours.py", "micro_batches=training.accumulate, ", "",
+           HOURS),
     Mutant("bounds of 80 % for 90 %", "study_prediction/bounds.py", "stats.t.ppf((1 + LEVEL) / 2, freedom)",
            "stats.t.ppf(LEVEL, freedom)", STUDY),
     Mutant("bounds of the mean for those of a run", "study_prediction/bounds.py",

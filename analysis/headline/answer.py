@@ -1,0 +1,131 @@
+"""The sentences at the head of the headline's page, each computed from the runs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from analysis.headline.comparison import Point, against
+from analysis.records.study import Study
+from analysis.report.tables import targets
+
+_DATA = {"cifar10": "CIFAR-10 (JPEG copy)"}  # what the committed archives were run on
+ANSWERS = ("headline-again", "headline")
+"""The studies that may answer, the first of them that was run; docs/headline.md fixed it beforehand."""
+_PAPERS_BASELINE = "sgd"
+_CLAIM, _SECOND_CLAIM = 0.25, 0.18  # less time: the goal of the study, and SC20's abstract
+
+
+def answer(table: pd.DataFrame, study: Study) -> str:
+    """One sentence: does the chosen K-FAC arm reach the target sooner at the main point, and by how much?"""
+    row = headline_row(table)
+    if row is None:
+        return "**Nothing is decided**: no point has both a K-FAC arm and a first-order arm."
+    point = _point(row)
+    data = _DATA.get(point.workload, point.workload)
+    where = f"On {data} ({point.words}), K-FAC (`{row['arm']}`)"
+    rival = f"the best tuned first-order method (`{row['baseline']}`)"
+    goal = "; ".join(targets(study))
+    speedup, low, high = row["speedup"], row["low"], row["high"]
+    parts = _factors(row)
+    if not math.isfinite(speedup) or speedup == 0:
+        return f"**No result**: {where} or {rival} did not reach the target ({goal}) in its typical run."
+    saved, limits = _saved(speedup), _saved_limits(low, high)
+    than = f"than {rival}"
+    if low is not None and low > 1:
+        less = f"{saved:.0%} less time {limits}"
+        return f"**Yes**: {where} reaches the target ({goal}) in {less} {than}; {parts}."
+    if low is not None and high is not None and high < 1:
+        more = f"(95 % interval: {-_saved(high):.0%} to {-_saved(low):.0%})"
+        return f"**No**: {where} needs {-saved:.0%} more time {more} to the target ({goal}) {than}; {parts}."
+    less = f"{abs(saved):.0%} {'less' if saved > 0 else 'more'} time {limits}"
+    return (
+        f"**Not shown**: {where} takes {less} to the target ({goal}) {than}, which these runs cannot tell "
+        f"from no difference; {parts}."
+    )
+
+
+def papers_baseline(table: pd.DataFrame, study: Study) -> list[str]:
+    """The chosen arm against SGD alone, where another first-order arm is the best."""
+    row = headline_row(table)
+    if row is None or row["baseline"] == _PAPERS_BASELINE:
+        return []
+    found = against(study, _point(row), row["arm"], _PAPERS_BASELINE)
+    if found is None or not _is_number(found.estimate) or not found.estimate:
+        return []
+    saved = _saved(found.estimate)
+    return [
+        f"Against `{_PAPERS_BASELINE}` alone, with which the papers compare: {abs(saved):.0%} "
+        f"{'less' if saved > 0 else 'more'} time {_saved_limits(found.low, found.high)}."
+    ]
+
+
+def _point(row: dict[str, Any]) -> Point:
+    return Point(row["study"], row["workload"], row["model"], row["batch"], row["ranks"])
+
+
+def goals(table: pd.DataFrame) -> list[str]:
+    """What the study set out to show, and whether it did; else the point that is nearest to it."""
+    rows = table[table["kfac"] & table["speedup"].map(_is_number)]
+    shown = [row for row in _records(rows) if row["low"] is not None and row["low"] > 1]
+    goal = [row for row in shown if _saved(row["speedup"]) >= _CLAIM]
+    second = [row for row in shown if _saved(row["speedup"]) >= _SECOND_CLAIM]
+    settings = {(row["model"], row["batch"], row["ranks"]) for row in second}
+    first, other = (
+        "shown" if done else "not shown" for done in (bool(goal), bool(goal) and len(settings) > 1)
+    )
+    met = (
+        f"Goals: at least {_CLAIM:.0%} less time in one setting, with the interval above zero: {first}; "
+        f"SC20's {_SECOND_CLAIM:.0%} in a second: {other}."
+    )
+    if goal or rows.empty:
+        return [met]
+    near = max(_records(rows), key=lambda row: (row["speedup"], row["arm"]))
+    point = _point(near)
+    return [
+        f"{met} The nearest is `{near['arm']}` ({point.words}): a speed-up of {near['speedup']:.2f}; "
+        f"{_factors(near)}."
+    ]
+
+
+def _factors(row: dict[str, Any]) -> str:
+    epochs, cost = row["fewer_epochs"], row["cost_ratio"]
+    if not _is_number(epochs) or not _is_number(cost) or not epochs:
+        return "its epochs cannot be compared"
+    return (
+        f"it needs {1 / epochs:.2f} times the epochs, each takes {cost:.2f} times as long, and "
+        f"{epochs:.2f} times would break even"
+    )
+
+
+def headline_row(table: pd.DataFrame) -> dict[str, Any] | None:
+    """The chosen arm of the study that answers, at the point with most arms and on most ranks."""
+    rows = [row for row in _records(table) if row["chosen"] and row["baseline"] and row["kfac"]]
+    answers = next((name for name in ANSWERS if any(row["study"] == name for row in rows)), None)
+    rows = [row for row in rows if answers is None or row["study"] == answers]
+    sizes = table.groupby(["model", "batch", "ranks"])["arm"].nunique().to_dict()
+    return max(
+        rows, key=lambda row: (sizes[row["model"], row["batch"], row["ranks"]], row["ranks"]), default=None
+    )
+
+
+def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
+
+
+def _saved(speedup: float) -> float:
+    """Share of the time that is saved; negative if it takes longer."""
+    return 1 - 1 / speedup
+
+
+def _saved_limits(low: float | None, high: float | None) -> str:
+    if low is None or high is None or not low > 0:
+        return "(no interval: too few runs)"
+    upper = "100 %" if math.isinf(high) else f"{_saved(high):.0%}"
+    return f"(95 % interval of the saving: {_saved(low):.0%} to {upper})"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
