@@ -25,7 +25,7 @@ def draw(table: pd.DataFrame, caption: str, answers: str) -> Drawing:
     """
     rows = table[table["speedup"].notna()].reset_index(drop=True)
     looks = drawing.styles(rows["arm"])
-    figure, axes = drawing.panels(drawing.TWO_COLUMNS, max(2.4, 0.9 + _ROW_INCHES * len(rows)), columns=2)
+    figure, axes = drawing.panels(drawing.TWO_COLUMNS, max(2.7, 0.9 + _ROW_INCHES * len(rows)), columns=2)
     _speedups(axes[0], rows, looks, answers)
     _break_even(axes[1], rows, looks, answers)
     drawing.legend_below(figure, drawing.handles(looks), columns=min(len(looks), 4))
@@ -66,7 +66,7 @@ def _break_even(axis: Axes, rows: pd.DataFrame, looks: dict[str, drawing.ArmStyl
     axis.set_xlim(low, high)
     axis.set_ylim(low, 1.05 * high)
     axis.set_xlabel("seconds per epoch, over the best first-order arm's")
-    axis.set_ylabel("times fewer epochs to the target")
+    axis.set_ylabel("times fewer epochs")
 
 
 def _marker(row: dict[Hashable, Any], look: drawing.ArmStyle, answers: str) -> dict[str, Any]:
