@@ -142,9 +142,7 @@ def _choices(points: pd.DataFrame) -> list[str]:
         "second was measured, what the predicted choice costs over the fastest, and how many pairs of "
         "strategies are predicted in the measured order."
     )
-    head = (
-        "| case | ranks | fastest measured | second over it | predicted | over the fastest | pairs |"
-    )
+    head = "| case | ranks | fastest measured | second over it | predicted | over the fastest | pairs |"
     return [fill(text, 150), "", head, "|" + "---|" * 7, *rows]
 
 
