@@ -163,16 +163,17 @@ def _factors(work: Work, calibration: Calibration, share: float) -> Seconds:
     """On the slowest rank: grams of each micro-batch that makes factors, and updates of running means."""
     setup, curve = work.setup, calibration.factor
     parts = setup.micro_batches
-    heard = parts if setup.factor_micro_batches is None else setup.factor_micro_batches
+    captured = parts if setup.factor_micro_batches is None else setup.factor_micro_batches
     rows = [layer.positions * setup.local_batch_size / parts for layer in work.layers]
     by_job = [
-        (job.factor_workers, heard * curve.at(2 * rows[job.layer] * job.shape.elements)) for job in work.jobs
+        (job.factor_workers, captured * curve.at(2 * rows[job.layer] * job.shape.elements))
+        for job in work.jobs
     ]
     slowest = max(work.spread(by_job))
     known = calibration.models.get(setup.model.name, {}).get("factor_seconds")
     if known is not None:  # measured with all layers on one rank; this is the rank's share
         everything = math.fsum(seconds for _, seconds in by_job)
-        return _within(heard / parts * share * known * slowest / everything, 0.0)
+        return _within(captured / parts * share * known * slowest / everything, 0.0)
     running = 6 * max(work.state_bytes["factors"]) / calibration.bytes_per_second
     return _within(slowest, curve.relative_error) + _within(running, 0.0)
 

@@ -10,8 +10,8 @@ HOURS = ("tests/analysis/test_predicted_hours.py",)
 
 MUTANTS = (
     Mutant("every micro-batch makes factors", "cost_model/prediction.py",
-           "heard = parts if setup.factor_micro_batches is None else setup.factor_micro_batches",
-           "heard = parts", HOURS),
+           "captured = parts if setup.factor_micro_batches is None else setup.factor_micro_batches",
+           "captured = parts", HOURS),
     Mutant("micro-batches need the memory of a batch", "cost_model/prediction.py",
            " * setup.model.activations // setup.micro_batches", " * setup.model.activations", HOURS),
     Mutant("hours leave out accumulation", "cost_model/hours.py", "micro_batches=training.accumulate, ", "",
