@@ -4,7 +4,6 @@ import json
 import socket
 import stat
 import threading
-from collections import defaultdict
 
 import psutil
 import pytest
@@ -27,15 +26,17 @@ class Memory:
     """A store in this process."""
 
     def __init__(self):
-        self.values, self._there = {}, defaultdict(threading.Event)
+        self.values, self._changed = {}, threading.Condition()
 
     def set(self, key, value):
-        self.values[key] = value.encode()
-        self._there[key].set()
+        with self._changed:
+            self.values[key] = value.encode()
+            self._changed.notify_all()
 
     def get(self, key):
-        assert self._there[key].wait(20), key
-        return self.values[key]
+        with self._changed:
+            assert self._changed.wait_for(lambda: key in self.values, 20), key
+            return self.values[key]
 
 
 class Exchanged(Memory):
