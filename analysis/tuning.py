@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
+from analysis.conditions import loads
 from analysis.metrics import finals, time_to_accuracy
 from analysis.records.study import Study
 
@@ -92,6 +93,43 @@ def by_method(study: Study) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+def slowed_trials(study: Study) -> pd.DataFrame:
+    """Trials that would be their method's best but for other processes, if these cost as much as they took.
+
+    Columns: `method`, `trial`, `median_seconds`, `load` (share of the CPUs of its most disturbed run that
+    others had), `best` and `best_seconds` of the trial in the first place.
+    """
+    load = loads(study)
+    cells = study.cells[study.cells["trial"].notna()]
+    of_trial = (
+        cells.assign(load=cells["run"].map(load).astype("float64")).groupby(["method", "trial"])["load"].max()
+    )
+    rows = []
+    for method, group in trials(study).groupby("method", sort=False):
+        best = group.iloc[0]
+        for row in group.iloc[1:].to_dict("records"):
+            share = float(of_trial[method, row["trial"]])
+            if row["median_seconds"] * (1 - share) < best["median_seconds"] < math.inf:
+                rows.append(
+                    {
+                        "method": method, "trial": row["trial"], "median_seconds": row["median_seconds"],
+                        "load": share, "best": int(best["trial"]), "best_seconds": best["median_seconds"],
+                    }
+                )  # fmt: skip
+    columns = ["method", "trial", "median_seconds", "load", "best", "best_seconds"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def slowed_words(slowed: pd.DataFrame) -> list[str]:
+    """A sentence for each row of `slowed_trials`."""
+    return [
+        f"{row['method']}: trial {row['trial']} took {row['median_seconds']:.4g} s while others had "
+        f"{row['load']:.0%} of its CPUs; without them it may be ahead of trial {row['best']} "
+        f"({row['best_seconds']:.4g} s), the best"
+        for row in slowed.to_dict("records")
+    ]
 
 
 def _median(values: pd.Series) -> float:

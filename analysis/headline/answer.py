@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.headline.comparison import Point, against
+from analysis.headline.comparison import Point, against, is_number
 from analysis.records.study import Study
 from analysis.report.tables import targets
 
@@ -53,7 +53,7 @@ def papers_baseline(table: pd.DataFrame, study: Study) -> list[str]:
     if row is None or row["baseline"] == _PAPERS_BASELINE:
         return []
     found = against(study, _point(row), row["arm"], _PAPERS_BASELINE)
-    if found is None or not _is_number(found.estimate) or not found.estimate:
+    if found is None or not is_number(found.estimate) or not found.estimate:
         return []
     saved = _saved(found.estimate)
     return [
@@ -70,7 +70,7 @@ def goals(table: pd.DataFrame) -> list[str]:
     """What the study set out to show, and whether it did; else the point that is nearest to it."""
     superseded = [name for name in ANSWERS if name in set(table["study"])][1:]
     table = table[~table["study"].isin(superseded)]
-    rows = table[table["kfac"] & table["speedup"].map(_is_number)]
+    rows = table[table["kfac"] & table["speedup"].map(is_number)]
     shown = [row for row in _records(rows) if row["low"] is not None and row["low"] > 1]
     goal = [row for row in shown if _saved(row["speedup"]) >= _CLAIM]
     second = [row for row in shown if _saved(row["speedup"]) >= _SECOND_CLAIM]
@@ -94,11 +94,11 @@ def goals(table: pd.DataFrame) -> list[str]:
 
 def _factors(row: dict[str, Any]) -> str:
     epochs, cost = row["fewer_epochs"], row["cost_ratio"]
-    if not _is_number(epochs) or not _is_number(cost) or not epochs:
+    if not is_number(epochs) or not is_number(cost) or not epochs:
         return "its epochs cannot be compared"
     return (
-        f"it needs {1 / epochs:.2f} times the epochs, each takes {cost:.2f} times as long, and "
-        f"{epochs:.2f} times would break even"
+        f"it needs {1 / epochs:.2f} times the epochs, each takes {cost:.2f} times as long; it would "
+        f"break even at {epochs:.2f} times"
     )
 
 
@@ -125,9 +125,5 @@ def _saved(speedup: float) -> float:
 def _saved_limits(low: float | None, high: float | None) -> str:
     if low is None or high is None or not low > 0:
         return "(no interval: too few runs)"
-    upper = "100 %" if math.isinf(high) else f"{_saved(high):.0%}"
+    upper = "100%" if math.isinf(high) else f"{_saved(high):.0%}"
     return f"(95 % interval of the saving: {_saved(low):.0%} to {upper})"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

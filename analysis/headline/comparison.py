@@ -20,7 +20,7 @@ COLUMNS = [
     "baseline", "speedup", "low", "high", "method", "fewer_epochs", "cost_ratio", "chosen",
 ]  # fmt: skip
 
-
+POINT = ["study", "model", "batch", "ranks"]
 TUNING = "-tuning"
 """In the name of the sweep of a study's trials; without it, it is the study's name."""
 
@@ -87,9 +87,12 @@ def scores(study: Study) -> pd.DataFrame:
             }
             for arm in score
         ]  # fmt: skip
-    return pd.DataFrame(rows, columns=[name for name in COLUMNS if name in {
-        "study", "model", "batch", "ranks", "arm", "baseline", "speedup", "low", "high",
-    }])  # fmt: skip
+    return pd.DataFrame(rows, columns=[*POINT, "arm", "baseline", "speedup", "low", "high"])
+
+
+def is_number(value: object) -> bool:
+    """Whether a cell of these tables holds a finite number."""
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _points(study: Study) -> Iterator[tuple[Point, pd.DataFrame]]:

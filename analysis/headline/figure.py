@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 
 from analysis.figures import drawing
 from analysis.figures.drawing import Drawing
+from analysis.headline.comparison import is_number
 
 _ROW_INCHES = 0.17
 
@@ -55,7 +56,7 @@ def _speedups(axis: Axes, rows: pd.DataFrame, looks: dict[str, drawing.ArmStyle]
 
 
 def _break_even(axis: Axes, rows: pd.DataFrame, looks: dict[str, drawing.ArmStyle], answers: str) -> None:
-    shown = rows[rows["fewer_epochs"].map(_is_number) & rows["cost_ratio"].map(_is_number)]
+    shown = rows[rows["fewer_epochs"].map(is_number) & rows["cost_ratio"].map(is_number)]
     for row in shown.to_dict("records"):
         look = looks[row["arm"]]
         axis.plot(row["cost_ratio"], row["fewer_epochs"], look.marker, **_marker(row, look, answers))
@@ -72,7 +73,3 @@ def _break_even(axis: Axes, rows: pd.DataFrame, looks: dict[str, drawing.ArmStyl
 def _marker(row: dict[Hashable, Any], look: drawing.ArmStyle, answers: str) -> dict[str, Any]:
     fill = look.colour if row["study"] == answers else "white"
     return {"color": look.colour, "markersize": 5, "markerfacecolor": fill}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

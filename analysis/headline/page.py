@@ -13,7 +13,7 @@ import pandas as pd
 from analysis.figures.drawing import sentence
 from analysis.figures.files import save
 from analysis.headline.answer import answer, goals, headline_row, papers_baseline
-from analysis.headline.comparison import scores, speedups, tunings
+from analysis.headline.comparison import POINT, scores, speedups, tunings
 from analysis.headline.figure import draw
 from analysis.metrics import time_to_accuracy
 from analysis.records.study import Study
@@ -22,7 +22,7 @@ from analysis.report.markup import to_markdown
 from analysis.report.tables import targets
 from analysis.report.tuning_tables import tuning_tables
 from analysis.rules import SCORINGS, median_score
-from analysis.tuning import trials
+from analysis.tuning import slowed_trials, slowed_words, trials
 
 FILES = ("speedup.csv", "runs.csv", "trials.csv", "rules.csv")
 FIGURE = "headline"
@@ -89,7 +89,7 @@ def write_headline(study: Study | None, out: Path, archives: Sequence[str] = ())
 def _by_rule(study: Study) -> pd.DataFrame:
     """The speed-up of the chosen arm under every rule of time to accuracy that can score these runs."""
     own = speedups(study)
-    point = ["study", "model", "batch", "ranks", "arm"]
+    point = [*POINT, "arm"]
     chosen = own[own["chosen"]][point]
     tables = []
     for name, scoring in SCORINGS.items():
@@ -141,6 +141,7 @@ def _tuning(study: Study, out: Path) -> list[str]:
     for name, own in by_study.items():
         methods, _ = tuning_tables(own)
         text.append(f"For `{name}`:\n\n{to_markdown(methods)}")
+        text += [f"- {sentence}." for sentence in slowed_words(slowed_trials(own))]
     return text
 
 
@@ -163,7 +164,7 @@ def _caption(study: Study, table: pd.DataFrame) -> str:
         f"Left: how many times sooner than the best first-order arm each arm is at the target ({goal}),",
         "with 95 % limits; in brackets the runs that reached it.",
         "Right: the same as epochs saved against what an epoch costs; above the line an arm saves time.",
-        "Hollow: of a study that does not answer." if several else "",
+        "Hollow: of a study that a later one replaces." if several else "",
     )
 
 

@@ -59,7 +59,7 @@ def choose(
             raise UserError(f"--methods: {name!r} is not a method{not_allowed(name, sweep.tuning.points)}")
     target = out or file.with_name(f"{sweep.tuning.study['sweep']}.yaml")
     _refuse_after_the_study(sweep, runs, target)
-    trials, summary = _tables(sweep, runs, archives or [], chosen, rule)
+    trials, summary, slowed = _tables(sweep, runs, archives or [], chosen, rule)
     first = trials[trials["place"] == 1]
     best = {str(method): int(trial) for method, trial in zip(first["method"], first["trial"], strict=True)}
     text = study_text(sweep, best)
@@ -69,20 +69,28 @@ def choose(
     _print(summary, best)
     for name in summary.loc[summary["reached"] == 0, "method"]:
         typer.echo(f"no trial of {name} reached the target; the one with the best value was taken", err=True)
+    for sentence in slowed:
+        typer.echo(f"warning: {sentence}", err=True)
+    if slowed:
+        typer.echo(
+            f"to decide it, remove {target} and {table}, repeat the disturbed trials with kronscale retry "
+            f"{sweep.name} --disturbed, and choose again",
+            err=True,
+        )
     typer.echo(f"study: {target}\ntrials: {table}")
 
 
 def _tables(
     sweep: Sweep, runs: Path, archives: list[Path], chosen: list[str], rule: str
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """All trials of the chosen methods, and a row for each method.
+) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
+    """All trials of the chosen methods, a row for each method, and which trials the load may have cost.
 
     Raises:
         UserError: a trial has not completed, or was made from another search space.
     """
     from analysis.records.left_out import quietly  # noqa: PLC0415  pandas is slow to load
     from analysis.records.tables import load  # noqa: PLC0415
-    from analysis.tuning import by_method, trials  # noqa: PLC0415
+    from analysis.tuning import by_method, slowed_trials, slowed_words, trials  # noqa: PLC0415
     from harness.cli.scoring_rules import read_rule  # noqa: PLC0415
     from harness.runs.commands import command  # noqa: PLC0415
     from harness.runs.store import sweep_folder  # noqa: PLC0415
@@ -104,7 +112,7 @@ def _tables(
             f"{first} ({state}): "
             f"every method needs all of its trials; {command('status', folder)}"
         )
-    return trials(study), by_method(study)
+    return trials(study), by_method(study), slowed_words(slowed_trials(study))
 
 
 def _refuse_after_the_study(sweep: Sweep, runs: Path, target: Path) -> None:

@@ -150,7 +150,7 @@ def test_a_study_refuses_the_seeds_of_its_trials(tmp_path: Path) -> None:
     assert len(read_sweep(path, ["seeds=[0]"]).cells) == 2
 
 
-def fabricated(folder: Path, *, leave_out: str = "") -> Path:
+def fabricated(folder: Path, *, leave_out: str = "", foreign: dict[str, float] | None = None) -> Path:
     """Trials whose times are known: SGD's second is the best; of K-FAC's one misses, the third is best."""
     path = sweep_file(folder)
     epochs = {("sgd", 1): 9, ("sgd", 2): 3, ("sgd", 3): 5, ("sgd", 4): 7,
@@ -161,7 +161,10 @@ def fabricated(folder: Path, *, leave_out: str = "") -> Path:
             continue
         needed = epochs.get((cell.method, cell.trial or 0), 12)
         misses = (cell.method, cell.trial) == ("comm_opt", 4)
-        run = Run(cell.method, 1, cell.seed, needed + (cell.seed == 101), 1.0, misses=misses)
+        others = (foreign or {}).get(f"{cell.method} {cell.trial}", 0.0)
+        run = Run(
+            cell.method, 1, cell.seed, needed + (cell.seed == 101), 1.0, misses=misses, foreign=others
+        )  # fmt: skip
         write(stored.stage(cell).new_attempt(), cell, run)
     return path
 
@@ -225,6 +228,19 @@ def test_choose_writes_the_study_with_the_best_settings_and_fresh_seeds(
     table = (tmp_path / "study.trials.csv").read_text().splitlines()
     assert len(table) == 1 + 8
     assert "1.86×" in capsys.readouterr().out
+
+
+def test_choose_names_the_trials_that_only_other_processes_may_have_kept_from_the_first_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # the best of SGD takes 3.5 s; the third 5.5 and the fourth 7.5
+    path = fabricated(tmp_path, foreign={"sgd 3": 0.4, "sgd 4": 0.4, "comm_opt 4": 0.9})
+    assert main(["choose", "-f", str(path), "--runs", str(tmp_path / "runs")]) == 0
+    said = capsys.readouterr().err
+    assert "warning: sgd: trial 3 took 5.5 s while others had 40% of its CPUs" in said
+    assert "may be ahead of trial 2 (3.5 s), the best" in said
+    assert "kronscale retry tune --disturbed" in said
+    assert said.count("warning:") == 1
 
 
 def test_choose_needs_every_trial_and_writes_nothing_without(
