@@ -13,7 +13,7 @@ import pandas as pd
 from analysis.figures.drawing import sentence
 from analysis.figures.files import save
 from analysis.headline.answer import answer, goals, headline_row, papers_baseline
-from analysis.headline.comparison import POINT, scores, speedups, tunings
+from analysis.headline.comparison import POINT, Point, scores, speedups, tunings
 from analysis.headline.figure import draw
 from analysis.metrics import time_to_accuracy
 from analysis.records.study import Study
@@ -77,7 +77,7 @@ def write_headline(study: Study | None, out: Path, archives: Sequence[str] = ())
         f"![Speed-ups over the best first-order arm]({FIGURE}.png)",
         f"*{caption}*",
         "## Every comparison\n\n" + to_markdown(_shown(table)),
-        f"## The same runs under every rule\n\n{_rules_said(rules)}\n\n{to_markdown(rules)}",
+        f"## The same runs under every rule\n\n{_rules_said(rules)}\n\n{to_markdown(_shown_rules(rules))}",
         *_tuning(study, out),
         "## Cautions\n\n" + "\n".join(f"- {line}" for line in cautions(_without_trials(study))),
         "Archives: " + ", ".join(f"`{name}`" for name in archives) + ".",
@@ -95,9 +95,7 @@ def _by_rule(study: Study) -> pd.DataFrame:
     for name, scoring in SCORINGS.items():
         ruled = replace(study, scoring=scoring)
         table = (speedups if scoring.aggregate is median_score else scores)(ruled).merge(chosen, on=point)
-        table = table.assign(rule=name, about=f"{scoring.title}: {scoring.about}")
-        for limit in ("speedup", "low", "high"):
-            table[limit] = [_number(value) for value in table[limit]]
+        table = table.assign(rule=name, about=scoring.about)
         tables.append(table[["rule", "about", *point, "baseline", "speedup", "low", "high"]])
     return pd.concat(tables, ignore_index=True)
 
@@ -150,11 +148,37 @@ def _without_trials(study: Study) -> Study:
 
 
 def _shown(table: pd.DataFrame) -> pd.DataFrame:
-    shown = table.drop(columns=["workload", "kfac"]).copy()
-    for name in ("median_seconds", "speedup", "low", "high", "fewer_epochs", "cost_ratio"):
-        shown[name] = [_number(value) for value in shown[name]]
-    shown["chosen"] = ["yes" if chosen else "" for chosen in shown["chosen"]]
-    return shown.astype("str").replace("nan", "–")
+    """The rows of `speedup.csv` in few columns."""
+    shown = _places(table)
+    shown["reached"] = [f"{got} of {runs}" for got, runs in zip(table["reached"], table["runs"], strict=True)]
+    shown["median seconds"] = [_number(value) for value in table["median_seconds"]]
+    shown["speed-up"] = _intervals(table)
+    for name, title in (("fewer_epochs", "times fewer epochs"), ("cost_ratio", "cost of an epoch")):
+        shown[title] = [_number(value) for value in table[name]]
+    return shown.assign(chosen=["yes" if chosen else "" for chosen in table["chosen"]])
+
+
+def _shown_rules(rules: pd.DataFrame) -> pd.DataFrame:
+    shown = _places(rules)
+    shown["over"] = rules["baseline"]
+    shown["speed-up"] = _intervals(rules)
+    shown.insert(0, "rule", rules["rule"])
+    return shown.assign(about=rules["about"])
+
+
+def _places(table: pd.DataFrame) -> pd.DataFrame:
+    rows = table[["study", *POINT[1:], "arm"]].to_dict("records")
+    settings = [Point(row["study"], "", row["model"], row["batch"], row["ranks"]).words for row in rows]
+    return pd.DataFrame({"study": table["study"], "setting": settings, "arm": table["arm"]})
+
+
+def _intervals(table: pd.DataFrame) -> list[str]:
+    """Such as `0.69 [0.65, 0.74]`; a dash for the baseline itself."""
+    found = []
+    for row in table[["speedup", "low", "high"]].to_dict("records"):
+        estimate, low, high = (_number(row[name]) for name in ("speedup", "low", "high"))
+        found.append(estimate if low == "–" else f"{estimate} [{low}, {high}]")
+    return found
 
 
 def _caption(study: Study, table: pd.DataFrame) -> str:
