@@ -51,6 +51,11 @@ class Target(Spec):
         return "higher" if self.at_least is not None else "lower"
 
     @property
+    def sign(self) -> str:
+        """`>=` or `<=`, between metric and value."""
+        return ">=" if self.direction == "higher" else "<="
+
+    @property
     def value(self) -> float:
         """The value to reach."""
         return self.at_least if self.at_least is not None else self.at_most  # type: ignore[return-value]  # one is set

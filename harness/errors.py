@@ -17,6 +17,10 @@ class SiteError(UserError):
     """A site profile that cannot be read, or a site that cannot run a cell."""
 
 
+class NoSiteError(SiteError):
+    """There is no site profile of this name."""
+
+
 class SchedulerError(UserError):
     """A scheduler that does not answer."""
 

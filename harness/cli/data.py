@@ -53,6 +53,8 @@ def check(
     from harness.doctor.findings import any_fault  # noqa: PLC0415
     from harness.workloads import WORKLOADS  # noqa: PLC0415
 
+    if file is not None and options:
+        raise UserError("--option has no effect with --file: its cells set the options")
     if (name is None) == (file is None):
         raise UserError("give either a workload or a sweep's file: kronscale data check cifar10")
     asked = workloads_of(file) if file is not None else [(str(name), _options(str(name), options or []))]
@@ -129,6 +131,8 @@ def _options(name: str, words: list[str]) -> Mapping[str, Any]:
         if not equals or key not in defaults:
             raise UserError(f"--option {word!r} must be NAME=VALUE, with a name of {', '.join(defaults)}")
         kind = type(defaults[key])
+        if kind is bool and value not in ("true", "false"):
+            raise UserError(f"--option {word!r}: {key} must be true or false, got {value!r}")
         try:
             given[key] = value == "true" if kind is bool else kind(value)
         except ValueError:

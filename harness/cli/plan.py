@@ -12,8 +12,6 @@ from harness.cli.options import RUNS, AsJson, HoursBy, LastSite, Overrides, Runs
 from harness.errors import SiteError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.console import Console
 
     from harness.cell import Cell
@@ -113,8 +111,7 @@ def _tuning_in_words(tuning: Tuning, file: Path) -> str:
 
 
 def _target_in_words(cell: Cell) -> str:
-    sign = ">=" if cell.target.direction == "higher" else "<="
-    return f"{cell.target.metric} {sign} {cell.target.value:g} on {cell.workload.name}"
+    return f"{cell.target.metric} {cell.target.sign} {cell.target.value:g} on {cell.workload.name}"
 
 
 def _print_grid(screen: Console, summary: PlanSummary) -> None:

@@ -80,6 +80,16 @@ def predict(
     )  # fmt: skip
 
 
+_RECOMMEND = "kronscale recommend SWEEP "
+_INSTEAD = {
+    "--recommend": f"{_RECOMMEND}recommends",
+    "--memory-gib": f"{_RECOMMEND}takes it",
+    "--out": f"{_RECOMMEND}draws",
+    "--epochs-ratio": "the study's runs have their epochs",
+}
+"""What to do in the place of an option of predictions that no study is read for."""
+
+
 def _refuse(given: dict[str, object]) -> None:
     """Refuse options that would have no effect on predictions of a study.
 
@@ -88,8 +98,8 @@ def _refuse(given: dict[str, object]) -> None:
     """
     for option, value in given.items():
         if value is not None:
-            also = "; kronscale recommend SWEEP recommends" if option == "--recommend" else ""
-            raise UserError(f"{option} has no effect with --from: the study's cells set it{also}")
+            instead = _INSTEAD.get(option, "the study's cells set it")
+            raise UserError(f"{option} has no effect with --from: {instead}")
 
 
 def _predict_model(

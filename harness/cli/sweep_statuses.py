@@ -22,7 +22,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
 def cells_of_all(where: Sequence[str], runs: Path, errors: list[str]) -> list[list[Cell]]:
-    """The matching cells of every stored sweep ; adds a message for every one that cannot be read."""
+    """The matching cells of every stored sweep; adds a message for every one that cannot be read."""
     from harness.cli.cell_selection import stored_cells, stored_sweep_names  # noqa: PLC0415  loads pydantic
     from harness.study.filters import select  # noqa: PLC0415
 

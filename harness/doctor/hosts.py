@@ -134,11 +134,19 @@ def check_software(reports: Sequence[Report], launch: Launch) -> Finding:
         return fault(check, found, "mount it there, in launch_prefix, or correct the site's environment")
     data = f"KRONSCALE_DATA={first.data}" if first.data else "KRONSCALE_DATA is not set"
     found = f"{first.python}{behind}, torch with {', '.join(first.backends)}; code in {first.code}; {data}"
-    submits = metadata.version("kronscale")
+    submits = _version()
     if (runs := first.versions.get("kronscale", submits)) != submits:
         advice = "install the same version in both: they read each other's files"
         return warning(check, f"ranks have kronscale {runs}, this command is of {submits}; {found}", advice)
     return ok(check, found)
+
+
+def _version() -> str:
+    """Of Kronscale here; "not installed" where it is only importable."""
+    try:
+        return metadata.version("kronscale")
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def check_versions(reports: Sequence[Report]) -> Finding:

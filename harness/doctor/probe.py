@@ -151,7 +151,8 @@ def _versions() -> dict[str, str]:
     commit = environment.commit[:12] if environment.commit else NOT_KNOWN
     if environment.commit and environment.dirty:
         commit += " and changes"
-    packages = {name: environment.packages[name] for name in ("torch", "kronscale")}
+    known = environment.packages
+    packages: dict[str, str] = {name: known[name] for name in ("torch", "kronscale") if name in known}
     return {"python": platform.python_version(), **packages, "commit": commit}
 
 

@@ -3,6 +3,10 @@
 `<sweep>/budgets/<name>.json` has the sum of what finished starts have cost and of what others could still
 cost. It begins as the cost of the first start of every job, within the budget. Another start is granted only
 if all of its time limit fits. Starts after a preemption or a node failure are not counted.
+
+An attempt on this host that is cancelled before its ranks start costs nothing. A job of Slurm that is
+cancelled in the queue stays committed: it may hold other attempts, or start at that moment and give back its
+time itself.
 """
 
 from __future__ import annotations
@@ -103,12 +107,23 @@ class StartBudget:
             OSError: it could not be recorded.
             StoreError: the budget's file is missing or damaged.
         """
+        used = min(1.0, (time.monotonic() - self._began) / self._limit_seconds)
+        self._give_back(self._cost.counted * (1 - used))
+
+    def refund(self) -> None:
+        """Give back all of this start, whose ranks never ran.
+
+        Raises:
+            OSError: it could not be recorded.
+            StoreError: the budget's file is missing or damaged.
+        """
+        self._give_back(self._cost.counted)
+
+    def _give_back(self, hours: float) -> None:
         if self._name is None or self._closed:
             return
-        used = min(1.0, (time.monotonic() - self._began) / self._limit_seconds)
         with self._account() as (path, account):
-            unused = self._cost.counted * (1 - used)
-            _write(path, replace(account, committed=max(0.0, account.committed - unused)))
+            _write(path, replace(account, committed=max(0.0, account.committed - hours)))
         self._closed = True
 
     @contextmanager

@@ -36,15 +36,15 @@ def continued(
     most = launch.site.max_continuations
     if outcome.state != "TIMEOUT" or not most or cancel_requested(attempt) is not None:
         return outcome, None
-    first_step = _first_step(attempt)
-    progressed = outcome.checkpoint_step is not None and outcome.checkpoint_step > first_step
     why = ""
-    if launch.continuation >= most:
-        why = f"max_continuations={most} of site {launch.site.name} is reached"
-    elif not (progressed or launch.progressed):
-        why = f"two attempts in a row saved no checkpoint after step {first_step}"
     following = None
     try:
+        first_step = _first_step(attempt)
+        progressed = outcome.checkpoint_step is not None and outcome.checkpoint_step > first_step
+        if launch.continuation >= most:
+            why = f"max_continuations={most} of site {launch.site.name} is reached"
+        elif not (progressed or launch.progressed):
+            why = f"two attempts in a row saved no checkpoint after step {first_step}"
         why = why or budget.grant_next()
         if not why:
             following = _next_attempt(attempt, _next_launch(attempt, launch, progressed), world_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -128,6 +129,6 @@ class CostEstimate:
             raise CostlyError(
                 f"this could cost {self.most:.4g} {self.unit}{starts or self._per_start}, in {self.sizes}; "
                 f"above {most:g} {self.unit} somebody has to agree: repeat it with --yes or --budget "
-                f"{self.most:.0f}, or see what it is with --dry-run; nothing was submitted",
+                f"{math.ceil(self.most)}, or see what it is with --dry-run; nothing was submitted",
                 self.most,
             )

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import secrets
 import socket
 import stat
@@ -185,17 +184,6 @@ class RanksStarted:
             StoredFileError: `begun.json` is damaged.
         """
         return attempt.read_as(cls, "begun.json")
-
-
-def user_name() -> str:
-    """User of this process; the number of a user without an entry, as in some containers.
-
-    Environment variables are not used, because they can be wrong and Slurm's jobs are looked up by this name.
-    """
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
 
 
 def supervisor_identity(attempt: Attempt) -> ProcessIdentity | None:

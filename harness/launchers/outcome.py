@@ -16,7 +16,7 @@ from harness.launchers.rank_exits import RankDeath, RanksEnd
 from harness.launchers.stopping import Reason
 from harness.runs.attempt_outcome import Outcome, RankExit, Result, State
 from harness.runs.checkpoint_requests import PREEMPTED_EXIT_CODE
-from harness.runs.checkpoint_store import resumable
+from harness.runs.checkpoint_store import kept_step
 from harness.runs.effective_records import effective_evaluations
 from harness.runs.log_tail import last_lines, last_record
 from harness.runs.records import CheckpointRecord, FailureRecord
@@ -44,7 +44,7 @@ def outcome_of_ranks(
     """
     result = _result(attempt)
     codes = {death.exit_code for death in ending.deaths}
-    checkpoint = next((saved.step for _, saved in resumable(attempt)), None)
+    checkpoint = kept_step(attempt)
     exits = _root_cause_first(ending.deaths, [read_exit(attempt, death) for death in ending.deaths])
     state: State
     if codes == {PREEMPTED_EXIT_CODE}:
@@ -88,6 +88,12 @@ def outcome_without_ranks(
     began = started_at if started_at is not None else now
     cause += checkpoint_note(checkpoint_step)
     return Outcome(state, cause, None, "error", began, now, checkpoint_step=checkpoint_step)
+
+
+def cancelled_before_start(attempt: Attempt) -> Outcome:
+    """The outcome of an attempt that was cancelled before its ranks ran; its cause names the checkpoint."""
+    step = kept_step(attempt)
+    return outcome_without_ranks("CANCELLED", "cancelled before it started", checkpoint_step=step)
 
 
 def checkpoint_note(step: int | None) -> str:

@@ -102,7 +102,10 @@ def _isolate(cpus: str, wrapper: int) -> None:
 
 def _end_with_parent(parent: int, child: int, gone: threading.Event) -> None:
     """Kill the rank when slurmstepd has ended."""
-    rank = os.pidfd_open(child)
+    try:
+        rank = os.pidfd_open(child)
+    except ProcessLookupError:  # it has ended already, as where there is no such command
+        return
     try:
         files = select.poll()
         files.register(os.pidfd_open(parent), select.POLLIN)

@@ -10,7 +10,7 @@ from typing import Literal, Self
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from harness.cell import Spec
-from harness.errors import SiteError
+from harness.errors import NoSiteError, SiteError
 from harness.launchers.slurm_profile import SlurmProfile
 from harness.launchers.time_limits import TimeLimits, cannot_act
 from harness.shipped import find, find_all
@@ -190,6 +190,14 @@ class Site(Spec):
         return self
 
     @model_validator(mode="after")
+    def _traced_steps_are_a_range(self) -> Self:
+        if self.traced_steps is not None and not 0 <= self.traced_steps[0] < self.traced_steps[1]:
+            raise ValueError(
+                f"traced_steps={list(self.traced_steps)} must be [first, end] with 0 <= first < end"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _environment_can_be_set(self) -> Self:
         for name, value in self.environment.items():
             if not name or "=" in name or "\0" in name:
@@ -209,7 +217,7 @@ def read_site(name: str, folder: Path = DEFAULT_FOLDER) -> Site:
     if not path.exists():
         known = sorted(found.stem for found in find_all(folder, "*.yaml"))
         there = f"{folder} has {', '.join(known)}" if known else f"{folder} has no profile"
-        raise SiteError(f"{path}: no such site profile; {there}{did_you_mean(path.stem, known)}")
+        raise NoSiteError(f"{path}: no such site profile; {there}{did_you_mean(path.stem, known)}")
     document = read_document(path, SiteError)
     for key in document.content:
         if key not in Site.model_fields:
@@ -249,8 +257,3 @@ def _unread(site: Site) -> Iterator[tuple[Place, str]]:
             yield place, "with gpus_per_rank=0"
     if not site.single_copy:
         yield ("ptrace_any",), "with single_copy=false"
-    if site.traced_steps is not None and not 0 <= site.traced_steps[0] < site.traced_steps[1]:
-        yield (
-            ("traced_steps",),
-            f"as {list(site.traced_steps)}: it must be [first, end] with 0 <= first < end",
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -22,6 +23,8 @@ _RESERVED = (
     "open-mode",
     "requeue",
 )
+# What budgets and the supervisor's deadline depend on, with the field that sets it.
+_SET_BY = {"time": "timeout_minutes", "time-min": "timeout_minutes", "signal": "slurm.signal_seconds"}
 
 
 class SlurmProfile(Spec):
@@ -65,8 +68,9 @@ class SlurmProfile(Spec):
     """How GPUs are requested: the option `gpus-per-node`, `gres` (as `gres=gpu:4`), or `none` where whole
     nodes come with all of theirs. Example: `gres`."""
 
-    mpi: str = Field(default="none", pattern=r"^[a-z0-9_]+$")
-    """Value of `srun --mpi`: `pmi2` for MPICH, `pmix` for Open MPI, `none`. Example: `pmix`."""
+    mpi: str = "none"
+    """Value of `srun --mpi`, a name that `srun --mpi=list` prints: `pmi2` for MPICH, `pmix` for Open MPI, or
+    `none`. Example: `pmix`."""
 
     sbatch: dict[str, str | int | None] = {}
     """More options of sbatch by name without dashes; a value of null gives the bare option.
@@ -115,8 +119,19 @@ class SlurmProfile(Spec):
                     f"{name}={value!r} has a line break or a quote, which #SBATCH lines cannot hold"
                 )
         for name in self.sbatch:
+            if name in _SET_BY:
+                raise ValueError(f"sbatch={name!r} is set by {_SET_BY[name]}: change that, and remove this")
             if not name.replace("-", "").isalnum() or name in _RESERVED:
                 raise ValueError(
                     f"sbatch={name!r} must be an option of sbatch, and none of {', '.join(_RESERVED)}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _mpi_is_a_plugin_of_srun(self) -> Self:
+        if not re.fullmatch(r"[a-z0-9_]+", self.mpi):
+            raise ValueError(
+                f"mpi={self.mpi!r} must have lower-case letters, digits and '_' only, as srun --mpi=list "
+                "prints them"
+            )
         return self

@@ -86,6 +86,18 @@ def read_own(path: Path, sweep: Path) -> bytes:
             return file.read()
 
 
+def user_name(uid: int | None = None) -> str:
+    """Name of a user, by default of this process's; without an entry, as in some containers, the number.
+
+    Environment variables are not used, because they can be wrong and Slurm's jobs are looked up by this name.
+    """
+    number = os.getuid() if uid is None else uid
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
 _REMEDY = (
     "what others may have written is shown, but not executed: look through it, then chmod -R go-w and remove "
     "what is not yours, or set shared_runs: true in the site profile"
@@ -114,16 +126,9 @@ def _foreign(path: str, found: os.stat_result) -> str | None:
     if stat.S_ISLNK(found.st_mode):
         return f"{path} is a symbolic link"
     if found.st_uid not in (os.geteuid(), 0):
-        return f"{path} belongs to user {_name(found.st_uid)}, not to {_name(os.geteuid())}"
+        return f"{path} belongs to user {user_name(found.st_uid)}, not to {user_name(os.geteuid())}"
     if found.st_mode & _WRITABLE_BY_OTHERS:
         return f"{path} may be written by other users (mode {stat.S_IMODE(found.st_mode):04o})"
     if not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
         return f"{path} is neither a file nor a folder"
     return None
-
-
-def _name(user: int) -> str:
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:  # as in some containers
-        return str(user)

@@ -7,7 +7,6 @@ without a block that spans two.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,9 @@ from pathlib import Path
 from harness.cell import Cell
 from harness.errors import StoreError
 from harness.runs.archive import SUFFIX, read_manifest, write_archive
+from harness.runs.atomic_files import write_atomically
 from harness.runs.store import SweepFolder
+from harness.runs.stored_files import STRICT, read_as, with_checksum
 from harness.study.cell_states import stored_states
 from harness.study.start import in_blocks
 
@@ -36,6 +37,14 @@ class Block:
     def archive(self, into: Path) -> Path:
         """The file that the block is archived in."""
         return into / f"{self.cells[0].sweep}-{self.name}{SUFFIX}"
+
+
+@dataclass(frozen=True)
+class _Marker:
+    """The content of `blocks/<name>.json`: the machine that began the block last."""
+
+    __pydantic_config__ = STRICT
+    machine: str
 
 
 def blocks_of(cells: Sequence[Cell]) -> list[Block]:
@@ -92,7 +101,8 @@ def run_blocks(
         machine: identity of this machine. What another one began and did not complete is set aside.
 
     Raises:
-        StoreError: a cell did not complete; its block can be continued on this machine.
+        StoreError: a cell did not complete; its block can be continued on this machine. Or the file that
+            names the machine of a block is damaged.
     """
     start, longest = clock(), 0.0
     for block in blocks:
@@ -117,13 +127,9 @@ def _begin(folder: SweepFolder, block: Block, machine: str) -> None:
     """Note that the block runs on this machine, and set aside what another one has left incomplete."""
     marker = folder.path / "blocks" / f"{block.name}.json"
     marker.parent.mkdir(parents=True, exist_ok=True)
-    if (
-        marker.exists()
-        and json.loads(marker.read_text())["machine"] != machine
-        and _not_completed(folder, block)
-    ):
+    if marker.exists() and read_as(_Marker, marker).machine != machine and _not_completed(folder, block):
         _set_aside(folder, block)
-    marker.write_text(json.dumps({"machine": machine}) + "\n")
+    write_atomically(marker, with_checksum({"machine": machine}))
 
 
 def _set_aside(folder: SweepFolder, block: Block) -> None:

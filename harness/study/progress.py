@@ -83,9 +83,8 @@ def steps(status: CellStatus) -> str:
 def metric(status: CellStatus) -> str:
     """The newest value beside its target, such as `accuracy 0.953 (>= 0.97)`."""
     target = status.cell.target
-    sign = ">=" if target.direction == "higher" else "<="
     value = f"{status.value:.4g}" if status.value is not None else "-"
-    return f"{target.metric} {value} ({sign} {target.value:g})"
+    return f"{target.metric} {value} ({target.sign} {target.value:g})"
 
 
 def _follow_live(read: Callable[[], Sequence[CellStatus]], screen: Console) -> Sequence[CellStatus]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.cell import Cell
-from harness.errors import SiteError, StoreError
+from harness.errors import NoSiteError, SiteError, StoreError
 from harness.launchers.launch import Launch
 from harness.launchers.site_profile import Site, read_site
 from harness.runs.store import Attempt, SweepFolder
@@ -70,9 +70,7 @@ def _profile_of(last: Launch) -> Site:
     name = last.site.name
     try:
         now = read_site(name)
-    except SiteError as error:
-        if "no such site profile" not in str(error):
-            raise
+    except NoSiteError:
         return last.site
     if now.launcher != last.launcher:
         raise SiteError(

@@ -5,24 +5,26 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.cell import Cell
+from harness.errors import StoreError
 from harness.launchers import LAUNCHERS
+from harness.launchers.budget import StartBudget
 from harness.launchers.cost_estimate import CostEstimate
-from harness.launchers.launch import WORKER_COMMAND
-from harness.launchers.outcome import outcome_without_ranks
+from harness.launchers.launch import WORKER_COMMAND, Launch
+from harness.launchers.outcome import cancelled_before_start
 from harness.launchers.site_profile import Site
 from harness.runs.attempt_outcome import State
-from harness.runs.checkpoint_store import kept_step
 from harness.runs.collected import is_collected
 from harness.runs.locks import exclusive
 from harness.runs.ownership import refuse_foreign
 from harness.runs.store import DEFAULT_ROOT, Attempt, SweepFolder, sweep_folder
 from harness.study.cell_states import IN_FLIGHT, RETRYABLE, stored_state
 from harness.study.expected_cost import expected_cost
-from harness.study.launcher_reports import LauncherReports
+from harness.study.launcher_reports import LauncherReports, launcher_of
 from harness.study.start import Terms, continued_attempts, in_blocks, refuse_change, start_cells
 from harness.study.status import CellStatus, in_flight, read_statuses, stalled_launchers
 
@@ -169,9 +171,9 @@ def retry(
 ) -> Submission:
     """Start a new attempt of every cell that ended without completing, and with `repeat` of completed ones.
 
-    The new attempt resumes from the newest checkpoint of the earlier ones, unless `fresh`, and with
-    `change_site` also at another site, launcher or kind of node. The newest completed attempt of a cell is
-    the one that counts.
+    The new attempt resumes from the newest checkpoint of the earlier ones, unless `fresh` or `repeat`, and
+    with `change_site` also at another site, launcher or kind of node. The newest completed attempt of a cell
+    is the one that counts.
 
     Returns:
         `new` are the cells that got a new attempt; none is `failed_before`.
@@ -268,17 +270,25 @@ def _finish_interrupted(folder: SweepFolder, site: Site) -> None:
 def _cancel(attempts: Sequence[Attempt], *, checkpoint: bool) -> None:
     by_launcher: dict[str, list[Attempt]] = defaultdict(list)
     for attempt in attempts:
-        launch = attempt.read("launch.json")
-        if launch is not None:
-            by_launcher[launch["launcher"]].append(attempt)
+        by_launcher[launcher_of(attempt)].append(attempt)
     for name, group in by_launcher.items():
         LAUNCHERS[name].cancel(group, checkpoint=checkpoint)
     for attempt in attempts:
-        if not (attempt.path / "begun.json").exists():
-            step = kept_step(attempt)
-            attempt.write_outcome(
-                outcome_without_ranks("CANCELLED", "cancelled before it started", checkpoint_step=step)
-            )
+        started = (attempt.path / "begun.json").exists()
+        if not started and attempt.write_outcome(cancelled_before_start(attempt)):
+            with suppress(OSError, StoreError):  # then it stays committed
+                _refund(attempt)
+
+
+def _refund(attempt: Attempt) -> None:
+    """Give back what the start of an attempt on this host could have cost; its ranks never ran."""
+    launch = Launch.read(attempt)
+    if launch is None or launch.budget is None or launch.launcher != "local":
+        return
+    cell, folder = attempt.cell_folder.cell(), SweepFolder(attempt.path.parent.parent)
+    cost = LAUNCHERS[launch.launcher].estimate_cost([cell], launch.site)
+    limit = launch.site.limit_minutes(cell.world_size)
+    StartBudget(folder, launch.budget, cost, limit, alone=True).refund()
 
 
 def _to_start(statuses: Iterable[CellStatus], *, again: bool, repeat: bool = False) -> list[Cell]:

@@ -107,6 +107,20 @@ def test_another_machine_runs_the_whole_block_and_nothing_is_deleted(
     assert len(manifest.cells) == 3
 
 
+def test_a_block_whose_machine_is_not_known_is_an_error_that_names_the_file(
+    tmp_path: Path, study: Callable[[], list[Block]]
+) -> None:
+    folder = sweep_folder("synthetic", tmp_path / "runs")
+    marker = folder.path / "blocks" / "p1-seed-0.json"
+    marker.parent.mkdir(parents=True)
+    marker.write_text("")
+    with pytest.raises(StoreError, match=rf"{marker}: holds nothing, must hold one JSON object"):
+        Machine(folder, "a").go(study(), tmp_path / "archives", minutes=0)
+    marker.write_text('{"machine": "a"}\n')  # as older versions wrote it
+    assert Machine(folder, "a").go(study(), tmp_path / "archives", minutes=0) == ["p1-seed-0"]
+    assert [path.name for path in marker.parent.iterdir()] == [marker.name]
+
+
 def test_a_block_of_which_a_cell_failed_is_not_archived(
     tmp_path: Path, study: Callable[[], list[Block]]
 ) -> None:

@@ -411,7 +411,7 @@ SITES = {
     ),
     "traced steps that end before they begin": (
         "traced_steps: [9, 4]\n",
-        "1: traced_steps has no effect as [9, 4]: it must be [first, end] with 0 <= first < end; remove it",
+        "1: traced_steps=[9, 4] must be [first, end] with 0 <= first < end",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Promise: a site's variables can be set for ranks, or its profile is refused."""
+"""Promise: a site's variables and options of Slurm can be set as they are, or its profile is refused."""
 
 import json
 
@@ -24,3 +24,21 @@ def test_other_variables_are_read(tmp_path):
     path = tmp_path / "here.yaml"
     path.write_text(json.dumps({"environment": {"NCCL_DEBUG": "a=b", "EMPTY": ""}}))
     assert read_site(str(path)).environment == {"NCCL_DEBUG": "a=b", "EMPTY": ""}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"sbatch": {"time": 30}}, "sbatch='time' is set by timeout_minutes: change that, and remove this"),
+     ({"sbatch": {"signal": "USR2@60"}}, "sbatch='signal' is set by slurm.signal_seconds: change that, and "
+      "remove this"),
+     ({"mpi": "pmix-v4"}, "mpi='pmix-v4' must have lower-case letters, digits and '_' only, as srun "
+      "--mpi=list prints them"),
+     ({"mpi": "pmix_v4\n"}, r"mpi='pmix_v4\n' must have lower-case letters, digits and '_' only, as srun "
+      "--mpi=list prints them")],
+)  # fmt: skip
+def test_an_option_of_slurm_that_would_not_do_what_it_says_is_refused(tmp_path, options, words):
+    path = tmp_path / "there.yaml"
+    path.write_text(json.dumps({"launcher": "slurm", "slurm": {"ranks_per_node": 4, **options}}))
+    with pytest.raises(SiteError) as error:
+        read_site(str(path))
+    assert str(error.value) == f"{path}:1: slurm.{words}"

@@ -20,17 +20,15 @@ from harness.launchers.launch import (
     SHARED_RUNS,
     WORKER_COMMAND,
     Launch,
-    RanksStarted,
     rank_words,
     request_cancel,
     supervisor_identity,
-    user_name,
 )
 from harness.launchers.local.mpiexec import NO_MPIEXEC, find_mpiexec
 from harness.launchers.local.waiting import waiting
 from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.site_profile import Site
-from harness.runs.ownership import foreign
+from harness.runs.ownership import foreign, user_name
 from harness.runs.store import Attempt, SweepFolder
 
 
@@ -143,9 +141,12 @@ class LocalLauncher:
         """Request the end of attempts, pending or running; returns before they have ended."""
         for attempt in attempts:
             request_cancel(attempt, checkpoint=checkpoint)
-            if checkpoint and RanksStarted.read(attempt) is not None:
+            if checkpoint and (attempt.path / "begun.json").exists():
                 continue  # the supervisor reads the file; a signal would end the ranks before they save
-            supervisor = supervisor_identity(attempt)
+            try:
+                supervisor = supervisor_identity(attempt)
+            except StoredFileError:  # the supervisor, if there is one, still reads the request
+                continue
             if supervisor is not None and foreign(attempt.path / "gang.json", _sweep(attempt)) is None:
                 supervisor.terminate()  # at once, and also while it waits for the queue lock of the leases
 
@@ -155,15 +156,16 @@ def _sweep(attempt: Attempt) -> Path:
 
 
 def _reported(attempt: Attempt, seen: dict[str, str | None]) -> AttemptState | None:
-    if (attempt.path / "begun.json").exists():
-        try:
-            return _state_of(supervisor_identity(attempt))
-        except StoredFileError as error:
+    started = (attempt.path / "begun.json").exists()
+    if not started and (reason := foreign(attempt.path / "launch.json", _sweep(attempt), seen)) is not None:
+        return AttemptState("PENDING", f"not started without shared_runs in the site profile: {reason}")
+    try:
+        supervisor = supervisor_identity(attempt)
+    except StoredFileError as error:
+        if started:
             return AttemptState(None, f"whether it still runs is not known: {error}")
-    reason = foreign(attempt.path / "launch.json", _sweep(attempt), seen)
-    if reason is None:
-        return None
-    return AttemptState("PENDING", f"not started without shared_runs in the site profile: {reason}")
+        return AttemptState(None, f"no queue starts it: {error}; cancel it, then retry it")
+    return _state_of(supervisor) if started else None
 
 
 def _state_of(supervisor: ProcessIdentity | None) -> AttemptState | None:

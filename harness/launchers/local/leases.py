@@ -17,8 +17,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import pwd
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -28,6 +28,7 @@ from typing import IO
 
 from harness.errors import SiteError
 from harness.launchers.launch import Launch
+from harness.runs.ownership import user_name
 
 FOLDER_VARIABLE = "KRONSCALE_LEASES"
 """Environment variable with another folder of leases, for hosts that are divided by other means."""
@@ -72,9 +73,8 @@ def lease_folder() -> Path:
         SiteError: it is something else, or not all users may write into it.
     """
     folder = _lease_path()
-    with suppress(FileExistsError):
-        folder.mkdir()
-        folder.chmod(_SHARED)  # whatever the umask is
+    if not os.path.lexists(folder):
+        _make_shared(folder)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != _SHARED:
         raise SiteError(
@@ -160,6 +160,18 @@ def leased(
         yield got
 
 
+def _make_shared(folder: Path) -> None:
+    """Make the folder unless another process does; under its name it has its mode from the first moment."""
+    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        made.chmod(_SHARED)  # whatever the umask is
+        made.rename(folder)  # onto an empty folder too, which then was made by another process like this
+    except OSError:
+        made.rmdir()
+        if not os.path.lexists(folder):
+            raise
+
+
 def _take_all(folder: Path, held: ExitStack, own: Ticket) -> list[tuple[int, ...]] | None:
     """Take what the ticket needs, if it is free and not for those before it; None if it is not."""
     with closing(_open(folder / f"{_DOOR}.lock")) as door, ExitStack() as looked_at:
@@ -228,7 +240,7 @@ def _read_ticket(file: IO[bytes]) -> Ticket:
     content = json.loads(file.read())
     pools = tuple((str(kind), tuple(numbers), int(needed)) for kind, numbers, needed in content["pools"])
     owner = os.fstat(file.fileno()).st_uid
-    return Ticket(int(content["came"]), str(content["label"]), pools, _user_name(owner))
+    return Ticket(int(content["came"]), str(content["label"]), pools, user_name(owner))
 
 
 def _is_locked(file: IO[bytes]) -> bool:
@@ -268,14 +280,7 @@ def _other_user(pid: str) -> str:
         owner = Path(f"/proc/{pid}").stat().st_uid
     except OSError:
         return ""
-    return "" if owner == os.getuid() else f" of user {_user_name(owner)}"
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    return "" if owner == os.getuid() else f" of user {user_name(owner)}"
 
 
 def _lease_path() -> Path:

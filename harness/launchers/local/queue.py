@@ -57,21 +57,25 @@ def pending(folder: SweepFolder, *, shared_runs: bool = False) -> Iterator[Attem
     Without `shared_runs` those that another user may have written are left out; `status` names them.
     """
     waiting = []
-    for cell_folder in folder.cell_folders():
-        attempt = cell_folder.latest()
-        if attempt is not None and _is_pending(attempt):
-            try:
-                launch = Launch.read_to_execute(attempt, shared_runs=shared_runs)
-            except (ForeignError, FileNotFoundError):
-                continue
-            except StoredFileError as error:  # never started; `status` shows it as LOST
-                print(f"kronscale: passed over: {error}", file=sys.stderr, flush=True)
-                continue
-            if launch.launcher == "local":
-                waiting.append((launch.submitted_at, attempt.path))
+    for attempt in filter(None, (cell_folder.latest() for cell_folder in folder.cell_folders())):
+        launch = _pending_launch(attempt, shared_runs=shared_runs)
+        if launch is not None:
+            waiting.append((launch.submitted_at, attempt.path))
     for _, path in sorted(waiting):
-        if _is_pending(Attempt(path)):
+        if _pending_launch(Attempt(path), shared_runs=shared_runs) is not None:
             yield Attempt(path)
+
+
+def _pending_launch(attempt: Attempt, *, shared_runs: bool) -> Launch | None:
+    """The launch of an attempt that waits to be submitted here; None of any other."""
+    try:
+        launch = Launch.read_to_execute(attempt, shared_runs=shared_runs) if _is_pending(attempt) else None
+    except (ForeignError, FileNotFoundError):
+        return None
+    except StoredFileError as error:  # never started; `status` shows why
+        print(f"kronscale: passed over: {error}", file=sys.stderr, flush=True)
+        return None
+    return launch if launch is not None and launch.launcher == "local" else None
 
 
 def _is_pending(attempt: Attempt) -> bool:

@@ -17,7 +17,7 @@ from harness.launchers.local.launcher import LocalLauncher
 from harness.launchers.local.leases import leased, pools_of
 from harness.launchers.local.ranks import Ranks
 from harness.launchers.oom import oom_kills
-from harness.launchers.outcome import outcome_of_ranks, outcome_without_ranks
+from harness.launchers.outcome import cancelled_before_start, outcome_of_ranks, outcome_without_ranks
 from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.rank_exits import RanksEnd
 from harness.launchers.stopping import Stop, stop_request
@@ -87,21 +87,27 @@ class _Supervisor:
             self.attempt.write("gang.json", ProcessIdentity.mine().to_dict())
             outcome = self._run_with_leases()
         except _Interrupted:
-            preempted = self._signals == {signal.SIGUSR1}
-            outcome = outcome_without_ranks(
-                "PREEMPTED" if preempted else "CANCELLED",
-                "preempted before it started" if preempted else "cancelled before it started",
-                checkpoint_step=kept_step(self.attempt),
-            )
+            outcome = cancelled_before_start(self.attempt)
+            if self._signals == {signal.SIGUSR1}:
+                cause = "preempted before it started"
+                step = kept_step(self.attempt)
+                outcome = outcome_without_ranks("PREEMPTED", cause, checkpoint_step=step)
         if outcome is None:
             return None
         outcome, following = continued(self.attempt, self.launch, outcome, self.world_size, self._budget)
-        self._write(outcome)
-        with suppress(OSError, StoreError):  # then it stays committed
-            self._budget.close()
+        if self._write(outcome):  # else whoever wrote one has given back what was committed
+            self._give_back()
         if following is not None:
             self._start(following)
         return outcome.state
+
+    def _give_back(self) -> None:
+        """Give back the time that this start has not used: all of it if its ranks never ran."""
+        with suppress(OSError, StoreError):  # then it stays committed
+            if (self.attempt.path / "begun.json").exists():
+                self._budget.close()
+            else:
+                self._budget.refund()
 
     def _start(self, following: Attempt) -> None:
         """Have the sweep's queue start the next attempt of this run."""
@@ -119,8 +125,7 @@ class _Supervisor:
             if self.attempt.outcome() is not None:  # cancelled by another process while this one waited
                 return None
             if held is None or self._cancelled():
-                step = kept_step(self.attempt)
-                return outcome_without_ranks("CANCELLED", "cancelled before it started", checkpoint_step=step)
+                return cancelled_before_start(self.attempt)
             self._budget = self._new_budget()  # whose time begins now
             started = RanksStarted(time.time(), held[0], held[1])
             started.write(self.attempt)
@@ -142,9 +147,10 @@ class _Supervisor:
         oom_killed = kills is not None and kills_before is not None and kills > kills_before
         return outcome_of_ranks(self.attempt, ending, started.started_at, time.time(), oom_killed)
 
-    def _write(self, outcome: Outcome) -> None:
+    def _write(self, outcome: Outcome) -> bool:
+        """Write the outcome; returns whether this call did, as `Attempt.write_outcome`."""
         try:
-            self.attempt.write_outcome(outcome)
+            return self.attempt.write_outcome(outcome)
         except OSError as error:
             sys.stderr.write(
                 f"kronscale: cannot write {self.attempt.path / 'outcome.json'}: {error}; the attempt will "
@@ -156,7 +162,10 @@ class _Supervisor:
         return bool(self._signals) or cancel_requested(self.attempt) is not None
 
     def _stop(self) -> Stop | None:
-        """Whether the ranks have to end; a request without a checkpoint wins over one with a checkpoint."""
+        """Whether the ranks have to end.
+
+        SIGTERM ends them at once, unless the `cancel` file asks for a checkpoint first.
+        """
         if self._signals - {signal.SIGUSR1} and cancel_requested(self.attempt) is None:
             return Stop("cancel", save=False)
         left = self._limit_ends - time.monotonic()

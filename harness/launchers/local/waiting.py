@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from harness.launchers.attempt_state import AttemptState
-from harness.launchers.launch import Launch, supervisor_identity, user_name
+from harness.launchers.launch import Launch, supervisor_identity
 from harness.launchers.local.leases import holders, pools_of, tickets
+from harness.runs.ownership import user_name
 from harness.runs.store import Attempt
 
 

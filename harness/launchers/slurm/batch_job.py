@@ -23,7 +23,7 @@ from harness.errors import StoreError
 from harness.launchers.budget import StartBudget
 from harness.launchers.continuing import continued, not_started
 from harness.launchers.launch import SHARED_RUNS, Launch, RanksStarted, cancel_requested
-from harness.launchers.outcome import outcome_without_ranks
+from harness.launchers.outcome import cancelled_before_start, outcome_without_ranks
 from harness.launchers.slurm.attempt_ownership import acquire_attempt
 from harness.launchers.slurm.job_layout import slurm
 from harness.launchers.slurm.scheduler import NO_ANSWER, NoAnswerError, requeue
@@ -128,12 +128,11 @@ class Supervisor:
 
     def _run(self, attempt: Attempt) -> Outcome | None:
         launch = Launch.read_to_execute(attempt, shared_runs=self._shared_runs)
-        step = kept_step(attempt)
         if cancel_requested(attempt):
-            return outcome_without_ranks("CANCELLED", "cancelled before it started", checkpoint_step=step)
+            return cancelled_before_start(attempt)
         if self._lost_nodes:
             cause = f"its job lost {in_words(self._lost_nodes)} before the attempt started"
-            return outcome_without_ranks("NODE_FAIL", cause, checkpoint_step=step)
+            return outcome_without_ranks("NODE_FAIL", cause, checkpoint_step=kept_step(attempt))
         started_at = time.time()
         RanksStarted(started_at, (), ()).write(attempt)
         try:

@@ -19,7 +19,6 @@ from harness.launchers.launch import (
     cancel_requested,
     rank_words,
     request_cancel,
-    user_name,
 )
 from harness.launchers.site_profile import Site
 from harness.launchers.slurm.bad_nodes import exclude_bad_nodes
@@ -36,7 +35,7 @@ from harness.launchers.slurm.scheduler import (
 from harness.launchers.slurm.scheduler_state import attempt_states, manifest_path
 from harness.launchers.slurm.submission_manifest import SubmissionManifest, unconfirmed
 from harness.runs.commands import command
-from harness.runs.ownership import refuse_foreign
+from harness.runs.ownership import refuse_foreign, user_name
 from harness.runs.store import Attempt, SweepFolder
 
 

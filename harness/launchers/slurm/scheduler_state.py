@@ -41,9 +41,8 @@ def attempt_states(attempts: Sequence[Attempt]) -> dict[Attempt, AttemptState]:
     """States of attempts without an outcome, in at most five calls of Slurm's commands.
 
     One call gets all jobs of the controller, one more those that ended long ago, one the failed nodes, one
-    the partitions of jobs that wait for nodes. Before
-    any attempt counts as ended, one checks that its own cluster answers: another cluster does not know the
-    job, and running attempts would count as lost.
+    the partitions of jobs that wait for nodes. Before any attempt counts as ended, one checks that its own
+    cluster answers: another cluster does not know the job, and running attempts would count as lost.
     """
     ids = scheduler_ids(attempts)
     found = {

@@ -26,7 +26,7 @@ from harness.launchers.slurm.job_layout import Job, JobLayout
 from harness.runs.atomic_files import make_inside, make_reserve, release_reserve, write_atomically
 from harness.runs.ownership import read_own
 from harness.runs.store import Attempt, SweepFolder
-from harness.runs.stored_files import STRICT, Positive, parse_as, read_bytes, with_checksum
+from harness.runs.stored_files import STRICT, Count, Positive, parse_as, read_bytes, with_checksum
 
 _RESERVE_BYTES = 4096  # for a job id, or for the message with which sbatch refuses
 
@@ -41,6 +41,7 @@ class SubmissionManifest:
         launch: common to all attempts, without the index of the job.
         jobs: attempts as `<cell id>/attempt-<k>`, by job, slot and order in the slot.
         continues: number of the older attempt, for attempts that resume from the checkpoints of one.
+        orders: place in the submission, for attempts that have one; empty in older files.
     """
 
     path: Path
@@ -48,6 +49,7 @@ class SubmissionManifest:
     launch: Launch
     jobs: Sequence[Job[str]]
     continues: Mapping[str, int] = field(default_factory=dict)
+    orders: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def plan(
@@ -57,14 +59,15 @@ class SubmissionManifest:
         launches: Mapping[Attempt, Launch],
         jobs: Sequence[Job[Attempt]],
     ) -> Self:
-        """A new manifest, not written yet; its launches must be equal except for `continues`."""
+        """A new manifest, not written yet; all but `continues` and `order` is taken from the first launch."""
         name = f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(4)}"
         path = folder.path.resolve() / "jobs" / name
         names = [[[_name(attempt) for attempt in slot] for slot in job] for job in jobs]
         attempts = [attempt for job in jobs for slot in job for attempt in slot]
-        continues = {_name(one): launches[one].continues for one in attempts}
-        launch = launches[attempts[0]].model_copy(update={"manifest": name, "continues": None})
-        return cls(path, layout, launch, names, {k: v for k, v in continues.items() if v is not None})
+        continues = _known({_name(one): launches[one].continues for one in attempts})
+        orders = _known({_name(one): launches[one].order for one in attempts})
+        common = {"manifest": name, "continues": None, "order": None}
+        return cls(path, layout, launches[attempts[0]].model_copy(update=common), names, continues, orders)
 
     @classmethod
     def read_to_execute(cls, path: Path, *, shared_runs: bool) -> Self:
@@ -91,7 +94,7 @@ class SubmissionManifest:
     def _parse(cls, path: Path, text: bytes) -> Self:
         stored = parse_as(_Stored, text, path / "claim.json")
         layout = JobLayout.read(stored.shape)
-        return cls(path, layout, stored.launch, stored.jobs, stored.continues)
+        return cls(path, layout, stored.launch, stored.jobs, stored.continues, stored.orders)
 
     def write(self) -> None:
         """Write `claim.json`; the attempts are pending once their `launch.json` is written too."""
@@ -101,7 +104,8 @@ class SubmissionManifest:
         make_reserve(self.path, _RESERVE_BYTES)
         launch = self.launch.to_dict()
         content = {"shape": self.layout.to_dict(), "launch": launch, "jobs": self.jobs}
-        Attempt(self.path).write("claim.json", {**content, "continues": self.continues})
+        of_attempts = {"continues": self.continues, "orders": self.orders}
+        Attempt(self.path).write("claim.json", {**content, **of_attempts})
 
     @property
     def site(self) -> Site:
@@ -135,7 +139,9 @@ class SubmissionManifest:
 
     def launch_of(self, job: int, attempt: Attempt) -> Launch:
         """Launch of one attempt, for its `launch.json`."""
-        own = {"manifest_job": job, "continues": self.continues.get(_name(attempt))}
+        name = _name(attempt)
+        order = self.orders.get(name, self.launch.order)  # older files have one for all
+        own = {"manifest_job": job, "continues": self.continues.get(name), "order": order}
         return self.launch.model_copy(update=own)
 
     def chain(self, attempt: Attempt) -> list[Attempt]:
@@ -158,6 +164,7 @@ class _Stored:
     launch: Launch
     jobs: list[list[list[Annotated[str, Field(pattern=r"^[^/]+/attempt-[1-9][0-9]*$")]]]]
     continues: dict[str, Positive]
+    orders: dict[str, Count] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if missing := {"world_size", "nodes", "lanes", "length"} - self.shape.keys():
@@ -166,6 +173,10 @@ class _Stored:
 
 def _name(attempt: Attempt) -> str:
     return f"{attempt.path.parent.name}/{attempt.path.name}"
+
+
+def _known(numbers: Mapping[str, int | None]) -> dict[str, int]:
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
 def unconfirmed(folder: SweepFolder) -> list[SubmissionManifest]:

@@ -102,10 +102,10 @@ def _optimizer(optimizer: Optimizer, training: Training) -> Iterator[Wrong]:
 
 def _rate_schedule(schedule: Decay, epochs: int) -> Iterator[Wrong]:
     if schedule.unit == "epochs":
-        for field in ("warmup", "length"):
-            value = getattr(schedule, field)
-            if value is not None and value > epochs:
-                yield "optimizer.schedule", f".{field}={value:g} must be <= epochs={epochs}"
+        if schedule.warmup >= epochs:
+            yield "optimizer.schedule", f".warmup={schedule.warmup:g} must be < epochs={epochs}"
+        if schedule.length is not None and schedule.length > epochs:
+            yield "optimizer.schedule", f".length={schedule.length:g} must be <= epochs={epochs}"
 
 
 def _kfac(config: KFACConfig, training: Training) -> Iterator[Wrong]:

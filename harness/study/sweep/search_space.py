@@ -12,7 +12,7 @@ from typing import Any
 from harness.study.sweep.field_types import OPTION, scalar_types
 from harness.study.sweep.fields import SHARED, Fields, Leaf, known_paths, leaves
 from harness.study.sweep.methods import Method
-from harness.yaml_files.document import Document, Place, described
+from harness.yaml_files.document import Document, Place, described, value_at
 from harness.yaml_files.validation_messages import did_you_mean, not_allowed
 
 TUNED_TRAINING = tuple(
@@ -39,13 +39,11 @@ class Dimension:
     Attributes:
         paths: the fields' dotted paths.
         place: in the file.
-        text: the range or the choices, as they are written.
         at: the fields' values at a share of the space, in (0, 1).
     """
 
     paths: tuple[str, ...]
     place: Place
-    text: str
     at: Callable[[float], Fields]
 
 
@@ -56,17 +54,14 @@ def read_dimension(document: Document, place: Place, key: str, method: Method) -
         SweepError: the field is unknown, is not a hyperparameter, or not one of this method, or its range or
             choices leave nothing to search.
     """
-    value = document.content
-    for part in place:
-        value = value[part]
+    value = value_at(document.content, place)
     _check_tunable(document, place, key, method)
-    text = json.dumps(value)
     if isinstance(value, list):
         choices = _choices(document, place, key, value)
         paths = tuple(dict.fromkeys(path for choice in choices for path in choice))
         for path in paths:
             _check_tunable(document, place, path, method)
-        return Dimension(paths, place, text, lambda share: choices[int(share * len(choices))])
+        return Dimension(paths, place, lambda share: choices[int(share * len(choices))])
     if not isinstance(value, dict) or len(value) != 1 or next(iter(value)) not in _SCALES:
         got = (
             ", ".join(map(str, value)) or "an empty mapping" if isinstance(value, dict) else described(value)
@@ -76,7 +71,7 @@ def read_dimension(document: Document, place: Place, key: str, method: Method) -
             f"or a list of choices, got {got}",
         )  # fmt: skip
     ((scale, bounds),) = value.items()
-    return Dimension((key,), place, text, _range(document, (*place, scale), key, scale, bounds))
+    return Dimension((key,), place, _range(document, (*place, scale), key, scale, bounds))
 
 
 def _check_tunable(document: Document, place: Place, path: str, method: Method) -> None:
@@ -127,7 +122,7 @@ def _range(document: Document, place: Place, key: str, scale: str, bounds: Any) 
         raise document.error(place, f"={bounds} must be < 1, because 1 - x is drawn on a logarithmic range")
     kinds = {float} if key.startswith(OPTION) else scalar_types(key, set())
     if not kinds & {int, float}:
-        raise document.error(place, f" is a range, and {key} is no number; write a list of choices")
+        raise document.error(place, f" is a range, and {key} is not a number; write a list of choices")
     whole = float not in kinds
     if whole and not all(type(bound) is int for bound in bounds):
         raise document.error(place, f"={bounds} must be whole numbers, as {key} is")

@@ -52,14 +52,12 @@ class Tuning:
         trials: of each method.
         seeds: of the runs of each trial.
         points: of each method, by its name: the values of its trials, the first one first.
-        spaces: of each method, by its name.
         study: the section `study` of the file, checked.
     """
 
     trials: int
     seeds: tuple[int, ...]
     points: Mapping[str, Sequence[Fields]]
-    spaces: Mapping[str, Sequence[Dimension]]
     study: Mapping[str, Any]
 
 
@@ -98,7 +96,6 @@ def read_tuning(
         trials,
         tuple(seeds),
         {name: _points(document, name, space, trials, seed) for name, space in spaces.items()},
-        spaces,
         _study(document, methods, seeds),
     )
 
@@ -180,6 +177,13 @@ def _study(document: Document, methods: Sequence[Method], seeds: Sequence[int]) 
     for key in ("sweep", "seeds"):
         if key not in study:
             raise document.error((*place, key), " is missing")
+    for key, kind, words in (
+        ("sweep", str, "text"),
+        ("about", str, "text"),
+        ("grid", dict, "a mapping of fields to lists"),
+    ):
+        if key in study and not isinstance(study[key], kind):
+            raise document.error((*place, key), f" must be {words}, got {described(study[key])}")
     if study["sweep"] == document.content.get("sweep"):
         raise document.error((*place, "sweep"), f"={study['sweep']!r} is this sweep; give the study another")
     refuse_shared_seeds(
@@ -189,6 +193,9 @@ def _study(document: Document, methods: Sequence[Method], seeds: Sequence[int]) 
     names = [method.name for method in methods]
     for index, entry in enumerate(_entries(document, (*place, "also"), study.get("also", []))):
         where = (*place, "also", index)
+        if not isinstance(entry.get("name"), str):
+            got = described(entry.get("name"))
+            raise document.error((*where, "name"), f" must be the method's name as text, got {got}")
         for key in entry:
             if key not in ("name", "like", *SHARED):
                 raise document.error(

@@ -1,5 +1,7 @@
 """Promise: a completed run removes its checkpoints, any other run keeps all of them."""
 
+import shutil
+
 import pytest
 
 from harness.runs.attempt_outcome import Result
@@ -38,6 +40,13 @@ def test_a_completed_run_clears_the_checkpoints_of_all_its_attempts(attempts, tr
     train_to("target")
     assert worker.run_rank(attempts[-1], 0, 1, 0, 1) == 0
     assert remaining(attempts) == [0, 0, 0]
+
+
+def test_a_run_completes_though_an_earlier_attempt_was_deleted(attempts, train_to):
+    shutil.rmtree(attempts[0].path)
+    train_to("target")
+    assert worker.run_rank(attempts[-1], 0, 1, 0, 1) == 0
+    assert attempts[-1].read("result.json")["reached_target"] is True
 
 
 def test_a_stopped_run_keeps_them(attempts, train_to):

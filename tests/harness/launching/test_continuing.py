@@ -1,5 +1,6 @@
 """Promise: a run that meets its time limit goes on by itself, as long as it may, and says why it does not."""
 
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -12,11 +13,12 @@ from harness.launchers.budget import StartBudget, open_budget
 from harness.launchers.continuing import continued
 from harness.launchers.cost_estimate import CostEstimate
 from harness.launchers.launch import Launch, request_cancel
+from harness.launchers.local import supervisor
 from harness.launchers.outcome import outcome_of_ranks
 from harness.launchers.rank_exits import RankDeath, RanksEnd
 from harness.launchers.site_profile import Site
 from harness.runs.attempt_outcome import Outcome
-from harness.runs.store import sweep_folder
+from harness.runs.store import Attempt, sweep_folder
 from harness.study.status import read_statuses
 from harness.study.submit import cancel, submit
 from tests.harness.launching import counting_rank
@@ -93,6 +95,15 @@ def test_a_first_attempt_without_progress_is_followed_by_another_from_where_it_b
     assert Launch.read(following).progressed
 
 
+def test_a_run_whose_first_step_is_not_known_ends_with_its_outcome_and_says_why(met_limit):
+    attempt, *_ = met = met_limit()
+    (attempt.path / "segment.json").write_text("")
+    outcome, following = follow(met)
+    assert (following, outcome.state) == (None, "TIMEOUT")
+    why = f"the next attempt could not be prepared: {attempt.path / 'segment.json'}: holds nothing"
+    assert outcome.cause.startswith(f"stopped; not continued: {why}")
+
+
 def test_what_was_cancelled_meanwhile_is_not_continued(met_limit):
     attempt, *_ = met = met_limit()
     request_cancel(attempt)
@@ -129,6 +140,35 @@ def test_slots_of_one_job_pay_once_for_its_next_start(met_limit, tmp_path):
     assert [follow(met_limit(budget=name), job)[1] is not None for _ in range(2)] == [True, True]
     other = StartBudget(folder, name, LONG, 30.0, alone=False)
     assert "has 0 left" in follow(met_limit(budget=name), other)[0].cause
+
+
+def test_what_is_cancelled_before_it_starts_costs_nothing_however_long_it_waited(
+    make_cell, make_attempt, site, tmp_path, monkeypatch
+):
+    quarters = itertools.count(0.0, 900.0)  # each look at the clock is a quarter of an hour later
+    clock = SimpleNamespace(monotonic=lambda: next(quarters), strftime=time.strftime)
+    monkeypatch.setattr("harness.launchers.budget.time", clock)
+    monkeypatch.setattr(supervisor.signal, "signal", lambda *_: None)
+    folder = sweep_folder("study", tmp_path)
+    folder.make()
+    cells = [make_cell(seed=seed) for seed in range(3)]  # an hour on one CPU each
+    name = open_budget(folder, 9.0, LAUNCHERS["local"].estimate_cost(cells, site))
+    attempts = [make_attempt(cell) for cell in cells]
+    for attempt in attempts:
+        attempt.write("launch.json", attempt.read("launch.json") | {"budget": name})
+
+    def committed():
+        return Attempt(folder.path / "budgets").read(f"{name}.json")["committed"]
+
+    assert committed() == 3.0
+    cancel(cells[:1], tmp_path)  # as it waits in the queue
+    assert committed() == 2.0
+    request_cancel(attempts[1])  # as its supervisor waits for leases
+    assert supervisor.supervise_attempt(str(attempts[1].path)) == "CANCELLED"
+    assert committed() == 1.0
+    cancel(cells[:2], tmp_path)
+    assert supervisor.supervise_attempt(str(attempts[1].path)) is None
+    assert committed() == 1.0
 
 
 def test_cancelling_what_waits_to_be_continued_names_its_checkpoint(met_limit, make_cell, tmp_path):

@@ -186,6 +186,25 @@ def test_a_killed_supervisor_leaves_the_line(line):
     assert list(lease_folder().glob("*.ticket")) == []
 
 
+@pytest.mark.parametrize("used", [True, False])
+def test_two_processes_may_make_the_folder_of_leases_at_the_same_time(tmp_path, monkeypatch, used):
+    chmod, folder, others = Path.chmod, tmp_path / "leases", []
+
+    def chmod_late(path, mode):
+        if not others:  # another process makes the folder, and may use it, before this one sets the mode
+            others.append("comes")
+            others.append(lease_folder())
+            if used:
+                (folder / "door.lock").touch()
+        chmod(path, mode)
+
+    monkeypatch.setattr(Path, "chmod", chmod_late)
+    assert lease_folder() == folder
+    assert others[1:] == [folder]
+    assert [path.name for path in tmp_path.iterdir()] == ["leases"]
+    assert [path.name for path in folder.iterdir()] == (["door.lock"] if used else [])
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as other users")
 def test_users_of_a_host_share_its_leases_and_see_who_has_them(monkeypatch, wait_for):
     """Two users, neither of whom is root or owns the folder."""

@@ -3,6 +3,7 @@
 import pytest
 
 from harness.cli import main
+from harness.launchers.launch import RanksStarted
 from harness.launchers.outcome import outcome_without_ranks
 from harness.runs.store import CellFolder
 
@@ -35,6 +36,18 @@ def test_a_pending_cell_of_another_version_is_cancelled(tmp_path, renamed, make_
     assert (then.outcome(), now.outcome().state) == (None, "CANCELLED")
     assert main(["cancel", "study", "--runs", str(tmp_path)]) == 0
     assert then.outcome().state == "CANCELLED"
+
+
+@pytest.mark.parametrize("change", [{"launcher": "of-tomorrow"}, {"launcher": 7}])
+def test_a_running_cell_with_a_launcher_that_is_not_known_is_requested_to_end(
+    tmp_path, renamed, capsys, change
+):
+    then = renamed()
+    RanksStarted(1.0, (0,), ()).write(then)
+    then.write("launch.json", then.read("launch.json") | change)
+    assert main(["cancel", "study", "--runs", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "1 cell cancelled\n"
+    assert (then.path / "cancel").exists()
 
 
 def test_a_retry_of_cells_of_another_version_says_what_to_do(tmp_path, renamed, capsys):

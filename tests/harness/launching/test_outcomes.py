@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 
 import pytest
@@ -92,6 +93,15 @@ def test_ranks_that_their_launcher_ended_are_no_cause_and_the_last_one_is_named(
     found = outcome(died(ENDED, own=False), died(ENDED, own=False), reason=reason)
     assert found.state == state
     assert "; the last rank was 0, at step 10 in backward" in found.cause
+
+
+def test_an_attempt_has_an_outcome_though_the_one_that_it_resumed_was_deleted(make_attempt, make_cell):
+    first, second = (make_attempt(make_cell()) for _ in range(2))
+    second.write("launch.json", second.read("launch.json") | {"continues": 1})
+    shutil.rmtree(first.path)
+    killed = RanksEnd("ranks", (RankDeath(0, KILLED, own=True),))
+    found = outcome_of_ranks(second, killed, 1.0, 2.0, oom_killed=False)
+    assert (found.state, found.checkpoint_step) == ("FAILED", None)
 
 
 def test_a_rank_that_dies_in_the_grace_of_a_time_limit_does_not_make_it_a_failure(outcome):

@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -33,3 +34,11 @@ def test_the_group_may_read_the_files_if_it_may_enter_the_folder(tmp_path, folde
     assert [stat.S_IMODE(file.stat().st_mode) for file in (end, log)] == [file_mode] * 2
     assert log.read_text() == "here\n"
     assert [json.loads(line).get("exit_code") for line in end.read_text().splitlines()] == [None, 0]
+
+
+def test_a_rank_that_ended_before_it_was_watched_is_no_error_and_no_orphan():
+    rank = subprocess.Popen(["/bin/true"])
+    rank.wait()
+    gone = threading.Event()
+    rank_wrapper._end_with_parent(os.getpid(), rank.pid, gone)
+    assert not gone.is_set()

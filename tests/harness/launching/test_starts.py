@@ -104,6 +104,8 @@ def test_gpu_hours_count_where_gpus_are_held():
     costly = CostEstimate(gpu_hours=101.0, core_hours=50.0)
     with pytest.raises(CostlyError, match="could cost 101 GPU-hours"):
         costly.refuse_unasked()
+    with pytest.raises(CostlyError, match="with --yes or --budget 101, or"):  # which is then enough
+        replace(costly, gpu_hours=100.2).refuse_unasked()
     with pytest.raises(BudgetError, match=r"101 GPU-hours.*the budget is 100"):
         costly.refuse_beyond(100.0)
     replace(costly, gpu_hours=99.0, core_hours=5000.0).refuse_unasked()

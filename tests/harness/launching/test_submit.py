@@ -13,6 +13,7 @@ import pytest
 from harness.errors import SiteError
 from harness.launchers import LAUNCHERS
 from harness.launchers.launch import Launch, RanksStarted
+from harness.launchers.outcome import outcome_without_ranks
 from harness.launchers.process_identity import ProcessIdentity
 from harness.runs.locks import exclusive
 from harness.runs.store import sweep_folder
@@ -142,6 +143,23 @@ def test_cancel_ends_pending_and_running_cells_before_it_returns(
     assert [one.state for one in statuses] == ["CANCELLED"] * 3
     assert ["at step" in one.cause for one in statuses] == [True, False, False]
     wait_for(lambda: queue(folder) is None)
+
+
+def test_a_running_cell_with_a_damaged_launch_file_is_cancelled_with_the_others(
+    make_cell, make_attempt, tmp_path, monkeypatch
+):
+    cells = [make_cell(seed=seed) for seed in range(2)]
+    running, waiting = (make_attempt(cell) for cell in cells)
+    RanksStarted(1.0, (0,), ()).write(running)
+    running.write("gang.json", ProcessIdentity.mine().to_dict())
+    (running.path / "launch.json").write_text("")
+
+    def end(_):
+        return running.write_outcome(outcome_without_ranks("CANCELLED", "cancelled while running"))
+
+    monkeypatch.setattr(ProcessIdentity, "terminate", end)
+    assert cancel(cells, tmp_path) == cells
+    assert [one.outcome().state for one in (running, waiting)] == ["CANCELLED"] * 2
 
 
 def test_a_cell_that_the_site_can_never_run_is_refused_before_anything_is_written(

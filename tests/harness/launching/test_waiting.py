@@ -2,11 +2,13 @@
 
 from harness.cli import main
 from harness.launchers.local.leases import holders, leased
+from harness.launchers.local.queue import pending
 from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.slurm import scheduler_state
 from harness.launchers.slurm.scheduler import Job
 from harness.runs.store import sweep_folder
 from harness.study.status import read_statuses
+from harness.study.submit import cancel
 
 POOL = [("cpu", (0, 1, 2, 3), 2)]
 
@@ -53,6 +55,23 @@ def test_what_a_cell_has_already_counts(make_cell, make_attempt, tmp_path):
         "demo/b-p1-s0-0123456789 holds CPU 7"
     )
     assert read_statuses(folder, [cell])[0].cause == ""  # all are free: it starts at any moment
+
+
+def test_a_cell_whose_supervisor_is_not_known_holds_up_no_other_and_can_be_cancelled(
+    make_cell, make_attempt, tmp_path, capsys
+):
+    cells = [make_cell(seed=seed) for seed in range(2)]
+    damaged, whole = (make_attempt(cell) for cell in cells)
+    path, folder = damaged.path / "gang.json", sweep_folder("study", tmp_path)
+    path.write_text("")
+    assert list(pending(folder)) == [whole]
+    assert capsys.readouterr().err.startswith(f"kronscale: passed over: {path}: holds nothing")
+    first, second = read_statuses(folder, cells)
+    assert (first.state, second.state, second.cause) == ("PENDING", "PENDING", "")
+    assert first.cause.startswith(f"no queue starts it: {path}: holds nothing")
+    assert first.cause.endswith("; cancel it, then retry it")
+    assert cancel(cells, tmp_path) == cells
+    assert [one.state for one in read_statuses(folder, cells)] == ["CANCELLED"] * 2
 
 
 def test_a_pending_job_has_the_schedulers_reason(make_cell, make_attempt, tmp_path, monkeypatch, capsys):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from harness.errors import BudgetError, ForeignError, SchedulerError
-from harness.launchers.launch import RanksStarted, request_cancel
+from harness.launchers.launch import Launch, RanksStarted, request_cancel
 from harness.launchers.outcome import outcome_without_ranks
 from harness.launchers.slurm import batch_job, launcher
 from harness.launchers.slurm.attempt_ownership import acquire_attempt
@@ -15,7 +15,8 @@ from harness.launchers.slurm.launcher import SlurmLauncher
 from harness.launchers.slurm.sbatch import batch_text
 from harness.launchers.slurm.scheduler import Job
 from harness.launchers.slurm.submission_manifest import SubmissionManifest
-from harness.runs.store import sweep_folder
+from harness.runs.store import Attempt, sweep_folder
+from harness.study.submit import submit
 
 
 @pytest.fixture
@@ -151,11 +152,30 @@ def test_the_outcome_has_the_error_of_a_supervisor_that_failed(listed, as_job, m
 def test_the_files_of_a_submission_keep_their_keys(listed):
     manifest, (attempt,) = listed()
     content = json.loads((manifest.path / "claim.json").read_text())
-    assert set(content) == {"shape", "launch", "jobs", "continues", "crc32"}
+    assert set(content) == {"shape", "launch", "jobs", "continues", "orders", "crc32"}
     assert content["shape"] == {"world_size": 4, "nodes": 2, "lanes": 1, "length": 1}
     launch = json.loads((attempt.path / "launch.json").read_text())
     assert (launch["claim"], launch["claim_job"]) == (manifest.path.name, 0)
     assert SubmissionManifest.read(manifest.path) == manifest
+
+
+def test_every_attempt_of_an_array_has_its_own_place_in_the_order_of_the_submission(
+    tmp_path, make_cell, make_site, monkeypatch
+):
+    monkeypatch.setattr(launcher, "submit_manifest", lambda _manifest: "77")
+    monkeypatch.setattr(launcher, "cluster_name", lambda: "hill")
+    cells = [make_cell(seed=seed) for seed in range(3)]  # one to a block, so that chance decides nothing
+    submit(cells, make_site(), tmp_path)
+    folder = sweep_folder("study", tmp_path)
+    launches = [Launch.read(folder.cell_folder(cell).latest()) for cell in cells]
+    assert [launch.order for launch in launches] == [0, 1, 2]
+
+    (path,) = (folder.path / "jobs").iterdir()
+    content = Attempt(path).read("claim.json")
+    del content["orders"]  # as older versions wrote it
+    Attempt(path).write("claim.json", content)
+    older = SubmissionManifest.read(path)
+    assert [older.launch_of(number, attempt).order for number, attempt in older.attempts()] == [None] * 3
 
 
 def test_a_manifest_that_others_can_have_written_is_not_submitted_run_or_used_to_end_jobs(

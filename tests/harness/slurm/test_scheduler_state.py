@@ -6,10 +6,10 @@ import pwd
 
 import pytest
 
-from harness.launchers.launch import user_name
 from harness.launchers.slurm import scheduler_state
 from harness.launchers.slurm.scheduler import Job
 from harness.launchers.slurm.scheduler_state import attempt_states
+from harness.runs.ownership import user_name
 from harness.runs.store import Attempt
 
 
@@ -79,9 +79,10 @@ def test_a_job_that_its_own_cluster_no_longer_knows_is_lost(submitted, slurm, su
 def test_the_user_comes_from_the_system_or_is_its_number_and_never_a_variable(monkeypatch):
     monkeypatch.setenv("LOGNAME", "somebody")
     assert user_name() == pwd.getpwuid(os.getuid()).pw_name
+    assert user_name(0) == "root"
 
     def unknown(_number):
         raise KeyError
 
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    assert user_name() == str(os.getuid())
+    assert (user_name(), user_name(65_001)) == (str(os.getuid()), "65001")

@@ -240,4 +240,7 @@ def test_a_sweep_names_its_workloads_and_words_that_mean_nothing_are_refused(tmp
     assert "digits: files ok none are needed" in " ".join(capsys.readouterr().out.split())
     assert call("check", "imagnet", tmp_path)[0] == 2
     assert "must be NAME=VALUE" in call("check", "cifar10", tmp_path, "--option", "sides=3")[1]
+    said = call("check", "multi30k", tmp_path, "--option", "download=yes")[1]
+    assert "download must be true or false, got 'yes'" in said
+    assert main(["data", "check", "-f", "jobs/sweeps/demo.yaml", "--option", "classes=3"]) == 2
     assert "is read as it is published" in call("prepare", "cifar10", tmp_path)[1]
