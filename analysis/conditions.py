@@ -17,7 +17,7 @@ from analysis.records.study import Study
 from analysis.statistics.trend import Trend, trend
 from analysis.steps import phase_costs, run_speeds
 
-EQUAL = 1.1
+EQUAL_WORK_RATIO = 1.1
 """Largest ratio of equal work, between arms or between runs of a point, without a remark (our choice)."""
 
 LOADED = 0.1
@@ -77,7 +77,7 @@ def loads(study: Study) -> pd.Series:
 
 
 def gaps(runs: pd.DataFrame) -> list[Gap]:
-    """Settings and world sizes whose arms differ in equal work by more than `EQUAL`.
+    """Settings and world sizes whose arms differ in equal work by more than `EQUAL_WORK_RATIO`.
 
     Args:
         runs: rows of `equal_work`.
@@ -86,7 +86,7 @@ def gaps(runs: pd.DataFrame) -> list[Gap]:
     for (_, size), group in runs[~runs["oversubscribed"]].groupby(["setting", "world_size"], sort=False):
         medians = group.groupby("arm")["work_seconds"].median().sort_values()
         ratio = float(medians.iloc[-1] / medians.iloc[0])
-        if ratio > EQUAL:
+        if ratio > EQUAL_WORK_RATIO:
             found.append(Gap(int(cast("int", size)), str(medians.index[0]), str(medians.index[-1]), ratio))
     return found
 
@@ -108,14 +108,15 @@ def order_effect(runs: pd.DataFrame) -> Trend:
 
 
 def disturbed(runs: pd.DataFrame) -> pd.Series:
-    """Mask: the runs whose equal work took more than `EQUAL` times as long as usual, or whose load was high.
+    """Mask: the runs whose equal work took too long, or whose load was high.
 
-    Usual is the median of the arm and world size, of at least three runs, for with two it does not say which
-    was disturbed. A high load is above `LOADED`, where it was measured. A disturbed GPU counts, too.
+    Too long is more than `EQUAL_WORK_RATIO` times the median of the arm and world size, of at least three
+    runs, for with two it does not say which was disturbed. A high load is above `LOADED`, where it was
+    measured. A disturbed GPU counts, too.
     """
     enough = runs.groupby(POINT)["run"].transform("size") >= 3
     others = (runs["load"] > LOADED) | runs["gpus_disturbed"]
-    mask: pd.Series = ((enough & (runs["pace"] > EQUAL)) | others) & ~runs["oversubscribed"]
+    mask: pd.Series = ((enough & (runs["pace"] > EQUAL_WORK_RATIO)) | others) & ~runs["oversubscribed"]
     return mask
 
 

@@ -66,7 +66,7 @@ def _score(history: pd.DataFrame | None, cell: Any, scoring: Scoring) -> dict[st
     values = history["value"].to_numpy()
     higher = cell.target_direction == "higher"
     crossing = scoring.rule(values >= cell.target_value if higher else values <= cell.target_value)
-    if crossing is None and scoring.rule.k > 1 and cell.stop_reason == "target":
+    if crossing is None and scoring.rule.in_a_row > 1 and cell.stop_reason == "target":
         return None
     evaluation = history.iloc[[-1 if crossing is None else crossing]]
     return {

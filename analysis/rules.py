@@ -24,24 +24,24 @@ from analysis.statistics.reference_points import olympic_mean
 
 @dataclass(frozen=True)
 class Rule:
-    """The first of `k` evaluations in a row at or beyond the target; k = 1 is the first crossing.
+    """The first of `in_a_row` evaluations in a row at or beyond the target; of 1 it is the first crossing.
 
-    Runs that stopped at their first crossing cannot be scored with k > 1.
+    Runs that stopped at their first crossing cannot be scored by more than one in a row.
     """
 
-    k: int = 1
+    in_a_row: int = 1
 
     def __call__(self, reached: np.ndarray) -> int | None:
         """Index of the evaluation that counts; `reached`, in time order: whether each is at the target."""
-        starts = range(len(reached) - self.k + 1)
-        return next((start for start in starts if reached[start : start + self.k].all()), None)
+        starts = range(len(reached) - self.in_a_row + 1)
+        return next((start for start in starts if reached[start : start + self.in_a_row].all()), None)
 
     @property
     def about(self) -> str:
         """For captions."""
-        return (
-            "first evaluation at the target" if self.k == 1 else f"first of {self.k} in a row at the target"
-        )
+        if self.in_a_row == 1:
+            return "first evaluation at the target"
+        return f"first of {self.in_a_row} in a row at the target"
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,10 @@ SOLVERS: Mapping[str, tuple[str, str]] = MappingProxyType({
 })  # fmt: skip
 """Registry of solvers: module in `kfac_core/solvers/` and class, loaded on first use: they import torch."""
 
-DTYPES = ("float64", "float32", "bfloat16", "float16")
+ITEM_BYTES: Mapping[str, int] = MappingProxyType({"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2})
+"""Bytes of an element, by the dtypes that factors and second-order data may have."""
+
+DTYPES = tuple(ITEM_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +212,7 @@ class KFACConfig:
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise ConfigError(f"skip pattern {pattern!r} is no regular expression: {error}") from None
+                raise ConfigError(f"skip pattern {pattern!r} must be a regular expression: {error}") from None
 
     @property
     def placed_by(self) -> Literal["balanced", "round_robin"]:
@@ -269,7 +272,7 @@ class KFACConfig:
             if isinstance(steps, Milestones) or callable(steps):
                 continue
             if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-                raise ConfigError(f"{name}={steps!r} is no whole number of steps >= 1")
+                raise ConfigError(f"{name}={steps!r} must be a whole number of steps >= 1")
         factor_steps, inverse_steps = self.factor_update_steps, self.inverse_update_steps
         if isinstance(factor_steps, int) and isinstance(inverse_steps, int) and inverse_steps < factor_steps:
             raise ConfigError(
@@ -298,7 +301,9 @@ def check_schedules(config: KFACConfig, steps_per_epoch: int | None) -> None:
 
 def _costs(values: object) -> Costs:
     if not isinstance(values, Mapping) or set(values) != set(Costs.__dataclass_fields__):
-        raise ConfigError(f"costs={values!r} is no mapping of inverse_seconds to pairs of a size and seconds")
+        raise ConfigError(
+            f"costs={values!r} must be a mapping of inverse_seconds to pairs of a size and seconds"
+        )
     return Costs(**values)
 
 
@@ -337,7 +342,7 @@ def _scheduled(name: str, value: object, low: float, high: float, *, open_left: 
     if isinstance(value, Milestones | Curve) or callable(value):
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{name}={value!r} is no number, schedule or function of the step")
+        raise ConfigError(f"{name}={value!r} must be a number, a schedule or a function of the step")
     _in_range(name, value, low, high, open_left=open_left, open_right=True)
 
 
@@ -345,7 +350,7 @@ def _in_range(
     name: str, value: float, low: float, high: float, *, open_left: bool = False, open_right: bool = False
 ) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{name}={value!r} is no number")
+        raise ConfigError(f"{name}={value!r} must be a number")
     above = value > low if open_left else value >= low
     below = value < high if open_right else value <= high
     if not (above and below):  # written so that NaN is refused too

@@ -8,16 +8,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from kfac_core.config import KFACConfig
+from kfac_core.config import ITEM_BYTES, KFACConfig
 from kfac_core.layers import LAYERS, KroneckerLayer, class_of, kind_of
 from kfac_core.placement import FactorShape, Placement
 from kfac_core.placement.footprint import data_elements
 from kfac_core.placement.placement import Ranks
 
-ENOUGH = 0.8
+WARN_BELOW_SHARE = 0.8
 """Share of the trained parameters below which K-FAC warns: what is left has next to no effect."""
 
 _OWNERS_SHOWN = 4
@@ -119,7 +119,7 @@ def summarised(
 
 def log_coverage(summary: Summary, rank: int) -> None:
     """One log message of what stays plain; on the first rank a warning where that is much."""
-    if summary.share < ENOUGH and rank == 0:
+    if summary.share < WARN_BELOW_SHARE and rank == 0:
         _LOG.warning(
             "%s; plain gradients, which print(kfac) shows too:\n%s", summary.headline, summary.plain_table
         )
@@ -131,7 +131,7 @@ def plain_modules(
     model: nn.Module, layers: Sequence[KroneckerLayer], config: KFACConfig
 ) -> Iterator[PlainModule]:
     """Modules with trained parameters of their own that K-FAC does not precondition."""
-    taken = {id(parameter) for layer in layers for parameter in parameters_of(layer)}
+    taken = {id(parameter) for layer in layers for parameter in layer.parameters()}
     owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     shown: set[int] = set()
     for name, module in model.named_modules():
@@ -147,11 +147,6 @@ def plain_modules(
             yield PlainModule(name or "(root)", kind, elements, _reason(name, module, config, owners))
 
 
-def parameters_of(layer: KroneckerLayer) -> list[nn.Parameter]:
-    """The parameters whose gradients a layer preconditions."""
-    return layer.parameters()
-
-
 def _reason(name: str, module: nn.Module, config: KFACConfig, owners: Counter[int]) -> str:
     kind = kind_of(module) or next((LAYERS[base] for base in type(module).__mro__ if base in LAYERS), None)
     weight = getattr(module, "weight", None)
@@ -165,7 +160,7 @@ def _reason(name: str, module: nn.Module, config: KFACConfig, owners: Counter[in
         "skip": skipped,
         "a subclass of a supported layer, which may compute something else": kind_of(module) is None,
         "the weight is frozen": isinstance(weight, nn.Parameter) and not weight.requires_grad,
-        "the weight is not of real numbers": weight is not None and not weight.is_floating_point(),
+        "the weight is not of real numbers": isinstance(weight, Tensor) and not weight.is_floating_point(),
         "shares a parameter with another module": shared,
     }
     return next(
@@ -177,9 +172,8 @@ def _taken(
     layer: KroneckerLayer, owners: tuple[Ranks, Ranks], config: KFACConfig, item_bytes: int
 ) -> TakenLayer:
     shape = layer.shape
-    sizes = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-    factor = sizes.get(config.factor_dtype or "", item_bytes)
-    inverse = sizes.get(config.inverse_dtype or "", item_bytes)
+    factor = ITEM_BYTES.get(config.factor_dtype or "", item_bytes)
+    inverse = ITEM_BYTES.get(config.inverse_dtype or "", item_bytes)
     held = sum(factor * each.elements + inverse * data_elements(config, each) for each in (shape.a, shape.g))
     return TakenLayer(
         layer.name or "(root)", class_of(layer.module).__name__, _size(shape.a), _size(shape.g),

@@ -155,6 +155,8 @@ class Decay:
     def _cycle(self, step: float, top: float, end: float) -> float:
         if step < top:
             return _half_cosine(self.warmup_start, 1.0, step / top)
+        if end <= top:  # the warm-up lasts until the end of the training
+            return 1.0
         return _half_cosine(1.0, self.final or 0.0, min((step - top) / (end - top), 1.0))
 
 

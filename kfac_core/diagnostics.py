@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from kfac_core.batched_means import Key
 from kfac_core.capture.hooks import is_captured
 from kfac_core.layers import KroneckerLayer
+from kfac_core.layers.names import layer_text, listed_layers
 from kfac_core.placement import LayerShape
 
 
@@ -30,7 +31,7 @@ class Failure:
     def __str__(self) -> str:
         """The warning's text."""
         return (
-            f"K-FAC: {self.kind.upper()} factor of layer {self.layer} at step {self.step} on rank "
+            f"K-FAC: {self.kind.upper()} factor of {layer_text(self.layer)} at step {self.step} on rank "
             f"{self.rank}: {self.reason}; the last good second-order data stays in use"
         )
 
@@ -43,8 +44,9 @@ def missing_statistics(
     if not missing or failures:
         return []
     return [
-        f"K-FAC: no statistics of {_listed(missing)} by step {step}: a layer that takes no part in training "
-        "passes, or whose weight is used without calling the layer, keeps the direction of its plain gradient"
+        f"K-FAC: no statistics of {listed_layers(missing)} by step {step}: a layer that takes no part in "
+        "training passes, or whose weight is used without calling the layer, keeps the direction of its "
+        "plain gradient"
     ]
 
 
@@ -53,13 +55,8 @@ def warn_of_other_kfac(layers: Sequence[KroneckerLayer]) -> None:
     shared = [layer.name for layer in layers if is_captured(layer.module)]
     if shared:
         warnings.warn(
-            f"K-FAC: another KFAC still has hooks on {_listed(shared)}: it takes time and memory in every "
-            "step, and a gradient preconditioned by both is wrong; call its remove() when it is done",
+            f"K-FAC: another KFAC still has hooks on {listed_layers(shared)}: it takes time and memory in "
+            "every step, and a gradient preconditioned by both is wrong; call its remove() when it is done",
             RuntimeWarning,
             stacklevel=4,  # where KFAC() was called
         )
-
-
-def _listed(names: Sequence[str]) -> str:
-    """At most four layer names; a layer that is the whole model has an empty one."""
-    return f"{', '.join(name or 'the model' for name in names[:4])}{' and others' if names[4:] else ''}"

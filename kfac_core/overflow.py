@@ -14,7 +14,7 @@ from kfac_core.gradients.buffers import all_finite, largest
 
 
 @dataclass(frozen=True)
-class Answer:
+class HostCopy:
     """A few numbers on their way from the device to the host, as whether a step overflowed."""
 
     flag: Tensor
@@ -84,26 +84,26 @@ class Overflow:
         ]
 
 
-def answer(flag: Tensor) -> Answer:
+def copy_to_host(flag: Tensor) -> HostCopy:
     """Start to copy a flag to the host."""
     copied = None
     host = flag.to("cpu", non_blocking=True)  # into page-locked memory
     if flag.is_cuda:
         copied = torch.cuda.Event()
         copied.record()
-    return Answer(host, copied)
+    return HostCopy(host, copied)
 
 
 class UndecidedSteps:
     """Steps that may have overflowed: the host learns of it a step later, and waits for none."""
 
     def __init__(self) -> None:
-        self._asked: list[Answer] = []
-        self._issued: list[tuple[Answer, bool, bool]] = []
+        self._asked: list[HostCopy] = []
+        self._issued: list[tuple[HostCopy, bool, bool]] = []
 
     def ask(self, flag: Tensor) -> None:
         """Start to copy the flag of the step that is being issued."""
-        self._asked.append(answer(flag))
+        self._asked.append(copy_to_host(flag))
 
     def issued(self, *, factors: bool, second_order: bool) -> None:
         """The step has been issued, with these updates."""

@@ -176,7 +176,7 @@ class KFAC(Resumable):
     def step(self) -> None:
         """Precondition the gradients in place; on update steps, first update factors and second order."""
         self._reshard()
-        self._pending_warnings += self._changes.found()
+        self._pending_warnings += self._changes.warnings()
         refuse_join(self._wrapper, self._communicator.world_size)
         with self._timer.phase(Phase.PRECONDITION):
             self._gradients.read()
@@ -310,7 +310,7 @@ class KFAC(Resumable):
 
     def _snapshot(self) -> Snapshot:
         self._settle(leave=0)
-        progress = Counters(self.steps, self.skipped_steps, self._must_solve)
+        progress = Counters(self.steps, self.skipped_steps, self._must_solve, self._owes_factors)
         return Snapshot(
             self.config, self.shapes, self._communicator, self._factors, self._second_order, progress
         )

@@ -16,6 +16,7 @@ class Resumable(ABC):
     steps: int
     skipped_steps: int
     _must_solve: bool
+    _owes_factors: bool
 
     @abstractmethod
     def discard(self) -> None:
@@ -63,4 +64,4 @@ class Resumable(ABC):
         self.discard()
         progress = restored(self._snapshot())
         self.steps, self.skipped_steps = progress.steps, progress.skipped_steps
-        self._must_solve = progress.must_solve
+        self._must_solve, self._owes_factors = progress.must_solve, progress.owes_factors

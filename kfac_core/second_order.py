@@ -18,7 +18,7 @@ from kfac_core.config import KFACConfig
 from kfac_core.diagnostics import Failure
 from kfac_core.factors import Factors
 from kfac_core.kernels.scratch import scratch
-from kfac_core.overflow import Answer, answer
+from kfac_core.overflow import HostCopy, copy_to_host
 from kfac_core.placement import FactorJob, LayerShape, Placement
 from kfac_core.placement.footprint import data_elements
 from kfac_core.solvers import solver_of
@@ -108,7 +108,7 @@ class SecondOrder:
         }
         self._last_shift: tuple[float, Tensor] | None = None
         self._conditions: list[float] = []  # by layer, the largest eigenvalue of the Kronecker product
-        self._asked: Answer | None = None
+        self._asked: HostCopy | None = None
         self._asked_now = self._said_unresolved = False
         self.failures: list[Failure] = []
 
@@ -243,7 +243,7 @@ class SecondOrder:
             for layer in layers
         ]
         largest = torch.stack(torch._foreach_max(values)).to(self._exact).view(2, -1)
-        self._asked, self._judged = answer(largest.prod(0, keepdim=True)), layers
+        self._asked, self._judged = copy_to_host(largest.prod(0, keepdim=True)), layers
         self._asked_now = True
 
     def _read_conditions(self) -> None:
@@ -254,7 +254,7 @@ class SecondOrder:
         self._take_conditions(self._asked)
         self._asked = None
 
-    def _take_conditions(self, asked: Answer) -> None:
+    def _take_conditions(self, asked: HostCopy) -> None:
         (found,) = asked.numbers()
         self._conditions = [0.0] * len(self._shapes)
         for layer, largest in zip(self._judged, found, strict=True):

@@ -31,11 +31,13 @@ class Counters:
 
     Attributes:
         must_solve: second-order data has to be solved at the next step, due or not.
+        owes_factors: factors have to be updated at the next step, due or not.
     """
 
     steps: int
     skipped_steps: int
     must_solve: bool
+    owes_factors: bool
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ def gather_state(kfac: Snapshot) -> dict[str, Any]:
         "skipped_steps": kfac.progress.skipped_steps,
         "solver": data_layout(kfac.config),
         "must_solve": kfac.progress.must_solve,
+        "owes_factors": kfac.progress.owes_factors,
         "factors": factors,
         "second_order": second_order,
         "solved": solved,
@@ -120,7 +123,7 @@ def restore_state(kfac: Snapshot, state: Mapping[str, Any]) -> Counters:
         data = {names[name]: value for name, value in state["second_order"].items()}
         kfac.second_order.restore(data, {names[name] for name in state.get("solved", names)})
     must_solve = (other_solver or bool(state.get("must_solve", False))) and steps > 0
-    return Counters(steps, int(state["skipped_steps"]), must_solve)
+    return Counters(steps, int(state["skipped_steps"]), must_solve, _owes_factors(state))
 
 
 def restore_known(kfac: Snapshot, state: Mapping[str, Any]) -> None:
@@ -148,6 +151,7 @@ def state_shard(kfac: Snapshot) -> dict[str, Any]:
         "skipped_steps": kfac.progress.skipped_steps,
         "solver": data_layout(kfac.config),
         "must_solve": kfac.progress.must_solve,
+        "owes_factors": kfac.progress.owes_factors,
         "factors": {name: _saved(factors.running[key]) for key, name in own.items()},
         "updates": {name: int(factors.updates[key]) for key, name in own.items()},
         "refused": {name: int(factors.refused[key]) for key, name in own.items()},
@@ -192,7 +196,9 @@ def restore_shard(kfac: Snapshot, shard: Mapping[str, Any]) -> Counters:
     second_order.solved = {names[name] for name in shard["solved"]}
     second_order.exchange()
     second_order.settle()
-    return Counters(int(shard["steps"]), int(shard["skipped_steps"]), bool(shard["must_solve"]))
+    return Counters(
+        int(shard["steps"]), int(shard["skipped_steps"]), bool(shard["must_solve"]), _owes_factors(shard)
+    )
 
 
 def merge_shards(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -204,8 +210,14 @@ def merge_shards(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             merged.update(shard[kind])
         whole[kind] = merged
     whole["must_solve"] = any(shard["must_solve"] for shard in shards)
+    whole["owes_factors"] = any(map(_owes_factors, shards))
     whole["solved"] = sorted({name for shard in shards for name in shard["solved"]})
     return whole
+
+
+def _owes_factors(state: Mapping[str, Any]) -> bool:
+    """Whether a factor update is to be made up for; older states do not say."""
+    return bool(state.get("owes_factors", False))
 
 
 def _saved(tensor: Tensor) -> Tensor:

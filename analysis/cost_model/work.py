@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Literal, TypeVar
 
 from analysis.cost_model.models import Layer, Model
-from kfac_core.config import KFACConfig
+from kfac_core.config import ITEM_BYTES, KFACConfig
 from kfac_core.placement import FactorJob, FactorShape, LayerShape, Placement, Ranks
 from kfac_core.placement.buckets import buckets
 from kfac_core.placement.cost import CostModel
@@ -25,8 +25,6 @@ from kfac_core.timing.phases import Phase
 Load = TypeVar("Load", int, float)
 
 Operation = Literal["all_reduce", "reduce_parts", "gather_parts"]
-
-ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)

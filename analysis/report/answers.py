@@ -13,7 +13,7 @@ from analysis.statistics.power import FEWEST_RUNS, decidable, repeats_for
 MOST_SETTINGS = 3
 """Most settings of which the headline names the fastest arms; of more it counts them."""
 
-EQUAL = 0.005
+ROUNDS_TO_EQUAL = 0.005
 """Ratios that differ less from 1 are given as equal: they round to it."""
 
 
@@ -26,7 +26,7 @@ def headline(places: Sequence[Place]) -> str:
     if len(settings) > MOST_SETTINGS:
         counts: dict[str, int] = {}
         for place in judged:
-            name = _name(place.fastest.arm, place.setting)
+            name = short_name(place.fastest.arm, place.setting)
             counts[name] = counts.get(name, 0) + 1
         ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
         told = ", ".join(f"{arm} at {count}" for arm, count in ordered[:MOST_SETTINGS])
@@ -64,6 +64,11 @@ def recommendation(places: Sequence[Place]) -> list[str]:
     return lines
 
 
+def short_name(arm: str, setting: str) -> str:
+    """The arm's name without the setting, where a sentence or a heading has that already."""
+    return arm.removesuffix(setting).strip() or arm
+
+
 def ranks(size: int) -> str:
     """`1 rank`, `4 ranks`."""
     return "1 rank" if size == 1 else f"{size} ranks"
@@ -90,7 +95,7 @@ def _winners(places: Sequence[Place]) -> str:
     """Such as `sgd was fastest on 2 and 4 ranks, dp_kfac on 8 ranks`, of one setting."""
     sizes: dict[str, list[int]] = {}
     for place in places:
-        sizes.setdefault(_name(place.fastest.arm, place.setting), []).append(place.world_size)
+        sizes.setdefault(short_name(place.fastest.arm, place.setting), []).append(place.world_size)
     told = [
         f"{arm} {'was fastest ' if first else ''}on {_listed(map(str, found))} "
         f"rank{'' if found == [1] else 's'}"
@@ -107,7 +112,7 @@ def _sure(judged: Sequence[Place]) -> str:
     if not pairs:
         return "There is no first-order arm to compare with, so there is nothing to claim."
     if decided == len(pairs):
-        others = {_name(_other(place, one), place.setting) for place, one in compared}
+        others = {short_name(_other(place, one), place.setting) for place, one in compared}
         of = f" from {others.pop()}" if len(others) == 1 else ""
         if decided == 1:
             return f"The difference{of} is significant."
@@ -153,11 +158,11 @@ def _answer(place: Place, family: int) -> str:
         return f"{where}: more ranks than CPUs, so seconds are not judged{_fewest_epochs(place)}."
     if not math.isfinite(best.seconds):
         counts = (
-            f"{one.reached} of {one.runs} of {_name(one.arm, place.setting)}" for one in place.points[:4]
+            f"{one.reached} of {one.runs} of {short_name(one.arm, place.setting)}" for one in place.points[:4]
         )
         reached = ", ".join(counts)
         return f"{where}: no arm's median run reached the target (runs that did: {reached})."
-    name = partial(_name, setting=place.setting)
+    name = partial(short_name, setting=place.setting)
     start = f"{where}: {name(best.arm)} took {duration(best.seconds)} to the target"
     if len(place.points) == 1:
         return f"{start}; no other arm was scored there."
@@ -186,7 +191,7 @@ def _next(place: Place, other: str) -> str:
     second = place.points[1]
     if second.arm == other or second.oversubscribed or not math.isfinite(second.seconds):
         return ""
-    names = f"{_name(second.arm, place.setting)}, {duration(second.seconds)}"
+    names = f"{short_name(second.arm, place.setting)}, {duration(second.seconds)}"
     return f" Second is {names}; the two are not compared with each other."
 
 
@@ -197,7 +202,7 @@ def _longer(pair: Comparison, best: str, other: str) -> str:
 
 
 def _times(factor: float) -> str:
-    return "as long" if abs(factor - 1) < EQUAL else f"{factor:.3g} times as long"
+    return "as long" if abs(factor - 1) < ROUNDS_TO_EQUAL else f"{factor:.3g} times as long"
 
 
 def _made_of(pair: Comparison, arm: str, baseline: str) -> str:
@@ -208,7 +213,8 @@ def _made_of(pair: Comparison, arm: str, baseline: str) -> str:
     cost = _times(1 / cheaper)
     if not 0 < fewer < math.inf:
         return f"an epoch of {arm} takes {cost}" + (f" as one of {baseline}" if cost == "as long" else "")
-    epochs = "as many epochs as" if abs(fewer - 1) < EQUAL else f"{1 / fewer:.3g} times the epochs of"
+    as_many = abs(fewer - 1) < ROUNDS_TO_EQUAL
+    epochs = "as many epochs as" if as_many else f"{1 / fewer:.3g} times the epochs of"
     joint = "and" if (fewer >= 1) == (cheaper >= 1) else "but"
     return f"{arm} needs {epochs} {baseline}, {joint} each takes {cost}"
 
@@ -232,18 +238,18 @@ def _fewest_epochs(place: Place) -> str:
     best = min(known, key=lambda point: (point.epochs, point.arm))
     base = place.baseline
     beside = (
-        f" ({_name(base.arm, place.setting)}: {base.epochs:.3g})"
+        f" ({short_name(base.arm, place.setting)}: {base.epochs:.3g})"
         if base in known and base is not best and base
         else ""
     )
-    return f"; fewest epochs: {_name(best.arm, place.setting)} with {best.epochs:.3g}{beside}"
+    return f"; fewest epochs: {short_name(best.arm, place.setting)} with {best.epochs:.3g}{beside}"
 
 
 def _advice(place: Place, family: int) -> str:
     best, pair = place.fastest, _pair(place)
     under = f" ({place.setting})" if place.setting else ""
     where = f"{ranks(place.world_size)}{under}"
-    what = f"{_name(best.arm, place.setting)} on {where}, {duration(best.seconds)} to the target"
+    what = f"{short_name(best.arm, place.setting)} on {where}, {duration(best.seconds)} to the target"
     if pair is None:
         return f"Fastest of what was run: {what}. Without a first-order arm nobody knows whether K-FAC pays."
     others = [point.against for point in place.points if point.against is not None]
@@ -251,11 +257,12 @@ def _advice(place: Place, family: int) -> str:
         if all(one.verdict == "slower" for one in others):
             return f"Use {what}; every other arm there was significantly slower."
         return f"Use {what}; it needs no K-FAC, and no arm was shown to be faster."
+    base = short_name(pair.baseline, place.setting)
     if pair.verdict == "faster":
-        return f"Use {what}; it was significantly faster than {_name(pair.baseline, place.setting)} there."
+        return f"Use {what}; it was significantly faster than {base} there."
     repeats = repeats_for(max(family, 1))
     more = "" if pair.speedup.n >= repeats else f"; with {repeats} runs of each arm it could be decided"
-    return f"Fastest was {what}, but that it beats {_name(pair.baseline, place.setting)} is not shown{more}."
+    return f"Fastest was {what}, but that it beats {base} is not shown{more}."
 
 
 def _skipped(places: Sequence[Place], most: int) -> str:
@@ -263,11 +270,6 @@ def _skipped(places: Sequence[Place], most: int) -> str:
     return (
         f" with a CPU for each rank and a run at the target (up to {larger} without)" if larger > most else ""
     )
-
-
-def _name(arm: str, setting: str) -> str:
-    """The arm's name without the setting, where a sentence has that already."""
-    return arm.removesuffix(setting).strip() or arm
 
 
 def _count(number: int, what: str) -> str:

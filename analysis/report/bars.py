@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analysis.report.answers import duration, ranks
+from analysis.report.answers import duration, ranks, short_name
 from analysis.report.ranking import Place, Point
 
 MOST_BARS = 24
@@ -107,7 +107,7 @@ def _bar(point: Point, scale: float) -> Bar:
     reached = math.isfinite(point.seconds)
     misses = f", {point.runs - point.reached} of {point.runs} missed" if point.reached < point.runs else ""
     return Bar(
-        point.arm.removesuffix(point.setting).strip() or point.arm,
+        short_name(point.arm, point.setting),
         f"{point.seconds * scale:.2f}" if reached else "0",
         f"{duration(point.seconds)}{misses}",
         point.is_baseline,

@@ -120,7 +120,7 @@ def main() -> None:
     rank = Rank.join(__doc__)
     bench = AblationBench(**rank.options)
     communicator = connect(find_peers=find_readable_peers)
-    world = World(rank.number, bench.ranks, rank.number, torch.device("cpu"), "gloo", communicator)
+    world = World(rank.number, bench.ranks, torch.device("cpu"), "gloo", communicator)
     cell = Cell.model_validate_json(bench.cell)
     flat = cell.training.model_copy(update={"gradient_averaging": "flat"})  # a phase that can be left out
     cell = cell.model_copy(update={"training": flat})

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -27,11 +28,12 @@ class Environment:
     Attributes:
         commit: of the checkout that ran; None outside of one, or if git fails.
         dirty: whether tracked files differed from that commit.
+        packages: versions of those of `PACKAGES` that are installed; PYTHONPATH may provide others.
         cpus: CPUs that rank 0 may run on.
         threads: threads that torch uses in each rank.
         hosts: host of every rank, in rank order.
         near: ranks whose memory rank 0 reads directly (`harness.training.world.single_copy`).
-        gradient_averaging: how ranks average gradients (`harness.training.gradient_averaging.Way`).
+        gradient_averaging: how ranks average gradients, an `AveragingMethod`.
         keeps_freed_memory: whether malloc keeps freed memory (`harness.training.malloc`).
     """
 
@@ -71,7 +73,7 @@ def read_environment(
         commit=commit,
         dirty=dirty,
         python=platform.python_version(),
-        packages={name: metadata.version(name) for name in PACKAGES},
+        packages=_versions(),
         platform=platform.platform(),
         cpu=cpu_model(),
         cpus=len(os.sched_getaffinity(0)),
@@ -84,6 +86,14 @@ def read_environment(
         gradient_averaging=gradient_averaging,
         keeps_freed_memory=keeps_freed_memory,
     )
+
+
+def _versions() -> dict[str, str]:
+    versions: dict[str, str] = {}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def _checkout() -> tuple[str | None, bool | None]:

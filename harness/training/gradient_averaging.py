@@ -26,8 +26,7 @@ Waiting = Callable[[], AbstractContextManager[None]]
 
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20  # DistributedDataParallel's own
 
-
-Way = Literal["none", "flat", "DistributedDataParallel", "hooks"]
+AveragingMethod = Literal["none", "flat", "DistributedDataParallel", "hooks"]
 
 
 class GradientAverage(Protocol):
@@ -50,7 +49,7 @@ class GradientAverage(Protocol):
         ...
 
 
-def way_of(averaging: GradientAveraging, world_size: int) -> Way:
+def averaging_method(averaging: GradientAveraging, world_size: int) -> AveragingMethod:
     """How such a run averages its gradients.
 
     `overlapped` is DistributedDataParallel or, where only MPI connects the ranks, hooks of this project.
@@ -68,15 +67,15 @@ def build_average(
     """What averages the gradients of `model`; all ranks call it at the same time.
 
     Args:
-        averaging: see `way_of`.
+        averaging: see `averaging_method`.
         model: equal on all ranks.
         communicator: carries the gradients, as it does K-FAC's traffic.
         waiting: a context for the part of the collectives that the backward pass does not hide.
     """
-    way = way_of(averaging, communicator.world_size)
-    if way == "DistributedDataParallel":
+    method = averaging_method(averaging, communicator.world_size)
+    if method == "DistributedDataParallel":
         return DDPAverage(model, communicator, waiting)
-    if way == "hooks":
+    if method == "hooks":
         return BucketAverage(model, communicator, waiting)
     return FlatAverage(model, communicator)
 

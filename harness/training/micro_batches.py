@@ -40,5 +40,5 @@ def part(batch: Any, number: int, count: int) -> Any:
         raise TypeError(f"a batch must consist of tensors and lists, got a {type(batch).__name__}")
     examples, rest = divmod(len(batch), count)
     if rest:
-        raise ValueError(f"{len(batch)} examples are no {count} equal parts")
+        raise ValueError(f"{len(batch)} examples cannot be cut into {count} equal parts")
     return batch[number * examples : (number + 1) * examples]

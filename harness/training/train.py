@@ -295,5 +295,6 @@ def _evaluated_at(training: Training, steps_per_epoch: int) -> frozenset[int]:
 def _digest(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for parameter in model.parameters():
-        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        values = parameter.detach().cpu().contiguous().reshape(-1)  # a single number has no dimension to view
+        digest.update(values.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
+from harness.errors import StoreError
 from harness.runs.attempt_outcome import Result
 from harness.runs.checkpoint_requests import PREEMPTED_EXIT_CODE, SignalRequests
 from harness.runs.checkpoint_store import clear_checkpoint_stores
@@ -23,7 +25,7 @@ from harness.runs.record_writer import RecordWriter
 from harness.runs.store import Attempt
 from harness.training.checkpoint import Checkpoints, Schedule
 from harness.training.environment import read_environment
-from harness.training.gradient_averaging import way_of
+from harness.training.gradient_averaging import averaging_method
 from harness.training.malloc import keep_freed_memory
 from harness.training.rank_process import RankArguments, exit_at_once, failure_record
 from harness.training.train import Trainer
@@ -51,7 +53,8 @@ def run_rank(attempt: Attempt, rank: int, world_size: int, local_rank: int, thre
         return PREEMPTED_EXIT_CODE
     if rank == 0:
         attempt.write("result.json", asdict(result))
-        clear_checkpoint_stores(attempt)  # not before: without a result the run would start anew
+        with suppress(StoreError):  # an earlier attempt was deleted: the run is complete all the same
+            clear_checkpoint_stores(attempt)  # not before: without a result the run would start anew
     return 0
 
 
@@ -83,7 +86,7 @@ def _train(
             world.backend,
             hosts,
             readable,
-            gradient_averaging=way_of(cell.training.gradient_averaging, world.world_size),
+            gradient_averaging=averaging_method(cell.training.gradient_averaging, world.world_size),
             keeps_freed_memory=kept,
         )
         attempt.write("environment.json", environment.to_json())

@@ -30,12 +30,14 @@ def connect(
             read instead. None, the default, reads nobody's memory.
 
     Raises:
-        ConfigError: this rank is no member of the group.
+        ConfigError: this rank is not a member of the group.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return SingleCommunicator()
     if dist.get_rank(process_group) < 0:
-        raise ConfigError(f"rank {dist.get_rank()} is no member of process_group, and cannot run K-FAC in it")
+        raise ConfigError(
+            f"rank {dist.get_rank()} is not a member of process_group, and cannot run K-FAC in it"
+        )
     if dist.get_world_size(process_group) == 1:
         return SingleCommunicator()
     return TorchCommunicator(process_group, find_peers=find_peers)

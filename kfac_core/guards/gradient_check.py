@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from kfac_core.gradients.sharded import is_sharded
 from kfac_core.layers import KroneckerLayer
-from kfac_core.overflow import Answer, answer
+from kfac_core.layers.names import listed_layers
+from kfac_core.overflow import HostCopy, copy_to_host
 
 DIRECTIONS = 3
 """Random directions; each misses a gradient that is wrong by its own size with a probability of 1 in 15."""
@@ -61,7 +62,7 @@ class GradientCheck:
         self._actual: dict[int, Tensor] = {}
         self._left_out: set[int] = set()  # where a forward pass does not count, its backward pass may
         self._compared: list[int] = []
-        self._answer: Answer | None = None
+        self._copy: HostCopy | None = None
         self._attempts = 0
         self._handles: list[Any] = []
         self._listen()
@@ -92,7 +93,7 @@ class GradientCheck:
             torch.cat([captured[index], actual[index], self._seen(index, actual[index]), scale])
             for index in self._compared
         ]
-        self._answer = answer(torch.stack(rows))
+        self._copy = copy_to_host(torch.stack(rows))
 
     def read(self, *, scaled: bool, alone: bool) -> list[str]:
         """Warnings, once, in the step after `end`.
@@ -101,9 +102,9 @@ class GradientCheck:
             scaled: a GradScaler scales the loss.
             alone: there is one rank, so that gradients are not averaged.
         """
-        if self._answer is None:
+        if self._copy is None:
             return []
-        found, self._answer = self._answer.numbers(), None
+        found, self._copy = self._copy.numbers(), None
         if not all(isfinite(number) for row in found for number in row):
             self._listen_again()
             return []
@@ -111,7 +112,7 @@ class GradientCheck:
         for index, row in zip(self._compared, found, strict=True):
             one, other, norm = row[:DIRECTIONS], row[DIRECTIONS : 2 * DIRECTIONS], row[2 * DIRECTIONS]
             if any(abs(left - right) > _TOLERANCE * norm for left, right in zip(one, other, strict=True)):
-                wrong.append(self._layers[index][0].name or "the model")
+                wrong.append(self._layers[index][0].name)
             actual += norm**2
             seen += row[-2] ** 2
         ratio = sqrt(seen / actual) if actual else 1.0
@@ -236,11 +237,11 @@ def _directions(like: Tensor, padding: int | None) -> list[Tensor]:
 def _mismatches(names: Sequence[str]) -> list[str]:
     if not names:
         return []
-    shown = ", ".join(names[:4]) + (" and others" if names[4:] else "")
+    advice = f"; exclude it: skip={tuple(names[:4])}" if all(names) else ""  # an empty pattern matches all
     return [
-        f"K-FAC: the gradient of {shown} is not the sum over the calls of the layer: its weight is also used "
-        "without calling the layer, or a hook changes the gradients between; the factors are of another "
-        f"function; exclude it: skip={tuple(names[:4])}"
+        f"K-FAC: the gradient of {listed_layers(names)} is not the sum over the calls of the layer: its "
+        "weight is also used without calling the layer, or a hook changes the gradients between; the factors "
+        f"are of another function{advice}"
     ]
 
 

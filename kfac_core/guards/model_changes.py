@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from kfac_core.errors import ConfigError
 from kfac_core.layers import KroneckerLayer, kind_of
+from kfac_core.layers.names import layer_text, listed_layers
 
 _REMEDY = "call kfac.refresh(), which keeps the factors of layers that did not change"
 
@@ -29,8 +30,8 @@ class ModelChanges:
         self._known |= {id(layer.module) for layer in layers}
         self._seen = self._fingerprint()
 
-    def found(self) -> list[str]:
-        """Warnings of layers that were added or unfrozen since; each layer once.
+    def warnings(self) -> list[str]:
+        """Of layers that were added or unfrozen since; each layer once.
 
         Raises:
             ConfigError: a layer that K-FAC takes was replaced, resized or moved to another device.
@@ -44,7 +45,7 @@ class ModelChanges:
         for layer, shape in zip(self._layers, self._shapes, strict=True):
             if layer.weight.shape != shape:
                 raise ConfigError(
-                    f"the weight of layer {layer.name} was {list(shape)} when KFAC was made and is "
+                    f"the weight of {layer_text(layer.name)} was {list(shape)} when KFAC was made and is "
                     f"{list(layer.weight.shape)} now: {_REMEDY}"
                 )
         fingerprint = self._fingerprint()
@@ -61,7 +62,7 @@ class ModelChanges:
             if now.get(name) is not layer.module:
                 kind = type(now[name]).__name__ if name in now else "nothing"
                 raise ConfigError(
-                    f"layer {layer.name or 'the model'} was replaced by {kind} since KFAC was made: {_REMEDY}"
+                    f"{layer_text(layer.name)} was replaced by {kind} since KFAC was made: {_REMEDY}"
                 )
 
     def _new(self) -> list[str]:
@@ -75,10 +76,9 @@ class ModelChanges:
                 self._known |= {id(module), *(id(parameter) for parameter in trained)}
         if not names:
             return []
-        shown = ", ".join(names[:4]) + (" and others" if names[4:] else "")
         return [
-            f"K-FAC: {shown} added or unfrozen since KFAC was made, and keeps its plain gradient: "
-            "call kfac.refresh() to take it"
+            f"K-FAC: {listed_layers(names)} added or unfrozen since KFAC was made, and keeps its plain "
+            "gradient: call kfac.refresh() to take it"
         ]
 
     def _fingerprint(self) -> list[tuple[int, bool]]:

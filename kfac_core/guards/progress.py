@@ -7,7 +7,7 @@ import logging
 import torch
 from torch import Tensor
 
-from kfac_core.overflow import Answer, answer
+from kfac_core.overflow import HostCopy, copy_to_host
 
 SAMPLES = 10
 """Second-order updates in a row at which the kl-clip must bind before it is reported, once."""
@@ -27,19 +27,19 @@ class Progress:
         self._binding = self._checked = 0
         self._largest = 0.0
         self._said_clip = self._said_eval = False
-        self._answer: Answer | None = None
+        self._copy: HostCopy | None = None
 
     def ask(self, checked: int, finite: Tensor, scale: Tensor | None) -> None:
         """Start to copy how many of the steps were finite, and the last factor of the kl-clip."""
         scale = scale if scale is not None else torch.full_like(finite, -1.0)
         self._checked = checked
-        self._answer = answer(torch.stack([finite, scale.to(finite.dtype).reshape(())]).unsqueeze(0))
+        self._copy = copy_to_host(torch.stack([finite, scale.to(finite.dtype).reshape(())]).unsqueeze(0))
 
     def read(self, step: int) -> list[str]:
         """Warnings from what was asked for in the step before."""
-        if self._answer is None:
+        if self._copy is None:
             return []
-        ((finite, scale),), self._answer = self._answer.numbers(), None
+        ((finite, scale),), self._copy = self._copy.numbers(), None
         nonfinite = self._checked - round(finite)
         self._log_clip(scale)
         if nonfinite <= self.nonfinite_steps:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kfac_core.config import KFACConfig
+from kfac_core.config import ITEM_BYTES, KFACConfig
 from kfac_core.placement.placement import FactorShape, LayerShape, Placement
-
-_ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def state_bytes(
@@ -17,8 +15,8 @@ def state_bytes(
 
     `item_bytes` is that of the working precision, which `factor_dtype` and `inverse_dtype` override.
     """
-    factor_bytes = _ITEM_BYTES[config.factor_dtype] if config.factor_dtype else item_bytes
-    inverse_bytes = _ITEM_BYTES[config.inverse_dtype] if config.inverse_dtype else item_bytes
+    factor_bytes = ITEM_BYTES[config.factor_dtype] if config.factor_dtype else item_bytes
+    inverse_bytes = ITEM_BYTES[config.inverse_dtype] if config.inverse_dtype else item_bytes
     jobs = placement.factor_jobs(shapes)
     return {
         "factors": factor_bytes * sum(job.shape.elements for job in jobs if rank in job.inverse_workers),

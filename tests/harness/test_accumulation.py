@@ -75,7 +75,7 @@ def train_in_float64(
     train.build_workload = doubled
     try:
         records: list[Record] = []
-        world = World(rank, world_size, rank, torch.device("cpu"), backend)
+        world = World(rank, world_size, torch.device("cpu"), backend)
         heartbeat = HeartbeatWriter(Path(folder) / f"{rank}-{cell.id}")
         trainer = train.Trainer(cell, world, heartbeat, records.append)
         trainer.run()
@@ -133,7 +133,7 @@ def test_a_batch_is_cut_along_its_examples():
     parts = [part((pixels, boxes), number, 3) for number in range(3)]
     assert torch.equal(torch.cat([pixels for pixels, _ in parts]), pixels)
     assert [each for _, boxes in parts for each in boxes] == boxes
-    with pytest.raises(ValueError, match="6 examples are no 4 equal parts"):
+    with pytest.raises(ValueError, match="6 examples cannot be cut into 4 equal parts"):
         part(pixels, 0, 4)
     with pytest.raises(TypeError, match="got a dict"):
         part({"pixels": pixels}, 0, 2)

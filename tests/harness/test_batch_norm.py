@@ -155,7 +155,7 @@ def cell(world_size: int, *, sync: bool, **changes: Any) -> Cell:
 
 def train(rank: int, world_size: int, cell: Cell, folder: str) -> tuple[list[Record], str, list[Tensor]]:
     records: list[Record] = []
-    world = World(rank, world_size, rank, torch.device("cpu"), "gloo")
+    world = World(rank, world_size, torch.device("cpu"), "gloo")
     trainer = Trainer(cell, world, HeartbeatWriter(Path(folder) / f"{rank}-{cell.id}"), records.append)
     result = trainer.run()
     buffers = [each for name, each in trainer.state.model.named_buffers() if "running" in name]

@@ -102,6 +102,14 @@ def test_one_cycle_is_torchs(unit):
     assert found == pytest.approx(rates_of(one_cycle, STEPS)[:STEPS], rel=0, abs=1e-12)
 
 
+@pytest.mark.parametrize("unit", ["epochs", "steps"])
+def test_one_cycle_whose_warm_up_takes_all_steps_ends_at_the_peak(unit):
+    cycle = Decay(shape="one_cycle", warmup=1 if unit == "epochs" else STEPS_PER_EPOCH, unit=unit)
+    found = [cycle.share(step, STEPS_PER_EPOCH, epochs=1) for step in range(STEPS_PER_EPOCH)]
+    assert found == sorted(set(found))
+    assert (found[0], found[-1]) == (pytest.approx(0.2), 1.0)
+
+
 def test_damping_follows_the_same_curves():
     curve = Curve(initial=0.03, shape="cosine", length=EPOCHS, final=0.1)
     config = KFACConfig(damping=curve)
@@ -197,6 +205,7 @@ def test_a_sweep_sets_curves_and_its_arms_are_named_after_them(tmp_path):
         ),
         ("schedule: {shape: cosine, end: 3}", "0.01", "optimizer.schedule.end is not a known key"),
         ("schedule: {shape: cosine, length: 12}", "0.01", "optimizer.schedule.length=12 must be <= epochs=9"),
+        ("schedule: {shape: one_cycle, warmup: 9}", "0.01", "schedule.warmup=9 must be < epochs=9"),
         ("warmup_epochs: 2, schedule: {shape: cosine}", "0.01", "warmup_epochs has no effect beside"),
         ("", "{initial: 0.1, shape: linear}", "kfac.damping.length must be given"),
         ("", "{initial: 0.1, shape: line, length: 3}", "kfac.damping.shape='line' is not one of cosine"),

@@ -50,6 +50,11 @@ def test_a_package_inside_another_repository_has_no_commit(checkout):
     assert commit_and_dirty() == (None, None)
 
 
+def test_a_package_that_is_not_installed_is_left_out(monkeypatch):
+    monkeypatch.setattr(environment, "PACKAGES", ("torch", "no-such-package"))
+    assert list(read_environment(torch.device("cpu"), "gloo", ("here",)).packages) == ["torch"]
+
+
 def test_a_git_that_does_not_answer_times_out(checkout, monkeypatch):
     checkout(tracked=True)
     monkeypatch.setattr(environment, "_GIT_SECONDS", 0.0)

@@ -16,9 +16,9 @@ from harness.training.gradient_averaging import (
     DDPAverage,
     FlatAverage,
     GradientAverage,
+    averaging_method,
     broadcast_model,
     build_average,
-    way_of,
 )
 from kfac_core.collectives import Communicator, connect
 
@@ -184,10 +184,11 @@ def ways(_: int, world_size: int) -> tuple[str, ...]:
     assert dist.is_initialized()
     default = build_average("overlapped", Deep(), connect(), nullcontext)
     assert isinstance(default, DDPAverage)
-    return way_of("overlapped", world_size), way_of("flat", world_size), way_of("overlapped", 1)
+    asked = (("overlapped", world_size), ("flat", world_size), ("overlapped", 1))
+    return tuple(averaging_method(averaging, size) for averaging, size in asked)
 
 
 @pytest.mark.ranks
 def test_by_default_gradients_are_averaged_by_distributed_data_parallel(world):
     assert world(2).run(ways) == 2 * [("DistributedDataParallel", "flat", "none")]
-    assert way_of("overlapped", 2) == "hooks"  # torch.distributed is not initialised here
+    assert averaging_method("overlapped", 2) == "hooks"  # torch.distributed is not initialised here

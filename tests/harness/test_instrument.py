@@ -77,7 +77,7 @@ def windows(
     """Train digits for four windows; rank 1 is late in a phase if one is named."""
     gloo = connect(find_peers=find_readable_peers)
     communicator = SplitWait(gloo) if split else gloo
-    world = World(rank, world_size, rank, torch.device("cpu"), "gloo", communicator)
+    world = World(rank, world_size, torch.device("cpu"), "gloo", communicator)
     training = {"global_batch_size": 256, "epochs": 4, "window_steps": PERIOD}
     own = {"kfac": KFAC} if method != "sgd" else {}
     records: list[Any] = []

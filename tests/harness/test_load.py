@@ -84,6 +84,16 @@ def test_the_clock_is_the_mean_of_the_ranks_cpus(host):
     assert gauge.clock_mhz() == 2500.0
 
 
+def test_a_process_that_ends_while_its_threads_are_listed_has_no_children(host, monkeypatch):
+    host.process(10, user=5, children="30")
+
+    def glob(folder, pattern):
+        raise ProcessLookupError(folder, pattern)
+
+    monkeypatch.setattr(Path, "glob", glob)
+    assert used_by(10) == 5
+
+
 def test_a_living_child_counts_as_its_parents(tmp_path):
     busy = "import time\nwhile time.process_time() < 0.2: pass\nprint('done', flush=True)\ninput()"
     child = subprocess.Popen(

@@ -230,7 +230,7 @@ def test_ranks_that_wait_for_data_are_not_lost_peers(attempt):
         *(lambda rank=rank: rendezvous_in_folder(attempt, rank, 2, one_host=True) for rank in range(2))
     )
     worlds = [
-        World(rank, 2, rank, torch.device("cpu"), "gloo", None, found[rank], staging_seconds=0.2)
+        World(rank, 2, torch.device("cpu"), "gloo", None, found[rank], staging_seconds=0.2)
         for rank in range(2)
     ]
     (late,) = _together(worlds[0].wait_for_data)

@@ -20,7 +20,7 @@ from tests.harness.checkpoint.runs import cell
 
 def traced(rank, world_size, spec, folder, steps):
     records = []
-    world = World(rank, world_size, rank, torch.device("cpu"), "gloo")
+    world = World(rank, world_size, torch.device("cpu"), "gloo")
     Trainer(
         spec, world, HeartbeatWriter(Path(folder) / f"heartbeat-{rank}"), records.append, None, steps
     ).run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -10,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from torch import nn
 
 from harness.cell import Cell
 from harness.runs.attempt_outcome import Result
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import EvalRecord, PhaseRecord, Record
-from harness.training.train import Trainer
+from harness.training.train import Trainer, _digest
 from harness.training.world import World
 from harness.workloads.digits import build, read_table
 from harness.workloads.workload import Share
@@ -36,7 +38,7 @@ def cell(**changes: Any) -> Cell:
 
 def train_on_rank(rank: int, world_size: int, cell: Cell, folder: str) -> tuple[Result, list[Record]]:
     records: list[Record] = []
-    world = World(rank, world_size, rank, torch.device("cpu"), "gloo")
+    world = World(rank, world_size, torch.device("cpu"), "gloo")
     trainer = Trainer(
         cell, world, HeartbeatWriter(Path(folder) / f"heartbeat-{rank}-{cell.id}"), records.append
     )
@@ -107,6 +109,13 @@ def test_two_ranks_train_the_same_bits_however_gradients_are_averaged(world, str
         results = world(2).run(train_on_rank, spec, str(tmp_path))
         digests |= {result.parameters_sha256 for result, _ in results}
     assert len(digests) == 1
+
+
+def test_the_digest_is_of_the_bytes_of_all_parameters_also_of_a_single_number():
+    model = nn.Sequential(nn.Linear(3, 2), nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last))
+    model.register_parameter("scale", nn.Parameter(torch.tensor(2.0)))
+    content = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+    assert _digest(model) == hashlib.sha256(content).hexdigest()
 
 
 def test_ranks_together_learn_what_one_rank_learns(world, tmp_path):

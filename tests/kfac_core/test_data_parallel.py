@@ -222,7 +222,7 @@ def outside(rank: int, world_size: int) -> str:
 def test_a_rank_outside_the_group_is_an_error(world):
     assert world(2).run(outside) == [
         "taken",
-        "rank 1 is no member of process_group, and cannot run K-FAC in it",
+        "rank 1 is not a member of process_group, and cannot run K-FAC in it",
     ]
 
 

@@ -135,6 +135,22 @@ def test_a_weight_that_is_used_without_calling_its_layer_is_named(execution, tie
     assert all("the gradient of embedding is not the sum over the calls" in text for text in said)
 
 
+def test_a_layer_that_is_the_whole_model_is_called_the_model_and_no_pattern_is_advised(recwarn):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR)
+    for step in range(2):
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+        (model(x) + functional.linear(x, model.weight)).square().mean().backward()
+        kfac.step()
+    (said,) = (str(warning.message) for warning in recwarn)
+    assert "the gradient of the model is not the sum over the calls" in said
+    assert said.endswith("the factors are of another function")
+    model.weight.data = torch.randn(3, 4)
+    with pytest.raises(ConfigError, match=r"the weight of the model was \[4, 4\] when"):
+        kfac.step()
+
+
 def test_the_gradient_check_changes_no_number_and_leaves_no_hook():
     model, other = net(), net()
     kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR)
@@ -306,6 +322,19 @@ def test_the_summary_says_what_is_taken_by_whom_and_why_the_rest_is_plain():
     }
     for text in ("layer  kind", "0 ", "2 x 2", "skip"):
         assert text in str(kfac)
+
+
+def test_a_weight_that_is_a_number_is_no_obstacle():
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = 0.5, nn.Parameter(torch.zeros(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.weight * x + self.bias
+
+    kfac = KFAC(net(nn.Linear(4, 6), Scaled()), lr=LR)
+    assert kfac.plain_modules == ["1 (Scaled)"]
 
 
 def compiled_whole(model: nn.Module) -> nn.Module:

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from kfac_core import KFAC, KFACConfig
 from kfac_core.execution import Execution
+from kfac_core.state import merge_shards
 from tests.kfac_core.runs import LR, assert_same, average_gradients, build, data
 
 EVERY_STEP = {"factor_update_steps": 1, "inverse_update_steps": 1}
@@ -115,6 +116,23 @@ def test_updates_that_an_overflow_took_are_made_up_for_on_a_gpu():
     taken = {int(count) for count in kfac._factors.updates.values()}
     assert taken == {2}  # made up for in the third step, and due in the last one
     assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("kept", ["state", "shard", "merged shards"])
+def test_updates_that_an_overflow_took_are_made_up_for_after_a_resume_too(kept):
+    before, _, counted = scaled_steps(0, 1, 64.0, [0, 1], 0, Execution.BATCHED, every=4)
+    assert counted == [1, 1]
+    model = build("mlp").float()
+    resumed = KFAC(model, before.config, lr=LR, execution=Execution.BATCHED)
+    if kept == "shard":
+        resumed.load_state_shard(before.state_shard())
+    else:
+        whole = before.state_dict() if kept == "state" else merge_shards([before.state_shard()])
+        resumed.load_state_dict(whole)
+    x, y = data("mlp", 2)
+    functional.cross_entropy(model(x.float()), y).backward()
+    resumed.step()
+    assert {int(count) for count in resumed._factors.updates.values()} == {1}
 
 
 def factors_after(rank: int, world_size: int, steps: list[int], poisoned: int | None) -> dict[str, Tensor]:

@@ -144,7 +144,7 @@ def train(rank: int, world_size: int, cell: Cell, folder: str) -> tuple[Result, 
     Half of these few steps' time would go into reading the digits again and into timing the timer.
     """
     records: list[Record] = []
-    world = World(rank, world_size, rank, torch.device("cpu"), "gloo")
+    world = World(rank, world_size, torch.device("cpu"), "gloo")
     heartbeat = HeartbeatWriter(Path(folder) / f"heartbeat-{rank}")
     with (
         patch("harness.workloads.digits.read_table", _digits),

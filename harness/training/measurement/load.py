@@ -130,7 +130,10 @@ def used_by(pid: int) -> int:
 
 
 def _children(pid: int) -> Iterator[int]:
-    for listed in (PROC / f"{pid}/task").glob("*/children"):
+    lists: list[Path] = []
+    with suppress(OSError):  # a process may end while its threads are listed
+        lists = list((PROC / f"{pid}/task").glob("*/children"))
+    for listed in lists:
         with suppress(OSError):
             yield from map(int, listed.read_text().split())
 

@@ -48,7 +48,6 @@ class World:
 
     rank: int
     world_size: int
-    local_rank: int
     device: torch.device
     backend: str
     communicator: Communicator = field(default_factory=connect)
@@ -96,7 +95,7 @@ def join_world(attempt: Attempt, rank: int, world_size: int, local_rank: int) ->
     backend = _backend(launch, device)
     if world_size == 1:
         alone = SingleCommunicator()
-        return World(rank, world_size, local_rank, device, backend, alone, no_mpi="a world of one needs none")
+        return World(rank, world_size, device, backend, alone, no_mpi="a world of one needs none")
     base, reason = find_mpi(rank, world_size, required=backend == "mpi")
     mpi = MPICommunicator(base, patience.peer) if base is not None else None
     if backend == "mpi" and mpi is None:
@@ -111,9 +110,7 @@ def join_world(attempt: Attempt, rank: int, world_size: int, local_rank: int) ->
         store = rendezvous_in_folder(attempt, rank, world_size, patience, one_host=one_host)
     unlink_shared_memory()
     if backend == "mpi" and mpi is not None:
-        return World(
-            rank, world_size, local_rank, device, backend, mpi, store, staging_seconds=patience.staging
-        )
+        return World(rank, world_size, device, backend, mpi, store, staging_seconds=patience.staging)
     if one_host and backend == "gloo" and _LOOPBACK_DEVICE.exists():  # the kernel would take this way anyway
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK_DEVICE.name)
     if backend == "nccl":  # K-FAC's and the model's communicators run in the order of the host's calls
@@ -127,7 +124,7 @@ def join_world(attempt: Attempt, rank: int, world_size: int, local_rank: int) ->
         device_id=device if backend == "nccl" else None,  # connects now, before any clock runs
     )
     communicator = connect(find_peers=_peer_finder(launch))
-    return World(rank, world_size, local_rank, device, backend, communicator, store, reason, patience.staging)
+    return World(rank, world_size, device, backend, communicator, store, reason, patience.staging)
 
 
 def finalize_world(world: World) -> None:

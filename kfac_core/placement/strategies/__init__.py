@@ -60,9 +60,9 @@ def check_world_size(config: KFACConfig, world_size: int) -> None:
     """Refuse a world that the strategy cannot divide; a sweep asks this before any rank starts.
 
     Raises:
-        PlacementError: `world_size` is no whole number >= 1, or the fraction gives no whole group.
+        PlacementError: `world_size` is not a whole number >= 1, or the fraction gives no whole group.
     """
     if world_size < 1:
-        raise PlacementError(f"world_size={world_size} is no whole number of ranks >= 1")
+        raise PlacementError(f"world_size={world_size} must be a whole number of ranks >= 1")
     if config.strategy == "hybrid_opt" and config.grad_worker_fraction is not None:
         grad_workers(world_size, config.grad_worker_fraction)

@@ -85,7 +85,7 @@ def train(
 ) -> Run:  # fmt: skip
     """Train on this rank, from a checkpoint if there is one; stop before a step if one is given."""
     store = dist.distributed_c10d._get_default_store() if world_size > 1 else None
-    world = World(rank, world_size, rank, torch.device("cpu"), "gloo", store=store)
+    world = World(rank, world_size, torch.device("cpu"), "gloo", store=store)
     records: list[Record] = []
     with RecordWriter(attempt.records(rank)) as writer:
 

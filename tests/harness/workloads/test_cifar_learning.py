@@ -27,9 +27,7 @@ def train(folder: Path, **changes):
     }  # fmt: skip
     cell = Cell.model_validate({**fields, **changes})
     records = []
-    trainer = Trainer(
-        cell, World(0, 1, 0, CPU, "gloo"), HeartbeatWriter(folder / "heartbeat"), records.append
-    )
+    trainer = Trainer(cell, World(0, 1, CPU, "gloo"), HeartbeatWriter(folder / "heartbeat"), records.append)
     return trainer.run(), records
 
 

@@ -167,7 +167,7 @@ def train(rank: int, world_size: int, folder: str, metric: str) -> list[EvalReco
     built, module.mask_rcnn = module.mask_rcnn, lambda *_: knows
     records = []
     try:
-        world = World(rank, world_size, rank, torch.device("cpu"), "gloo")
+        world = World(rank, world_size, torch.device("cpu"), "gloo")
         Trainer(cell, world, HeartbeatWriter(Path(folder) / f"{rank}-{world_size}"), records.append).run()
     finally:
         module.mask_rcnn = built

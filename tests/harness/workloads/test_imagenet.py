@@ -218,9 +218,7 @@ def test_a_run_ends_without_a_warning(tmp_path, recwarn):
             "training": {"global_batch_size": 4, "epochs": 1},
         }
     )  # fmt: skip
-    trainer = Trainer(
-        cell, World(0, 1, 0, CPU, "gloo"), HeartbeatWriter(tmp_path / "heartbeat"), lambda _: None
-    )
+    trainer = Trainer(cell, World(0, 1, CPU, "gloo"), HeartbeatWriter(tmp_path / "heartbeat"), lambda _: None)
     assert trainer.run().steps == 2
     assert [str(warning.message) for warning in recwarn] == []
 

@@ -35,7 +35,7 @@ def train(rank: int, world_size: int, name: str, changes: dict, folder: str, cac
         "training": {"global_batch_size": 64, "epochs": 2},
     }  # fmt: skip
     records: list[Record] = []
-    world = World(rank, world_size, rank, torch.device("cpu"), "gloo")
+    world = World(rank, world_size, torch.device("cpu"), "gloo")
     heartbeat = HeartbeatWriter(Path(folder) / f"heartbeat-{rank}-{world_size}")
     Trainer(Cell.model_validate({**fields, **changes}), world, heartbeat, records.append).run()
     return [record for record in records if isinstance(record, EvalRecord)]
