@@ -44,9 +44,7 @@ def test_every_method_has_as_many_trials_of_one_task(name: str) -> None:
             )
         )
     assert len(tasks) == 1
-    tuned = {
-        path for space in sweep.tuning.spaces.values() for dimension in space for path in dimension.paths
-    }
+    tuned = {path for trials in sweep.tuning.points.values() for point in trials for path in point}
     assert {"optimizer.lr", "optimizer.schedule", "workload.options.label_smoothing"} <= tuned
 
 
