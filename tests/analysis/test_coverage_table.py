@@ -21,6 +21,8 @@ from jobs.experiments.coverage.studies import Design, Studies
 from jobs.experiments.coverage.table import line
 from tests.analysis.hand_made import Run, hand_made
 
+pytestmark = pytest.mark.slow  # simulates studies
+
 RESULTS = Path(__file__).parents[2] / "results"
 TABLE = list(csv.DictReader((RESULTS / "coverage.csv").read_text().splitlines()))
 

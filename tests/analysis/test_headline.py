@@ -12,6 +12,8 @@ from harness.runs.store import SweepFolder, sweep_folder
 from tests.analysis.conftest import Plan, make_cell
 from tests.analysis.hand_made import Run, write
 
+pytestmark = pytest.mark.slow  # draws a page per test
+
 SECONDS = {"sgd": 1.0, "nlcg": 2.0, "comm_opt": 1.1, "dp_kfac": 1.2}
 KINDS = ("png", "pdf", "csv")
 EPOCHS = {"sgd": 6, "nlcg": 6, "comm_opt": 3, "dp_kfac": 4}

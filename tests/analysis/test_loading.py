@@ -128,6 +128,7 @@ def file(tmp_path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_report_and_status_mean_the_same_cells(tmp_path, file, capsys, no_images):
     """The file's cells are seeds 0, 1, 2; stored are seeds 0 and 1, and seed 0 of a comm_opt."""
     runs = tmp_path / "runs"

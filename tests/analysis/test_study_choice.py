@@ -134,6 +134,7 @@ def test_links_of_another_speed_move_only_bytes(fitted, monkeypatch):
     assert quick.predict("sgd", 1).measured
 
 
+@pytest.mark.slow
 def test_the_map_names_the_fastest_arm_everywhere_and_is_byte_identical(folder, fitted, tmp_path, capsys):
     command = ["recommend", str(folder), "--world-size", "16", "--out"]
     for place in ("first", "second"):

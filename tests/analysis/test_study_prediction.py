@@ -257,6 +257,7 @@ def test_a_batch_that_is_too_small_for_the_world_is_said_and_not_priced(fitted, 
         ([], "predict needs either --model NAME, or --from SWEEP"),
         (["--model", "resnet20", "--from", "x"], "predict needs either --model NAME, or --from SWEEP"),
         (["--from", "x", "--recommend"], "--recommend has no effect with --from"),
+        (["--from", "x", "--out", "y"], "--out has no effect with --from: kronscale recommend SWEEP draws"),
         (["--from", "no-such-sweep"], "no runs of sweep 'no-such-sweep'"),
     ],
 )

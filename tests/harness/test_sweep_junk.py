@@ -3,6 +3,7 @@
 import copy
 from pathlib import Path
 
+import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,6 +33,7 @@ JUNK = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(place=st.sampled_from(list(parts(SWEEP))), junk=JUNK)
 def test_junk_is_never_a_traceback(tmp_path_factory, place, junk):

@@ -8,6 +8,8 @@ import torch
 from kfac_core import KFAC, KFACConfig
 from tests.kfac_core.runs import LR, assert_same, build, data, train
 
+pytestmark = pytest.mark.slow  # the compiler takes seconds a model
+
 OPTIONS = {"damping": 0.01, "factor_update_steps": 2, "inverse_update_steps": 4}
 
 

@@ -152,6 +152,7 @@ def test_greedy_decoding_takes_the_likeliest_token_of_each_sentence_alone(model)
     assert len({len(ids) for ids in said}) > 1
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_bleu_is_that_of_the_whole_held_out_text_in_any_world(tmp_path):
     sacrebleu = pytest.importorskip("sacrebleu")
