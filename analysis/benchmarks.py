@@ -134,7 +134,7 @@ def _form(method: str, studies: int, trials: list[int]) -> str:
     counted = " or ".join(str(int(n)) for n in trials)
     return (
         f"its rules require {STUDIES} studies (seeds) of {TRIALS} trials (arms) each, or of one, for every "
-        f"method on every workload; {method} has {studies} of {counted}"
+        f"method on every workload; {method} has {studies} seeds with {counted} trial(s) each"
     )
 
 

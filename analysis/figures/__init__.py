@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from analysis.figures import (
     accuracy_by_world_size,
+    break_even,
     by_batch,
     claims,
     damping_interval,
@@ -50,6 +51,7 @@ FIGURES: Mapping[str, FigureKind] = MappingProxyType(
         "time_to_accuracy": FigureKind("Time to accuracy", time_to_accuracy.draw),
         "energy_to_accuracy": FigureKind("Energy to accuracy", energy_to_accuracy.draw),
         "claims": FigureKind("Time saved, beside the papers' claims", claims.draw),
+        "break_even": FigureKind("Epochs saved against the cost of an epoch", break_even.draw),
         "learning_curves": FigureKind("Learning curves", learning_curves.draw),
         "other_metrics": FigureKind("The other metrics", other_metrics.draw),
         "loss_curves": FigureKind("Training loss", loss_curves.draw),

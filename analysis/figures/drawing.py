@@ -123,8 +123,8 @@ def panel_grid(
     Returns:
         The figure and the panels, without the empty ones at the end.
     """
-    columns = min(len(titles), most)
-    rows = -(-len(titles) // columns)
+    rows = -(-len(titles) // most)
+    columns = -(-len(titles) // rows)  # five panels are three and two, not four and one
     ylabel = options.pop("ylabel", "")
     figure, axes = panels(width, height * rows + margin, columns, rows, **options)
     for axis, title in zip(axes, titles, strict=False):

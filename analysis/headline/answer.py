@@ -125,5 +125,7 @@ def _saved(speedup: float) -> float:
 def _saved_limits(low: float | None, high: float | None) -> str:
     if low is None or high is None or not low > 0:
         return "(no interval: too few runs)"
-    upper = "100%" if math.isinf(high) else f"{_saved(high):.0%}"
+    upper = (
+        "100%, as a run that missed counts as infinitely slow" if math.isinf(high) else f"{_saved(high):.0%}"
+    )
     return f"(95 % interval of the saving: {_saved(low):.0%} to {upper})"

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.comparisons import comparisons
+from analysis.comparisons import Comparison, comparisons
 from analysis.conditions import (
-    EQUAL,
+    EQUAL_WORK_RATIO,
     LOADED,
     disturbed,
     disturbed_blocks,
@@ -21,8 +21,11 @@ from analysis.conditions import (
 )
 from analysis.metrics import time_to_accuracy
 from analysis.records.study import Study
-from analysis.statistics.power import SIGNIFICANT
+from analysis.records.tables import ROLES
+from analysis.report.answers import ranks
+from analysis.statistics.power import FEWEST_RUNS, SIGNIFICANT
 from analysis.statistics.trend import Trend
+from analysis.steps import rank_phase_costs
 
 
 class Check(NamedTuple):
@@ -32,17 +35,47 @@ class Check(NamedTuple):
     warns: bool = False
 
 
-def conditions(study: Study) -> list[str]:
-    """Sentences on equal work, drift, order and disturbed blocks; none without runs that recorded steps."""
-    return [check.sentence for check in checks(study)]
-
-
 def checks(study: Study) -> list[Check]:
-    """What `conditions` says, with what is a warning."""
+    """On equal work, drift, order and disturbed blocks; none without runs that recorded steps."""
     runs = equal_work(study)
     if runs.empty or runs["oversubscribed"].all():
         return []
-    return [*_averaging(study), *_equal_work(runs), _drift(runs), _order(runs), *_disturbed(study, runs)]
+    return [
+        *_averaging(study), *_twins(study), *_equal_work(runs), _drift(runs), _order(runs),
+        *_disturbed(study, runs),
+    ]  # fmt: skip
+
+
+def _twins(study: Study) -> list[Check]:
+    """Arms that computed and sent the same on several ranks, though their strategies differ.
+
+    They have the same options, every layer's roles are on the same ranks, and each rank sent as many bytes.
+    """
+    cells = study.cells[(study.cells["world_size"] > 1) & study.cells["run"].isin(study.layers["run"])]
+    cells = cells.drop_duplicates(["arm", "world_size"])
+    layers = study.layers[study.layers["run"].isin(cells["run"])]
+    placements = {
+        str(run): rows[["name", *ROLES]].to_string(index=False) for run, rows in layers.groupby("run")
+    }
+    sent = rank_phase_costs(study).groupby(["run", "rank"])["bytes_per_step"].sum().round()
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for row in cells.to_dict("records"):
+        options = (str(row[name]) for name in ("world_size", *_OPTIONS))
+        own = sent[row["run"]].tolist() if row["run"] in sent.index else []
+        alike.setdefault((*options, placements[row["run"]], str(own)), []).append(str(row["arm"]))
+    return [
+        Check(
+            f"{' and '.join(arms)} computed and sent the same on {ranks(int(key[0]))}: differences between "
+            "their seconds are noise.",
+            warns=True,
+        )
+        for key, arms in alike.items()
+        if len(arms) > 1
+    ]
+
+
+_OPTIONS = ("setting", "optimizer", "solver", "factor_update_steps", "inverse_update_steps", "damping")
+"""Columns of `Study.cells` in which arms that do the same agree."""
 
 
 def _averaging(study: Study) -> list[Check]:
@@ -63,13 +96,15 @@ def _averaging(study: Study) -> list[Check]:
 def _equal_work(runs: pd.DataFrame) -> list[Check]:
     found = sorted(gaps(runs), key=lambda gap: -gap.ratio)
     if not found:
-        said = f"Equal work: forward and backward of all arms of one world size agree within {EQUAL - 1:.0%}."
-        return [Check(said)]
+        within = f"{EQUAL_WORK_RATIO - 1:.0%}"
+        return [
+            Check(f"Equal work: forward and backward of all arms of one world size agree within {within}.")
+        ]
     return [
         Check(
-            f"Equal work differed: on {gap.world_size} {'rank' if gap.world_size == 1 else 'ranks'} forward "
-            f"and backward, the same work, took {gap.ratio:.2f} times as long in {gap.slow} as in "
-            f"{gap.fast}; their seconds compare the machine's load as well as the arms, their epochs do not.",
+            f"Equal work differed: on {ranks(gap.world_size)} forward and backward, the same work, took "
+            f"{gap.ratio:.2f} times as long in {gap.slow} as in {gap.fast}; so differences in "
+            "seconds are partly differences in the machine's load. Epochs are not affected.",
             warns=True,
         )
         for gap in found
@@ -105,9 +140,9 @@ def _order(runs: pd.DataFrame) -> Check:
 
 
 def _disturbed(study: Study, runs: pd.DataFrame) -> list[Check]:
-    known = runs["load"].notna().sum()
-    measured = "" if known == len(runs) else f" (load was measured in {known} of {len(runs)} runs)"
-    bad = runs[disturbed(runs)]
+    bad, judged = runs[disturbed(runs)], runs[~runs["oversubscribed"]]
+    known = judged["load"].notna().sum()
+    measured = "" if known == len(judged) else f" (load was measured in {known} of {len(judged)} runs)"
     if bad.empty:
         return [Check(f"Disturbed blocks: none{measured}.")]
     blocks = disturbed_blocks(runs)
@@ -115,27 +150,34 @@ def _disturbed(study: Study, runs: pd.DataFrame) -> list[Check]:
     on_gpus = int((bad["gpus_disturbed"] & ~(bad["load"] > LOADED)).sum())
     shared = f", {on_gpus} shared a GPU or had its clock reduced" if on_gpus else ""
     start = (
-        f"Disturbed: {len(bad)} of {len(runs)} runs{measured}, in {len(blocks)} of "
-        f"{len(set(runs['block']) - {''})} blocks: {loaded} lost more than {LOADED:.0%} of their CPUs to "
-        f"others{shared}, {len(bad) - loaded - on_gpus} took more than {EQUAL - 1:.0%} longer than usual for "
-        "equal work. `kronscale retry --disturbed` repeats these blocks."
+        f"Disturbed: {len(bad)} of {_judged_runs(len(judged), len(runs))}{measured}, in {len(blocks)} of "
+        f"{len(set(judged['block']) - {''})} blocks: {loaded} lost more than {LOADED:.0%} of their CPUs to "
+        f"others{shared}, {len(bad) - loaded - on_gpus} took more than {EQUAL_WORK_RATIO - 1:.0%} longer "
+        "than usual for equal work. `kronscale retry --disturbed` repeats these blocks."
     )
     return [Check(f"{start} {_without(study, runs)}", warns=True)]
+
+
+def _judged_runs(judged: int, runs: int) -> str:
+    return f"{runs} runs" if judged == runs else f"the {judged} runs with a CPU for each rank"
 
 
 def _without(study: Study, runs: pd.DataFrame) -> str:
     """The conclusions without disturbed blocks."""
     rest = without_disturbed(study, runs)
-    before = _verdicts(study)
-    after = _verdicts(rest) if len(rest.cells) else {}
+    before = _compared(study)
+    after = _compared(rest) if len(rest.cells) else {}
     if not before:
         return "There is no comparison that they could change."
     if not after:
         return "Without these blocks nothing is left to compare."
+    if max(one.speedup.n for one in after.values()) < FEWEST_RUNS:
+        return "Without these blocks too few runs are left for any verdict."
+    verdicts = {key: one.verdict for key, one in after.items()}
     changed = [
-        f"{arm} on {size}: {one}, without them {after.get((arm, size), 'not compared')}"
+        f"{arm} on {size}: {one.verdict}, without them {verdicts.get((arm, size), 'not compared')}"
         for (arm, size), one in before.items()
-        if after.get((arm, size)) != one
+        if verdicts.get((arm, size)) != one.verdict
     ]
     return (
         f"Without these blocks: {'; '.join(changed)}."
@@ -144,9 +186,9 @@ def _without(study: Study, runs: pd.DataFrame) -> str:
     )
 
 
-def _verdicts(study: Study) -> dict[tuple[str, int], str]:
+def _compared(study: Study) -> dict[tuple[str, int], Comparison]:
     scored = time_to_accuracy(study)
-    return {key: one.verdict for key, one in comparisons(study, scored).items()} if len(scored) else {}
+    return comparisons(study, scored) if len(scored) else {}
 
 
 def _change(logarithm: float) -> str:

@@ -9,6 +9,7 @@ from analysis.completeness import NOT_STARTED, LeftOut, completed
 from analysis.metrics import time_to_accuracy
 from analysis.records.left_out import not_sealed_note
 from analysis.records.study import Study
+from analysis.report.answers import ranks
 from analysis.report.summary import spell
 from analysis.statistics.intervals import Interval
 from analysis.statistics.power import decidable, repeats_for
@@ -98,10 +99,9 @@ def moved_note(cells: pd.DataFrame) -> str:
 
 
 def _decided(one: Comparison) -> str:
-    ranks = "1 rank" if one.world_size == 1 else f"{one.world_size} ranks"
     return (
-        f"{one.arm} is {one.verdict} than {one.baseline} on {ranks}: {spell(one.speedup, '×')} as fast to "
-        f"the target (p = {one.holm_p:.2g} after Holm); {_factors(one)}."
+        f"{one.arm} is {one.verdict} than {one.baseline} on {ranks(one.world_size)}: "
+        f"{spell(one.speedup, '×')} as fast to the target (p = {one.holm_p:.2g} after Holm); {_factors(one)}."
         + (f" {one.caution[0].upper()}{one.caution[1:]}." if one.caution else "")
     )
 
@@ -126,7 +126,8 @@ def _undecided(undecided: list[Comparison], family: int) -> str:
     most = max(one.speedup.n for one in undecided)
     if decidable(most) < len(undecided):
         counted = "1 comparison" if len(undecided) == 1 else f"{len(undecided)} comparisons"
-        return f"n = {most} cannot decide {counted} at 5 % ({repeats_for(family)} repeats can): {names}."
+        enough = repeats_for(family)
+        return f"With n = {most} runs an arm {counted} cannot be decided at 5 % ({enough} could): {names}."
     start = "Not decided" if family > len(undecided) else "Nothing is decided at 5 % after Holm"
     return f"{start}: {names}."
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from analysis.benchmarks import sentences
@@ -81,8 +82,11 @@ def write_report(
     out.mkdir(parents=True, exist_ok=True)
     chosen = (Panel(name) for name in FIGURES) if panels is None else panels  # a generator shows progress
     figures = [_figure(study, panel, out / "figures") for panel in chosen]
+    others = [(one.sweeps[0] if one.sweeps else "", checks(one)) for one in also]
     content = _content(study, figures) | {"title": title or ", ".join(study.sweeps) or "Empty study"}
-    content["warnings"] = [*notes, *content["warnings"]]
+    warned = [f"{name}: {check.sentence}" for name, found in others for check in found if check.warns]
+    content["warnings"] = [*notes, *content["warnings"], *warned]
+    content["environments"] = environments([study, *also])
     (out / "report.md").write_text(_markdown(content), encoding="utf-8")
     (out / "tables.tex").write_text(_latex(content), encoding="utf-8")
     # Cell ids and causes come from users' files and exceptions: everything is escaped.
@@ -94,7 +98,6 @@ def write_report(
     page = environment.get_template("report.html.j2").render(
         **content | {name: records(content[name]) for name in (*TABLES.values(), *TUNING_TABLES.values())},
         instrument=instrument(study),
-        environments=environments([study, *also]),
         runs=[row for one in (study, *also) for row in runs_table(one, commands or {})],
         words=WORDS,
     )
@@ -174,7 +177,11 @@ def _markdown(content: Mapping[str, Any]) -> str:
             parts += [*(f"- {line}" for line in content["benchmarks"]), ""]
     for figure in content["figures"]:
         image = f"![{figure['title']}](figures/{figure['name']}.png)"
-        parts += [f"## {figure['title']}", "", image, "", figure["caption"], ""]
+        numbers = f"Its numbers: [{figure['name']}.csv](figures/{figure['name']}.csv)."
+        parts += [f"## {figure['title']}", "", image, "", f"{figure['caption']} {numbers}", ""]
+    if content["environments"]:
+        table = pd.DataFrame(content["environments"])
+        parts += ["## Software and machines", "", to_markdown(table)]
     if content["undrawn"]:
         parts += [
             "## Not drawn",

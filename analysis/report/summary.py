@@ -147,6 +147,8 @@ def rules_table(study: Study) -> pd.DataFrame:
     wide = wide.reindex(columns=list(SCORINGS)).dropna(how="all").reset_index().drop(columns="place")
     for name in SCORINGS:
         wide[name] = [_number(value) for value in wide[name]]
+    crowded = set(study.cells[study.cells["oversubscribed"]]["world_size"])
+    wide["world_size"] = [f"{size}*" if size in crowded else str(size) for size in wide["world_size"]]
     return wide
 
 

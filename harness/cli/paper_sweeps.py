@@ -14,6 +14,7 @@ from harness.cli.cost_consent import cost_in_words, with_consent
 from harness.cli.submissions import count, print_submission, site_for, start
 from harness.launchers.cost_estimate import CostEstimate
 from harness.launchers.site_profile import Site
+from harness.runs.archive import SUFFIX
 from harness.runs.commands import runs_option
 from harness.runs.store import SweepFolder, sweep_folder
 from harness.study.cell_states import IN_FLIGHT
@@ -38,6 +39,12 @@ class PaperSweep:
     file: Path
     cells: Sequence[Cell]
     folder: SweepFolder
+
+    @property
+    def stored(self) -> Path | None:
+        """The folder of its runs, or in its place their archive; None if there is neither."""
+        archive = self.folder.path.with_name(f"{self.folder.path.name}{SUFFIX}")
+        return next((path for path in (self.folder.path, archive) if path.exists()), None)
 
     def statuses(self) -> list[CellStatus]:
         """The states of its cells."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,7 @@ import typer
 
 from harness.cli import completion
 from harness.cli.options import RUNS, Budget, DryRun, HoursBy, LastSite, Runs, Where, Yes
-from harness.cli.sweep_statuses import INTERRUPTED
+from harness.cli.sweep_statuses import INTERRUPTED, statuses_of
 from harness.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,7 +46,10 @@ def reproduce(
         ),
     ] = None,
     report_only: Annotated[
-        bool, typer.Option("--report-only", help="Submit nothing; report stored runs.")
+        bool,
+        typer.Option(
+            "--report-only", help="Submit nothing; report stored runs, or archives of them in --runs."
+        ),
     ] = False,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show progress until all cells have ended, then report.")
@@ -63,6 +67,7 @@ def reproduce(
     its archives.
     """
     if paper == HEADLINE:
+        _refuse(site=site, where=where, budget=budget, calibration=calibration, watch=watch, dry_run=dry_run)
         typer.echo(f"page: {_headline(out or HEADLINE_FOLDER)}")
         return
     from harness.cli.paper_sweeps import (  # noqa: PLC0415  # loads pydantic
@@ -76,7 +81,7 @@ def reproduce(
     described, files = read_paper(paper, size)
     _check_figures(described)
     sweeps = paper_sweeps(files, runs, where or ())
-    missing = [str(one.folder.path) for one in sweeps if one.cells and not one.folder.path.is_dir()]
+    missing = [str(one.folder.path) for one in sweeps if one.cells and one.stored is None]
     if report_only and missing:
         raise UserError(f"no runs yet at {', '.join(missing)}: leave --report-only out to run them")
     if dry_run or not report_only:
@@ -91,13 +96,28 @@ def reproduce(
         typer.echo(f"report: {_report(described, sweeps, site, folder, where or ())}")
         return
     again = same_command(paper, size, site, runs, where or (), out)
-    _finish(described, sweeps, site, folder, where or (), again, watch=watch)
+    _finish(described, sweeps, site, runs, folder, where or (), again, watch=watch)
+
+
+def _refuse(**given: object) -> None:
+    """Refuse options of runs for the headline study, which is only drawn.
+
+    Raises:
+        UserError: one of them is given.
+    """
+    for name, value in given.items():
+        if value:
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(
+                f"{option} has no effect with {HEADLINE}: it is drawn from its archives, nothing runs"
+            )
 
 
 def _finish(
     paper: Paper,
     sweeps: Sequence[PaperSweep],
     site: str | None,
+    runs: Path,
     out: Path,
     where: Sequence[str],
     again: str,
@@ -108,11 +128,13 @@ def _finish(
     from harness.cli.output import console  # noqa: PLC0415  # see reproduce
     from harness.cli.paper_sweeps import in_flight, print_states  # noqa: PLC0415
     from harness.runs.commands import command  # noqa: PLC0415
+    from harness.study.launcher_reports import LauncherReports  # noqa: PLC0415
     from harness.study.progress import follow  # noqa: PLC0415
 
     if watch:
+        cells, reports = [sweep.cells for sweep in sweeps if sweep.cells], LauncherReports()
         try:
-            follow(lambda: [one for sweep in sweeps for one in sweep.statuses()], console())
+            follow(lambda: list(chain.from_iterable(statuses_of(cells, runs, reports=reports))), console())
         except KeyboardInterrupt:
             typer.echo(f"detached: the runs continue; to see or finish them: {again}")
             raise typer.Exit(INTERRUPTED) from None
@@ -183,8 +205,8 @@ def _report(
     from harness.cli.output import console, with_progress  # noqa: PLC0415
     from harness.runs.commands import command  # noqa: PLC0415
 
-    folders = {one.key: one.folder.path for one in sweeps if one.folder.path.is_dir()}
-    studies = {key: load(folder) for key, folder in folders.items()}
+    stored = {one.key: one.stored for one in sweeps}
+    studies = {key: load(path) for key, path in stored.items() if path is not None}
     summary = paper.summary if paper.summary in studies else next(iter(studies))
     panels = [
         Panel(figure.figure, figure.shows, studies[figure.sweep], f"{place:02}-{figure.figure}")
@@ -196,7 +218,11 @@ def _report(
         studies[summary],
         out,
         with_progress(panels, "drawing", console()),
-        commands={path.name: command("run", path, site=site or "local") for path in folders.values()},
+        commands={
+            one.folder.path.name: command("run", one.folder.path, site=site or "local")
+            for one in sweeps
+            if one.key in studies
+        },
         title=f"{paper.title}, reproduced in {paper.about}",
         also=[study for key, study in studies.items() if key != summary],
         notes=[f"Only a part of the paper's runs was asked for: {words}"] if where else [],

@@ -23,10 +23,12 @@ from analysis.conditions import (
     without_disturbed,
 )
 from analysis.metrics import time_to_accuracy
-from analysis.report.conditions import conditions
+from analysis.records.tables import load
+from analysis.report.conditions import checks
 from analysis.report.findings import findings
 from analysis.report.tables import runs_table
 from analysis.statistics.trend import trend
+from tests.analysis.conftest import Plan
 from tests.analysis.hand_made import Run, hand_made
 
 BLOCKS = 6
@@ -49,6 +51,10 @@ def block_study(folder, slow=lambda place, seed: 1.0, order=None, methods=("sgd"
             one = Run(method, 1, seed, epochs, seconds, allocation=f"job{seed}", started=100.0 * place)
             runs.append(replace(one, **{name: of(seed) for name, of in options.items()}))
     return hand_made(folder, runs)
+
+
+def sentences(study):
+    return [check.sentence for check in checks(study)]
 
 
 def test_a_trend_without_ties_is_kendalls():
@@ -84,7 +90,7 @@ def test_drift_is_found_with_its_size_and_does_not_change_the_verdict(tmp_path):
     study = block_study(tmp_path, slow=lambda place, seed: 1.1**place)
     found = drift(equal_work(study))
     assert found.p_value < 0.001
-    said = " ".join(conditions(study))
+    said = " ".join(sentences(study))
     assert "Drift over the study: of two runs of the same arm the steps of the later one took" in said
     assert "% longer (median; p = " in said
     (one,) = comparisons(study, time_to_accuracy(study)).values()
@@ -92,7 +98,7 @@ def test_drift_is_found_with_its_size_and_does_not_change_the_verdict(tmp_path):
 
 
 def test_a_quiet_study_is_said_to_be_quiet(tmp_path):
-    said = conditions(block_study(tmp_path, foreign=lambda seed: 0.01))
+    said = sentences(block_study(tmp_path, foreign=lambda seed: 0.01))
     assert said[0] == "Equal work: forward and backward of all arms of one world size agree within 10%."
     assert said[1].startswith("Drift over the study: none found (p = ")
     assert said[2] == "Order within blocks: too few runs in common blocks to tell."
@@ -105,7 +111,7 @@ def test_later_runs_of_a_block_that_are_slower_are_noticed(tmp_path):
     def order(seed):
         return methods[seed % 3 :] + methods[: seed % 3]
 
-    said = conditions(block_study(tmp_path, lambda place, seed: 1.08 ** (place % 3), order, methods))
+    said = sentences(block_study(tmp_path, lambda place, seed: 1.08 ** (place % 3), order, methods))
     (about,) = [line for line in said if line.startswith("Order within blocks")]
     assert "the later one took 8% longer for its steps" in about
 
@@ -120,7 +126,7 @@ def test_unequal_work_is_said_aloud_with_its_direction(tmp_path):
     assert gap.ratio == pytest.approx(1.43)
     assert (
         "on 2 ranks forward and backward, the same work, took 1.43 times as long in comm_opt as in sgd"
-        in (conditions(study)[0])
+        in (sentences(study)[0])
     )
 
 
@@ -132,13 +138,13 @@ def test_conclusions_are_repeated_without_disturbed_blocks(cause, tmp_path):
     else:
         study = block_study(tmp_path, slow=lambda place, seed: 1.5 if seed < 2 else 1.0)
     assert disturbed_blocks(equal_work(study)) == ["job0", "job1"]
-    said = conditions(study)[-1]
+    said = sentences(study)[-1]
     assert "4 of 12 runs" in said
     assert "in 2 of 6 blocks" in said
     assert ("4 lost more than 10%" in said) == (cause == "load")
     assert "Without them all verdicts are the same." in said  # four pairs decide one comparison by t
     most = block_study(tmp_path / "most", foreign=lambda seed: 0.3 if seed < 3 else 0.0)
-    assert "Without these blocks: comm_opt on 1: faster, without them undecided." in conditions(most)[-1]
+    assert "Without these blocks too few runs are left for any verdict." in sentences(most)[-1]
 
 
 def test_arms_that_ran_one_after_the_other_get_no_verdict(tmp_path):
@@ -184,15 +190,15 @@ def test_whole_blocks_of_disturbed_runs_are_repeated_and_marked_in_the_table(tmp
     assert cells_to_repeat(study) == set(cells[cells["seed"] == 2]["cell"])
     rows = runs_table(study, {})
     assert {row["seed"] for row in rows if "in a disturbed block" in row["cause"]} == {2}
-    assert "`kronscale retry --disturbed` repeats these blocks." in " ".join(conditions(study))
+    assert "`kronscale retry --disturbed` repeats these blocks." in " ".join(sentences(study))
 
 
 def test_the_report_says_how_gradients_were_averaged(tmp_path):
     study = block_study(tmp_path)
-    assert "Gradients" not in " ".join(conditions(study))
+    assert "Gradients" not in " ".join(sentences(study))
     ways = ["DistributedDataParallel", "DistributedDataParallel", "flat", "none"]
     rows = [{"run": run, "key": "gradient_averaging", "value": way} for run, way in enumerate(ways)]
-    said = conditions(replace(study, environments=pd.DataFrame(rows)))[0]
+    said = sentences(replace(study, environments=pd.DataFrame(rows)))[0]
     assert said.startswith("Gradients were averaged by DistributedDataParallel, during the backward pass (2 ")
     assert "in one collective after the backward pass (1 runs)" in said
 
@@ -209,7 +215,7 @@ def test_a_shared_gpu_and_a_hot_one_are_disturbed_and_a_power_cap_is_not(tmp_pat
     ]
     busy = replace(study, devices=pd.DataFrame([{**columns, **window} for window in windows]))
     assert {one.split("-s")[1][0] for one in cells_to_repeat(busy)} == {"1", "4"}
-    assert "2 shared a GPU or had its clock reduced" in " ".join(conditions(busy))
+    assert "2 shared a GPU or had its clock reduced" in " ".join(sentences(busy))
 
 
 def test_a_run_that_was_disturbed_takes_its_whole_block_along(tmp_path):
@@ -256,3 +262,14 @@ def test_a_comparison_that_is_refused_is_in_no_family(tmp_path):
     found = comparisons(study, time_to_accuracy(study))
     assert (found["dp_kfac", 1].verdict, found["dp_kfac", 1].holm_p) == ("not judged", None)
     assert found["comm_opt", 1].holm_p == found["comm_opt", 1].speedup.p_value
+
+
+def test_arms_with_one_placement_and_one_traffic_are_named_as_the_same(write_study):
+    """With so small factors SPD-KFAC inverts all of them on every rank, as D-KFAC does."""
+    methods = ("sgd", "d_kfac", "spd_kfac", "mem_opt")
+    said = sentences(load(write_study(Plan(methods=methods, world_sizes=(1, 2), misses=()))))
+    same = [sentence for sentence in said if "computed and sent the same" in sentence]
+    assert same == [
+        "d_kfac and spd_kfac computed and sent the same on 2 ranks: differences between their seconds are "
+        "noise."
+    ]

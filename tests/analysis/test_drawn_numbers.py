@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from analysis.figures import FIGURES
+from analysis.figures.break_even import draw_studies
 from analysis.figures.drawing import counts
 from analysis.figures.pareto import _front
 from analysis.placements import inverse_loads
@@ -80,3 +81,28 @@ def test_the_state_is_that_of_the_window_and_rank_with_most(study):
 
 def test_inverses_cost_the_cube_of_their_sizes(study):
     assert set(inverse_loads(study)["total_load"]) == {145.0**3 + 32**3 + 129**3 + 10**3}
+
+
+def marks(axis) -> set[tuple[float, float]]:
+    """Where an axis has markers."""
+    lines = [line for line in axis.lines if line.get_marker() not in ("None", "")]
+    return {(round(float(x), 6), round(float(y), 6)) for line in lines for x, y in line.get_xydata()}
+
+
+def test_an_arm_lies_above_the_break_even_line_if_it_saves_more_epochs_than_its_epochs_cost(tmp_path):
+    """Both need half of four epochs of 1 s; their epochs cost 1.5 and 2.5 times as much."""
+    runs = [
+        Run(method, 1, seed, epochs, seconds)
+        for method, epochs, seconds in (("sgd", 4, 1.0), ("comm_opt", 2, 1.5), ("mem_opt", 2, 2.5))
+        for seed in range(4)
+    ]
+    runs += [Run("dp_kfac", 1, seed, 2, 1.0, misses=True) for seed in range(4)]  # it has no point
+    study = hand_made(tmp_path, runs)
+    drawing = FIGURES["break_even"].draw(study)
+    assert marks(drawing.figure.axes[0]) == {(1.5, 2.0), (2.5, 2.0)}
+    ratios = drawing.numbers.groupby("method")["speedup"].first()
+    assert dict(ratios) == {"comm_opt": pytest.approx(2 / 1.5), "mem_opt": pytest.approx(2 / 2.5)}
+    both = draw_studies({"one": study, "other": study})
+    assert marks(both.figure.axes[0]) == {(1.5, 2.0), (2.5, 2.0)}
+    assert set(both.numbers.groupby("study")["run"].nunique()) == {8}
+    assert set(both.numbers["inverse_update_steps"].dropna()) == {10}

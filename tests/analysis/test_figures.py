@@ -45,7 +45,7 @@ def saved(fitting, ordinary_report, tmp_path_factory) -> Callable[[str], Path]:
     return functools.cache(save_once)
 
 
-NEEDS_MORE = {*FITTING, "claims", "eigen_imbalance", "wait_transfer"}
+NEEDS_MORE = {*FITTING, "break_even", "claims", "eigen_imbalance", "wait_transfer"}
 """Figures of studies of a certain shape: a second batch size, an arm to compare with, several ranks."""
 
 ROWS_ARE_NAMED = {"claims", "published_breakdown"}

@@ -71,7 +71,7 @@ def test_no_verdict_rests_on_three_runs(tmp_path):
     (one,) = comparisons(study, time_to_accuracy(study)).values()
     assert (one.holm_p, one.verdict) == (None, "undecided")
     assert findings(study)[0].startswith(
-        "n = 3 cannot decide 1 comparison at 5 % (4 repeats can): comm_opt on 1 (10×"
+        "With n = 3 runs an arm 1 comparison cannot be decided at 5 % (4 could): comm_opt on 1 (10×"
     )
 
 
@@ -80,7 +80,9 @@ def test_the_report_says_what_its_runs_cannot_decide(tmp_path):
             for method, seconds in (("sgd", 30.0), ("comm_opt", 3.0), ("dp_kfac", 4.0))
             for size in (1, 2) for seed in range(4)]  # fmt: skip
     (said,) = findings(hand_made(tmp_path, runs))
-    assert said.startswith("n = 4 cannot decide 4 comparisons at 5 % (5 repeats can): comm_opt on 1 (10×")
+    assert said.startswith(
+        "With n = 4 runs an arm 4 comparisons cannot be decided at 5 % (5 could): comm_opt on 1 (10×"
+    )
 
 
 def test_plan_says_what_the_study_can_decide(tmp_path, capsys):

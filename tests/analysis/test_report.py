@@ -51,6 +51,7 @@ class _Links(HTMLParser):
 def test_the_summary_names_every_point_with_its_speed_up(study):
     table = summary_table(study).set_index(["arm", "world_size"])
     assert len(table) == 9
+    assert ("comm_opt", "4*") in table.index
     assert table.loc[("sgd", "1"), "speedup"] == "base"
     assert (table.loc[("sgd", "4*"), "reached"], table.loc[("sgd", "4*"), "runs"]) == (2, 3)
     assert re.fullmatch(r"[\d.]+×", table.loc[("dp_kfac", "2"), "speedup"])  # three runs: no interval
@@ -117,9 +118,10 @@ def test_a_profile_takes_cells_that_broke_for_misses_and_no_others(study):
 
 def test_the_same_runs_are_scored_by_every_rule(study):
     table = rules_table(study).set_index(["arm", "world_size"])
-    assert table.loc[("comm_opt", 1), "first"] == table.loc[("comm_opt", 1), "algoperf-style"]
-    assert float(table.loc[("comm_opt", 1), "wall"]) > float(table.loc[("comm_opt", 1), "first"])
+    assert table.loc[("comm_opt", "1"), "first"] == table.loc[("comm_opt", "1"), "algoperf-style"]
+    assert float(table.loc[("comm_opt", "1"), "wall"]) > float(table.loc[("comm_opt", "1"), "first"])
     assert len(table) == 9
+    assert ("comm_opt", "4*") in table.index
 
 
 def test_the_page_comes_as_markdown_and_latex_too(out):

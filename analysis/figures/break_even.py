@@ -1,0 +1,210 @@
+"""Epochs saved against the cost of an epoch: above the break-even line an arm reaches the target sooner."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from analysis.comparisons import Comparison, comparisons
+from analysis.figures import drawing
+from analysis.figures.drawing import ArmStyle, Drawing, NothingToDraw
+from analysis.metrics import time_to_accuracy
+from analysis.records.study import Study
+from analysis.statistics.intervals import Interval
+
+SPEEDUPS = (0.5, 2.0)
+"""Dotted lines: half and twice as fast to the target as the first-order arm."""
+
+_TICKS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+_ROOM = 1.15
+"""Factor between the outermost points and the edges."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One arm on one world size against its first-order arm.
+
+    Attributes:
+        group: what gives it its marker: the arm, or the study where there are several.
+        cost: seconds of an epoch over the first-order arm's.
+        fewer_epochs: the first-order arm's epochs to the target over its own.
+        comparison: where both come from.
+    """
+
+    group: str
+    cost: Interval
+    fewer_epochs: Interval
+    comparison: Comparison
+
+
+def draw(study: Study) -> Drawing:
+    """A point per arm and world size that is compared with a first-order arm."""
+    scored = time_to_accuracy(study)
+    points = list(_points(study, scored))
+    figure = _figure(points, drawing.arm_styles(study, [point.group for point in points]))
+    numbers = scored.merge(_table(points), on=["arm", "world_size"])
+    about = f"{study.scoring.about}; {drawing.counts(numbers)}"
+    return Drawing(figure, numbers, drawing.sentence(_caption(points, about), drawing.remarks(study, scored)))
+
+
+def draw_studies(studies: Mapping[str, Study]) -> Drawing:
+    """The points of several studies in one panel, a marker per study.
+
+    Args:
+        studies: by the name that the legend shows.
+
+    Raises:
+        NothingToDraw: no study compares an arm with a first-order arm.
+    """
+    points: list[Point] = []
+    tables = []
+    for name, study in studies.items():
+        scored = time_to_accuracy(study)
+        own = [
+            replace(point, group=name)
+            for point in _points(study, scored)
+            if not point.comparison.oversubscribed
+        ]
+        points += own
+        numbers = scored.merge(_table(own), on=["arm", "world_size"]).merge(
+            study.cells[["run", *SETTINGS]], on="run"
+        )
+        tables.append(numbers.assign(study=name))
+    looks = drawing.styles(point.group for point in points)
+    figure = _figure(points, looks, (drawing.TWO_COLUMNS, 4.0 + 0.07 * len(looks)))
+    numbers = pd.concat([table for table in tables if not table.empty], ignore_index=True)
+    counts = drawing.counts(numbers, ("study", "arm", "world_size"))
+    left_out = "Worlds with more ranks than CPUs are left out."
+    return Drawing(figure, numbers, f"{_caption(points, counts)} {left_out}")
+
+
+SETTINGS = (
+    "global_batch_size", "strategy", "solver", "factor_update_steps", "inverse_update_steps", "schedules",
+)  # fmt: skip
+"""Columns of `Study.cells` that the numbers of several studies have too."""
+
+
+def _points(study: Study, scored: pd.DataFrame) -> Iterator[Point]:
+    """Comparisons with two finite ratios."""
+    for (arm, _), one in comparisons(study, scored).items():
+        ratios = one.fewer_epochs.estimate, one.cheaper_epochs.estimate
+        if all(math.isfinite(ratio) and ratio > 0 for ratio in ratios):
+            yield Point(arm, _reciprocal(one.cheaper_epochs), one.fewer_epochs, one)
+
+
+def _reciprocal(interval: Interval) -> Interval:
+    low, high = (
+        None if limit is None or limit <= 0 else 1 / limit for limit in (interval.high, interval.low)
+    )
+    return Interval(1 / interval.estimate, low, high, interval.n, interval.method)
+
+
+def _figure(
+    points: list[Point], looks: Mapping[str, ArmStyle], size: tuple[float, float] = (drawing.ONE_COLUMN, 3.4)
+) -> Figure:
+    if not points:
+        raise NothingToDraw(
+            "no arm with a first-order arm whose epochs and seconds can be compared with its own"
+        )
+    figure, (axis,) = drawing.panels(*size, columns=1)
+    low = min(1.0, *(each.estimate for point in points for each in (point.cost, point.fewer_epochs))) / _ROOM
+    high = max(1.0, *(each.estimate for point in points for each in (point.cost, point.fewer_epochs))) * _ROOM
+    _lines(axis, low, high)
+    several = len({point.comparison.world_size for point in points}) > 1
+    for point in points:
+        look = looks[point.group]
+        x, y = point.cost.estimate, point.fewer_epochs.estimate
+        _whiskers(axis, point, look.colour)
+        decided = point.comparison.verdict in ("faster", "slower")
+        axis.plot(
+            x, y, look.marker, color=look.colour, markersize=5, markerfacecolor=None if decided else "white"
+        )
+        if several:
+            axis.annotate(
+                f"{point.comparison.world_size}{'*' * point.comparison.oversubscribed}", (x, y),
+                xytext=(4, 3), textcoords="offset points", fontsize=6,
+                color=look.colour,
+            )  # fmt: skip
+    _axes(axis, low, high)
+    drawing.legend_below(figure, drawing.handles(looks), columns=min(len(looks), 4))
+    return figure
+
+
+def _lines(axis: Axes, low: float, high: float) -> None:
+    """The line of equal time, and those of half and twice the speed."""
+    ends = [low, high]
+    axis.fill_between(ends, [low, low], ends, color="#eeeeee", linewidth=0, zorder=0)
+    axis.plot(ends, ends, color=drawing.GREY, linewidth=1)
+    for speedup in SPEEDUPS:
+        axis.plot(ends, [end * speedup for end in ends], ":", color=drawing.GREY, linewidth=0.7)
+    for words, place, alignment in (("sooner", (0.03, 0.97), "left"), ("later", (0.97, 0.03), "right")):
+        axis.text(
+            *place, f"{words} than the first-order arm", transform=axis.transAxes, fontsize=7,
+            color=drawing.GREY,
+            ha=alignment, va="top" if words == "sooner" else "bottom",
+        )  # fmt: skip
+
+
+def _whiskers(axis: Axes, point: Point, colour: str) -> None:
+    x, y = point.cost.estimate, point.fewer_epochs.estimate
+    ends = _ends(point.cost)
+    if ends:
+        axis.plot(ends, [y, y], color=colour, linewidth=0.7, alpha=0.7)
+    ends = _ends(point.fewer_epochs)
+    if ends:
+        axis.plot([x, x], ends, color=colour, linewidth=0.7, alpha=0.7)
+
+
+def _ends(interval: Interval) -> list[float]:
+    """Both limits if both are finite numbers."""
+    limits = [limit for limit in (interval.low, interval.high) if limit is not None and math.isfinite(limit)]
+    return limits if len(limits) == 2 else []
+
+
+def _axes(axis: Axes, low: float, high: float) -> None:
+    for one, set_scale, set_limits in (
+        (axis.xaxis, axis.set_xscale, axis.set_xlim),
+        (axis.yaxis, axis.set_yscale, axis.set_ylim),
+    ):
+        set_scale("log")
+        set_limits(low, high)
+        one.set_major_locator(LogLocator(subs=_TICKS))
+        one.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        one.set_minor_formatter(NullFormatter())
+    axis.grid(True, axis="x", color="#dddddd", linewidth=0.5)
+    axis.set_xlabel("cost of an epoch (times the first-order arm's)")
+    axis.set_ylabel("epochs to target (times fewer)")
+
+
+def _table(points: Iterable[Point]) -> pd.DataFrame:
+    columns = [
+        "arm", "world_size", "baseline", "epoch_cost", "epoch_cost_low", "epoch_cost_high", "fewer_epochs",
+        "fewer_epochs_low", "fewer_epochs_high", "speedup", "speedup_low", "speedup_high", "verdict",
+    ]  # fmt: skip
+    rows = []
+    for point in points:
+        one = point.comparison
+        limits = [
+            number
+            for each in (point.cost, point.fewer_epochs, one.speedup)
+            for number in (each.estimate, each.low, each.high)
+        ]
+        rows.append((one.arm, one.world_size, one.baseline, *limits, one.verdict))
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _caption(points: Iterable[Point], about: str) -> str:
+    return drawing.sentence(
+        "Epochs to the target that an arm saves against what its epoch costs, both over the first-order arm",
+        f"on the same number of ranks ({about}). On the line both take the same time, above it the arm takes",
+        "less; dotted: half and twice as fast. Filled: decided after Holm's correction; hollow: not decided.",
+        "Small numbers: ranks, where they differ.",
+        drawing.whiskers(each for point in points for each in (point.cost, point.fewer_epochs)),
+        "Arms whose typical run missed the target have no point.",
+    )
