@@ -66,11 +66,7 @@ def draw_studies(studies: Mapping[str, Study]) -> Drawing:
     tables = []
     for name, study in studies.items():
         scored = time_to_accuracy(study)
-        own = [
-            replace(point, group=name)
-            for point in _points(study, scored)
-            if not point.comparison.oversubscribed
-        ]
+        own = [replace(point, group=name) for point in _points(study, scored) if _is_judged(point)]
         points += own
         numbers = scored.merge(_table(own), on=["arm", "world_size"]).merge(
             study.cells[["run", *SETTINGS]], on="run"
@@ -80,7 +76,7 @@ def draw_studies(studies: Mapping[str, Study]) -> Drawing:
     figure = _figure(points, looks, (drawing.TWO_COLUMNS, 4.0 + 0.07 * len(looks)))
     numbers = pd.concat([table for table in tables if not table.empty], ignore_index=True)
     counts = drawing.counts(numbers, ("study", "arm", "world_size"))
-    left_out = "Worlds with more ranks than CPUs are left out."
+    left_out = "Left out: worlds with more ranks than CPUs, and arms with too few runs for an interval."
     return Drawing(figure, numbers, f"{_caption(points, counts)} {left_out}")
 
 
@@ -96,6 +92,12 @@ def _points(study: Study, scored: pd.DataFrame) -> Iterator[Point]:
         ratios = one.fewer_epochs.estimate, one.cheaper_epochs.estimate
         if all(math.isfinite(ratio) and ratio > 0 for ratio in ratios):
             yield Point(arm, _reciprocal(one.cheaper_epochs), one.fewer_epochs, one)
+
+
+def _is_judged(point: Point) -> bool:
+    """Whether ranks had their CPUs, and runs were enough for intervals."""
+    enough = point.cost.low is not None and point.fewer_epochs.low is not None
+    return enough and not point.comparison.oversubscribed
 
 
 def _reciprocal(interval: Interval) -> Interval:

@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from analysis.comparisons import compared
 from analysis.published import published
 from analysis.statistics.intervals import Interval, ratio
 from harness.study.papers import PaperFigure, read_paper
@@ -116,7 +117,7 @@ def _row(figure: PaperFigure, told: Mapping[str, Any], where: str) -> Row:
 
 
 def measured(told: Mapping[str, Any], where: str) -> Interval:
-    """The ratio of `of` over `over` in a committed CSV: a value per run, its rows added up.
+    """The ratio of `of` over `over` in a committed CSV: a value per run, its rows added up; pairs by block.
 
     Raises:
         DistanceError: the file, the column or the runs do not exist.
@@ -126,18 +127,25 @@ def measured(told: Mapping[str, Any], where: str) -> Interval:
         raise DistanceError(f"{where}: {told['file']} does not exist")
     table = pd.read_csv(path)
     column = told.get("run", "run")
-    sides = [
+    top, bottom = (
         _per_run(table, {**told.get("where", {}), **told[side]}, told["value"], column, where)
         for side in ("of", "over")
-    ]
-    return ratio(*sides, counted=told.get("counted", False))
+    )
+    if told.get("counted", False):
+        return ratio(top["value"].tolist(), bottom["value"].tolist(), counted=True)
+    return compared(top, bottom, "value")
 
 
-def _per_run(table: pd.DataFrame, wanted: Mapping[str, Any], value: str, run: str, where: str) -> list[float]:
+def _per_run(
+    table: pd.DataFrame, wanted: Mapping[str, Any], value: str, run: str, where: str
+) -> pd.DataFrame:
+    """The columns `value` and `block` of every run that matches; a run of no block has an empty one."""
     chosen = _matching(table, wanted, where)
     if value not in chosen:
         raise DistanceError(f"{where}: no column {value!r}, the file has {', '.join(table.columns)}")
-    return [float(number) for number in chosen.groupby(run)[value].sum()]
+    runs = chosen.groupby(run)
+    blocks = runs["block"].first().fillna("") if "block" in chosen else ""
+    return pd.DataFrame({"value": runs[value].sum().astype(float)}).assign(block=blocks)
 
 
 def _theirs(told: Mapping[str, Any], where: str) -> str:

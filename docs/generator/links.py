@@ -30,8 +30,11 @@ INCLUDED = {
     "results/prediction/spd_kfac.md": "results/spd_kfac.md",
     "results/headline/README.md": "results/headline.md",
     "results/published/README.md": "results/published.md",
-    "results/figures/sc20-small/report.md": "results/sc20-small.md",
-    "results/figures/dp_kfac-transformers/report.md": "results/dp_kfac-transformers.md",
+    "results/figures/README.md": "results/in-small.md",
+    **{
+        str(report.relative_to(ROOT)): f"results/{report.parent.name}.md"
+        for report in sorted(ROOT.glob("results/figures/*/report.md"))
+    },
 }
 """Files of the repository that are pages of the site, by their page."""
 

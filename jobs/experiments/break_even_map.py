@@ -33,7 +33,9 @@ def studies() -> dict[str, Study]:
         for name, label in HEADLINE_STUDIES.items()
     }
     for archive in sorted(FIGURES.glob(f"*/runs/*{SUFFIX}")):
-        found[archive.name.removesuffix(SUFFIX)] = load(archive)
+        study = load(archive)
+        if study.cells["strategy"].notna().any():  # else it has no K-FAC
+            found[archive.name.removesuffix(SUFFIX)] = study
     return found
 
 
