@@ -47,8 +47,9 @@ def draw(study: Study) -> Drawing:
     drawing.legend_below(figure, [shown, entry], columns=1)
     size = int(runs["world_size"].max())
     caption = drawing.sentence(
-        f"{label} by damping and steps between inverse updates, on {size} rank(s): the median over runs,",
-        f"printed in each field ({drawing.counts(runs, ('series', 'damping', 'inverse_update_steps'))});",
+        f"{label} by damping and steps between inverse updates, on {drawing.ranks(size)}: the median over",
+        "runs, printed in each field",
+        f"({drawing.counts(runs, ('series', 'damping', 'inverse_update_steps'))});",
         "darker is less. No whiskers.",
         drawing.remarks(study, runs, kfac_cells(study) & (study.cells["world_size"] == size)),
     )

@@ -216,7 +216,7 @@ def whiskers(intervals: Iterable[Interval]) -> str:
     lacking -= {BASE}
     given = f"Whiskers: 95 % {'; '.join(sorted(drawn))}." if drawn else "No whiskers."
     given += " An arrow: misses leave the upper limit unknown." if endless else ""
-    return given + (f" None where: {'; '.join(sorted(lacking))}." if lacking else "")
+    return given + (f" Without whiskers: {'; '.join(sorted(lacking))}." if lacking else "")
 
 
 def remarks(study: Study, frame: pd.DataFrame, among: pd.Series | None = None) -> str:
@@ -239,6 +239,11 @@ def remarks(study: Study, frame: pd.DataFrame, among: pd.Series | None = None) -
     if frame["oversubscribed"].any():
         notes.append("* More ranks than CPUs: times include ranks waiting for each other's turn.")
     return " ".join(notes)
+
+
+def ranks(size: int) -> str:
+    """`1 rank`, `4 ranks`."""
+    return f"{size} rank" if size == 1 else f"{size} ranks"
 
 
 def number(value: float) -> str:

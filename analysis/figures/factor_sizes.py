@@ -49,8 +49,8 @@ def draw(study: Study) -> Drawing:
         for model, rows in shown.groupby("model", sort=False)
     )
     caption = drawing.sentence(
-        f"Sizes of the Kronecker factors, exact, as the runs described them (n = {shown['run'].nunique()}",
-        f"run(s), one per model, because all runs of a model have the same). {models}. n³ stands for the",
+        f"Sizes of the Kronecker factors, exact, as the runs described them (n = {shown['run'].nunique()}:",
+        f"one run per model, because all runs of a model have the same). {models}. n³ stands for the",
         "work of inverting.",
         drawing.remarks(study, numbers, kfac_cells(study)),
     )

@@ -40,8 +40,9 @@ def draw(study: Study) -> Drawing:
     size = int(numbers["world_size"].max())
     same_size = study.only(study.cells["world_size"] == size)
     caption = drawing.sentence(
-        f"Training loss, the mean since the last evaluation over all ranks, on {size} rank(s); every run a",
-        f"line ({drawing.counts(numbers)}), a marker where it ended. Training time excludes evaluation. No",
+        f"Training loss, the mean since the last evaluation over all ranks, on {drawing.ranks(size)}; every",
+        f"run a line ({drawing.counts(numbers)}), a marker where it ended. Training time excludes",
+        "evaluation. No",
         "whiskers.",
         f"{bad} run(s) met a non-finite loss; their lines end before it." if bad else "",
         drawing.remarks(same_size, numbers),

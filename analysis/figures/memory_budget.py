@@ -54,8 +54,8 @@ def draw(study: Study) -> Drawing:
     kind = " / ".join(sorted(runs["kind"].unique()))
     size = int(runs["world_size"].max())
     caption = drawing.sentence(
-        f"What a memory budget per rank ({kind} of the rank that needs most) buys on {size} rank(s): the",
-        "step line is",
+        f"What a memory budget per rank ({kind} of the rank that needs most) buys on",
+        f"{drawing.ranks(size)}: the step line is",
         "the best batch that fits. A marker is the median of the runs with one batch size, printed beside it",
         f"({drawing.counts(runs, ('series', 'global_batch_size'))}). 1 MB = 1e6 bytes. No whiskers.",
         drawing.remarks(study, runs, study.cells["world_size"] == size),

@@ -34,8 +34,8 @@ def draw(study: Study) -> Drawing:
     same_size = replace(study, cells=study.cells[study.cells["world_size"] == size])
     targets = " / ".join(sorted(study.cells["target_metric"].unique()))
     caption = drawing.sentence(
-        f"What the evaluations of the same runs measured beside the target's {targets}, on {size} rank(s),",
-        "the largest world size evaluated; every run a line, a marker where it ended",
+        f"What the evaluations of the same runs measured beside the target's {targets}, on",
+        f"{drawing.ranks(size)}, the largest world size evaluated; every run a line, a marker where it ended",
         f"({drawing.counts(numbers)}). Training time excludes evaluation.",
         drawing.remarks(same_size, numbers),
     )

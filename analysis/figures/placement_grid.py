@@ -39,8 +39,9 @@ def draw(study: Study) -> Drawing:
     drawing.legend_below(figure, _keys(), columns=4)
     size = int(cells["world_size"].max())
     caption = drawing.sentence(
-        f"Placement on {size} rank(s), the largest world of the study, as one run per arm described it (n =",
-        "1; it is the same in every run of an arm). Columns are layers in the model's order, rows are ranks.",
+        f"Placement on {drawing.ranks(size)}, the largest world of the study, as one run per arm described",
+        "it (n = 1; it is the same in every run of an arm). Columns are layers in the model's order, rows",
+        "are ranks.",
         drawing.remarks(study, cells, kfac_cells(study) & (study.cells["world_size"] == size)),
     )
     return Drawing(figure, pd.concat(parts, ignore_index=True), caption)

@@ -59,7 +59,7 @@ def draw(study: Study) -> Drawing:
     entries = [phase_patch(look, part) for part, (_, _, look) in STAGES.items()]
     drawing.legend_below(figure, entries, columns=3)
     caption = drawing.sentence(
-        f"Upper bars: own arms on {int(size)} rank(s), slowest rank, amortised; sums over runs",
+        f"Upper bars: own arms on {drawing.ranks(int(size))}, slowest rank, amortised; sums over runs",
         f"({drawing.counts(numbers)}). Inverse communication includes that of preconditioned gradients,",
         "which the paper's methods have none of. Lower bars: SPD-KFAC's breakdown on 64 GPUs with F = E = 1,",
         "exposed time,",

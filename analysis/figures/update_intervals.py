@@ -47,9 +47,10 @@ def draw(study: Study) -> Drawing:
     ]
     drawing.legend_below(figure, [*drawing.handles(kfac, lines=True), *levels], columns=min(len(looks), 4))
     pairs = own[fields].drop_duplicates().sort_values(fields).itertuples(index=False)
+    most = int(own["world_size"].max())
     caption = drawing.sentence(
         f"{metric.capitalize()} and training time after {own['epochs'].max():g} epochs as second-order data",
-        f"is renewed less often, on {int(own['world_size'].max())} rank(s); factors every F steps:",
+        f"is renewed less often, on {drawing.ranks(most)}; factors every F steps:",
         ", ".join(f"E={e} F={f}" for e, f in pairs) + ".",
         f"Every run is a dot ({drawing.counts(own, ('series', 'inverse_update_steps'))}).",
         drawing.whiskers(found),
