@@ -60,9 +60,12 @@ def test_two_nodes_of_two_ranks_write_the_records_that_one_host_writes(on_slurm,
     for id in ids:
         assert seen["slurm", id] == seen["local", id]
         assert seen["mpi", id][1:] == seen["local", id][1:]
-        over_mpi, local = seen["mpi", id][0], seen["local", id][0]  # MPI may add in another order
-        assert [loss for loss, _ in over_mpi] == pytest.approx([loss for loss, _ in local], rel=1e-4)
-        assert [value for _, value in over_mpi] == pytest.approx([value for _, value in local], abs=0.01)
+        # MPI may add in another order; training makes such differences grow, by machine up to 2e-3
+        over_mpi, local = ([loss for loss, _ in seen[name, id][0]] for name in ("mpi", "local"))
+        assert over_mpi[:4] == pytest.approx(local[:4], rel=1e-4)
+        assert over_mpi == pytest.approx(local, rel=1e-2)
+        values = ([value for _, value in seen[name, id][0]] for name in ("mpi", "local"))
+        assert next(values) == pytest.approx(next(values), abs=0.01)
         ends = [json.loads(line) for path in (tmp_path / "slurm/study" / id).glob("attempt-1/rank-*.end")
                 for line in path.read_text().splitlines() if "node" in line]  # fmt: skip
         assert sorted(end["rank"] for end in ends) == [0, 1, 2, 3]
