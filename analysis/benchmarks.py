@@ -131,10 +131,10 @@ def algoperf(study: Study) -> AlgoPerfScores:
 
 
 def _form(method: str, studies: int, trials: list[int]) -> str:
-    counted = " or ".join(str(int(n)) for n in trials)
+    counted = " or ".join(str(int(n)) for n in trials) + (" trial" if trials == [1] else " trials")
     return (
         f"its rules require {STUDIES} studies (seeds) of {TRIALS} trials (arms) each, or of one, for every "
-        f"method on every workload; {method} has {studies} seeds with {counted} trial(s) each"
+        f"method on every workload; {method} has {studies} seeds with {counted} each"
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from analysis.comparisons import Comparison
+from analysis.figures.drawing import ranks
 from analysis.report.ranking import Place
 from analysis.statistics.power import FEWEST_RUNS, decidable, repeats_for
 
@@ -67,11 +68,6 @@ def recommendation(places: Sequence[Place]) -> list[str]:
 def short_name(arm: str, setting: str) -> str:
     """The arm's name without the setting, where a sentence or a heading has that already."""
     return arm.removesuffix(setting).strip() or arm
-
-
-def ranks(size: int) -> str:
-    """`1 rank`, `4 ranks`."""
-    return "1 rank" if size == 1 else f"{size} ranks"
 
 
 def duration(seconds: float) -> str:

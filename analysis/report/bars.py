@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analysis.report.answers import duration, ranks, short_name
+from analysis.figures.drawing import ranks
+from analysis.report.answers import duration, short_name
 from analysis.report.ranking import Place, Point
 
 MOST_BARS = 24

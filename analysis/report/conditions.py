@@ -19,10 +19,10 @@ from analysis.conditions import (
     order_effect,
     without_disturbed,
 )
+from analysis.figures.drawing import ranks
 from analysis.metrics import time_to_accuracy
 from analysis.records.study import Study
 from analysis.records.tables import ROLES
-from analysis.report.answers import ranks
 from analysis.statistics.power import FEWEST_RUNS, SIGNIFICANT
 from analysis.statistics.trend import Trend
 from analysis.steps import rank_phase_costs
@@ -36,46 +36,51 @@ class Check(NamedTuple):
 
 
 def checks(study: Study) -> list[Check]:
-    """On equal work, drift, order and disturbed blocks; none without runs that recorded steps."""
+    """On averaging, equivalent arms, equal work, drift, order and disturbed blocks; none without steps."""
     runs = equal_work(study)
     if runs.empty or runs["oversubscribed"].all():
         return []
     return [
-        *_averaging(study), *_twins(study), *_equal_work(runs), _drift(runs), _order(runs),
+        *_averaging(study), *_equivalent_arms(study), *_equal_work(runs), _drift(runs), _order(runs),
         *_disturbed(study, runs),
     ]  # fmt: skip
 
 
-def _twins(study: Study) -> list[Check]:
-    """Arms that computed and sent the same on several ranks, though their strategies differ.
+def _equivalent_arms(study: Study) -> list[Check]:
+    """Arms that computed and sent the same on several ranks, though they differ in strategy.
 
-    They have the same options, every layer's roles are on the same ranks, and each rank sent as many bytes.
+    All other fields of their cells agree, every layer's roles are on the same ranks, and each rank sent as
+    many bytes a step.
     """
     cells = study.cells[(study.cells["world_size"] > 1) & study.cells["run"].isin(study.layers["run"])]
     cells = cells.drop_duplicates(["arm", "world_size"])
+    others = study.fields.drop(columns=list(_OF_STRATEGIES), errors="ignore").to_dict("records")
+    fields = {str(row.pop("run")): str(row) for row in others}
     layers = study.layers[study.layers["run"].isin(cells["run"])]
     placements = {
         str(run): rows[["name", *ROLES]].to_string(index=False) for run, rows in layers.groupby("run")
     }
-    sent = rank_phase_costs(study).groupby(["run", "rank"])["bytes_per_step"].sum().round()
+    by_rank = rank_phase_costs(study).groupby(["run", "rank"])["bytes_per_step"].sum().round()
+    sent = by_rank.groupby("run").apply(list)
     alike: dict[tuple[str, ...], list[str]] = {}
-    for row in cells.to_dict("records"):
-        options = (str(row[name]) for name in ("world_size", *_OPTIONS))
-        own = sent[row["run"]].tolist() if row["run"] in sent.index else []
-        alike.setdefault((*options, placements[row["run"]], str(own)), []).append(str(row["arm"]))
+    for run, arm, size in zip(cells["run"], cells["arm"], cells["world_size"], strict=True):
+        key = (str(size), fields[run], placements[run], str(sent.get(run)))
+        alike.setdefault(key, []).append(arm)
     return [
         Check(
-            f"{' and '.join(arms)} computed and sent the same on {ranks(int(key[0]))}: differences between "
+            f"{' and '.join(names)} computed and sent the same on {ranks(int(key[0]))}: differences between "
             "their seconds are noise.",
             warns=True,
         )
-        for key, arms in alike.items()
-        if len(arms) > 1
+        for key, names in alike.items()
+        if len(names) > 1
     ]
 
 
-_OPTIONS = ("setting", "optimizer", "solver", "factor_update_steps", "inverse_update_steps", "damping")
-"""Columns of `Study.cells` in which arms that do the same agree."""
+_OF_STRATEGIES = (
+    "method", "seed", "kfac.strategy", "kfac.assignment", "kfac.grad_worker_fraction", "kfac.split_factors",
+)  # fmt: skip
+"""Fields of a cell that say who computes what, which placement and traffic show; and the run's seed."""
 
 
 def _averaging(study: Study) -> list[Check]:

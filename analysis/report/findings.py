@@ -6,10 +6,10 @@ import pandas as pd
 
 from analysis.comparisons import Comparison, baselines, comparisons
 from analysis.completeness import NOT_STARTED, LeftOut, completed
+from analysis.figures.drawing import ranks
 from analysis.metrics import time_to_accuracy
 from analysis.records.left_out import not_sealed_note
 from analysis.records.study import Study
-from analysis.report.answers import ranks
 from analysis.report.summary import spell
 from analysis.statistics.intervals import Interval
 from analysis.statistics.power import decidable, repeats_for

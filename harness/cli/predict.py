@@ -84,10 +84,10 @@ _RECOMMEND = "kronscale recommend SWEEP "
 _INSTEAD = {
     "--recommend": f"{_RECOMMEND}recommends",
     "--memory-gib": f"{_RECOMMEND}takes it",
-    "--out": f"{_RECOMMEND}draws",
+    "--out": f"{_RECOMMEND}draws maps",
     "--epochs-ratio": "the study's runs have their epochs",
 }
-"""What to do in the place of an option of predictions that no study is read for."""
+"""Why an option of `--model` has no effect with `--from`, where that is not for the study's cells."""
 
 
 def _refuse(given: dict[str, object]) -> None:

@@ -122,7 +122,7 @@ def test_algoperf_needs_equal_trials_of_every_method(tmp_path):
     found = algoperf(tuning(tmp_path, trials=2))
     assert found.scores == {}
     assert "5 trials (arms) each, or of one, for every method on every workload" in found.why
-    assert "has 3 seeds with 2 trial(s) each" in found.why
+    assert "has 3 seeds with 2 trials each" in found.why
     uneven = [Run("sgd", 1, 0, 4, 9.0)] + [
         Run("comm_opt", 1, 0, 4, 5.0 + n, patch={"kfac.damping": 0.01 * n}) for n in (1, 2)
     ]

@@ -267,9 +267,11 @@ def test_a_comparison_that_is_refused_is_in_no_family(tmp_path):
 def test_arms_with_one_placement_and_one_traffic_are_named_as_the_same(write_study):
     """With so small factors SPD-KFAC inverts all of them on every rank, as D-KFAC does."""
     methods = ("sgd", "d_kfac", "spd_kfac", "mem_opt")
-    said = sentences(load(write_study(Plan(methods=methods, world_sizes=(1, 2), misses=()))))
+    rates = ({}, {"optimizer.lr": 0.2})  # another rate takes other steps
+    said = sentences(load(write_study(Plan(methods=methods, world_sizes=(1, 2), misses=(), patches=rates))))
     same = [sentence for sentence in said if "computed and sent the same" in sentence]
     assert same == [
-        "d_kfac and spd_kfac computed and sent the same on 2 ranks: differences between their seconds are "
-        "noise."
+        f"d_kfac lr={rate} and spd_kfac lr={rate} computed and sent the same on 2 ranks: differences between "
+        "their seconds are noise."
+        for rate in (0.1, 0.2)
     ]
