@@ -1,11 +1,14 @@
-"""Promise: the wrapper writes a rank's end and log, readable by the group if the folder is."""
+"""Promises of the wrapper: it writes a rank's end and log, readable by the group if the folder is, and no
+signal ends it before it has done so or while it exits."""
 
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -34,6 +37,25 @@ def test_the_group_may_read_the_files_if_it_may_enter_the_folder(tmp_path, folde
     assert [stat.S_IMODE(file.stat().st_mode) for file in (end, log)] == [file_mode] * 2
     assert log.read_text() == "here\n"
     assert [json.loads(line).get("exit_code") for line in end.read_text().splitlines()] == [None, 0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_signals_until_it_is_gone_change_neither_line_nor_exit_code(tmp_path, number):
+    """Hydra sends SIGUSR1 when a peer has ended, and SIGKILL to all others once that has killed a wrapper."""
+    (tmp_path / "logs").mkdir()
+    cpu = str(min(os.sched_getaffinity(0)))
+    wrapper = subprocess.Popen(
+        [sys.executable, "-I", "-S", rank_wrapper.__file__, str(tmp_path), "1", cpu, "/bin/sleep", "0.2"],
+        env=os.environ | {"PMI_RANK": "0", "PMI_SIZE": "1"},
+    )  # fmt: skip
+    end = tmp_path / "rank-00000.end"
+    while not end.exists() or not end.read_text().endswith("\n"):
+        assert wrapper.poll() is None
+    while wrapper.poll() is None:
+        wrapper.send_signal(number)
+        time.sleep(0.0002)  # without a pause it would do nothing but handle signals
+    assert wrapper.returncode == 1  # of `sleep`, which knows no --rank
+    assert [json.loads(line).get("exit_code") for line in end.read_text().splitlines()] == [None, 1]
 
 
 def test_a_rank_that_ended_before_it_was_watched_is_no_error_and_no_orphan():
