@@ -2,7 +2,8 @@
 
 `<sweep>/budgets/<name>.json` has the sum of what finished starts have cost and of what others could still
 cost. It begins as the cost of the first start of every job, within the budget. Another start is granted only
-if all of its time limit fits. Starts after a preemption or a node failure are not counted.
+if all of its time limit fits. Of starts that Slurm repeats after a preemption or a node failure only one is
+counted, the last.
 
 An attempt on this host that is cancelled before its ranks start costs nothing. A job of Slurm that is
 cancelled in the queue stays committed: it may hold other attempts, or start at that moment and give back its

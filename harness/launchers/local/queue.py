@@ -3,8 +3,10 @@
 `python -m harness.launchers.local.queue SWEEP_FOLDER [--shared-runs]`, started by the local launcher and
 detached from it. An attempt that another user may have written is left alone without `--shared-runs`.
 submitit's local executor starts a job at once, so the queue submits an attempt only when the one before has
-its leases. At most one supervisor of a sweep waits for leases; it starts while other attempts run. A killed
-queue loses nothing: supervisors continue, and the next queue starts from the files.
+its leases. At most one supervisor of a sweep waits for leases; it starts while other attempts run, unless the
+site runs cells one at a time: starting it takes a second or two of CPU time, which the attempt that is timed
+would count as foreign. A killed queue loses nothing: supervisors continue, and the next queue starts from the
+files.
 """
 
 from __future__ import annotations
@@ -41,8 +43,10 @@ def run_queue(folder: SweepFolder, *, shared_runs: bool = False) -> None:
         Attempt(folder.path).write(identity.name, ProcessIdentity.mine().to_dict())
         while True:
             for attempt in pending(folder, shared_runs=shared_runs):
-                jobs.append(_submit(attempt, shared_runs=shared_runs))
+                job = _submit(attempt, shared_runs=shared_runs)
+                jobs.append(job)
                 _wait_until_started(attempt, jobs)
+                _wait_until_ended_if_alone(attempt, job)
             # Under the submit lock: attempts added now are seen here, or their submitter sees no queue.
             with exclusive(folder.path / "submit.lock"):
                 if not any(pending(folder, shared_runs=shared_runs)):
@@ -106,6 +110,13 @@ def _wait_until_started(attempt: Attempt, jobs: list[Any]) -> None:
             attempt.write_outcome(Outcome("FAILED", cause, None, "error", now, now))
         time.sleep(_POLL_SECONDS)
     jobs[:] = [job for job in jobs if not job.done()]  # `done` also reaps the finished ones
+
+
+def _wait_until_ended_if_alone(attempt: Attempt, job: Any) -> None:
+    launch = Launch.read(attempt)
+    if launch is not None and launch.site.one_at_a_time:
+        while not (attempt.outcome() or job.done()):
+            time.sleep(_POLL_SECONDS)
 
 
 if __name__ == "__main__":

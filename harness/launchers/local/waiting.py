@@ -22,11 +22,9 @@ def waiting(attempts: Iterable[Attempt]) -> dict[Attempt, AttemptState]:
     found: dict[Attempt, AttemptState] = {}
     for pending in by_sweep.values():
         first = next(filter(_has_supervisor, pending), None)  # a queue has one attempt wait at a time
-        for attempt in pending if first else ():
-            if attempt == first:
-                why = _missing_leases(attempt)
-            else:
-                why = f"queued behind {first.cell_folder.id}" if first else ""
+        missing = _missing_leases(first or pending[0], or_alone=first is None)
+        for attempt in pending:
+            why = f"queued behind {first.cell_folder.id}" if first and attempt != first else missing
             if why:
                 found[attempt] = AttemptState(None, why)
     return found
@@ -37,9 +35,10 @@ def _has_supervisor(attempt: Attempt) -> bool:
     return supervisor is not None and supervisor.host == socket.gethostname() and supervisor.alive()
 
 
-def _missing_leases(attempt: Attempt) -> str:
+def _missing_leases(attempt: Attempt, *, or_alone: bool) -> str:
+    """What it waits for; with `or_alone` only where the site runs cells one at a time, without supervisors."""
     launch = Launch.read(attempt)
-    if launch is None:
+    if launch is None or or_alone and not launch.site.one_at_a_time:
         return ""
     held, own = holders(), _name(str(attempt.path.resolve()))
     by_holder = {lease: _name(label) for lease, label in held.items()}

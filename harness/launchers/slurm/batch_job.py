@@ -50,6 +50,7 @@ class Supervisor:
         self._lost_nodes: tuple[str, ...] = ()
         self._failure: Exception | None = None
         self._following: list[Attempt] = []
+        self._repeated = False  # whether Slurm may start this job again for an attempt without an outcome
         self._preparing = threading.Lock()  # slots are threads
         layout, site = manifest.layout, manifest.site
         self._ends = time.monotonic() + layout.minutes(site) * 60
@@ -75,8 +76,9 @@ class Supervisor:
             slot.start()
         for slot in slots:
             slot.join()
-        with suppress(OSError, StoreError):  # then it stays committed
-            self._budget.close()
+        if not self._repeated:  # else that start uses what is committed, and gives back what it leaves
+            with suppress(OSError, StoreError):  # then it stays committed
+                self._budget.close()
         if self._following and not self._ending.is_set():
             self._start_again()
         if isinstance(self._failure, OSError):
@@ -141,6 +143,7 @@ class Supervisor:
         except OSError as error:
             return outcome_without_ranks("FAILED", f"the ranks could not be run: {error}", started_at)
         if self._ending.is_set() and cancel_requested(attempt) is None:
+            self._repeated = True
             return None
         outcome = outcome_of_step(attempt, end, started_at)
         if outcome.state == "NODE_FAIL":
@@ -149,6 +152,7 @@ class Supervisor:
             cause = outcome.cause.replace("preempted", "stopped before its job's time limit", 1)
             outcome = replace(outcome, state="TIMEOUT", cause=cause)
         if outcome.state == "PREEMPTED" and slurm(launch.site).requeue and not _requeue():
+            self._repeated = True
             return None  # the job resumes from the checkpoint when Slurm starts it again
         return outcome
 

@@ -37,6 +37,19 @@ def test_the_first_waits_for_leases_and_the_others_for_the_first(make_cell, make
     assert {one.state for one in read_statuses(folder, cells)} == {"PENDING"}
 
 
+def test_where_cells_run_one_at_a_time_none_has_a_supervisor_while_another_runs(
+    make_cell, make_attempt, tmp_path
+):
+    cells = [make_cell(2, seed=seed) for seed in range(2)]
+    for attempt in map(make_attempt, cells):
+        launch = attempt.read("launch.json")
+        site = launch["site"] | {"one_at_a_time": True}
+        attempt.write("launch.json", launch | {"cpus": [0, 1, 2, 3], "site": site})
+    with leased(POOL, label="/runs/study/k-p2-s7-0123456789/attempt-1"):
+        causes = [one.cause for one in read_statuses(sweep_folder("study", tmp_path), cells)]
+    assert causes == ["waits for 4 of CPUs 0-3; study/k-p2-s7-0123456789 holds CPU 0-1"] * 2
+
+
 def test_what_a_cell_has_already_counts(make_cell, make_attempt, tmp_path):
     cell = make_cell(2)
     attempt = make_attempt(cell)

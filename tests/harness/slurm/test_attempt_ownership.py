@@ -2,10 +2,12 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from harness.errors import BudgetError, ForeignError, SchedulerError
+from harness.launchers.budget import open_budget
 from harness.launchers.launch import Launch, RanksStarted, request_cancel
 from harness.launchers.outcome import outcome_without_ranks
 from harness.launchers.slurm import batch_job, launcher
@@ -15,6 +17,7 @@ from harness.launchers.slurm.launcher import SlurmLauncher
 from harness.launchers.slurm.sbatch import batch_text
 from harness.launchers.slurm.scheduler import Job
 from harness.launchers.slurm.submission_manifest import SubmissionManifest
+from harness.runs.attempt_outcome import Outcome
 from harness.runs.store import Attempt, sweep_folder
 from harness.study.submit import submit
 
@@ -147,6 +150,39 @@ def test_the_outcome_has_the_error_of_a_supervisor_that_failed(listed, as_job, m
     outcome = attempts[0].outcome()
     assert (outcome.state, outcome.cause) == ("FAILED", "its supervisor failed: KeyError: 'node'")
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_start_that_slurm_repeats_after_a_preemption_gives_no_time_back_twice(listed, as_job, monkeypatch):
+    manifest, (attempt,) = listed()
+    cost, minutes = manifest.layout.estimate_cost(manifest.site), manifest.layout.minutes(manifest.site)
+    name = open_budget(manifest.sweep, 2 * cost.counted, cost)
+    other = open_budget(manifest.sweep, 2 * cost.counted, cost)
+    manifest = replace(manifest, launch=manifest.launch.model_copy(update={"budget": name}))
+    now = [0.0]
+    monkeypatch.setattr("harness.launchers.budget.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(batch_job.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(batch_job, "_requeue", lambda: "")
+    monkeypatch.setattr(batch_job, "slurm", lambda _: SimpleNamespace(requeue=True, signal_seconds=None))
+    monkeypatch.setattr(batch_job, "run_step", lambda *_: None)
+
+    def committed(name):
+        return Attempt(manifest.sweep.path / "budgets").read(f"{name}.json")["committed"] / cost.counted
+
+    def start(state, share_of_limit):
+        def end(*_):
+            now[0] += share_of_limit * minutes * 60
+            return Outcome(state, "preempted", None, "error", 1.0, 2.0)
+
+        monkeypatch.setattr(batch_job, "outcome_of_step", end)
+        assert batch_job.Supervisor(manifest, 0).run() == 0
+        return committed(name)
+
+    as_job(0, 0)
+    assert start("PREEMPTED", 0.25) == 1.0
+    assert attempt.outcome() is None
+    as_job(0, 1)
+    assert start("COMPLETED", 0.5) == pytest.approx(0.5)
+    assert committed(other) == 1.0
 
 
 def test_the_files_of_a_submission_keep_their_keys(listed):
