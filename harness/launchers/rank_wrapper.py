@@ -178,6 +178,6 @@ def _write(file: int, **fields: object) -> None:
 
 
 if __name__ == "__main__":
-    # Not sys.exit: Python gives handled signals their default back before it is gone. When one rank has ended
-    # Hydra sends SIGUSR1 to the others; a wrapper that this kills has Hydra send SIGKILL to those still waiting.
+    # Not sys.exit: Python gives handled signals their default back before it is gone. When a rank has ended
+    # Hydra sends SIGUSR1 to the others; a wrapper that this kills has it send SIGKILL to those still waiting.
     os._exit(main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]))

@@ -36,9 +36,9 @@ def _has_supervisor(attempt: Attempt) -> bool:
 
 
 def _missing_leases(attempt: Attempt, *, or_alone: bool) -> str:
-    """What it waits for; with `or_alone` only where the site runs cells one at a time, without supervisors."""
+    """What it waits for; with `or_alone` only where the site runs cells one at a time."""
     launch = Launch.read(attempt)
-    if launch is None or or_alone and not launch.site.one_at_a_time:
+    if launch is None or (or_alone and not launch.site.one_at_a_time):
         return ""
     held, own = holders(), _name(str(attempt.path.resolve()))
     by_holder = {lease: _name(label) for lease, label in held.items()}
