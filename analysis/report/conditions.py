@@ -108,8 +108,9 @@ def _equal_work(runs: pd.DataFrame) -> list[Check]:
     return [
         Check(
             f"Equal work differed: on {ranks(gap.world_size)} forward and backward, the same work, took "
-            f"{gap.ratio:.2f} times as long in {gap.slow} as in {gap.fast}; so differences in "
-            "seconds are partly differences in the machine's load. Epochs are not affected.",
+            f"{gap.ratio:.2f} times as long in {gap.slow} as in {gap.fast}: the machine's "
+            "load differed, or other phases left its caches cold. Read differences in seconds with care; "
+            "epochs are not affected.",
             warns=True,
         )
         for gap in found

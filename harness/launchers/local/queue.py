@@ -4,8 +4,8 @@
 detached from it. An attempt that another user may have written is left alone without `--shared-runs`.
 submitit's local executor starts a job at once, so the queue submits an attempt only when the one before has
 its leases. At most one supervisor of a sweep waits for leases; it starts while other attempts run, unless the
-site runs cells one at a time: starting it takes a second or two of CPU time, which the attempt that is timed
-would count as foreign. A killed queue loses nothing: supervisors continue, and the next queue starts from the
+site runs cells one at a time: starting it takes half a second of CPU time, which the attempt that is timed
+could count as foreign. A killed queue loses nothing: supervisors continue, and the next queue starts from the
 files.
 """
 

@@ -8,6 +8,7 @@ import pytest
 
 from harness.errors import BudgetError, ForeignError, SchedulerError
 from harness.launchers.budget import open_budget
+from harness.launchers.cost_estimate import CostEstimate
 from harness.launchers.launch import Launch, RanksStarted, request_cancel
 from harness.launchers.outcome import outcome_without_ranks
 from harness.launchers.slurm import batch_job, launcher
@@ -155,8 +156,8 @@ def test_the_outcome_has_the_error_of_a_supervisor_that_failed(listed, as_job, m
 def test_a_start_that_slurm_repeats_after_a_preemption_gives_no_time_back_twice(listed, as_job, monkeypatch):
     manifest, (attempt,) = listed()
     cost, minutes = manifest.layout.estimate_cost(manifest.site), manifest.layout.minutes(manifest.site)
-    name = open_budget(manifest.sweep, 2 * cost.counted, cost)
-    other = open_budget(manifest.sweep, 2 * cost.counted, cost)
+    two_jobs = CostEstimate(core_hours=2 * cost.counted)
+    name = open_budget(manifest.sweep, two_jobs.counted, two_jobs)
     manifest = replace(manifest, launch=manifest.launch.model_copy(update={"budget": name}))
     now = [0.0]
     monkeypatch.setattr("harness.launchers.budget.time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -165,24 +166,20 @@ def test_a_start_that_slurm_repeats_after_a_preemption_gives_no_time_back_twice(
     monkeypatch.setattr(batch_job, "slurm", lambda _: SimpleNamespace(requeue=True, signal_seconds=None))
     monkeypatch.setattr(batch_job, "run_step", lambda *_: None)
 
-    def committed(name):
-        return Attempt(manifest.sweep.path / "budgets").read(f"{name}.json")["committed"] / cost.counted
-
     def start(state, share_of_limit):
         def end(*_):
             now[0] += share_of_limit * minutes * 60
-            return Outcome(state, "preempted", None, "error", 1.0, 2.0)
+            return Outcome(state, "it ended", None, "error", 1.0, 2.0)
 
         monkeypatch.setattr(batch_job, "outcome_of_step", end)
         assert batch_job.Supervisor(manifest, 0).run() == 0
-        return committed(name)
+        return Attempt(manifest.sweep.path / "budgets").read(f"{name}.json")["committed"] / cost.counted
 
     as_job(0, 0)
-    assert start("PREEMPTED", 0.25) == 1.0
+    assert start("PREEMPTED", 0.25) == 2.0
     assert attempt.outcome() is None
     as_job(0, 1)
-    assert start("COMPLETED", 0.5) == pytest.approx(0.5)
-    assert committed(other) == 1.0
+    assert start("COMPLETED", 0.5) == pytest.approx(1.5)  # of this job half, and all of the other
 
 
 def test_the_files_of_a_submission_keep_their_keys(listed):
