@@ -203,9 +203,10 @@ def test_one_at_a_time_no_cell_runs_beside_another_and_each_has_its_place_in_the
     assert launches[0].order_seed is not None
     started = [RanksStarted.read(attempt) for attempt in attempts]
     assert all(len(one.cpus) == cpus for one in started)
-    supervised_from = [(attempt.path / "gang.json").stat().st_mtime for attempt in attempts]
+    jobs = [next((attempt.path / "submitit").glob("*_submitted.pkl")) for attempt in attempts]
+    submitted_at = [job.stat().st_mtime for job in jobs]  # before its supervisor starts
     ended_at = [attempt.outcome().ended_at for attempt in attempts]
-    assert all(ended <= came for ended, came in zip(ended_at[:-1], supervised_from[1:], strict=True))
+    assert all(ended <= came for ended, came in zip(ended_at[:-1], submitted_at[1:], strict=True))
 
 
 def test_repeating_runs_completed_cells_again_from_the_beginning(
