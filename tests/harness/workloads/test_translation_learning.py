@@ -80,7 +80,10 @@ def test_runs_on_one_and_two_ranks_leave_their_records_and_a_bleu(tmp_path, caps
     scores = []
     for size in (1, 2):
         (attempt,) = runs.glob(f"tiny/comm_opt-p{size}-*/attempt-1")
-        ranks = [[json.loads(line) for line in path.open()] for path in sorted(attempt.glob("rank-*.jsonl"))]
+        ranks = [
+            [json.loads(line) for line in path.read_text().splitlines()]
+            for path in sorted(attempt.glob("rank-*.jsonl"))
+        ]
         assert [sum(record["kind"] == "phases" for record in records) for records in ranks] == [2] * size
         (evaluation,) = (record for record in ranks[0] if record["kind"] == "evaluation")
         assert (evaluation["metric"], evaluation["direction"]) == ("bleu", "higher")
