@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
@@ -28,7 +29,8 @@ class Comparison:
         oversubscribed: whether runs had more ranks than CPUs, so that seconds cannot be compared.
         caution: why its numbers need care, or nothing; see `analysis.completeness`.
         refused: why there is no verdict although runs are enough, or nothing: all runs of one arm came before
-            those of the other, or too many ended by their own doing.
+            those of the other, too many ended by their own doing, or misses were stopped too soon to count as
+            slower.
         holm_p: p of `speedup`, adjusted for all comparisons of the study; None without an interval, with
             fewer than `FEWEST_RUNS` runs, if oversubscribed, or if there is no verdict.
     """
@@ -87,10 +89,12 @@ def comparisons(study: Study, scored: pd.DataFrame) -> dict[tuple[str, int], Com
     ]
     oversubscribed = {size for (_, size), group in runs.items() if group["oversubscribed"].any()}
     left_out = LeftOut(study)
-    times = study.cells[["run", "started_at", "ended_at"]]
+    times = study.cells[["run", "started_at", "ended_at", "stop_reason"]]
+    full = {key: group.merge(times) for key, group in runs.items()}
     refused = {
         (arm, size): left_out.own_doing(arm, against, size)
-        or ran_apart(arm, against, runs[arm, size].merge(times), runs[against, size].merge(times))
+        or stopped_early(full[arm, size], full[against, size])
+        or ran_apart(arm, against, full[arm, size], full[against, size])
         for arm, against, size in family
     }
     family_size = sum(size not in oversubscribed and not refused[arm, size] for arm, _, size in family)
@@ -123,6 +127,35 @@ def ran_apart(arm: str, against: str, runs: Columns, base: Columns) -> str:
     if min(len(runs["block"]), len(base["block"])) < FEWEST_RUNS or not one_after_another(runs, base):
         return ""
     return f"{arm} and {against} ran one after the other, so that drift could make the difference"
+
+
+def stopped_early(runs: pd.DataFrame, base: pd.DataFrame) -> str:
+    """Why misses allow no verdict, or nothing: their runs were stopped sooner than the other arm arrived.
+
+    A run that missed its target counts as slower than every run that reached it. That is an assumption where
+    it had trained for less time than the others took, so a verdict must also hold if each such run had
+    reached its target the moment it stopped. Runs that diverged would never have reached it.
+
+    Args:
+        runs: of one arm, rows of `analysis.metrics.time_to_accuracy` with `stop_reason`.
+        base: of the other.
+    """
+    for own, other in ((base, runs), (runs, base)):
+        arrived = other["scored_seconds"][other["reached"]]
+        early = ~own["reached"] & (own["stop_reason"] != "diverged") & (own["seconds"] < arrived.max())
+        if not early.any() or arrived.empty:
+            continue
+        sooner = own.assign(scored_seconds=own["scored_seconds"].where(~early, own["seconds"]))
+        found, at_best = (compared(one, other, "scored_seconds") for one in (own, sooner))
+        holds = at_best.excludes(1) and (at_best.estimate > 1) == (found.estimate > 1)
+        if math.isnan(found.estimate) or (found.excludes(1) and not holds):
+            name, faster = own["arm"].iloc[0], other["arm"].iloc[0]
+            return (
+                f"{early.sum()} of {len(own)} runs of {name} stopped after "
+                f"{own['epochs'][early].max():g} epochs, sooner than {faster} reached the target, so more "
+                f"epochs of {name} could change the order"
+            )
+    return ""
 
 
 def compared(top: Columns, bottom: Columns, column: str, family: int = 1) -> Interval:

@@ -41,6 +41,7 @@ class Gap:
     fast: str
     slow: str
     ratio: float
+    setting: str
 
 
 def equal_work(study: Study) -> pd.DataFrame:
@@ -83,11 +84,14 @@ def gaps(runs: pd.DataFrame) -> list[Gap]:
         runs: rows of `equal_work`.
     """
     found = []
-    for (_, size), group in runs[~runs["oversubscribed"]].groupby(["setting", "world_size"], sort=False):
+    for (setting, size), group in runs[~runs["oversubscribed"]].groupby(
+        ["setting", "world_size"], sort=False
+    ):
         medians = group.groupby("arm")["work_seconds"].median().sort_values()
         ratio = float(medians.iloc[-1] / medians.iloc[0])
         if ratio > EQUAL_WORK_RATIO:
-            found.append(Gap(int(cast("int", size)), str(medians.index[0]), str(medians.index[-1]), ratio))
+            fast, slow = str(medians.index[0]), str(medians.index[-1])
+            found.append(Gap(int(cast("int", size)), fast, slow, ratio, str(setting)))
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from analysis.comparisons import Comparison
@@ -13,6 +13,8 @@ from analysis.statistics.power import FEWEST_RUNS, decidable, repeats_for
 
 MOST_SETTINGS = 3
 """Most settings of which the headline names the fastest arms; of more it counts them."""
+
+RECOMMEND = "kronscale recommend SWEEP --world-size N"
 
 ROUNDS_TO_EQUAL = 0.005
 """Ratios that differ less from 1 are given as equal: they round to it."""
@@ -37,13 +39,24 @@ def headline(places: Sequence[Place]) -> str:
     return " ".join([*parts, _sure(judged)])
 
 
-def answers(places: Sequence[Place]) -> list[str]:
-    """A sentence or two on every setting and world size."""
-    return [_answer(place, _family(places)) for place in places]
+def answers(places: Sequence[Place], differed: Mapping[tuple[str, int], float] | None = None) -> list[str]:
+    """A sentence or two on every setting and world size.
+
+    Args:
+        places: of the study.
+        differed: by setting and world size, how many times as long the same work took in the slowest arm as
+            in the fastest.
+    """
+    return [f"{_answer(place, _family(places))}{_of_the_machine(place, differed or {})}" for place in places]
 
 
-def recommendation(places: Sequence[Place]) -> list[str]:
-    """What to use of what was measured: a sentence for every setting, and one on what was not measured."""
+def recommendation(places: Sequence[Place], command: str = RECOMMEND) -> list[str]:
+    """What to use of what was measured: a sentence for every setting, and one on what was not measured.
+
+    Args:
+        places: of the study.
+        command: predicts from these runs.
+    """
     judged = [place for place in places if place.judged]
     if not judged:
         return _nothing_advised(places)
@@ -58,10 +71,7 @@ def recommendation(places: Sequence[Place]) -> list[str]:
     if len(settings) > len(lines):
         lines.append(f"{len(settings) - len(lines)} more settings: see the table of times.")
     most = max(place.world_size for place in judged)
-    lines.append(
-        f"Nothing beyond {ranks(most)} was measured{_skipped(places, most)}; for other world sizes "
-        "`kronscale recommend SWEEP --world-size N` predicts times with bounds, at the epochs measured here."
-    )
+    lines.append(f"{_measured(places, most)} For other world sizes, `{command}` predicts times with bounds.")
     return lines
 
 
@@ -93,7 +103,7 @@ def _winners(places: Sequence[Place]) -> str:
     for place in places:
         sizes.setdefault(short_name(place.fastest.arm, place.setting), []).append(place.world_size)
     told = [
-        f"{arm} {'was fastest ' if first else ''}on {_listed(map(str, found))} "
+        f"{arm} {'was fastest ' if first else ''}on {listed(map(str, found))} "
         f"rank{'' if found == [1] else 's'}"
         for first, (arm, found) in zip([True, *[False] * len(sizes)], sizes.items(), strict=False)
     ]
@@ -115,9 +125,15 @@ def _sure(judged: Sequence[Place]) -> str:
         return f"All these differences{of} are significant."
     if decided:
         return f"{decided} of {len(pairs)} of these differences are significant."
+    return _nothing_sure(pairs)
+
+
+def _nothing_sure(pairs: Sequence[Comparison]) -> str:
     most = max(one.speedup.n for one in pairs)
     if most < FEWEST_RUNS:
-        return f"{_count(most, 'run')} a point: no claim."
+        return f"{_count(most, 'run')} of each arm: no claim."
+    if all(one.refused for one in pairs):
+        return "No claim: none of these differences can be judged."
     return "No claim: none of these differences is significant."
 
 
@@ -188,7 +204,7 @@ def _next(place: Place, other: str) -> str:
     if second.arm == other or second.oversubscribed or not math.isfinite(second.seconds):
         return ""
     names = f"{short_name(second.arm, place.setting)}, {duration(second.seconds)}"
-    return f" Second is {names}; the two are not compared with each other."
+    return f" Next is {names}; whether these two differ is not tested."
 
 
 def _longer(pair: Comparison, best: str, other: str) -> str:
@@ -223,7 +239,10 @@ def _certainty(pair: Comparison, family: int) -> str:
         return f"No claim: {pair.refused}."
     runs = pair.speedup.n
     if runs < FEWEST_RUNS or decidable(runs) < family:
-        return f"No claim: {_count(runs, 'run').lower()} a point; {repeats_for(max(family, 1))} could decide."
+        return (
+            f"No claim: {_count(runs, 'run').lower()} of each arm; a verdict needs at least "
+            f"{repeats_for(max(family, 1))}."
+        )
     return "No claim: the difference is not significant at 5 %."
 
 
@@ -257,14 +276,30 @@ def _advice(place: Place, family: int) -> str:
     if pair.verdict == "faster":
         return f"Use {what}; it was significantly faster than {base} there."
     repeats = repeats_for(max(family, 1))
-    more = "" if pair.speedup.n >= repeats else f"; with {repeats} runs of each arm it could be decided"
-    return f"Fastest was {what}, but that it beats {base} is not shown{more}."
+    more = "" if pair.speedup.n >= repeats else f"; a verdict needs at least {repeats} runs of each arm"
+    why = f": {pair.refused}" if pair.refused else more
+    return f"Fastest was {what}, but that it beats {base} is not shown{why}."
 
 
-def _skipped(places: Sequence[Place], most: int) -> str:
+def _of_the_machine(place: Place, differed: Mapping[tuple[str, int], float]) -> str:
+    """A remark where the difference is no larger than that of the same work in different arms."""
+    pair, machine = _pair(place), differed.get((place.setting, place.world_size), 1.0)
+    if pair is None or not 0 < pair.speedup.estimate < math.inf:
+        return ""
+    factor = max(pair.speedup.estimate, 1 / pair.speedup.estimate)
+    if factor > machine or factor - 1 < ROUNDS_TO_EQUAL:
+        return ""
+    return f" Equal work alone differed by {machine:.2f} times there, so the machine may be all of it."
+
+
+def _measured(places: Sequence[Place], most: int) -> str:
+    """Beyond which world size nothing was measured, or nothing that counts."""
     larger = max((place.world_size for place in places), default=most)
+    if larger == most:
+        return f"Nothing beyond {ranks(most)} was measured."
     return (
-        f" with a CPU for each rank and a run at the target (up to {larger} without)" if larger > most else ""
+        f"Nothing beyond {ranks(most)} is judged: on up to {larger} there were more ranks than CPUs, or no "
+        "arm's median run reached the target."
     )
 
 
@@ -273,6 +308,7 @@ def _count(number: int, what: str) -> str:
     return f"{words[number] if number < len(words) else number} {what}{'' if number == 1 else 's'}"
 
 
-def _listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str]) -> str:
+    """`a, b and c`."""
     *before, last = names
     return f"{', '.join(before)} and {last}" if before else last

@@ -17,7 +17,7 @@ from analysis.report.ranking import Place, Point
 MOST_BARS = 24
 """Most bars; of a larger study, the largest world sizes are shown, with fewer arms each."""
 
-MOST_ARMS = 6
+MOST_ARMS = 8
 """Most arms of a place; the first-order arm is always among them."""
 
 
@@ -30,6 +30,7 @@ class Bar:
         value: what the bar shows, in words.
         judged: whether there was a CPU for every rank.
         dots: of every run, place in percent and whether it reached the target.
+        open: place of the earliest run that missed, from where its time is unknown; empty if none did.
     """
 
     arm: str
@@ -38,6 +39,7 @@ class Bar:
     is_baseline: bool
     judged: bool
     dots: tuple[tuple[str, bool], ...]
+    open: str
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Chart:
     Attributes:
         left_out: how many points have no bar.
         missed: whether any run missed its target.
+        based: whether the bar of a first-order arm is among them.
         unjudged: whether any bar is not judged.
     """
 
@@ -54,6 +57,7 @@ class Chart:
     text: str = ""
     left_out: int = 0
     missed: bool = False
+    based: bool = False
     unjudged: bool = False
 
 
@@ -74,6 +78,7 @@ def chart(places: Sequence[Place]) -> Chart:
         groups, f"Bars of the median time to the target. {text}.",
         left_out=sum(len(place.points) for place in places) - count,
         missed=any(not reached for _, some in shown for one in some for _, reached in one.each),
+        based=any(one.is_baseline and math.isfinite(one.seconds) for _, some in shown for one in some),
         unjudged=any(one.oversubscribed for _, some in shown for one in some),
     )  # fmt: skip
 
@@ -107,6 +112,7 @@ def _heading(place: Place) -> str:
 def _bar(point: Point, scale: float) -> Bar:
     reached = math.isfinite(point.seconds)
     misses = f", {point.runs - point.reached} of {point.runs} missed" if point.reached < point.runs else ""
+    stopped = [seconds for seconds, done in point.each if not done and math.isfinite(seconds)]
     return Bar(
         short_name(point.arm, point.setting),
         f"{point.seconds * scale:.2f}" if reached else "0",
@@ -114,4 +120,5 @@ def _bar(point: Point, scale: float) -> Bar:
         point.is_baseline,
         not point.oversubscribed,
         tuple((f"{one * scale:.2f}", done) for one, done in point.each if math.isfinite(one)),
+        f"{min(stopped) * scale:.2f}" if stopped else "",
     )

@@ -23,6 +23,7 @@ from analysis.figures.drawing import ranks
 from analysis.metrics import time_to_accuracy
 from analysis.records.study import Study
 from analysis.records.tables import ROLES
+from analysis.report.answers import listed
 from analysis.statistics.power import FEWEST_RUNS, SIGNIFICANT
 from analysis.statistics.trend import Trend
 from analysis.steps import rank_phase_costs
@@ -46,13 +47,18 @@ def checks(study: Study) -> list[Check]:
     ]  # fmt: skip
 
 
+def differed(study: Study) -> dict[tuple[str, int], float]:
+    """Times as long that equal work took in the slowest arm as in the fastest, by setting and world size."""
+    return {(gap.setting, gap.world_size): gap.ratio for gap in gaps(equal_work(study))}
+
+
 def _equivalent_arms(study: Study) -> list[Check]:
-    """Arms that computed and sent the same on several ranks, though they differ in strategy.
+    """Arms that computed and sent the same, though they differ in strategy; on one rank many do.
 
     All other fields of their cells agree, every layer's roles are on the same ranks, and each rank sent as
     many bytes a step.
     """
-    cells = study.cells[(study.cells["world_size"] > 1) & study.cells["run"].isin(study.layers["run"])]
+    cells = study.cells[study.cells["run"].isin(study.layers["run"])]
     cells = cells.drop_duplicates(["arm", "world_size"])
     others = study.fields.drop(columns=list(_OF_STRATEGIES), errors="ignore").to_dict("records")
     fields = {str(row.pop("run")): str(row) for row in others}
@@ -68,7 +74,7 @@ def _equivalent_arms(study: Study) -> list[Check]:
         alike.setdefault(key, []).append(arm)
     return [
         Check(
-            f"{' and '.join(names)} computed and sent the same on {ranks(int(key[0]))}: differences between "
+            f"{listed(names)} computed and sent the same on {ranks(int(key[0]))}: differences between "
             "their seconds are noise.",
             warns=True,
         )

@@ -26,12 +26,13 @@ class Word:
 WORDS: dict[str, Word] = {
     "arm": Word(
         "",
-        "Runs that differ in world size and seed only.",
+        "One way to train that the study compares: runs that differ in world size and seed only.",
         "docs/terms.md",
     ),
     "rank": Word(
         "",
-        "One process of a run, one for each GPU; how many there are is the world size.",
+        "One process of a run: on GPUs one for each, on CPUs one for each core or a few. How many there "
+        "are is the world size.",
         "docs/terms.md",
     ),
     "target": Word(
@@ -46,7 +47,7 @@ WORDS: dict[str, Word] = {
     "claim": Word(
         "claims?",
         "A difference that is called real: its interval and its corrected p value agree at 5 %. It "
-        "needs four runs or more.",
+        "needs at least four runs of each arm, and more where a study compares many arms.",
     ),
     "block": Word(
         "blocks?",

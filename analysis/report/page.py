@@ -19,15 +19,25 @@ from analysis.records.left_out import left_out_note
 from analysis.records.study import Study
 from analysis.records.tables import load
 from analysis.report.alt_texts import alt_text
-from analysis.report.answers import answers, headline, recommendation
+from analysis.report.answers import RECOMMEND, answers, headline, recommendation
 from analysis.report.bars import chart
-from analysis.report.conditions import checks
+from analysis.report.beyond import beyond
+from analysis.report.conditions import checks, differed
 from analysis.report.findings import cautions, findings
 from analysis.report.glossary import WORDS, Explained, anchor, term
 from analysis.report.markup import to_latex, to_markdown
 from analysis.report.ranking import ranking, shortlist
 from analysis.report.summary import costs_table, metrics_table, rules_table, summary_table
-from analysis.report.tables import environments, fastest_table, instrument, records, runs_table, targets
+from analysis.report.tables import (
+    about,
+    arms,
+    environments,
+    fastest_table,
+    instrument,
+    records,
+    runs_table,
+    targets,
+)
 from analysis.report.tuning_tables import tuning_tables
 
 LARGEST_CSV = 1_500_000
@@ -59,6 +69,7 @@ def write_report(
     title: str = "",
     also: Sequence[Study] = (),
     notes: Sequence[str] = (),
+    recommend: str = RECOMMEND,
 ) -> Path:
     """Write `figures/`, `report.html`, `report.md` and `tables.tex` into `out_dir`; the page stands alone.
 
@@ -70,6 +81,7 @@ def write_report(
         title: heading; the sweeps' names by default.
         also: other studies that panels show; their runs and environments are listed too.
         notes: warnings of the caller, such as that the study is a selection.
+        recommend: command that predicts other world sizes from these runs.
 
     Returns:
         The path of `report.html`.
@@ -83,7 +95,9 @@ def write_report(
     chosen = (Panel(name) for name in FIGURES) if panels is None else panels  # a generator shows progress
     figures = [_figure(study, panel, out / "figures") for panel in chosen]
     others = [(one.sweeps[0] if one.sweeps else "", checks(one)) for one in also]
-    content = _content(study, figures) | {"title": title or ", ".join(study.sweeps) or "Empty study"}
+    content = _content(study, figures, recommend) | {
+        "title": title or ", ".join(study.sweeps) or "Empty study"
+    }
     warned = [f"{name}: {check.sentence}" for name, found in others for check in found if check.warns]
     content["warnings"] = [*notes, *content["warnings"], *warned]
     content["environments"] = environments([study, *also])
@@ -105,7 +119,7 @@ def write_report(
     return path
 
 
-def _content(study: Study, figures: Sequence[dict[str, str]]) -> dict[str, Any]:
+def _content(study: Study, figures: Sequence[dict[str, str]], recommend: str) -> dict[str, Any]:
     """The content of all three formats of the report; tables as frames of text."""
     tuning, trials = tuning_tables(study)
     places, checked, said = ranking(study), checks(study), findings(study)
@@ -115,8 +129,10 @@ def _content(study: Study, figures: Sequence[dict[str, str]]) -> dict[str, Any]:
         "targets": targets(study),
         "scoring": study.scoring.about,
         "headline": headline(places) or said[0],
-        "answers": answers(places),
-        "recommendation": recommendation(places),
+        "answers": answers(places, differed(study)),
+        "recommendation": [*recommendation(places, recommend), *filter(None, [beyond(study, places)])],
+        "about": about(study),
+        "arms": arms(study),
         "chart": chart(places),
         "fastest": fastest_table(short),
         "points": sum(len(place.points) for place in places),
@@ -161,15 +177,16 @@ def _markdown(content: Mapping[str, Any]) -> str:
     parts = [
         f"# {content['title']}",
         "",
-        *(f"- {line}" for line in content["warnings"]),
+        f"{content['about']}. Target: {'; '.join(content['targets']) or 'none'} ({content['scoring']}).",
         "",
         f"**{content['headline']}**" if content["answers"] else content["headline"],
         "",
         *(f"- {line}" for line in content["answers"]),
         *(f"- Recommendation: {line}" for line in content["recommendation"]),
         "",
-        *(f"- {line}" for line in content["findings"] + content["conditions"]),
-        "",
+        *_listed("Warnings", content["warnings"]),
+        *_listed("Arms", [f"{name}: {what}" for name, what in content["arms"]]),
+        *_listed("Every comparison and condition", content["findings"] + content["conditions"]),
     ]
     for heading, name in _tables(content).items():
         parts += [f"## {heading}", "", to_markdown(content[name])]
@@ -190,6 +207,10 @@ def _markdown(content: Mapping[str, Any]) -> str:
             "",
         ]
     return "\n".join(parts)
+
+
+def _listed(heading: str, lines: Sequence[str]) -> list[str]:
+    return [f"## {heading}", "", *(f"- {line}" for line in lines), ""] if lines else []
 
 
 def _latex(content: Mapping[str, Any]) -> str:

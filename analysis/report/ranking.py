@@ -103,13 +103,15 @@ def ranking(study: Study) -> list[Place]:
 
 
 def shortlist(places: Sequence[Place], rows: int = 5) -> list[Point]:
-    """The fastest points of all world sizes by time, with the fastest first-order one among them.
+    """The fastest points of all world sizes by time, and the fastest first-order one.
 
     Of a study of several settings, whose times do not compare, the fastest of each setting and that of its
     first-order arm. Points that are not judged only where no point is.
     """
     judged = [place for place in places if place.judged]
     every = [point for place in judged or places for point in place.points if math.isfinite(point.seconds)]
+    if not any(point.is_baseline for point in every):  # it missed: its row says so
+        every += [place.baseline for place in judged if place.baseline is not None]
     by_time = sorted(every, key=lambda one: (one.seconds, one.arm, one.world_size))
     settings = dict.fromkeys(point.setting for point in by_time)
     if len(settings) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,44 @@ def targets(study: Study) -> list[str]:
     return [f"{workload}: {metric} {sign[way]} {value:g}" for workload, metric, way, value in distinct]
 
 
+def about(study: Study) -> str:
+    """`36 of 36 runs completed; on cpu over gloo; digits`: what ran and on what, in a few words."""
+    cells = study.cells
+    states = cells["state"].value_counts().sort_index()
+    others = "".join(f", {count} {state}" for state, count in states.items() if state != "COMPLETED")
+    known = study.environments
+    devices = sorted(set(known[known["key"] == "device"]["value"]))
+    backends = sorted(set(known[known["key"] == "backend"]["value"]))
+    where = f"; on {', '.join(devices)} over {', '.join(backends)}" if devices and backends else ""
+    return f"{int(states.get('COMPLETED', 0))} of {len(cells)} runs completed{others}{where}"
+
+
+def arms(study: Study) -> list[tuple[str, str]]:
+    """Every arm with what it trains by: `("comm_opt", "K-FAC comm_opt, eigen, F = 1, E = 5; sgd")`."""
+    first = in_order(study, study.cells).drop_duplicates("arm")
+    found = []
+    for one in first.itertuples(index=False):
+        row: Any = one
+        optimizer = f"optimizer {row.optimizer}"
+        if pd.isna(row.strategy):
+            found.append((str(row.arm), f"{optimizer}, without K-FAC"))
+            continue
+        fraction = "" if pd.isna(row.grad_worker_fraction) else f" at fraction {row.grad_worker_fraction:g}"
+        intervals = "".join(
+            f", {what} every {'step' if value == 1 else f'{value:g} steps'}"
+            for what, value in (
+                ("factors", row.factor_update_steps),
+                ("second-order data", row.inverse_update_steps),
+            )
+            if not pd.isna(value)
+        )
+        damping = "" if pd.isna(row.damping) else f", damping {row.damping:g}"
+        schedules = f", {row.schedules}" if row.schedules else ""
+        kfac = f"K-FAC, strategy {row.strategy}{fraction}, solver {row.solver}{intervals}{damping}{schedules}"
+        found.append((str(row.arm), f"{kfac}; {optimizer}"))
+    return found
+
+
 def fastest_table(points: Sequence[Point]) -> list[dict[str, Any]]:
     """The fastest points of a study as text, one row each."""
     return [
@@ -32,7 +71,7 @@ def fastest_table(points: Sequence[Point]) -> list[dict[str, Any]]:
             "world_size": f"{point.world_size}{'*' if point.oversubscribed else ''}",
             "seconds": duration(point.seconds),
             "reached": f"{point.reached} of {point.runs}",
-            "epochs": f"{point.epochs:.3g}",
+            "epochs": f"{point.epochs:.3g}" if math.isfinite(point.epochs) else "–",
             "seconds_per_epoch": duration(point.seconds_per_epoch),
             "speedup": "base" if point.is_baseline else "–" if point.against is None
             else spell(point.against.speedup, "×"),

@@ -215,7 +215,7 @@ def _with_misses(
     if unknown.any():
         most = median(np.where(unknown, np.inf, differences))
     if not (math.isfinite(least) and math.isfinite(most)):
-        return Interval(math.nan, None, None, n, "no ratio: the typical run of one side missed")
+        return Interval(math.nan, None, None, n, "no ratio: the median run of one arm missed")
     return Interval(math.exp((least + most) / 2), *limits, n, method, p_value)
 
 

@@ -51,7 +51,7 @@ def report(
     from analysis.figures import FIGURES  # noqa: PLC0415
     from analysis.records.left_out import left_out_note, not_sealed_note, quietly  # noqa: PLC0415
     from analysis.records.tables import load  # noqa: PLC0415
-    from analysis.report.answers import headline, recommendation  # noqa: PLC0415
+    from analysis.report.answers import RECOMMEND, headline, recommendation  # noqa: PLC0415
     from analysis.report.findings import findings, resumed_note  # noqa: PLC0415
     from analysis.report.page import Panel, write_report  # noqa: PLC0415
     from analysis.report.ranking import ranking  # noqa: PLC0415
@@ -75,12 +75,14 @@ def report(
     study, selection = (study, "") if wanted is None else _selected(study, wanted, runs)
     print_note(left_out_note(study.cells))
     screen = console()
+    hint = RECOMMEND if folder is None else command("recommend", folder, "--world-size", "N")
     page = write_report(
         study,
         target,
         with_progress([Panel(name) for name in FIGURES], "drawing", screen),
         commands={} if folder is None else {folder.name: command("run", folder)},
         notes=[selection] if selection else [],
+        recommend=hint,
     )
     summary = summary_table(study)
     columns = [name for name in SHOWN if name in summary]
@@ -88,7 +90,7 @@ def report(
     screen.print(shown if len(summary) else findings(study)[0], markup=False)
     if len(summary):
         places = ranking(study)
-        for line in filter(None, [headline(places), *recommendation(places)]):
+        for line in filter(None, [headline(places), *recommendation(places, hint)]):
             screen.print(line, markup=False, soft_wrap=True)
     for note in filter(
         None, [selection, *_notes(summary), not_sealed_note(study.cells), resumed_note(study.cells)]

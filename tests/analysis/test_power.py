@@ -71,7 +71,8 @@ def test_no_verdict_rests_on_three_runs(tmp_path):
     (one,) = comparisons(study, time_to_accuracy(study)).values()
     assert (one.holm_p, one.verdict) == (None, "undecided")
     assert findings(study)[0].startswith(
-        "With n = 3 runs an arm 1 comparison cannot be decided at 5 % (4 could): comm_opt on 1 (10×"
+        "With 3 runs of each arm 1 comparison cannot be decided at 5 %; that needs at least 4 runs: comm_opt "
+        "on 1 (10×"
     )
 
 
@@ -81,7 +82,8 @@ def test_the_report_says_what_its_runs_cannot_decide(tmp_path):
             for size in (1, 2) for seed in range(4)]  # fmt: skip
     (said,) = findings(hand_made(tmp_path, runs))
     assert said.startswith(
-        "With n = 4 runs an arm 4 comparisons cannot be decided at 5 % (5 could): comm_opt on 1 (10×"
+        "With 4 runs of each arm 4 comparisons cannot be decided at 5 %; that needs at least 5 runs: "
+        "comm_opt on 1 (10×"
     )
 
 

@@ -45,14 +45,17 @@ def known(
 
 def test_few_runs_are_no_claim(tmp_path):
     places = ranking(known(tmp_path))
-    assert headline(places) == "sgd was fastest on 2 and 4 ranks. Two runs a point: no claim."
+    assert headline(places) == "sgd was fastest on 2 and 4 ranks. Two runs of each arm: no claim."
     assert answers(places)[1] == (
         "4 ranks: sgd took 2.5 s to the target, comm_opt 1.3 times as long; comm_opt needs 0.5 times the "
-        "epochs of sgd, but each takes 2.6 times as long. No claim: two runs a point; 5 could decide."
+        "epochs of sgd, but each takes 2.6 times as long. No claim: two runs of each arm; a verdict "
+        "needs at least 5."
     )
     use, beyond = recommendation(places)
     assert use.startswith("Use sgd on 4 ranks, 2.5 s to the target; it needs no K-FAC")
-    assert beyond.startswith("Nothing beyond 4 ranks was measured;")
+    assert beyond.startswith(
+        "Nothing beyond 4 ranks was measured. For other world sizes, `kronscale recommend"
+    )
 
 
 def test_a_significant_difference_is_a_recommendation(tmp_path):
@@ -74,7 +77,7 @@ def test_a_second_arm_that_was_not_compared_with_the_fastest_is_said_to_be_that(
     ]
     (said,) = answers(ranking(hand_made(tmp_path, runs)))
     assert said.startswith("2 ranks: comm_opt took 5 s to the target, sgd 2 times as long;")
-    assert said.endswith(" Second is mem_opt, 6 s; the two are not compared with each other.")
+    assert said.endswith(" Next is mem_opt, 6 s; whether these two differ is not tested.")
 
 
 def test_seconds_are_not_judged_without_a_cpu_for_each_rank(tmp_path):
@@ -83,7 +86,9 @@ def test_seconds_are_not_judged_without_a_cpu_for_each_rank(tmp_path):
     assert answers(places)[1] == (
         "4 ranks: more ranks than CPUs, so seconds are not judged; fewest epochs: comm_opt with 5 (sgd: 10)."
     )
-    assert "up to 4 without" in recommendation(places)[-1]
+    assert recommendation(places)[-1].startswith(
+        "Nothing beyond 2 ranks is judged: on up to 4 there were more"
+    )
     assert {point.world_size for point in shortlist(places)} == {2}
 
 
@@ -91,11 +96,16 @@ def test_an_arm_that_missed_is_not_fastest_and_no_time_is_made_up(tmp_path):
     places = ranking(known(tmp_path, misses="comm_opt", sizes=(2,)))
     assert "the median run of comm_opt did not reach it" in answers(places)[0]
     assert [point.arm for point in shortlist(places)] == ["sgd"]
+    assert chart(places).based
     both = chart(places)
     assert "comm_opt not reached, 2 of 2 missed" in both.text
     assert [bar.percent == "0" for _, bars in both.groups for bar in bars] == [False, True]
     nobody = ranking(known(tmp_path / "none", misses="sgd", sizes=(2,)))
     assert headline(nobody).startswith("comm_opt was fastest")
+    assert [point.arm for point in shortlist(nobody)] == ["comm_opt", "sgd"]  # with the arm that it beat
+    assert not chart(nobody).based
+    ((_, (fast, stopped)),) = chart(nobody).groups
+    assert (fast.open, stopped.open) == ("", min(place for place, _ in stopped.dots))
 
 
 def test_where_nobody_reached_the_target_the_page_says_what_to_change(tmp_path):

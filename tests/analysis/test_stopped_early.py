@@ -1,0 +1,68 @@
+"""Promise: a run that was stopped before the other arm arrived is not taken for slower."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from analysis.comparisons import comparisons
+from analysis.metrics import time_to_accuracy
+from analysis.report.answers import answers, recommendation
+from analysis.report.findings import cautions
+from analysis.report.ranking import ranking
+from tests.analysis.hand_made import Run, hand_made
+
+SEEDS = 8
+ARRIVES = 20.0  # comm_opt, in seconds
+
+
+def study(folder, *, stopped, misses, size=1, **changes):
+    """sgd reaches the target after 40 s, except for the first `misses` seeds, which were stopped."""
+    runs = []
+    for seed in range(SEEDS):
+        slot = {"allocation": f"b{seed}", "started": 1000.0 * seed}
+        missed = seed < misses
+        seconds = (stopped if missed else 40.0) / 10 * (1 + 0.01 * seed)
+        runs.append(Run("sgd", size, seed, 10, seconds, misses=missed, **slot, **changes))
+        runs.append(Run("comm_opt", size, seed, 5, ARRIVES / 5 * (1 + 0.01 * seed), **slot))
+    return hand_made(folder, runs)
+
+
+def compared(one):
+    (found,) = comparisons(one, time_to_accuracy(one)).values()
+    return found
+
+
+def test_misses_that_outlasted_the_other_arm_count_as_slower(tmp_path):
+    found = compared(study(tmp_path, stopped=30.0, misses=2))
+    assert (found.verdict, found.refused) == ("faster", "")
+
+
+def test_two_of_eight_that_stopped_too_soon_leave_no_verdict(tmp_path):
+    found = compared(study(tmp_path, stopped=5.0, misses=2))
+    assert found.speedup.excludes(1)  # with the misses as slowest
+    assert (found.verdict, found.holm_p) == ("not judged", None)
+    assert found.refused == (
+        "2 of 8 runs of sgd stopped after 10 epochs, sooner than comm_opt reached the target, so more epochs "
+        "of sgd could change the order"
+    )
+
+
+def test_a_verdict_that_holds_at_the_best_for_the_stopped_runs_stands(tmp_path):
+    assert compared(study(tmp_path, stopped=19.0, misses=1)).verdict == "faster"
+
+
+def test_an_arm_of_which_every_run_stopped_too_soon_is_told_to_train_longer(tmp_path):
+    one = study(tmp_path, stopped=5.0, misses=SEEDS)
+    assert compared(one).verdict == "not judged"
+    places = ranking(one)
+    assert "more epochs of sgd could change the order" in answers(places)[0]
+    assert "is not shown: 8 of 8 runs of sgd stopped after 10 epochs" in recommendation(places)[0]
+    assert "8 of 16 runs missed their target (sgd on 1: 8 of 8 in 10 epochs)" in " ".join(cautions(one))
+
+
+def test_diverged_runs_are_slower_however_soon_they_stopped(tmp_path):
+    one = study(tmp_path, stopped=5.0, misses=2)
+    cells = one.cells.assign(
+        stop_reason=one.cells["stop_reason"].where(one.cells["arm"] != "sgd", "diverged")
+    )
+    assert compared(replace(one, cells=cells)).verdict == "faster"
