@@ -10,7 +10,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from analysis.figures import drawing
+from analysis.figures import captions, drawing, worlds
 from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.metrics import finals, in_order, kfac_cells, time_to_accuracy
 from analysis.records.study import Study
@@ -27,7 +27,9 @@ def draw(study: Study) -> Drawing:
     options = {"damping": study.value_of(FIELDS[0]), "inverse_update_steps": study.value_of(FIELDS[1])}
     runs = runs.merge(study.cells[["run"]].assign(**options), on="run")  # a schedule is its text
     runs = runs.dropna(subset=list(options))
-    runs = runs[runs["world_size"] == runs["world_size"].max()] if len(runs) else runs
+    size = worlds.largest(runs) if len(runs) else 0
+    where = worlds.largest_words(runs, size, "measured") if len(runs) else ""
+    runs = runs[runs["world_size"] == size]
     shape = runs.groupby("series")[["damping", "inverse_update_steps"]].transform("nunique").min(axis=1)
     runs = runs[shape > 1]
     if runs.empty:
@@ -45,13 +47,14 @@ def draw(study: Study) -> Drawing:
     )
     shown = Patch(facecolor=colormaps["cividis"](0.2), label=f"{label[0].lower()}{label[1:]}, median")
     drawing.legend_below(figure, [shown, entry], columns=1)
-    size = int(runs["world_size"].max())
     caption = drawing.sentence(
-        f"{label} by damping and steps between inverse updates, on {drawing.ranks(size)}: the median over",
+        f"{label} by damping and steps between inverse updates, on {where}: the median over",
         "runs, printed in each field",
         f"({drawing.counts(runs, ('series', 'damping', 'inverse_update_steps'))});",
-        "darker is less. No whiskers.",
-        drawing.remarks(study, runs, kfac_cells(study) & (study.cells["world_size"] == size)),
+        "darker is less.",
+        captions.remarks(
+            study, runs, kfac_cells(study) & (study.cells["world_size"] == size), captions.STARRED
+        ),
     )
     return Drawing(figure, runs, caption)
 

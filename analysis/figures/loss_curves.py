@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from analysis.figures import drawing
+from analysis.figures import captions, drawing, misses, worlds
 from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.metrics import IDENTITY, in_order
 from analysis.records.study import Study
@@ -13,13 +13,15 @@ AXES = {"step": "steps", "train_seconds": "training time (s)"}
 
 
 def draw(study: Study) -> Drawing:
-    """Every run a line, at the largest world size evaluated; a non-finite loss ends its line."""
+    """Every run a line, at the same world size as the learning curves; a non-finite loss ends its line."""
     columns = ["run", *AXES, "train_loss"]
     numbers = study.cells[IDENTITY].merge(study.evaluations.astype({"run": "str"})[columns], on="run")
     if not np.isfinite(numbers["train_loss"]).any():
         raise NothingToDraw("no run has recorded a training loss")
-    numbers = numbers[numbers["world_size"] == numbers["world_size"].max()]
-    numbers = in_order(study, numbers.sort_values(["run", "step"]))
+    size = worlds.largest(numbers)
+    where = worlds.largest_words(numbers, size, "evaluated")
+    numbers = numbers[numbers["world_size"] == size].sort_values(["run", "step"])
+    numbers = misses.with_reached(study, in_order(study, numbers))
     looks = drawing.arm_styles(study, numbers["arm"])
     figure, axes = drawing.panels(drawing.TWO_COLUMNS, 2.6, columns=2, sharey=True)
     for axis, (column, label) in zip(axes, AXES.items(), strict=True):
@@ -29,22 +31,24 @@ def draw(study: Study) -> Drawing:
                     run[column], run["train_loss"], look.line, color=look.colour, linewidth=0.8, alpha=0.8
                 )
                 last = run[np.isfinite(run["train_loss"])].tail(1)
-                axis.plot(last[column], last["train_loss"], look.marker, color=look.colour, markersize=3)
+                fill = look.colour if run["reached"].all() else "white"
+                axis.plot(last[column], last["train_loss"], look.marker, color=look.colour, markersize=3,
+                          markerfacecolor=fill)  # fmt: skip
         axis.set_xlabel(label)
         axis.set_xlim(left=0)
     if (numbers["train_loss"].dropna() > 0).all():
         axes[0].set_yscale("log")
     axes[0].set_ylabel("training loss")
-    drawing.legend_below(figure, drawing.handles(looks, lines=True), columns=min(len(looks), 4))
+    entries = [*drawing.handles(looks, lines=True), *misses.missed_keys(numbers)]
+    drawing.legend_below(figure, entries, columns=min(len(entries), 4))
     bad = int(numbers[~np.isfinite(numbers["train_loss"])]["run"].nunique())
-    size = int(numbers["world_size"].max())
     same_size = study.only(study.cells["world_size"] == size)
     caption = drawing.sentence(
-        f"Training loss, the mean since the last evaluation over all ranks, on {drawing.ranks(size)}; every",
-        f"run a line ({drawing.counts(numbers)}), a marker where it ended. Training time excludes",
-        "evaluation. No",
-        "whiskers.",
+        f"Training loss, the mean since the last evaluation over all ranks, on {where}; every",
+        f"run a line ({drawing.counts(numbers)}), a marker where it ended.",
+        misses.missed_words(numbers),
+        "Training time excludes evaluation.",
         f"{bad} run(s) met a non-finite loss; their lines end before it." if bad else "",
-        drawing.remarks(same_size, numbers),
+        captions.remarks(same_size, numbers),
     )
     return Drawing(figure, numbers, caption)

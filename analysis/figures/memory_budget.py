@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.figures import drawing
+from analysis.figures import captions, drawing, worlds
 from analysis.figures.by_batch import BATCH_FIELDS
 from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.metrics import IDENTITY, finals, in_order
@@ -24,7 +24,9 @@ def draw(study: Study) -> Drawing:
     runs = runs[several]
     if runs.empty:
         raise NothingToDraw("no arm with a second batch size, so memory buys nothing")
-    runs = runs[runs["world_size"] == runs["world_size"].max()]
+    size = worlds.largest(runs)
+    where = worlds.largest_words(runs, size, "with several batch sizes")
+    runs = runs[runs["world_size"] == size]
     last = finals(study)
     last = last[last["fixed_length"]][["run", "value", "metric"]]
     runs = in_order(study, runs.merge(last, on="run", how="left"))
@@ -52,13 +54,12 @@ def draw(study: Study) -> Drawing:
         axis.margins(0.08)
     drawing.legend_below(figure, drawing.handles(looks, lines=True), columns=min(len(looks), 4))
     kind = " / ".join(sorted(runs["kind"].unique()))
-    size = int(runs["world_size"].max())
     caption = drawing.sentence(
         f"What a memory budget per rank ({kind} of the rank that needs most) buys on",
-        f"{drawing.ranks(size)}: the step line is",
+        f"{where}: the step line is",
         "the best batch that fits. A marker is the median of the runs with one batch size, printed beside it",
-        f"({drawing.counts(runs, ('series', 'global_batch_size'))}). 1 MB = 1e6 bytes. No whiskers.",
-        drawing.remarks(study, runs, study.cells["world_size"] == size),
+        f"({drawing.counts(runs, ('series', 'global_batch_size'))}). 1 MB = 1e6 bytes.",
+        captions.remarks(study, runs, study.cells["world_size"] == size),
     )
     return Drawing(figure, runs, caption)
 

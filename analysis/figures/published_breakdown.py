@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.figures import drawing
+from analysis.figures import captions, drawing, worlds
 from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.figures.phase_styles import EDGE, phase_look, phase_patch
 from analysis.metrics import IDENTITY, arm_order, in_order
@@ -26,13 +26,15 @@ STAGES = {
 
 
 def draw(study: Study) -> Drawing:
-    """A bar per arm at the largest world size, then a bar per published model and algorithm."""
+    """A bar per arm at the largest judged world size, then a bar per published model and algorithm."""
     costs = phase_costs(study)
-    size = study.cells[study.cells["run"].isin(costs["run"])]["world_size"].max()
-    cells = study.cells[study.cells["world_size"] == size]
-    numbers = cells[IDENTITY].merge(costs, on="run")
-    if numbers.empty or cells["strategy"].isna().all():
+    measured = study.cells[study.cells["run"].isin(costs["run"])]
+    kfac = measured[measured["strategy"].notna()]
+    if kfac.empty:
         raise NothingToDraw("no K-FAC run has recorded a window of steps")
+    size = worlds.largest(kfac)
+    where = worlds.largest_words(kfac, size, "measured")
+    numbers = measured[measured["world_size"] == size][IDENTITY].merge(costs, on="run")
     part_of = {phase: part for part, (phases, _, _) in STAGES.items() for phase in phases}
     numbers["part"] = numbers["phase"].map(part_of)
     numbers = in_order(study, numbers.dropna(subset="part"))
@@ -59,12 +61,12 @@ def draw(study: Study) -> Drawing:
     entries = [phase_patch(look, part) for part, (_, _, look) in STAGES.items()]
     drawing.legend_below(figure, entries, columns=3)
     caption = drawing.sentence(
-        f"Upper bars: own arms on {drawing.ranks(int(size))}, slowest rank, amortised; sums over runs",
+        f"Upper bars: own arms on {where}: slowest rank, amortised; sums over runs",
         f"({drawing.counts(numbers)}). Inverse communication includes that of preconditioned gradients,",
-        "which the paper's methods have none of. Lower bars: SPD-KFAC's breakdown on 64 GPUs with F = E = 1,",
-        "exposed time,",
+        "which the paper's methods have none of. Lower bars: SPD-KFAC's breakdown on 64 GPUs, which updates",
+        "factors and inverses in every step (F = E = 1), exposed time,",
         f"{provenance(table)}." if len(table) else "",
-        "Shares, not times: models and machines differ. No whiskers.",
-        drawing.remarks(study, numbers, study.cells["world_size"] == size),
+        "Shares, not times: models and machines differ.",
+        captions.remarks(study, numbers, study.cells["world_size"] == size),
     )
     return Drawing(figure, numbers, caption)

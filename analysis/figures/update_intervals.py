@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 
 from analysis.comparisons import points
-from analysis.figures import drawing
+from analysis.figures import captions, drawing, worlds
 from analysis.figures.by_batch import fixed_length_runs
 from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.figures.response import Quantity, draw_response, final_metric, summaries
@@ -21,7 +21,9 @@ def draw(study: Study) -> Drawing:
     runs = fixed_length_runs(study, *INTERVAL_FIELDS)
     fields = ["inverse_update_steps", "factor_update_steps"]
     runs = runs.merge(study.cells[["run", *fields]], on="run")
-    runs = runs[runs["world_size"] == runs["world_size"].max()]
+    size = worlds.largest(runs)
+    where = worlds.largest_words(runs, size, "with runs of fixed length")
+    runs = runs[runs["world_size"] == size]
     flat = runs[~runs["run"].isin(study.cells["run"][kfac_cells(study)])]
     own = runs.dropna(subset=fields)
     scheduled = len(runs) - len(flat) - len(own)
@@ -47,18 +49,17 @@ def draw(study: Study) -> Drawing:
     ]
     drawing.legend_below(figure, [*drawing.handles(kfac, lines=True), *levels], columns=min(len(looks), 4))
     pairs = own[fields].drop_duplicates().sort_values(fields).itertuples(index=False)
-    most = int(own["world_size"].max())
     caption = drawing.sentence(
         f"{metric.capitalize()} and training time after {own['epochs'].max():g} epochs as second-order data",
-        f"is renewed less often, on {drawing.ranks(most)}; factors every F steps:",
+        f"is renewed less often, on {where}; factors are updated every F steps, inverses every E:",
         ", ".join(f"E={e} F={f}" for e, f in pairs) + ".",
         f"Every run is a dot ({drawing.counts(own, ('series', 'inverse_update_steps'))}).",
-        drawing.whiskers(found),
+        captions.whiskers(found),
         "Training time is the slowest rank's clock."
         + ("" if len(flat) else " No first-order arm to compare."),
         f"{scheduled} runs whose intervals change over time have no one E and are not drawn."
         if scheduled
         else "",
-        drawing.remarks(study, pd.concat([own, flat]), study.cells["world_size"] == runs["world_size"].max()),
+        captions.remarks(study, pd.concat([own, flat]), study.cells["world_size"] == size),
     )
     return Drawing(figure, summaries(own, "inverse_update_steps", quantities), caption)

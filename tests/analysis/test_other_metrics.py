@@ -117,7 +117,7 @@ def test_the_report_has_every_metric_at_the_end_and_at_the_target(made, tmp_path
 def test_the_figure_shows_what_the_target_does_not_name(study):
     drawing = FIGURES["other_metrics"].draw(study)
     assert [axis.get_ylabel() for axis in drawing.figure.axes] == ["loss", ""]
-    largest = study.cells[study.cells["world_size"] == 4]["run"]
+    largest = study.cells[study.cells["world_size"] == 2]["run"]  # 4 ranks shared the CPUs
     wanted = study.metrics[(study.metrics["metric"] == "loss") & study.metrics["run"].isin(largest)]
     assert sorted(drawing.numbers["value"]) == sorted(wanted["value"])
     assert "beside the target's accuracy" in drawing.caption
