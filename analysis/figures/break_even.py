@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from analysis.comparisons import Comparison, comparisons
-from analysis.figures import drawing
+from analysis.figures import captions, drawing
 from analysis.figures.drawing import ArmStyle, Drawing, NothingToDraw
 from analysis.metrics import time_to_accuracy
 from analysis.records.study import Study
@@ -44,13 +45,24 @@ class Point:
 
 
 def draw(study: Study) -> Drawing:
-    """A point per arm and world size that is compared with a first-order arm."""
+    """A panel per world size, a point per arm that is compared with a first-order arm."""
     scored = time_to_accuracy(study)
     points = list(_points(study, scored))
-    figure = _figure(points, drawing.arm_styles(study, [point.group for point in points]))
+    _refuse_nothing(points)
+    looks = drawing.arm_styles(study, [point.group for point in points])
+    sizes = sorted({point.comparison.world_size for point in points})
+    titles = [drawing.ranks_label(size, scored[scored["world_size"] == size]) for size in sizes]
+    width = drawing.ONE_COLUMN if len(sizes) == 1 else drawing.TWO_COLUMNS
+    figure, axes = drawing.panel_grid(titles, 3, 2.5, 0.9, width)
+    limits = _limits(points, "cost"), _limits(points, "fewer_epochs")
+    for size, axis in zip(sizes, axes, strict=True):
+        _panel(axis, [point for point in points if point.comparison.world_size == size], looks, *limits)
+    drawing.legend_below(figure, _handles(points, looks), columns=min(len(looks), 4))
     numbers = scored.merge(_table(points), on=["arm", "world_size"])
     about = f"{study.scoring.about}; {drawing.counts(numbers)}"
-    return Drawing(figure, numbers, drawing.sentence(_caption(points, about), drawing.remarks(study, scored)))
+    star = captions.WAITED if numbers["oversubscribed"].any() else ""
+    caption = drawing.sentence(_caption(points, about), captions.remarks(study, scored, star=star))
+    return Drawing(figure, numbers, caption)
 
 
 def draw_studies(studies: Mapping[str, Study]) -> Drawing:
@@ -72,12 +84,22 @@ def draw_studies(studies: Mapping[str, Study]) -> Drawing:
             study.cells[["run", *SETTINGS]], on="run"
         )
         tables.append(numbers.assign(study=name))
+    _refuse_nothing(points)
     looks = drawing.styles(point.group for point in points)
-    figure = _figure(points, looks, (drawing.TWO_COLUMNS, 4.0 + 0.07 * len(looks)))
+    figure, (axis,) = drawing.panels(drawing.TWO_COLUMNS, 4.0 + 0.07 * len(looks), columns=1)
+    low, high = (end(_limits(points, column)[place] for column in ("cost", "fewer_epochs"))
+                 for place, end in enumerate((min, max)))  # fmt: skip
+    _panel(axis, points, looks, (low, high), (low, high))
+    for point in points:
+        axis.annotate(
+            str(point.comparison.world_size), (point.cost.estimate, point.fewer_epochs.estimate),
+            xytext=(4, 3), textcoords="offset points", fontsize=6, color=looks[point.group].colour,
+        )  # fmt: skip
+    drawing.legend_below(figure, _handles(points, looks), columns=min(len(looks), 4))
     numbers = pd.concat([table for table in tables if not table.empty], ignore_index=True)
     counts = drawing.counts(numbers, ("study", "arm", "world_size"))
     left_out = "Left out: worlds with more ranks than CPUs, and arms with too few runs for an interval."
-    return Drawing(figure, numbers, f"{_caption(points, counts)} {left_out}")
+    return Drawing(figure, numbers, f"{_caption(points, counts)} Small numbers: ranks. {left_out}")
 
 
 SETTINGS = (
@@ -107,35 +129,48 @@ def _reciprocal(interval: Interval) -> Interval:
     return Interval(1 / interval.estimate, low, high, interval.n, interval.method)
 
 
-def _figure(
-    points: list[Point], looks: Mapping[str, ArmStyle], size: tuple[float, float] = (drawing.ONE_COLUMN, 3.4)
-) -> Figure:
+def _refuse_nothing(points: list[Point]) -> None:
     if not points:
         raise NothingToDraw(
             "no arm with a first-order arm whose epochs and seconds can be compared with its own"
         )
-    figure, (axis,) = drawing.panels(*size, columns=1)
-    low = min(1.0, *(each.estimate for point in points for each in (point.cost, point.fewer_epochs))) / _ROOM
-    high = max(1.0, *(each.estimate for point in points for each in (point.cost, point.fewer_epochs))) * _ROOM
-    _lines(axis, low, high)
-    several = len({point.comparison.world_size for point in points}) > 1
+
+
+def _limits(points: list[Point], column: Literal["cost", "fewer_epochs"]) -> tuple[float, float]:
+    """Ends of an axis: around every estimate, and 1."""
+    estimates = [getattr(point, column).estimate for point in points]
+    return min(1.0, *estimates) / _ROOM, max(1.0, *estimates) * _ROOM
+
+
+def _panel(
+    axis: Axes,
+    points: list[Point],
+    looks: Mapping[str, ArmStyle],
+    x: tuple[float, float],
+    y: tuple[float, float],
+) -> None:
+    _lines(axis, min(x[0], y[0]), max(x[1], y[1]))
     for point in points:
         look = looks[point.group]
-        x, y = point.cost.estimate, point.fewer_epochs.estimate
         _whiskers(axis, point, look.colour)
-        decided = point.comparison.verdict in ("faster", "slower")
         axis.plot(
-            x, y, look.marker, color=look.colour, markersize=5, markerfacecolor=None if decided else "white"
-        )
-        if several:
-            axis.annotate(
-                f"{point.comparison.world_size}{'*' * point.comparison.oversubscribed}", (x, y),
-                xytext=(4, 3), textcoords="offset points", fontsize=6,
-                color=look.colour,
-            )  # fmt: skip
-    _axes(axis, low, high)
-    drawing.legend_below(figure, drawing.handles(looks), columns=min(len(looks), 4))
-    return figure
+            point.cost.estimate, point.fewer_epochs.estimate, look.marker, color=look.colour, markersize=5,
+            markerfacecolor=look.colour if _is_decided(point) else "none",
+        )  # fmt: skip
+    _axes(axis, x, y)
+
+
+def _is_decided(point: Point) -> bool:
+    return point.comparison.verdict in ("faster", "slower")
+
+
+def _handles(points: list[Point], looks: Mapping[str, ArmStyle]) -> list[Line2D]:
+    """Legend entries, hollow if no point of the group is filled."""
+    entries = drawing.handles(looks)
+    for entry, group in zip(entries, looks, strict=True):
+        if not any(_is_decided(point) for point in points if point.group == group):
+            entry.set_markerfacecolor("none")
+    return entries
 
 
 def _lines(axis: Axes, low: float, high: float) -> None:
@@ -147,9 +182,8 @@ def _lines(axis: Axes, low: float, high: float) -> None:
         axis.plot(ends, [end * speedup for end in ends], ":", color=drawing.GREY, linewidth=0.7)
     for words, place, alignment in (("sooner", (0.03, 0.97), "left"), ("later", (0.97, 0.03), "right")):
         axis.text(
-            *place, f"{words} than the first-order arm", transform=axis.transAxes, fontsize=7,
-            color=drawing.GREY,
-            ha=alignment, va="top" if words == "sooner" else "bottom",
+            *place, words, transform=axis.transAxes, fontsize=7, color=drawing.GREY, ha=alignment,
+            va="top" if words == "sooner" else "bottom",
         )  # fmt: skip
 
 
@@ -169,18 +203,18 @@ def _ends(interval: Interval) -> list[float]:
     return limits if len(limits) == 2 else []
 
 
-def _axes(axis: Axes, low: float, high: float) -> None:
-    for one, set_scale, set_limits in (
-        (axis.xaxis, axis.set_xscale, axis.set_xlim),
-        (axis.yaxis, axis.set_yscale, axis.set_ylim),
+def _axes(axis: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:
+    for one, set_scale, set_limits, limits in (
+        (axis.xaxis, axis.set_xscale, axis.set_xlim, x),
+        (axis.yaxis, axis.set_yscale, axis.set_ylim, y),
     ):
         set_scale("log")
-        set_limits(low, high)
+        set_limits(*limits)
         one.set_major_locator(LogLocator(subs=_TICKS))
         one.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         one.set_minor_formatter(NullFormatter())
     axis.grid(True, axis="x", color="#dddddd", linewidth=0.5)
-    axis.set_xlabel("cost of an epoch (times the first-order arm's)")
+    axis.set_xlabel("cost of an epoch (times more)")
     axis.set_ylabel("epochs to target (times fewer)")
 
 
@@ -206,7 +240,6 @@ def _caption(points: Iterable[Point], about: str) -> str:
         "Epochs to the target that an arm saves against what its epoch costs, both over the first-order arm",
         f"on the same number of ranks ({about}). On the line both take the same time, above it the arm takes",
         "less; dotted: half and twice as fast. Filled: decided after Holm's correction; hollow: not decided.",
-        "Small numbers: ranks, where they differ.",
-        drawing.whiskers(each for point in points for each in (point.cost, point.fewer_epochs)),
-        "Arms whose typical run missed the target have no point.",
+        captions.whiskers(each for point in points for each in (point.cost, point.fewer_epochs)),
+        "Arms whose median run missed the target have no point.",
     )
