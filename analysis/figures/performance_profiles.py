@@ -1,13 +1,17 @@
-"""How often a method is within a factor of the best, over the study's workloads (Dolan & Moré, AlgoPerf)."""
+"""How often a method is within a factor of the best, by setting and world size (Dolan & Moré, AlgoPerf)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
-from analysis.figures import drawing
-from analysis.figures.drawing import Drawing, NothingToDraw
+from analysis.figures import captions, drawing
+from analysis.figures.drawing import ArmStyle, Drawing, NothingToDraw
+from analysis.figures.worlds import with_own_cpus
 from analysis.metrics import IDENTITY, time_to_accuracy
 from analysis.records.study import Study
 from analysis.statistics.intervals import median
@@ -17,60 +21,97 @@ _BROKEN = ("FAILED", "TIMEOUT", "OOM")  # lost nodes and preemptions are not the
 
 
 def draw(study: Study) -> Drawing:
-    """A step line per method; a workload here is a setting (data, model, batch, target) on one world size."""
+    """A step line per method over the settings (data, model, batch, target) and world sizes that it ran."""
     runs = time_to_accuracy(study)
     if runs.empty:
         raise NothingToDraw("no run has trained up to its first evaluation")
-    runs = _with_misses(study, runs)
-    tried = runs.groupby("workload")["method"].nunique()
-    runs = runs[runs["workload"].isin(tried[tried > 1].index)]
+    every = _of_several_methods(_with_misses(study, runs))
+    runs = _of_several_methods(with_own_cpus(every))
     if runs["workload"].nunique() < 2:
-        raise NothingToDraw("no second workload that several methods ran")
+        runs = every
+    if runs["workload"].nunique() < 2:
+        raise NothingToDraw("no second setting or world size that several methods ran")
     grouped = runs.groupby(["workload", "method"])["scored_seconds"]
     seconds = grouped.apply(lambda values: median(values.tolist())).unstack()
     ratios = performance_ratios(seconds)
     if ratios.empty:
-        raise NothingToDraw("no workload that any method solved")
-    order = list(dict.fromkeys(runs["method"]))
-    looks = drawing.styles(order)
+        raise NothingToDraw("no setting or world size at which a method's median run reached the target")
+    looks = drawing.styles(runs["method"])
+    scores = {name: profile_score(ratios[name]) for name in looks}
     figure, (axis,) = drawing.panels(drawing.ONE_COLUMN, 2.9, columns=1)
-    scores = {name: profile_score(ratios[name]) for name in order}
-    for index, name in enumerate(order):
-        steps, shares = profile(ratios[name])
-        x, y = [*steps, LARGEST_RATIO], [*shares * 100, shares[-1] * 100]
-        axis.plot(x, [value + index * 0.6 for value in y], looks[name].line, drawstyle="steps-post",
-                  color=looks[name].colour, linewidth=1.1)  # fmt: skip
-        axis.plot(
-            steps, shares * 100 + index * 0.6, looks[name].marker, color=looks[name].colour, markersize=3
-        )
-    axis.set_xlim(1 - 0.05, LARGEST_RATIO)
-    axis.set_ylim(0, 105)
+    _lines(axis, ratios, looks)
     axis.set_xlabel("time over the best method's")
-    axis.set_ylabel("workloads within that factor (%)")
-    drawing.legend_below(figure, drawing.handles(looks, lines=True), columns=min(len(looks), 3))
+    axis.set_ylabel(f"{_names(runs)} within that factor (%)")
+    entries = drawing.handles(looks, lines=True)
+    for entry, (name, score) in zip(entries, scores.items(), strict=True):
+        if score == 0:
+            why = _why_zero(runs[runs["method"] == name], ratios[name])
+            entry.set_label(f"{name}: 0.00, {why}")
+    drawing.legend_below(figure, entries, columns=min(len(looks), 3))
     tall = ratios.reset_index().melt("workload", value_name="ratio").dropna()
-    some = [f"{name} {run} of them" for name, run in ratios.notna().sum().items() if run < len(ratios)]
     numbers = runs.merge(tall, on=["workload", "method"])
     numbers["score"] = numbers["method"].map(scores)
-    n = runs.groupby(["workload", "method"])["run"].nunique()
+    left_out = [f"{size}*" for size in sorted(set(every["world_size"]) - set(runs["world_size"]))]
     caption = drawing.sentence(
-        f"Performance profiles over {len(ratios)} workloads (settings and world sizes of several methods;"
-        f" n = {n.min()}"
+        _caption(study, runs, ratios, scores),
+        f"{len(seconds) - len(ratios)} that no method's median run solved are left out."
+        if len(seconds) > len(ratios)
+        else "",
+        f"World sizes with more ranks than CPUs are left out: {', '.join(left_out)}." if left_out else "",
+        captions.remarks(study, every, star="" if left_out else captions.WAITED),
+    )
+    return Drawing(figure, numbers, caption)
+
+
+def _lines(axis: Axes, ratios: pd.DataFrame, looks: Mapping[str, ArmStyle]) -> None:
+    """The profiles, the widest first, so that a line that lies on another one leaves its edges to be seen."""
+    widths = np.linspace(min(1.0 + 0.5 * len(looks), 3.5), 1.0, len(looks))
+    for (name, look), width in zip(looks.items(), widths.tolist(), strict=True):
+        steps, shares = profile(ratios[name])
+        axis.plot([*steps, LARGEST_RATIO], [*shares * 100, shares[-1] * 100], look.line,
+                  drawstyle="steps-post", color=look.colour, linewidth=width)  # fmt: skip
+        axis.plot(steps, shares * 100, look.marker, color=look.colour, markersize=2.0 + width)
+    axis.set_xlim(1 - 0.05, LARGEST_RATIO)
+    axis.set_ylim(-4, 105)  # or the axis would hide a line at 0
+
+
+def _names(runs: pd.DataFrame) -> str:
+    """What a profile counts: settings, world sizes, or pairs of both."""
+    if runs["setting"].nunique() == 1:
+        return "world sizes"
+    return "settings" if runs["world_size"].nunique() == 1 else "settings and world sizes"
+
+
+def _why_zero(runs: pd.DataFrame, ratios: pd.Series) -> str:
+    """Why a method's profile has no area."""
+    if not np.isfinite(runs["scored_seconds"]).any():
+        return "no run at the target"
+    if not np.isfinite(ratios).any():
+        return "its median runs missed"
+    return f"over {LARGEST_RATIO:g} times the best"
+
+
+def _caption(study: Study, runs: pd.DataFrame, ratios: pd.DataFrame, scores: Mapping[str, float]) -> str:
+    names = _names(runs)
+    over = {"world sizes": "world sizes of one setting"}.get(names, names)
+    some = [f"{name} {run} of them" for name, run in ratios.notna().sum().items() if run < len(ratios)]
+    n = runs.groupby(["workload", "method"])["run"].nunique()
+    ranked = sorted(scores.items(), key=lambda one: -one[1])
+    return drawing.sentence(
+        f"Performance profiles over {len(ratios)} {over} that several methods ran (n = {n.min()}"
         + (f" to {n.max()}" if n.max() > n.min() else "")
         + " runs each, medians, misses infinite"
         + (f"; {', '.join(some)}: each is judged on those it was run on;" if some else ";"),
-        f"{study.scoring.about}). AlgoPerf's score, the area up to {LARGEST_RATIO:g} over its width:",
-        ", ".join(f"{name} {score:.2f}" for name, score in sorted(scores.items(), key=lambda one: -one[1]))
-        + ".",
-        "Lines that coincide are shifted by half a point. No whiskers.",
-        f"{len(seconds) - len(ratios)} workloads that nobody solved are left out."
-        if len(seconds) > len(ratios)
-        else "",
-        drawing.remarks(study, runs),
+        f"{study.scoring.about}). Area under the profile up to {LARGEST_RATIO:g}, over its width",
+        "(AlgoPerf's formula, not its rules):",
+        ", ".join(f"{name} {score:.2f}" for name, score in ranked) + ".",
+        "Where lines coincide, the wider ones lie below.",
     )
-    numbers["ratio"] = numbers["ratio"].where(numbers["ratio"] < math.inf, math.inf)
-    frame: pd.DataFrame = numbers
-    return Drawing(figure, frame, caption)
+
+
+def _of_several_methods(runs: pd.DataFrame) -> pd.DataFrame:
+    tried = runs.groupby("workload")["method"].nunique()
+    return runs[runs["workload"].isin(tried[tried > 1].index)]
 
 
 def _with_misses(study: Study, runs: pd.DataFrame) -> pd.DataFrame:
