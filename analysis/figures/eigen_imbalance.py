@@ -6,11 +6,13 @@ import math
 from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
 from analysis.comparisons import points
-from analysis.figures import drawing
+from analysis.figures import captions, drawing
 from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.metrics import IDENTITY, in_order, kfac_cells
 from analysis.placements import inverse_loads
@@ -20,6 +22,8 @@ from analysis.statistics.intervals import median
 from analysis.steps import rank_phase_costs
 
 PHASE = "inverse_compute"
+WORKERS = {"slowest": "v", "fastest": "^"}
+"""The marker of each worker; some arms' markers, such as a cross, have no hollow twin."""
 
 
 def draw(study: Study) -> Drawing:
@@ -29,24 +33,30 @@ def draw(study: Study) -> Drawing:
     looks = drawing.arm_styles(study, numbers["arm"])
     figure, axes = drawing.panels(drawing.TWO_COLUMNS, 2.9, columns=1 if table.empty else 2)
     shifts = drawing.dodge(list(looks))
+    half = 0.2 / max(len(looks), 2)
     for arm, size, group in points(numbers):
         x, look = math.log2(size) + shifts[arm], looks[arm]
-        for kind, fill in (("slowest", look.colour), ("fastest", "white")):
+        for kind, marker in WORKERS.items():
             dots = group[group["worker"] == kind]["speedup"]
-            axes[0].plot([x] * len(dots), dots, look.marker, color=look.colour, markerfacecolor=fill,
-                         markersize=3.5, alpha=0.8)  # fmt: skip
+            fill = look.colour if kind == "slowest" else "white"
+            axes[0].plot([x] * len(dots), dots, marker, color=look.colour, markerfacecolor=fill,
+                         markersize=4, alpha=0.8)  # fmt: skip
         predicted = group["predicted_speedup"].dropna()
         if len(predicted):
-            axes[0].plot([x - 0.07, x + 0.07], [predicted.min()] * 2, ":", color=look.colour, linewidth=1.4)
+            axes[0].plot([x - half, x + half], [predicted.min()] * 2, color=look.colour, linewidth=1.6)
     sizes = sorted(numbers["world_size"].unique())
-    axes[0].plot([math.log2(size) for size in sizes], sizes, ":", color=drawing.GREY, linewidth=1)
+    ideal = len(sizes) > 1
+    if ideal:
+        axes[0].plot([math.log2(size) for size in sizes], sizes, ":", color=drawing.GREY, linewidth=1)
     drawing.world_size_axis(axes[0], numbers)
     axes[0].set_ylabel("speed-up over one rank (log2)")
-    axes[0].set_yscale("log", base=2)
-    axes[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    _powers_of_two(axes[0])
     if not table.empty:
         _derived(axes[1], table)
-    drawing.legend_below(figure, [*drawing.handles(looks), *_keys()], columns=3)
+    arms = [Patch(facecolor=look.colour, label=arm) for arm, look in looks.items()]
+    drawing.legend_below(
+        figure, [*arms, *_keys(bars=bool(numbers["predicted_speedup"].notna().any()), ideal=ideal)], columns=3
+    )
     return Drawing(figure, numbers, _caption(study, numbers, table))
 
 
@@ -76,6 +86,18 @@ def worker_speedups(study: Study) -> pd.DataFrame:
     return in_order(study, pd.concat([slowest, fastest], ignore_index=True))
 
 
+def _powers_of_two(axis: Axes) -> None:
+    """A log axis from a power of two to another, with a tick at each and at least three."""
+    axis.set_yscale("log", base=2)
+    low, high = (math.log2(value) for value in axis.dataLim.intervaly)
+    first, last = math.floor(low), math.ceil(high)
+    while last - first < 2:
+        first, last = (first - 1, last) if low - first < last - high else (first, last + 1)
+    axis.set_yticks([2.0**power for power in range(first, last + 1)])
+    axis.set_ylim(2.0**first / 1.1, 2.0**last * 1.1)  # a marker at an end is whole
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
 def _derived(axis: Any, table: pd.DataFrame) -> None:
     for place, (model, rows) in enumerate(table.groupby("model", sort=False)):
         x = [math.log2(size) for size in rows["world_size"]]
@@ -99,21 +121,29 @@ def _derived(axis: Any, table: pd.DataFrame) -> None:
     axis.set_title("derived: papers' networks", fontsize=8)
 
 
-def _keys() -> list[Line2D]:
-    look: dict[str, Any] = {"color": drawing.GREY, "marker": "o", "linestyle": "none", "markersize": 4}
-    return [
-        Line2D([], [], label="slowest worker", **look),
-        Line2D([], [], markerfacecolor="white", label="fastest worker", **look),
-        Line2D([], [], color=drawing.GREY, linestyle=":", label="predicted (short bar), ideal (line)"),
+def _keys(*, bars: bool, ideal: bool) -> list[Line2D]:
+    look: dict[str, Any] = {"color": drawing.GREY, "linestyle": "none", "markersize": 4}
+    keys = [
+        Line2D([], [], marker=WORKERS["slowest"], label="slowest worker", **look),
+        Line2D([], [], marker=WORKERS["fastest"], markerfacecolor="white", label="fastest worker", **look),
     ]
+    if bars:
+        keys.append(Line2D([], [], color=drawing.GREY, linewidth=1.6, label="bound by the placement"))
+    if ideal:
+        keys.append(Line2D([], [], color=drawing.GREY, linestyle=":", linewidth=1, label="ideal"))
+    return keys
 
 
 def _caption(study: Study, numbers: pd.DataFrame, table: pd.DataFrame) -> str:
     return drawing.sentence(
         "Speed-up of computing second-order data over the same arm on one rank, of the rank that takes",
         "longest (filled) and of the one that takes least (hollow), among those that have a factor to",
-        f"invert; seconds per step, amortised. Every run is a dot ({drawing.counts(numbers)}). Short dotted",
-        "bars are predictions, not measurements: the placement's n³ on its heaviest rank. No whiskers.",
-        f"Right: the same bound for the papers' networks ({provenance(table)})." if not table.empty else "",
-        drawing.remarks(study, numbers, kfac_cells(study) & (study.cells["world_size"] > 1)),
+        f"invert; seconds per step, amortised. Two markers per run ({drawing.counts(numbers)}), arms from",
+        "left to right as in the legend. Short bars are arithmetic, not measurements: the largest speed-up",
+        "that the placement allows the slowest worker, the n³ of all factors over that of the heaviest rank.",
+        "Right: that bound for the papers' networks, each factor, largest first, on the least loaded rank"
+        f" ({provenance(table)})."
+        if not table.empty
+        else "",
+        captions.remarks(study, numbers, kfac_cells(study) & (study.cells["world_size"] > 1)),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.figures import drawing
+from analysis.figures import captions, drawing
 from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.figures.phase_styles import EDGE, phase_look, phase_patch
 from analysis.metrics import IDENTITY, arm_order, in_order, scaling
@@ -59,7 +59,7 @@ def _caption(study: Study, numbers: pd.DataFrame) -> str:
         "Exclusive seconds per step on the slowest rank of each run, amortised over whole inverse periods;",
         f"stacks are means over runs ({drawing.counts(numbers)}), because means of parts add up to the mean",
         "of the whole.",
-        'Hatched phases move bytes and include waiting for other ranks; "other" is what no phase',
-        "claims. Dots: each run's time per step.",
-        drawing.remarks(study, numbers),
+        "Striped phases are communication and include waiting for other ranks; data (dotted) loads batches;",
+        "other (crossed) is what no phase claims. Dots: each run's time per step.",
+        captions.remarks(study, numbers),
     )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from analysis.figures import drawing
+from analysis.figures import captions, drawing
 from analysis.figures.drawing import ArmStyle, Drawing, NothingToDraw
 from analysis.metrics import scaling, scaling_levels
 from analysis.records.study import Study
@@ -24,7 +24,7 @@ FACTORS = {"seconds_per_step": 1e3, "speedup": 1.0, "efficiency": 100.0}
 
 
 def draw(study: Study) -> Drawing:
-    """Every arm against its own base, with ideal scaling as a dotted line."""
+    """Every arm against its own base, with ideal scaling as thin dotted lines from there."""
     runs = scaling(study)
     if runs.empty:
         raise NothingToDraw("no rank has recorded a window of steps")
@@ -40,12 +40,12 @@ def draw(study: Study) -> Drawing:
         axes[0].plot(
             x, dots["seconds_per_step"] * 1e3, style.marker, color=style.colour, markersize=3, alpha=0.6
         )
-    _ideal(axes, levels)
+    _ideal(axes, levels, styles)
     for axis, label in zip(axes, PANELS.values(), strict=True):
         drawing.world_size_axis(axis, runs)
         axis.set_ylabel(label)
         axis.set_ylim(bottom=0)
-    ideal = Line2D([], [], color=drawing.GREY, linestyle=":", label="ideal")
+    ideal = Line2D([], [], color=drawing.GREY, linestyle=":", linewidth=0.8, label="ideal")
     drawing.legend_below(
         figure, [*drawing.handles(styles, lines=True), ideal], columns=min(len(styles) + 1, 4)
     )
@@ -71,17 +71,24 @@ def _line(axis: Axes, own: pd.DataFrame, column: str, style: ArmStyle, shift: fl
             )
 
 
-def _ideal(axes: list[Axes], levels: pd.DataFrame) -> None:
+def _ideal(axes: list[Axes], levels: pd.DataFrame, styles: Mapping[str, ArmStyle]) -> None:
+    """From each base to the largest world: grey where all arms share the line, else in the arm's colour."""
     sizes = sorted(levels["world_size"].unique())
-    base = min(levels["base_world_size"])
-    x = [math.log2(size) for size in sizes]
-    axes[1].plot(x, [size / base for size in sizes], ":", color=drawing.GREY, linewidth=1)
-    axes[2].axhline(100, linestyle=":", color=drawing.GREY, linewidth=1)
+    smallest = min(levels["base_world_size"])
+    look: dict[str, Any] = {"linestyle": ":", "linewidth": 0.8}
+    axes[2].axhline(100, color=drawing.GREY, **look)
+    axes[1].plot(
+        [math.log2(size) for size in sizes], [size / smallest for size in sizes], color=drawing.GREY, **look
+    )
     for row in _bases(levels):
-        ratios = [row.base_world_size / size if row.scaling == "strong" else 1.0 for size in sizes]
-        axes[0].plot(
-            x, [row.base_seconds_per_step * 1e3 * r for r in ratios], ":", color=drawing.GREY, linewidth=0.7
-        )
+        base, colour = row.base_world_size, styles[row.arm].colour
+        beyond = [size for size in sizes if size >= base]
+        x = [math.log2(size) for size in beyond]
+        times = [row.base_seconds_per_step * 1e3 * (base / size if row.scaling == "strong" else 1.0)
+                 for size in beyond]  # fmt: skip
+        axes[0].plot(x, times, color=colour, **look)
+        if base > smallest:
+            axes[1].plot(x, [size / base for size in beyond], color=colour, **look)
 
 
 def _bases(levels: pd.DataFrame) -> Iterator[Any]:
@@ -98,8 +105,8 @@ def _flat(levels: pd.DataFrame) -> pd.DataFrame:
 
 def _caption(study: Study, runs: pd.DataFrame, levels: pd.DataFrame) -> str:
     bases = "; ".join(
-        f"{row.arm} {row.base_seconds_per_step * 1e3:.3g} ms per step on {row.base_world_size} rank"
-        + ("s" if row.base_world_size > 1 else "")
+        f"{row.arm} {row.base_seconds_per_step * 1e3:.3g} ms per step on "
+        + drawing.ranks_label(row.base_world_size, runs[runs["world_size"] == row.base_world_size])
         for row in _bases(levels)
     )
     kinds = " and ".join(sorted(set(levels["scaling"])))
@@ -107,9 +114,11 @@ def _caption(study: Study, runs: pd.DataFrame, levels: pd.DataFrame) -> str:
         f"{kinds.capitalize()} scaling. Step time is the slowest rank's, amortised over inverse periods.",
         f"Bases of the speed-ups: {bases}. Speed-up is the ratio of samples per second; efficiency divides",
         f"it by the ratio of ranks. Dots are runs ({drawing.counts(runs)}).",
-        drawing.whiskers(interval for column in PANELS for interval in levels[column]),
+        "Dotted: ideal scaling, in an arm's colour where it starts from that arm's base.",
+        captions.whiskers(levels["seconds_per_step"], "the time per step"),
+        captions.whiskers([*levels["speedup"], *levels["efficiency"]], "speed-up and efficiency"),
         "Only one world size was run, so there is no scaling to see."
         if runs["world_size"].nunique() == 1
         else "",
-        drawing.remarks(study, runs),
+        captions.remarks(study, runs),
     )

@@ -7,7 +7,7 @@ import math
 import pandas as pd
 
 from analysis.comparisons import points
-from analysis.figures import drawing
+from analysis.figures import captions, drawing
 from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.metrics import IDENTITY, in_order, kfac_cells
 from analysis.records.study import Study
@@ -56,12 +56,16 @@ def draw(study: Study) -> Drawing:
     drawing.legend_below(figure, drawing.handles(looks), columns=min(len(looks), 4))
     columns = ["arm", "world_size", "phase", "median_ms", "low_ms", "high_ms"]
     merged = numbers.merge(pd.DataFrame(rows, columns=columns), on=columns[:3], how="left")
+    alone = numbers[(numbers["world_size"] == 1) & numbers["phase"].str.endswith("_comm")]
     caption = drawing.sentence(
         "Time of one update of the factors and of the second-order data, on the rank that takes longest in",
-        "that stage: seconds per step, amortised over whole inverse periods, times the interval F or E.",
-        "Communication includes waiting for late ranks; one rank has none. Every run is a dot",
-        f"({drawing.counts(numbers)}).",
-        drawing.whiskers(found),
-        drawing.remarks(study, numbers, kfac_cells(study)),
+        "that stage: seconds per step, amortised over whole inverse periods, times the steps between two",
+        "updates (F of factors, E of inverses). Communication includes waiting for late ranks.",
+        "On one rank nothing is sent: what is drawn is the stage's work on that rank, such as packing."
+        if (alone["seconds_per_update"] > 0).any()
+        else "",
+        f"Every run is a dot ({drawing.counts(numbers)}).",
+        captions.whiskers(found),
+        captions.remarks(study, numbers, kfac_cells(study)),
     )
     return Drawing(figure, merged, caption)

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from analysis.figures import drawing
+from analysis.figures import captions, drawing
 from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.figures.phase_styles import EDGE, LOOKS
 from analysis.metrics import IDENTITY, arm_order, in_order
@@ -39,8 +39,8 @@ def draw(study: Study) -> Drawing:
     caption = drawing.sentence(
         "Communication per step: left bars move bytes, right bars (hatched) wait; mean over ranks.",
         _how(numbers),
-        f"Means over runs ({drawing.counts(numbers)}). No whiskers.",
-        drawing.remarks(study, numbers, study.cells["world_size"] > 1),
+        f"Means over runs ({drawing.counts(numbers)}).",
+        captions.remarks(study, numbers, study.cells["world_size"] > 1),
     )
     return Drawing(figure, numbers, caption)
 
