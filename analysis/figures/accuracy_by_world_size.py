@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from analysis.figures import drawing
+from analysis.figures import captions, drawing
 from analysis.figures.by_batch import fixed_length_runs
 from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.figures.response import draw_response, final_metric, summaries, ticks
@@ -24,6 +24,7 @@ def draw(study: Study) -> Drawing:
     width = drawing.ONE_COLUMN if table.empty else drawing.TWO_COLUMNS
     figure, axes = drawing.panels(width, 2.6, columns=1 if table.empty else 2)
     found = draw_response(axes[0], runs, "world_size", quantity, own)
+    axes[0].set_xticklabels(list(drawing.world_size_labels(runs).values()))
     axes[0].set_xlabel("ranks")
     axes[0].set_title("this study", fontsize=8)
     entries = drawing.handles(own, lines=True)
@@ -47,8 +48,8 @@ def draw(study: Study) -> Drawing:
     caption = drawing.sentence(
         f"Held-out {metric} after a fixed number of epochs by number of ranks, global batch {grows}.",
         f"Every run is a dot ({drawing.counts(runs, ('series', 'world_size'))}), lines join medians.",
-        drawing.whiskers(found),
+        captions.whiskers(found),
         f"Right: SC20, {provenance(table)}; another data set." if not table.empty else "",
-        drawing.remarks(study, runs),
+        captions.remarks(study, runs, star=captions.STARRED),
     )
     return Drawing(figure, summaries(runs, "world_size", [quantity]), caption)

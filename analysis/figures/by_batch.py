@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.figures import drawing
+from analysis.figures import captions, drawing
 from analysis.figures.drawing import ArmStyle, Drawing, NothingToDraw
 from analysis.figures.response import draw_response, final_metric, summaries, ticks
 from analysis.metrics import finals
@@ -93,11 +93,11 @@ def accuracy_by_batch(
     caption = drawing.sentence(
         f"Held-out {metric} after {length} epochs, all ranks' evaluation together, against the global batch.",
         f"Every run is a dot ({drawing.counts(runs, ('series', 'global_batch_size'))}), lines join medians.",
-        drawing.whiskers(found),
+        captions.whiskers(found),
         f"Right: {about}, {provenance(table)}; another data set, to compare shapes, not heights."
         if not table.empty
         else "",
-        drawing.remarks(study, runs),
+        captions.remarks(study, runs, star=""),
     )
     return Drawing(figure, summaries(runs, "global_batch_size", [quantity]), caption)
 

@@ -15,9 +15,10 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
 
-from analysis.metrics import BASE, arm_order
+from analysis.metrics import arm_order
 from analysis.records.study import Study
 from analysis.statistics.intervals import Interval
 
@@ -137,18 +138,23 @@ def panel_grid(
 
 
 def legend_below(figure: Figure, handles: Sequence[Any], columns: int) -> None:
-    """A legend under the panels, with fewer columns if `columns` do not fit."""
+    """A legend under the panels, with fewer columns if `columns` do not fit.
+
+    A tuple of handles is one entry, side by side, labelled as its first.
+    """
+    labels = [str((one[0] if isinstance(one, tuple) else one).get_label()) for one in handles]
     with mpl.rc_context(STYLE):
-        entry = _HANDLE_INCHES + _LETTER_INCHES * max(
-            (len(str(one.get_label())) for one in handles), default=0
-        )
+        entry = _HANDLE_INCHES + _LETTER_INCHES * max(map(len, labels), default=0)
         columns = max(1, min(columns, int(figure.get_figwidth() / entry)))
-        figure.legend(handles=list(handles), loc="outside lower center", ncols=columns, frameon=False)
+        figure.legend(
+            list(handles), labels, loc="outside lower center", ncols=columns, frameon=False,
+            handler_map={tuple: HandlerTuple(ndivide=None, pad=0.0)},
+        )  # fmt: skip
 
 
 def world_size_axis(axis: Axes, frame: pd.DataFrame) -> None:
     """Mark world sizes on an axis in log2 units; `*` where any run had more ranks than CPUs."""
-    labels = _world_sizes(frame)
+    labels = world_size_labels(frame)
     sizes = list(labels)
     axis.set_xticks([math.log2(size) for size in sizes])
     axis.set_xticklabels(list(labels.values()))
@@ -158,13 +164,14 @@ def world_size_axis(axis: Axes, frame: pd.DataFrame) -> None:
 
 def world_size_bars(axis: Axes, frame: pd.DataFrame) -> None:
     """Mark world sizes on an axis of bars at 0, 1, ...; `*` as in `world_size_axis`."""
-    labels = _world_sizes(frame)
+    labels = world_size_labels(frame)
     axis.set_xticks(range(len(labels)), list(labels.values()))
     axis.set_xlim(-0.6, len(labels) - 0.4)
     axis.set_xlabel("ranks")
 
 
-def _world_sizes(frame: pd.DataFrame) -> dict[int, str]:
+def world_size_labels(frame: pd.DataFrame) -> dict[int, str]:
+    """`1`, `2`, `4*` by world size: the star where any run had more ranks than CPUs."""
     oversubscribed = frame.groupby("world_size")["oversubscribed"].any()
     return {int(size): f"{size}*" if oversubscribed[size] else str(size) for size in oversubscribed.index}
 
@@ -203,42 +210,6 @@ def counts(frame: pd.DataFrame, by: Sequence[str] = ("arm", "world_size")) -> st
     low, high = int(n.min()), int(n.max())
     runs = "run" if high == 1 else "runs"
     return f"n = {low} {runs} per point" if low == high else f"n = {low} to {high} {runs} per point"
-
-
-def whiskers(intervals: Iterable[Interval]) -> str:
-    """Caption: how the whiskers were computed, and why a point has none."""
-    drawn: set[str] = set()
-    lacking: set[str] = set()
-    endless = False
-    for interval in intervals:
-        (lacking if interval.low is None else drawn).add(interval.method)
-        endless |= interval.high is not None and math.isinf(interval.high)
-    lacking -= {BASE}
-    given = f"Whiskers: 95 % {'; '.join(sorted(drawn))}." if drawn else "No whiskers."
-    given += " An arrow: misses leave the upper limit unknown." if endless else ""
-    return given + (f" Without whiskers: {'; '.join(sorted(lacking))}." if lacking else "")
-
-
-def remarks(study: Study, frame: pd.DataFrame, among: pd.Series | None = None) -> str:
-    """Caption: cells without data, a missing first-order arm, and ranks that shared a CPU.
-
-    Args:
-        study: all cells.
-        frame: the rows that are drawn.
-        among: mask over `study.cells`: the cells that the figure is about; all by default.
-    """
-    notes = []
-    if study.cells["strategy"].notna().all():
-        notes.append("This study has no first-order arm, such as SGD, to compare with.")
-    cells = study.cells if among is None else study.cells[among]
-    undrawn = cells[~cells["run"].isin(frame["run"])]
-    if len(undrawn):
-        states = undrawn["state"].value_counts().sort_index()
-        listed = ", ".join(f"{count} {state}" for state, count in states.items())
-        notes.append(f"{len(undrawn)} of {len(cells)} cells have no data here ({listed}).")
-    if frame["oversubscribed"].any():
-        notes.append("* More ranks than CPUs: times include ranks waiting for each other's turn.")
-    return " ".join(notes)
 
 
 def ranks(size: int) -> str:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.comparisons import points
 from analysis.energy import energy_to_target, why_none
-from analysis.figures import drawing
+from analysis.figures import captions, drawing
 from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.records.study import Study
 from analysis.statistics.intervals import Interval, level
@@ -48,8 +48,8 @@ def draw(study: Study) -> Drawing:
         "Energy of all GPUs of a run, through NVML, over the windows that began before it reached its target",
         f"({study.scoring.about}), and their mean power over the whole run. Idle power is inside. Every run",
         f"is a dot ({drawing.counts(runs)}); a run that missed has no finite energy to target and no dot.",
-        drawing.whiskers(found),
-        drawing.remarks(study, runs),
+        captions.whiskers(found),
+        captions.remarks(study, runs, star=captions.STARRED),
     )
     return Drawing(figure, runs.merge(wide, on=["arm", "world_size"], how="left"), caption)
 

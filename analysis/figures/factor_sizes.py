@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from analysis.figures import drawing
+from analysis.figures import captions, drawing
 from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.metrics import IDENTITY, in_order, kfac_cells
 from analysis.placements import factor_sizes
@@ -52,7 +52,7 @@ def draw(study: Study) -> Drawing:
         f"Sizes of the Kronecker factors, exact, as the runs described them (n = {shown['run'].nunique()}:",
         f"one run per model, because all runs of a model have the same). {models}. n³ stands for the",
         "work of inverting.",
-        drawing.remarks(study, numbers, kfac_cells(study)),
+        captions.remarks(study, numbers, kfac_cells(study), star=""),
     )
     return Drawing(figure, shown, caption)
 

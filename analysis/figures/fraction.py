@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.figures import drawing
+from analysis.figures import captions, drawing
 from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.figures.response import Quantity, draw_response, summaries
 from analysis.metrics import IDENTITY, in_order
@@ -36,8 +36,8 @@ def draw(study: Study) -> Drawing:
     if runs.empty:
         raise NothingToDraw("no second gradient worker fraction on the same number of ranks")
     settings = runs["setting"].nunique() > 1
-    size = runs["world_size"].astype("str") + " ranks"
-    runs["series"] = size + (" " + runs["setting"] if settings else "")
+    labels = {size: drawing.ranks_label(int(str(size)), own) for size, own in runs.groupby("world_size")}
+    runs["series"] = runs["world_size"].map(labels) + (" " + runs["setting"] if settings else "")
     if runs["rest"].nunique() > 1:
         runs["series"] += " " + _other_settings(study, runs)
     looks = drawing.styles(runs.sort_values("world_size")["series"])
@@ -53,8 +53,8 @@ def draw(study: Study) -> Drawing:
         "Time per step (slowest rank, amortised over inverse periods) and K-FAC's state on the rank that",
         f"holds most, against the share of ranks that precondition a layer, for {methods}. Every run is a",
         f"dot ({drawing.counts(runs, ('series', 'fraction'))}). 1 MB = 1e6 bytes.",
-        drawing.whiskers(found),
-        drawing.remarks(study, runs, family),
+        captions.whiskers(found),
+        captions.remarks(study, runs, family),
     )
     numbers: pd.DataFrame = summaries(runs, "fraction", QUANTITIES)
     return Drawing(figure, numbers, caption)

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis.comparisons import points
-from analysis.figures import drawing
+from analysis.figures import captions, drawing
 from analysis.figures.drawing import ArmStyle, Drawing, NothingToDraw
 from analysis.metrics import IDENTITY, in_order
 from analysis.records.study import Study
@@ -84,5 +84,5 @@ def _caption(study: Study, numbers: pd.DataFrame) -> str:
         "Left: peak resident memory, a dot per rank of every run; libraries and data are part of it.",
         "Right: bytes that K-FAC keeps, exact from tensor sizes; the stack is the rank that holds most, the",
         f"dots are all ranks ({drawing.counts(numbers)}). First-order arms keep none. 1 MB = 1e6 bytes.",
-        drawing.remarks(study, numbers),
+        captions.remarks(study, numbers, star=captions.STARRED),
     )

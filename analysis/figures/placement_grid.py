@@ -9,7 +9,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.figures import drawing
+from analysis.figures import captions, drawing
 from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.metrics import IDENTITY, arm_order, kfac_cells
 from analysis.placements import ranks
@@ -39,10 +39,12 @@ def draw(study: Study) -> Drawing:
     drawing.legend_below(figure, _keys(), columns=4)
     size = int(cells["world_size"].max())
     caption = drawing.sentence(
-        f"Placement on {drawing.ranks(size)}, the largest world of the study, as one run per arm described",
-        "it (n = 1; it is the same in every run of an arm). Columns are layers in the model's order, rows",
-        "are ranks.",
-        drawing.remarks(study, cells, kfac_cells(study) & (study.cells["world_size"] == size)),
+        f"Placement on {drawing.ranks_label(size, cells)}, the largest world of the study, as one run per",
+        "arm described it (n = 1; it is the same in every run of an arm). Columns are layers in the model's",
+        "order, rows are ranks.",
+        captions.remarks(
+            study, cells, kfac_cells(study) & (study.cells["world_size"] == size), captions.STARRED
+        ),
     )
     return Drawing(figure, pd.concat(parts, ignore_index=True), caption)
 

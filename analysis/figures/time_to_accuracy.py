@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from analysis.comparisons import points
-from analysis.figures import drawing
+from analysis.figures import captions, drawing
 from analysis.figures.drawing import ArmStyle, Drawing, NothingToDraw
+from analysis.figures.misses import missed_key
 from analysis.metrics import time_to_accuracy
 from analysis.records.study import Study
 from analysis.statistics.intervals import Interval, level
@@ -21,17 +22,23 @@ PANELS = {
     "epochs": "epochs to target",
     "seconds_per_epoch": "time per epoch (s)",
 }
+MEASURED = "seconds_per_epoch"
+"""The panel in which a missed run is like any other: it is not a lower limit."""
+
+_ARROW_POINTS = 14
+_ROOM = 1.06, 1.35
+"""Upper end of an axis over its highest dot, and over its highest miss, whose arrow and number need room."""
 
 
 def draw(study: Study) -> Drawing:
-    """Every run a dot; a run that missed its target is hollow, with an arrow, at its end."""
+    """Every run a dot; runs that missed their target are hollow, at their ends, with a counted arrow."""
     runs = time_to_accuracy(study).dropna(subset=["seconds"])
     if runs.empty:
         raise NothingToDraw("no run has trained up to its first evaluation")
     styles = drawing.arm_styles(study, runs["arm"])
     figure, axes = drawing.panels(drawing.TWO_COLUMNS, 2.6, columns=3)
     intervals: dict[tuple[str, int], dict[str, Interval]] = {}
-    shifts = drawing.dodge(list(styles))
+    shifts = drawing.dodge(list(styles), width=0.66)
     for axis, (column, label) in zip(axes, PANELS.items(), strict=True):
         for arm, world_size, group in points(runs):
             x = math.log2(world_size) + shifts[arm]
@@ -39,14 +46,11 @@ def draw(study: Study) -> Drawing:
             intervals.setdefault((arm, world_size), {})[column] = interval
         drawing.world_size_axis(axis, runs)
         axis.set_ylabel(label)
-        axis.margins(y=0.15)  # the arrow of a miss points beyond its dot
-        axis.set_ylim(bottom=0)
-    entries = drawing.handles(styles, size=6)
+        _limit(axis, runs, column)
+    entries: list[Any] = [*drawing.handles(styles, size=6)]
     if not runs["reached"].all():
-        entries.append(
-            Line2D([], [], color=drawing.GREY, marker="o", markerfacecolor="white", linestyle="none",
-                   label="missed: at least")
-        )  # fmt: skip
+        arrow = Line2D([], [], color=drawing.GREY, marker=r"$\uparrow$", markersize=7, linestyle="none")
+        entries.append((missed_key("missed: at least, and how many runs"), arrow))
     drawing.legend_below(figure, entries, columns=min(len(styles) + 1, 4))
     numbers = runs.merge(_flat(intervals), on=["arm", "world_size"])
     drawn = [interval for of_point in intervals.values() for interval in of_point.values()]
@@ -55,7 +59,8 @@ def draw(study: Study) -> Drawing:
 
 def _panel(axis: Axes, x: float, group: pd.DataFrame, column: str, style: ArmStyle) -> Interval:
     """Draw one arm at one world size; a missed run is drawn at its end, as a lower limit."""
-    reached, missed = group[group["reached"]], group[~group["reached"]]
+    solid = group["reached"] | (column == MEASURED)
+    reached, missed = group[solid], group[~solid].dropna(subset=column)
     look: dict[str, Any] = {
         "marker": style.marker,
         "linestyle": "none",
@@ -63,18 +68,39 @@ def _panel(axis: Axes, x: float, group: pd.DataFrame, column: str, style: ArmSty
         "color": style.colour,
     }
     axis.plot([x] * len(reached), reached[column], alpha=0.7, markeredgewidth=0, **look)
-    axis.plot([x] * len(missed), missed[column], markerfacecolor="white", **look)
-    if column != "seconds_per_epoch":
-        for value in missed[column].dropna():
-            axis.annotate(
-                "", (x, value), xytext=(0, 14), textcoords="offset points",
-                arrowprops={"arrowstyle": "<-", "color": style.colour, "linewidth": 0.8},
-            )  # fmt: skip
-        interval = level(group[column].where(group["reached"], math.inf).tolist())
-    else:
+    if len(missed):
+        axis.plot([x] * len(missed), missed[column], markerfacecolor="white", **look)
+        _arrow(axis, x, missed[column], style.colour)
+    if column == MEASURED:
         interval = level(group[column].dropna().tolist())
+    else:
+        interval = level(group[column].where(group["reached"], math.inf).tolist())
     drawing.whisker(axis, x, interval, style.colour)
     return interval
+
+
+def _arrow(axis: Axes, x: float, missed: pd.Series, colour: str) -> None:
+    """One arrow above the misses and how many they are: they may lie on one another."""
+    top = float(missed.max())
+    axis.annotate(
+        "", (x, top), xytext=(0, _ARROW_POINTS), textcoords="offset points",
+        arrowprops={"arrowstyle": "<-", "color": colour, "linewidth": 0.8},
+    )  # fmt: skip
+    axis.annotate(
+        str(len(missed)), (x, top), xytext=(0, _ARROW_POINTS), textcoords="offset points", fontsize=6,
+        color=colour, ha="center", va="bottom",
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4},
+    )  # fmt: skip
+
+
+def _limit(axis: Axes, runs: pd.DataFrame, column: str) -> None:
+    """From 0 to above what is drawn, arrows included."""
+    over, over_misses = _ROOM
+    tops = [axis.dataLim.y1 * over]
+    if column != MEASURED:
+        tops.append(float(runs[column][~runs["reached"]].max()) * over_misses)
+    known = [top for top in tops if math.isfinite(top) and top > 0]
+    axis.set_ylim(0, max(known, default=1.0))
 
 
 def _flat(intervals: dict[tuple[str, int], dict[str, Interval]]) -> pd.DataFrame:
@@ -99,7 +125,10 @@ def _caption(study: Study, numbers: pd.DataFrame, intervals: list[Interval]) -> 
     return drawing.sentence(
         f"Time to {goal}: {study.scoring.about}. Every run is a dot ({drawing.counts(numbers)}); the bar is",
         "the median, with a miss counted as slowest.",
-        drawing.whiskers(intervals),
-        f"{missed} of {len(numbers)} runs missed and are shown where they stopped." if missed else "",
-        drawing.remarks(study, numbers),
+        captions.whiskers(intervals),
+        f"Hollow: {missed} of {len(numbers)} runs missed and are shown where they stopped, a lower limit;"
+        " the number at an arrow says how many. Their time per epoch is measured."
+        if missed
+        else "",
+        captions.remarks(study, numbers),
     )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from analysis.figures import FIGURES
 from analysis.figures.break_even import draw_studies
+from analysis.figures.captions import whiskers
 from analysis.figures.drawing import counts
 from analysis.figures.pareto import _front
 from analysis.placements import inverse_loads
+from analysis.statistics.intervals import level, ratio
 from analysis.steps import kfac_bytes
 from tests.analysis.hand_made import Run, hand_made
 
@@ -104,5 +108,137 @@ def test_an_arm_lies_above_the_break_even_line_if_it_saves_more_epochs_than_its_
     assert dict(ratios) == {"comm_opt": pytest.approx(2 / 1.5), "mem_opt": pytest.approx(2 / 2.5)}
     both = draw_studies({"one": study, "other": study})
     assert marks(both.figure.axes[0]) == {(1.5, 2.0), (2.5, 2.0)}
+    assert [text.get_text() for text in both.figure.axes[0].texts[2:]] == ["1"] * 4
     assert set(both.numbers.groupby("study")["run"].nunique()) == {8}
     assert set(both.numbers["inverse_update_steps"].dropna()) == {10}
+
+
+def hollow(axis) -> list[tuple[float, float]]:
+    """Where an axis has hollow markers."""
+    lines = [line for line in axis.lines if line.get_marker() not in ("None", "")]
+    white = [line for line in lines if line.get_markerfacecolor() == "white"]
+    return sorted((float(x), float(y)) for line in white for x, y in line.get_xydata())
+
+
+def half_missed() -> list[Run]:
+    """All four runs of sgd missed after 6 epochs of 1 s; one of comm_opt's, which take 2 s an epoch."""
+    sgd = [Run("sgd", 1, seed, 6, 1.0, misses=True) for seed in range(4)]
+    return [*sgd, *(Run("comm_opt", 1, seed, 5, 2.0, misses=seed == 3) for seed in range(4))]
+
+
+def test_misses_have_a_whole_arrow_with_their_number_and_a_measured_time_per_epoch(tmp_path):
+    drawing = FIGURES["time_to_accuracy"].draw(hand_made(tmp_path, half_missed()))
+    FigureCanvasAgg(drawing.figure).draw()
+    seconds, epochs, per_epoch = drawing.figure.axes
+    for axis in (seconds, epochs):
+        assert sorted(text.get_text() for text in axis.texts if text.get_text()) == ["1", "4"]
+        assert all(text.get_window_extent().y1 <= axis.bbox.y1 for text in axis.texts)
+    assert [y for _, y in hollow(epochs)] == [6.0] * 4 + [5.0]
+    assert hollow(per_epoch) == []
+    assert not per_epoch.texts
+    assert {y for _, y in marks(per_epoch)} == {1.0, 2.0}
+    assert "Hollow: 5 of 8 runs missed" in drawing.caption
+
+
+def test_a_miss_is_on_the_upper_edge_of_time_against_memory(tmp_path):
+    drawing = FIGURES["pareto"].draw(hand_made(tmp_path, half_missed()))
+    assert hollow(drawing.figure.axes[0]) == [(100.0, 1.0)] * 5  # in fractions of the axis' height
+    assert list(drawing.numbers["time"]) == [math.inf] * 4 + [10.0] * 3 + [math.inf]
+    assert "5 of 8 runs missed the target: hollow, at the upper edge." in drawing.caption
+    assert "half of the runs or more missed: sgd on 1 rank." in drawing.caption
+
+
+@pytest.mark.parametrize("name", ["learning_curves", "loss_curves"])
+def test_a_curve_ends_in_a_hollow_marker_if_its_run_missed(name, tmp_path):
+    drawing = FIGURES[name].draw(hand_made(tmp_path, half_missed()))
+    _, time = drawing.figure.axes
+    assert [x for x, _ in hollow(time)] == [6.0] * 4 + [10.0]
+    assert "Hollow: 5 of 8 runs, which missed the target." in drawing.caption
+    assert drawing.numbers.groupby("run")["reached"].first().sum() == 3
+
+
+@pytest.mark.parametrize(
+    "name", ["learning_curves", "loss_curves", "other_metrics", "published_breakdown", "performance_profiles"]
+)
+def test_a_world_size_with_fewer_cpus_than_ranks_is_not_the_example(study, name):
+    """The ordinary study has 1, 2 and 4 ranks on two CPUs."""
+    drawing = FIGURES[name].draw(study)
+    assert set(drawing.numbers["world_size"]) == ({1, 2} if name == "performance_profiles" else {2})
+    assert "4*" in drawing.caption or "2 ranks, the largest world size" in drawing.caption
+    alone = study.only(study.cells["world_size"] == 4)
+    if name != "performance_profiles":
+        assert "4* ranks, the largest world size" in FIGURES[name].draw(alone).caption
+
+
+def test_a_profile_is_drawn_at_its_shares_and_a_line_at_zero_is_seen_and_named(tmp_path):
+    runs = [replace(run, world_size=size) for run in half_missed() for size in (1, 2)]
+    drawing = FIGURES["performance_profiles"].draw(hand_made(tmp_path, runs))
+    (axis,) = drawing.figure.axes
+    lines = [line for line in axis.lines if line.get_linestyle() != "None"]
+    assert [set(line.get_ydata()) for line in lines] == [{0.0}, {100.0}]
+    assert axis.get_ylim()[0] < 0
+    assert axis.get_ylabel() == "world sizes within that factor (%)"
+    words = [text.get_text() for text in drawing.figure.legends[0].get_texts()]
+    assert words == ["sgd: 0.00, no run at the target", "comm_opt"]
+    assert "over 2 world sizes of one setting" in drawing.caption
+
+
+def test_ideal_step_times_are_in_the_arms_colours_and_begin_at_its_base(tmp_path):
+    runs = [Run("sgd", size, 0, 2, 4.0 / size) for size in (1, 2, 4)]
+    runs += [Run("comm_opt", size, 0, 2, 8.0 / size) for size in (2, 4)]
+    time, speedup, _ = FIGURES["scaling"].draw(hand_made(tmp_path, runs)).figure.axes
+    ideals = [line for line in time.lines if line.get_linestyle() == ":"]
+    assert [list(line.get_xdata()) for line in ideals] == [[0.0, 1.0, 2.0], [1.0, 2.0]]
+    solid = [line for line in time.lines if line.get_linestyle() in ("-", "--") and len(line.get_xdata()) > 2]
+    assert ideals[0].get_color() == solid[0].get_color()
+    assert ideals[1].get_color() != ideals[0].get_color()
+    assert [list(line.get_ydata()) for line in speedup.lines if line.get_linestyle() == ":"] == [
+        [1.0, 2.0, 4.0], [1.0, 2.0],
+    ]  # fmt: skip
+
+
+def test_a_row_without_a_ratio_is_text_that_names_who_missed(tmp_path):
+    runs = half_missed()
+    runs += [Run("sgd", 2, seed, 4, 1.0) for seed in range(4)]
+    runs += [Run("comm_opt", 2, seed, 4, 0.5) for seed in range(4)]
+    drawing = FIGURES["claims"].draw(hand_made(tmp_path, runs))
+    panel, below = drawing.figure.axes
+    assert [text.get_text() for text in below.texts] == [
+        "comm_opt, 1 rank: no ratio, sgd missed in 4 of 4 runs"
+    ]
+    assert not below.axison
+    rows = [label.get_text() for label in panel.get_yticklabels()]
+    assert rows[0] == "comm_opt, 2 ranks"
+    assert not any("1 rank" in row for row in rows)
+    assert panel.get_xlabel() == "time saved against the first-order arm (%)"
+    saved = drawing.numbers.groupby("world_size")["percent_saved"].first()
+    assert dict(saved) == {1: pytest.approx(math.nan, nan_ok=True), 2: pytest.approx(50.0)}
+
+
+def test_points_of_different_world_sizes_are_in_different_panels(tmp_path):
+    runs = [
+        Run(method, size, seed, 2, seconds, oversubscribed=size == 2)
+        for method, seconds in (("sgd", 1.0), ("comm_opt", 1.5))
+        for size in (1, 2)
+        for seed in range(4)
+    ]
+    figure = FIGURES["break_even"].draw(hand_made(tmp_path, runs)).figure
+    assert [axis.get_title() for axis in figure.axes] == ["1 rank", "2* ranks"]
+    assert [marks(axis) for axis in figure.axes] == [{(1.5, 1.0)}] * 2
+    assert len({(axis.get_xlim(), axis.get_ylim()) for axis in figure.axes}) == 1
+
+
+def test_a_log_axis_of_speedups_has_three_ticks(study):
+    axis = FIGURES["eigen_imbalance"].draw(study.only(study.cells["world_size"] < 4)).figure.axes[0]
+    low, high = axis.get_ylim()
+    assert len([tick for tick in axis.get_yticks() if low <= tick <= high]) >= 3
+
+
+def test_captions_say_of_what_has_no_whisker_that_it_has_none():
+    few, enough = level([1.0, 2.0]), level([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert whiskers([few]) == "No intervals: too few runs (n = 2); every run is drawn."
+    assert whiskers([enough, few]).startswith("Whiskers: 95 % the wider of the range of five runs")
+    assert whiskers([enough, few]).endswith(" No whiskers where n = 2: too few runs; every run is drawn.")
+    assert whiskers([few], "the time per step").startswith("No intervals of the time per step: ")
+    assert whiskers([ratio([1.0, 2.0], [3.0, 4.0])]) == "No intervals: too few runs (n = 2)."
+    assert whiskers([ratio([math.inf] * 4, [1.0, 2.0, 3.0, 4.0])]).startswith("No ratio: the ")

@@ -53,6 +53,8 @@ ROWS_ARE_NAMED = {"claims", "published_breakdown"}
 
 ONE_RUN_PER_MODEL = {"factor_sizes"}
 
+NAMES_NO_WORLD_SIZE = {"factor_sizes", "solver_by_batch", "nlcg_by_batch"}
+
 SEVERAL_RANKS = {"learning_curves", "loss_curves", "other_metrics", "wait_transfer", "placement_grid",
                  "published_breakdown", "eigen_imbalance", "performance_profiles"}  # fmt: skip
 """Figures that do not show one rank, where the failed run of the odd studies is."""
@@ -69,7 +71,8 @@ def test_a_figure_shows_runs_that_can_be_followed_back(fitting, drawn, name):
     assert set(drawing.numbers["run"]) <= set(fitting(name).cells["run"])
     assert len(drawing.numbers)
     assert "n = " in drawing.caption
-    assert "More ranks than CPUs" in drawing.caption
+    starred = drawing.numbers["oversubscribed"].any() and name not in NAMES_NO_WORLD_SIZE
+    assert ("* More ranks than CPUs" in drawing.caption) == starred
 
 
 def test_a_figure_has_a_journals_width_and_units_on_its_axes(drawn, name):
