@@ -94,6 +94,8 @@ def pretend_more() -> None:
 
     every = exactness.cases
     exactness.cases = lambda: islice(every(), 0, None, 19)  # strategies alone are the same here
+    exactness.STEPS = 2  # one with an inverse and one without
+    exactness.trained = on_the_device_only(exactness.trained)
     arms = networks.arms
     networks.arms = lambda part: arms(part)[1::2]
     exactness.SOLVERS = {"inverse": exactness.SOLVERS["inverse"]}
@@ -102,6 +104,19 @@ def pretend_more() -> None:
     torch.nn.Module.to = moved
     torch.optim.SGD = UnfusedSGD
     training_steps.activity = profiled
+
+
+def on_the_device_only(trained: Callable[..., exactness.Gradients]) -> Callable[..., exactness.Gradients]:
+    """`exactness.trained` without what it trains on the CPU: nothing here compares numbers."""
+
+    def train(net: str, dtype: torch.dtype, device: torch.device, *rest: Any, **options: Any) -> Any:
+        if device.type != "cpu":
+            return trained(net, dtype, device, *rest, **options)
+        model = exactness.ConvNet(24, 8) if net == "conv" else exactness.Transformer(30, 16)
+        named = model.named_parameters()
+        return {name: torch.ones(exactness.STEPS, *weight.shape, dtype=dtype) for name, weight in named}
+
+    return train
 
 
 def profiled(work: Callable[[], object]) -> Activity:
