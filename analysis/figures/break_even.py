@@ -188,19 +188,23 @@ def _lines(axis: Axes, low: float, high: float) -> None:
 
 
 def _whiskers(axis: Axes, point: Point, colour: str) -> None:
+    """Both intervals as lines; one without an upper end is an arrow to the edge."""
     x, y = point.cost.estimate, point.fewer_epochs.estimate
-    ends = _ends(point.cost)
-    if ends:
-        axis.plot(ends, [y, y], color=colour, linewidth=0.7, alpha=0.7)
-    ends = _ends(point.fewer_epochs)
-    if ends:
-        axis.plot([x, x], ends, color=colour, linewidth=0.7, alpha=0.7)
-
-
-def _ends(interval: Interval) -> list[float]:
-    """Both limits if both are finite numbers."""
-    limits = [limit for limit in (interval.low, interval.high) if limit is not None and math.isfinite(limit)]
-    return limits if len(limits) == 2 else []
+    for interval, at in (
+        (point.cost, lambda value: (value, y)), (point.fewer_epochs, lambda value: (x, value)),
+    ):  # fmt: skip
+        low, high = interval.low, interval.high
+        if low is None or high is None:
+            continue
+        if math.isfinite(high):
+            axis.plot(*zip(at(low), at(high), strict=True), color=colour, linewidth=0.7, alpha=0.7)
+            continue
+        to_the_right = interval is point.cost
+        axis.annotate(
+            "", xy=(1, y) if to_the_right else (x, 1), xytext=at(low), textcoords="data",
+            xycoords=("axes fraction", "data") if to_the_right else ("data", "axes fraction"),
+            arrowprops={"arrowstyle": "->", "color": colour, "linewidth": 0.7, "shrinkA": 0, "shrinkB": 0},
+        )  # fmt: skip
 
 
 def _axes(axis: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:

@@ -242,3 +242,16 @@ def test_captions_say_of_what_has_no_whisker_that_it_has_none():
     assert whiskers([few], "the time per step").startswith("No intervals of the time per step: ")
     assert whiskers([ratio([1.0, 2.0], [3.0, 4.0])]) == "No intervals: too few runs (n = 2)."
     assert whiskers([ratio([math.inf] * 4, [1.0, 2.0, 3.0, 4.0])]).startswith("No ratio: the ")
+
+
+def test_savings_without_an_upper_limit_have_an_arrow_to_the_edge(tmp_path):
+    """One of six runs of sgd missed, so that what comm_opt saves over it may be any number of epochs."""
+    runs = [Run("sgd", 1, seed, 8 + seed, 1.0, misses=seed == 5) for seed in range(6)]
+    runs += [Run("comm_opt", 1, seed, 4 + seed, 1.5 + 0.01 * seed) for seed in range(6)]
+    drawing = FIGURES["break_even"].draw(hand_made(tmp_path, runs))
+    (axis,) = drawing.figure.axes
+    (arrow,) = [text for text in axis.texts if not text.get_text()]
+    assert arrow.xycoords == ("data", "axes fraction")
+    assert arrow.xyann[1] == pytest.approx(drawing.numbers["fewer_epochs_low"].iloc[0])
+    assert set(drawing.numbers["fewer_epochs_high"]) == {math.inf}
+    assert "An arrow: misses leave the upper limit unknown." in drawing.caption
