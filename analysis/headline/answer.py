@@ -31,7 +31,7 @@ def answer(table: pd.DataFrame, study: Study) -> str:
     speedup, low, high = row["speedup"], row["low"], row["high"]
     parts = _factors(row)
     if not math.isfinite(speedup) or speedup == 0:
-        return f"**No result**: {where} or {rival} did not reach the target ({goal}) in its typical run."
+        return f"**No result**: {where} or {rival} did not reach the target ({goal}) in its median run."
     saved, limits = _saved(speedup), _saved_limits(low, high)
     than = f"than {rival}"
     if low is not None and low > 1:

@@ -69,7 +69,7 @@ def write_report(
     title: str = "",
     also: Sequence[Study] = (),
     notes: Sequence[str] = (),
-    recommend: str = RECOMMEND,
+    recommend: str = "",
 ) -> Path:
     """Write `figures/`, `report.html`, `report.md` and `tables.tex` into `out_dir`; the page stands alone.
 
@@ -81,7 +81,7 @@ def write_report(
         title: heading; the sweeps' names by default.
         also: other studies that panels show; their runs and environments are listed too.
         notes: warnings of the caller, such as that the study is a selection.
-        recommend: command that predicts other world sizes from these runs.
+        recommend: command that predicts other world sizes from these runs; by default with the sweep's name.
 
     Returns:
         The path of `report.html`.
@@ -95,6 +95,8 @@ def write_report(
     chosen = (Panel(name) for name in FIGURES) if panels is None else panels  # a generator shows progress
     figures = [_figure(study, panel, out / "figures") for panel in chosen]
     others = [(one.sweeps[0] if one.sweeps else "", checks(one)) for one in also]
+    if not recommend:
+        recommend = RECOMMEND.replace("SWEEP", study.sweeps[0]) if len(study.sweeps) == 1 else RECOMMEND
     content = _content(study, figures, recommend) | {
         "title": title or ", ".join(study.sweeps) or "Empty study"
     }

@@ -56,7 +56,7 @@ class Interval:
     """An estimate with its 95 % confidence limits.
 
     Attributes:
-        estimate: the estimate; infinite if the typical run missed its target; NaN without runs.
+        estimate: the estimate; infinite if the median run missed its target; NaN without runs.
         low: lower limit, or None if no interval is justified.
         high: upper limit, or None; infinite if misses leave it unknown.
         n: number of runs; of a ratio, those of the smaller arm, or the pairs.

@@ -47,7 +47,7 @@ def _head(rows: int) -> list[str]:
         f"  adds up to {chance[0]} points to a row of {some} studies and {chance[1]} to one of {more}.",
         "- **Power**: studies that find the one arm that is 10 % or 25 % faster.",
         "- **Refused**: comparisons without a verdict, because one arm ran after the other or because the",
-        "  runs left are a selection. **No interval**: too few runs are left, or the typical run missed.\n",
+        "  runs left are a selection. **No interval**: too few runs are left, or the median run missed.\n",
     ]
 
 
