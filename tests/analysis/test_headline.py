@@ -12,7 +12,7 @@ from harness.runs.store import SweepFolder, sweep_folder
 from tests.analysis.conftest import Plan, make_cell
 from tests.analysis.hand_made import Run, write
 
-pytestmark = pytest.mark.slow  # draws a page per test
+pytestmark = pytest.mark.slow  # reads archives and writes a page in every test
 
 SECONDS = {"sgd": 1.0, "nlcg": 2.0, "comm_opt": 1.1, "dp_kfac": 1.2}
 KINDS = ("png", "pdf", "csv")
@@ -56,7 +56,7 @@ def test_without_archives_it_says_that_the_study_has_not_been_run(
     assert [path.name for path in (tmp_path / "results/headline").iterdir()] == ["README.md"]
 
 
-def test_trials_alone_are_no_study(tmp_path: Path) -> None:
+def test_trials_alone_are_no_study(tmp_path: Path, no_images: None) -> None:
     archive(tmp_path, "headline-tuning", {"trial-01": block(100)}, trial=1)
     archive(tmp_path, "headline-pilot", {"seed-200": block(200)[:1]})
     assert main(["reproduce", "headline"]) == 0
@@ -65,7 +65,7 @@ def test_trials_alone_are_no_study(tmp_path: Path) -> None:
     assert len(pd.read_csv(tmp_path / "results/headline/trials.csv")) == 4
 
 
-def test_a_faster_kfac_is_a_yes_with_its_saving(tmp_path: Path) -> None:
+def test_a_faster_kfac_is_a_yes_with_its_saving(tmp_path: Path, no_images: None) -> None:
     archive(tmp_path, "headline-tuning", {"trial-01": block(100)}, trial=1)
     archive(tmp_path, "headline", {f"seed-{seed}": block(seed) for seed in range(6)})
     assert main(["reproduce", "headline"]) == 0
@@ -91,7 +91,7 @@ def test_a_faster_kfac_is_a_yes_with_its_saving(tmp_path: Path) -> None:
     )
 
 
-def test_a_slower_kfac_is_a_no_that_names_the_break_even(tmp_path: Path) -> None:
+def test_a_slower_kfac_is_a_no_that_names_the_break_even(tmp_path: Path, no_images: None) -> None:
     slower = EPOCHS | {"comm_opt": 8, "dp_kfac": 7}
     archive(tmp_path, "headline", {f"seed-{seed}": block(seed, slower) for seed in range(6)})
     assert main(["reproduce", "headline"]) == 0
@@ -103,7 +103,7 @@ def test_a_slower_kfac_is_a_no_that_names_the_break_even(tmp_path: Path) -> None
     assert "1.17 times the epochs, each takes 1.20 times as long; it would break even at 0.86 times" in text
 
 
-def test_a_better_baseline_than_sgd_leaves_the_papers_comparison_on_the_page(tmp_path: Path) -> None:
+def test_a_better_baseline_than_sgd_leaves_the_papers_comparison_on_the_page(tmp_path: Path, no_images: None) -> None:
     faster = EPOCHS | {"nlcg": 2}  # 2 epochs of 2 s, SGD 6 of 1 s, comm_opt 3 of 1.1 s
     archive(tmp_path, "headline", {f"seed-{seed}": block(seed, faster) for seed in range(6)})
     assert main(["reproduce", "headline"]) == 0
@@ -113,14 +113,14 @@ def test_a_better_baseline_than_sgd_leaves_the_papers_comparison_on_the_page(tmp
     assert "Against `sgd` alone, with which the papers compare: 45% less time (95 % interval" in text
 
 
-def test_the_arm_that_the_tuning_chose_is_judged_though_another_was_faster(tmp_path: Path) -> None:
+def test_the_arm_that_the_tuning_chose_is_judged_though_another_was_faster(tmp_path: Path, no_images: None) -> None:
     archive(tmp_path, "headline-tuning", {"trial-01": block(100, EPOCHS | {"dp_kfac": 1})}, trial=1)
     archive(tmp_path, "headline", {f"seed-{seed}": block(seed) for seed in range(6)})
     assert main(["reproduce", "headline"]) == 0
     assert "K-FAC (`dp_kfac`)" in first_sentence(tmp_path)
 
 
-def test_the_second_round_answers_and_the_first_stays_on_the_page(tmp_path: Path) -> None:
+def test_the_second_round_answers_and_the_first_stays_on_the_page(tmp_path: Path, no_images: None) -> None:
     slower = EPOCHS | {"comm_opt": 8, "dp_kfac": 7}
     archive(tmp_path, "headline-tuning", {"trial-01": block(100, EPOCHS | {"dp_kfac": 1})}, trial=1)
     archive(tmp_path, "headline", {f"seed-{seed}": block(seed, slower) for seed in range(6)})
@@ -144,7 +144,7 @@ def test_the_second_round_answers_and_the_first_stays_on_the_page(tmp_path: Path
     }
 
 
-def test_an_interval_that_holds_no_difference_is_not_shown(tmp_path: Path) -> None:
+def test_an_interval_that_holds_no_difference_is_not_shown(tmp_path: Path, no_images: None) -> None:
     seeds = {f"seed-{seed}": [Run("sgd", 2, seed, 6, 1.0), Run("comm_opt", 2, seed, 6, 0.8 + 0.08 * seed)]
              for seed in range(6)}  # fmt: skip
     archive(tmp_path, "headline", seeds)
@@ -153,7 +153,7 @@ def test_an_interval_that_holds_no_difference_is_not_shown(tmp_path: Path) -> No
     assert "95 % interval of the saving" in first_sentence(tmp_path)
 
 
-def test_two_runs_decide_nothing(tmp_path: Path) -> None:
+def test_two_runs_decide_nothing(tmp_path: Path, no_images: None) -> None:
     archive(tmp_path, "headline", {f"seed-{seed}": block(seed) for seed in range(2)})
     assert main(["reproduce", "headline"]) == 0
     assert first_sentence(tmp_path).startswith("**Not shown**: ")
