@@ -132,7 +132,7 @@ def _content(study: Study, figures: Sequence[dict[str, str]], recommend: str) ->
         "scoring": study.scoring.about,
         "headline": headline(places) or said[0],
         "answers": answers(places, differed(study)),
-        "recommendation": [*recommendation(places, recommend), *filter(None, [beyond(study, places)])],
+        "recommendation": [*recommendation(places, recommend), *beyond(study, places)],
         "about": about(study),
         "arms": arms(study),
         "chart": chart(places),

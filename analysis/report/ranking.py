@@ -105,8 +105,8 @@ def ranking(study: Study) -> list[Place]:
 def shortlist(places: Sequence[Place], rows: int = 5) -> list[Point]:
     """The fastest points of all world sizes by time, and the fastest first-order one.
 
-    Of a study of several settings, whose times do not compare, the fastest of each setting and that of its
-    first-order arm. Points that are not judged only where no point is.
+    Of a study of several settings, whose times do not compare, the fastest of each setting with the fastest
+    of its first-order arm and of its others. Points that are not judged only where no point is.
     """
     judged = [place for place in places if place.judged]
     every = [point for place in judged or places for point in place.points if math.isfinite(point.seconds)]
@@ -116,7 +116,7 @@ def shortlist(places: Sequence[Place], rows: int = 5) -> list[Point]:
     settings = dict.fromkeys(point.setting for point in by_time)
     if len(settings) > 1:
         best = [point for setting in sorted(settings) for point in _best(by_time, setting)]
-        return best[: 2 * rows]
+        return best[: 3 * rows]
     first = next((point for point in by_time if point.is_baseline), None)
     chosen = by_time[:rows]
     if first is not None and first not in chosen:
@@ -127,7 +127,8 @@ def shortlist(places: Sequence[Place], rows: int = 5) -> list[Point]:
 def _best(by_time: Sequence[Point], setting: str) -> list[Point]:
     own = [point for point in by_time if point.setting == setting]
     first = [point for point in own if point.is_baseline][:1]
-    return list(dict.fromkeys([own[0], *first]))
+    others = [point for point in own if not point.is_baseline][:1]
+    return list(dict.fromkeys([own[0], *others, *first]))
 
 
 def _point(

@@ -52,20 +52,20 @@ def test_the_arm_with_the_least_time_to_the_target_is_named(fitted, ranks):
 def test_a_report_says_what_its_runs_predict_for_64_ranks_and_whom_it_leaves_out(folder):
     study = load(folder, cache=False)
     places = ranking(study)
-    said = beyond(study, places)
+    (said,) = beyond(study, places)
     assert said.startswith("Predicted, not measured")
     assert "At 64 ranks use " in said
     assert "Without" not in said
     missed = study.cells["run"][study.cells["arm"] == "sgd"]
     evaluations = study.evaluations
     below = evaluations.assign(value=evaluations["value"].where(~evaluations["run"].isin(missed), 0.0))
-    said = beyond(replace(study, evaluations=below), places)
+    (said,) = beyond(replace(study, evaluations=below), places)
     assert said.endswith("Without sgd, whose epochs to the target are not known.")
     crowded = [
         replace(place, points=tuple(replace(one, oversubscribed=True) for one in place.points))
         for place in places
     ]
-    assert beyond(study, crowded) == ""
+    assert beyond(study, crowded) == []
 
 
 def test_fractions_that_the_study_never_ran_are_candidates_and_lie_between_those_that_it_ran(fitted):
