@@ -103,7 +103,9 @@ def test_a_slower_kfac_is_a_no_that_names_the_break_even(tmp_path: Path, no_imag
     assert "1.17 times the epochs, each takes 1.20 times as long; it would break even at 0.86 times" in text
 
 
-def test_a_better_baseline_than_sgd_leaves_the_papers_comparison_on_the_page(tmp_path: Path, no_images: None) -> None:
+def test_a_better_baseline_than_sgd_leaves_the_papers_comparison_on_the_page(
+    tmp_path: Path, no_images: None
+) -> None:
     faster = EPOCHS | {"nlcg": 2}  # 2 epochs of 2 s, SGD 6 of 1 s, comm_opt 3 of 1.1 s
     archive(tmp_path, "headline", {f"seed-{seed}": block(seed, faster) for seed in range(6)})
     assert main(["reproduce", "headline"]) == 0
@@ -113,7 +115,9 @@ def test_a_better_baseline_than_sgd_leaves_the_papers_comparison_on_the_page(tmp
     assert "Against `sgd` alone, with which the papers compare: 45% less time (95 % interval" in text
 
 
-def test_the_arm_that_the_tuning_chose_is_judged_though_another_was_faster(tmp_path: Path, no_images: None) -> None:
+def test_the_arm_that_the_tuning_chose_is_judged_though_another_was_faster(
+    tmp_path: Path, no_images: None
+) -> None:
     archive(tmp_path, "headline-tuning", {"trial-01": block(100, EPOCHS | {"dp_kfac": 1})}, trial=1)
     archive(tmp_path, "headline", {f"seed-{seed}": block(seed) for seed in range(6)})
     assert main(["reproduce", "headline"]) == 0

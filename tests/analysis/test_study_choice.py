@@ -56,6 +56,10 @@ def test_a_report_says_what_its_runs_predict_for_64_ranks_and_whom_it_leaves_out
     assert said.startswith("Predicted, not measured")
     assert "At 64 ranks use " in said
     assert "Without" not in said
+    fastest = min((place.fastest for place in places), key=lambda one: one.seconds)
+    predicted = choose(study_model(measured(study)), 64)
+    pays = predicted.seconds(predicted.best).central < fastest.seconds
+    assert pays != (f"More ranks do not pay: the fastest measured is {fastest.arm} on " in said)
     missed = study.cells["run"][study.cells["arm"] == "sgd"]
     evaluations = study.evaluations
     below = evaluations.assign(value=evaluations["value"].where(~evaluations["run"].isin(missed), 0.0))
