@@ -134,6 +134,7 @@ def _content(study: Study, figures: Sequence[dict[str, str]], recommend: str) ->
         "answers": answers(places, differed(study)),
         "recommendation": [*recommendation(places, recommend), *beyond(study, places)],
         "about": about(study),
+        "left_out": left_out_note(study.cells),
         "arms": arms(study),
         "chart": chart(places),
         "fastest": fastest_table(short),
@@ -179,6 +180,7 @@ def _markdown(content: Mapping[str, Any]) -> str:
     parts = [
         f"# {content['title']}",
         "",
+        *([content["left_out"], ""] if content["left_out"] else []),
         f"{content['about']}. Target: {'; '.join(content['targets']) or 'none'} ({content['scoring']}).",
         "",
         f"**{content['headline']}**" if content["answers"] else content["headline"],

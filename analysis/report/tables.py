@@ -34,7 +34,9 @@ def about(study: Study) -> str:
     devices = sorted(set(known[known["key"] == "device"]["value"]))
     backends = sorted(set(known[known["key"] == "backend"]["value"]))
     where = f"; on {', '.join(devices)} over {', '.join(backends)}" if devices and backends else ""
-    return f"{int(states.get('COMPLETED', 0))} of {len(cells)} runs completed{others}{where}"
+    damaged = int((~cells["valid"]).sum())
+    out = f", {damaged} left out" if damaged else ""
+    return f"{int(states.get('COMPLETED', 0))} of {len(cells)} runs completed{others}{out}{where}"
 
 
 def arms(study: Study) -> list[tuple[str, str]]:
