@@ -150,9 +150,10 @@ def stopped_early(runs: pd.DataFrame, base: pd.DataFrame) -> str:
         holds = at_best.excludes(1) and (at_best.estimate > 1) == (found.estimate > 1)
         if math.isnan(found.estimate) or (found.excludes(1) and not holds):
             name, faster = own["arm"].iloc[0], other["arm"].iloc[0]
+            epochs, seconds = own["epochs"][early].max(), own["seconds"][early].max()
             return (
-                f"{early.sum()} of {len(own)} runs of {name} stopped after "
-                f"{own['epochs'][early].max():g} epochs, sooner than {faster} reached the target, so more "
+                f"{early.sum()} of {len(own)} runs of {name} stopped after {epochs:g} epochs and at most "
+                f"{seconds:.3g} s, sooner than {faster} reached the target ({arrived.max():.3g} s), so more "
                 f"epochs of {name} could change the order"
             )
     return ""

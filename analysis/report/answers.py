@@ -297,10 +297,10 @@ def _measured(places: Sequence[Place], most: int) -> str:
     larger = max((place.world_size for place in places), default=most)
     if larger == most:
         return f"Nothing beyond {ranks(most)} was measured."
-    return (
-        f"Nothing beyond {ranks(most)} is judged: on up to {larger} there were more ranks than CPUs, or no "
-        "arm's median run reached the target."
-    )
+    beyond = [place for place in places if place.world_size > most]
+    crowded = all(place.fastest.oversubscribed for place in beyond)
+    why = "there were more ranks than CPUs" if crowded else "no arm's median run reached the target"
+    return f"Nothing beyond {ranks(most)} is judged: on up to {larger} {why}."
 
 
 def _count(number: int, what: str) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from analysis.cost_model.errors import CostModelError
 from analysis.figures.drawing import ranks
 from analysis.records.study import Study
 from analysis.report.answers import MOST_SETTINGS, duration, listed
 from analysis.report.ranking import Place, Point
-from analysis.study_prediction.choice import Choice, choose, sentence
+from analysis.study_prediction.choice import Choice, choose
 from analysis.study_prediction.prediction import study_model
 from analysis.study_prediction.reading import measured
 
@@ -44,42 +44,39 @@ def beyond(study: Study, places: list[Place]) -> list[str]:
 
 
 def _predicted(study: Study, world_size: int, fastest: Point) -> str:
+    """What the runs predict for a world size, beginning with whether it pays."""
     try:
-        model = study_model(measured(study))
-        choice = choose(model, world_size)
+        choice = choose(study_model(measured(study)), world_size)
     except CostModelError:
         return ""
-    if not choice.to_target:
+    best = choice.best.total
+    if not choice.to_target or best is None:
         return ""
-    hosts = (
-        "; all ranks were on one host, so links between hosts are not in it"
-        if model.measured.one_host
-        else ""
+    larger = ranks(world_size).capitalize()
+    pays = "" if best.central < fastest.seconds else " do not pay for this job"
+    was = f"{fastest.arm} took {duration(fastest.seconds)} on {ranks(fastest.world_size)}"
+    bounds = f"{duration(best.low)} to {duration(best.high)}"
+    said = (
+        f"{larger}{pays}: {was}, and the best that these runs predict is {duration(best.central)} ({bounds}) "
+        f"with {choice.best.name}{_compared(choice)}"
     )
     kept = {candidate.step.arm.name for candidate in choice.candidates}
-    unknown = [arm.name for arm in model.measured.arms if arm.name not in kept]
-    without = f" Without {listed(unknown)}, whose epochs to the target are not known." if unknown else ""
-    remarks = f"{_against_first_order(choice)}{without}{_pays(choice, fastest)}"
-    return f"Predicted, not measured{hosts}: {sentence(choice)}{remarks}"
+    unknown = [arm for arm in dict.fromkeys(study.cells["arm"]) if arm not in kept]
+    without = f" Left aside: {listed(unknown)}, whose epochs to the target are not known." if unknown else ""
+    hosts = set(study.environments[study.environments["key"] == "device"]["value"])
+    where = f" It holds for {', '.join(sorted(hosts))} ranks linked like those measured." if hosts else ""
+    return f"{said}.{without}{where}"
 
 
-def _fastest(places: Sequence[Place]) -> Point:
-    return min((place.fastest for place in places), key=lambda one: one.seconds)
-
-
-def _against_first_order(choice: Choice) -> str:
-    """Whether the bounds tell the best from the best of the other kind, with or without K-FAC."""
-    best, kind = choice.best, choice.best.step.config is None
+def _compared(choice: Choice) -> str:
+    """The best of the other kind, with or without K-FAC, and whether bounds tell the two apart."""
+    best, kind = choice.best.total, choice.best.step.config is None
     other = next((one for one in choice.candidates if (one.step.config is None) != kind), None)
-    if other is None or best.total is None or other.total is None:
+    if best is None or other is None or other.total is None:
         return ""
-    apart = best.total.high < other.total.central
-    return "" if apart else f" The bounds do not tell {best.name} from {other.name}."
+    apart = "" if best.high < other.total.low else ", too close to call"
+    return f", {duration(other.total.central)} with {other.name}{apart}"
 
 
-def _pays(choice: Choice, fastest: Point) -> str:
-    total = choice.seconds(choice.best).central
-    if total <= fastest.seconds:
-        return ""
-    what = f"{fastest.arm} on {ranks(fastest.world_size)}, {duration(fastest.seconds)}"
-    return f" More ranks do not pay: the fastest measured is {what}."
+def _fastest(places: Iterable[Place]) -> Point:
+    return min((place.fastest for place in places), key=lambda one: one.seconds)

@@ -53,18 +53,18 @@ def test_a_report_says_what_its_runs_predict_for_64_ranks_and_whom_it_leaves_out
     study = load(folder, cache=False)
     places = ranking(study)
     (said,) = beyond(study, places)
-    assert said.startswith("Predicted, not measured")
-    assert "At 64 ranks use " in said
-    assert "Without" not in said
     fastest = min((place.fastest for place in places), key=lambda one: one.seconds)
     predicted = choose(study_model(measured(study)), 64)
     pays = predicted.seconds(predicted.best).central < fastest.seconds
-    assert pays != (f"More ranks do not pay: the fastest measured is {fastest.arm} on " in said)
+    begins = "64 ranks: " if pays else "64 ranks do not pay for this job: "
+    assert said.startswith(f"{begins}{fastest.arm} took ")
+    assert f"with {predicted.best.name}" in said
+    assert "Left aside" not in said
     missed = study.cells["run"][study.cells["arm"] == "sgd"]
     evaluations = study.evaluations
     below = evaluations.assign(value=evaluations["value"].where(~evaluations["run"].isin(missed), 0.0))
     (said,) = beyond(replace(study, evaluations=below), places)
-    assert said.endswith("Without sgd, whose epochs to the target are not known.")
+    assert "Left aside: sgd, whose epochs to the target are not known." in said
     crowded = [
         replace(place, points=tuple(replace(one, oversubscribed=True) for one in place.points))
         for place in places
