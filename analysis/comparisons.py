@@ -133,8 +133,8 @@ def stopped_early(runs: pd.DataFrame, base: pd.DataFrame) -> str:
     """Why misses allow no verdict, or nothing: their runs were stopped sooner than the other arm arrived.
 
     A run that missed its target counts as slower than every run that reached it. That is an assumption where
-    it had trained for less time than the others took, so a verdict must also hold if each such run had
-    reached its target the moment it stopped. Runs that diverged would never have reached it.
+    it had trained for less time than the others took, so the interval must exclude equality also if each such
+    run had reached its target the moment it stopped. Runs that diverged would never have reached it.
 
     Args:
         runs: of one arm, rows of `analysis.metrics.time_to_accuracy` with `stop_reason`.

@@ -26,7 +26,7 @@ def targets(study: Study) -> list[str]:
 
 
 def about(study: Study) -> str:
-    """`36 of 36 runs completed; on cpu over gloo; digits`: what ran and on what, in a few words."""
+    """`36 of 36 runs completed; on cpu over gloo`: how many runs there are, and on what."""
     cells = study.cells
     states = cells["state"].value_counts().sort_index()
     others = "".join(f", {count} {state}" for state, count in states.items() if state != "COMPLETED")
@@ -40,7 +40,7 @@ def about(study: Study) -> str:
 
 
 def arms(study: Study) -> list[tuple[str, str]]:
-    """Every arm with what it trains by: `("comm_opt", "K-FAC comm_opt, eigen, F = 1, E = 5; sgd")`."""
+    """Every arm with what it trains by: `("sgd", "optimizer sgd, without K-FAC")`."""
     first = in_order(study, study.cells).drop_duplicates("arm")
     found = []
     for one in first.itertuples(index=False):
