@@ -128,7 +128,7 @@ def _keys(*, bars: bool, ideal: bool) -> list[Line2D]:
         Line2D([], [], marker=WORKERS["fastest"], markerfacecolor="white", label="fastest worker", **look),
     ]
     if bars:
-        keys.append(Line2D([], [], color=drawing.GREY, linewidth=1.6, label="bound by the placement"))
+        keys.append(Line2D([], [], color=drawing.GREY, linewidth=1.6, label="by n³ of the placement"))
     if ideal:
         keys.append(Line2D([], [], color=drawing.GREY, linestyle=":", linewidth=1, label="ideal"))
     return keys
@@ -139,9 +139,9 @@ def _caption(study: Study, numbers: pd.DataFrame, table: pd.DataFrame) -> str:
         "Speed-up of computing second-order data over the same arm on one rank, of the rank that takes",
         "longest (filled) and of the one that takes least (hollow), among those that have a factor to",
         f"invert; seconds per step, amortised. Two markers per run ({drawing.counts(numbers)}), arms from",
-        "left to right as in the legend. Short bars are arithmetic, not measurements: the largest speed-up",
-        "that the placement allows the slowest worker, the n³ of all factors over that of the heaviest rank.",
-        "Right: that bound for the papers' networks, each factor, largest first, on the least loaded rank"
+        "left to right as in the legend. Short bars are arithmetic, not measurements: the n³ of all factors",
+        "over that of the heaviest rank. Runs may exceed them: decompositions do not cost exactly n³.",
+        "Right: the same for the papers' networks, each factor, largest first, on the least loaded rank"
         f" ({provenance(table)})."
         if not table.empty
         else "",
