@@ -8,7 +8,7 @@ from harness.study.choose import study_text
 from harness.study.sweep import read_sweep
 
 FOLDER = Path(__file__).parents[2] / "jobs/sweeps/headline"
-TUNINGS = ("pilot", "tuning", "tuning-again", "batch-128-tuning", "batch-2048-tuning")
+TUNINGS = ("pilot", "tuning", "tuning-again", "batch-128-tuning", "batch-2048-pilot", "batch-2048-tuning")
 
 
 def test_the_seeds_of_pilot_tuning_and_study_are_disjoint() -> None:
@@ -17,11 +17,11 @@ def test_the_seeds_of_pilot_tuning_and_study_are_disjoint() -> None:
         tuning = read_sweep(FOLDER / f"{name}.yaml").tuning
         assert tuning is not None
         used[name] = set(tuning.seeds)
-        if name in {"tuning", "tuning-again"}:
+        if name in {"tuning", "tuning-again", "batch-2048-tuning"}:
             used[f"study of {name}"] = set(tuning.study["seeds"])
             assert len(used[f"study of {name}"]) == 6  # blocks
-        if name == "pilot":
-            used["pilot again"] = set(tuning.study["seeds"])
+        if name.endswith("pilot"):
+            used[f"{name} again"] = set(tuning.study["seeds"])
     used["map"] = {cell.seed for cell in read_sweep(FOLDER / "map.yaml").cells}
     assert sum(map(len, used.values())) == len(set().union(*used.values()))
 
