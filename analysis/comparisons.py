@@ -153,8 +153,8 @@ def stopped_early(runs: pd.DataFrame, base: pd.DataFrame) -> str:
             epochs, seconds = own["epochs"][early].max(), own["seconds"][early].max()
             return (
                 f"{early.sum()} of {len(own)} runs of {name} stopped after {epochs:g} epochs and at most "
-                f"{seconds:.3g} s, sooner than {faster} reached the target ({arrived.max():.3g} s), so more "
-                f"epochs of {name} could change the order"
+                f"{seconds:.3g} s, sooner than the last run of {faster} reached the target "
+                f"({arrived.max():.3g} s), so more epochs of {name} could change the order"
             )
     return ""
 

@@ -37,13 +37,16 @@ class Check(NamedTuple):
 
 
 def checks(study: Study) -> list[Check]:
-    """On averaging, equivalent arms, equal work, drift, order and disturbed blocks; none without steps."""
+    """On code, averaging, equivalent arms, equal work, drift, order and disturbed blocks.
+
+    Without steps to compare only that on code.
+    """
     runs = equal_work(study)
     if runs.empty or runs["oversubscribed"].all():
-        return []
+        return _code(study)
     return [
-        *_averaging(study), *_equivalent_arms(study), *_equal_work(runs), _drift(runs), _order(runs),
-        *_disturbed(study, runs),
+        *_code(study), *_averaging(study), *_equivalent_arms(study), *_equal_work(runs), _drift(runs),
+        _order(runs), *_disturbed(study, runs),
     ]  # fmt: skip
 
 
@@ -87,6 +90,37 @@ _OF_STRATEGIES = (
     "method", "seed", "kfac.strategy", "kfac.assignment", "kfac.grad_worker_fraction", "kfac.split_factors",
 )  # fmt: skip
 """Fields of a cell that say who computes what, which placement and traffic show; and the run's seed."""
+
+
+def _code(study: Study) -> list[Check]:
+    """The commits that ran, and the runs whose code no commit holds; nothing where none is known."""
+    known = study.environments
+    commits = known[(known["key"] == "commit") & (known["value"] != "None")]
+    changed = known[(known["key"] == "dirty") & (known["value"] == "True")]["run"].nunique()
+    found = []
+    if changed:
+        found.append(
+            Check(
+                f"Code: in {changed} of {len(study.cells)} runs files differed from the commit that is "
+                "recorded, so that no commit reproduces them.",
+                warns=True,
+            )
+        )
+    blocks = commits.merge(study.cells[["run", "block"]], on="run")
+    mixed = blocks[blocks["block"] != ""].groupby("block")["value"].nunique()
+    if (mixed > 1).any():
+        found.append(
+            Check(
+                f"Code: {int((mixed > 1).sum())} of {len(mixed)} blocks have runs of several commits: what "
+                "changed between them may be what differs.",
+                warns=True,
+            )
+        )
+    elif commits["value"].nunique() > 1:
+        found.append(
+            Check(f"Code: runs of {commits['value'].nunique()} commits, but one within every block.")
+        )
+    return found
 
 
 def _averaging(study: Study) -> list[Check]:

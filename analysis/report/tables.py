@@ -26,7 +26,7 @@ def targets(study: Study) -> list[str]:
 
 
 def about(study: Study) -> str:
-    """`36 of 36 runs completed; on cpu over gloo`: how many runs there are, and on what."""
+    """`36 of 36 runs completed; on cpu over gloo; batch 256, up to 60 epochs, float32`."""
     cells = study.cells
     states = cells["state"].value_counts().sort_index()
     others = "".join(f", {count} {state}" for state, count in states.items() if state != "COMPLETED")
@@ -36,16 +36,41 @@ def about(study: Study) -> str:
     where = f"; on {', '.join(devices)} over {', '.join(backends)}" if devices and backends else ""
     damaged = int((~cells["valid"]).sum())
     out = f", {damaged} left out" if damaged else ""
-    return f"{int(states.get('COMPLETED', 0))} of {len(cells)} runs completed{others}{out}{where}"
+    completed = f"{int(states.get('COMPLETED', 0))} of {len(cells)} runs completed"
+    return f"{completed}{others}{out}{where}{_setup(study)}"
+
+
+def _setup(study: Study) -> str:
+    """`; batch 64 to 256, up to 60 epochs, float32`: what the cells train with, or the range of it."""
+    words = {
+        "workload.options.model": "model {}",
+        "training.global_batch_size": "batch {}",
+        "training.local_batch_size": "batch {} on each rank",
+        "training.epochs": "up to {} epochs",
+        "training.precision": "{}",
+    }
+    parts = []
+    for field, said in words.items():
+        values = study.fields[field].dropna().unique().tolist() if field in study.fields else []
+        if values:
+            numbers = all(isinstance(value, int | float) for value in values)
+            span = sorted({min(values), max(values)}) if numbers else sorted(map(str, values))
+            parts.append(
+                said.format((" to " if numbers else ", ").join(f"{v:g}" if numbers else v for v in span))
+            )
+    return f"; {', '.join(parts)}" if parts else ""
 
 
 def arms(study: Study) -> list[tuple[str, str]]:
-    """Every arm with what it trains by: `("sgd", "optimizer sgd, without K-FAC")`."""
+    """Every arm with what it trains by: `("sgd", "optimizer sgd at learning rate 0.4, without K-FAC")`."""
     first = in_order(study, study.cells).drop_duplicates("arm")
+    rates = dict(zip(study.fields["run"], study.fields["optimizer.lr"], strict=True))
     found = []
     for one in first.itertuples(index=False):
         row: Any = one
-        optimizer = f"optimizer {row.optimizer}"
+        rate = rates.get(row.run)
+        at = f" at learning rate {rate:g}" if isinstance(rate, float | int) and not pd.isna(rate) else ""
+        optimizer = f"optimizer {row.optimizer}{at}"
         if pd.isna(row.strategy):
             found.append((str(row.arm), f"{optimizer}, without K-FAC"))
             continue

@@ -178,7 +178,7 @@ def candidates(
                 other = model.predict(name, world_size, config)
             except (CostModelError, PlacementError):  # its arm said why
                 continue
-            found.append(_candidate(model, other, f"{described(config)} (as {name})", ran=False))
+            found.append(_candidate(model, other, f"{described(config)} (otherwise as {name})", ran=False))
     return found, left
 
 

@@ -278,3 +278,33 @@ def test_arms_with_one_placement_and_one_traffic_are_named_as_the_same(write_stu
             (f"d_kfac lr={rate} and spd_kfac lr={rate}", "2 ranks"),
         )
     }
+
+
+def of_commits(study, commits, dirty=()):
+    """The study, whose runs are said to be of these commits in turn, and some of changed files."""
+    said = [
+        {"run": run, "key": key, "value": value}
+        for number, run in enumerate(study.cells.sort_values("seed")["run"])
+        for key, value in (
+            ("commit", commits[number % len(commits)]),
+            ("dirty", str(number in dirty)),
+        )
+    ]
+    return replace(study, environments=pd.DataFrame(said, columns=["run", "key", "value"], dtype="str"))
+
+
+def test_runs_of_changed_files_or_of_several_commits_in_a_block_warn(tmp_path):
+    study = block_study(tmp_path)
+    clean, changed, mixed = (
+        [check for check in checks(each) if check.sentence.startswith("Code")]
+        for each in (of_commits(study, "a"), of_commits(study, "a", dirty=(3, 4)), of_commits(study, "ab"))
+    )
+    assert clean == []
+    assert [check.warns for check in changed] == [True]
+    assert changed[0].sentence.startswith("Code: in 2 of 12 runs files differed from the commit")
+    assert [check.warns for check in mixed] == [True]
+    assert mixed[0].sentence.startswith("Code: 6 of 6 blocks have runs of several commits")
+    (apart,) = [
+        check for check in checks(of_commits(study, ["a", "a", "b", "b"])) if "Code" in check.sentence
+    ]
+    assert apart == ("Code: runs of 2 commits, but one within every block.", False)

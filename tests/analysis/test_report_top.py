@@ -20,6 +20,7 @@ from analysis.report.bars import chart
 from analysis.report.glossary import WORDS, Explained, anchor
 from analysis.report.page import Panel, write_report
 from analysis.report.ranking import ranking, shortlist
+from analysis.report.tables import about, arms
 from tests.analysis.hand_made import Run, hand_made
 
 ROOT = Path(__file__).parents[2]
@@ -234,3 +235,13 @@ def test_a_report_is_the_same_bytes_again_and_says_what_it_was_told(tmp_path, no
     assert first.read_bytes() == again.read_bytes()
     warnings = first.read_text(encoding="utf-8").partition('id="warnings"')[2].partition("</section>")[0]
     assert "Selected cells only: 1." in warnings
+
+
+def test_the_top_says_what_the_cells_train_with(tmp_path):
+    study = known(tmp_path)
+    assert about(study).startswith("8 of 8 runs completed; ")
+    assert re.search(r"; batch \d+, up to \d+ epochs, float32$", about(study))
+    larger = study.fields["training.global_batch_size"].iloc[0] * 4
+    study.fields.loc[study.fields.index[0], "training.global_batch_size"] = larger
+    assert re.search(rf"; batch \d+ to {larger:g}, up to", about(study))
+    assert dict(arms(study))["sgd"] == "optimizer sgd at learning rate 0.1, without K-FAC"

@@ -42,8 +42,8 @@ def test_two_of_eight_that_stopped_too_soon_leave_no_verdict(tmp_path):
     assert found.speedup.excludes(1)  # with the misses as slowest
     assert (found.verdict, found.holm_p) == ("not judged", None)
     assert found.refused == (
-        "2 of 8 runs of sgd stopped after 10 epochs and at most 5.05 s, sooner than comm_opt reached the "
-        "target (21.4 s), so more epochs of sgd could change the order"
+        "2 of 8 runs of sgd stopped after 10 epochs and at most 5.05 s, sooner than the last run of "
+        "comm_opt reached the target (21.4 s), so more epochs of sgd could change the order"
     )
 
 

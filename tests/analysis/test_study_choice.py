@@ -76,7 +76,7 @@ def test_fractions_that_the_study_never_ran_are_candidates_and_lie_between_those
     choice = choose(fitted, 4)
     names = [one.name for one in choice.candidates if not one.ran]
     assert len(names) == 1
-    assert names[0].startswith("hybrid_opt at fraction 0.5 (as ")
+    assert names[0].startswith("hybrid_opt at fraction 0.5 (otherwise as ")
     halves = next(one for one in choice.candidates if not one.ran)
     assert not halves.step.measured
     inverses = {arm: fitted.predict(arm, 4).phases["precondition"] for arm in ("comm_opt", "mem_opt")}
