@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import matplotlib as mpl
+from matplotlib.figure import Figure
 
 from analysis.figures.drawing import STYLE, Drawing
 
@@ -35,6 +36,19 @@ def image(drawing: Drawing, kind: Literal["pdf", "png"]) -> bytes:
     """The drawing in one format."""
     buffer = io.BytesIO()
     with mpl.rc_context(STYLE):
-        drawing.figure.draw_without_rendering()  # tick labels get their widths in a first pass
+        _lay_out(drawing.figure)
         drawing.figure.savefig(buffer, format=kind, metadata=_NO_METADATA[kind])
     return buffer.getvalue()
+
+
+def _lay_out(figure: Figure) -> None:
+    """Place panels, titles and legends once for all formats; `savefig` would do so twice for each.
+
+    Which ticks a panel has depends on its size, and its size on their labels, hence two passes.
+    """
+    engine = figure.get_layout_engine()
+    if engine is None:
+        return
+    for _ in range(2):
+        engine.execute(figure)
+    figure.set_layout_engine(None)

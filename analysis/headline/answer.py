@@ -23,11 +23,28 @@ def answer(table: pd.DataFrame, study: Study) -> str:
     row = headline_row(table)
     if row is None:
         return "**Nothing is decided**: no point has both a K-FAC arm and a first-order arm."
+    return _sentence(row, study)
+
+
+def other_settings(table: pd.DataFrame, study: Study) -> list[str]:
+    """The same sentences for every other point of the study, such as another batch size."""
+    first = headline_row(table)
+    if first is None:
+        return []
+    rows = [
+        row
+        for row in _records(table[~table["study"].isin(superseded(table))])
+        if row["chosen"] and row["baseline"] and row["kfac"] and _point(row) != _point(first)
+    ]
+    return [" ".join([_sentence(row, study), *_over_papers_baseline(row, study)]) for row in rows]
+
+
+def _sentence(row: dict[str, Any], study: Study) -> str:
     point = _point(row)
     data = _DATA.get(point.workload, point.workload)
     where = f"On {data} ({point.words}), K-FAC (`{row['arm']}`)"
     rival = f"the best tuned first-order method (`{row['baseline']}`)"
-    goal = "; ".join(targets(study))
+    goal = "; ".join(targets(study.only(study.cells["sweep"] == point.study)))
     speedup, low, high = row["speedup"], row["low"], row["high"]
     parts = _factors(row)
     if not math.isfinite(speedup) or speedup == 0:
@@ -50,7 +67,11 @@ def answer(table: pd.DataFrame, study: Study) -> str:
 def papers_baseline(table: pd.DataFrame, study: Study) -> list[str]:
     """The chosen arm against SGD alone, where another first-order arm is the best."""
     row = headline_row(table)
-    if row is None or row["baseline"] == _PAPERS_BASELINE:
+    return [] if row is None else _over_papers_baseline(row, study)
+
+
+def _over_papers_baseline(row: dict[str, Any], study: Study) -> list[str]:
+    if row["baseline"] == _PAPERS_BASELINE:
         return []
     found = against(study, _point(row), row["arm"], _PAPERS_BASELINE)
     if found is None or not is_number(found.estimate) or not found.estimate:
@@ -66,10 +87,14 @@ def _point(row: dict[str, Any]) -> Point:
     return Point(row["study"], row["workload"], row["model"], row["batch"], row["ranks"])
 
 
+def superseded(table: pd.DataFrame) -> list[str]:
+    """Names of studies that a later one of `ANSWERS` replaces."""
+    return [name for name in ANSWERS if name in set(table["study"])][1:]
+
+
 def goals(table: pd.DataFrame) -> list[str]:
     """What the study set out to show, and whether it did; else the point that is nearest to it."""
-    superseded = [name for name in ANSWERS if name in set(table["study"])][1:]
-    table = table[~table["study"].isin(superseded)]
+    table = table[~table["study"].isin(superseded(table))]
     rows = table[table["kfac"] & table["speedup"].map(is_number)]
     shown = [row for row in _records(rows) if row["low"] is not None and row["low"] > 1]
     goal = [row for row in shown if _saved(row["speedup"]) >= _CLAIM]

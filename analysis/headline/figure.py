@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -16,25 +16,27 @@ from analysis.headline.comparison import is_number
 _ROW_INCHES = 0.17
 
 
-def draw(table: pd.DataFrame, caption: str, answers: str) -> Drawing:
+def draw(table: pd.DataFrame, caption: str, replaced: Sequence[str] = ()) -> Drawing:
     """Left: every arm's speed-up. Right: epochs saved against what an epoch costs, with the break-even line.
 
     Args:
         table: rows of `speedups` with a speed-up.
         caption: of the figure.
-        answers: name of the study that answers; markers of the others are hollow.
+        replaced: names of studies that a later one replaces; their markers are hollow.
     """
     rows = table[table["speedup"].notna()].reset_index(drop=True)
     looks = drawing.styles(rows["arm"])
     figure, axes = drawing.panels(drawing.TWO_COLUMNS, max(2.7, 0.9 + _ROW_INCHES * len(rows)), columns=2)
-    _speedups(axes[0], rows, looks, answers)
-    _break_even(axes[1], rows, looks, answers)
+    _speedups(axes[0], rows, looks, replaced)
+    _break_even(axes[1], rows, looks, replaced)
     drawing.legend_below(figure, drawing.handles(looks), columns=min(len(looks), 4))
     return Drawing(figure, rows, caption)
 
 
-def _speedups(axis: Axes, rows: pd.DataFrame, looks: dict[str, drawing.ArmStyle], answers: str) -> None:
-    several = len(rows[["model", "batch", "ranks"]].drop_duplicates()) > 1
+def _speedups(
+    axis: Axes, rows: pd.DataFrame, looks: dict[str, drawing.ArmStyle], replaced: Sequence[str]
+) -> None:
+    several = rows[["study", "model", "batch", "ranks"]].drop_duplicates()["study"].duplicated().any()
     studies = rows["study"].nunique() > 1
     labels = []
     for place, row in enumerate(rows.to_dict("records")):
@@ -43,7 +45,7 @@ def _speedups(axis: Axes, rows: pd.DataFrame, looks: dict[str, drawing.ArmStyle]
             high = row["high"] if row["high"] is not None and math.isfinite(row["high"]) else row["speedup"]
             axis.plot([row["low"], high], [place, place], color=look.colour, linewidth=1.2)
         if math.isfinite(row["speedup"]):
-            axis.plot(row["speedup"], place, look.marker, **_marker(row, look, answers))
+            axis.plot(row["speedup"], place, look.marker, **_marker(row, look, replaced))
         point = f"{row['model']} b{row['batch']} p{row['ranks']}: " if several else ""
         point = f"{row['study']}: {point}" if studies else point
         labels.append(f"{point}{row['arm']} ({row['reached']}/{row['runs']})")
@@ -55,11 +57,13 @@ def _speedups(axis: Axes, rows: pd.DataFrame, looks: dict[str, drawing.ArmStyle]
     axis.set_xlabel("speed-up over the best first-order arm")
 
 
-def _break_even(axis: Axes, rows: pd.DataFrame, looks: dict[str, drawing.ArmStyle], answers: str) -> None:
+def _break_even(
+    axis: Axes, rows: pd.DataFrame, looks: dict[str, drawing.ArmStyle], replaced: Sequence[str]
+) -> None:
     shown = rows[rows["fewer_epochs"].map(is_number) & rows["cost_ratio"].map(is_number)]
     for row in shown.to_dict("records"):
         look = looks[row["arm"]]
-        axis.plot(row["cost_ratio"], row["fewer_epochs"], look.marker, **_marker(row, look, answers))
+        axis.plot(row["cost_ratio"], row["fewer_epochs"], look.marker, **_marker(row, look, replaced))
     ends = [*shown["cost_ratio"], *shown["fewer_epochs"], 1.0]
     low, high = 0.9 * min(ends), 1.1 * max(ends)
     axis.plot([low, high], [low, high], color=drawing.GREY, linewidth=0.8)
@@ -70,6 +74,6 @@ def _break_even(axis: Axes, rows: pd.DataFrame, looks: dict[str, drawing.ArmStyl
     axis.set_ylabel("times fewer epochs")
 
 
-def _marker(row: dict[Hashable, Any], look: drawing.ArmStyle, answers: str) -> dict[str, Any]:
-    fill = look.colour if row["study"] == answers else "white"
+def _marker(row: dict[Hashable, Any], look: drawing.ArmStyle, replaced: Sequence[str]) -> dict[str, Any]:
+    fill = "white" if row["study"] in replaced else look.colour
     return {"color": look.colour, "markersize": 5, "markerfacecolor": fill}

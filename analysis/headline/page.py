@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.figures.drawing import sentence
 from analysis.figures.files import save
-from analysis.headline.answer import answer, goals, headline_row, papers_baseline
+from analysis.headline.answer import answer, goals, other_settings, papers_baseline, superseded
 from analysis.headline.comparison import POINT, Point, scores, speedups, tunings
 from analysis.headline.figure import draw
 from analysis.metrics import time_to_accuracy
@@ -67,12 +67,12 @@ def write_headline(study: Study | None, out: Path, archives: Sequence[str] = ())
     _runs(study).to_csv(out / "runs.csv", index=False, lineterminator="\n")
     rules = _by_rule(study)
     rules.to_csv(out / "rules.csv", index=False, lineterminator="\n")
-    row = headline_row(table)
     caption = _caption(study, table)
-    save(draw(table, caption, row["study"] if row else ""), out, FIGURE)
+    save(draw(table, caption, superseded(table)), out, FIGURE)
     text = [
         answer(table, study),
         *papers_baseline(table, study),
+        *other_settings(table, study),
         *goals(table),
         f"![Speed-ups over the best first-order arm]({FIGURE}.png)",
         f"*{caption}*",
@@ -182,13 +182,17 @@ def _intervals(table: pd.DataFrame) -> list[str]:
 
 
 def _caption(study: Study, table: pd.DataFrame) -> str:
-    several = table["study"].nunique() > 1
-    goal = "; ".join(targets(study))
+    goals = {
+        f" at batch {batch:,}": "; ".join(targets(study.only(study.cells["sweep"] == name)))
+        for batch, name in zip(table["batch"], table["study"], strict=True)
+    }
+    one = len(set(goals.values())) == 1
+    goal = next(iter(goals.values())) if one else "; ".join(f"{said}{at}" for at, said in goals.items())
     return sentence(
         f"Left: how many times sooner than the best first-order arm each arm is at the target ({goal}),",
         "with 95 % limits; in brackets the runs that reached it.",
         "Right: the same as epochs saved against what an epoch costs; above the line an arm saves time.",
-        "Hollow: of a study that a later one replaces." if several else "",
+        "Hollow: of a study that a later one replaces." if superseded(table) else "",
     )
 
 

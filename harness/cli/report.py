@@ -39,6 +39,12 @@ def report(
         str,
         typer.Option(metavar="NAME", help=ABOUT_RULES),
     ] = "first",
+    figures: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--figure", metavar="NAME", help="Draw only this figure: scaling. May be repeated. Default: all."
+        ),
+    ] = None,
 ) -> None:
     """Write report.html with figures and tables from stored runs, and print the summary.
 
@@ -48,7 +54,6 @@ def report(
     wanted = _wanted(sweep, file, set_, where, runs)
     target = _report_folder(folder, archives, out, rule)
     # imported after the arguments are checked: pandas and matplotlib are slow to load
-    from analysis.figures import FIGURES  # noqa: PLC0415
     from analysis.records.left_out import left_out_note, not_sealed_note, quietly  # noqa: PLC0415
     from analysis.records.tables import load  # noqa: PLC0415
     from analysis.report.answers import RECOMMEND, headline, recommendation  # noqa: PLC0415
@@ -68,6 +73,7 @@ def report(
     from harness.runs.store import SweepFolder  # noqa: PLC0415
 
     scoring = read_rule(rule)
+    names = _figures(figures)
     if folder is not None and (file or not where):  # with --where they have been printed
         print_left_out(SweepFolder(folder).version_errors())
     with quietly():
@@ -79,7 +85,7 @@ def report(
     page = write_report(
         study,
         target,
-        with_progress([Panel(name) for name in FIGURES], "drawing", screen),
+        with_progress([Panel(name) for name in names], "drawing", screen),
         commands={} if folder is None else {folder.name: command("run", folder)},
         notes=[selection] if selection else [],
         recommend=hint,
@@ -97,6 +103,17 @@ def report(
     ):
         screen.print(note, style="dim", markup=False, highlight=False)
     screen.print(f"report: {page}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _figures(wanted: list[str] | None) -> list[str]:
+    """The figures to draw, in the order of the report; all of them unless some are wanted."""
+    from analysis.figures import FIGURES  # noqa: PLC0415  loads matplotlib
+    from harness.yaml_files.validation_messages import not_allowed  # noqa: PLC0415  loads pydantic
+
+    for name in wanted or ():
+        if name not in FIGURES:
+            raise UserError(f"--figure={name!r} is not a figure{not_allowed(name, FIGURES)}")
+    return [name for name in FIGURES if not wanted or name in wanted]
 
 
 def _report_folder(folder: Path | None, archives: list[Path] | None, out: Path | None, rule: str) -> Path:

@@ -24,7 +24,7 @@ from kfac_core.placement.strategies import place
 
 MACHINE = read_calibration("spd_kfac_64")
 MODELS = ("resnet50", "resnet101", "resnet152")
-SEEDS, WINDOWS, STEPS = 2, 2, 10
+SEEDS, WINDOWS, STEPS = 1, 2, 10
 SHAPES = [LayerShape(f"layer{n}", FactorShape(64 + n), FactorShape(32)) for n in range(8)]
 
 

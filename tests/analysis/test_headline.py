@@ -1,6 +1,7 @@
 """`reproduce headline` answers in its first sentence, from archives, and says when there are none."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -179,3 +180,25 @@ def test_the_files_are_the_same_when_drawn_again(tmp_path: Path) -> None:
     assert rules.loc["algoperf-style", "speedup"] == pytest.approx(6 / 3.3)  # medians over seeds
     assert pd.isna(rules.loc["mlperf-style", "low"])
     assert "Not scored: sustained" in (folder / "README.md").read_text()
+
+
+def test_another_batch_size_is_a_sentence_of_its_own_with_its_own_target(
+    tmp_path: Path, no_images: None
+) -> None:
+    archive(tmp_path, "headline", {f"seed-{seed}": block(seed) for seed in range(6)})
+    larger = {"training.global_batch_size": 128, "target.at_least": 0.93}
+    slower = EPOCHS | {"nlcg": 2}
+    of_128 = {
+        f"128-seed-{seed}": [replace(run, patch=larger) for run in block(seed, slower)] for seed in range(6)
+    }
+    archive(tmp_path, "headline-128", of_128)
+    assert main(["reproduce", "headline"]) == 0
+    parts = (tmp_path / "results/headline/README.md").read_text().split("\n\n")
+    assert "(its network, batch 64, 2 ranks)" in parts[1]
+    assert "(digits: accuracy ≥ 0.95)" in parts[1]
+    assert parts[2].startswith("**Yes**: On digits (its network, batch 128, 2 ranks), K-FAC (`comm_opt`)")
+    assert "(digits: accuracy ≥ 0.93)" in parts[2]
+    assert "best tuned first-order method (`nlcg`)" in parts[2]
+    assert " Against `sgd` alone, with which the papers compare: 45% less time" in parts[2]
+    assert "digits: accuracy ≥ 0.95 at batch 64; digits: accuracy ≥ 0.93 at batch 128" in parts[5]
+    assert "a later one replaces" not in parts[5]

@@ -101,9 +101,11 @@ def test_the_quickstart_works_in_an_empty_folder(installed, tmp_path):
     )
     states = json.loads(kronscale("status", "first", "--json"))
     assert [one["state"] for one in states] == ["COMPLETED"] * 2
-    kronscale("report", "first")
-    page = study / "results" / "runs" / "first" / "report" / "report.html"
-    assert "mem_opt" in page.read_text()
+    kronscale("report", "first", "--figure", "time_to_accuracy", "--figure", "memory")
+    folder = study / "results" / "runs" / "first" / "report"
+    assert "mem_opt" in (folder / "report.html").read_text()
+    drawn = sorted(path.name for path in (folder / "figures").glob("*.pdf"))
+    assert drawn == ["memory.pdf", "time_to_accuracy.pdf"]
 
 
 def test_shipped_sweeps_papers_sites_and_calibrations_are_found_from_anywhere(installed, tmp_path):

@@ -71,7 +71,7 @@ def statuses(folder: Path, sweep: str) -> dict[str, dict[str, Any]]:
     return {cell["method"]: cell for cell in cells}
 
 
-def test_a_sweep_becomes_records_and_a_report_and_runs_nothing_twice(folder):
+def test_a_sweep_becomes_records_and_a_report_and_runs_nothing_twice(folder, no_images):
     file = folder / "study.yaml"
     file.write_text(STUDY)
     kronscale(folder, "run", "-f", str(file), "--site", site(folder))

@@ -1,7 +1,7 @@
 """A rank without training: the command line and files of `harness.training.worker`, behaviour from its cell.
 
 Options of the cell's workload: `steps`, `step_seconds`, and `act` (crash, lost_peer, oom, hang, kill, exit,
-orphan), done by rank `at_rank` at step `at_step`, a little after rank `also_rank` did `also_act`; `once`
+orphan), done by rank `at_rank` at step `at_step`, right after rank `also_rank` ended by `also_act`; `once`
 restricts it to the first attempt. Every rank writes its CPUs and its environment in `used-<rank>.json`.
 """
 
@@ -48,8 +48,12 @@ def train(args, options, act):
         if act and step == options.get("at_step", 1):
             if args.rank == options.get("also_rank"):
                 act = options["also_act"]
+                wait_for(args.folder / "at-step")
+                (args.folder / "also-pid").write_text(str(os.getpid()))
             elif "also_rank" in options:
-                time.sleep(0.2)  # the other one dies first
+                (args.folder / "at-step").touch()
+                wait_for(args.folder / "also-pid")
+                wait_until_gone(int((args.folder / "also-pid").read_text()))
             misbehave(args, act, step)
         time.sleep(float(options.get("step_seconds", 0.02)))
     used["to"] = time.time()
@@ -59,6 +63,17 @@ def train(args, options, act):
         result = {"reached_target": reached, "stop_reason": "target" if reached else "epochs"}
         result |= {"train_seconds": 1.0, "value": 0.95, "steps": steps, "parameters_sha256": "0" * 64}
         (args.folder / "result.json").write_text(json.dumps(result))
+
+
+def wait_for(path):
+    while not path.exists() or (path.name == "also-pid" and not path.read_text()):
+        time.sleep(0.002)
+
+
+def wait_until_gone(pid):
+    """Until the launcher has seen this process end."""
+    while Path(f"/proc/{pid}").exists():
+        time.sleep(0.002)
 
 
 def misbehave(args, act, step):
