@@ -37,7 +37,7 @@ class Check(NamedTuple):
 
 
 def checks(study: Study) -> list[Check]:
-    """On code, averaging, equivalent arms, equal work, drift, order and disturbed blocks.
+    """On code, precision, averaging, equivalent arms, equal work, drift, order and disturbed blocks.
 
     Without steps to compare only that on code.
     """
@@ -45,8 +45,8 @@ def checks(study: Study) -> list[Check]:
     if runs.empty or runs["oversubscribed"].all():
         return _code(study)
     return [
-        *_code(study), *_averaging(study), *_equivalent_arms(study), *_equal_work(runs), _drift(runs),
-        _order(runs), *_disturbed(study, runs),
+        *_code(study), *_precision(study), *_averaging(study), *_equivalent_arms(study),
+        *_equal_work(runs), _drift(runs), _order(runs), *_disturbed(study, runs),
     ]  # fmt: skip
 
 
@@ -121,6 +121,27 @@ def _code(study: Study) -> list[Check]:
             Check(f"Code: runs of {commits['value'].nunique()} commits, but one within every block.")
         )
     return found
+
+
+def _precision(study: Study) -> list[Check]:
+    """Runs in bfloat16 on CPUs that convert the operands of each product."""
+    if "training.precision" not in study.fields:
+        return []
+    known = study.environments
+    without = set(known[(known["key"] == "bfloat16_units") & (known["value"] == "False")]["run"])
+    on_cpus = set(known[(known["key"] == "device") & (known["value"] == "cpu")]["run"])
+    asked = set(study.fields[study.fields["training.precision"] == "bfloat16"]["run"])
+    slow = len(asked & without & on_cpus)
+    if not slow:
+        return []
+    return [
+        Check(
+            f"Precision: {slow} of {len(study.cells)} runs computed in bfloat16 on CPUs without units for "
+            "it, where a step takes several times as long as in float32: their seconds describe no machine "
+            "that has them.",
+            warns=True,
+        )
+    ]
 
 
 def _averaging(study: Study) -> list[Check]:

@@ -10,9 +10,11 @@ import typer
 
 from harness.cell import Cell
 from harness.cli.cost_consent import cost_in_words, with_consent
+from harness.cli.output import print_note
 from harness.errors import UserError
 from harness.launchers.site_profile import Site
 from harness.runs.commands import command
+from harness.runs.run_place import has_bfloat16_units
 from harness.runs.store import sweep_folder
 from harness.study.site_choice import chosen_site
 from harness.study.start import Terms
@@ -38,6 +40,17 @@ def site_for(cells: Sequence[Cell], name: str | None, runs: Path, oversubscribe:
     if site.launcher != "local":
         raise UserError(f"--oversubscribe has no effect on site {site.name}, which is not this host")
     return site.model_copy(update={"oversubscribe": True, "oversubscribe_limit": oversubscribe})
+
+
+def converts_bfloat16(cells: Sequence[Cell], site: Site) -> str:
+    """A sentence if cells would compute in bfloat16 on this host's CPUs, which have no units for it."""
+    slow = [cell for cell in cells if cell.training.precision == "bfloat16"]
+    if not slow or site.launcher != "local" or site.gpus_per_rank or has_bfloat16_units() is not False:
+        return ""
+    return (
+        f"{count(slow)} with training.precision=bfloat16: this host's CPUs have no units for it, so "
+        "a step takes several times as long as in float32"
+    )
 
 
 def start(cells: Sequence[Cell], site: Site, runs: Path, budget: float | None, *, yes: bool) -> Submission:
@@ -76,6 +89,7 @@ def print_submission(done: Submission, site: Site, name: str | None, runs: Path)
     parts = [f"{count(cells)} {what}" for cells, what in groups if cells]
     first = f"{count(done.new)} submitted" if done.new else "nothing to do"
     typer.echo(": ".join([first, "; ".join(parts)]) if parts else first)
+    print_note(converts_bfloat16(done.new, site))
     _print_cost(done, site)
     if done.failed_before:
         folder = sweep_folder(done.failed_before[0].sweep, runs).path
@@ -85,6 +99,7 @@ def print_submission(done: Submission, site: Site, name: str | None, runs: Path)
 
 def print_preview(cells: Sequence[Cell], site: Site, runs: Path, budget: float | None) -> None:
     """Print what `submit` would submit; refuses what it would refuse."""
+    print_note(converts_bfloat16(cells, site))
     _print_text(preview(cells, site, runs), "submitted", site, budget)
 
 

@@ -72,11 +72,27 @@ def place_changes(attempt: Attempt) -> list[str]:
 
 def cpu_model() -> str:
     """Model of this host's CPUs."""
+    return _cpu_field("model name") or platform.processor()
+
+
+def has_bfloat16_units() -> bool | None:
+    """Whether this host's CPUs multiply bfloat16 in hardware; None where the system does not say.
+
+    Without AVX-512 BF16 or AMX on x86, or BF16 on ARM, PyTorch converts every product's operands: a step took
+    7 to 20 times as long as in float32 on an AMD EPYC of Zen 3.
+    """
+    flags = _cpu_field("flags", "Features").split()
+    return bool({"avx512_bf16", "amx_bf16", "bf16"}.intersection(flags)) if flags else None
+
+
+def _cpu_field(*names: str) -> str:
+    """The first of these fields in /proc/cpuinfo; empty where there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+        return ""
+    fields = (line.split(":", 1) for line in lines if ":" in line)
+    return next((value.strip() for name, value in fields if name.strip() in names), "")
 
 
 def _nodes(slurm: Mapping[str, Any] | None) -> str:

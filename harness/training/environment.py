@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from harness.runs.run_place import cpu_model
+from harness.runs.run_place import cpu_model, has_bfloat16_units
 
 PACKAGES = ("torch", "numpy", "mpi4py", "pandas", "submitit", "scikit-learn", "kronscale")
 
@@ -35,6 +35,7 @@ class Environment:
         near: ranks whose memory rank 0 reads directly (`harness.training.world.single_copy`).
         gradient_averaging: how ranks average gradients, an `AveragingMethod`.
         keeps_freed_memory: whether malloc keeps freed memory (`harness.training.malloc`).
+        bfloat16_units: whether the CPUs multiply bfloat16 in hardware; None if not known.
     """
 
     commit: str | None
@@ -52,6 +53,7 @@ class Environment:
     near: tuple[int, ...]
     gradient_averaging: str
     keeps_freed_memory: bool
+    bfloat16_units: bool | None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `environment.json`."""
@@ -85,6 +87,7 @@ def read_environment(
         near=tuple(sorted(readable_peers)),
         gradient_averaging=gradient_averaging,
         keeps_freed_memory=keeps_freed_memory,
+        bfloat16_units=has_bfloat16_units(),
     )
 
 

@@ -293,6 +293,19 @@ def of_commits(study, commits, dirty=()):
     return replace(study, environments=pd.DataFrame(said, columns=["run", "key", "value"], dtype="str"))
 
 
+def test_bfloat16_on_cpus_without_units_for_it_warns(tmp_path):
+    study = block_study(tmp_path)
+    study = replace(study, fields=study.fields.assign(**{"training.precision": "bfloat16"}))
+    rows = [
+        {"run": run, "key": key, "value": value}
+        for number, run in enumerate(study.cells["run"])
+        for key, value in (("device", "cpu"), ("bfloat16_units", str(number >= 5)))
+    ]
+    said = sentences(replace(study, environments=pd.DataFrame(rows, dtype="str")))
+    assert [one for one in said if one.startswith("Precision: 5 of 12 runs computed in bfloat16 on CPUs")]
+    assert not [one for one in sentences(study) if one.startswith("Precision")]
+
+
 def test_runs_of_changed_files_or_of_several_commits_in_a_block_warn(tmp_path):
     study = block_study(tmp_path)
     clean, changed, mixed = (

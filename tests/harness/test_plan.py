@@ -119,6 +119,32 @@ def test_plan_shows_what_a_site_could_not_run(tmp_path, capsys):
     assert "site small: 10 cells run oversubscribed" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("cpuinfo", "said"),
+    [
+        ("model name\t: x\nflags\t\t: fpu avx2 avx512f\n", True),
+        ("flags\t\t: fpu avx512f avx512_bf16 amx_tile\n", False),
+        ("Features\t: fp asimd bf16\n", False),
+        ("processor\t: 0\n", False),  # not known
+    ],
+)
+def test_plan_says_that_the_cpus_of_this_host_have_no_units_for_bfloat16(
+    cpuinfo, said, tmp_path, capsys, monkeypatch
+):
+    read = Path.read_text
+
+    def faked(path, *words, **options):
+        return cpuinfo if str(path) == "/proc/cpuinfo" else read(path, *words, **options)
+
+    monkeypatch.setattr(Path, "read_text", faked)
+    words = ["plan", "-f", DEMO, "--runs", str(tmp_path), "--set", "training.precision=bfloat16"]
+    assert main(words) == 0
+    found = "36 cells with training.precision=bfloat16: this host's CPUs have no units for it" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert found == said
+
+
 def test_a_cluster_is_not_limited_by_the_cpus_of_the_login_node(tmp_path, capsys):
     sweep, profile = tmp_path / "wide.yaml", tmp_path / "far.yaml"
     sweep.write_text(

@@ -35,7 +35,10 @@ def test_a_third_is_right_of_ten_classes_after_minutes_at_most(tmp_path):
     # 2,000 images, a ResNet-20 of half the width; guessing gets 0.1
     small = options(data="embedded", model="resnet20", width=0.5, augment=False)
     result, records = train(
-        tmp_path, workload={"name": "cifar10", "options": small}, optimizer={"lr": 0.05, **SCHEDULE}, kfac=KFAC
+        tmp_path,
+        workload={"name": "cifar10", "options": small},
+        optimizer={"lr": 0.05, **SCHEDULE},
+        kfac=KFAC,
     )
     evaluations = [record for record in records if isinstance(record, EvalRecord)]
     assert result.reached_target
