@@ -193,8 +193,15 @@ def test_a_report_reads_archives_in_the_place_of_a_sweep(
         archived(tmp_path, name, runs_of(seeds)) for name, seeds in (("a", range(1)), ("b", range(1, 3)))
     ]
     options = [word for path in paths for word in ("--archive", str(path))]
-    assert main(["report", *options, "--out", str(tmp_path / "page")]) == 0
+    few = ("--figure", "scaling", "--figure", "memory")
+    assert main(["report", *options, "--out", str(tmp_path / "page"), *few]) == 0
     text = (tmp_path / "page" / "report.md").read_text()
     assert "| sgd | 1 | 3 | 3 |" in text
+    drawn = {path.stem for path in (tmp_path / "page" / "figures").iterdir()}
+    assert drawn == {"scaling", "memory"}
+    assert main(["report", *options, "--out", str(tmp_path / "other"), "--figure", "scalng"]) == 2
+    assert "--figure='scalng' is not a figure" in (said := capsys.readouterr().err)
+    assert "did you mean scaling?" in said
+    assert not (tmp_path / "other").exists()
     assert main(["report", *options]) == 2
     assert "--archive takes the place of a sweep and needs --out" in capsys.readouterr().err

@@ -274,7 +274,7 @@ def test_nothing_is_chosen_after_a_run_of_the_study(
 
 
 @pytest.mark.slow
-def test_the_report_of_trials_has_their_tables_and_compares_nothing(tmp_path: Path) -> None:
+def test_the_report_of_trials_has_their_tables_and_compares_nothing(tmp_path: Path, no_images: None) -> None:
     fabricated(tmp_path)
     assert main(["report", "tune", "--runs", str(tmp_path / "runs")]) == 0
     text = (tmp_path / "runs" / "tune" / "report" / "report.md").read_text()
