@@ -64,7 +64,7 @@ def _setup(study: Study) -> str:
 def arms(study: Study) -> list[tuple[str, str]]:
     """Every arm with what it trains by: `("sgd", "optimizer sgd at learning rate 0.4, without K-FAC")`."""
     first = in_order(study, study.cells).drop_duplicates("arm")
-    rates = dict(zip(study.fields["run"], study.fields["optimizer.lr"], strict=True))
+    rates = {} if first.empty else dict(zip(study.fields["run"], study.fields["optimizer.lr"], strict=True))
     found = []
     for one in first.itertuples(index=False):
         row: Any = one
