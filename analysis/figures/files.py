@@ -44,11 +44,15 @@ def image(drawing: Drawing, kind: Literal["pdf", "png"]) -> bytes:
 def _lay_out(figure: Figure) -> None:
     """Place panels, titles and legends once for all formats; `savefig` would do so twice for each.
 
-    Which ticks a panel has depends on its size, and its size on their labels, hence two passes.
+    Which ticks a panel has depends on its size, and its size on their labels, hence two passes. Widths of
+    text depend on the resolution, by several per cent at a low one, so they are measured at the files'.
     """
     engine = figure.get_layout_engine()
     if engine is None:
         return
+    screen = figure.dpi
+    figure.dpi = mpl.rcParams["savefig.dpi"]
     for _ in range(2):
         engine.execute(figure)
+    figure.dpi = screen
     figure.set_layout_engine(None)

@@ -70,7 +70,7 @@ def _break_even(
     axis.annotate("break-even", (high, high), ha="right", va="bottom", color=drawing.GREY, fontsize=7)
     axis.set_xlim(low, high)
     axis.set_ylim(low, 1.05 * high)
-    axis.set_xlabel("seconds per epoch, over the best first-order arm's")
+    axis.set_xlabel("seconds per epoch,\nover the best first-order arm's")
     axis.set_ylabel("times fewer epochs")
 
 

@@ -127,7 +127,9 @@ def test_the_numbers_beside_a_figure_are_a_readable_table(saved, name):
     assert len(numbers)
 
 
-def test_a_figure_is_not_blank(saved, name):
+def test_a_figure_is_not_blank_and_not_cut_off(saved, name):
     pixels = matplotlib.image.imread(saved(name) / f"{name}.png")
+    for edge in (pixels[:2], pixels[-2:], pixels[:, :2], pixels[:, -2:]):
+        assert edge[..., :3].min() > 0.5, "a letter or a line reaches the edge"
     assert np.ptp(pixels[..., :3]) == pytest.approx(1.0, abs=0.01)
     assert (pixels[..., :3].min(axis=2) < 0.5).mean() > 0.005
