@@ -120,7 +120,8 @@ def _types(clause: _Clause, cells: Sequence[Cell], expression: str) -> set[type]
         )
     if not types - {type(None)} and cells:
         raise clause.error(expression, "is a list or a mapping, which --where cannot compare")
-    return types
+    missing = any(value_of(cell, clause.field) is None for cell in cells)
+    return types | {type(None)} if missing else types
 
 
 def _typed(clause: _Clause, text: str, types: set[type], expression: str) -> Any:

@@ -130,6 +130,8 @@ CELLS = [_cell(), _cell(world_size=2, seed=1), _cell("k", 4, damping=0.01), _cel
         ("training.window_steps=null", [0, 1, 2, 3]),
         ("kfac.eigen_rank=null", [0, 1, 2, 3]),
         ("kfac.kl_clip!=null", [2, 3]),
+        ("kfac.damping=null", [0, 1]),
+        ("kfac.strategy in null", [0, 1]),
     ],
 )
 def test_a_filter_selects_exactly_the_matching_cells(expression, selected):
