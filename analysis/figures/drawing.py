@@ -7,8 +7,10 @@ line style or a hatch, so that figures also work in black and white.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import matplotlib as mpl
@@ -46,6 +48,20 @@ class Drawing(NamedTuple):
     figure: Figure
     numbers: pd.DataFrame
     caption: str
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the figure to `path` (.pdf with TrueType fonts, or .png), and its numbers beside it as .csv.
+
+        Raises:
+            ValueError: the path ends otherwise.
+        """
+        from analysis.figures.files import image  # noqa: PLC0415  it imports this module
+
+        target = Path(path)
+        if target.suffix not in (".pdf", ".png"):
+            raise ValueError(f"{target} must end in .pdf or .png")
+        target.write_bytes(image(self, "pdf" if target.suffix == ".pdf" else "png"))
+        self.numbers.to_csv(target.with_suffix(".csv"), index=False, lineterminator="\n")
 
 
 class NothingToDraw(Exception):  # noqa: N818  a result about the study, not a program error

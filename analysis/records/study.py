@@ -97,8 +97,18 @@ class Study:
         )
 
     def of_cells(self, ids: Collection[str]) -> Study:
-        """The study as if only these cells were stored: arms and settings are named after what they vary."""
+        """The study as if only these cells were stored: arms and settings are named after what they vary.
+
+        Args:
+            ids: values of `cells["cell"]`; those of cells that are not in the study are ignored.
+
+        Raises:
+            ValueError: there are ids, and none of them is of a cell of the study.
+        """
         kept = self.only(self.cells["cell"].isin(list(ids)))
+        if len(ids) and len(self.cells) and kept.cells.empty:
+            example, cell = next(iter(ids)), self.cells["cell"].iloc[0]
+            raise ValueError(f"none of the {len(ids)} ids is of a cell: {example}; cells are such as {cell}")
         named = name_arms([{k: v for k, v in row.items() if v is not None} for row in kept._rows()])
         arms, settings = ([names[place] for names in named] for place in (0, 1))
         return replace(

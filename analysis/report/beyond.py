@@ -52,12 +52,12 @@ def _predicted(study: Study, world_size: int, fastest: Point) -> str:
     best = choice.best.total
     if not choice.to_target or best is None:
         return ""
-    larger = ranks(world_size).capitalize()
-    pays = "" if best.central < fastest.seconds else " do not pay for this job"
+    pays, larger = best.central < fastest.seconds, ranks(world_size)
+    start = f"Predicted from these runs{f' for {larger}' if pays else f', {larger} do not pay for this job'}"
     was = f"{fastest.arm} took {duration(fastest.seconds)} on {ranks(fastest.world_size)}"
     bounds = f"{duration(best.low)} to {duration(best.high)}"
     said = (
-        f"{larger}{pays}: {was}, and the best that these runs predict is {duration(best.central)} ({bounds}) "
+        f"{start}: {was}, and the best predicted is {duration(best.central)} ({bounds}) "
         f"with {choice.best.name}{_compared(choice)}"
     )
     kept = {candidate.step.arm.name for candidate in choice.candidates}

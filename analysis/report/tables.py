@@ -26,7 +26,7 @@ def targets(study: Study) -> list[str]:
 
 
 def about(study: Study) -> str:
-    """`36 of 36 runs completed; on cpu over gloo; batch 256, up to 60 epochs, float32`."""
+    """`36 of 36 runs completed; on cpu over gloo; batch 256, at most 60 epochs, float32`."""
     cells = study.cells
     states = cells["state"].value_counts().sort_index()
     others = "".join(f", {count} {state}" for state, count in states.items() if state != "COMPLETED")
@@ -41,12 +41,12 @@ def about(study: Study) -> str:
 
 
 def _setup(study: Study) -> str:
-    """`; batch 64 to 256, up to 60 epochs, float32`: what the cells train with, or the range of it."""
+    """`; batch 64 to 256, at most 60 epochs, float32`: what the cells train with, or the range of it."""
     words = {
         "workload.options.model": "model {}",
         "training.global_batch_size": "batch {}",
         "training.local_batch_size": "batch {} on each rank",
-        "training.epochs": "up to {} epochs",
+        "training.epochs": "at most {} epochs",
         "training.precision": "{}",
     }
     parts = []
@@ -64,13 +64,11 @@ def _setup(study: Study) -> str:
 def arms(study: Study) -> list[tuple[str, str]]:
     """Every arm with what it trains by: `("sgd", "optimizer sgd at learning rate 0.4, without K-FAC")`."""
     first = in_order(study, study.cells).drop_duplicates("arm")
-    rates = {} if first.empty else dict(zip(study.fields["run"], study.fields["optimizer.lr"], strict=True))
+    rates = {} if first.empty else _learning_rates(study)
     found = []
     for one in first.itertuples(index=False):
         row: Any = one
-        rate = rates.get(row.run)
-        at = f" at learning rate {rate:g}" if isinstance(rate, float | int) and not pd.isna(rate) else ""
-        optimizer = f"optimizer {row.optimizer}{at}"
+        optimizer = f"optimizer {row.optimizer}{rates.get(row.run, '')}"
         if pd.isna(row.strategy):
             found.append((str(row.arm), f"{optimizer}, without K-FAC"))
             continue
@@ -87,6 +85,19 @@ def arms(study: Study) -> list[tuple[str, str]]:
         schedules = f", {row.schedules}" if row.schedules else ""
         kfac = f"K-FAC, strategy {row.strategy}{fraction}, solver {row.solver}{intervals}{damping}{schedules}"
         found.append((str(row.arm), f"{kfac}; {optimizer}"))
+    return found
+
+
+def _learning_rates(study: Study) -> dict[str, str]:
+    """` at learning rate 0.4 (cosine warmup=1)`, by run."""
+    found = {}
+    for row in study.fields.to_dict("records"):
+        curve, warmup = row.get("optimizer.schedule"), row.get("optimizer.warmup_epochs")
+        if isinstance(curve, str):
+            shape = f" ({curve})"
+        else:
+            shape = f" (warmup_epochs={warmup:g})" if warmup and not pd.isna(warmup) else ""
+        found[str(row["run"])] = f" at learning rate {row['optimizer.lr']:g}{shape}"
     return found
 
 

@@ -9,6 +9,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from analysis.figures import FIGURES
@@ -240,8 +241,28 @@ def test_a_report_is_the_same_bytes_again_and_says_what_it_was_told(tmp_path, no
 def test_the_top_says_what_the_cells_train_with(tmp_path):
     study = known(tmp_path)
     assert about(study).startswith("8 of 8 runs completed; ")
-    assert re.search(r"; batch \d+, up to \d+ epochs, float32$", about(study))
+    assert re.search(r"; batch \d+, at most \d+ epochs, float32$", about(study))
     larger = study.fields["training.global_batch_size"].iloc[0] * 4
     study.fields.loc[study.fields.index[0], "training.global_batch_size"] = larger
-    assert re.search(rf"; batch \d+ to {larger:g}, up to", about(study))
+    assert re.search(rf"; batch \d+ to {larger:g}, at most", about(study))
     assert dict(arms(study))["sgd"] == "optimizer sgd at learning rate 0.1, without K-FAC"
+
+
+def test_an_id_of_a_run_is_no_id_of_a_cell(tmp_path):
+    study = known(tmp_path)
+    cell = study.cells["cell"].iloc[0]
+    assert study.of_cells([cell, "not-stored"]).cells["cell"].tolist() == [cell]
+    with pytest.raises(
+        ValueError, match=r"none of the 1 ids is of a cell: .*/attempt-1; cells are such as c"
+    ):
+        study.of_cells([study.cells["run"].iloc[0]])
+    assert study.of_cells([]).cells.empty
+
+
+def test_a_drawing_saves_itself_with_its_numbers(tmp_path):
+    drawing = FIGURES["time_to_accuracy"].draw(known(tmp_path))
+    drawing.save(tmp_path / "own.pdf")
+    assert b"/FontFile2" in (tmp_path / "own.pdf").read_bytes()  # TrueType
+    assert len(pd.read_csv(tmp_path / "own.csv")) == len(drawing.numbers)
+    with pytest.raises(ValueError, match=r"own\.svg must end in \.pdf or \.png"):
+        drawing.save(tmp_path / "own.svg")
