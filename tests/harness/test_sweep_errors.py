@@ -234,6 +234,19 @@ def test_a_file_that_is_not_a_mapping_is_one_line(text, message, tmp_path, monke
     assert got == message or (message is None and "tags are not allowed" in got)
 
 
+def test_with_several_workloads_an_error_names_the_one_that_it_is_about(tmp_path, monkeypatch, capsys):
+    text = GOOD.replace("workload: digits\ntarget: {metric: accuracy, at_least: 0.97}\n", "")
+    text += (
+        "zip:\n  - workload: [digits, cifar10]\n    training.epochs: [30, 6]\n"
+        "    target: [{metric: accuracy, at_least: 0.97}, {metric: accuracy, at_least: 0.2}]\n"
+    )
+    late = text.replace("fraction: 0.5", "fraction: 0.5, damping: {initial: 0.1, factor: 0.5, at: [8]}")
+    assert _error(late, tmp_path, monkeypatch, capsys) == (
+        ":6: methods[1].kfac.damping.at=[8.0] has no milestone in the 6 epochs with K-FAC "
+        "(method hybrid, world_size=2, workload cifar10)"
+    )
+
+
 def test_a_missing_file_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["plan", "-f", "none.yaml"]) == 2

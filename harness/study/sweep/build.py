@@ -281,4 +281,10 @@ def _is_own(place: Place, method: Place) -> bool:
 
 
 def _which(draft: Draft) -> str:
-    return f" (method {draft.method}, world_size={draft.world_size})"
+    """The cell that an error is about; its workload where the sweep has several."""
+    varies = any(
+        path.partition(".")[0] == "workload" and leaf.place[0] in ("grid", "zip", "include")
+        for path, leaf in draft.fields.items()
+    )
+    workload = f", workload {draft.workload.name}" if varies else ""
+    return f" (method {draft.method}, world_size={draft.world_size}{workload})"
