@@ -57,10 +57,11 @@ class Drawing(NamedTuple):
         """
         from analysis.figures.files import image  # noqa: PLC0415  it imports this module
 
-        target = Path(path)
+        target, engine = Path(path), self.figure.get_layout_engine()
         if target.suffix not in (".pdf", ".png"):
             raise ValueError(f"{target} must end in .pdf or .png")
         target.write_bytes(image(self, "pdf" if target.suffix == ".pdf" else "png"))
+        self.figure.set_layout_engine(engine)  # laid out anew if its size changes
         self.numbers.to_csv(target.with_suffix(".csv"), index=False, lineterminator="\n")
 
 

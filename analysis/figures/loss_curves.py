@@ -36,7 +36,8 @@ def draw(study: Study) -> Drawing:
                           markerfacecolor=fill)  # fmt: skip
         axis.set_xlabel(label)
         axis.set_xlim(left=0)
-    if (numbers["train_loss"].dropna() > 0).all():
+    losses = numbers["train_loss"][np.isfinite(numbers["train_loss"])]
+    if losses.min() > 0 and losses.max() > 10 * losses.min():  # less than a decade has no round tick labels
         axes[0].set_yscale("log")
     axes[0].set_ylabel("training loss")
     entries = [*drawing.handles(looks, lines=True), *misses.missed_keys(numbers)]

@@ -108,7 +108,7 @@ class Study:
         kept = self.only(self.cells["cell"].isin(list(ids)))
         if len(ids) and len(self.cells) and kept.cells.empty:
             example, cell = next(iter(ids)), self.cells["cell"].iloc[0]
-            raise ValueError(f"none of the {len(ids)} ids is of a cell: {example}; cells are such as {cell}")
+            raise ValueError(f"none of the {len(ids)} ids is of a cell, such as {cell}: got {example}")
         named = name_arms([{k: v for k, v in row.items() if v is not None} for row in kept._rows()])
         arms, settings = ([names[place] for names in named] for place in (0, 1))
         return replace(

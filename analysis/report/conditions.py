@@ -117,18 +117,16 @@ def _code(study: Study) -> list[Check]:
             )
         )
     elif commits["value"].nunique() > 1:
-        found.append(
-            Check(f"Code: runs of {commits['value'].nunique()} commits, but one within every block.")
-        )
+        found.append(Check(f"Code: runs of {commits['value'].nunique()} commits, each block of one."))
     return found
 
 
 def _precision(study: Study) -> list[Check]:
-    """Runs in bfloat16 on CPUs that convert the operands of each product."""
+    """Runs in bfloat16 on CPUs that emulate it."""
     if "training.precision" not in study.fields:
         return []
     known = study.environments
-    without = set(known[(known["key"] == "bfloat16_units") & (known["value"] == "False")]["run"])
+    without = set(known[(known["key"] == "native_bfloat16") & (known["value"] == "False")]["run"])
     on_cpus = set(known[(known["key"] == "device") & (known["value"] == "cpu")]["run"])
     asked = set(study.fields[study.fields["training.precision"] == "bfloat16"]["run"])
     slow = len(asked & without & on_cpus)
@@ -136,9 +134,9 @@ def _precision(study: Study) -> list[Check]:
         return []
     return [
         Check(
-            f"Precision: {slow} of {len(study.cells)} runs computed in bfloat16 on CPUs without units for "
-            "it, where a step takes several times as long as in float32: their seconds describe no machine "
-            "that has them.",
+            f"Precision: {slow} of {len(study.cells)} runs computed in bfloat16 on CPUs that emulate it, "
+            "where a step takes several times as long as in float32. Their seconds say nothing about "
+            "other CPUs.",
             warns=True,
         )
     ]

@@ -51,8 +51,8 @@ def _setup(study: Study) -> str:
     }
     parts = []
     for field, said in words.items():
-        values = study.fields[field].dropna().unique().tolist() if field in study.fields else []
-        if values:
+        values = study.fields[field].unique().tolist() if field in study.fields else []
+        if values and not any(pd.isna(value) for value in values):
             numbers = all(isinstance(value, int | float) for value in values)
             span = sorted({min(values), max(values)}) if numbers else sorted(map(str, values))
             parts.append(

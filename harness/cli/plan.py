@@ -151,7 +151,7 @@ def _site(name: str | None, sweep: str, runs: Path) -> Site:
 def _site_in_words(site: Site, summary: PlanSummary) -> str:
     """Which cells the site cannot run, and what the new ones could cost there."""
     from harness.cli.cost_consent import cost_in_words  # noqa: PLC0415  see plan
-    from harness.cli.submissions import converts_bfloat16  # noqa: PLC0415
+    from harness.cli.submissions import bfloat16_note  # noqa: PLC0415
     from harness.launchers import LAUNCHERS  # noqa: PLC0415
     from harness.study.expected_cost import expected_cost  # noqa: PLC0415
 
@@ -175,7 +175,7 @@ def _site_in_words(site: Site, summary: PlanSummary) -> str:
         first = "the first: " if failing > 1 else ""
         parts.append(f"{failing} of {len(summary.cells)} cells cannot run, {first}{errors[0]}")
     words = f"site {site.name}: {'; '.join(parts) or 'every cell fits'}"
-    if slow := converts_bfloat16(summary.cells, site):
+    if slow := bfloat16_note(summary.cells, site):
         words += f"\n{slow}"
     new = [cell for cell in fitting if summary.states[cell.id] == "new"]
     if not new:

@@ -14,7 +14,7 @@ from harness.cli.output import print_note
 from harness.errors import UserError
 from harness.launchers.site_profile import Site
 from harness.runs.commands import command
-from harness.runs.run_place import has_bfloat16_units
+from harness.runs.run_place import has_native_bfloat16
 from harness.runs.store import sweep_folder
 from harness.study.site_choice import chosen_site
 from harness.study.start import Terms
@@ -42,14 +42,14 @@ def site_for(cells: Sequence[Cell], name: str | None, runs: Path, oversubscribe:
     return site.model_copy(update={"oversubscribe": True, "oversubscribe_limit": oversubscribe})
 
 
-def converts_bfloat16(cells: Sequence[Cell], site: Site) -> str:
-    """A sentence if cells would compute in bfloat16 on this host's CPUs, which have no units for it."""
+def bfloat16_note(cells: Sequence[Cell], site: Site) -> str:
+    """A sentence if cells would compute in bfloat16 on this host's CPUs, which have to emulate it."""
     slow = [cell for cell in cells if cell.training.precision == "bfloat16"]
-    if not slow or site.launcher != "local" or site.gpus_per_rank or has_bfloat16_units() is not False:
+    if not slow or site.launcher != "local" or site.gpus_per_rank or has_native_bfloat16() is not False:
         return ""
     return (
-        f"{count(slow)} with training.precision=bfloat16: this host's CPUs have no units for it, so "
-        "a step takes several times as long as in float32"
+        f"{count(slow)} with training.precision=bfloat16: this host's CPUs emulate bfloat16, so a step takes "
+        "several times as long as in float32"
     )
 
 
@@ -89,7 +89,6 @@ def print_submission(done: Submission, site: Site, name: str | None, runs: Path)
     parts = [f"{count(cells)} {what}" for cells, what in groups if cells]
     first = f"{count(done.new)} submitted" if done.new else "nothing to do"
     typer.echo(": ".join([first, "; ".join(parts)]) if parts else first)
-    print_note(converts_bfloat16(done.new, site))
     _print_cost(done, site)
     if done.failed_before:
         folder = sweep_folder(done.failed_before[0].sweep, runs).path
@@ -99,7 +98,6 @@ def print_submission(done: Submission, site: Site, name: str | None, runs: Path)
 
 def print_preview(cells: Sequence[Cell], site: Site, runs: Path, budget: float | None) -> None:
     """Print what `submit` would submit; refuses what it would refuse."""
-    print_note(converts_bfloat16(cells, site))
     _print_text(preview(cells, site, runs), "submitted", site, budget)
 
 
@@ -131,11 +129,13 @@ def count(cells: Sequence[Any]) -> str:
 def _print_text(would_be: Preview, what: str, site: Site, budget: float | None) -> None:
     if would_be.text:
         typer.echo(would_be.text)
+    print_note(bfloat16_note(would_be.new, site))
     cost = f": {cost_in_words(would_be.cost, would_be.expected)}" if would_be.new else ""
     typer.echo(f"{count(would_be.new)} would be {what} to site {site.name}{cost}", err=True)
     would_be.cost.refuse_beyond(budget)
 
 
 def _print_cost(done: Submission, site: Site) -> None:
+    print_note(bfloat16_note(done.new, site))
     if done.new:
         typer.echo(f"site {site.name}: {cost_in_words(done.cost, done.expected)}")

@@ -75,10 +75,10 @@ def cpu_model() -> str:
     return _cpu_field("model name") or platform.processor()
 
 
-def has_bfloat16_units() -> bool | None:
+def has_native_bfloat16() -> bool | None:
     """Whether this host's CPUs multiply bfloat16 in hardware; None where the system does not say.
 
-    Without AVX-512 BF16 or AMX on x86, or BF16 on ARM, PyTorch converts every product's operands: a step took
+    Without AVX-512 BF16 or AMX on x86, or BF16 on ARM, PyTorch emulates every product: a step took
     7 to 20 times as long as in float32 on an AMD EPYC of Zen 3.
     """
     flags = _cpu_field("flags", "Features").split()

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from harness.runs.run_place import cpu_model, has_bfloat16_units
+from harness.runs.run_place import cpu_model, has_native_bfloat16
 
 PACKAGES = ("torch", "numpy", "mpi4py", "pandas", "submitit", "scikit-learn", "kronscale")
 
@@ -35,7 +35,7 @@ class Environment:
         near: ranks whose memory rank 0 reads directly (`harness.training.world.single_copy`).
         gradient_averaging: how ranks average gradients, an `AveragingMethod`.
         keeps_freed_memory: whether malloc keeps freed memory (`harness.training.malloc`).
-        bfloat16_units: whether the CPUs multiply bfloat16 in hardware; None if not known.
+        native_bfloat16: whether the CPUs compute in bfloat16 without emulating it; None if not known.
     """
 
     commit: str | None
@@ -53,7 +53,7 @@ class Environment:
     near: tuple[int, ...]
     gradient_averaging: str
     keeps_freed_memory: bool
-    bfloat16_units: bool | None
+    native_bfloat16: bool | None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `environment.json`."""
@@ -87,7 +87,7 @@ def read_environment(
         near=tuple(sorted(readable_peers)),
         gradient_averaging=gradient_averaging,
         keeps_freed_memory=keeps_freed_memory,
-        bfloat16_units=has_bfloat16_units(),
+        native_bfloat16=has_native_bfloat16(),
     )
 
 

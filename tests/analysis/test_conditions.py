@@ -293,16 +293,20 @@ def of_commits(study, commits, dirty=()):
     return replace(study, environments=pd.DataFrame(said, columns=["run", "key", "value"], dtype="str"))
 
 
-def test_bfloat16_on_cpus_without_units_for_it_warns(tmp_path):
+def test_bfloat16_on_cpus_that_emulate_it_warns(tmp_path):
     study = block_study(tmp_path)
     study = replace(study, fields=study.fields.assign(**{"training.precision": "bfloat16"}))
     rows = [
         {"run": run, "key": key, "value": value}
         for number, run in enumerate(study.cells["run"])
-        for key, value in (("device", "cpu"), ("bfloat16_units", str(number >= 5)))
+        for key, value in (("device", "cpu"), ("native_bfloat16", str(number >= 5)))
     ]
     said = sentences(replace(study, environments=pd.DataFrame(rows, dtype="str")))
-    assert [one for one in said if one.startswith("Precision: 5 of 12 runs computed in bfloat16 on CPUs")]
+    assert [
+        one
+        for one in said
+        if one.startswith("Precision: 5 of 12 runs computed in bfloat16 on CPUs that emulate it")
+    ]
     assert not [one for one in sentences(study) if one.startswith("Precision")]
 
 
@@ -320,4 +324,4 @@ def test_runs_of_changed_files_or_of_several_commits_in_a_block_warn(tmp_path):
     (apart,) = [
         check for check in checks(of_commits(study, ["a", "a", "b", "b"])) if "Code" in check.sentence
     ]
-    assert apart == ("Code: runs of 2 commits, but one within every block.", False)
+    assert apart == ("Code: runs of 2 commits, each block of one.", False)

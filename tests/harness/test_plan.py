@@ -128,9 +128,7 @@ def test_plan_shows_what_a_site_could_not_run(tmp_path, capsys):
         ("processor\t: 0\n", False),  # not known
     ],
 )
-def test_plan_says_that_the_cpus_of_this_host_have_no_units_for_bfloat16(
-    cpuinfo, said, tmp_path, capsys, monkeypatch
-):
+def test_plan_says_that_the_cpus_of_this_host_emulate_bfloat16(cpuinfo, said, tmp_path, capsys, monkeypatch):
     read = Path.read_text
 
     def faked(path, *words, **options):
@@ -139,7 +137,7 @@ def test_plan_says_that_the_cpus_of_this_host_have_no_units_for_bfloat16(
     monkeypatch.setattr(Path, "read_text", faked)
     words = ["plan", "-f", DEMO, "--runs", str(tmp_path), "--set", "training.precision=bfloat16"]
     assert main(words) == 0
-    found = "36 cells with training.precision=bfloat16: this host's CPUs have no units for it" in " ".join(
+    found = "36 cells with training.precision=bfloat16: this host's CPUs emulate bfloat16" in " ".join(
         capsys.readouterr().out.split()
     )
     assert found == said
