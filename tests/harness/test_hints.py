@@ -156,7 +156,8 @@ def test_reproduce_advises_a_retry_of_each_sweep_with_failures(tmp_path, printed
 
 
 def test_the_report_tells_how_to_run_each_cell_again(runs, printed, tmp_path, no_images):
-    printed("report", "demo", "--runs", str(runs), "--out", str(tmp_path / "report"))
+    given = ("--runs", str(runs), "--out", str(tmp_path / "report"), "--figure", "time_to_accuracy")
+    printed("report", "demo", *given)
     page = (tmp_path / "report" / "report.html").read_text()
     found = re.findall(r"(kronscale run [^<]+)", page)
     assert len(found) == 3

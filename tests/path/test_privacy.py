@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 from analysis.records.tables import load
 from analysis.report.page import Panel, write_report
 from harness.cell import Cell
+from harness.cli import main
 from harness.runs.store import sweep_folder
 from harness.study.submit import cancel
 
@@ -34,21 +33,11 @@ repeats: 1
 """
 
 
-def kronscale(folder: Path, *arguments: str, expect: int) -> str:
-    own = {"PYTHONPATH": str(Path.cwd()), "API_TOKEN": SECRET, "KRONSCALE_LEASES": str(folder / "leases")}
-    done = subprocess.run(
-        [sys.executable, "-m", "harness.cli", *arguments],
-        cwd=folder, env={**os.environ, **own}, capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
-    assert done.returncode == expect, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_no_name_is_run_no_secret_is_stored_and_no_other_user_may_read(tmp_path):
+def test_no_name_is_run_no_secret_is_stored_and_no_other_user_may_read(tmp_path, monkeypatch, no_images):
     folder = tmp_path / NASTY
     folder.mkdir()
     (folder / f"{NASTY}.yaml").write_text(SWEEP)
@@ -56,7 +45,14 @@ def test_no_name_is_run_no_secret_is_stored_and_no_other_user_may_read(tmp_path)
     site.write_text("launcher: local\nenvironment: {NOTE: \"a 'b' $(touch pwned)\\n<b>\"}\n")
     runs = folder / "runs"
     places = ["-f", f"{NASTY}.yaml", "--runs", str(runs)]
-    kronscale(folder, "run", *places, "--site", str(site), expect=1)
+    for name, value in {
+        "PYTHONPATH": str(Path.cwd()),
+        "API_TOKEN": SECRET,
+        "KRONSCALE_LEASES": str(folder / "leases"),
+    }.items():  # of the launcher and the ranks, which are processes of their own
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(folder)
+    assert main(["run", *places, "--site", str(site)]) == 1
     page = write_report(runs / "nasty", folder / "report", panels=[Panel("learning_curves")])
 
     states = {

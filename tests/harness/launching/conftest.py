@@ -50,17 +50,18 @@ def site() -> Site:
     return Site(name="test", oversubscribe=True)
 
 
+def digits_cell(world_size: int = 1, seed: int = 0, **options: Any) -> Cell:
+    return Cell.model_validate({
+        "sweep": "study", "method": "sgd", "world_size": world_size, "seed": seed,
+        "workload": {"name": "digits", "options": options},
+        "target": {"metric": "accuracy", "at_least": 0.97},
+        "training": {"global_batch_size": 840, "epochs": 30}, "optimizer": {"lr": 0.1},
+    })  # fmt: skip
+
+
 @pytest.fixture
 def make_cell() -> Callable[..., Cell]:
-    def make(world_size: int = 1, seed: int = 0, **options: Any) -> Cell:
-        return Cell.model_validate({
-            "sweep": "study", "method": "sgd", "world_size": world_size, "seed": seed,
-            "workload": {"name": "digits", "options": options},
-            "target": {"metric": "accuracy", "at_least": 0.97},
-            "training": {"global_batch_size": 840, "epochs": 30}, "optimizer": {"lr": 0.1},
-        })  # fmt: skip
-
-    return make
+    return digits_cell
 
 
 @pytest.fixture
@@ -77,11 +78,11 @@ def make_attempt(tmp_path: Path, site: Site) -> Callable[..., Attempt]:
 
 
 class SupervisorProcess:
-    """A supervisor in a process of its own."""
+    """A supervisor in a process of its own: a fork, since the modules of a new one take most of its time."""
 
     def __init__(self, attempt: Attempt) -> None:
         self.attempt = attempt
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("fork")  # no supervisor uses torch, which a fork must not
         self.process = context.Process(target=supervise_attempt, args=(str(attempt.path),))
         self.process.start()
 

@@ -43,7 +43,13 @@ def main():
     options = attempt.cell_folder.cell().workload.options
     step, digest = resumed(attempt)
     if args.rank == 0:
-        segment = {"rank": 0, "segment": 0, "first_step": step, "attempt": None, "started_at": time.time()}
+        segment = {
+            "rank": 0,
+            "segment": int(step > 0),
+            "first_step": step,
+            "attempt": None,
+            "started_at": time.time(),
+        }
         record = SegmentRecord(**segment, away_seconds=0.0, bitwise=True, notes=())
         attempt.write("segment.json", record.__dict__)
     heartbeat = HeartbeatWriter(attempt.heartbeat(args.rank))

@@ -89,9 +89,9 @@ def test_two_ranks_train_over_mpi_as_they_do_over_gloo(real_attempt, start_super
 def test_a_rank_killed_in_an_mpi_world_is_named_and_takes_the_others_along(
     real_attempt, start_supervisor, wait_for, is_gone
 ):
-    attempt = real_attempt(3, "mpi", epochs=100_000)
+    attempt = real_attempt(2, "mpi", epochs=100_000)
     supervisor = start_supervisor(attempt)
-    wait_for(lambda: all((beat := attempt.last_heartbeat(r)) and beat.step > 2 for r in range(3)))
+    wait_for(lambda: all((beat := attempt.last_heartbeat(r)) and beat.step > 2 for r in range(2)))
     ranks = supervisor.rank_pids()
     shared = shared_memory(ranks)
     assert shared

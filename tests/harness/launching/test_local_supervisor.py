@@ -19,6 +19,10 @@ def site(request):
     return Site(name="test", oversubscribe=True, backend=request.param)
 
 
+whatever_starts_the_ranks = pytest.mark.parametrize("site", ["gloo"], indirect=True)
+"""Of tests of what ranks wrote: how ranks end is passed on by both launches, which other tests try."""
+
+
 def in_training(attempt, ranks=1):
     heartbeats = [attempt.last_heartbeat(rank) for rank in range(ranks)]
     return all(last is not None and last.step >= 1 for last in heartbeats)
@@ -32,6 +36,7 @@ def test_ranks_that_all_exit_with_0_and_a_result_complete_the_attempt(
     assert {rank.rank: rank.exit_code for rank in outcome.ranks} == {0: 0, 1: 0}
 
 
+@whatever_starts_the_ranks
 def test_a_missed_target_is_a_completed_attempt_with_the_best_value_as_cause(
     make_cell, make_attempt, start_supervisor
 ):
@@ -43,6 +48,7 @@ def test_a_missed_target_is_a_completed_attempt_with_the_best_value_as_cause(
     assert outcome.cause == "target accuracy >= 0.97 not reached: best 0.96 after 30 epochs"
 
 
+@whatever_starts_the_ranks
 def test_an_attempt_without_a_result_is_not_completed(make_cell, make_attempt, start_supervisor):
     outcome = start_supervisor(make_attempt(make_cell(result=False))).outcome()
     assert outcome.state == "FAILED"

@@ -1,5 +1,7 @@
 """Promise: commands print in one line what they did, exit with 0, 1 or 2, and never import torch."""
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -13,8 +15,10 @@ from harness.cli.status_view import print_log
 from harness.launchers import LAUNCHERS
 from harness.launchers.attempt_state import AttemptState
 from harness.launchers.outcome import outcome_without_ranks
+from harness.launchers.site_profile import Site
 from harness.runs.store import sweep_folder
 from harness.study.submit import submit
+from tests.harness.launching.conftest import FAKE_RANK, digits_cell
 
 pytestmark = pytest.mark.ranks
 
@@ -30,35 +34,49 @@ repeats: {repeats}
 """
 
 
-@pytest.fixture
-def cli(tmp_path, capsys):
-    """Run a command on this test's runs; returns its exit code and output."""
-
-    def call(*arguments):
-        code = main([*arguments, "--runs", str(tmp_path)])
-        printed = capsys.readouterr()
-        return code, printed.out + printed.err
-
-    return call
+def call(root, *arguments):
+    """Run a command on these runs; returns its exit code and output."""
+    with io.StringIO() as printed:
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            code = main([*arguments, "--runs", str(root)])
+        return code, printed.getvalue()
 
 
 @pytest.fixture
-def ended(make_cell, site, tmp_path, command, cli):
-    """One completed and one failed cell, run by the queue."""
-    cells = [make_cell(seed=0), make_cell(seed=1, act="exit")]
-    submit(cells, site, tmp_path, command)
-    return cells, cli("status", "study", "--watch")
+def cli(tmp_path):
+    """Run a command on this test's runs."""
+    return lambda *arguments: call(tmp_path, *arguments)
 
 
-def test_watching_ends_with_the_runs_and_exits_with_1_if_one_failed(ended):
-    _, (code, printed) = ended
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    """One completed and one failed cell, run by the queue: their runs, and what watching them gave."""
+    root = tmp_path_factory.mktemp("ended")
+    cells = [digits_cell(seed=0), digits_cell(seed=1, act="exit")]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("KRONSCALE_LEASES", str(root / "leases"))
+        patched.setenv("COLUMNS", "200")
+        submit(cells, Site(name="test", oversubscribe=True), root, FAKE_RANK)
+        return root, cells, call(root, "status", "study", "--watch")
+
+
+@pytest.fixture
+def ended(watched):
+    """The cells of `watched`, and a command on their runs, which tests only read."""
+    root, cells, _ = watched
+    return cells, lambda *arguments: call(root, *arguments)
+
+
+def test_watching_ends_with_the_runs_and_exits_with_1_if_one_failed(watched):
+    *_, (code, printed) = watched
     assert code == 1
     assert "1 COMPLETED" in printed
     assert "1 FAILED" in printed
     assert "rank 0 exited with code 3" in " ".join(printed.split())
 
 
-def test_status_counts_states_filters_and_prints_json(ended, cli):
+def test_status_counts_states_filters_and_prints_json(ended):
+    _, cli = ended
     code, printed = cli("status")
     assert code == 0
     assert printed.startswith("study: 1 COMPLETED, 1 FAILED")
@@ -66,8 +84,8 @@ def test_status_counts_states_filters_and_prints_json(ended, cli):
     assert [(one["state"], one["seed"], one["step"]) for one in statuses] == [("FAILED", 1, 1)]
 
 
-def test_logs_prints_a_ranks_log_and_refuses_a_rank_that_does_not_exist(ended, cli):
-    cells, _ = ended
+def test_logs_prints_a_ranks_log_and_refuses_a_rank_that_does_not_exist(ended):
+    cells, cli = ended
     assert cli("logs", cells[1].id) == (0, "cannot find the data set\n")
     assert cli("logs", cells[1].id, "--follow")[1] == "cannot find the data set\n"
     code, printed = cli("logs", "sgd-p1", "--rank", "0")
@@ -121,7 +139,8 @@ def test_following_a_log_calls_the_launcher_at_intervals(
     assert 60 <= clock.now - began < 65  # two intervals of 30 seconds after the call at the start
 
 
-def test_cancel_and_retry_without_a_matching_cell_report_it(ended, cli):
+def test_cancel_and_retry_without_a_matching_cell_report_it(ended):
+    _, cli = ended
     assert cli("cancel", "study")[1].startswith("nothing to cancel")
     assert cli("retry", "study", "--where", "seed=0")[1].startswith("nothing to retry")
     code, printed = cli("cancel", "studie")

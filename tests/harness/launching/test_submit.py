@@ -15,11 +15,14 @@ from harness.launchers import LAUNCHERS
 from harness.launchers.launch import Launch, RanksStarted
 from harness.launchers.outcome import outcome_without_ranks
 from harness.launchers.process_identity import ProcessIdentity
+from harness.launchers.site_profile import Site
 from harness.runs.locks import exclusive
 from harness.runs.store import sweep_folder
 from harness.runs.stored_files import read_as
 from harness.study.status import is_stalled, read_statuses
 from harness.study.submit import cancel, in_blocks, preview, retry, submit
+from tests.harness.launching.conftest import FAKE_RANK, digits_cell
+from tests.waiting import wait_for as wait_until
 
 pytestmark = pytest.mark.ranks
 
@@ -38,6 +41,28 @@ def finish(folder, wait_for):
         return {one.cell.seed: one.state for one in read_statuses(folder, cells)}
 
     return done
+
+
+@pytest.fixture(scope="module")
+def ended_once(tmp_path_factory):
+    """The study of `ended`, run once."""
+    root = tmp_path_factory.mktemp("ended")
+    cells = [digits_cell(seed=0), digits_cell(seed=1, act="exit", once=True)]
+    folder = sweep_folder("study", root)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("KRONSCALE_LEASES", str(root / "leases"))
+        submit([*cells, cells[0]], Site(name="test", oversubscribe=True), root, FAKE_RANK)
+        wait_until(lambda: all(one.final for one in read_statuses(folder, cells)))
+        wait_until(lambda: queue(folder) is None)
+    return folder, cells
+
+
+@pytest.fixture
+def ended(ended_once, folder):
+    """A test's own copy of a study with a completed cell and one whose first attempt failed."""
+    before, cells = ended_once
+    shutil.copytree(before.path, folder.path)
+    return cells
 
 
 def queue(folder):
@@ -65,26 +90,22 @@ def test_cells_run_once_in_order_and_never_more_at_a_time_than_leases(
     assert started == sorted(started)
 
 
-def test_submitting_again_does_nothing_and_reports_why(make_cell, site, tmp_path, command, finish):
-    good, bad = make_cell(seed=0), make_cell(seed=1, act="exit")
-    submit([good, bad, good], site, tmp_path, command)
-    assert submit([good, bad], site, tmp_path, command).in_flight == (good, bad)
+def test_submitting_again_does_nothing_and_reports_why(ended, site, tmp_path, command, finish):
+    good, bad = ended
     assert finish([good, bad]) == {0: "COMPLETED", 1: "FAILED"}
     again = submit([good, bad], site, tmp_path, command)
     assert (again.new, again.already_done, again.failed_before) == ((), (good,), (bad,))
 
 
 def test_deleting_a_cells_folder_makes_exactly_that_cell_run_again(
-    make_cell, site, tmp_path, command, folder, finish
+    ended, site, tmp_path, command, folder, finish
 ):
-    cells = [make_cell(seed=seed) for seed in range(2)]
-    submit(cells, site, tmp_path, command)
-    finish(cells)
-    before = folder.cell_folder(cells[0]).latest().outcome()
-    shutil.rmtree(folder.cell_folder(cells[1]).path)
-    assert submit(cells, site, tmp_path, command).new == (cells[1],)
-    assert finish(cells) == {0: "COMPLETED", 1: "COMPLETED"}
-    assert folder.cell_folder(cells[0]).latest().outcome() == before
+    good, bad = ended
+    before = folder.cell_folder(bad).latest().outcome()
+    shutil.rmtree(folder.cell_folder(good).path)
+    assert submit(ended, site, tmp_path, command).new == (good,)
+    assert finish(ended) == {0: "COMPLETED", 1: "FAILED"}
+    assert folder.cell_folder(bad).latest().outcome() == before
 
 
 def waiting_for(lock):
@@ -94,18 +115,25 @@ def waiting_for(lock):
 
 
 def test_submitters_at_once_never_double_a_cell(make_cell, site, tmp_path, command, folder, wait_for):
-    cells = [make_cell(seed=seed, steps=3000) for seed in range(20)]
-    context = multiprocessing.get_context("spawn")  # a fork would inherit this test's lock
+    cells = [make_cell(seed=seed, steps=3000) for seed in range(10)]
+    context = multiprocessing.get_context("fork")
     folder.path.mkdir()
+    go = context.Event()  # they are forked before this test has the lock, which a fork would inherit
+
+    def submit_when_told():
+        go.wait()
+        submit(cells, site, tmp_path, command)
+
+    submitters = [context.Process(target=submit_when_told) for _ in range(4)]
+    for process in submitters:
+        process.start()
     with exclusive(lock := folder.path / "submit.lock"):
-        both = [context.Process(target=submit, args=(cells, site, tmp_path, command)) for _ in range(4)]
-        for process in both:
-            process.start()
+        go.set()
         wait_for(lambda: len(waiting_for(lock)) == 4)
-    for process in both:
+    for process in submitters:
         process.join()
-    assert [len(one.attempts()) for one in folder.cell_folders()] == [1] * 20
-    assert len(cancel(cells, tmp_path)) == 20
+    assert [len(one.attempts()) for one in folder.cell_folders()] == [1] * 10
+    assert len(cancel(cells, tmp_path)) == 10
 
 
 def test_a_killed_queue_loses_nothing(make_cell, site, tmp_path, command, folder, finish, wait_for):
@@ -122,14 +150,11 @@ def test_a_killed_queue_loses_nothing(make_cell, site, tmp_path, command, folder
     wait_for(lambda: queue(folder) is None)
 
 
-def test_retry_gives_only_failed_cells_another_attempt(make_cell, site, tmp_path, command, folder, finish):
-    cells = [make_cell(seed=0), make_cell(seed=1, act="exit", once=True)]
-    submit(cells, site, tmp_path, command)
-    finish(cells)
-    assert retry(cells, site, tmp_path, command).new == (cells[1],)
-    assert finish(cells) == {0: "COMPLETED", 1: "COMPLETED"}
-    assert [len(folder.cell_folder(cell).attempts()) for cell in cells] == [1, 2]
-    assert retry(cells, site, tmp_path, command).new == ()
+def test_retry_gives_only_failed_cells_another_attempt(ended, site, tmp_path, command, folder, finish):
+    assert retry(ended, site, tmp_path, command).new == (ended[1],)
+    assert finish(ended) == {0: "COMPLETED", 1: "COMPLETED"}
+    assert [len(folder.cell_folder(cell).attempts()) for cell in ended] == [1, 2]
+    assert retry(ended, site, tmp_path, command).new == ()
 
 
 def test_cancel_ends_pending_and_running_cells_before_it_returns(
@@ -138,6 +163,7 @@ def test_cancel_ends_pending_and_running_cells_before_it_returns(
     cells = [make_cell(seed=seed, steps=3000) for seed in range(3)]
     submit(cells, site.model_copy(update={"cpus": 1}), tmp_path, command)
     wait_for(lambda: read_statuses(folder, cells)[0].step)
+    assert submit(cells, site, tmp_path, command).in_flight == tuple(cells)
     assert cancel(cells, tmp_path) == cells
     statuses = read_statuses(folder, cells)
     assert [one.state for one in statuses] == ["CANCELLED"] * 3
@@ -210,24 +236,20 @@ def test_one_at_a_time_no_cell_runs_beside_another_and_each_has_its_place_in_the
 
 
 def test_repeating_runs_completed_cells_again_from_the_beginning(
-    make_cell, site, tmp_path, command, folder, finish
+    ended, site, tmp_path, command, folder, finish
 ):
-    cells = [make_cell(seed=seed, steps=2) for seed in range(2)]
-    submit(cells, site, tmp_path, command)
-    finish(cells)
-    assert retry(cells, site, tmp_path, command).new == ()
-    assert preview(cells, site, tmp_path, again=True, repeat=True).new == tuple(cells)
-    assert retry(cells, site, tmp_path, command, repeat=True).new == tuple(cells)
-    assert finish(cells) == dict.fromkeys(range(2), "COMPLETED")
-    assert [one.attempt.number for one in read_statuses(folder, cells)] == [2, 2]
-    assert all(Launch.read(one.attempt).continues is None for one in read_statuses(folder, cells))
+    completed = ended[:1]
+    assert retry(completed, site, tmp_path, command).new == ()
+    assert preview(completed, site, tmp_path, again=True, repeat=True).new == tuple(completed)
+    assert retry(completed, site, tmp_path, command, repeat=True).new == tuple(completed)
+    assert finish(completed) == {0: "COMPLETED"}
+    (again,) = read_statuses(folder, completed)
+    assert again.attempt.number == 2
+    assert Launch.read(again.attempt).continues is None
 
 
-def test_launch_json_says_how_the_attempt_was_launched(make_cell, site, tmp_path, command, folder, finish):
-    cell = make_cell()
-    submit([cell], site, tmp_path, command)
-    finish([cell])
-    launch = Launch.read(folder.cell_folder(cell).latest())
+def test_launch_json_says_how_the_attempt_was_launched(ended, site, command, folder):
+    launch = Launch.read(folder.cell_folder(ended[0]).latest())
     assert launch.launcher in LAUNCHERS
     assert (launch.site, launch.command, launch.oversubscribed) == (site, command, False)
     assert launch.job_id is not None

@@ -24,7 +24,7 @@ STUDY = """\
 sweep: study
 workload: digits
 target: {metric: accuracy, at_least: 0.9}
-training: {global_batch_size: 256, epochs: 12}
+training: {global_batch_size: 256, epochs: 6}
 optimizer: {lr: 0.4, warmup_epochs: 2}
 methods:
   - {name: comm_opt, kfac: {damping: 0.003, factor_update_steps: 1, inverse_update_steps: 5}}
