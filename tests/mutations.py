@@ -6,7 +6,7 @@ import os
 from random import Random
 from typing import Any
 
-COUNT = int(os.environ.get("KRONSCALE_MUTATIONS", "120"))
+COUNT = int(os.environ.get("KRONSCALE_MUTATIONS", "60"))
 """Damaged files of each kind that a test tries; `make fuzz` sets it to 5,000."""
 
 JUNK: tuple[Any, ...] = (

@@ -56,14 +56,16 @@ RETIRED = {
 
 @functools.cache
 def lines() -> list[str]:
-    """`path:line: text` of every line under version control that people read."""
+    """`path:line: text` of every line under version control that people read and that has a word in question."""
+    any_word = re.compile(rf"\b({'|'.join(RETIRED)})\b", re.IGNORECASE)
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
     found = []
     for name in listed.stdout.splitlines():
         path = ROOT / name
         if path.suffix in SUFFIXES and not name.startswith(LEFT_OUT) and path.is_file():
             text = path.read_text(encoding="utf-8").splitlines()
-            found += [f"{name}:{number}: {line}" for number, line in enumerate(text, 1)]
+            numbered = enumerate(text, 1)
+            found += [f"{name}:{number}: {line}" for number, line in numbered if any_word.search(line)]
     return found
 
 

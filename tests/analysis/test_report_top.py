@@ -227,6 +227,7 @@ def test_the_pages_that_say_more_exist_and_terms_has_the_words():
         assert name.lower() in terms.lower(), name
 
 
+@pytest.mark.slow  # two reports
 def test_a_report_is_the_same_bytes_again_and_says_what_it_was_told(tmp_path, no_images):
     study = known(tmp_path)
     first, again = (

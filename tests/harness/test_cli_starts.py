@@ -37,6 +37,7 @@ def test_help_starts_without_the_heavy_libraries():
     assert done.stdout.count("Usage: kronscale") > 10
 
 
+@pytest.mark.slow  # new interpreters
 @pytest.mark.parametrize(
     "arguments",
     [

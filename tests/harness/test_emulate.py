@@ -20,8 +20,8 @@ from tests.kfac_core.worlds import World
 
 pytestmark = pytest.mark.slow
 
-SIZES = 1, 2, 3, 4, 6
-"""Of executed worlds: prime and composite, square and not; larger ones are emulated."""
+SIZES = 1, 3, 4
+"""Of executed worlds: none, an odd number and a square of ranks; larger ones are emulated."""
 
 SMALL = Model(
     "small",
@@ -47,14 +47,14 @@ def _quick_collections():
 
 
 def configs(world_size: int) -> Iterator[KFACConfig]:
-    """Every strategy, hybrid_opt on three grids or more; every solver; other dtypes."""
+    """Every strategy, hybrid_opt on every grid; in uneven worlds every solver and other dtypes too."""
     for strategy in STRATEGIES:
         grids = [m for m in range(1, world_size + 1) if world_size % m == 0]
-        if len(grids) > 4:
-            grids = [grids[0], grids[len(grids) // 2], grids[-1]]
         for workers in grids if strategy == "hybrid_opt" else [None]:
             fraction = workers / world_size if workers else None
             yield KFACConfig(strategy=strategy, grad_worker_fraction=fraction)
+    if world_size == 4:  # what a solver or a dtype changes does not depend on the size
+        return
     yield KFACConfig(strategy="mpd_kfac", solver="inverse")
     yield KFACConfig(strategy="comm_opt", solver="inverse_pi")
     yield KFACConfig(strategy="comm_opt", solver="inverse_pi", split_factors="never")
@@ -72,6 +72,11 @@ def check(seen: Emulation, work: Work) -> None:
     assert seen.state_bytes == {kind: work.state_bytes[kind][rank] for kind in seen.state_bytes}
 
 
+def check_precondition(seen: Emulation, work: Work) -> None:
+    """The FLOPs; of a rank that owns no layer there are none."""
+    assert seen.plain.flops.get("precondition", 0) == work.precondition_flops[seen.rank]
+
+
 def run_every_size(rank: int, world_size: int, folder: str) -> list[tuple[int, KFACConfig, Emulation]]:
     """Steps in worlds of the first ranks, of each of `SIZES`, one after another; the other ranks wait."""
     seen: list[tuple[int, KFACConfig, Emulation]] = []
@@ -87,7 +92,7 @@ def run_every_size(rank: int, world_size: int, folder: str) -> list[tuple[int, K
     return seen
 
 
-def test_executed_worlds_of_one_to_six_send_and_keep_what_was_predicted(tmp_path):
+def test_executed_worlds_of_one_to_four_send_and_keep_what_was_predicted(tmp_path):
     world = World(max(SIZES))
     checked = 0
     try:
@@ -101,14 +106,22 @@ def test_executed_worlds_of_one_to_six_send_and_keep_what_was_predicted(tmp_path
     assert checked == sum(size * len(list(configs(size))) for size in SIZES)
 
 
-@pytest.mark.parametrize(("world_size", "ranks"), [(12, (5,)), (4096, (4095,))])
-def test_emulated_worlds_of_up_to_4096_send_and_keep_what_was_predicted(world_size, ranks):
-    for strategy in STRATEGIES:
+@pytest.mark.parametrize(
+    ("world_size", "ranks", "strategies"),
+    [
+        (12, (5,), ("dp_kfac", "hybrid_opt")),  # an owner alone, and a grid of 3 by 4: no executed world's
+        (4096, (4095,), STRATEGIES),
+    ],
+)
+def test_emulated_worlds_of_up_to_4096_send_and_keep_what_was_predicted(world_size, ranks, strategies):
+    for strategy in strategies:
         fraction = 0.25 if strategy == "hybrid_opt" else None
         config = KFACConfig(strategy=strategy, grad_worker_fraction=fraction, solver="inverse_pi")
         work = Work(Setup(SMALL, config, world_size, 1))
         for seen in emulate(SMALL.layers, SMALL.other_parameters, config, world_size, ranks):
             check(seen, work)
+            if strategy == "dp_kfac":
+                check_precondition(seen, work)
 
 
 def test_emulation_counts_what_execution_counts():
@@ -125,10 +138,10 @@ def test_a_paper_model_at_4096_ranks():
     model = read_model("resnet50")
     config = KFACConfig(strategy="dp_kfac", solver="inverse")
     work = Work(Setup(model, config, 4096, 1))
-    for seen in emulate(model.layers, model.other_parameters, config, 4096, [17, 4095]):
+    for seen in emulate(model.layers, model.other_parameters, config, 4096, [17]):
         check(seen, work)
-        flops = {"precondition": work.precondition_flops[seen.rank]}
-        assert {phase: seen.plain.flops.get(phase, 0) for phase in flops} == flops
+        check_precondition(seen, work)
+        assert work.precondition_flops[17] > 0 == work.precondition_flops[4095]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

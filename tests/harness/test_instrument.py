@@ -20,6 +20,7 @@ from harness.cli import main
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import PhaseRecord, to_line
 from harness.training.train import Trainer
+from harness.training.worker import run_rank
 from harness.training.world import World
 from harness.training.world.single_copy import find_readable_peers
 from kfac_core.collectives import SplitWait, connect
@@ -28,6 +29,7 @@ from kfac_core.gradients.buffers import Gradients
 from kfac_core.second_order import SecondOrder
 from kfac_core.timing.phases import COMM_PHASES, KFAC_PHASES
 from tests.harness.checkpoint.runs import cell, new_attempt
+from tests.kfac_core.worlds import rank_context
 
 DELAY, PERIOD = 0.4, 5  # seconds, several times what the collectives of a window take
 KFAC = {"factor_update_steps": 1, "inverse_update_steps": PERIOD, "damping": 0.01}
@@ -73,13 +75,13 @@ LATE: dict[str, Callable[[Trainer], AbstractContextManager[None]]] = {
 
 
 def windows(
-    rank: int, world_size: int, folder: str, method: str, split: bool, late_phase: str = ""
+    rank: int, world_size: int, folder: str, method: str, split: bool, late_phase: str = "", count: int = 4
 ) -> list[PhaseRecord]:
-    """Train digits for four windows; rank 1 is late in a phase if one is named."""
+    """Train digits for `count` windows, an epoch each; rank 1 is late in a phase if one is named."""
     gloo = connect(find_peers=find_readable_peers)
     communicator = SplitWait(gloo) if split else gloo
     world = World(rank, world_size, torch.device("cpu"), "gloo", communicator)
-    training = {"global_batch_size": 256, "epochs": 4, "window_steps": PERIOD}
+    training = {"global_batch_size": 256, "epochs": count, "window_steps": PERIOD}
     own = {"kfac": KFAC} if method != "sgd" else {}
     records: list[Any] = []
     heartbeat = HeartbeatWriter(Path(folder) / f"heartbeat-{rank}")
@@ -91,8 +93,8 @@ def windows(
 
 @pytest.mark.parametrize("phase", LATE)
 def test_a_late_rank_is_late_in_its_phase_and_its_peer_waits(world, tmp_path, phase):
-    prompt, slow = world(2).run(windows, str(tmp_path), "comm_opt", True, phase)
-    assert len(prompt) == len(slow) == 4
+    prompt, slow = world(2).run(windows, str(tmp_path), "comm_opt", True, phase, 3)
+    assert len(prompt) == len(slow) == 3
 
     # Every window is delayed alike, and load slows both ranks: what counts is by how much they differ.
     def later(of: Callable[[PhaseRecord], float]) -> float:
@@ -112,12 +114,15 @@ def test_a_late_rank_is_late_in_its_phase_and_its_peer_waits(world, tmp_path, ph
     assert all(moved(record) >= 0 for record in (*prompt, *slow))
 
 
-def test_waiting_is_part_of_its_phase_and_changes_neither_bytes_nor_calls(world, tmp_path):
-    for plain, split in zip(
-        world(2).run(windows, str(tmp_path), "comm_opt", False),
-        world(2).run(windows, str(tmp_path), "comm_opt", True),
-        strict=True,
-    ):
+@pytest.fixture(scope="module")
+def split_ranks(world, tmp_path_factory):
+    """Both ranks' windows with comm_opt and a measured wait."""
+    return world(2).run(windows, str(tmp_path_factory.mktemp("split")), "comm_opt", True)
+
+
+def test_waiting_is_part_of_its_phase_and_changes_neither_bytes_nor_calls(world, split_ranks, tmp_path):
+    plain_ranks = world(2).run(windows, str(tmp_path), "comm_opt", False)
+    for plain, split in zip(plain_ranks, split_ranks, strict=True):
         for before, after in zip(plain, split, strict=True):
             assert before.wait_seconds is None
             assert after.wait_seconds is not None
@@ -127,14 +132,15 @@ def test_waiting_is_part_of_its_phase_and_changes_neither_bytes_nor_calls(world,
 
 
 @pytest.fixture(scope="module")
-def measured(world, tmp_path_factory):
+def measured(world, split_ranks, tmp_path_factory):
     """A real study: sgd and comm_opt at two ranks, with and without a measured wait."""
     root = tmp_path_factory.mktemp("instrument") / "runs"
-    for method, split in (("sgd", False), ("comm_opt", True)):
+    plain_ranks = world(2).run(windows, str(root.parent), "sgd", False)
+    for method, ranks in (("sgd", plain_ranks), ("comm_opt", split_ranks)):
         training = {"global_batch_size": 256, "epochs": 4, "window_steps": PERIOD}
         own = {"kfac": KFAC} if method != "sgd" else {}
         attempt = new_attempt(root, cell(method, 2, training=training, **own))
-        for rank, records in enumerate(world(2).run(windows, str(root), method, split)):
+        for rank, records in enumerate(ranks):
             attempt.records(rank).write_text("".join(map(to_line, records)))
     return load(root / "test")
 
@@ -186,14 +192,24 @@ def test_a_site_with_split_wait_has_its_waiting_measured(tmp_path, monkeypatch):
     (tmp_path / "tiny.yaml").write_text(
         "sweep: tiny\nworkload: digits\ntarget: {metric: accuracy, at_least: 0.999}\n"
         "training: {global_batch_size: 256, epochs: 2, window_steps: 5}\noptimizer: {lr: 0.1}\n"
-        "methods: [{name: sgd}]\ngrid: {world_size: [1, 2]}\nrepeats: 1\n"
+        "methods: [{name: sgd}]\nworld_size: 2\nrepeats: 1\n"
     )
     words = ["run", "-f", str(tmp_path / "tiny.yaml"), "--site", str(tmp_path / "site.yaml")]
     assert main([*words, "--runs", str(tmp_path / "runs")]) == 0
     phases = load(tmp_path / "runs" / "tiny").phases
-    sizes = phases["run"].astype("str").str.extract(r"-p(\d)-")[0]
-    assert phases.loc[sizes == "1", "wait_seconds"].isna().all()  # there is no peer to wait for
-    moving = phases[(sizes == "2") & (phases["phase"] == "gradient_comm")]
+    moving = phases[phases["phase"] == "gradient_comm"]
     assert len(moving) == 2 * 2
     assert (moving["wait_seconds"] > 0).all()
     assert (moving["wait_seconds"] <= moving["seconds"]).all()
+
+    # Alone there is no peer to wait for: a rank as the same launch starts it, in a fork.
+    (launch,) = (tmp_path / "runs" / "tiny").glob("*/attempt-1/launch.json")
+    attempt = new_attempt(tmp_path, cell("sgd", 1))
+    (attempt.path / "launch.json").write_text(launch.read_text())
+    alone = rank_context().Process(target=run_rank, args=(attempt, 0, 1, 0, 1))
+    alone.start()
+    alone.join()
+    assert attempt.read("result.json") is not None
+    phases = load(tmp_path / "test").phases
+    assert (phases["phase"] == "forward").any()
+    assert phases["wait_seconds"].isna().all()

@@ -17,6 +17,7 @@ FOLDER = Path("jobs/papers")
 SWEEPS = sorted(FOLDER.glob("*/*/*.yaml"))
 
 
+@pytest.mark.slow
 def test_all_are_planned_without_torch():
     loop = RUNNER.replace(
         "sys.exit(main())", "sys.exit(max(main(['plan', '-f', file]) for file in sys.argv[1:]))"

@@ -30,6 +30,7 @@ def test_there_are_at_least_twenty():
     assert len(SHARES) >= 20
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="comes with the extra `language`"
 )

@@ -193,6 +193,7 @@ def compiled_elsewhere(model: nn.Sequential) -> nn.Module:
     return torch.compile(model, backend="eager")
 
 
+@pytest.mark.slow  # the compiler
 @pytest.mark.parametrize("how", [compiled_in_place, compiled_in_part, compiled_elsewhere])
 def test_a_model_compiled_and_run_before_is_captured(how):
     torch._dynamo.reset()

@@ -91,6 +91,7 @@ def largest_loss(dtype: torch.dtype, scale: float, lr: float, execution: Executi
     return largest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scale", "lr", "random", "execution"),
     [

@@ -47,8 +47,8 @@ def test_a_third_is_right_of_ten_classes_after_minutes_at_most(tmp_path):
 
 
 def test_the_data_phase_is_small_beside_a_step_of_resnet32(tmp_path):
-    asked = options(data="embedded", train_examples=384, test_examples=10)
-    training = {"global_batch_size": 128, "epochs": 2, "window_steps": 1, "stop_at_target": False}
+    asked = options(data="embedded", train_examples=192, test_examples=10)
+    training = {"global_batch_size": 64, "epochs": 2, "window_steps": 1, "stop_at_target": False}
     _, records = train(
         tmp_path, workload={"name": "cifar10", "options": asked}, optimizer={"lr": 0.1}, training=training
     )

@@ -19,7 +19,9 @@ from harness.workloads.sources.weight_files import save_weights
 
 pytestmark = pytest.mark.slow
 
-SIZE = {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 512, "sequence_length": 64, "dropout": 0.0}
+SIZE = {"layers": 1, "hidden": 64, "heads": 4, "vocabulary": 512, "sequence_length": 64, "dropout": 0.0}
+FEW = {**SIZE, "hidden": 32, "data": "embedded", "train_examples": 128, "test_examples": 32}
+"""Four steps an epoch in batches of 32: for what is compared and need not learn much."""
 KFAC = {"damping": 0.003, "factor_update_steps": 5, "inverse_update_steps": 25}
 LAMB = {"name": "lamb", "lr": 0.02, "warmup_epochs": 0.5}
 SGD = {"lr": 0.3, "warmup_epochs": 0.5}
@@ -30,7 +32,7 @@ def train(rank: int, world_size: int, name: str, changes: dict, folder: str, cac
     os.environ["KRONSCALE_CACHE"] = cache  # the world may have started before this test's cache was named
     fields = {
         "sweep": "test", "method": "m", "world_size": world_size,
-        "workload": {"name": name, "options": {**SIZE, "data": "embedded"}},
+        "workload": {"name": name, "options": {**SIZE, "data": "embedded", "test_examples": 128}},
         "target": {"metric": "loss", "at_most": 0.1},
         "training": {"global_batch_size": 64, "epochs": 2},
     }  # fmt: skip
@@ -59,8 +61,8 @@ def test_two_ranks_take_the_steps_of_one(world, tmp_path, token_cache):
     changes = {
         "optimizer": {"lr": 0.1},
         "kfac": {**KFAC, "factor_update_steps": 1, "inverse_update_steps": 2, "skip": SKIP["gpt"]},
-        "workload": {"name": "gpt", "options": {**SIZE, "data": "embedded", "train_examples": 256}},
-        "training": {"global_batch_size": 64, "epochs": 2},
+        "workload": {"name": "gpt", "options": FEW},
+        "training": {"global_batch_size": 32, "epochs": 2},
     }
     (alone,), (both, _) = (
         world(size).run(train, "gpt", changes, str(tmp_path), str(token_cache)) for size in (1, 2)
@@ -77,13 +79,13 @@ PHASES = {
     },
     "kfac": {**KFAC, "factor_update_steps": 1, "inverse_update_steps": 2,
              "skip": ("bert.embeddings", "cls.predictions")},
-    "training": {"global_batch_size": 64, "epochs": 2, "accumulate": 4, "factor_micro_batches": 2},
+    "training": {"global_batch_size": 32, "epochs": 2, "accumulate": 4, "factor_micro_batches": 2},
 }  # fmt: skip
 
 
 def test_both_of_berts_losses_from_phase_one_weights_on_two_ranks_as_on_one(world, tmp_path, token_cache):
     """The second phase as published, in small; on two ranks half as many micro-batches."""
-    small = {**SIZE, "data": "embedded", "train_examples": 256, "next_sentence": True, "positions": 64}
+    small = {**FEW, "next_sentence": True, "positions": 64}
     torch.manual_seed(5)
     first = bert({**WORKLOADS["bert"].options, **small, "sequence_length": 16})
     save_weights(first, tmp_path)

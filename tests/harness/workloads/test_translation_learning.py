@@ -14,7 +14,7 @@ from tests.harness.workloads.sentences import SMALL
 
 pytestmark = pytest.mark.slow
 
-SIZE = {**SMALL, "hidden": 32, "feed_forward": 64, "train_examples": 512, "test_examples": 40, "longest": 9}
+SIZE = {**SMALL, "hidden": 32, "feed_forward": 64, "train_examples": 256, "test_examples": 40, "longest": 9}
 KFAC = {
     "damping": 0.003, "factor_update_steps": 2, "inverse_update_steps": 4,
     "skip": ["source_embedding", "target_embedding", "head"],
@@ -22,11 +22,11 @@ KFAC = {
 
 
 def running(world_size, kfac, **changes):
-    """A cell of 32 steps in two epochs on so many ranks."""
+    """A cell of 16 steps in two epochs on so many ranks."""
     fields = {
         "workload": {"name": "multi30k", "options": {**SIZE, "data": "synthetic", **changes}},
         "target": {"metric": "loss", "at_most": 0.1}, "optimizer": {"lr": 0.1},
-        "training": {"global_batch_size": 32, "epochs": 2, "window_steps": 10},
+        "training": {"global_batch_size": 32, "epochs": 2, "window_steps": 5},
     }  # fmt: skip
     return cell("sgd", world_size, **fields, **({"kfac": KFAC} if kfac else {}))
 
@@ -50,7 +50,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(world, tmp_path):
     mine = running(1, kfac=True, dropout=0.1)
     (whole,) = world(1).run(train, mine, new_attempt(tmp_path / "whole", mine))
     attempt = new_attempt(tmp_path / "cut", mine)
-    world(1).run(partial(train, stop_before=21), mine, attempt)  # in the middle of the second epoch
+    world(1).run(partial(train, stop_before=11), mine, attempt)  # in the middle of the second epoch
     (rest,) = world(1).run(train, mine, attempt)
     assert rest.bits == whole.bits
     assert rest.result.value == whole.result.value

@@ -28,7 +28,7 @@ _KFAC: Mapping[str, Any] = {
     "inverse_update_steps": 10,
 }  # fmt: skip
 _SMALL: Mapping[str, Any] = {
-    "model": "resnet20", "width": 0.25, "train_examples": 320, "test_examples": 100
+    "model": "resnet20", "width": 0.25, "train_examples": 32, "test_examples": 16
 }  # fmt: skip
 
 
@@ -65,7 +65,7 @@ class Run:
 
     def next_epoch(self) -> None:
         """Train for one epoch, and evaluate outside of the clock."""
-        steps = 2 if self._setting.small else self._workload.steps_per_epoch
+        steps = 1 if self._setting.small else self._workload.steps_per_epoch
         self._model.train()
         self._setting.synchronize()
         began = time.perf_counter()
