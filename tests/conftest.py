@@ -38,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:no cell in .* the study is empty:UserWarning")
 
 
+DRAWS_EVERY_FIGURE = {"ordinary_report", "saved"}  # fixtures
 STARTS_RANKS = {"world", "mpi_world", "start_supervisor"}  # fixtures
 
 
@@ -50,6 +51,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slurm)
         if fixtures & STARTS_RANKS:
             item.add_marker(pytest.mark.ranks)
+        if fixtures & DRAWS_EVERY_FIGURE:
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
     if hasattr(config, "workerinput"):  # a worker of xdist

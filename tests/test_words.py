@@ -56,7 +56,7 @@ RETIRED = {
 
 @functools.cache
 def lines() -> list[str]:
-    """`path:line: text` of every line under version control that people read and that has a word in question."""
+    """`path:line: text` of the lines under version control that people read, with a word in question."""
     any_word = re.compile(rf"\b({'|'.join(RETIRED)})\b", re.IGNORECASE)
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
     found = []

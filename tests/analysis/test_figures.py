@@ -95,6 +95,7 @@ def test_a_legend_lies_below_every_panel(drawn, name):
     assert all(axis.get_legend() is None for axis in figure.axes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lack", ODD)
 def test_a_figure_of_a_study_that_lacks_something_is_drawn_or_gives_a_reason(odd_studies, name, lack):
     try:
@@ -114,7 +115,6 @@ def test_a_figure_of_a_study_that_lacks_something_is_drawn_or_gives_a_reason(odd
             assert "order-statistic" not in drawing.caption
 
 
-@pytest.mark.slow  # draws and writes every figure again
 def test_a_figure_is_byte_identical_when_drawn_again(fitting, saved, name):
     drawing, first = FIGURES[name].draw(fitting(name)), saved(name)
     pdf = image(drawing, "pdf")
