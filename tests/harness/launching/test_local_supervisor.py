@@ -106,11 +106,14 @@ def _words(pid):
     return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
-def test_grandchildren_do_not_outlive_the_attempt(make_cell, make_attempt, start_supervisor, is_gone):
+def test_grandchildren_do_not_outlive_the_attempt(
+    make_cell, make_attempt, start_supervisor, wait_for, is_gone
+):
     attempt = make_attempt(make_cell(act="orphan"))
     assert start_supervisor(attempt).outcome().state == "FAILED"
-    for name in ("in-group", "own-session"):
-        assert is_gone(int((attempt.path / f"grandchild-{name}").read_text())), name
+    names = "in-group", "own-session"
+    grandchildren = [int((attempt.path / f"grandchild-{name}").read_text()) for name in names]
+    wait_for(lambda: all(map(is_gone, grandchildren)))  # by a signal, which takes a while on a busy machine
 
 
 def test_ranks_do_not_outlive_a_supervisor_killed_with_sigkill(
