@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -q --dist loadscope --no-loadscope-reorder --durations=20
 
-# Else every command and every rank would compile the project anew as it starts.
+# With it every command and every rank compiles the project anew as it starts.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo test test-fast fuzz check docs mutants coverage gpu slurm slurm-stop clean

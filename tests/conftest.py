@@ -26,7 +26,7 @@ started_ranks.watch()
 torch.set_num_threads(1)  # as in ranks; tiny tensors gain nothing from threads that wait for each other
 
 
-# A busy machine is no failure; half of the usual number of examples, since every run tries others.
+# A busy machine is no failure. Hypothesis itself would try 100 examples of each test, for twice the time.
 settings.register_profile("kronscale", deadline=None, max_examples=50)
 settings.load_profile("kronscale")
 
@@ -38,8 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:no cell in .* the study is empty:UserWarning")
 
 
-DRAWS_EVERY_FIGURE = {"ordinary_report", "saved"}  # fixtures
-STARTS_RANKS = {"world", "mpi_world", "start_supervisor"}  # fixtures
+# Fixtures.
+DRAW_EVERY_FIGURE = {"ordinary_report", "saved"}
+START_RANKS = {"world", "mpi_world", "start_supervisor"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
@@ -49,9 +50,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         fixtures = set(getattr(item, "fixturenames", ()))
         if "cluster" in fixtures:
             item.add_marker(pytest.mark.slurm)
-        if fixtures & STARTS_RANKS:
+        if fixtures & START_RANKS:
             item.add_marker(pytest.mark.ranks)
-        if fixtures & DRAWS_EVERY_FIGURE:
+        if fixtures & DRAW_EVERY_FIGURE:
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))

@@ -2,22 +2,16 @@
 
 import csv
 import json
-import runpy
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 
-from harness.bench import rates, start
 from harness.bench.ablation import PHASES, compare
 from harness.bench.core import amortised, slowest, summary
 from harness.bench.median import median_interval
 from harness.bench.replica import MODELS
 from harness.cli import main
-from tests.kfac_core.worlds import rank_context
 
 
 def factor_sizes(model: nn.Module) -> Iterator[int]:
@@ -56,30 +50,8 @@ def test_a_repetition_takes_as_long_as_its_slowest_rank():
     assert large == {"shape": [4, 3], "count": 1}, "rank 0 does not precondition it"
 
 
-def be_rank(module: str, options: str, rank: int, threads: int) -> None:
-    """A rank as its command line runs it, without the largest product, whose rate is that of the smaller."""
-    torch.set_num_threads(threads)
-    rates._PRODUCTS = rates._PRODUCTS[:3]  # type: ignore[assignment]  # one fewer
-    sys.argv = [module, options, "--rank", str(rank)]
-    runpy.run_module(module, run_name="__main__")
-
-
-def in_forks(module: str, folder: Path, ranks: int, threads: int) -> None:
-    """Real ranks that have loaded torch already."""
-    options = str(folder / "options.json")
-    processes = [
-        rank_context().Process(target=be_rank, args=(module, options, rank, threads)) for rank in range(ranks)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0] * ranks
-
-
 @pytest.mark.ranks
-def test_two_ranks_are_measured(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(start, "_run", in_forks)  # the ablation below starts its ranks by their command
+def test_two_ranks_are_measured(tmp_path, capfd):
     out = tmp_path / "core.json"
     code = main(
         ["bench", "core", "--batch", "2", "--ranks", "2", "--repeats", "1", "--by-layer", "--json", str(out)]

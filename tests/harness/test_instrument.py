@@ -20,7 +20,6 @@ from harness.cli import main
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import PhaseRecord, to_line
 from harness.training.train import Trainer
-from harness.training.worker import run_rank
 from harness.training.world import World
 from harness.training.world.single_copy import find_readable_peers
 from kfac_core.collectives import SplitWait, connect
@@ -29,7 +28,6 @@ from kfac_core.gradients.buffers import Gradients
 from kfac_core.second_order import SecondOrder
 from kfac_core.timing.phases import COMM_PHASES, KFAC_PHASES
 from tests.harness.checkpoint.runs import cell, new_attempt
-from tests.kfac_core.worlds import rank_context
 
 DELAY, PERIOD = 0.4, 5  # seconds, several times what the collectives of a window take
 KFAC = {"factor_update_steps": 1, "inverse_update_steps": PERIOD, "damping": 0.01}
@@ -192,24 +190,14 @@ def test_a_site_with_split_wait_has_its_waiting_measured(tmp_path, monkeypatch):
     (tmp_path / "tiny.yaml").write_text(
         "sweep: tiny\nworkload: digits\ntarget: {metric: accuracy, at_least: 0.999}\n"
         "training: {global_batch_size: 256, epochs: 2, window_steps: 5}\noptimizer: {lr: 0.1}\n"
-        "methods: [{name: sgd}]\nworld_size: 2\nrepeats: 1\n"
+        "methods: [{name: sgd}]\ngrid: {world_size: [1, 2]}\nrepeats: 1\n"
     )
     words = ["run", "-f", str(tmp_path / "tiny.yaml"), "--site", str(tmp_path / "site.yaml")]
     assert main([*words, "--runs", str(tmp_path / "runs")]) == 0
     phases = load(tmp_path / "runs" / "tiny").phases
-    moving = phases[phases["phase"] == "gradient_comm"]
+    sizes = phases["run"].astype("str").str.extract(r"-p(\d)-")[0]
+    assert phases.loc[sizes == "1", "wait_seconds"].isna().all()  # there is no peer to wait for
+    moving = phases[(sizes == "2") & (phases["phase"] == "gradient_comm")]
     assert len(moving) == 2 * 2
     assert (moving["wait_seconds"] > 0).all()
     assert (moving["wait_seconds"] <= moving["seconds"]).all()
-
-    # Alone there is no peer to wait for: a rank as the same launch starts it, in a fork.
-    (launch,) = (tmp_path / "runs" / "tiny").glob("*/attempt-1/launch.json")
-    attempt = new_attempt(tmp_path, cell("sgd", 1))
-    (attempt.path / "launch.json").write_text(launch.read_text())
-    alone = rank_context().Process(target=run_rank, args=(attempt, 0, 1, 0, 1))
-    alone.start()
-    alone.join()
-    assert attempt.read("result.json") is not None
-    phases = load(tmp_path / "test").phases
-    assert (phases["phase"] == "forward").any()
-    assert phases["wait_seconds"].isna().all()

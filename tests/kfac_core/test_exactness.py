@@ -7,6 +7,7 @@ strategy is held against the reference on the batches that its own factor worker
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -84,16 +85,8 @@ def seen_by(workers: dict[str, tuple[int, ...]], world_size: int) -> tuple[tuple
 
 @pytest.mark.parametrize(
     ("solver", "world_size"),
-    # the solver changes nothing in who holds and sends what, but the number of matrices
-    [
-        ("eigen", 1),
-        ("eigen", 2),
-        ("eigen", 3),
-        ("eigen", 4),
-        ("inverse_pi", 1),
-        ("inverse_pi", 4),
-        ("inverse", 3),
-    ],
+    # `inverse` sends and stores what `inverse_pi` does
+    [*product(("eigen", "inverse_pi"), (1, 2, 3, 4)), *product(("inverse",), (1, 3))],
 )
 @pytest.mark.parametrize(("strategy", "extra"), STRATEGIES)
 def test_gradients_equal_the_dense_reference(world, world_size, solver, strategy, extra):

@@ -37,7 +37,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_no_name_is_run_no_secret_is_stored_and_no_other_user_may_read(tmp_path, monkeypatch, no_images):
+def test_no_name_is_run_no_secret_is_stored_and_no_other_user_may_read(tmp_path, monkeypatch):
     folder = tmp_path / NASTY
     folder.mkdir()
     (folder / f"{NASTY}.yaml").write_text(SWEEP)

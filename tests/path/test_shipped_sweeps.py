@@ -51,9 +51,10 @@ def drawn(file: Path) -> list[str]:
 
 @cache
 def reported() -> set[Path]:
-    """Sweeps that are written as a page: each has a kind of cell that no other one has; cheap ones first.
+    """Few sweeps that together have every kind of cell: these are written as pages.
 
-    What a page computes depends on these fields of the cells; other fields are text on it.
+    Kinds are the fields on which depends what a page computes; other fields are text on it. Next is always
+    the sweep with the most kinds that are missing, for its number of cells.
     """
     kinds = {file: set(_kinds_of_page(file)) for file in FILES}
     cost = {file: len(small(read_sweep(file).cells)) for file in FILES}
@@ -73,16 +74,16 @@ def _kinds_of_page(file: Path) -> Iterator[object]:
         yield from schedules(config)
 
 
-def _question(file: Path) -> str:
-    """What a sweep asks: the sizes of a paper's sweep are one question, and train much the same cells."""
+def _without_size(file: Path) -> str:
+    """The sweep's name: the sizes of a paper's sweep share it, and train much the same cells."""
     return f"papers-{file.parts[2]}-{file.stem}" if file.parts[1] == "papers" else f"sweeps-{file.stem}"
 
 
-@pytest.mark.parametrize("question", sorted({_question(file) for file in FILES}))
-def test_a_shipped_sweep_reaches_its_report(question, trained, no_images, tmp_path):
+@pytest.mark.parametrize("sweep", sorted({_without_size(file) for file in FILES}))
+def test_a_shipped_sweep_reaches_its_report(sweep, trained, no_images, tmp_path):
     shown: set[str] = set()
     for file in FILES:
-        if _question(file) == question:
+        if _without_size(file) == sweep:
             _reaches_its_report(file, trained, shown, tmp_path / file.parent.name)
 
 

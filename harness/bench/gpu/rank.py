@@ -68,8 +68,7 @@ def main() -> None:
             options = {"strategy": strategy, "solver": solver, **fraction}
             cases[f"{strategy}, {solver}"] = compared(rank.number, ranks, device, options)
     cases["comm_opt, overlap_factors"] = compared(rank.number, ranks, device, {"overlap_factors": True})
-    sizes = _REDUCED_BYTES[:2] if rank.options["small"] else _REDUCED_BYTES
-    reduced = {size: _reduce_seconds(device, size) for size in sizes}
+    reduced = {size: _reduce_seconds(device, size) for size in _REDUCED_BYTES}
     rank.finish({"cases": cases, "reduce_seconds": reduced})
 
 

@@ -76,10 +76,9 @@ class Setting:
     ) -> list[float]:
         """Seconds of each run of `work`; at least `least` runs, at most `most`, and new ones for `seconds`.
 
-        Each run begins when the device is idle and ends when it is again. With `warm` one is not counted;
-        a rehearsal, whose seconds say nothing, leaves it out.
+        Each run begins when the device is idle and ends when it is again. With `warm` one is not counted.
         """
-        if warm and not self.small:
+        if warm:
             work()
         found: list[float] = []
         until = time.monotonic() + (seconds / 10 if self.small else seconds)

@@ -7,7 +7,7 @@ neither kernels nor order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from math import inf, isnan
 from typing import Any
@@ -44,7 +44,7 @@ iteration depends on the basis that it starts from, which is arbitrary where eig
 def run(setting: Setting) -> None:
     """Compare every case in float64, and the solvers in float32 too."""
     without_tf32()
-    for net, config in _rehearsed(cases()) if setting.device.type == "cpu" else cases():
+    for net, config in cases():
         name = f"{net}, {', '.join(f'{key}={value}' for key, value in config.items())}"
         if not setting.has_time(f"from {name} on"):
             return
@@ -74,15 +74,6 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
                 yield net, {"strategy": strategy, "solver": solver, **fraction}
         for options in _OPTIONS:
             yield net, options
-
-
-def _rehearsed(every: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Of a strategy one solver, in turn: alone the strategies differ in nothing. All solvers and options."""
-    solvers = tuple(SOLVERS)
-    for net, config in every:
-        strategy = config.get("strategy")
-        if not strategy or config["solver"] == solvers[STRATEGIES.index(strategy) % len(solvers)]:
-            yield net, config
 
 
 def _frozen(config: dict[str, Any]) -> tuple[tuple[str, Any], ...]:

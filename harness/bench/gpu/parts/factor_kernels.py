@@ -54,8 +54,7 @@ def run(setting: Setting) -> None:
         "`forms` decides the forms in `kernels/device_grams.py` (`of_pixels`: a product an image where an "
         "image has at least as many pixels as channels; `_PIECE_ELEMENTS`), and what `gram_precision` saves"
     )
-    networks = "resnet50", "resnet32", "bert"
-    for network in networks[1:] if setting.small else networks:  # small, both ResNets have the same layers
+    for network in ("resnet50", "resnet32", "bert"):
         for case in cases(setting, network):
             if not setting.has_time(f"{network} from {case.name} on"):
                 return

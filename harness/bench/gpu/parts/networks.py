@@ -75,8 +75,8 @@ def _plain(setting: Setting, half: torch.dtype | None) -> None:
 def _kfac(setting: Setting, name: str, config: Mapping[str, Any], half: torch.dtype | None) -> None:
     base = _memory_base(setting)
     steps = Steps(setting, _subject(setting), config, half=half)
-    for _ in range(1 if setting.small else 2):
-        steps.step("full")
+    steps.step("full")
+    steps.step("full")
     _record_memory(setting, name, base)
     seconds = {}
     for kind in KINDS:

@@ -52,7 +52,7 @@ def _overhead(setting: Setting, steps: Steps, count: int) -> None:
             steps.step("factor")
 
     on, off = [], []
-    for _ in range(1 if setting.small else 10):
+    for _ in range(2 if setting.small else 10):
         on.append(steps.timed("factor", count).wall_seconds)
         off += setting.seconds_of(without, least=1, most=1, warm=False)
     entries = steps.timed("factor").entries
