@@ -40,8 +40,12 @@ def look(tmp_path):
 
 
 def past(look, attempt, step):
+    """Whether every rank is: counting ranks do not wait for each other, and a status shows those that began."""
     seen = look()
-    return seen.attempt is not None and seen.attempt.number == attempt and (seen.step or 0) >= step
+    if seen.attempt is None or seen.attempt.number != attempt:
+        return False
+    beats = [seen.attempt.last_heartbeat(rank) for rank in range(seen.cell.world_size)]
+    return all(beat is not None and beat.step >= step for beat in beats)
 
 
 def evaluations(attempt):
