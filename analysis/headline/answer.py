@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.headline.comparison import Point, against, is_number
+from analysis.headline.comparison import SETTING, Point, against, is_number
 from analysis.records.study import Study
 from analysis.report.tables import targets
 
@@ -84,7 +84,7 @@ def _over_papers_baseline(row: dict[str, Any], study: Study) -> list[str]:
 
 
 def _point(row: dict[str, Any]) -> Point:
-    return Point(row["study"], row["workload"], row["model"], row["batch"], row["ranks"])
+    return Point(*(row[name] for name in ("study", "workload", "model", "batch", "precision", "ranks")))
 
 
 def superseded(table: pd.DataFrame) -> list[str]:
@@ -99,7 +99,7 @@ def goals(table: pd.DataFrame) -> list[str]:
     shown = [row for row in _records(rows) if row["low"] is not None and row["low"] > 1]
     goal = [row for row in shown if _saved(row["speedup"]) >= _CLAIM]
     second = [row for row in shown if _saved(row["speedup"]) >= _SECOND_CLAIM]
-    settings = {(row["model"], row["batch"], row["ranks"]) for row in second}
+    settings = {tuple(row[name] for name in SETTING) for row in second}
     first, other = (
         "shown" if done else "not shown" for done in (bool(goal), bool(goal) and len(settings) > 1)
     )
@@ -132,9 +132,9 @@ def headline_row(table: pd.DataFrame) -> dict[str, Any] | None:
     rows = [row for row in _records(table) if row["chosen"] and row["baseline"] and row["kfac"]]
     answers = next((name for name in ANSWERS if any(row["study"] == name for row in rows)), None)
     rows = [row for row in rows if answers is None or row["study"] == answers]
-    sizes = table.groupby(["model", "batch", "ranks"])["arm"].nunique().to_dict()
+    sizes = table.groupby(SETTING)["arm"].nunique().to_dict()
     return max(
-        rows, key=lambda row: (sizes[row["model"], row["batch"], row["ranks"]], row["ranks"]), default=None
+        rows, key=lambda row: (sizes[tuple(row[name] for name in SETTING)], row["ranks"]), default=None
     )
 
 

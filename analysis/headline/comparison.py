@@ -16,11 +16,13 @@ from analysis.statistics.intervals import Interval, level
 from analysis.tuning import trials
 
 COLUMNS = [
-    "study", "workload", "model", "batch", "ranks", "arm", "kfac", "runs", "reached", "median_seconds",
-    "baseline", "speedup", "low", "high", "method", "fewer_epochs", "cost_ratio", "chosen",
+    "study", "workload", "model", "batch", "precision", "ranks", "arm", "kfac", "runs", "reached",
+    "median_seconds", "baseline", "speedup", "low", "high", "method", "fewer_epochs", "cost_ratio", "chosen",
 ]  # fmt: skip
 
-POINT = ["study", "model", "batch", "ranks"]
+SETTING = ["model", "batch", "precision", "ranks"]
+"""What a comparison holds fixed, beside its study and workload."""
+POINT = ["study", *SETTING]
 TUNING = "-tuning"
 """In the name of the sweep of a study's trials; without it, it is the study's name."""
 
@@ -33,13 +35,14 @@ class Point:
     workload: str
     model: str
     batch: int
+    precision: str
     ranks: int
 
     @property
     def words(self) -> str:
-        """Such as `resnet8, batch 512, 2 ranks`."""
+        """Such as `resnet8, batch 512, bfloat16, 2 ranks`."""
         ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
-        return f"{self.model}, batch {self.batch:,}, {ranks}"
+        return f"{self.model}, batch {self.batch:,}, {self.precision}, {ranks}"
 
 
 def speedups(study: Study) -> pd.DataFrame:
@@ -81,8 +84,9 @@ def scores(study: Study) -> pd.DataFrame:
         baseline = min(valid, key=lambda arm: (score[arm], arm))
         rows += [
             {
-                "study": point.study, "model": point.model, "batch": point.batch, "ranks": point.ranks,
-                "arm": arm, "baseline": baseline, "speedup": score[baseline] / score[arm],
+                "study": point.study, "model": point.model, "batch": point.batch,
+                "precision": point.precision, "ranks": point.ranks, "arm": arm,
+                "baseline": baseline, "speedup": score[baseline] / score[arm],
                 "low": math.nan, "high": math.nan,
             }
             for arm in score
@@ -101,16 +105,21 @@ def _points(study: Study) -> Iterator[tuple[Point, pd.DataFrame]]:
     scored = time_to_accuracy(study)
     scored = scored[scored["run"].isin(set(cells["run"]))]
     of_run = cells.set_index("run").loc[scored["run"]]
-    models = dict(zip(study.cells["run"], study.value_of("workload.options.model"), strict=True))
+    models, precisions = (
+        dict(zip(study.cells["run"], study.value_of(path), strict=True))
+        for path in ("workload.options.model", "training.precision")
+    )
     scored = scored.assign(
         study=of_run["sweep"].to_numpy(),
         workload=of_run["workload"].to_numpy(),
         batch=of_run["global_batch_size"].to_numpy(),
         kfac=of_run["strategy"].notna().to_numpy(),
         model=[str(models.get(run) or "its network") for run in scored["run"]],
+        precision=[str(precisions[run]) for run in scored["run"]],
     )
-    for key, runs in scored.groupby(["study", "workload", "model", "batch", "world_size"], sort=True):
-        yield Point(*cast("tuple[str, str, str, int, int]", key)), runs
+    fixed = ["study", "workload", "model", "batch", "precision", "world_size"]
+    for key, runs in scored.groupby(fixed, sort=True):
+        yield Point(*cast("tuple[str, str, str, int, str, int]", key)), runs
 
 
 def _arms(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -135,7 +144,8 @@ def _at_point(point: Point, runs: pd.DataFrame, best_kfac: str) -> list[dict[str
     for arm, group in arms.items():
         row: dict[str, Any] = {
             "study": point.study, "workload": point.workload, "model": point.model, "batch": point.batch,
-            "ranks": point.ranks, "arm": arm, "kfac": arm not in first_order, "runs": len(group),
+            "precision": point.precision, "ranks": point.ranks, "arm": arm, "kfac": arm not in first_order,
+            "runs": len(group),
             "reached": int(group["reached"].sum()), "median_seconds": medians[arm], "baseline": baseline,
             "chosen": arm == chosen,
         }  # fmt: skip

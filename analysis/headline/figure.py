@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from analysis.figures import drawing
 from analysis.figures.drawing import Drawing
-from analysis.headline.comparison import is_number
+from analysis.headline.comparison import POINT, is_number
 
 _ROW_INCHES = 0.17
 
@@ -36,7 +36,7 @@ def draw(table: pd.DataFrame, caption: str, replaced: Sequence[str] = ()) -> Dra
 def _speedups(
     axis: Axes, rows: pd.DataFrame, looks: dict[str, drawing.ArmStyle], replaced: Sequence[str]
 ) -> None:
-    several = rows[["study", "model", "batch", "ranks"]].drop_duplicates()["study"].duplicated().any()
+    several = rows[POINT].drop_duplicates()["study"].duplicated().any()
     studies = rows["study"].nunique() > 1
     labels = []
     for place, row in enumerate(rows.to_dict("records")):

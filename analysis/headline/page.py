@@ -13,7 +13,7 @@ import pandas as pd
 from analysis.figures.drawing import sentence
 from analysis.figures.files import save
 from analysis.headline.answer import answer, goals, other_settings, papers_baseline, superseded
-from analysis.headline.comparison import POINT, Point, scores, speedups, tunings
+from analysis.headline.comparison import POINT, SETTING, Point, scores, speedups, tunings
 from analysis.headline.figure import draw
 from analysis.metrics import time_to_accuracy
 from analysis.records.study import Study
@@ -136,9 +136,11 @@ def _tuning(study: Study, out: Path) -> list[str]:
         "## How each method was tuned\n\nEqual numbers of trials in a study; every trial is in `trials.csv`. "
         "Regret: the median trial's time over the best's."
     ]
+    run = set(study.cells.loc[study.cells["trial"].isna(), "sweep"])
     for name, own in by_study.items():
         methods, _ = tuning_tables(own)
-        text.append(f"For `{name}`:\n\n{to_markdown(methods)}")
+        of_study = f"For `{name}`" if name in run else f"For `{name}`, which has not been run"
+        text.append(f"{of_study}:\n\n{to_markdown(methods)}")
         text += [f"- {sentence}." for sentence in slowed_words(slowed_trials(own))]
     return text
 
@@ -167,8 +169,8 @@ def _shown_rules(rules: pd.DataFrame) -> pd.DataFrame:
 
 
 def _places(table: pd.DataFrame) -> pd.DataFrame:
-    rows = table[["study", *POINT[1:], "arm"]].to_dict("records")
-    settings = [Point(row["study"], "", row["model"], row["batch"], row["ranks"]).words for row in rows]
+    rows = table[[*POINT, "arm"]].to_dict("records")
+    settings = [Point(row["study"], "", *(row[name] for name in SETTING)).words for row in rows]
     return pd.DataFrame({"study": table["study"], "setting": settings, "arm": table["arm"]})
 
 

@@ -73,7 +73,7 @@ def test_a_faster_kfac_is_a_yes_with_its_saving(tmp_path: Path, no_images: None)
     sentence = first_sentence(tmp_path)
     # 6 epochs of 1 s against 3 of 1.1 s: a speed-up of 1.818, 45 % less time
     assert sentence.startswith(
-        "**Yes**: On digits (its network, batch 64, 2 ranks), K-FAC (`comm_opt`) reaches"
+        "**Yes**: On digits (its network, batch 64, float32, 2 ranks), K-FAC (`comm_opt`) reaches"
     )
     assert "the target (digits: accuracy ≥ 0.95)" in sentence
     assert "in 45% less time" in sentence
@@ -120,9 +120,13 @@ def test_the_arm_that_the_tuning_chose_is_judged_though_another_was_faster(
     tmp_path: Path, no_images: None
 ) -> None:
     archive(tmp_path, "headline-tuning", {"trial-01": block(100, EPOCHS | {"dp_kfac": 1})}, trial=1)
+    archive(tmp_path, "headline-larger-tuning", {"larger-trial-01": block(102)}, trial=1)
     archive(tmp_path, "headline", {f"seed-{seed}": block(seed) for seed in range(6)})
     assert main(["reproduce", "headline"]) == 0
     assert "K-FAC (`dp_kfac`)" in first_sentence(tmp_path)
+    text = (tmp_path / "results/headline/README.md").read_text()
+    assert "For `headline`:" in text
+    assert "For `headline-larger`, which has not been run:" in text
 
 
 def test_the_second_round_answers_and_the_first_stays_on_the_page(tmp_path: Path, no_images: None) -> None:
@@ -194,9 +198,11 @@ def test_another_batch_size_is_a_sentence_of_its_own_with_its_own_target(
     archive(tmp_path, "headline-128", of_128)
     assert main(["reproduce", "headline"]) == 0
     parts = (tmp_path / "results/headline/README.md").read_text().split("\n\n")
-    assert "(its network, batch 64, 2 ranks)" in parts[1]
+    assert "(its network, batch 64, float32, 2 ranks)" in parts[1]
     assert "(digits: accuracy ≥ 0.95)" in parts[1]
-    assert parts[2].startswith("**Yes**: On digits (its network, batch 128, 2 ranks), K-FAC (`comm_opt`)")
+    assert parts[2].startswith(
+        "**Yes**: On digits (its network, batch 128, float32, 2 ranks), K-FAC (`comm_opt`)"
+    )
     assert "(digits: accuracy ≥ 0.93)" in parts[2]
     assert "best tuned first-order method (`nlcg`)" in parts[2]
     assert " Against `sgd` alone, with which the papers compare: 45% less time" in parts[2]

@@ -40,7 +40,7 @@ def look(tmp_path):
 
 
 def past(look, attempt, step):
-    """Whether every rank is: counting ranks do not wait for each other, and a status shows those that began."""
+    """Whether every rank is: counting ranks do not wait for each other; a status shows those that began."""
     seen = look()
     if seen.attempt is None or seen.attempt.number != attempt:
         return False
