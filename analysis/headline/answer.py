@@ -84,7 +84,7 @@ def _over_papers_baseline(row: dict[str, Any], study: Study) -> list[str]:
 
 
 def _point(row: dict[str, Any]) -> Point:
-    return Point(*(row[name] for name in ("study", "workload", "model", "batch", "precision", "ranks")))
+    return Point(row["study"], row["workload"], *(row[name] for name in SETTING))
 
 
 def superseded(table: pd.DataFrame) -> list[str]:
@@ -93,9 +93,12 @@ def superseded(table: pd.DataFrame) -> list[str]:
 
 
 def goals(table: pd.DataFrame) -> list[str]:
-    """What the study set out to show, and whether it did; else the point that is nearest to it."""
+    """What the study set out to show, and whether it did; else the point that is nearest to it.
+
+    A point of too few runs for an interval is not named: one run may be near by accident.
+    """
     table = table[~table["study"].isin(superseded(table))]
-    rows = table[table["kfac"] & table["speedup"].map(is_number)]
+    rows = table[table["kfac"] & table["speedup"].map(is_number) & table["low"].map(is_number)]
     shown = [row for row in _records(rows) if row["low"] is not None and row["low"] > 1]
     goal = [row for row in shown if _saved(row["speedup"]) >= _CLAIM]
     second = [row for row in shown if _saved(row["speedup"]) >= _SECOND_CLAIM]

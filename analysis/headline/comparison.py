@@ -145,9 +145,8 @@ def _at_point(point: Point, runs: pd.DataFrame, best_kfac: str) -> list[dict[str
         row: dict[str, Any] = {
             "study": point.study, "workload": point.workload, "model": point.model, "batch": point.batch,
             "precision": point.precision, "ranks": point.ranks, "arm": arm, "kfac": arm not in first_order,
-            "runs": len(group),
-            "reached": int(group["reached"].sum()), "median_seconds": medians[arm], "baseline": baseline,
-            "chosen": arm == chosen,
+            "runs": len(group), "reached": int(group["reached"].sum()), "median_seconds": medians[arm],
+            "baseline": baseline, "chosen": arm == chosen,
         }  # fmt: skip
         if baseline and arm != baseline:
             base = arms[baseline]

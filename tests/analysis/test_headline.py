@@ -104,6 +104,20 @@ def test_a_slower_kfac_is_a_no_that_names_the_break_even(tmp_path: Path, no_imag
     assert "1.17 times the epochs, each takes 1.20 times as long; it would break even at 0.86 times" in text
 
 
+def test_a_point_of_one_run_is_not_named_as_the_nearest_to_the_goal(tmp_path: Path, no_images: None) -> None:
+    slower = EPOCHS | {"comm_opt": 8, "dp_kfac": 7}
+    archive(tmp_path, "headline", {f"seed-{seed}": block(seed, slower) for seed in range(6)})
+    larger = {"training.global_batch_size": 128}
+    archive(tmp_path, "headline-128", {"128-seed-9": [replace(run, patch=larger) for run in block(9)]})
+    assert main(["reproduce", "headline"]) == 0
+    text = (tmp_path / "results/headline/README.md").read_text()
+    assert (
+        "(its network, batch 128, float32, 2 ranks), K-FAC (`comm_opt`) takes 45% less time (no interval"
+        in text
+    )
+    assert "The nearest is `dp_kfac` (its network, batch 64, float32, 2 ranks): a speed-up of 0.71;" in text
+
+
 def test_a_better_baseline_than_sgd_leaves_the_papers_comparison_on_the_page(
     tmp_path: Path, no_images: None
 ) -> None:
