@@ -36,7 +36,7 @@ def other_settings(table: pd.DataFrame, study: Study) -> list[str]:
         for row in _records(table[~table["study"].isin(superseded(table))])
         if row["chosen"] and row["baseline"] and row["kfac"] and _point(row) != _point(first)
     ]
-    return [" ".join([_sentence(row, study), *_over_papers_baseline(row, study)]) for row in rows]
+    return [" ".join([_sentence(row, study), *_over_papers_baseline(table, row, study)]) for row in rows]
 
 
 def _sentence(row: dict[str, Any], study: Study) -> str:
@@ -67,20 +67,31 @@ def _sentence(row: dict[str, Any], study: Study) -> str:
 def papers_baseline(table: pd.DataFrame, study: Study) -> list[str]:
     """The chosen arm against SGD alone, where another first-order arm is the best."""
     row = headline_row(table)
-    return [] if row is None else _over_papers_baseline(row, study)
+    return [] if row is None else _over_papers_baseline(table, row, study)
 
 
-def _over_papers_baseline(row: dict[str, Any], study: Study) -> list[str]:
+def _over_papers_baseline(table: pd.DataFrame, row: dict[str, Any], study: Study) -> list[str]:
     if row["baseline"] == _PAPERS_BASELINE:
         return []
     found = against(study, _point(row), row["arm"], _PAPERS_BASELINE)
-    if found is None or not is_number(found.estimate) or not found.estimate:
+    if found is None:
         return []
+    compare = f"Against `{_PAPERS_BASELINE}` alone, with which the papers compare"
+    if not is_number(found.estimate) or not found.estimate:
+        return [f"{compare}: no ratio, as a median run missed; {_reached(table, row)}."]
     saved = _saved(found.estimate)
     return [
-        f"Against `{_PAPERS_BASELINE}` alone, with which the papers compare: {abs(saved):.0%} "
-        f"{'less' if saved > 0 else 'more'} time {_saved_limits(found.low, found.high)}."
+        f"{compare}: {abs(saved):.0%} {'less' if saved > 0 else 'more'} time "
+        f"{_saved_limits(found.low, found.high)}."
     ]
+
+
+def _reached(table: pd.DataFrame, row: dict[str, Any]) -> str:
+    """How many runs of the row's arm and of the papers' baseline reached the target at the row's point."""
+    arms = [row["arm"], _PAPERS_BASELINE]
+    found = [one for one in _records(table) if _point(one) == _point(row) and one["arm"] in arms]
+    counts = [f"`{one['arm']}` in {one['reached']} of {one['runs']}" for one in found]
+    return f"runs that reached it: {', '.join(counts)}"
 
 
 def _point(row: dict[str, Any]) -> Point:

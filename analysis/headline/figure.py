@@ -20,11 +20,11 @@ def draw(table: pd.DataFrame, caption: str, replaced: Sequence[str] = ()) -> Dra
     """Left: every arm's speed-up. Right: epochs saved against what an epoch costs, with the break-even line.
 
     Args:
-        table: rows of `speedups` with a speed-up.
+        table: of `speedups`. Arms without a speed-up, since a median run missed, keep a row without a point.
         caption: of the figure.
         replaced: names of studies that a later one replaces; their markers are hollow.
     """
-    rows = table[table["speedup"].notna()].reset_index(drop=True)
+    rows = table[(table["baseline"] != "") & (table["arm"] != table["baseline"])].reset_index(drop=True)
     looks = drawing.styles(rows["arm"])
     figure, axes = drawing.panels(drawing.TWO_COLUMNS, max(2.7, 0.9 + _ROW_INCHES * len(rows)), columns=2)
     _speedups(axes[0], rows, looks, replaced)
@@ -46,6 +46,11 @@ def _speedups(
             axis.plot([row["low"], high], [place, place], color=look.colour, linewidth=1.2)
         if math.isfinite(row["speedup"]):
             axis.plot(row["speedup"], place, look.marker, **_marker(row, look, replaced))
+        elif pd.isna(row["speedup"]):
+            at = axis.get_yaxis_transform()
+            axis.text(
+                0.02, place, "a median run missed", transform=at, va="center", fontsize=7, color=look.colour
+            )
         point = f"{row['model']} b{row['batch']} p{row['ranks']}: " if several else ""
         point = f"{row['study']}: {point}" if studies else point
         labels.append(f"{point}{row['arm']} ({row['reached']}/{row['runs']})")

@@ -130,6 +130,30 @@ def test_a_better_baseline_than_sgd_leaves_the_papers_comparison_on_the_page(
     assert "Against `sgd` alone, with which the papers compare: 45% less time (95 % interval" in text
 
 
+def test_where_sgd_s_median_run_misses_the_page_says_so_and_the_figure_keeps_its_row(
+    tmp_path: Path, no_images: None
+) -> None:
+    faster = EPOCHS | {"nlcg": 2}
+    runs = {seed: block(seed, faster) for seed in range(6)}
+    missing = {
+        f"seed-{seed}": [
+            replace(run, misses=True) if run.method == "sgd" and seed < 3 else run for run in of_seed
+        ]
+        for seed, of_seed in runs.items()
+    }
+    archive(tmp_path, "headline", missing)
+    assert main(["reproduce", "headline"]) == 0
+    text = (tmp_path / "results/headline/README.md").read_text()
+    assert (
+        "Against `sgd` alone, with which the papers compare: no ratio, as a median run missed; "
+        "runs that reached it: `sgd` in 3 of 6, `comm_opt` in 6 of 6." in text
+    )
+    drawn = pd.read_csv(tmp_path / "results/headline/headline.csv").set_index("arm")
+    assert list(drawn.index) == ["sgd", "comm_opt", "dp_kfac"]
+    assert pd.isna(drawn.loc["sgd", "speedup"])
+    assert drawn.loc["sgd", "reached"] == 3
+
+
 def test_the_arm_that_the_tuning_chose_is_judged_though_another_was_faster(
     tmp_path: Path, no_images: None
 ) -> None:
