@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.completeness import completed
-from analysis.records.study import Study
+from analysis.records.study import Study, once_per_study
 from analysis.statistics.trend import Trend, trend
 from analysis.steps import phase_costs, run_speeds
 
@@ -44,6 +44,7 @@ class Gap:
     setting: str
 
 
+@once_per_study
 def equal_work(study: Study) -> pd.DataFrame:
     """One row per completed run with windows: `work_seconds` of forward and backward a step, `step_seconds`.
 

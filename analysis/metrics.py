@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
+import numpy as np
 import pandas as pd
 
 from analysis.comparisons import compared, points
 from analysis.completeness import completed
-from analysis.records.study import Study
+from analysis.records.study import Study, once_per_study
 from analysis.rules import CLOCKS, Scoring
 from analysis.statistics.intervals import Interval, level
 from analysis.steps import run_speeds
@@ -26,6 +27,7 @@ FINAL_COLUMNS = [
 ]  # fmt: skip
 
 
+@once_per_study
 def time_to_accuracy(study: Study) -> pd.DataFrame:
     """When every completed run reached its target, by `study.scoring`; see `analysis.completeness`.
 
@@ -36,7 +38,7 @@ def time_to_accuracy(study: Study) -> pd.DataFrame:
     it stopped at its first crossing, all runs of its arm and world size are left out: those that did not stop
     are the ones that missed.
     """
-    histories = {str(run): rows for run, rows in study.evaluations.groupby("run", observed=True)}
+    histories = _histories(study)
     rows: list[dict[str, Any]] = []
     unscorable = set()
     cells: Iterator[Any] = study.cells[completed(study.cells)].itertuples(index=False)
@@ -56,23 +58,37 @@ def time_to_accuracy(study: Study) -> pd.DataFrame:
     return in_order(study, found[~points_of.isin(unscorable).to_numpy(dtype=bool)].reset_index(drop=True))
 
 
-def _score(history: pd.DataFrame | None, cell: Any, scoring: Scoring) -> dict[str, Any] | None:
+_History = Mapping[str, np.ndarray]
+
+
+def _histories(study: Study) -> dict[str, _History]:
+    """By run, its evaluations by step: `metric`, `value`, `epoch`, and `seconds` on the rule's clock."""
+    evaluations = study.evaluations.sort_values("step", kind="stable")
+    columns = {name: evaluations[name].to_numpy() for name in ("value", "epoch")}
+    columns["metric"] = evaluations["metric"].to_numpy(dtype="object")
+    columns["seconds"] = CLOCKS[study.scoring.clock].seconds(evaluations).to_numpy()
+    places = evaluations.groupby("run", observed=True).indices
+    return {str(run): {name: column[at] for name, column in columns.items()} for run, at in places.items()}
+
+
+def _score(history: _History | None, cell: Any, scoring: Scoring) -> dict[str, Any] | None:
     """The score of a completed run; None if the rule needs evaluations that it was not to have."""
-    if history is not None:
-        history = history[history["metric"] == cell.target_metric].sort_values("step")
-    if history is None or history.empty:
+    places = (
+        np.empty(0, dtype=int) if history is None else np.flatnonzero(history["metric"] == cell.target_metric)
+    )
+    if history is None or not len(places):
         seconds = cell.train_seconds if scoring.clock == "train" else math.nan
         return {"reached": False, "seconds": seconds, "epochs": math.nan}
-    values = history["value"].to_numpy()
+    values = history["value"][places]
     higher = cell.target_direction == "higher"
     crossing = scoring.rule(values >= cell.target_value if higher else values <= cell.target_value)
     if crossing is None and scoring.rule.in_a_row > 1 and cell.stop_reason == "target":
         return None
-    evaluation = history.iloc[[-1 if crossing is None else crossing]]
+    place = places[-1 if crossing is None else crossing]
     return {
         "reached": crossing is not None,
-        "seconds": CLOCKS[scoring.clock].seconds(evaluation).item(),
-        "epochs": evaluation["epoch"].item(),
+        "seconds": float(history["seconds"][place]),
+        "epochs": float(history["epoch"][place]),
     }
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.records.study import Study
+from analysis.records.study import Study, once_per_study
 from analysis.records.windows import SUMMED
 
 CLOSURE_LIMIT = 0.02
 """Largest residual of a window that closes, as a share of its wall time (our choice)."""
 
 
+@once_per_study
 def rank_speeds(study: Study) -> pd.DataFrame:
     """One row per run and rank: `seconds_per_step`, and the `steps`, `samples`, `wall_seconds` behind it."""
     windows = study.windows.frame
@@ -27,6 +28,7 @@ def rank_speeds(study: Study) -> pd.DataFrame:
     return frame
 
 
+@once_per_study
 def run_speeds(study: Study) -> pd.DataFrame:
     """One row per run: `seconds_per_step` of its `slowest_rank`, `samples_per_second` of all ranks."""
     ranks = rank_speeds(study)
@@ -39,6 +41,7 @@ def run_speeds(study: Study) -> pd.DataFrame:
     return frame.reset_index(drop=True)
 
 
+@once_per_study
 def phase_costs(study: Study) -> pd.DataFrame:
     """One row per run and phase, on the run's slowest rank: seconds, calls and bytes sent, each per step."""
     ranks = rank_phase_costs(study)
@@ -47,6 +50,7 @@ def phase_costs(study: Study) -> pd.DataFrame:
     return own.drop(columns="rank").reset_index(drop=True)
 
 
+@once_per_study
 def rank_phase_costs(study: Study) -> pd.DataFrame:
     """One row per run, rank and phase: seconds, calls, bytes sent and waiting, each per step."""
     sums = study.windows.sums.astype({"run": "str"})

@@ -20,6 +20,9 @@ from analysis.records.run_files import RunFiles
 Faults = dict[str, list[str]]
 """Sentences by run."""
 
+History = Mapping[str, np.ndarray]
+"""The evaluations of a run that count, in the order written: a column's values by its name."""
+
 CLOCKS = ("epoch", "samples", "train_seconds", "eval_seconds", "wall_seconds", "checkpoint_seconds")
 _TOLERANCE = 1e-6  # relative; the clock is read twice, once after its parts were added up in another order
 
@@ -42,7 +45,7 @@ def disagreements(
     """
     faults: Faults = defaultdict(list)
     ends = _tiled(windows, segments, faults)
-    histories = {str(run): rows for run, rows in evaluations.groupby("run", observed=True)}
+    histories = _histories(evaluations, metrics)
     starts = {str(run): rows for run, rows in segments.groupby("run")}
     for files in runs:
         if files.attempt is None:
@@ -51,12 +54,20 @@ def disagreements(
         faults[files.run] += _of_outcome(files)
         if history is not None:
             faults[files.run] += _of_history(history, files)
-            faults[files.run] += _of_metrics(history, metrics)
+            faults[files.run] += _of_metrics(history)
         if files.run in starts:
             faults[files.run] += _of_segments(starts[files.run])
         if files.outcome is not None and files.outcome.state == "COMPLETED":
             faults[files.run] += _of_completion(files, own_ends, history)
     return {run: sentences for run, sentences in faults.items() if sentences}
+
+
+def _histories(evaluations: pd.DataFrame, metrics: pd.Series) -> dict[str, History]:
+    columns = {name: evaluations[name].to_numpy() for name in ("step", "value", *CLOCKS)}
+    columns |= {name: evaluations[name].to_numpy(dtype="object") for name in ("metric", "direction")}
+    columns["metrics"] = metrics[evaluations.index].to_numpy()
+    places = evaluations.groupby("run", observed=True).indices
+    return {str(run): {name: column[at] for name, column in columns.items()} for run, at in places.items()}
 
 
 def _tiled(windows: pd.DataFrame, segments: pd.DataFrame, faults: Faults) -> dict[str, dict[int, int]]:
@@ -120,29 +131,27 @@ def _of_outcome(files: RunFiles) -> Iterator[str]:
                 yield f"outcome.json: {name}={ours}, but result.json has {theirs}"
 
 
-def _of_history(history: pd.DataFrame, files: RunFiles) -> Iterator[str]:
+def _of_history(history: History, files: RunFiles) -> Iterator[str]:
     """Evaluations: one target, and clocks that do not run backwards."""
     target = files.folder.cell().target
     for name, wanted in (("metric", target.metric), ("direction", target.direction)):
-        other = history.loc[history[name] != wanted, name]
+        other = history[name][history[name] != wanted]
         if len(other):
-            yield f"an evaluation has {name}={other.iloc[0]!r}, the cell's target has {wanted!r}"
-    steps = history["step"].to_numpy()
+            yield f"an evaluation has {name}={other[0]!r}, the cell's target has {wanted!r}"
+    steps = history["step"]
     back = np.flatnonzero(np.diff(steps) <= 0)
     if len(back):
         yield f"evaluations of steps {steps[back[0]]:g} and {steps[back[0] + 1]:g} follow one another"
     for name in CLOCKS:
-        values = history[name].to_numpy()
+        values = history[name]
         back = np.flatnonzero(np.diff(values) < 0)
         if len(back):
             yield f"{name} of evaluations goes back from {values[back[0]]:g} to {values[back[0] + 1]:g}"
 
 
-def _of_metrics(history: pd.DataFrame, metrics: pd.Series) -> Iterator[str]:
+def _of_metrics(history: History) -> Iterator[str]:
     """All metrics of an evaluation: the target's is among them, with the same value."""
-    for name, value, measured in zip(
-        history["metric"], history["value"], metrics[history.index], strict=True
-    ):
+    for name, value, measured in zip(history["metric"], history["value"], history["metrics"], strict=True):
         again = measured.get(name)
         if measured and again != value and not _both_nan(again, float(value)):
             yield f"an evaluation has value={value:g} of {name}, but metrics have {again}"
@@ -156,7 +165,7 @@ def _of_segments(starts: pd.DataFrame) -> Iterator[str]:
             yield f"rank {rank} has segments {numbers}, must be numbered upwards"
 
 
-def _of_completion(files: RunFiles, ends: Mapping[int, int], history: pd.DataFrame | None) -> Iterator[str]:
+def _of_completion(files: RunFiles, ends: Mapping[int, int], history: History | None) -> Iterator[str]:
     """A completed run: records of every rank up to the last evaluation, and what it says is the outcome's."""
     world_size = files.folder.cell().world_size
     missing = [rank for rank in range(world_size) if rank not in ends]
@@ -167,7 +176,7 @@ def _of_completion(files: RunFiles, ends: Mapping[int, int], history: pd.DataFra
     if history is None:
         yield "state=COMPLETED, but there is no evaluation"
         return
-    last = history.iloc[-1]
+    last = {name: float(history[name][-1]) for name in ("step", "value", "train_seconds")}
     other = {rank: end for rank, end in ends.items() if end != last["step"]}
     if other:
         rank, end = next(iter(other.items()))
@@ -177,14 +186,14 @@ def _of_completion(files: RunFiles, ends: Mapping[int, int], history: pd.DataFra
     yield from _of_last_evaluation(files, last)
 
 
-def _of_last_evaluation(files: RunFiles, last: Any) -> Iterator[str]:
+def _of_last_evaluation(files: RunFiles, last: Mapping[str, float]) -> Iterator[str]:
     outcome, target = files.outcome, files.folder.cell().target
     assert outcome is not None  # noqa: S101  of a completed run
     for name in ("value", "train_seconds"):
-        ours, theirs = getattr(outcome, name), float(last[name])
+        ours, theirs = getattr(outcome, name), last[name]
         if ours is not None and not _both_nan(ours, theirs) and not _close(ours, theirs):
             yield f"outcome.json: {name}={ours}, but the last evaluation has {theirs}"
-    value = float(last["value"])
+    value = last["value"]
     reached = target.reached_by(value) and outcome.stop_reason != "diverged"
     if outcome.reached_target is not None and outcome.reached_target != reached:
         yield f"outcome.json: reached_target={outcome.reached_target}, but the last value is {value:g}"

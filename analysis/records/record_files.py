@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,7 +76,7 @@ class _Lines:
 
     def add(self, record: Any, run: str) -> None:
         self.run.append(run)
-        self.rows.append(asdict(record))
+        self.rows.append(dict(vars(record)))
 
 
 def read_records(runs: Sequence[RunFiles]) -> RecordFrames:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any
 
 import pandas as pd
@@ -121,3 +121,20 @@ class Study:
     def _rows(self) -> list[dict[str, Any]]:
         known = {row["run"]: row for row in self.fields.to_dict("records")}
         return [{str(key): value for key, value in known[run].items()} for run in self.cells["run"]]
+
+
+def once_per_study(compute: Callable[[Study], pd.DataFrame]) -> Callable[[Study], pd.DataFrame]:
+    """Compute a table once for each study: pages, findings and figures ask for the same ones many times.
+
+    Every call returns a frame of its own, so that changing it changes no other.
+    """
+    name = f"{compute.__module__}.{compute.__qualname__}"
+
+    @wraps(compute)
+    def known(study: Study) -> pd.DataFrame:
+        tables: dict[str, pd.DataFrame] = study.__dict__.setdefault("_tables", {})  # beside cached properties
+        if name not in tables:
+            tables[name] = compute(study)
+        return tables[name].copy()
+
+    return known

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
@@ -293,7 +293,8 @@ KINDS: Mapping[str, type[Record]] = {kind.KIND: kind for kind in Record.__args__
 
 def to_line(record: Record) -> str:
     """One line of JSON that begins with schema and kind."""
-    return json.dumps({"schema": SCHEMA_VERSION, "kind": record.KIND, **asdict(record)}) + "\n"
+    # the fields as they are: `asdict` would copy every number of every mapping
+    return json.dumps({"schema": SCHEMA_VERSION, "kind": record.KIND, **vars(record)}) + "\n"
 
 
 def check_schema(schema: int, path: Path, place: str = "") -> None:

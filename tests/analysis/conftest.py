@@ -284,7 +284,9 @@ FITTING = {
 @pytest.fixture(scope="session")
 def fitting(write_study, study) -> Callable[[str], Study]:
     """The study that fills a figure."""
-    return functools.cache(lambda name: load(write_study(FITTING[name])) if name in FITTING else study)
+    return functools.cache(
+        lambda name: load(write_study(FITTING[name]), cache=False) if name in FITTING else study
+    )
 
 
 @pytest.fixture(scope="session")
@@ -301,7 +303,7 @@ def odd_studies(write_study) -> dict[str, Study]:
         "NaN losses": replace(small, diverges=(("comm_opt", 4, 0),)),
         "no cells": replace(small, methods=()),
     }
-    return {name: load(_made(write_study(plan))) for name, plan in plans.items()}
+    return {name: load(_made(write_study(plan)), cache=False) for name, plan in plans.items()}
 
 
 def _made(folder: Path) -> Path:

@@ -54,7 +54,7 @@ def hand_made(folder: Path, runs: Iterable[Run]) -> Study:
     for run in runs:
         cell = make_cell(run.method, run.world_size, run.seed, Plan(), run.patch)
         write(sweep.stage(cell).new_attempt(), cell, run)
-    return load(sweep.path)
+    return load(sweep.path, cache=False)
 
 
 def write(attempt: Attempt, cell: Cell, run: Run) -> None:

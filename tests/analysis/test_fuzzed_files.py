@@ -19,6 +19,7 @@ from harness.launchers.launch import Launch, RanksStarted, supervisor_identity
 from harness.launchers.local.launcher import LocalLauncher
 from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.site_profile import Site
+from harness.runs import heartbeat as heartbeats
 from harness.runs.attempt_outcome import Result
 from harness.runs.checkpoint_store import Manifest, PartSum
 from harness.runs.heartbeat import HeartbeatWriter, read_heartbeat
@@ -62,7 +63,7 @@ def mutated(content: bytes, chance: Random) -> bytes:
 
 
 @pytest.fixture
-def attempt(write_study, tmp_path) -> Attempt:
+def attempt(write_study, tmp_path, monkeypatch) -> Attempt:
     """A sealed run with every small file that readers know."""
     target = tmp_path / "runs" / "synthetic"
     shutil.copytree(write_study(PLAN), target)
@@ -81,9 +82,13 @@ def attempt(write_study, tmp_path) -> Attempt:
     parts = {"shared.pt": vars(PartSum(10, 20)), "rank-00000.pt": vars(PartSum(30, 40))}
     content = vars(Manifest(1, 20, 1, 0, "interval", 7.5, {})) | {"parts": parts}
     (made.path / "manifest.json").write_text(with_checksum(content))
-    heartbeat = HeartbeatWriter(made.heartbeat(0))
-    heartbeat.step = 12
-    heartbeat.write("backward")
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            heartbeats.time, "time", lambda: 1.75e9
+        )  # which mutations are tried depends on every byte
+        heartbeat = HeartbeatWriter(made.heartbeat(0))
+        heartbeat.step = 12
+        heartbeat.write("backward")
     made.write_outcome(outcome)
     return made
 

@@ -17,11 +17,10 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from torch import nn
 from torch.nn import functional
 
-from harness.cli import app, main
+from harness.cli import command_line, main
 from harness.errors import SweepError
 from harness.launchers.site_profile import read_site
 from harness.runs.store import SweepFolder
@@ -46,7 +45,7 @@ def test_blocks_are_found_on_every_page_that_has_commands_and_their_words_are_kn
     ("block", "arguments"), COMMANDS, ids=lambda value: str(value) if isinstance(value, Block) else ""
 )
 def test_a_command_is_one_that_the_command_line_understands(block, arguments):
-    command: Any = typer.main.get_command(app)
+    command: Any = command_line()
     context = None
     while hasattr(command, "commands"):
         context = command.make_context(command.name, [], parent=context, resilient_parsing=True)

@@ -6,9 +6,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-import typer
 
-from harness.cli import app, main
+from harness.cli import command_line, main
 from harness.cli.cell_selection import selected_cells
 from harness.errors import SchedulerError
 from harness.launchers import LAUNCHERS
@@ -23,7 +22,7 @@ from harness.study.sweep import read_sweep
 
 DEMO = "jobs/sweeps/demo.yaml"
 HINT = re.compile(r"(?:: |`)(kronscale [^`\n]+)")
-GROUP = typer.main.get_command(app)
+GROUP = command_line()
 
 
 @pytest.fixture(params=["runs", "my runs"])
