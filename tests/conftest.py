@@ -1,6 +1,7 @@
 """Worlds of real ranks and a real Slurm, shared by the whole session and started for the first who asks."""
 
 import gc
+import logging
 import os
 import signal
 from collections.abc import Callable, Generator, Iterator
@@ -98,6 +99,34 @@ def _turn(item: pytest.Item) -> int:
 def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """What commands print does not depend on where the suite runs."""
     monkeypatch.setenv("COLUMNS", "200")
+
+
+class Logged(logging.Handler):
+    """Keeps what K-FAC logs: warnings, or from a lower level on if a test asks for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.messages)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+    def from_level(self, level: int) -> None:
+        logging.getLogger("kfac_core").setLevel(level)
+
+
+@pytest.fixture
+def logged() -> Iterator[Logged]:
+    """In place of pytest's own plugin, which visits each of torch's sixty loggers six times in every test."""
+    handler, logger = Logged(), logging.getLogger("kfac_core")
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture

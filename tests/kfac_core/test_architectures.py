@@ -35,14 +35,14 @@ def test_there_are_at_least_twenty():
     importlib.util.find_spec("transformers") is None, reason="comes with the extra `language`"
 )
 @pytest.mark.parametrize("name", SHARES)
-def test_the_share_taken_is_known_and_steps_lower_the_loss(name, caplog, recwarn):
+def test_the_share_taken_is_known_and_steps_lower_the_loss(name, logged, recwarn):
     model, architecture = made(name), ARCHITECTURES[name]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     config = KFACConfig(kl_clip=0.01, damping=0.01, factor_update_steps=1, inverse_update_steps=2)
     kfac = KFAC(model, config, lr=optimizer)
     share = kfac.summary().share
     assert share == pytest.approx(SHARES[name], abs=0.0006)
-    assert ("trained parameters" in caplog.text) == (share < 0.8)
+    assert ("trained parameters" in logged.text) == (share < 0.8)
     first, *_ = batches = architecture.batches()
     with torch.no_grad():
         before = float(architecture.loss(model, first))

@@ -58,9 +58,9 @@ def test_float32_stays_within_a_twentieth_of_float64(scale, damping, wide, execu
 @pytest.mark.filterwarnings("ignore:K-FAC.*no decomposition")
 @pytest.mark.parametrize("execution", list(Execution))
 @pytest.mark.parametrize(("scale", "said"), [(0.01, 0), (1000, 1)])
-def test_an_inverse_of_rounding_errors_is_named_once(scale, said, execution, caplog):
+def test_an_inverse_of_rounding_errors_is_named_once(scale, said, execution, logged):
     steps(torch.float32, "inverse", scale, 1e-3, execution, wide=False)
-    assert caplog.text.count("the damping is below the rounding errors of layer 0's factor") == said
+    assert logged.text.count("the damping is below the rounding errors of layer 0's factor") == said
 
 
 def test_a_well_conditioned_layer_is_preconditioned_as_before(monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from typing import Any
 
@@ -265,32 +264,31 @@ def test_training_in_eval_mode_is_named_once():
 
 
 @BOTH
-def test_a_clip_that_always_binds_is_logged_once(execution, caplog):
+def test_a_clip_that_always_binds_is_logged_once(execution, logged):
     model = net()
     config = KFACConfig(kl_clip=1e-9, **EVERY_STEP)
     kfac = KFAC(model, config, lr=1.0, execution=execution)
     stepped(model, kfac, 10)
-    assert "kl-clip has scaled" not in caplog.text
+    assert "kl-clip has scaled" not in logged.text
     stepped(model, kfac, 15)
-    assert caplog.text.count("the kl-clip has scaled the step down at 10 second-order updates in a row") == 1
+    assert logged.text.count("the kl-clip has scaled the step down at 10 second-order updates in a row") == 1
 
 
 @pytest.mark.parametrize(("kind", "named"), [(torch.optim.AdamW, True), (torch.optim.SGD, False)])
-def test_adam_behind_kfac_is_named(kind, named, caplog):
+def test_adam_behind_kfac_is_named(kind, named, logged):
     model = net()
     KFAC(model, lr=kind(model.parameters(), lr=0.1))
-    assert ("use SGD behind K-FAC" in caplog.text) == named
+    assert ("use SGD behind K-FAC" in logged.text) == named
 
 
-def test_a_model_of_which_little_is_taken_is_a_warning_with_the_reasons(caplog):
-    caplog.set_level(logging.WARNING)
+def test_a_model_of_which_little_is_taken_is_a_warning_with_the_reasons(logged):
     model = net(nn.Linear(4, 3), nn.LSTM(3, 30))
     KFAC(model, lr=LR)
-    assert "K-FAC preconditions 15 of 4,215 trained parameters (0.4%)" in caplog.text
-    assert "LSTM" in caplog.text
-    caplog.clear()
+    assert "K-FAC preconditions 15 of 4,215 trained parameters (0.4%)" in logged.text
+    assert "LSTM" in logged.text
+    logged.messages.clear()
     KFAC(net(nn.Linear(4, 30), nn.LayerNorm(6)), lr=LR)
-    assert caplog.text == ""
+    assert logged.text == ""
 
 
 def test_the_summary_says_what_is_taken_by_whom_and_why_the_rest_is_plain():

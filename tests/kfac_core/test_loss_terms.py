@@ -318,12 +318,12 @@ def test_micro_batches_of_tokens_add_up_to_the_batch():
         (nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten(), nn.Linear(8, 2)), (6, 3, 2, 2), "example", 6),
     ],
 )
-def test_what_a_loss_term_is_shows_in_the_log(caplog, model, shape, kind, count):
-    caplog.set_level(logging.INFO, logger="kfac_core")
+def test_what_a_loss_term_is_shows_in_the_log(logged, model, shape, kind, count):
+    logged.from_level(logging.INFO)
     stepped(model, lambda: model(torch.randn(shape)).square().mean())
-    (record,) = [r for r in caplog.records if "loss terms" in r.message]
-    assert f"loss terms are {kind}s (detected" in record.message
-    assert f" {count} in the first pass" in record.message
+    (message,) = [one for one in logged.messages if "loss terms" in one]
+    assert f"loss terms are {kind}s (detected" in message
+    assert f" {count} in the first pass" in message
 
 
 def test_rows_that_belong_to_no_whole_number_of_examples_cannot_be_reduced():
