@@ -245,6 +245,7 @@ def test_a_question_that_has_no_answer_is_one_line(question, capsys):
     assert printed.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_of_the_default_sizes_those_that_a_fraction_divides_are_shown(capsys):
     command = ["predict", "--model", "resnet20", "--set", "grad_worker_fraction=0.25", "--json"]
     assert main(command) == 0

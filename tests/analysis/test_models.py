@@ -161,6 +161,7 @@ REAL = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_the_table_is_what_kfac_finds_in_a_real_network(name):
     build, size = REAL[name]

@@ -99,6 +99,7 @@ def test_metrics_that_are_missing_or_contradict_the_targets_are_left_out(made, t
     assert pd.Series([why]).str.contains(message).all()
 
 
+@pytest.mark.slow
 def test_the_report_has_every_metric_at_the_end_and_at_the_target(made, tmp_path):
     study = load(made, cache=False)
     table = metrics_table(study).set_index(["arm", "metric"])

@@ -233,6 +233,7 @@ def test_a_ratio_of_epochs_turns_steps_into_time_to_accuracy():
     assert question.to_accuracy("d_kfac", arms["d_kfac"]) == 0.5 * arms["d_kfac"].total.central
 
 
+@pytest.mark.slow
 def test_resnet_152_at_4096_ranks_takes_seconds_and_no_torch():
     program = (
         "import sys, time; sys.modules['torch'] = sys.modules['pandas'] = None; began = time.process_time()\n"

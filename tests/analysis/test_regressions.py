@@ -81,6 +81,7 @@ def test_a_verdict_needs_effect_interval_and_p(estimate, low, high, p, verdict):
     assert change.verdict == verdict
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_3_only_on_a_regression(sets, capsys):
     assert main(["compare", str(sets[0]), str(sets[1]), "--json"]) == 3
     shown = json.loads(capsys.readouterr().out)

@@ -80,6 +80,7 @@ def test_findings_come_first_and_are_significant(study, page, write_study):
     assert "*" in warned
 
 
+@pytest.mark.slow
 def test_what_a_study_lacks_comes_first(odd_studies):
     assert "no first-order arm" in findings(odd_studies["no SGD arm"])[0]
     assert findings(odd_studies["no cells"]) == ["No run has trained yet."]

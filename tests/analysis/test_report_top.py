@@ -110,6 +110,7 @@ def test_an_arm_that_missed_is_not_fastest_and_no_time_is_made_up(tmp_path):
     assert (fast.open, stopped.open) == ("", min(place for place, _ in stopped.dots))
 
 
+@pytest.mark.slow
 def test_where_nobody_reached_the_target_the_page_says_what_to_change(tmp_path):
     study = known(tmp_path / "all", misses="sgd comm_opt", sizes=(2,))
     places = ranking(study)
@@ -258,6 +259,7 @@ def test_an_id_of_a_run_is_no_id_of_a_cell(tmp_path):
     assert study.of_cells([]).cells.empty
 
 
+@pytest.mark.slow
 def test_a_drawing_saves_itself_with_its_numbers(tmp_path):
     drawing = FIGURES["time_to_accuracy"].draw(known(tmp_path))
     drawing.save(tmp_path / "own.pdf")

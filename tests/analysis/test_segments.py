@@ -122,6 +122,7 @@ def test_a_whole_window_that_ends_where_the_checkpoint_was_made_stays(folder):
     assert study.evaluations["step"].tolist() == [20, 40]
 
 
+@pytest.mark.slow
 def test_report_and_tables_say_which_runs_were_resumed(folder, requeued, tmp_path):
     assert load(folder.path).cells["segments"].tolist() == [2]
     page = write_report(folder.path, tmp_path / "report", panels=()).read_text()

@@ -49,6 +49,7 @@ def test_the_arm_with_the_least_time_to_the_target_is_named(fitted, ranks):
     assert ran[0] == min(expected, key=lambda arm: expected[arm])
 
 
+@pytest.mark.slow
 def test_a_report_says_what_its_runs_predict_for_64_ranks_and_whom_it_leaves_out(folder):
     study = load(folder, cache=False)
     places = ranking(study)
@@ -217,6 +218,7 @@ def test_memory_of_a_rank_is_the_measured_peak_with_the_state_of_the_new_world()
     assert predicted_peak(shared, 4, owned.config) == predicted_peak(owned, 4)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_in_the_memory_of_a_rank_is_left_out_and_named(folder, capsys):
     command = ["recommend", str(folder), "--world-size", "16", "--json"]
     assert main(command) == 0

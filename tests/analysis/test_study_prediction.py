@@ -267,6 +267,7 @@ def test_mistakes_are_one_line(arguments, message, capsys, tmp_path, monkeypatch
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_predicting_a_study_imports_no_torch(folder):
     code = (
         "import sys; from harness.cli import main; "

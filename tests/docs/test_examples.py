@@ -108,12 +108,14 @@ def workplace(tmp_path_factory) -> Path:
     return folder
 
 
-RUN = [(block, arguments) for block, arguments in COMMANDS if not block.words & NOT_RUN]
+RUN = [
+    pytest.param(block, words, id=f"{block} {' '.join(words)}", marks=[pytest.mark.slow] * ("--out" in words))
+    for block, words in COMMANDS
+    if not block.words & NOT_RUN
+]
 
 
-@pytest.mark.parametrize(
-    ("block", "arguments"), RUN, ids=[f"{block} {' '.join(words)}" for block, words in RUN]
-)
+@pytest.mark.parametrize(("block", "arguments"), RUN)
 def test_a_command_of_a_page_runs(block, arguments, workplace, monkeypatch, capsys):
     monkeypatch.chdir(workplace)
     assert main(arguments) == 0, capsys.readouterr().err

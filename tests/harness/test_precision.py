@@ -30,6 +30,7 @@ def losses(precision: str, folder: str, monkeypatch: pytest.MonkeyPatch) -> list
     return [record.train_loss for record in records if isinstance(record, EvalRecord)]
 
 
+@pytest.mark.slow
 def test_bfloat16_learns_like_float32_and_leaves_gradients_and_factors_in_float32(tmp_path, monkeypatch):
     whole, half = (losses(name, str(tmp_path), monkeypatch) for name in ("float32", "bfloat16"))
     assert half == pytest.approx(whole, rel=0.05)

@@ -179,6 +179,7 @@ def test_a_rank_that_cannot_read_the_secret_does_not_join(attempt):
     assert [type(error) for error in found] == [MembershipError] * 2
 
 
+@pytest.mark.slow
 def test_a_thousand_ranks_learn_the_address_from_the_board_and_no_file_is_polled():
     secret, where = new_secret(), {"host": "node1", "port": 4711}
     with AddressBoard(secret) as board:

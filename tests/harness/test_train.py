@@ -130,6 +130,7 @@ def test_ranks_together_learn_what_one_rank_learns(world, tmp_path):
     assert values[4] == pytest.approx(values[1], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_kfac_starts_at_its_epoch_and_before_it_training_equals_the_optimizer_alone(tmp_path):
     training = {"global_batch_size": 128, "epochs": 4, "stop_at_target": False, "window_steps": 11}
     late = {**training, "kfac_start_epoch": 2}
@@ -165,6 +166,7 @@ def test_an_unreached_target_is_a_result(tmp_path):
     assert (result.stop_reason, result.reached_target, result.steps) == ("epochs", False, 5)
 
 
+@pytest.mark.slow
 def test_evaluations_within_an_epoch_change_no_bit_of_the_training(tmp_path):
     training = {"global_batch_size": 256, "epochs": 3, "stop_at_target": False}
     found = {}

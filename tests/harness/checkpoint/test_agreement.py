@@ -71,6 +71,7 @@ class Rank(threading.Thread):
             time.sleep(self.pause_seconds * random.random())  # noqa: S311  not a secret
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 5])
 def test_all_ranks_save_before_the_same_steps_whichever_got_the_request(store, world_size):
     begins, rounds = time.monotonic(), 4

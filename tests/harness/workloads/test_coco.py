@@ -171,6 +171,7 @@ def test_torchvision_leaves_out_the_same_images(root):
     assert coco(root)._train_ids == kept
 
 
+@pytest.mark.slow
 class TestScenes:
     def test_no_digit_is_in_both_parts_and_every_pixel_is_its_digits(self, scenes):
         (train, _), (test, _) = split_digits()

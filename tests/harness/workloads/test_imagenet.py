@@ -194,6 +194,7 @@ def test_a_limited_set_takes_as_many_of_every_class(root):
     assert np.bincount(workload._test.labels).tolist() == [1] * 3
 
 
+@pytest.mark.slow
 def test_synthetic_batches_need_no_files_and_train(tmp_path):
     asked = options("imagenet", data="synthetic", image_size=64, classes=7, train_examples=20)
     workload = build(asked, share(batch=4))
@@ -208,6 +209,7 @@ def test_synthetic_batches_need_no_files_and_train(tmp_path):
         assert workload.evaluate(model.eval())[1] == 4
 
 
+@pytest.mark.slow
 def test_a_run_ends_without_a_warning(tmp_path, recwarn):
     asked = options("imagenet", data="synthetic", image_size=64, classes=7, train_examples=8)
     cell = Cell.model_validate(
@@ -270,6 +272,7 @@ def test_other_networks_come_from_torchvision(name, parameters, side):
     workload.loss(model, (x, y)).backward()
 
 
+@pytest.mark.slow
 def test_the_embedded_images_are_those_of_the_archive_and_are_unpacked_once(tmp_path, monkeypatch):
     monkeypatch.setenv("KRONSCALE_CACHE", str(tmp_path))
     asked = options("imagenet", data="embedded", classes=10, image_size=32, augment=False, workers=0)
