@@ -90,9 +90,15 @@ def pytest_collection_finish() -> None:
 
 
 def _turn(item: pytest.Item) -> int:
-    """Long tests start first, so that no worker is left with one at the end."""
+    """Long tests and files start first, so that no worker is left with one at the end."""
+    from tests.distribution import EARLY
+
     markers = ["slurm", "slow", "ranks"]
-    return next((place for place, name in enumerate(markers) if item.get_closest_marker(name)), len(markers))
+    early = item.nodeid.startswith(EARLY)
+    return next(
+        (place for place, name in enumerate(markers) if item.get_closest_marker(name)),
+        len(markers) + 1 - early,
+    )
 
 
 @pytest.fixture(autouse=True)

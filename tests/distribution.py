@@ -16,6 +16,8 @@ TOGETHER = {
 }
 APART = ("tests/harness/launching/", "tests/harness/test_bench.py", "tests/path/")
 """Long tests that share nothing: each runs where a worker is free."""
+EARLY = ("tests/kfac_core/test_patches.py", "tests/analysis/test_broken_records.py")
+"""Files of many tests that would be the last to end."""
 
 
 def group_of(nodeid: str) -> str:

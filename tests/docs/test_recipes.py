@@ -148,11 +148,12 @@ def assert_equal(got: list[Tensor], want: list[Tensor]) -> None:
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow  # the libraries of the recipes take 10 s to import
 @pytest.mark.parametrize(
     "name",
     [
         *cases("plain", "trainer", "accelerate", "lightning"),
-        pytest.param("compile", marks=[needs("compile"), pytest.mark.slow]),
+        pytest.param("compile", marks=needs("compile")),
     ],
 )
 def test_on_one_rank_a_recipe_ends_with_the_parameters_of_the_plain_loop(name, tmp_path, monkeypatch):
@@ -185,6 +186,7 @@ LATER = {
 """What a run after an interruption says in the place of the page, and how many steps both have taken."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases("trainer", "accelerate", "lightning"))
 def test_a_run_that_resumes_ends_with_the_parameters_of_one_that_was_not_interrupted(name, tmp_path):
     steps, changes = LATER[name]
