@@ -44,6 +44,16 @@ def test_time_to_accuracy_is_the_first_evaluation_at_the_target(study):
     assert np.allclose(product, scored["seconds"])
 
 
+def test_a_table_that_was_changed_changes_no_later_one(study):
+    first = time_to_accuracy(study)
+    first["seconds"] = -1.0
+    assert (time_to_accuracy(study)["seconds"] > 0).all()
+    walls = time_to_accuracy(replace(study, scoring=SCORINGS["wall"]))
+    assert (walls["seconds"] > time_to_accuracy(study)["seconds"]).all()
+    half = study.only(study.cells["seed"] == 0)
+    assert set(time_to_accuracy(half)["seed"]) == {0}
+
+
 def test_a_miss_is_kept_with_the_time_at_which_it_stopped(study):
     scored = time_to_accuracy(study)
     miss = scored[~scored["reached"]]
