@@ -20,7 +20,7 @@ LONG_FRAMES = ("phases", "memory", "loads", "evaluations", "metrics", "environme
 class Study:
     """One sweep or several, as frames that join on `run`.
 
-    Tables of it are computed once, so put a changed frame into a study of its own: `replace(study, cells=...)`.
+    Tables of it are computed once: put a changed frame into a study of its own, `replace(study, cells=...)`.
 
     Attributes:
         cells: one row per cell, with the attempt that counts: its latest COMPLETED one, else its latest.
