@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -11,6 +11,7 @@ import pandas as pd
 
 from analysis.comparisons import compared, points
 from analysis.completeness import completed
+from analysis.records.histories import History, histories
 from analysis.records.study import Study, once_per_study
 from analysis.rules import CLOCKS, Scoring
 from analysis.statistics.intervals import Interval, level
@@ -38,12 +39,14 @@ def time_to_accuracy(study: Study) -> pd.DataFrame:
     it stopped at its first crossing, all runs of its arm and world size are left out: those that did not stop
     are the ones that missed.
     """
-    histories = _histories(study)
+    clock = CLOCKS[study.scoring.clock].seconds(study.evaluations)
+    evaluations = study.evaluations.assign(seconds=clock).sort_values("step", kind="stable")
+    by_run = histories(evaluations, ("metric", "value", "epoch", "seconds"))
     rows: list[dict[str, Any]] = []
     unscorable = set()
     cells: Iterator[Any] = study.cells[completed(study.cells)].itertuples(index=False)
     for cell in cells:
-        one = _score(histories.get(cell.run), cell, study.scoring)
+        one = _score(by_run.get(cell.run), cell, study.scoring)
         if one is None:
             unscorable.add((cell.arm, cell.world_size))
         else:
@@ -58,24 +61,10 @@ def time_to_accuracy(study: Study) -> pd.DataFrame:
     return in_order(study, found[~points_of.isin(unscorable).to_numpy(dtype=bool)].reset_index(drop=True))
 
 
-_History = Mapping[str, np.ndarray]
-
-
-def _histories(study: Study) -> dict[str, _History]:
-    """By run, its evaluations by step: `metric`, `value`, `epoch`, and `seconds` on the rule's clock."""
-    evaluations = study.evaluations.sort_values("step", kind="stable")
-    columns = {name: evaluations[name].to_numpy() for name in ("value", "epoch")}
-    columns["metric"] = evaluations["metric"].to_numpy(dtype="object")
-    columns["seconds"] = CLOCKS[study.scoring.clock].seconds(evaluations).to_numpy()
-    places = evaluations.groupby("run", observed=True).indices
-    return {str(run): {name: column[at] for name, column in columns.items()} for run, at in places.items()}
-
-
-def _score(history: _History | None, cell: Any, scoring: Scoring) -> dict[str, Any] | None:
+def _score(history: History | None, cell: Any, scoring: Scoring) -> dict[str, Any] | None:
     """The score of a completed run; None if the rule needs evaluations that it was not to have."""
-    places = (
-        np.empty(0, dtype=int) if history is None else np.flatnonzero(history["metric"] == cell.target_metric)
-    )
+    measured = np.empty(0) if history is None else history["metric"]
+    places = np.flatnonzero(measured == cell.target_metric)
     if history is None or not len(places):
         seconds = cell.train_seconds if scoring.clock == "train" else math.nan
         return {"reached": False, "seconds": seconds, "epochs": math.nan}

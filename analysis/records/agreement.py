@@ -15,13 +15,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.records.histories import History, histories
 from analysis.records.run_files import RunFiles
 
 Faults = dict[str, list[str]]
 """Sentences by run."""
-
-History = Mapping[str, np.ndarray]
-"""The evaluations of a run that count, in the order written: a column's values by its name."""
 
 CLOCKS = ("epoch", "samples", "train_seconds", "eval_seconds", "wall_seconds", "checkpoint_seconds")
 _TOLERANCE = 1e-6  # relative; the clock is read twice, once after its parts were added up in another order
@@ -45,12 +43,13 @@ def disagreements(
     """
     faults: Faults = defaultdict(list)
     ends = _tiled(windows, segments, faults)
-    histories = _histories(evaluations, metrics)
+    measured = evaluations.assign(metrics=metrics[evaluations.index])
+    by_run = histories(measured, (*CLOCKS, "step", "value", "metric", "direction", "metrics"))
     starts = {str(run): rows for run, rows in segments.groupby("run")}
     for files in runs:
         if files.attempt is None:
             continue
-        history, own_ends = histories.get(files.run), ends.get(files.run, {})
+        history, own_ends = by_run.get(files.run), ends.get(files.run, {})
         faults[files.run] += _of_outcome(files)
         if history is not None:
             faults[files.run] += _of_history(history, files)
@@ -60,14 +59,6 @@ def disagreements(
         if files.outcome is not None and files.outcome.state == "COMPLETED":
             faults[files.run] += _of_completion(files, own_ends, history)
     return {run: sentences for run, sentences in faults.items() if sentences}
-
-
-def _histories(evaluations: pd.DataFrame, metrics: pd.Series) -> dict[str, History]:
-    columns = {name: evaluations[name].to_numpy() for name in ("step", "value", *CLOCKS)}
-    columns |= {name: evaluations[name].to_numpy(dtype="object") for name in ("metric", "direction")}
-    columns["metrics"] = metrics[evaluations.index].to_numpy()
-    places = evaluations.groupby("run", observed=True).indices
-    return {str(run): {name: column[at] for name, column in columns.items()} for run, at in places.items()}
 
 
 def _tiled(windows: pd.DataFrame, segments: pd.DataFrame, faults: Faults) -> dict[str, dict[int, int]]:

@@ -19,7 +19,6 @@ from harness.launchers.launch import Launch, RanksStarted, supervisor_identity
 from harness.launchers.local.launcher import LocalLauncher
 from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.site_profile import Site
-from harness.runs import heartbeat as heartbeats
 from harness.runs.attempt_outcome import Result
 from harness.runs.checkpoint_store import Manifest, PartSum
 from harness.runs.heartbeat import HeartbeatWriter, read_heartbeat
@@ -83,9 +82,7 @@ def attempt(write_study, tmp_path, monkeypatch) -> Attempt:
     content = vars(Manifest(1, 20, 1, 0, "interval", 7.5, {})) | {"parts": parts}
     (made.path / "manifest.json").write_text(with_checksum(content))
     with monkeypatch.context() as patch:
-        patch.setattr(
-            heartbeats.time, "time", lambda: 1.75e9
-        )  # which mutations are tried depends on every byte
+        patch.setattr("harness.runs.heartbeat.time.time", lambda: 1.75e9)  # every byte decides what is tried
         heartbeat = HeartbeatWriter(made.heartbeat(0))
         heartbeat.step = 12
         heartbeat.write("backward")

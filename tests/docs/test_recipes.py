@@ -148,7 +148,7 @@ def assert_equal(got: list[Tensor], want: list[Tensor]) -> None:
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.slow  # the libraries of the recipes take 10 s to import
+@pytest.mark.slow  # the libraries of the recipes take seconds to import
 @pytest.mark.parametrize(
     "name",
     [
