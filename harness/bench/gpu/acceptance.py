@@ -101,7 +101,6 @@ class Acceptance:
             found = self._run_part(name, machine, ends)
             write_tables(self.folder, name, found["tables"])
             say(f"{name}: {found['outcome']} ({found['seconds']:.0f} s){_end(found)}")
-            write_page(self.folder, self._found())
         found = {part["part"]: part for part in self._found()}
         for line in failed_checks(found[name] for name in wanted):
             say(f"does not hold: {line}")

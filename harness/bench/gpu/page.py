@@ -77,17 +77,23 @@ def _cell(value: Any) -> str:
 def _draw(folder: Path, parts: Sequence[Row]) -> dict[str, list[str]]:
     """File names of each part's figures; none without matplotlib."""
     try:
-        from matplotlib.figure import Figure  # noqa: PLC0415  may be missing where this runs
+        from matplotlib import rcParams  # noqa: PLC0415  may be missing where this runs
+        from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError:
         return {}
+    rcParams["svg.hashsalt"] = "kronscale"  # the same bytes each time
     drawn: dict[str, list[str]] = {}
     for part in parts:
         for table, draw in _FIGURES.items():
             rows = [row for row in part["tables"].get(table, ()) if "failed" not in row]
             if not rows:
                 continue
-            figure = Figure(figsize=(7, 4), layout="constrained")
-            draw(figure.subplots(), rows)
+            figure = Figure(figsize=(8, 5), layout="constrained")
+            axes = figure.subplots()
+            draw(axes, rows)
+            names = axes.get_legend_handles_labels()
+            if names[0]:  # below the axes: it would hide bars
+                figure.legend(*names, loc="outside lower center", ncols=3, fontsize=7)
             name = f"{part['part']}-{table}.svg"
             figure.savefig(folder / name, metadata={"Date": None})
             drawn.setdefault(part["part"], []).append(name)
@@ -106,7 +112,6 @@ def _phases(axes: Any, rows: Sequence[Row]) -> None:
         left = [one + other for one, other in zip(left, widths, strict=True)]
     axes.set_yticks(range(len(bars)), [f"{arm}: {kind}" for arm, kind in bars], fontsize=7)
     axes.set(xlabel="milliseconds a step", xscale="symlog")
-    axes.legend(fontsize=7)
 
 
 def _by_size(axes: Any, rows: Sequence[Row]) -> None:
@@ -142,7 +147,6 @@ def _forms(axes: Any, rows: Sequence[Row]) -> None:
         axes.barh([at + 0.25 * place for at in range(len(names))], sums, height=0.25, label=network)
     axes.set_yticks(range(len(names)), names, fontsize=7)
     axes.set(xlabel="seconds of all layers that have this form", xscale="log")
-    axes.legend(fontsize=7)
 
 
 def _lines(axes: Any, rows: Sequence[Row], by: str, x: str, y: str, *, largest: str | None = None) -> None:
@@ -154,7 +158,6 @@ def _lines(axes: Any, rows: Sequence[Row], by: str, x: str, y: str, *, largest: 
             ):
                 points[row[x]] = row
         axes.plot(list(points), [row[y] for row in points.values()], marker=".", label=name)
-    axes.legend(fontsize=7)
 
 
 _FIGURES: Mapping[str, Callable[[Any, Sequence[Row]], None]] = {
