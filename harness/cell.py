@@ -169,9 +169,10 @@ class Optimizer(Spec):
 
     name: Literal["sgd", "rmsprop", "adam", "lars", "lamb", "nlcg", "muon", "soap", "shampoo"] = "sgd"
     """`sgd`, `rmsprop` and `adam` (AdamW) are torch's, and so is `muon`, which takes AdamW where a parameter
-    is no matrix; `lars`, `lamb`, `soap` and `shampoo` (distributed Shampoo's algorithm) are those of
-    pytorch-optimizer, with its defaults, and need the extra `large-batch`; `nlcg` is nonlinear conjugate
-    gradients, which takes K-FAC as its preconditioner (with `kfac.kl_clip: null`). Example: `lamb`."""
+    is no matrix; `lars`, `lamb` (version 3 of its paper, without bias correction), `soap` and `shampoo`
+    (distributed Shampoo's algorithm, roots every 10 steps) are those of pytorch-optimizer, otherwise with its
+    defaults, and need the extra `large-batch`; `nlcg` is nonlinear conjugate gradients, which takes K-FAC as
+    its preconditioner (with `kfac.kl_clip: null`). Example: `lamb`."""
 
     lr: float = Field(gt=0)
     """Peak learning rate at world size 1; see `lr_scaling`. Example: `0.1`."""

@@ -201,13 +201,16 @@ class KFACConfig:
         _scheduled("factor_decay", self.factor_decay, 0, 1)
         if self.kl_clip is not None:
             _scheduled("kl_clip", self.kl_clip, 0, math.inf, open_left=True)
-        if not isinstance(self.grafting, bool):
-            raise ConfigError(f"grafting={self.grafting!r} is not one of true, false")
+        for name in ("grafting", "overlap_factors"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r} is not one of true, false")
         self._check_choices()
         self._check_fisher()
         self._check_intervals()
         if isinstance(self.skip, str):
             raise ConfigError(f"skip={self.skip!r} is one text; write a tuple of patterns: ({self.skip!r},)")
+        if not isinstance(self.skip, tuple | list) or not all(isinstance(each, str) for each in self.skip):
+            raise ConfigError(f"skip={self.skip!r} must be a tuple of patterns, each a text")
         for pattern in self.skip:
             try:
                 re.compile(pattern)

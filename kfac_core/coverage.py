@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from kfac_core.config import ITEM_BYTES, KFACConfig
-from kfac_core.layers import LAYERS, KroneckerLayer, class_of, kind_of
+from kfac_core.layers import LAYERS, KroneckerLayer, ProjectionLayer, class_of, kind_of, layers_of
 from kfac_core.placement import FactorShape, Placement
 from kfac_core.placement.footprint import data_elements
 from kfac_core.placement.placement import Ranks
@@ -134,7 +134,13 @@ def plain_modules(
     taken = {id(parameter) for layer in layers for parameter in layer.parameters()}
     owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     shown: set[int] = set()
+    names = {layer.name for layer in layers}
     for name, module in model.named_modules():
+        for part in layers_of(name, module, config):
+            if isinstance(part, ProjectionLayer) and part.name not in names and part.is_trained:
+                shown |= {id(parameter) for parameter in part.parameters()}
+                reason = _reason_of_part(name, module, part, config)
+                yield PlainModule(part.name, "projection", part.shape.gradient_elements, reason)
         left = [
             parameter
             for parameter in module.parameters(recurse=False)
@@ -145,6 +151,14 @@ def plain_modules(
             elements = sum(parameter.numel() for parameter in left)
             kind = class_of(module).__name__
             yield PlainModule(name or "(root)", kind, elements, _reason(name, module, config, owners))
+
+
+def _reason_of_part(name: str, module: nn.Module, part: ProjectionLayer, config: KFACConfig) -> str:
+    """Why a projection of attention, or an expert, stays plain though its weight is trained."""
+    skipped = any(re.match(each, part.name) or each == class_of(module).__name__ for each in config.skip)
+    if skipped:
+        return "skip"
+    return "added or unfrozen since KFAC was made, or shares a parameter with another module"
 
 
 def _reason(name: str, module: nn.Module, config: KFACConfig, owners: Counter[int]) -> str:

@@ -186,7 +186,7 @@ class Factors:
         """The new mean of a factor that is this rank's alone, and its scale; None without statistics."""
         own = statistics[job.layer]
         share = own.share(job.kind)
-        if share is None:
+        if share is None or not own.terms:
             return None
         return _kept(share), share.scale * factor_scale(job.kind, own.terms, own.rows)
 
@@ -207,7 +207,7 @@ class Factors:
         own = None
         if local is not None:
             own, terms, rows = local.share(job.kind), terms + local.terms, rows + local.rows
-        if not rows:
+        if not (rows and terms):
             return
         scale = factor_scale(job.kind, terms, rows)
         if not self._in_place:

@@ -23,6 +23,7 @@ from kfac_core.execution import Execution
 from kfac_core.factor_update import FactorUpdate
 from kfac_core.factors import Factors
 from kfac_core.gradients.buffers import Gradients
+from kfac_core.guards.arguments import refuse_other_kinds, refuse_setting
 from kfac_core.guards.gradient_check import GradientCheck
 from kfac_core.guards.model_changes import ModelChanges
 from kfac_core.guards.progress import Progress
@@ -85,7 +86,8 @@ class KFAC(Resumable):
             below the factor interval; this rank is not a member of the process group;
             `gram_precision` on a CPU; a kl-clip without `lr`; a model under DataParallel, FSDP1, tensor
             parallelism or `torch.compile(fullgraph=True)`, on several devices, or on the meta device;
-            fully_shard over other ranks than K-FAC's.
+            fully_shard over other ranks than K-FAC's; an argument of another kind than its own; a lazy module
+            that is not initialised yet.
         PlacementError: the strategy cannot divide this world.
 
     Source: Pauloski et al., "Convolutional neural network training with distributed K-FAC", SC20;
@@ -108,13 +110,19 @@ class KFAC(Resumable):
         is_last_pass: Callable[[], bool] | None = None,
         captured_share: float = 1.0,
     ) -> None:
+        refuse_other_kinds(
+            model,
+            {
+                "config": config, "lr": lr, "steps_per_epoch": steps_per_epoch, "grad_scaler": grad_scaler,
+                "cost": cost, "timer": timer, "process_group": process_group, "execution": execution,
+                "is_last_pass": is_last_pass, "captured_share": captured_share,
+            },
+        )  # fmt: skip
         self.config = config if config is not None else KFACConfig()
         self.steps = self.skipped_steps = 0
         self._rates = read_rates(lr, self.config)
         self._steps_per_epoch = steps_per_epoch
         check_schedules(self.config, steps_per_epoch)
-        if not 0 < captured_share <= 1:
-            raise ConfigError(f"captured_share={captured_share!r} lies outside (0, 1]")
         self._captured_share = captured_share
         scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
         self._timer = timer if timer is not None else PhaseTimer()
@@ -129,6 +137,7 @@ class KFAC(Resumable):
         )
         self._scaler = scaler
         self._must_solve = self._owes_factors = self._paused = False
+        self._solved_at: tuple[int, float] | None = None
         self._undecided = UndecidedSteps()
         self._pending_warnings: list[str] = []
         self._build()
@@ -200,8 +209,18 @@ class KFAC(Resumable):
                 self._progress.ask(gradients.checked, gradients.finite, gradients.clip_scale)
         self.steps += 1
         self._undecided.issued(factors=renews[0], second_order=renews[1])
+        self._capture.loss_terms.clear()  # also in a step that updates no factor
         self._settle(leave=1)
         self._warn()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse settings, which are fixed when KFAC is made.
+
+        Raises:
+            ConfigError: saying how the setting is changed.
+        """
+        refuse_setting(name, value)
+        super().__setattr__(name, value)
 
     def __reduce__(self) -> NoReturn:
         """KFAC cannot be copied or pickled: a copy would share the hooks of the original."""
@@ -261,7 +280,7 @@ class KFAC(Resumable):
     @property
     def damping(self) -> float:
         """The damping of the next step."""
-        return value_at(self.config.damping, self.steps, self._steps_per_epoch)
+        return self._damping_at(self.steps)
 
     def memory(self, rank: int | None = None) -> dict[str, int]:
         """Bytes of K-FAC state by kind, on this rank or any other, from the placement.
@@ -310,14 +329,20 @@ class KFAC(Resumable):
 
     def _snapshot(self) -> Snapshot:
         self._settle(leave=0)
-        progress = Counters(self.steps, self.skipped_steps, self._must_solve, self._owes_factors)
-        return Snapshot(
-            self.config, self.shapes, self._communicator, self._factors, self._second_order, progress
+        progress = Counters(
+            self.steps, self.skipped_steps, self._must_solve, self._owes_factors, self._solved_at
         )
+        return Snapshot(
+            self.config, self.shapes, self._communicator, self._factors, self._second_order, progress,
+            self._damping_at,
+        )  # fmt: skip
 
     def _reshard(self) -> None:
         for module in self._fully_sharded:
             module.reshard()
+
+    def _damping_at(self, step: int) -> float:
+        return value_at(self.config.damping, step, self._steps_per_epoch)
 
     def _read_guards(self) -> None:
         """What the step before has asked the device for."""
@@ -395,6 +420,7 @@ class KFAC(Resumable):
     def _update_factors(self) -> None:
         captured = any(each.shares() is not None for each in self._capture.statistics)
         self._pending_warnings += self._progress.of_eval(captured=captured, in_eval=self._capture.in_eval)
+        self._pending_warnings += self._capture.loss_terms.warnings()
         decay = decay_at(self.config.factor_decay, self.steps, self._steps_per_epoch)
         self._factor_update.run(decay, self._gradients.raw[0])
 
@@ -412,6 +438,7 @@ class KFAC(Resumable):
         with self._timer.phase(Phase.INVERSE_COMM):
             second_order.exchange()
         self._must_solve = False
+        self._solved_at = self.steps, self.damping
         self._pending_warnings += [str(failure) for failure in self.failures[known_failures:]]
         if self._check_statistics and not self._undecided.overflows_now():  # else there are none
             self._check_statistics = False

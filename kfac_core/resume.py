@@ -17,6 +17,7 @@ class Resumable(ABC):
     skipped_steps: int
     _must_solve: bool
     _owes_factors: bool
+    _solved_at: tuple[int, float] | None
 
     @abstractmethod
     def discard(self) -> None:
@@ -30,17 +31,27 @@ class Resumable(ABC):
         """The whole state on the CPU, the same on all ranks, to resume bitwise; every rank must call it."""
         return states.gather_state(self._snapshot())
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> states.IncompatibleKeys:
         """Resume from a saved state, also on another world size, strategy or solver.
 
-        Factors move to their new owners. With another solver the second-order data is solved again. With
+        Factors move to their new owners. With another solver, or inverses of another damping, the next step
+        solves the second-order data again. With
         `overlap_factors` every rank must call this, as it receives what is in flight (`discard`).
 
+        Args:
+            state: of `state_dict` or `merge_shards`.
+            strict: whether all layers have to be the same. False loads the factors of the same name and
+                shape; others stay as they are, and the next step solves all second-order data again.
+
+        Returns:
+            What did not match; nothing if `strict`.
+
         Raises:
-            ConfigError: the state is of other layers.
+            ConfigError: the state is of other layers, and `strict`; or of another version.
         """
-        states.check_state(self._snapshot(), state)
-        self._restore(partial(states.restore_state, state=state))
+        found = states.check_state(self._snapshot(), state, strict=strict)
+        self._restore(partial(states.restore_known if any(found) else states.restore_state, state=state))
+        return found
 
     def state_shard(self) -> dict[str, Any]:
         """This rank's part of the state, on the CPU; no communication.
@@ -65,3 +76,4 @@ class Resumable(ABC):
         progress = restored(self._snapshot())
         self.steps, self.skipped_steps = progress.steps, progress.skipped_steps
         self._must_solve, self._owes_factors = progress.must_solve, progress.owes_factors
+        self._solved_at = progress.solved_at

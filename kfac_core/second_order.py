@@ -190,6 +190,11 @@ class SecondOrder:
                 noise = self._noise([layer], damping)
                 self._apply(self._viewed(layer), gradients[layer], shift, out[layer], noise)
 
+    @property
+    def holds_damping(self) -> bool:
+        """Whether the data are of the damping that they were solved with."""
+        return self._solver.holds_damping
+
     def empty(self, elements: int) -> Tensor:
         """Uninitialised second-order data of so many elements."""
         return self._buffer.new_empty(elements)

@@ -6,9 +6,9 @@ solver. The functions work on a `Snapshot` that `KFAC` hands over.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -32,17 +32,24 @@ class Counters:
     Attributes:
         must_solve: second-order data has to be solved at the next step, due or not.
         owes_factors: factors have to be updated at the next step, due or not.
+        solved_at: the step and the damping of the last second-order update; None before the first, and where
+            an older state does not say.
     """
 
     steps: int
     skipped_steps: int
     must_solve: bool
     owes_factors: bool
+    solved_at: tuple[int, float] | None
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What K-FAC's state is made of on this rank: references, not copies."""
+    """What K-FAC's state is made of on this rank: references, not copies.
+
+    Attributes:
+        damping_at: the damping of this configuration at any step.
+    """
 
     config: KFACConfig
     shapes: Sequence[LayerShape]
@@ -50,6 +57,7 @@ class Snapshot:
     factors: Factors
     second_order: SecondOrder
     progress: Counters
+    damping_at: Callable[[int], float]
 
     def named_jobs(self) -> Iterator[tuple[str, FactorJob]]:
         """Every factor with its name, `<layer>.a` or `<layer>.g`."""
@@ -87,6 +95,7 @@ def gather_state(kfac: Snapshot) -> dict[str, Any]:
         "solver": data_layout(kfac.config),
         "must_solve": kfac.progress.must_solve,
         "owes_factors": kfac.progress.owes_factors,
+        "solved_at": kfac.progress.solved_at,
         "factors": factors,
         "second_order": second_order,
         "solved": solved,
@@ -94,18 +103,46 @@ def gather_state(kfac: Snapshot) -> dict[str, Any]:
     }
 
 
-def check_state(kfac: Snapshot, state: Mapping[str, Any]) -> None:
+class IncompatibleKeys(NamedTuple):
+    """Factors that a state and this model do not share, by name, `<layer>.a` or `<layer>.g`.
+
+    Attributes:
+        missing_keys: of the model, not in the state.
+        unexpected_keys: in the state, not of the model.
+        mismatched_keys: in both, with another shape.
+    """
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+    mismatched_keys: list[str]
+
+
+def check_state(kfac: Snapshot, state: Mapping[str, Any], *, strict: bool = True) -> IncompatibleKeys:
     """Check that a gathered state fits, before anything is changed.
 
+    Returns:
+        What does not fit, all empty if `strict`.
+
     Raises:
-        ConfigError: another version, other layers or other shapes.
+        ConfigError: another version; if `strict`, other layers or other shapes, naming all of them.
     """
+    if not isinstance(state, Mapping):
+        raise ConfigError(f"a K-FAC state must be a mapping, got a {type(state).__name__}")
     _check_version(state)
-    odd = kfac.keys().keys() ^ state["factors"].keys()
-    if odd:
-        some = ", ".join(sorted(odd)[:4])
-        raise ConfigError(f"the saved K-FAC state is of other layers: {some} do not match")
-    _check_shapes(kfac, state["factors"])
+    wanted, saved = kfac.keys().keys(), state["factors"].keys()
+    shapes = _other_shapes(kfac, state["factors"])
+    found = IncompatibleKeys(sorted(wanted - saved), sorted(saved - wanted), sorted(shapes))
+    if strict and any(found):
+        lists = (("missing", found.missing_keys), ("unexpected", found.unexpected_keys))
+        differences = [f"{kind} {', '.join(names)}" for kind, names in lists if names]
+        differences += [
+            f"factor {name} is saved as {got}, this model has {want}" for name, (got, want) in shapes.items()
+        ]
+        raise ConfigError(
+            f"the saved K-FAC state is of other layers: {'; '.join(differences)}; strict=False loads what "
+            "matches"
+        )
+    return found
 
 
 def restore_state(kfac: Snapshot, state: Mapping[str, Any]) -> Counters:
@@ -122,18 +159,21 @@ def restore_state(kfac: Snapshot, state: Mapping[str, Any]) -> Counters:
     if not other_solver:
         data = {names[name]: value for name, value in state["second_order"].items()}
         kfac.second_order.restore(data, {names[name] for name in state.get("solved", names)})
-    must_solve = (other_solver or bool(state.get("must_solve", False))) and steps > 0
-    return Counters(steps, int(state["skipped_steps"]), must_solve, _owes_factors(state))
+    return _counters(kfac, state, must_solve=other_solver and steps > 0)
 
 
-def restore_known(kfac: Snapshot, state: Mapping[str, Any]) -> None:
-    """Load the running means of the factors that a gathered state has in the same shape; others stay."""
+def restore_known(kfac: Snapshot, state: Mapping[str, Any]) -> Counters:
+    """Load the running means of the factors that a gathered state has in the same shape; others stay.
+
+    Second-order data are to be solved from them.
+    """
     for name, job in kfac.named_jobs():
         key, saved = (job.layer, job.kind), state["factors"].get(name)
         running = kfac.factors.running.get(key)
         if saved is not None and running is not None and saved.shape == running.shape:
             running.copy_(saved)
             kfac.factors.updates[key].fill_(state["updates"][name])
+    return _counters(kfac, state, must_solve=int(state["steps"]) > 0)
 
 
 def state_shard(kfac: Snapshot) -> dict[str, Any]:
@@ -152,6 +192,7 @@ def state_shard(kfac: Snapshot) -> dict[str, Any]:
         "solver": data_layout(kfac.config),
         "must_solve": kfac.progress.must_solve,
         "owes_factors": kfac.progress.owes_factors,
+        "solved_at": kfac.progress.solved_at,
         "factors": {name: _saved(factors.running[key]) for key, name in own.items()},
         "updates": {name: int(factors.updates[key]) for key, name in own.items()},
         "refused": {name: int(factors.refused[key]) for key, name in own.items()},
@@ -196,9 +237,7 @@ def restore_shard(kfac: Snapshot, shard: Mapping[str, Any]) -> Counters:
     second_order.solved = {names[name] for name in shard["solved"]}
     second_order.exchange()
     second_order.settle()
-    return Counters(
-        int(shard["steps"]), int(shard["skipped_steps"]), bool(shard["must_solve"]), _owes_factors(shard)
-    )
+    return _counters(kfac, shard)
 
 
 def merge_shards(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -211,8 +250,22 @@ def merge_shards(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         whole[kind] = merged
     whole["must_solve"] = any(shard["must_solve"] for shard in shards)
     whole["owes_factors"] = any(map(_owes_factors, shards))
+    whole["solved_at"] = shards[0].get("solved_at")
     whole["solved"] = sorted({name for shard in shards for name in shard["solved"]})
     return whole
+
+
+def _counters(kfac: Snapshot, state: Mapping[str, Any], *, must_solve: bool = False) -> Counters:
+    """The scalar part of a state or shard, of which older ones have less.
+
+    Saved inverses are of the damping that they were solved with. They are solved again if this configuration
+    has another one for that step; the same schedule goes on bitwise.
+    """
+    steps, solved_at = int(state["steps"]), state.get("solved_at")
+    at = (int(solved_at[0]), float(solved_at[1])) if solved_at is not None else None
+    must_solve |= bool(state.get("must_solve", False)) and steps > 0
+    must_solve |= at is not None and kfac.second_order.holds_damping and kfac.damping_at(at[0]) != at[1]
+    return Counters(steps, int(state["skipped_steps"]), must_solve, _owes_factors(state), at)
 
 
 def _owes_factors(state: Mapping[str, Any]) -> bool:
@@ -232,11 +285,15 @@ def _check_version(state: Mapping[str, Any]) -> None:
 
 
 def _check_shapes(kfac: Snapshot, factors: Mapping[str, Tensor]) -> None:
-    for name, job in kfac.named_jobs():
-        if name in factors:
-            want = (job.shape.blocks, job.shape.dim, job.shape.dim)
-            if (got := tuple(factors[name].shape)) != want:
-                raise ConfigError(f"factor {name} is saved as {list(got)}, this model has {list(want)}")
+    for name, (got, want) in _other_shapes(kfac, factors).items():
+        raise ConfigError(f"factor {name} is saved as {got}, this model has {want}")
+
+
+def _other_shapes(kfac: Snapshot, factors: Mapping[str, Tensor]) -> dict[str, tuple[list[int], list[int]]]:
+    """Of factors that are saved in another shape: that, and the model's."""
+    wanted = {name: [job.shape.blocks, job.shape.dim, job.shape.dim] for name, job in kfac.named_jobs()}
+    got = {name: list(factors[name].shape) for name in wanted if name in factors}
+    return {name: (shape, wanted[name]) for name, shape in got.items() if shape != wanted[name]}
 
 
 def _fetch(kfac: Snapshot, job: FactorJob, held: Tensor | None, like: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch import nn
@@ -49,9 +50,13 @@ def learning_rate(spec: Optimizer, world_size: int, step: int, steps_per_epoch: 
 
 def _of_pytorch_optimizer(wanted: str) -> dict[str, Kind]:
     try:
-        from pytorch_optimizer import LARS, SOAP, Lamb, ScalableShampoo  # noqa: PLC0415  an optional extra
+        from pytorch_optimizer import LARS, SOAP, Lamb  # noqa: PLC0415  an optional extra
+
+        from harness.training.shampoo import Shampoo  # noqa: PLC0415  needs it too
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
             f"optimizer.name={wanted} needs the extra large-batch: pip install 'kronscale[large-batch]'"
         ) from None
-    return {"lars": LARS, "lamb": Lamb, "soap": SOAP, "shampoo": ScalableShampoo}
+    # The library divides Lamb's step by a bias correction that its text says it leaves out (version 3 of
+    # arXiv:1904.00962): the first step would be ten times lr. `adam_debias` leaves it out.
+    return {"lars": LARS, "lamb": partial(Lamb, adam_debias=True), "soap": SOAP, "shampoo": Shampoo}

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from kfac_core.capture.forward_pass import ForwardPass
 from kfac_core.capture.listening import Listener
-from kfac_core.capture.loss_terms import ForwardPass, LossTerms
+from kfac_core.capture.loss_terms import LossTerms
+from kfac_core.capture.other_layers import call_of, other_layers, output_of
 from kfac_core.capture.statistics import Call, Statistics
 from kfac_core.capture.ties import joined
 from kfac_core.kernels.grams import Gram, Rows
@@ -20,6 +22,7 @@ from kfac_core.kernels.packing import Packed, packed
 from kfac_core.layers import KroneckerLayer, ProjectionLayer, TiedEmbeddingLayer
 
 _ALL = slice(None)
+_NOTHING = torch.empty(0)
 _NO_BACKWARD = -1  # torch's graph task id outside of any backward pass
 
 
@@ -81,6 +84,7 @@ class Capture:
         self.clear()
         observed: list[tuple[int, ProjectionLayer]] = []
         self._handles: list[Any] = []
+        captured = list(captured)
         for index in captured:
             layer = layers[index]
             if isinstance(layer, ProjectionLayer):
@@ -93,6 +97,7 @@ class Capture:
                 self._handles.append(head.register_forward_hook(hook, with_kwargs=True))
         if observed:
             self._handles += Listener(observed, is_active, self._on_product).handles
+        self._handles += self._observe_others(model, [layers[index] for index in captured])
         self._handles += [
             model.register_forward_pre_hook(self._on_model, with_kwargs=True),
             model.register_forward_hook(self._on_output),
@@ -124,24 +129,43 @@ class Capture:
         """A copied or saved model gets hooks that do nothing: K-FAC stays with the original."""
         return _inactive, ()
 
+    def _observe_others(self, model: nn.Module, captured: Sequence[KroneckerLayer]) -> list[Any]:
+        """Hooks on layers that are not captured here: a loss may be made of the output of one."""
+        others = other_layers(model, captured)
+        return [module.register_forward_hook(partial(self._on_other, is_last)) for module, is_last in others]
+
     def _on_model(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._is_active() and module.training and torch._C._current_graph_task_id() == _NO_BACKWARD:
+        """A pass without gradients is no training pass; a reentrant checkpoint repeats its own with them."""
+        if self._is_active() and module.training and torch.is_grad_enabled():
             self.loss_terms.begin([*args, *kwargs.values()])
+        else:
+            self.loss_terms.begin_other()
 
     def _on_output(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if self._is_active() and self.loss_terms.current is not None:
-            self.loss_terms.current.end(output)
+        self.loss_terms.end(output)
+
+    def _on_other(self, is_last: bool, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """A call of a layer that is not captured. In compiled code only the last one ends a graph."""
+        forward = self.loss_terms.current
+        if forward is None or (torch.compiler.is_compiling() and not is_last):
+            return
+        found = output_of(module, output)
+        if found is None or not (self.loss_terms.is_running or self._is_active()):
+            return
+        recomputed = torch._C._current_graph_task_id() != _NO_BACKWARD
+        if recomputed or not forward.is_over:
+            forward.call(call_of(module, found, recomputed=recomputed))
 
     def _on_forward(
         self, index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
         if not (torch.is_grad_enabled() and output.requires_grad and self._is_active()):
             return
-        if not module.training:
-            self.in_eval = True
-            return
+        self.in_eval |= not module.training
         layer = self._layers[index]
-        if not (layer.is_trained and output.numel()):  # frozen; or no rows, as in an expert without tokens
+        if not (module.training and layer.is_trained and output.numel()):
+            # in eval mode or frozen for a while; or no rows, as in an expert without tokens
+            self._on_other(False, module, args, output)
             return
         inputs: Tensor = args[0] if args else next(iter(kwargs.values()))
         self._on_product([(index, _ALL)], inputs, output)
@@ -156,7 +180,7 @@ class Capture:
             own = layer.arranged(inputs.detach(), forward.batch)
             made = output.detach() if part == _ALL else output.detach()[..., part]
             counts = self._counts(layer, own, layer.arranged(made, forward.batch))
-            forward.call(layer, counts.batch, counts.rows, output)
+            forward.call(call_of(layer.module, output, recomputed=task != _NO_BACKWARD))
             a_gram = partial(self._input_gram, index, counts.kept(own), grams)
             # A checkpoint recomputes the call. Only a reentrant one, whose first pass ran without gradients,
             # sends a gradient through the recomputed call, so its gram is computed when one arrives.
@@ -172,7 +196,7 @@ class Capture:
         if task == _NO_BACKWARD:  # a checkpoint's own backward pass counts as part of the outer one
             task = torch._C._current_graph_task_id()
             statistics.pending_calls -= 1
-        with torch.no_grad(), full_precision(layer.weight):
+        with torch.no_grad(), full_precision(gradient if gradient is not None else _NOTHING):
             if gradient is not None:  # None: later operations gave the output no gradient
                 own = gradient.detach() if call.part == _ALL else gradient.detach()[..., call.part]
                 g, counts = layer.arranged(own, call.forward.batch), call.counts
@@ -270,7 +294,7 @@ def is_captured(module: nn.Module) -> bool:
 
 def _inactive() -> Capture:
     capture = Capture.__new__(Capture)
-    capture._is_active = _never
+    capture._is_active, capture.loss_terms = _never, LossTerms.__new__(LossTerms)  # without a pass
     return capture
 
 

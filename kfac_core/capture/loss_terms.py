@@ -3,72 +3,21 @@
 The Fisher of a mean over N loss terms is the same for every layer and in every layout of the batch only if
 all layers count the same N. It is therefore read once a forward pass, from the model's inputs and outputs,
 and never from a layer's own input: windows of an image, tokens of an expert and `[B * T, F]` have another
-leading dimension.
+leading dimension. Which output it is tells the last layer that was called, also one that K-FAC does not take.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
+from kfac_core.capture.forward_pass import ForwardPass, examples_in
 from kfac_core.errors import ConfigError
 from kfac_core.layers import KroneckerLayer
-
-
-class _LastCall(NamedTuple):
-    """The layer that a forward pass called last: what the loss is made of, where nothing else tells."""
-
-    spatial: bool
-    examples: int
-    rows: int
-    sizes: torch.Size
-
-
-class ForwardPass:
-    """One forward pass of the model.
-
-    Attributes:
-        batch: examples, from the model's first input; None where it is not known.
-    """
-
-    def __init__(self, batch: int | None) -> None:
-        self.batch = batch
-        self._last: _LastCall | None = None
-        self._sizes: torch.Size | None = None  # of the model's output
-        self._of_model = batch is not None
-        self.is_over = False
-
-    def call(self, layer: KroneckerLayer, examples: int, rows: int, output: Tensor) -> None:
-        """Note the call of a layer."""
-        self._last = _LastCall(layer.is_spatial, examples, rows, output.shape)
-        if not self._of_model:
-            self._sizes = output.shape
-
-    def end(self, output: Any) -> None:
-        """Note the model's output: a tensor, or what holds one."""
-        self._of_model = True
-        found = output if isinstance(output, Tensor) else _scores(output)
-        self._sizes = found.shape if found is not None else None
-
-    def terms(self, stated: str | None, batch_dim: int) -> tuple[int, str] | None:
-        """How many loss terms, and which; None where neither output nor layers tell."""
-        last, sizes = self._last, self._sizes
-        if last is None or sizes is None:
-            return None
-        if last.spatial:
-            return (last.rows, "token") if stated == "token" else (last.examples, "example")
-        sizes = sizes or last.sizes  # () if the model returned its loss
-        if len(sizes) < 2:  # of one example, or one score of each
-            return (sizes.numel() if len(last.sizes) > 1 else 1), stated or "example"
-        tokens, sequences = sizes[:-1].numel(), len(sizes) > 2
-        if stated == "token" or (stated is None and sequences and sizes[-1] == last.sizes[-1]):
-            return tokens, "token"
-        flat = stated is not None and self.batch and tokens % self.batch == 0  # [B * T, features]
-        return sizes[batch_dim] if sequences else self.batch if flat and self.batch else tokens, "example"
 
 
 class LossTerms:
@@ -78,22 +27,30 @@ class LossTerms:
         layers: all layers, in the order of their statistics.
         captured_share: of the loss terms, those of the backward passes that are captured; the others are not
             seen here, but the loss is a mean over them too.
+
+    Attributes:
+        current: the forward pass that calls belong to; None where none is captured.
     """
+
+    current: ForwardPass | None = None
+    _running: ForwardPass | None = None  # the current one, while the model's own forward pass lasts
 
     def __init__(self, layers: Sequence[KroneckerLayer], model: nn.Module, captured_share: float) -> None:
         config = self._config = layers[0].config
         self._names, self._model = [layer.name for layer in layers], model
         self._logged, self._captured_share = False, captured_share
+        self._warnings: list[str] = []
+        self._guessed = False
         self._inside: dict[str, list[int]] = {}
         self._batch_dim = 1 if config.batch_dim is None and _is_time_major(model) else config.batch_dim or 0
         self._fraction = config.factor_batch_fraction
         self.clear()
 
     def clear(self) -> None:
-        """Forget all passes."""
+        """Forget all passes, and what was stated."""
         self._stated: float | None = None
         self._stated_of: Mapping[int, float] = {}
-        self.current: ForwardPass | None = None
+        self.current = self._running = None
         self._by_task: dict[int, tuple[float, float]] = {}
         self._by_task_of: dict[int, dict[int, tuple[float, float]]] = {}
 
@@ -101,14 +58,37 @@ class LossTerms:
         """State the loss terms of each backward pass from now on, as `KFAC.set_loss_terms` says.
 
         Raises:
-            ConfigError: the model has no such module.
+            ConfigError: the model has no such module; a count is not a number, or below 0.
         """
+        for terms in (count, *of.values()):
+            if isinstance(terms, bool) or not isinstance(terms, int | float) or not 0 <= terms < math.inf:
+                raise ConfigError(f"set_loss_terms: {terms!r} must be a finite number of loss terms >= 0")
         self._stated = count
         self._stated_of = {layer: terms for name, terms in of.items() for layer in self._layers_in(name)}
 
     def begin(self, inputs: Iterable[Any]) -> None:
         """The model's own forward pass starts."""
-        self.current = ForwardPass(_examples(inputs, self._batch_dim))
+        self.current = self._running = ForwardPass(examples_in(inputs, self._batch_dim))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a forward pass of the model that counts has begun and not ended."""
+        return self._running is not None
+
+    def begin_other(self) -> None:
+        """A forward pass of the model starts that does not count."""
+        self._running = None
+
+    def end(self, output: Any) -> None:
+        """The model's own forward pass ends, if it counts."""
+        if self._running is not None:
+            self._running.end(output)
+            self._running = None
+
+    def warnings(self) -> list[str]:
+        """What is to be said of the count, once."""
+        said, self._warnings = self._warnings, []
+        return said
 
     def of_layer(self, *, recomputed: bool) -> ForwardPass:
         """The forward pass that a layer's call belongs to: after a backward pass a new one.
@@ -130,10 +110,12 @@ class LossTerms:
             terms: float = self._stated
         elif (found := forward.terms(self._config.loss_terms, self._batch_dim)) is None:
             self._log(None, "examples")
+            self._warn_of_guess("as each layer's own examples", "the model returns no tensor of scores")
             return False
         else:
-            terms = found[0]
-            self._log(*found)
+            terms = found.terms
+            self._log(found.terms, found.kind)
+            self._warn_of_guess(f"{found.terms} {found.kind}s", found.guess)
         share = self._share(forward.batch)
         _note(self._by_task, task, terms, share)
         for layer, own in self._stated_of.items():  # also where this pass does not reach the layer
@@ -165,6 +147,16 @@ class LossTerms:
             return self._fraction
         return max(1, round(batch * self._fraction)) / batch
 
+    def _warn_of_guess(self, count: str, why: str | None) -> None:
+        if why is None or self._guessed:
+            return
+        self._guessed = True
+        options = "" if self._config.loss_terms else ", or set loss_terms to example or token"
+        self._warnings.append(
+            f"K-FAC: the number of loss terms is guessed, {count}: {why}; state it by "
+            f"kfac.set_loss_terms(n) before each backward pass{options}"
+        )
+
     def _log(self, terms: int | None, kind: str) -> None:
         if self._logged:
             return
@@ -186,26 +178,3 @@ def _note(passes: dict[int, tuple[float, float]], task: int, terms: float, share
 def _is_time_major(model: nn.Module) -> bool:
     """Whether the model itself is one of torch's that take `[T, B, features]`."""
     return getattr(model, "batch_first", True) is False
-
-
-def _examples(inputs: Iterable[Any], batch_dim: int) -> int | None:
-    """Size of the batch dimension of the first tensor, or the length of a list of examples."""
-    for value in inputs:
-        if isinstance(value, Tensor):
-            return value.shape[batch_dim] if value.ndim > batch_dim else None
-        if isinstance(value, Mapping):
-            return _examples(value.values(), batch_dim)
-        if isinstance(value, list | tuple) and value:
-            return len(value) if isinstance(value, list) else _examples(value, batch_dim)
-    return None
-
-
-def _scores(output: Any) -> Tensor | None:
-    """The first tensor of scores in a mapping, tuple or record; None where there are only losses."""
-    if isinstance(output, Mapping):
-        values = [output["logits"]] if "logits" in output else list(output.values())
-    elif isinstance(output, tuple | list):
-        values = list(output)
-    else:
-        values = [getattr(output, name, None) for name in ("logits", "last_hidden_state")]
-    return next((v for v in values if isinstance(v, Tensor) and v.ndim and v.is_floating_point()), None)

@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from kfac_core.capture.loss_terms import ForwardPass, LossTerms
+from kfac_core.capture.forward_pass import ForwardPass
+from kfac_core.capture.loss_terms import LossTerms
 from kfac_core.kernels.grams import Gram, dense
 from kfac_core.kernels.packing import Packed, packed
 
@@ -61,7 +62,13 @@ class Statistics:
         self._own: dict[int, tuple[int, int]] = {}  # by pass, where only the layer itself counts
 
     def add(self, call: Call) -> None:
-        """Add one call; its grams are not modified, as a retained graph may use them again."""
+        """Add one call; its grams are not modified, as a retained graph may use them again.
+
+        A pass without examples adds nothing, also of a layer that does not see the batch, as one of
+        positions.
+        """
+        if call.forward.is_empty:
+            return
         if not self._loss_terms.count(call.task, call.forward):
             examples, batch = self._own.get(call.task, (0, 0))
             self._own[call.task] = max(examples, call.examples), max(batch, call.batch)
@@ -105,10 +112,10 @@ def factor_scale(kind: Literal["a", "g"], terms: float, rows: float) -> float:
 
 
 def factor_scales(kind: str, terms: Tensor, rows: Tensor) -> Tensor:
-    """`factor_scale` of many factors on the device; 0 where there are no rows."""
+    """`factor_scale` of many factors on the device; 0 where there are no rows, or no loss terms."""
     more = (rows / terms).clamp_min_(1)
     scale = (rows * more).reciprocal_() if kind == "a" else more.div_(terms)
-    return torch.where(rows > 0, scale, 0)
+    return torch.where(rows.minimum(terms) > 0, scale, 0)
 
 
 def _sum(before: Gram | Packed | None, new: Gram | Packed) -> Gram | Packed:

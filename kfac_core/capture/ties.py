@@ -80,7 +80,7 @@ def _joined(numbers: Tensor, uses: Sequence[tuple[Tensor, Tensor] | None]) -> Jo
     traces = numbers[:6].view(2, 3)
     terms, ranks = numbers[6], numbers[7]
     words, features, rows = traces.unbind(1)
-    weights = torch.where(rows > 0, 1 / (rows * terms), 0)
+    weights = torch.where(rows * terms > 0, 1 / (rows * terms), 0)
     total = (weights * words * features).sum().clamp_min(torch.finfo(numbers.dtype).tiny)
     of_words, of_features = weights * features / total * ranks, weights * words * ranks
     a: Tensor | None = None

@@ -145,7 +145,7 @@ class GradientCheck:
     def _on_forward(
         self, index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
-        weight = module._parameters["weight"]
+        weight = module._parameters.get("weight")
         used = self._handles and torch.is_grad_enabled() and output.requires_grad and output.numel()
         if weight is None or not used:
             return

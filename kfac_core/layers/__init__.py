@@ -29,6 +29,7 @@ __all__ = [
     "find_layers",
     "is_fully_sharded",
     "kind_of",
+    "layers_of",
 ]
 
 LAYERS: Mapping[type[nn.Module], type[KroneckerLayer]] = MappingProxyType({
@@ -61,7 +62,7 @@ def find_layers(model: nn.Module, config: KFACConfig) -> list[KroneckerLayer]:
     named = {
         layer.name: class_of(module).__name__
         for name, module in model.named_modules()
-        for layer in _layers_of(name, module, config)
+        for layer in layers_of(name, module, config)
     }
     names, classes = list(named), set(named.values())
     for pattern in config.skip:
@@ -76,7 +77,7 @@ def find_layers(model: nn.Module, config: KFACConfig) -> list[KroneckerLayer]:
     for name, module in model.named_modules():
         if class_of(module).__name__ in config.skip:
             continue
-        for layer in _layers_of(name, module, config):
+        for layer in layers_of(name, module, config):
             if any(pattern.match(layer.name) for pattern in patterns):
                 continue
             own: KroneckerLayer | None = layer
@@ -104,7 +105,7 @@ def _tied(layer: KroneckerLayer, model: nn.Module, config: KFACConfig) -> Kronec
     return TiedEmbeddingLayer(layer.name, layer.module, config, heads)
 
 
-def _layers_of(name: str, module: nn.Module, config: KFACConfig) -> Sequence[KroneckerLayer]:
+def layers_of(name: str, module: nn.Module, config: KFACConfig) -> Sequence[KroneckerLayer]:
     """The layers that a module's own weights are; none of a kind that is not supported."""
     if isinstance(module, nn.MultiheadAttention) and class_of(module) is nn.MultiheadAttention:
         return attention_layers(name, module, config)

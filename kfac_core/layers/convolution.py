@@ -18,7 +18,6 @@ class ConvLayer(KroneckerLayer):
     """
 
     module: nn.Conv1d | nn.Conv2d | nn.Conv3d
-    is_spatial = True
 
     @property
     def shape(self) -> LayerShape:

@@ -52,9 +52,6 @@ class KroneckerLayer(ABC):
     in_order = True
     """Whether the weight's memory is the gradient matrix, but for the bias."""
 
-    is_spatial = False
-    """Whether dimensions after the channels are positions of one example: a convolution."""
-
     @classmethod
     def supports(cls, module: nn.Module) -> bool:
         """Whether this module's options are supported."""
@@ -89,6 +86,11 @@ class KroneckerLayer(ABC):
     def is_trained(self) -> bool:
         """Whether the weight is trained now; it may be frozen for a while, as while a generator learns."""
         return bool(self.module.weight.requires_grad)
+
+    @property
+    def has_weight(self) -> bool:
+        """Whether the weight is still a parameter; pruning or a parametrisation computes it instead."""
+        return isinstance(getattr(self.module, "weight", None), nn.Parameter)
 
     @property
     def weight(self) -> nn.Parameter:

@@ -51,6 +51,7 @@ class EigenSolver:
 
     needs_traces = False
     tells_condition = True
+    holds_damping = False
 
     def factor_damping(self, damping: float, own_mean: Tensor, other_mean: Tensor) -> float:
         """Zero: the product is damped when the gradient is preconditioned."""

@@ -33,6 +33,7 @@ class InverseSolver:
 
     needs_traces = False
     tells_condition = False
+    holds_damping = True
 
     def eigenvalues(self, data: Tensor, shape: FactorShape) -> Tensor:
         """Not known."""

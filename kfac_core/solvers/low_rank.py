@@ -57,6 +57,7 @@ class LowRankEigenSolver:
 
     needs_traces = False
     tells_condition = False
+    holds_damping = False
 
     def __init__(self, rank: int) -> None:
         self._rank, self._whole = rank, EigenSolver()

@@ -22,6 +22,9 @@ class Solver(Protocol):
     tells_condition: bool
     """Whether `eigenvalues` gives those in second-order data."""
 
+    holds_damping: bool
+    """Whether the data are of one damping; else it enters only as they are applied."""
+
     def eigenvalues(self, data: Tensor, shape: FactorShape) -> Tensor:
         """All eigenvalues in a factor's data, flat."""
         ...

@@ -8,7 +8,6 @@ cell's workload: `steps`, `step_seconds`.
 import argparse
 import hashlib
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from harness.runs.checkpoint_store import CheckpointStore, Manifest, resumable
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import CheckpointRecord, SegmentRecord, to_line
 from harness.runs.store import Attempt
+from harness.training.rank_process import exit_at_once
 
 
 def digest_of(steps):
@@ -63,10 +63,11 @@ def main():
     if step < steps:
         if args.rank == 0:
             save(attempt, step, digest)
-        sys.exit(PREEMPTED_EXIT_CODE)
+        exit_at_once(PREEMPTED_EXIT_CODE)
     if args.rank == 0:
         result = {"reached_target": True, "stop_reason": "target", "train_seconds": 1.0, "value": 0.95}
         attempt.write("result.json", {**result, "steps": steps, "parameters_sha256": digest})
+    exit_at_once(0)  # as a worker does: while Python ends, signals have their default again, and one kills it
 
 
 def resumed(attempt):

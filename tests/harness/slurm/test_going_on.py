@@ -26,9 +26,9 @@ COUNTING_RANK = (sys.executable, str(Path(counting_rank.__file__)))
 def test_a_run_of_three_time_limits_completes_by_itself_while_nodes_are_drained_and_slurmctld_restarts(
     on_slurm, tmp_path, make_cell
 ):
-    cell = make_cell(world_size=1, steps=70, step_seconds=0.1)
+    cell = make_cell(world_size=1, steps=160, step_seconds=0.1)
     profile = SlurmProfile(ranks_per_node=1, requeue=True)
-    site = Site(name="test", launcher="slurm", timeout_minutes=0.1, max_continuations=20, slurm=profile)
+    site = Site(name="test", launcher="slurm", timeout_minutes=0.2, max_continuations=20, slurm=profile)
     submit([cell], site, tmp_path, COUNTING_RANK)
 
     def look():
@@ -54,7 +54,7 @@ def test_a_run_of_three_time_limits_completes_by_itself_while_nodes_are_drained_
     assert last.outcome().state == "COMPLETED", last.outcome().cause
     assert len(cut) >= 2
     assert {one.outcome().state for one in cut} == {"TIMEOUT"}
-    assert last.read("result.json")["parameters_sha256"] == digest_of(70)
+    assert last.read("result.json")["parameters_sha256"] == digest_of(160)
     assert len({one.read("taken.json")["job"] for one in (*cut, last)}) == 1  # started again each time
 
 

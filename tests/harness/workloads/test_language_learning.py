@@ -75,7 +75,7 @@ def test_two_ranks_take_the_steps_of_one(world, tmp_path, token_cache):
 
 PHASES = {
     "optimizer": {
-        "name": "lamb", "lr": 0.02, "schedule": {"shape": "polynomial", "power": 0.5, "warmup": 0.5},
+        "name": "lamb", "lr": 0.1, "schedule": {"shape": "polynomial", "power": 0.5, "warmup": 0.5},
     },
     "kfac": {**KFAC, "factor_update_steps": 1, "inverse_update_steps": 2,
              "skip": ("bert.embeddings", "cls.predictions")},

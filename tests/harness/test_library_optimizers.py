@@ -1,0 +1,147 @@
+"""Promise: optimizers from libraries follow their papers from the first step, and resume exactly."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness.cell import Optimizer
+from harness.training.optimizers import build_optimizer
+from kfac_core.collectives import SingleCommunicator
+
+LR = 0.05
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def backward(model: nn.Module, step: int) -> None:
+    model.zero_grad()
+    inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+    (model(inputs) - 1).square().mean().backward()
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def build(model: nn.Module, name: str, **fields: object) -> torch.optim.Optimizer:
+    spec = Optimizer(name=name, lr=LR, **fields)
+    return build_optimizer(spec, model.parameters(), None, SingleCommunicator())
+
+
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> Tensor:
+    for step in steps:
+        backward(model, step)
+        optimizer.step()
+    return flat(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "theirs"),
+    [
+        ("sgd", {"momentum": 0.8, "nesterov": True, "weight_decay": 0.01}, torch.optim.SGD),
+        ("adam", {"weight_decay": 0.01}, torch.optim.AdamW),
+        ("rmsprop", {"momentum": 0.5, "weight_decay": 0.01}, torch.optim.RMSprop),
+    ],
+)
+def test_torchs_own_get_all_fields_and_nothing_else(name, fields, theirs):
+    ours, other = network(), network()
+    assert torch.equal(
+        trained(ours, build(ours, name, **fields), range(5)),
+        trained(other, theirs(other.parameters(), lr=LR, **fields), range(5)),
+    )
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_lamb_is_version_3_of_its_paper_from_the_first_step_on(decay):
+    """Algorithm 2 of arXiv:1904.00962 without bias correction, the norm of a weight at most 10.
+
+    The library takes decoupled decay off the weight itself and not into what the trust ratio scales.
+    """
+    ours, model = network(), network()
+    optimizer = build(ours, "lamb", weight_decay=decay)
+    moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in model.parameters()]
+    for step in range(10):
+        trained(ours, optimizer, range(step, step + 1))
+        backward(model, step)
+        with torch.no_grad():
+            for parameter, (mean, square) in zip(model.parameters(), moments, strict=True):
+                mean.mul_(0.9).add_(0.1 * parameter.grad)
+                square.mul_(0.999).add_(0.001 * parameter.grad**2)
+                parameter.mul_(1 - LR * decay)
+                update = mean / (square.sqrt() + 1e-6)
+                parameter.sub_(LR * parameter.norm().clamp(max=10) / update.norm() * update)
+        torch.testing.assert_close(flat(ours), flat(model), rtol=1e-4, atol=1e-5)
+
+
+def test_lambs_first_step_has_the_length_that_lr_says():
+    model = network()
+    before = [p.detach().clone() for p in model.parameters()]
+    trained(model, build(model, "lamb"), range(1))
+    for old, new in zip(before, model.parameters(), strict=True):
+        assert ((new - old).norm() / old.norm()).item() == pytest.approx(LR, rel=1e-4)
+
+
+def inverse_root(statistics: Tensor, power: int) -> Tensor:
+    """By an eigendecomposition; the library iterates, with a ridge of 1e-6 of the largest eigenvalue."""
+    values, vectors = torch.linalg.eigh(statistics)
+    return vectors @ torch.diag((values + 1e-6 * values[-1]) ** (-1 / power)) @ vectors.T
+
+
+def test_shampoo_is_its_algorithm_with_roots_every_ten_steps_grafted_onto_sgd():
+    """Algorithm 1 of arXiv:1802.09568 with running means, grafting and Nesterov (arXiv:2002.09018)."""
+    shape = (24, 32)
+    torch.manual_seed(1)
+    ours = nn.Linear(shape[1], shape[0], bias=False).double()
+    weight = ours.weight.detach().clone()
+    optimizer = build(ours, "shampoo")
+    optimizer.shape_interpretation = False  # the dimensions of so small a matrix would be merged into one
+    left, right = 1e-6 * torch.eye(24).double(), 1e-6 * torch.eye(32).double()
+    momentum, plain = torch.zeros_like(weight), torch.zeros_like(weight)
+    roots = torch.eye(24).double(), torch.eye(32).double()
+    for step in range(1, 43):
+        gradient = torch.randn(shape, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+        gradient *= torch.logspace(0, -1.5, 24)[:, None] * torch.logspace(0, -1, 32)
+        ours.weight.grad = gradient.clone()
+        optimizer.step()
+        left = 0.999 * left + 0.001 * gradient @ gradient.T
+        right = 0.999 * right + 0.001 * gradient.T @ gradient
+        if step % 10 == 0:
+            roots = inverse_root(left, 4), inverse_root(right, 4)
+        update = roots[0] @ gradient @ roots[1]
+        update *= gradient.norm() / update.norm()
+        momentum, plain = 0.9 * momentum + update, 0.9 * plain + gradient
+        weight -= LR * (0.9 * momentum + update if step >= 25 else 0.9 * plain + gradient)
+        torch.testing.assert_close(ours.weight.detach(), weight, rtol=1e-2, atol=2e-3)
+    assert (update - gradient).norm() > 0.3 * gradient.norm()  # far from SGD by now
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "rmsprop", "lars", "lamb", "muon", "soap", "shampoo"])
+@pytest.mark.parametrize("at", [7, 31])
+def test_a_checkpoint_on_disk_resumes_to_the_bit(name, at):
+    model = network()
+    optimizer = build(model, name)
+    trained(model, optimizer, range(at))
+    file = io.BytesIO()
+    torch.save({"optimizer": optimizer.state_dict(), "model": model.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)  # as a run's checkpoints are read
+    other = network()
+    other.load_state_dict(saved["model"])
+    resumed = build(other, name)
+    resumed.load_state_dict(copy.deepcopy(saved["optimizer"]))
+    later = range(at, at + 12)
+    assert torch.equal(trained(model, optimizer, later), trained(other, resumed, later))
+
+
+def test_shampoos_state_of_another_model_is_refused():
+    model, other = network(), nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    optimizer = build(model, "shampoo")
+    trained(model, optimizer, range(2))
+    with pytest.raises(ValueError, match="momentum of parameter 0 has another shape"):
+        build(other, "shampoo").load_state_dict(optimizer.state_dict())
