@@ -31,7 +31,7 @@ class HostCopy:
         return [[float(number) for number in row.unbind()] for row in self.flag.unbind()]
 
     def _arrive(self) -> None:
-        if self.copied is not None:
+        if self.copied is not None and not self.copied.query():
             self.copied.synchronize()
 
 

@@ -29,6 +29,9 @@ _LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 
+# What launchers, Slurm and Hydra end ranks with.
+_ENDING = (-signal.SIGTERM, -signal.SIGUSR1, -signal.SIGKILL)
+
 
 def outcome_of_ranks(
     attempt: Attempt, ending: RanksEnd, started_at: float, ended_at: float, oom_killed: bool
@@ -45,7 +48,8 @@ def outcome_of_ranks(
     result = _result(attempt)
     codes = {death.exit_code for death in ending.deaths}
     checkpoint = kept_step(attempt)
-    exits = _root_cause_first(ending.deaths, [read_exit(attempt, death) for death in ending.deaths])
+    seen = [read_exit(attempt, death) for death in ending.deaths]
+    exits = _root_cause_first(ending.deaths, seen, oom_killed)
     state: State
     if codes == {PREEMPTED_EXIT_CODE}:
         state, cause = _stopped(attempt, ending)
@@ -126,11 +130,28 @@ def position(end: RankExit) -> str:
     return f"at step {end.step} in {end.phase}"
 
 
-def _root_cause_first(deaths: Sequence[RankDeath], exits: Sequence[RankExit]) -> tuple[RankExit, ...]:
+def _root_cause_first(
+    deaths: Sequence[RankDeath], exits: Sequence[RankExit], oom_killed: bool
+) -> tuple[RankExit, ...]:
+    """Exits, the cause first: what ended by itself, in order of time, before what was ended for it.
+
+    A launcher knows whom it ended, but Slurm and Hydra end the other ranks themselves, and a rank may be gone
+    before its wrapper has noticed that it was signalled too. So a death by one of their signals is no cause
+    if another rank failed by itself: SIGTERM and SIGUSR1 at any time, as hosts' clocks differ; SIGKILL, which
+    comes seconds after SIGTERM, if the other failed first.
+    """
+    of_peer = [end.error is not None and _LOST_PEER.search(end.error) is not None for end in exits]
+    failed = [
+        death.own and not lost and death.exit_code not in (0, PREEMPTED_EXIT_CODE, *_ENDING)
+        for death, lost in zip(deaths, of_peer, strict=True)
+    ]
+
     def priority(index: int) -> tuple[bool, bool, bool, bool, int]:
-        death, end = deaths[index], exits[index]
-        about_a_peer = end.error is not None and _LOST_PEER.search(end.error) is not None
-        return death.exit_code == 0, not death.own, end.signal is None, about_a_peer, index
+        code, own = deaths[index].exit_code, deaths[index].own
+        of_kernel = oom_killed and code == -signal.SIGKILL
+        others = failed[:index] if code == -signal.SIGKILL else failed
+        was_ended = not own or (code in _ENDING and any(others) and not of_kernel)
+        return code == 0, was_ended, not of_kernel, of_peer[index], index
 
     return tuple(exits[index] for index in sorted(range(len(exits)), key=priority))
 

@@ -1,7 +1,7 @@
 """What decides how fast K-FAC can be on a GPU: `python -m jobs.experiments.gpu_floor OUT [--device cpu]`.
 
 Host costs of marks and launches, products by precision, eigenbases decomposed and refined, and steps of three
-networks at the sizes of the goals, plain and with K-FAC. Writes `OUT/floor.json` and a CSV file a table.
+networks at the sizes of the goals, plain and with K-FAC. Writes a JSON file, and a CSV file for each table.
 """
 
 from __future__ import annotations

@@ -38,6 +38,9 @@ class Event:
 
     def record(self) -> None: ...
 
+    def query(self) -> bool:
+        return True
+
     def synchronize(self) -> None: ...
 
     def elapsed_time(self, after: Event) -> float:

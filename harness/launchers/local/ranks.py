@@ -122,15 +122,24 @@ class Ranks:
 
     def _reap(self, *, own: bool) -> bool:
         """Record the ranks that have ended; returns whether any of them failed."""
-        failed = False
+        new = []
         for rank, running in list(self._running.items()):
             exit_code = running.exit_code()
             if exit_code is not None:
                 del self._running[rank]
                 os.close(running.descriptor)
-                self._deaths.append(RankDeath(rank, exit_code, own))
-                failed = failed or exit_code not in (0, PREEMPTED_EXIT_CODE)
-        return failed
+                new.append(RankDeath(rank, exit_code, own))
+        # Seen together: under mpiexec their wrappers know when; else a signal explains the other's exit.
+        new.sort(key=lambda death: (self._ended_at(death.rank), death.exit_code >= 0))
+        self._deaths += new
+        return any(death.exit_code not in (0, PREEMPTED_EXIT_CODE) for death in new)
+
+    def _ended_at(self, rank: int) -> float:
+        """Unix time at which a rank of mpiexec ended; infinite where its wrapper was killed with it."""
+        if self._mpiexec is None:
+            return 0.0
+        last = end_lines(self.attempt, rank)[-1]
+        return last["at"] if "exit_code" in last else float("inf")
 
     def _request_checkpoint(self) -> None:
         for running in self._running.values():  # not their groups: data loaders have nothing to save

@@ -1,8 +1,9 @@
 """A rank without training: the command line and files of `harness.training.worker`, behaviour from its cell.
 
-Options of the cell's workload: `steps`, `step_seconds`, and `act` (crash, lost_peer, oom, hang, kill, exit,
-orphan), done by rank `at_rank` at step `at_step`, right after rank `also_rank` ended by `also_act`; `once`
-restricts it to the first attempt. Every rank writes its CPUs and its environment in `used-<rank>.json`.
+Options of the cell's workload: `steps`, `step_seconds`, and `act` (crash, lost_peer, oom, hang, kill, term,
+exit, orphan), done by rank `at_rank` at step `at_step`, right after rank `also_rank` ended by `also_act`;
+`once` restricts it to the first attempt. Every rank writes its CPUs and its environment in
+`used-<rank>.json`.
 """
 
 import argparse
@@ -86,6 +87,8 @@ def misbehave(args, act, step):
         sys.exit(1)
     if act == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if act == "term":  # as a scheduler does to it, and before its wrapper has noticed
+        os.kill(os.getpid(), signal.SIGTERM)
     if act == "exit":
         print("cannot find the data set")
         sys.exit(3)

@@ -90,6 +90,18 @@ def test_a_rank_that_lost_its_peer_is_not_the_cause_even_if_it_dies_first(
     assert outcome.ranks[1].error.startswith("RuntimeError: [gloo]")
 
 
+@pytest.mark.parametrize(("last", "first"), [("exit", "term"), ("term", "exit")])
+def test_a_rank_that_was_signalled_is_not_the_cause_if_another_exited_by_itself(
+    make_cell, make_attempt, start_supervisor, last, first
+):
+    """In either order: Slurm and Hydra end the other ranks, and the launcher need not see who was first."""
+    cell = make_cell(2, act=last, at_rank=0, also_rank=1, also_act=first, at_step=2, steps=3000)
+    outcome = start_supervisor(make_attempt(cell)).outcome()
+    exited, ended = (0, 1) if last == "exit" else (1, 0)
+    assert outcome.cause.startswith(f"rank {exited} exited with code 3 at step 2 in backward")
+    assert (outcome.ranks[1].rank, outcome.ranks[1].signal) == (ended, "SIGTERM")
+
+
 def test_a_rank_that_ignores_sigterm_is_killed(make_cell, make_attempt, start_supervisor, wait_for):
     attempt = make_attempt(make_cell(2, act="hang", at_rank=1, steps=3000))
     supervisor = start_supervisor(attempt)

@@ -117,8 +117,15 @@ OWN = ("ValueError", "damping went away")
     [
         ([died(0), died(1)], {1: OWN}, 1),  # success is no cause
         ([died(ENDED, own=False), died(1)], {1: OWN}, 1),  # nor what the launcher ended
-        ([died(1), died(KILLED)], {0: OWN}, 1),  # a signal explains exceptions
-        ([died(1), died(1)], {0: LOST, 1: OWN}, 1),  # a lost peer is a consequence
+        ([died(3), died(ENDED)], {}, 0),  # nor what Slurm ended, which a wrapper need not notice in time,
+        ([died(ENDED), died(3)], {}, 1),  # by whichever host's clock
+        ([died(-signal.SIGUSR1), died(3)], {}, 1),  # or Hydra
+        ([died(3), died(KILLED)], {}, 0),
+        ([died(KILLED), died(3)], {}, 0),  # nobody kills before a rank has failed
+        ([died(ENDED), died(1)], {1: LOST}, 0),  # it may have been signalled by anybody
+        ([died(1), died(KILLED)], {0: LOST}, 1),  # a lost peer is a consequence
+        ([died(1), died(1)], {0: LOST, 1: OWN}, 1),
+        ([died(1), died(-signal.SIGSEGV)], {0: OWN}, 0),
         ([died(1), died(1)], {0: OWN, 1: OWN}, 0),  # else the first
     ],
 )
@@ -126,6 +133,11 @@ def test_the_root_cause_comes_first(outcome, deaths, errors, first):
     found = outcome(*deaths, errors=errors, reason="ranks")
     assert found.ranks[0].rank == first
     assert found.cause.startswith(f"rank {first} ")
+
+
+def test_the_kernels_kill_for_memory_is_the_cause_though_another_rank_had_failed(outcome):
+    assert outcome(died(3), died(KILLED), oom=True).state == "OOM"
+    assert outcome(died(3), died(KILLED)).state == "FAILED"
 
 
 @pytest.mark.parametrize(

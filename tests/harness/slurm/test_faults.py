@@ -163,7 +163,9 @@ def test_a_users_scancel_is_a_cancellation(on_slurm, tmp_path, make_cell, make_s
 def test_accounting_is_not_needed(on_slurm, tmp_path, make_cell, make_site, ended):
     on_slurm.stop("slurmdbd")
     try:
-        cells = [make_cell(), make_cell(seed=1, act="exit", at_rank=2)]
+        # Once rank 2 has exited rank 1 is signalled, which its wrapper does not notice.
+        failing = make_cell(seed=1, act="term", at_rank=1, also_rank=2, also_act="exit")
+        cells = [make_cell(), failing]
         submit(cells, make_site(), tmp_path, FAKE_RANK)
         good, bad = ended(cells)
         assert (good.state, bad.state) == ("COMPLETED", "FAILED")
