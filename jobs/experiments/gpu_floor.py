@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import gc
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harness.bench.gpu.activity import known_waits
 from harness.bench.gpu.findings import Findings, write_tables
 from harness.bench.gpu.machine import describe
 from harness.bench.gpu.nets import Encoder
@@ -302,7 +302,7 @@ def _bases(setting: Setting, network: str, shapes: Counter[tuple[int, int]]) -> 
             torch.linalg.solve_triangular, torch.linalg.cholesky_ex(gram)[0], vectors.mT, upper=False
         )
         row["triangular_seconds"] = min(setting.seconds_of(solve, least=2, most=3, seconds=0.3))
-        row["waits"] = _waits(partial(refined, factors, vectors, values, _ieee)) if setting.on_gpu else 0
+        row["waits"] = known_waits(partial(refined, factors, vectors, values, _ieee)) if setting.on_gpu else 0
         setting.findings.row("bases", **row)
 
 
@@ -331,18 +331,6 @@ def _off(factors: Tensor, vectors: Tensor) -> float:
 def _orthogonality(vectors: Tensor) -> float:
     eye = torch.eye(vectors.shape[-1], device=vectors.device)
     return float((vectors.mT @ vectors - eye).abs().max())
-
-
-def _waits(work: Callable[[], object]) -> int:
-    """Operators of `work` that wait, as far as torch knows."""
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            work()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    return sum("synchroniz" in str(each.message) for each in seen)
 
 
 if __name__ == "__main__":

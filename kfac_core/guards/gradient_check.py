@@ -220,14 +220,18 @@ def _inactive() -> GradientCheck:
 
 
 def _directions(like: Tensor, padding: int | None) -> list[Tensor]:
-    """Fixed directions of elements in (-1, 1), the same in every call, without the process's random numbers.
+    """Fixed directions of elements in [-1, 1), the same in every call, without the process's random numbers.
 
-    An embedding's padding token, which has no gradient, has zeros.
+    Hashes of integers, whose last bit no library rounds. An embedding's padding token, which has no gradient,
+    has zeros.
     """
-    place = torch.arange(like.numel(), device=like.device, dtype=torch.float32).view(like.shape)
+    place = torch.arange(like.numel(), device=like.device, dtype=torch.int32).view(like.shape)
     directions = []
     for each in range(DIRECTIONS):
-        direction = place.mul(12.9898 + 7.233 * each).sin_().mul_(43758.5453).frac_().to(like.dtype)
+        mixed = place + (each + 1) * 0x1E3779B9
+        for _ in range(2):
+            mixed = mixed.bitwise_xor_((mixed >> 16).bitwise_and_(0xFFFF)).mul_(0x45D9F3B)  # modulo 2^32
+        direction = mixed.bitwise_and_(0xFFFFFF).float().div_(1 << 23).sub_(1).to(like.dtype)
         if padding is not None:
             direction.narrow(0, padding, 1).zero_()
         directions.append(direction)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,35 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.nn import functional
 from torch.nn.utils import parametrizations, prune
 
 from kfac_core import KFAC, ConfigError, KFACConfig
 from tests.kfac_core.runs import LR
+from tests.kfac_core.test_guards import backward, net, stepped
 
 EVERY_STEP = {"factor_update_steps": 1, "inverse_update_steps": 1}
-
-
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.LayerNorm(6), nn.Linear(6, 3))
-
-
-def backward(model: nn.Module, seed: int = 0) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    x, y = torch.randn(8, 4, generator=generator), torch.randint(0, 3, (8,), generator=generator)
-    model.zero_grad()
-    functional.cross_entropy(model(x), y).backward()
-
-
-def stepped(model: nn.Module, kfac: KFAC, steps: int = 2) -> list[str]:
-    """The warnings of some steps."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for step in range(steps):
-            backward(model, step)
-            kfac.step()
-    return [str(warning.message) for warning in caught]
 
 
 @pytest.mark.parametrize(

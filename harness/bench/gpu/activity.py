@@ -57,7 +57,7 @@ def activity(work: Callable[[], object]) -> Activity:
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))
         found = count(json.loads(path.read_text())["traceEvents"])
-    found.warned = _known_waits(work)
+    found.warned = known_waits(work)
     return found
 
 
@@ -91,7 +91,7 @@ def _within(event: dict[str, Any], outer: dict[str, Any]) -> bool:
     return begun <= start <= begun + float(outer["dur"])
 
 
-def _known_waits(work: Callable[[], object]) -> int:
+def known_waits(work: Callable[[], object]) -> int:
     """Operators of one run that wait, as torch counts them."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as seen:

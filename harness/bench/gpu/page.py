@@ -111,7 +111,7 @@ def _phases(axes: Any, rows: Sequence[Row]) -> None:
         axes.barh(range(len(bars)), widths, left=left, label=name)
         left = [one + other for one, other in zip(left, widths, strict=True)]
     axes.set_yticks(range(len(bars)), [f"{arm}: {kind}" for arm, kind in bars], fontsize=7)
-    axes.set(xlabel="milliseconds a step", xscale="symlog")
+    axes.set(xlabel="milliseconds a step", xscale="symlog", xlim=(0, None))
 
 
 def _by_size(axes: Any, rows: Sequence[Row]) -> None:
