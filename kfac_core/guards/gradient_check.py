@@ -152,7 +152,9 @@ class GradientCheck:
         if not self._is_active() or torch.compiler.is_compiling():
             self._left_out.add(index)
             return
-        output.register_hook(partial(self._on_output, index, [_Call(module, weight, args, kwargs)]))
+        output.register_hook(
+            partial(self._on_output, index, [_Call(module, weight, self._padding(index), args, kwargs)])
+        )
 
     def _on_output(self, index: int, calls: list[_Call], gradient: Tensor | None) -> None:
         if gradient is None or not self._handles or not calls:
@@ -170,12 +172,16 @@ class GradientCheck:
     def _projected(self, index: int, gradient: Tensor) -> Tensor:
         """The gradient along every direction, and its norm, `[DIRECTIONS + 1]`."""
         wide = gradient.flatten().to(torch.promote_types(gradient.dtype, torch.float32))
-        padding = getattr(self._layers[index][0].module, "padding_idx", None)
         along = [
             torch.dot(wide, direction.flatten().to(wide.dtype))
-            for direction in _directions(gradient, padding)
+            for direction in _directions(gradient, self._padding(index))
         ]
         return torch.stack([*along, torch.linalg.vector_norm(wide)])
+
+    def _padding(self, index: int) -> int | None:
+        """The padding token of the embedding among the modules that share a weight, for all of them."""
+        tokens = [getattr(module, "padding_idx", None) for module in self._layers[index][1]]
+        return next((token for token in tokens if token is not None), None)
 
 
 class _Call:
@@ -186,10 +192,15 @@ class _Call:
     """
 
     def __init__(
-        self, module: nn.Module, weight: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        module: nn.Module,
+        weight: Tensor,
+        padding: int | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> None:
         self._module, self._args, self._kwargs = module, args, kwargs
-        self._weight = weight
+        self._weight, self._padding = weight, padding
         kind = weight.device.type
         self._autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
 
@@ -203,7 +214,7 @@ class _Call:
         try:
             for name in own:
                 parameters[name] = None
-            for direction in _directions(self._weight, getattr(self._module, "padding_idx", None)):
+            for direction in _directions(self._weight, self._padding):
                 parameters["weight"] = direction  # type: ignore[assignment]  # in its place
                 with torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False):
                     output = self._module.forward(*self._args, **self._kwargs)
@@ -222,8 +233,8 @@ def _inactive() -> GradientCheck:
 def _directions(like: Tensor, padding: int | None) -> list[Tensor]:
     """Fixed directions of elements in [-1, 1), the same in every call, without the process's random numbers.
 
-    Hashes of integers, whose last bit no library rounds. An embedding's padding token, which has no gradient,
-    has zeros.
+    Hashes of integers, whose last bit no library rounds. An embedding's padding token, which its calls give
+    no gradient, has zeros.
     """
     place = torch.arange(like.numel(), device=like.device, dtype=torch.int32).view(like.shape)
     directions = []

@@ -151,6 +151,23 @@ def test_a_layer_that_is_the_whole_model_is_called_the_model_and_no_pattern_is_a
         kfac.step()
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_head_that_shares_an_embedding_with_a_padding_token_is_told_nothing(seed):
+    """The head gives the padding token a gradient, the embedding does not."""
+    torch.manual_seed(seed)
+    embedding, head = nn.Embedding(5, 4, padding_idx=0), nn.Linear(4, 5, bias=False)
+    head.weight = embedding.weight
+    model = nn.Sequential(embedding, head)
+    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            model.zero_grad()
+            tokens = torch.randint(0, 5, (16,))
+            functional.cross_entropy(model(tokens), tokens.roll(1)).backward()
+            kfac.step()
+
+
 def test_directions_of_the_gradient_check_are_hashes_that_no_rounding_changes():
     """A sine's last bit differs between vector lengths; times 43,758 it changed a direction by half."""
 
