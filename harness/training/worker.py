@@ -24,6 +24,7 @@ from harness.runs.layers_file import describe
 from harness.runs.record_writer import RecordWriter
 from harness.runs.store import Attempt
 from harness.training.checkpoint import Checkpoints, Schedule
+from harness.training.compiler import do_without_compiler
 from harness.training.environment import read_environment
 from harness.training.gradient_averaging import averaging_method
 from harness.training.malloc import keep_freed_memory
@@ -61,6 +62,7 @@ def run_rank(attempt: Attempt, rank: int, world_size: int, local_rank: int, thre
 def main() -> None:
     """Parse the launcher's command line, train, and exit without waiting for other ranks."""
     given = RankArguments.read(__doc__)
+    do_without_compiler()
     exit_at_once(run_rank(given.attempt, given.rank, given.world_size, given.local_rank, given.threads))
 
 

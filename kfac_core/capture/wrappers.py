@@ -31,9 +31,9 @@ def discard_compiled(model: nn.Module) -> None:
     compiled function around the model, such as a whole training step, is not found; K-FAC then warns that it
     has no statistics.
     """
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is None:
-        return
+    if "torch._dynamo.resume_execution" not in sys.modules:
+        return  # nothing was compiled, and the compiler need not be loaded
+    dynamo = sys.modules["torch._dynamo"]
     after_graph_breaks = dynamo.resume_execution.ContinueExecutionCache.cache
     # torch's own modules, such as nn.Sequential, are compiled inside this wrapper
     codes = {dynamo.external_utils.wrap_inline(nn.Module.__call__).__code__, nn.Module._call_impl.__code__}

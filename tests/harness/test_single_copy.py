@@ -117,7 +117,7 @@ def test_strangers_are_turned_away_from_where_peers_connect():
         [sys.executable, "-c", STRANGER, single_copy._name(card)[1:]], stdout=subprocess.PIPE, text=True
     )
     assert single_copy._accepted(listener, [card]) == {}
-    assert stranger.communicate(timeout=20)[0] == "b''\n", "an end, and no word"
+    assert stranger.communicate(timeout=120)[0] == "b''\n", "an end, and no word"
     connection = single_copy._reached(card, 7)
     [(rank, accepted)] = single_copy._accepted(listener, [card]).items()
     assert (rank, connection is not None) == (7, True)

@@ -47,15 +47,15 @@ class World:
         """Results by rank; a failure on any rank fails the test with that rank's traceback."""
         for pipe in self._pipes:
             pipe.send((function, args))
-        results = []
+        answers = []  # all of them, or the next call would take one for its own
         for rank, pipe in enumerate(self._pipes):
             if not pipe.poll(RUN_SECONDS):
                 raise TimeoutError(f"rank {rank} gave no answer in {RUN_SECONDS} s")
-            ok, value = pipe.recv()
+            answers.append(pipe.recv())
+        for rank, (ok, value) in enumerate(answers):
             if not ok:
                 raise AssertionError(f"rank {rank} failed:\n{value}")
-            results.append(value)
-        return results
+        return [value for _, value in answers]
 
     def close(self) -> None:
         for pipe in self._pipes:
