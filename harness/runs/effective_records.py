@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from harness.runs.record_lines import parse, read_content, read_head, whole_lines
@@ -33,7 +32,7 @@ def effective_records(attempt: Attempt, rank: int) -> list[dict[str, Any]]:
         if isinstance(record, SegmentRecord):
             segment += 1
             first_steps[segment] = record.first_step
-        records.append((segment, {"kind": record.KIND, **asdict(record)}))
+        records.append((segment, {"kind": record.KIND, **vars(record)}))
     limits = segment_limits(first_steps)
     return [one for segment, one in records if last_step(one["kind"], one) <= limits.get(segment, math.inf)]
 
