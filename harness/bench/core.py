@@ -1,4 +1,4 @@
-"""`kronscale bench core`: starts the ranks and summarises their figures (no torch here)."""
+"""`harness.bench core`: starts the ranks and summarises their figures (no torch here)."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class CoreBench:
 
         Returns:
             `bench`: these settings; `sgd`: median and quartiles in seconds; `ratios`: of an iteration to
-            SGD's by interval; `plain_ratio`; `phases`: see `_phase`; `memory` by rank; `rates`; `calls`;
-            `layers`: see `by_shape`; `ranks`: everything measured.
+            SGD's by interval; `plain_ratio`; `phases`: see `_phase`; `memory` by rank; `calls`; `ranks`:
+            everything measured.
 
         Raises:
             UserError: a rank failed; with the end of its log.
@@ -62,38 +62,8 @@ def summary(ranks: list[dict[str, Any]]) -> dict[str, Any]:
         "phases": {phase: _phase(ranks, phase, sgd["median"]) for phase in phases},
         "memory": [rank["memory"] for rank in ranks],
         "calls": ranks[0]["calls"],
-        "rates": ranks[0]["rates"],
-        "layers": by_shape(ranks[0]),
         "ranks": ranks,
     }
-
-
-def by_shape(rank: dict[str, Any]) -> list[dict[str, Any]]:
-    """Times of layers with equal shape and roofline on one rank, smallest first.
-
-    Returns:
-        For each kind `shape` (rows and columns of its gradient), `count`, and by phase `seconds` (the median
-        over repetitions of the mean over these layers), `floor_seconds` (the roofline) and
-        `fraction_of_floor`.
-    """
-    kinds: dict[tuple[Any, ...], list[str]] = {}
-    for name, least_seconds in rank["layer_floors"].items():
-        kinds.setdefault((*rank["shapes"][name], *least_seconds.items()), []).append(name)
-    table = []
-    for (rows, columns, *rooflines), names in sorted(kinds.items()):
-        row: dict[str, Any] = {"shape": [rows, columns], "count": len(names)}
-        for phase, roofline in rooflines:
-            times = [
-                statistics.fmean(step.get(name, {}).get(phase, 0.0) for name in names)
-                for step in rank["layers"]
-            ]
-            taken = statistics.median(times)
-            if taken:
-                row[phase] = {
-                    "seconds": taken, "floor_seconds": roofline, "fraction_of_floor": roofline / taken
-                }  # fmt: skip
-        table.append(row)
-    return table
 
 
 def amortised(seconds: Mapping[str, float], factor_steps: int, inverse_steps: int) -> float:
@@ -109,14 +79,10 @@ def slowest(ranks: Iterable[list[float]]) -> list[float]:
 
 
 def _phase(ranks: list[dict[str, Any]], phase: str, sgd: float) -> dict[str, Any]:
-    """Spread over repetitions in a full step, ratio to SGD's time by kind of step, and the roofline."""
-    times = _times(ranks, "full", phase)
-    roofline = max((rank["floors"].get(phase, 0.0) for rank in ranks), default=0.0)
+    """Spread over repetitions in a full step, and ratio to SGD's time by kind of step."""
     return {
-        "seconds": _spread(times),
+        "seconds": _spread(_times(ranks, "full", phase)),
         "of_sgd": {kind: _median(ranks, kind, phase) / sgd for kind in KINDS},
-        "floor_seconds": roofline or None,
-        "fraction_of_floor": roofline / statistics.median(times) if roofline and any(times) else None,
     }
 
 

@@ -1,17 +1,14 @@
-"""One rank of `kronscale bench core`: `python -m harness.bench.core_rank OPTIONS.json --rank R`."""
+"""One rank of `harness.bench core`: `python -m harness.bench.core_rank OPTIONS.json --rank R`."""
 
 from __future__ import annotations
 
 import resource
 import time
-from dataclasses import asdict
 from typing import Any
 
 from harness.bench.core import CoreBench
 from harness.bench.rank import Rank
-from harness.bench.rates import measure_rates
 from harness.bench.replica import KINDS, MODELS, Preconditioned, Training
-from harness.bench.roofline import layer_rooflines, rooflines
 from kfac_core import KFACConfig
 
 Times = list[dict[str, float]]
@@ -23,9 +20,7 @@ def measure(options: CoreBench, rank: int) -> dict[str, Any]:
     Returns:
         `sgd`: seconds of each plain forward and backward pass; `kinds`: by kind of step, seconds by phase of
         each repetition; `calls`: collectives by phase of a full step; `memory`: bytes, with `peak_extra`, the
-        growth of the largest resident set under K-FAC; `rates`; `floors`: rooflines of a full step's phases;
-        `layers`: for each repetition, seconds by layer and phase; `layer_floors`; `shapes`: rows and
-        columns of each layer's gradient.
+        growth of the largest resident set under K-FAC.
     """
     model = MODELS[options.model]
     plain = Training(model, options.batch, rank, options.ranks)
@@ -46,19 +41,12 @@ def measure(options: CoreBench, rank: int) -> dict[str, Any]:
             times.append(preconditioned.step(kind))
         sgd.append(_plain_seconds(plain))
     peak = _peak_bytes()
-    layers = [preconditioned.layers() for _ in range(options.repeats)]
-    rates, calls = measure_rates(), training.calls()
     return {
         "rank": rank,
         "sgd": sgd,
         "kinds": kinds,
         "calls": preconditioned.calls,
         "memory": {**preconditioned.kfac.memory(), "peak_extra": peak - before},
-        "rates": asdict(rates),
-        "floors": rooflines(preconditioned.kfac, rank, calls, rates),
-        "layers": layers,
-        "layer_floors": layer_rooflines(preconditioned.kfac, calls, rates),
-        "shapes": {shape.name: [shape.g.dim, shape.a.dim] for shape in preconditioned.kfac.shapes},
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.bench.roofline import Call
 from harness.training.world.single_copy import find_readable_peers
 from harness.workloads.models import resnet32, resnet50
 from kfac_core import KFAC, KFACConfig
@@ -58,26 +56,6 @@ class Training:
         """The loss of one forward pass."""
         return functional.cross_entropy(self.model(self._inputs), self._labels)
 
-    def calls(self) -> dict[str, Call]:
-        """The call of each module with a weight in a forward pass, by its name in the unwrapped model."""
-        calls: dict[str, Call] = {}
-
-        def record(name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            width = output.shape[1]  # outputs are [B, width] or [B, width, H, W]
-            calls[name] = Call(module, inputs[0].numel(), output.numel() // width)
-
-        bare = getattr(self.model, "module", self.model)
-        handles = [
-            module.register_forward_hook(partial(record, name))
-            for name, module in bare.named_modules()
-            if isinstance(getattr(module, "weight", None), nn.Parameter)
-        ]
-        with torch.no_grad():
-            self.loss()
-        for handle in handles:
-            handle.remove()
-        return calls
-
     def synchronize(self) -> None:
         """Clear the gradients and wait for the other ranks, so that a late rank is not measured."""
         for parameter in self.model.parameters():
@@ -108,18 +86,6 @@ class Preconditioned:
         if kind == "full":
             self.calls = {phase.value: totals.calls.get(phase.value, 0) for phase in COMM_PHASES}
         return {"total": totals.wall_seconds, **totals.seconds}
-
-    def layers(self) -> dict[str, dict[str, float]]:
-        """Seconds of one full step by layer and phase, without work that is done for all layers at once."""
-        self._timer.sampled_step = 0
-        self._run("full")
-        self._timer.drain()
-        seconds: dict[str, dict[str, float]] = {}
-        for span in self._timer.drain_spans():
-            if span.layer:
-                own = seconds.setdefault(span.layer, {})
-                own[span.phase] = own.get(span.phase, 0.0) + span.seconds
-        return seconds
 
     def _run(self, kind: str) -> None:
         self.kfac.steps = KINDS[kind]

@@ -10,7 +10,6 @@ import typer
 
 from harness.cli import (
     archive,
-    bench,
     blocks,
     calibrate,
     choose,
@@ -74,7 +73,6 @@ for _command, _example in (
 ):
     app.command(cls=Command, epilog=f"Example: kronscale {_example}")(_command)
 app.add_typer(data.commands, name="data")
-app.add_typer(bench.commands, name="bench")
 
 
 @cache

@@ -1,12 +1,10 @@
 """Promise: the frames of a large study equal its lines, whatever the batch size.
 
-The references read every line with Python's own JSON, and group rows with pandas. How fast ten million rows
-are read is measured by `jobs/experiments/ten_million_rows.py`, in results/scale/.
+The references read every line with Python's own JSON, and group rows with pandas.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -18,22 +16,17 @@ import pytest
 import analysis.records.window_lines
 from analysis.records.tables import load
 from analysis.steps import closure, rank_phase_costs
+from tests.analysis.large_study import write_study
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(__file__).parents[2] / "jobs" / "experiments" / "ten_million_rows.py"
 KEYS = ["run", "rank", "phase"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    spec = importlib.util.spec_from_file_location("ten_million_rows", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
     path = tmp_path_factory.mktemp("scale") / "runs" / "scale"
-    assert script.write_study(path, 30_000) >= 30_000
+    assert write_study(path, 30_000) >= 30_000
     return path
 
 

@@ -54,8 +54,6 @@ def parsed(hint: str) -> tuple[str, dict]:
     assert words[0] == "kronscale"
     context = GROUP.make_context("kronscale", words[1:], resilient_parsing=True)
     name, command, rest = GROUP.resolve_command(context, words[1:])
-    if name == "bench":
-        name, command, rest = command.resolve_command(context, rest)
     return name, command.make_context(name, rest, parent=context).params
 
 
@@ -165,8 +163,7 @@ def test_the_report_tells_how_to_run_each_cell_again(runs, printed, tmp_path, no
 
 
 def _examples() -> list[str]:
-    commands = {**GROUP.commands, **GROUP.commands["bench"].commands}
-    epilogs = [command.epilog for command in commands.values() if command.epilog]
+    epilogs = [command.epilog for command in GROUP.commands.values() if command.epilog]
     return [epilog.removeprefix("Example: ") for epilog in [GROUP.epilog, *epilogs]]
 
 

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but hidden from checkers
 
+from harness.bench.gpu.peer_imports import imports_from
 from harness.bench.gpu.training_steps import FACTOR_STEPS, INVERSE_STEPS, KINDS, Other
-from harness.bench.peer_imports import imports_from
 
 _DAMPING, _DECAY, _KL_CLIP, _LR = 0.003, 0.95, 0.001, 0.1
 

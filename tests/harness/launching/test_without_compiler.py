@@ -1,4 +1,4 @@
-"""Promise: ranks train without loading torch's compiler, with the same bits, and load it when it is asked for."""
+"""Promise: ranks train to the same bits without torch's compiler, and load it when it is asked for."""
 
 import json
 import subprocess

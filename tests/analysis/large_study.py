@@ -1,26 +1,9 @@
-"""Times the analysis of a large study: synthetic records in the real format.
-
-    python jobs/experiments/ten_million_rows.py --rows 10000000 --out results/scale
-
-A row is one of `Study.phases`: one rank, window and phase. A line of a record file holds a window with all
-of its phases, so ten million rows are some 900,000 lines. Measured in fresh processes: `load` and all tables
-of the report, without a cache (cold) and from the Parquet cache (warm); the files are in the system's own
-cache. The numbers in the records are invented; only the analysis is measured.
-"""
+"""A large study of synthetic records in the real format."""
 
 from __future__ import annotations
 
-import argparse
-import csv
 import json
-import os
-import platform
 import re
-import resource
-import subprocess
-import sys
-import tempfile
-import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +25,6 @@ METHODS: dict[str, dict[str, Any] | None] = {
 }
 WORLD_SIZES, SEEDS, WINDOW, EPOCHS = (16, 64), 3, 10, 20
 SGD_PHASES = ("data", "forward", "backward", "gradient_comm", "update", "other")
-LIMIT_SECONDS, LIMIT_BYTES = 15.0, 4e9
 
 
 def write_study(folder: Path, rows: int) -> int:
@@ -114,69 +96,3 @@ def _evaluations(windows: int) -> Iterator[str]:
             "higher", loss, 0.1,
         )  # fmt: skip
         yield to_line(record)
-
-
-def analyse(folder: Path) -> dict[str, float]:
-    """Seconds of `load`, of the tables and of both, and the largest resident set, in this process."""
-    from analysis.records.tables import load  # noqa: PLC0415
-    from analysis.report.findings import cautions, findings  # noqa: PLC0415  imports are not timed
-    from analysis.report.summary import costs_table, rules_table, summary_table  # noqa: PLC0415
-    from analysis.report.tables import environments, instrument, runs_table  # noqa: PLC0415
-
-    began = time.perf_counter()
-    study = load(folder)
-    loaded = time.perf_counter()
-    for table in (findings, cautions, summary_table, rules_table, costs_table, instrument):
-        table(study)
-    runs_table(study, {})
-    environments([study])
-    done = time.perf_counter()
-    return {
-        "rows": len(study.phases),
-        "load_seconds": loaded - began,
-        "tables_seconds": done - loaded,
-        "seconds": done - began,
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }
-
-
-def main() -> None:
-    """Write the study, analyse it cold and warm, and write the times as CSV."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rows", type=int, default=10_000_000)
-    parser.add_argument("--repeats", type=int, default=3, help="fresh processes, each cold and then warm")
-    parser.add_argument("--out", type=Path, help="folder for ten_million_rows.csv")
-    parser.add_argument("--analyse", type=Path, help="analyse this folder in this process, and print JSON")
-    given = parser.parse_args()
-    if given.analyse is not None:
-        print(json.dumps(analyse(given.analyse)))
-        return
-    with tempfile.TemporaryDirectory(prefix="kronscale-scale-") as name:
-        folder = Path(name) / "runs" / "scale"
-        rows = write_study(folder, given.rows)
-        files = list(folder.glob("*/attempt-1/rank-*.jsonl"))
-        size = sum(file.stat().st_size for file in files)
-        print(f"{rows} rows of phases in {len(files)} files, {size / 1e6:.0f} MB")
-        measured = []
-        for repeat in range(given.repeats):
-            subprocess.run(["rm", "-rf", str(Path(name) / "derived")], check=True)
-            for state in ("cold", "warm"):
-                command = [sys.executable, __file__, "--analyse", str(folder)]
-                said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-                measured.append({"state": state, "repeat": repeat, "file_bytes": size, **json.loads(said)})
-                print(measured[-1], flush=True)
-    worst = max(row["seconds"] for row in measured), max(row["peak_rss_bytes"] for row in measured)
-    met = worst[0] < LIMIT_SECONDS and worst[1] < LIMIT_BYTES
-    result = "met" if met else "MISSED"
-    print(f"slowest {worst[0]:.1f} s, largest {worst[1] / 1e9:.2f} GB: goal of 15 s and 4 GB {result}")
-    if given.out is not None:
-        given.out.mkdir(parents=True, exist_ok=True)
-        with (given.out / "ten_million_rows.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, [*measured[0], "cpus", "machine"])
-            writer.writeheader()
-            place = {"cpus": len(os.sched_getaffinity(0)), "machine": platform.machine()}
-            writer.writerows({**row, **place} for row in measured)
-
-
-if __name__ == "__main__":
-    main()
