@@ -45,18 +45,19 @@ def test_the_spans_of_a_window_are_its_phases(world, tmp_path):
 
 
 def test_traced_steps_have_the_layers_of_a_phase_and_they_add_up_to_it(tmp_path):
-    records = traced(0, 1, cell("comm_opt", 1), str(tmp_path), range(10, 15))
-    (trace,) = (record for record in records if isinstance(record, TraceRecord))
+    records = traced(0, 1, cell("comm_opt", 1), str(tmp_path), range(20))
+    traces = [record for record in records if isinstance(record, TraceRecord)]
+    all_spans = [span for trace in traces for span in trace.spans]
     names = {"0", "2", "6", "8"}  # modules of the digits net
     for phase in (Phase.FACTOR_COMPUTE, Phase.INVERSE_COMPUTE, Phase.PRECONDITION):
-        spans = [(step, layer, seconds) for step, of, _, seconds, layer in trace.spans if of == phase]
+        spans = [(step, layer, seconds) for step, of, _, seconds, layer in all_spans if of == phase]
         assert {layer for _, layer, _ in spans} - {""} == names, phase
         shares = []
         for step in {step for step, _, _ in spans}:
             seconds = [(layer, seconds) for of_step, layer, seconds in spans if of_step == step]
             shares.append(sum(s for layer, s in seconds if not layer) / sum(s for _, s in seconds))
-        assert min(shares) < 0.6, phase  # a busy machine may stop single steps between two layers
-    assert {layer for _, phase, _, _, layer in trace.spans if phase in ("forward", "update")} == {""}
+        assert min(shares) < 0.6, phase  # a busy machine may stop some steps between two layers
+    assert {layer for _, phase, _, _, layer in all_spans if phase in ("forward", "update")} == {""}
 
 
 def test_profilers_show_the_phases_only_if_requested():
