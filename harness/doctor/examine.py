@@ -15,23 +15,21 @@ from types import FrameType
 from typing import NoReturn
 
 from harness.cell import Cell
-from harness.doctor.cluster import check_cluster, check_sbatch, nodes_to_try
-from harness.doctor.findings import Finding, any_fault, fault, skipped
-from harness.doctor.local_host import check_local_host, most_ranks
-from harness.doctor.ranks import JOB, check_job, check_ranks
-from harness.doctor.reports import Report
+from harness.doctor.findings import Finding, any_fault, fault, ok, skipped
+from harness.doctor.ranks import JOB, Report, check_job, check_ranks
 from harness.doctor.storage import check_storage
 from harness.errors import SchedulerError, SiteError
 from harness.launchers import LAUNCHERS
 from harness.launchers.launch import Launch
+from harness.launchers.local import site_cpus, site_gpus
 from harness.launchers.site_profile import Site
 from harness.launchers.slurm import (
     NoAnswerError,
     end_named,
     jobs_of,
+    rehearse,
     scheduler_ids,
     slurm,
-    survey,
     unconfirmed,
 )
 from harness.runs.store import SweepFolder, sweep_folder
@@ -47,6 +45,19 @@ _JOB_MINUTES = 10.0  # a short job starts sooner; ranks that are not done by the
 _POLL_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 8.0  # for the exit of a job
 _EXIT_SECONDS = 30.0  # from an outcome to the exit of the process that wrote it
+
+# Words in an error message of sbatch, and the fields of the profile that cause it.
+_FIELDS_BY_WORDS = (
+    ("account", "slurm.account"),  # Slurm's message about a wrong account names the partition too
+    ("partition", "slurm.partition"),
+    ("qos", "slurm.qos or timeout_minutes"),
+    ("time limit", "timeout_minutes"),
+    ("feature", "slurm.constraint"),
+    ("memory", "slurm.memory_gb_per_node"),
+    ("gres", "slurm.gpus_by and gpus_per_rank"),
+    ("node configuration", "slurm.ranks_per_node, cpus_per_rank and gpus_per_rank"),
+    ("cpu count", "slurm.ranks_per_node and cpus_per_rank"),
+)
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,7 @@ def examine(
             findings = check_storage(folder)
             found, job = _check_from_login(site, folder, ranks)
             findings += found
-            if any_fault(findings) or job is None:
+            if any_fault(findings):
                 findings.append(skipped(JOB, "correct the faults above first"))
                 return Examination(tuple(findings), (), None)
             found, reports = _check_from_ranks(*job, folder, wait_seconds, report)
@@ -101,31 +112,50 @@ def examine(
                     folder.parent.rmdir()
 
 
-def _check_from_login(
-    site: Site, folder: Path, ranks: int | None
-) -> tuple[list[Finding], tuple[Cell, Site] | None]:
-    """Findings, and the cell and the variant of the site for the job; None if there can be no job."""
+def _check_from_login(site: Site, folder: Path, ranks: int | None) -> tuple[list[Finding], tuple[Cell, Site]]:
+    """Findings, and the cell and the variant of the site for the job."""
     site = site.model_copy(update={"timeout_minutes": max(site.limits_minutes)})  # of a probe's few ranks
-    if site.launcher == "local":
-        found = check_local_host(site)
-        if any_fault(found):
-            return found, None
-        job = probe_cell(ranks or most_ranks(site, _RANKS_A_NODE)), site
-        LAUNCHERS[site.launcher].check(*job)
-        return found, job
-    seen = survey()
-    found = check_cluster(site, seen)
-    if ranks is not None:
-        job = probe_cell(ranks), site
-    else:
-        site = _with_ranks_a_node(site, min(_RANKS_A_NODE, slurm(site).ranks_per_node))
-        job = probe_cell(nodes_to_try(site, seen) * slurm(site).ranks_per_node), site
     launcher = LAUNCHERS[site.launcher]
+    if site.launcher == "local":
+        job = probe_cell(ranks or _most_ranks(site)), site
+        launcher.check(*job)
+        return [check_program(site)], job
+    if ranks is None:
+        site = _with_ranks_a_node(site, min(_RANKS_A_NODE, slurm(site).ranks_per_node))
+    job = probe_cell(ranks or 2 * slurm(site).ranks_per_node), site
     launcher.check(*job)
-    if "sbatch" in seen.missing:
-        return [*found, skipped("slurm: sbatch", "sbatch is not on this host's PATH")], None
-    text = launcher.preview(_sweep(job[0], folder), [job[0]], site)
-    return [*found, check_sbatch(text, site)], job
+    return [check_sbatch(launcher.preview(_sweep(job[0], folder), [job[0]], site), site)], job
+
+
+def _most_ranks(site: Site) -> int:
+    fitting = _RANKS_A_NODE if site.oversubscribe else len(site_cpus(site)) // site.cpus_per_rank
+    if site.gpus_per_rank:
+        fitting = min(fitting, len(site_gpus(site)) // site.gpus_per_rank)
+    return max(1, min(fitting, _RANKS_A_NODE))
+
+
+def check_program(site: Site) -> Finding:
+    """Whether this host has the program that ranks are started with: the prefix's, or the site's Python."""
+    check, field = "host: program", "launch_prefix" if site.launch_prefix else "python"
+    program = site.launch_prefix[0] if site.launch_prefix else site.python or sys.executable
+    if shutil.which(program) is None:
+        found = f"{field}: {program} is not a program on this host's PATH"
+        return fault(check, found, f"correct {field} of site {site.name}, or load its module")
+    return ok(check, program)
+
+
+def check_sbatch(text: str, site: Site) -> Finding:
+    """Whether sbatch accepts the batch script of a cell; runs sbatch --test-only."""
+    check = "slurm: sbatch"
+    try:
+        return ok(check, rehearse(text, site).removeprefix("sbatch: "))
+    except NoAnswerError as error:
+        return fault(check, str(error), "run kronscale on a login node, and try scontrol ping there")
+    except SiteError as error:
+        of_words = (fields for words, fields in _FIELDS_BY_WORDS if words in str(error).lower())
+        fields = next(of_words, "what sbatch names in the profile")
+        advice = f"correct {fields} of site {site.name}; kronscale submit --dry-run prints the script"
+        return fault(check, str(error), advice)
 
 
 def _check_from_ranks(

@@ -1,34 +1,63 @@
-"""Checks of the job and of its ranks together: pure functions of reports, so that tests can try any fault."""
+"""What the ranks of the examination's job report, and the checks of it: pure functions of the reports."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Self
+
+from pydantic import TypeAdapter
 
 from harness.doctor.findings import Finding, fault, ok, skipped, warning
-from harness.doctor.hosts import (
-    check_cpus,
-    check_gpus,
-    check_locked_memory,
-    check_memory,
-    check_shared_memory,
-    check_software,
-    check_versions,
-)
-from harness.doctor.reports import Report, WorldReport, by_host, by_rank
 from harness.launchers.launch import Launch
 from harness.launchers.site_profile import Site
+from harness.runs.store import Attempt
 from harness.study.status import CellStatus
 
 JOB = "ranks: job"
 
-_SKEW_SECONDS = 0.5  # beyond it, records of different hosts cannot be ordered by time
-_VISIBLE_SECONDS = 1.0  # a rendezvous through the run folder waits for so long
-_SMALL_SECONDS = 0.1  # Ethernet takes 100 microseconds
-_LARGE_SECONDS = 1.0  # 4 MiB over 100 Mbit/s Ethernet take 0.4 s
 
-_UNREPORTED = "not all ranks reported"
-_UNJOINED = "not all ranks joined"
-_ALONE = "a world of one does not communicate"
+@dataclass(frozen=True)
+class Report:
+    """The report of one rank.
+
+    Attributes:
+        node: the scheduler's name of the host.
+        versions: of Python, torch, kronscale, and the commit unless git was too slow.
+        device_id: unique id of the GPU that the rank computes on; empty without one.
+        gpus: names of the visible GPUs.
+        cpus: CPUs that the rank may run on.
+        data: KRONSCALE_DATA, empty if not set.
+        data_seen: whether the rank sees that folder.
+        backend: carries the traffic, in words; None if the rank did not join the others.
+        sum_error: by how much an all-reduce was wrong; empty if it was right.
+        all_reduce_seconds: of 4 MiB, median.
+    """
+
+    rank: int
+    node: str
+    python: str
+    versions: Mapping[str, str]
+    device_id: str
+    gpus: tuple[str, ...]
+    cpus: tuple[int, ...]
+    data: str = ""
+    data_seen: bool = False
+    backend: str | None = None
+    sum_error: str = ""
+    all_reduce_seconds: float = 0.0
+
+    def write(self, attempt: Attempt) -> None:
+        """Write the report into the attempt's folder; replaces an earlier one of this rank."""
+        attempt.write(f"report-{self.rank:05}.json", asdict(self))
+
+    @classmethod
+    def read(cls, attempt: Attempt, rank: int) -> Self | None:
+        """The rank's report, or None if it wrote none."""
+        raw = attempt.read(f"report-{rank:05}.json")
+        return None if raw is None else TypeAdapter(cls).validate_python(raw)
 
 
 def check_job(status: CellStatus, reports: Sequence[Report], wait_seconds: float, site: Site) -> Finding:
@@ -45,7 +74,7 @@ def check_job(status: CellStatus, reports: Sequence[Report], wait_seconds: float
         advice = on_slurm if site.launcher == "slurm" else "wait until kronscale status shows none running"
         return fault(JOB, found, f"{advice}, or use a longer --wait")
     if status.state == "RUNNING":
-        joined = sum(report.exchange is not None for report in reports)
+        joined = sum(report.backend is not None for report in reports)
         found = f"still RUNNING after {wait_seconds:g} s, cancelled: {joined} of {ranks} ranks were done"
         return fault(JOB, found, "read logs/ in the folder below; a slow start needs a longer --wait")
     advice = "correct that cause; logs/ in the folder below has the output of every rank"
@@ -58,141 +87,106 @@ def check_job(status: CellStatus, reports: Sequence[Report], wait_seconds: float
 
 def check_ranks(reports: Sequence[Report], launch: Launch, world_size: int) -> list[Finding]:
     """All checks of the reports: at least one, in rank order; ranks that failed early have none."""
-    hosts = [
-        check_gpus(reports, launch),
-        check_cpus(reports, launch),
-        check_memory(reports, launch),
-        check_locked_memory(reports),
-        check_shared_memory(reports),
-        check_versions(reports),
-        check_software(reports, launch),
-    ]
-    if len(reports) < world_size:
-        hosts = [one if one.state != "ok" else skipped(one.check, _UNREPORTED) for one in hosts]
-    joined = [report for report in reports if report.exchange is not None]
-    if len(joined) < world_size:
-        return [*(skipped(check, _UNJOINED) for check in _TOGETHER), *hosts]
-    return [
-        check_sums(joined),
-        check_speed(joined),
-        check_nccl(joined),
-        check_mpi(joined, launch),
-        check_clocks(joined),
-        check_files(joined),
-        *hosts,
-    ]
+    checks = (check_sums, check_gpus, check_cpus, check_software, check_data)
+    findings = [check(reports, launch) for check in checks]
+    if len(reports) < world_size:  # a fault of those that reported is one; nothing is known of the others
+        reason = "not all ranks reported"
+        return [skipped(one.check, reason) if one.state == "ok" else one for one in findings]
+    return findings
 
 
-_TOGETHER = (
-    "ranks: all-reduce", "ranks: speed", "ranks: NCCL", "ranks: MPI", "ranks: clocks", "ranks: files"
-)  # fmt: skip
-
-
-def check_sums(reports: Sequence[Report]) -> Finding:
+def check_sums(reports: Sequence[Report], _launch: Launch) -> Finding:
     """Whether an all-reduce returns the sum."""
-    check, backend = "ranks: all-reduce", _world(reports[0]).backend
-    if len(reports) == 1:
-        return skipped(check, _ALONE)
-    wrong = [f"rank {one.rank}: {error}" for one in reports if (error := _world(one).wrong_sum)]
-    if wrong:
-        advice = "do not train over it on this site: update its library, or set another backend"
-        return fault(check, f"wrong over {backend}, {wrong[0]}", advice)
-    joined = max(_world(one).joined_seconds for one in reports)
-    return ok(check, f"right over {backend}; the ranks joined in {joined:.1f} s")
+    check, joined = "ranks: all-reduce", [one for one in reports if one.backend is not None]
+    if len(joined) < len(reports):
+        return skipped(check, "not all ranks joined")
+    if wrong := [one for one in joined if one.sum_error]:
+        found = f"wrong over {wrong[0].backend}, rank {wrong[0].rank}: {wrong[0].sum_error}"
+        return fault(check, found, "do not train on this site: update the library, or set another backend")
+    slowest = max(one.all_reduce_seconds for one in joined)
+    return ok(check, f"right over {joined[0].backend}; 4 MiB take {1e3 * slowest:.3g} ms")
 
 
-def check_speed(reports: Sequence[Report]) -> Finding:
-    """Whether communication is as fast as it should be."""
-    if len(reports) == 1:
-        return skipped("ranks: speed", _ALONE)
-    small = max(_world(one).small_seconds for one in reports)
-    large = max(_world(one).large_seconds for one in reports)
-    found = f"all-reduce of 4 B {_short(small)}, of 4 MiB {_short(large)}{_within_hosts(reports)}"
-    if small <= _SMALL_SECONDS and large <= _LARGE_SECONDS:
-        return ok("ranks: speed", found)
-    if len(by_host(reports)) == 1:
-        return warning("ranks: speed", found, "find other processes that use this host: top, nvidia-smi")
-    name = "NCCL_SOCKET_IFNAME" if _world(reports[0]).backend == "nccl" else "GLOO_SOCKET_IFNAME"
-    advice = f"set the fast network in the site's profile, as environment: {{{name}: ib0}}"
-    return warning("ranks: speed", found, advice)
+def check_gpus(reports: Sequence[Report], launch: Launch) -> Finding:
+    """Whether every rank has a GPU of its own and sees those of the other ranks on its host."""
+    check, on_gpu = "ranks: GPUs", [one for one in reports if one.device_id]
+    if not launch.site.gpus_per_rank:
+        if not on_gpu:
+            return skipped(check, "the site assigns none to its ranks")
+        found = f"rank {on_gpu[0].rank} computes on its CPUs beside {on_gpu[0].gpus[0]}, as the site says"
+        return warning(check, found, "set gpus_per_rank: 1 to compute on it")
+    if problem := next(_gpu_problems(reports), None):
+        return fault(check, *problem)
+    kinds = sorted({one.gpus[0] for one in reports})
+    if len(kinds) > 1:
+        advice = "set slurm.constraint to one kind of node: all ranks wait for the slowest GPU"
+        return warning(check, ", ".join(kinds), advice)
+    return ok(check, f"one per rank, each rank sees all GPUs of its host's ranks: {kinds[0]}")
 
 
-def _within_hosts(reports: Sequence[Report]) -> str:
-    """How ranks of one host communicate, if they could read each other's memory."""
-    hosts = by_host(reports).values()
-    pairs = [(one, two.rank) for ranks in hosts for one in ranks for two in ranks if one is not two]
-    if _world(reports[0]).backend != "gloo" or not pairs:
-        return ""
-    if all(other in _world(one).near for one, other in pairs):
-        return "; ranks of one host read each other's memory"
-    return (
-        "; ranks of one host use Gloo too: the site has single_copy: false, or the kernel or container "
-        "refuses it (where kernel.yama.ptrace_scope is 1, set ptrace_any: true)"
-    )
+def _gpu_problems(reports: Sequence[Report]) -> Iterator[tuple[str, str]]:
+    for node, ranks in _by_node(reports).items():
+        for one in ranks:
+            if not one.device_id:
+                found = f"rank {one.rank} on {node} sees no GPU"
+                advice = "run nvidia-smi there, install a torch build for its CUDA, and check gpus_per_rank"
+                yield found, f"{advice} and slurm.gpus_by"
+            if len(one.gpus) < len(ranks):
+                found = f"rank {one.rank} on {node} sees {len(one.gpus)} of its host's {len(ranks)} GPUs"
+                advice = "remove --gpus-per-task and --gpu-bind from slurm.srun and slurm.sbatch"
+                yield found, f"{advice}: NCCL must see all of them"
+        [(device, count)] = Counter(one.device_id for one in ranks).most_common(1)
+        if count > 1:
+            sharing = ", ".join(str(one.rank) for one in ranks if one.device_id == device)
+            yield f"ranks {sharing} on {node} share a GPU", "set slurm.ranks_per_node to the GPUs of a node"
 
 
-def check_nccl(reports: Sequence[Report]) -> Finding:
-    """Whether ranks that communicate over NCCL have the same version."""
-    first, backend = reports[0], _world(reports[0]).backend
-    if backend != "nccl":
-        reason = f", and {first.no_nccl}" if first.no_nccl else ""
-        return skipped("ranks: NCCL", f"the ranks communicate over {backend}{reason}")
-    versions = {one.nccl for one in reports}
-    if len(versions) > 1:
-        advice = "use one Python environment on all nodes: see slurm.setup"
-        return fault("ranks: NCCL", by_rank((one.rank, one.nccl) for one in reports), advice)
-    return ok("ranks: NCCL", first.nccl)
+def check_cpus(reports: Sequence[Report], launch: Launch) -> Finding:
+    """Whether each rank has CPUs of its own."""
+    check, wanted = "ranks: CPUs", launch.cpus_per_rank
+    for one in reports:
+        if len(one.cpus) < wanted:
+            found = f"rank {one.rank} on {one.node} may use {len(one.cpus)} CPUs, the site requests {wanted}"
+            advice = "lower cpus_per_rank, or correct --cpu-bind and --hint in slurm.srun and slurm.sbatch"
+            return fault(check, found, advice)
+    if launch.oversubscribed:
+        found = f"{len(reports)} ranks share {len(launch.cpus)} CPUs, as the site allows"
+        return warning(check, found, "use fewer ranks: times of cells with so many ranks are not valid")
+    for ranks in _by_node(reports).values():
+        for one, two in combinations(ranks, 2):
+            if set(one.cpus) & set(two.cpus):
+                found = f"ranks {one.rank} and {two.rank} on {one.node} may use the same CPUs: not bound"
+                return warning(check, found, "add --cpu-bind=cores to slurm.srun: unbound ranks are slower")
+    return ok(check, f"{wanted} per rank, bound")
 
 
-def check_mpi(reports: Sequence[Report], launch: Launch) -> Finding:
-    """Whether the ranks are one MPI world, if the site configures that."""
-    first = _world(reports[0])
-    profile = launch.site.slurm
-    configured = profile.mpi if profile is not None else "none"
-    if not first.no_mpi:
-        return ok("ranks: MPI", f"one world, {first.mpi}")
-    if configured == "none":
-        return skipped("ranks: MPI", first.no_mpi)
-    found = f"mpi: {configured}, but {first.no_mpi}; the rendezvous went through the run folder"
-    return warning("ranks: MPI", found, "load an MPI library that supports it, or set slurm.mpi: none")
+def check_software(reports: Sequence[Report], _launch: Launch) -> Finding:
+    """Whether all ranks run the same code."""
+    check, first = "ranks: software", reports[0]
+    for name in first.versions:
+        known = {one.rank: one.versions[name] for one in reports if name in one.versions}
+        if len(set(known.values())) > 1:
+            found = "; ".join(f"{name} {version} on rank {rank}" for rank, version in known.items())
+            advice = "use one Python environment on all nodes, on a shared file system: slurm.setup"
+            return fault(check, found, advice)
+    versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
+    return ok(check, f"the same on all ranks: {first.python}, {versions}")
 
 
-def check_clocks(reports: Sequence[Report]) -> Finding:
-    """An upper bound of the difference between hosts' clocks: the readings are not taken at one moment."""
-    if len(by_host(reports)) == 1:
-        return skipped("ranks: clocks", "one host has one clock")
-    rounds = list(zip(*(_world(one).clock_readings for one in reports), strict=True))
-    best = min(rounds, key=lambda readings: max(readings) - min(readings))
-    skew = max(best) - min(best)
-    if skew <= _SKEW_SECONDS:
-        return ok("ranks: clocks", f"at most {_short(skew)} apart")
-    ahead, behind = (reports[best.index(end(best))].host for end in (max, min))
-    advice = "have both clocks set (see chronyc tracking); until then do not compare times of two hosts"
-    return warning("ranks: clocks", f"{ahead} is {_short(skew)} ahead of {behind}", advice)
+def check_data(reports: Sequence[Report], launch: Launch) -> Finding:
+    """Whether all ranks see the data, behind the site's prefix if there is one."""
+    check, first = "ranks: data", reports[0]
+    behind = f" behind {launch.site.launch_prefix[0]}" if launch.site.launch_prefix else ""
+    if not first.data:
+        return ok(check, f"KRONSCALE_DATA is not set{behind}: the embedded data are there")
+    if blind := [one for one in reports if not one.data_seen]:
+        found = f"rank {blind[0].rank} on {blind[0].node} does not see KRONSCALE_DATA={first.data}{behind}"
+        return fault(check, found, "mount it there, in launch_prefix, or correct the site's environment")
+    return ok(check, f"KRONSCALE_DATA={first.data}{behind}")
 
 
-def check_files(reports: Sequence[Report]) -> Finding:
-    """How soon a rank sees a file that another rank wrote into the run folder."""
-    check = "ranks: files"
-    blind = [one for one in reports if _world(one).visible_seconds is None]
-    if blind:
-        found = f"rank {blind[0].rank} on {blind[0].node} did not see every rank's file within 30 s"
-        return fault(check, found, "give --runs a folder on a file system that all nodes share")
-    slowest = max(reports, key=lambda one: _world(one).visible_seconds or 0.0)
-    seconds = _world(slowest).visible_seconds or 0.0
-    found = f"seen by all ranks after {_short(seconds)}"
-    if seconds > _VISIBLE_SECONDS:
-        advice = "give --runs a folder on a parallel file system, or have this one mounted with actimeo=1"
-        return warning(check, f"{found}, last on {slowest.node}", advice)
-    return ok(check, found)
-
-
-def _world(report: Report) -> WorldReport:
-    assert report.exchange is not None  # noqa: S101  # see check_ranks
-    return report.exchange
-
-
-def _short(seconds: float) -> str:
-    if seconds < 1e-3:
-        return f"{1e6 * seconds:.0f} µs"
-    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+def _by_node(reports: Iterable[Report]) -> dict[str, list[Report]]:
+    ranks: dict[str, list[Report]] = defaultdict(list)
+    for one in reports:
+        ranks[one.node].append(one)
+    return ranks

@@ -22,7 +22,7 @@ def test_two_ranks_on_this_host_pass_and_leave_no_files(tmp_path, monkeypatch, c
     assert code == 0, output
     assert not [one for one in output["findings"] if one["state"] == "fault"]
     assert [one["rank"] for one in output["reports"]] == [0, 1]
-    assert all(one["exchange"]["backend"] == "gloo" for one in output["reports"])
+    assert all(one["backend"] == "gloo" for one in output["reports"])
     assert list(runs.iterdir()) == []
 
 

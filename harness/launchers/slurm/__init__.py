@@ -1,23 +1,17 @@
 """Runs attempts as steps of Slurm jobs, submitted through Submitit."""
 
-from harness.launchers.slurm.cluster_survey import Partition, Survey, survey
 from harness.launchers.slurm.job_layout import slurm
 from harness.launchers.slurm.sbatch import rehearse
 from harness.launchers.slurm.scheduler import NoAnswerError, end_named, jobs_of
 from harness.launchers.slurm.scheduler_state import scheduler_ids
 from harness.launchers.slurm.submission_manifest import unconfirmed
-from harness.launchers.slurm_profile import START_MINUTES
 
 __all__ = [
-    "START_MINUTES",
     "NoAnswerError",
-    "Partition",
-    "Survey",
     "end_named",
     "jobs_of",
     "rehearse",
     "scheduler_ids",
     "slurm",
-    "survey",
     "unconfirmed",
 ]

@@ -4,13 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
 from harness.cli import main
-from harness.doctor.hosts import check_software
-from harness.doctor.local_host import check_programs
+from harness.doctor.examine import check_program
 from harness.errors import SiteError
 from harness.launchers import LAUNCHERS
 from harness.launchers.launch import job_python, rank_words
@@ -20,7 +18,6 @@ from harness.launchers.slurm.job_layout import JobLayout
 from harness.launchers.slurm.sbatch import batch_text
 from harness.launchers.slurm.submission_manifest import SubmissionManifest
 from harness.runs.store import sweep_folder
-from tests.harness.doctor_reports import RANK
 
 pytestmark = pytest.mark.ranks
 
@@ -67,18 +64,17 @@ def test_ranks_run_under_another_root_with_its_own_python_and_doctor_says_what_i
     found = {one["check"]: one for one in shown["findings"]}
     assert code == 0, found
     assert found["ranks: job"]["state"] == "ok"
-    assert f"behind {container}" in found["ranks: software"]["found"]
-    assert f"KRONSCALE_DATA={data}" in found["ranks: software"]["found"]
+    assert found["ranks: data"]["found"] == f"KRONSCALE_DATA={data} behind {container}"
     assert not os.path.lexists("/mnt/python")
 
 
 @pytest.mark.parametrize("field", ["python", "launch_prefix"])
 def test_doctor_names_a_program_that_this_host_lacks(field):
     value = "/nowhere/python" if field == "python" else ("/nowhere/python", "exec")
-    found = check_programs(Site(name="here", **{field: value}))
+    found = check_program(Site(name="here", **{field: value}))
     assert found.state == "fault"
     assert found.found == f"{field}: /nowhere/python is not a program on this host's PATH"
-    assert check_programs(Site(name="here")).state == "ok"
+    assert check_program(Site(name="here")).state == "ok"
 
 
 def test_the_command_of_a_rank_has_the_prefix_and_the_sites_python():
@@ -144,14 +140,3 @@ def test_words_and_waits_that_cannot_be_are_refused(text, message, tmp_path):
     (tmp_path / "here.yaml").write_text(text)
     with pytest.raises(SiteError, match=message):
         read_site(str(tmp_path / "here.yaml"))
-
-
-def test_doctor_finds_data_and_versions_that_ranks_do_not_share(make_cell, tmp_path):
-    launch = LAUNCHERS["local"].plan(make_cell(), Site(name="here", launch_prefix=("/bin/box",)))
-    healthy = replace(RANK, data="/data", data_seen=True)
-    assert check_software([healthy], launch).state == "ok"
-    blind = check_software([healthy, replace(healthy, rank=1, data_seen=False)], launch)
-    assert (blind.state, "rank 1 on" in blind.found) == ("fault", True)
-    assert "does not see KRONSCALE_DATA=/data behind /bin/box" in blind.found
-    other = replace(healthy, versions={**healthy.versions, "kronscale": "0.0.9"})
-    assert check_software([other], launch).state == "warning"

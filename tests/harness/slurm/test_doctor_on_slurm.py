@@ -50,44 +50,25 @@ def test_two_ranks_on_each_of_two_nodes_have_no_fault(doctor, on_slurm, tmp_path
     faults = [f"{check}: {one['found']}" for check, one in found.items() if one["state"] == "fault"]
     assert not faults, (faults, logs_in(report["kept"]))
     assert code == 0
-    # The test cluster binds no rank to CPUs, and four ranks on few of them may be slow and late.
-    warned = {check for check, state in states.items() if state == "warning"}
-    assert warned <= {"ranks: CPUs", "ranks: speed", "ranks: clocks", "ranks: files"}, found
+    # The test cluster binds no rank to CPUs.
+    assert {check for check, state in states.items() if state == "warning"} <= {"ranks: CPUs"}, found
     assert len({one["node"] for one in report["reports"]}) == 2
-    assert [one["exchange"]["backend"] for one in report["reports"]] == [backend] * 4
-    for check in (
-        "slurm: controller",
-        "slurm: accounting",
-        "slurm: sbatch",
-        "ranks: files",
-        "ranks: versions",
-    ):
+    assert [one["backend"] for one in report["reports"]] == [backend] * 4
+    for check in ("runs: link", "slurm: sbatch", "ranks: all-reduce", "ranks: software"):
         assert states[check] == "ok", found[check]
-    assert states["ranks: MPI"] == ("ok" if backend == "mpi" else "skipped")
     assert list((tmp_path / "runs").iterdir()) == []
     assert on_slurm.run("squeue", "--noheader") == ""
 
 
-def test_a_wrong_partition_a_wrong_mpi_and_too_long_a_limit_are_named_and_nothing_is_started(
-    doctor, on_slurm, tmp_path
-):
-    code, found, _ = doctor(f"{PROFILE}  partition: gpu\n  mpi: openmpi\n")
+@pytest.mark.parametrize(
+    ("profile", "field"),
+    [(f"{PROFILE}  partition: gpu\n", "slurm.partition"), (PROFILE.replace("20", "200"), "timeout_minutes")],
+)
+def test_what_sbatch_refuses_is_named_by_its_field_and_nothing_is_started(doctor, on_slurm, profile, field):
+    code, found, _ = doctor(profile)
     assert code == 1
-    assert found["slurm: partition"]["found"] == "there is no partition gpu; there are main, urgent"
-    assert "set slurm.partition" in found["slurm: partition"]["advice"]
-    assert found["slurm: mpi"]["state"] == "fault"
-    assert "pmi2" in found["slurm: mpi"]["found"]
-    assert "slurm.partition" in found["slurm: sbatch"]["advice"]
+    assert field in found["slurm: sbatch"]["advice"]
     assert found["ranks: job"]["state"] == "skipped"
-    code, found, _ = doctor(f"{PROFILE}  array_size: 5000\n".replace("20", "200"))
-    assert code == 1
-    assert found["slurm: partition"]["advice"].startswith("set timeout_minutes: 58")
-    assert found["slurm: arrays"]["advice"] == "set slurm.array_size: 1000"
-    assert "timeout_minutes" in found["slurm: sbatch"]["advice"]
-    (tmp_path / "file").write_text("")
-    code, found, _ = doctor(PROFILE, runs=tmp_path / "file/runs")
-    assert (code, found["runs: write"]["state"]) == (1, "fault")
-    assert [one["state"] for check, one in found.items() if check.startswith("slurm")] == ["ok"] * 7
     assert on_slurm.run("squeue", "--noheader") == ""
 
 
