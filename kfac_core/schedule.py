@@ -135,18 +135,3 @@ def _whole_steps(interval: int | Milestones, position: float, steps_per_epoch: i
     if isinstance(interval, Milestones):
         return max(1, int(interval.value(position, steps_per_epoch)))
     return interval
-
-
-def constant_updates_per_epoch(
-    steps_per_epoch: int, inverse_updates: float = 1.25, factor_updates_per_inverse: int = 10
-) -> tuple[int, int]:
-    """SC20's rule for scaling runs: the same number of updates per epoch at any world size.
-
-    At ImageNet's 2503, 1252, 626, 313, 157 steps per epoch, on 16 to 256 GPUs, it gives E = 2002, 1001,
-    500, 250, 125, which the paper rounds to 2000, 1000, ..., and F = E / 10, truncated (SC20, section VI-C).
-
-    Returns:
-        (factor_update_steps, inverse_update_steps).
-    """
-    inverse_steps = max(1, int(steps_per_epoch / inverse_updates))
-    return max(1, inverse_steps // factor_updates_per_inverse), inverse_steps

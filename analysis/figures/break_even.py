@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import pandas as pd
@@ -32,13 +32,12 @@ class Point:
     """One arm on one world size against its first-order arm.
 
     Attributes:
-        group: what gives it its marker: the arm, or the study where there are several.
         cost: seconds of an epoch over the first-order arm's.
         fewer_epochs: the first-order arm's epochs to the target over its own.
         comparison: where both come from.
     """
 
-    group: str
+    arm: str
     cost: Interval
     fewer_epochs: Interval
     comparison: Comparison
@@ -49,7 +48,7 @@ def draw(study: Study) -> Drawing:
     scored = time_to_accuracy(study)
     points = list(_points(study, scored))
     _refuse_nothing(points)
-    looks = drawing.arm_styles(study, [point.group for point in points])
+    looks = drawing.arm_styles(study, [point.arm for point in points])
     sizes = sorted({point.comparison.world_size for point in points})
     titles = [drawing.ranks_label(size, scored[scored["world_size"] == size]) for size in sizes]
     width = drawing.ONE_COLUMN if len(sizes) == 1 else drawing.TWO_COLUMNS
@@ -65,61 +64,12 @@ def draw(study: Study) -> Drawing:
     return Drawing(figure, numbers, caption)
 
 
-def draw_studies(studies: Mapping[str, Study]) -> Drawing:
-    """The points of several studies in one panel, a marker per study.
-
-    Args:
-        studies: by the name that the legend shows.
-
-    Raises:
-        NothingToDraw: no study compares an arm with a first-order arm.
-    """
-    points: list[Point] = []
-    tables = []
-    for name, study in studies.items():
-        scored = time_to_accuracy(study)
-        own = [replace(point, group=name) for point in _points(study, scored) if _is_judged(point)]
-        points += own
-        numbers = scored.merge(_table(own), on=["arm", "world_size"]).merge(
-            study.cells[["run", *SETTINGS]], on="run"
-        )
-        tables.append(numbers.assign(study=name))
-    _refuse_nothing(points)
-    looks = drawing.styles(point.group for point in points)
-    figure, (axis,) = drawing.panels(drawing.TWO_COLUMNS, 4.0 + 0.07 * len(looks), columns=1)
-    low, high = (end(_limits(points, column)[place] for column in ("cost", "fewer_epochs"))
-                 for place, end in enumerate((min, max)))  # fmt: skip
-    _panel(axis, points, looks, (low, high), (low, high))
-    for point in points:
-        axis.annotate(
-            str(point.comparison.world_size), (point.cost.estimate, point.fewer_epochs.estimate),
-            xytext=(4, 3), textcoords="offset points", fontsize=6, color=looks[point.group].colour,
-        )  # fmt: skip
-    drawing.legend_below(figure, _handles(points, looks), columns=min(len(looks), 4))
-    numbers = pd.concat([table for table in tables if not table.empty], ignore_index=True)
-    counts = drawing.counts(numbers, ("study", "arm", "world_size"))
-    left_out = "Left out: worlds with more ranks than CPUs, and arms with too few runs for an interval."
-    return Drawing(figure, numbers, f"{_caption(points, counts)} Small numbers: ranks. {left_out}")
-
-
-SETTINGS = (
-    "global_batch_size", "strategy", "solver", "factor_update_steps", "inverse_update_steps", "schedules",
-)  # fmt: skip
-"""Columns of `Study.cells` that the numbers of several studies have too."""
-
-
 def _points(study: Study, scored: pd.DataFrame) -> Iterator[Point]:
     """Comparisons with two finite ratios."""
     for (arm, _), one in comparisons(study, scored).items():
         ratios = one.fewer_epochs.estimate, one.cheaper_epochs.estimate
         if all(math.isfinite(ratio) and ratio > 0 for ratio in ratios):
             yield Point(arm, _reciprocal(one.cheaper_epochs), one.fewer_epochs, one)
-
-
-def _is_judged(point: Point) -> bool:
-    """Whether ranks had their CPUs, and runs were enough for intervals."""
-    enough = point.cost.low is not None and point.fewer_epochs.low is not None
-    return enough and not point.comparison.oversubscribed
 
 
 def _reciprocal(interval: Interval) -> Interval:
@@ -151,7 +101,7 @@ def _panel(
 ) -> None:
     _lines(axis, min(x[0], y[0]), max(x[1], y[1]))
     for point in points:
-        look = looks[point.group]
+        look = looks[point.arm]
         _whiskers(axis, point, look.colour)
         axis.plot(
             point.cost.estimate, point.fewer_epochs.estimate, look.marker, color=look.colour, markersize=5,
@@ -168,7 +118,7 @@ def _handles(points: list[Point], looks: Mapping[str, ArmStyle]) -> list[Line2D]
     """Legend entries, hollow if no point of the group is filled."""
     entries = drawing.handles(looks)
     for entry, group in zip(entries, looks, strict=True):
-        if not any(_is_decided(point) for point in points if point.group == group):
+        if not any(_is_decided(point) for point in points if point.arm == group):
             entry.set_markerfacecolor("none")
     return entries
 

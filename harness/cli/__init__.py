@@ -13,7 +13,6 @@ from harness.cli import (
     blocks,
     calibrate,
     choose,
-    collect,
     compare,
     data,
     doctor,
@@ -60,7 +59,6 @@ for _command, _example in (
     (report.report, "report demo --out results/figures/demo"),
     (choose.choose, "choose -f jobs/sweeps/headline/tuning.yaml"),
     (blocks.blocks, "blocks -f jobs/sweeps/headline/tuning.yaml --into results/headline"),
-    (collect.collect, "collect my-cluster:kronscale/results/runs"),
     (archive.archive, "archive demo --out demo.tar.xz"),
     (compare.compare, "compare results/old/demo results/runs/demo"),
     (reproduce.reproduce, "reproduce sc20 --size small"),
@@ -68,7 +66,6 @@ for _command, _example in (
     (recommend.recommend, "recommend demo --world-size 64"),
     (emulate.emulate, "emulate --model resnet50 --world-size 1024 --rank 0,17,max"),
     (calibrate.calibrate, "calibrate --name node17 --world-size 2,4"),
-    (export.trace, "trace demo --where 'seed=0' --out trace.json"),
     (export.export, "export mllog demo --where 'method=sgd' --out sgd.log"),
 ):
     app.command(cls=Command, epilog=f"Example: kronscale {_example}")(_command)

@@ -1,4 +1,4 @@
-"""`kronscale trace` and `kronscale export`: write runs in the formats of other tools."""
+"""`kronscale export`: writes runs in the formats of other tools."""
 
 from __future__ import annotations
 
@@ -11,14 +11,6 @@ from harness.cli.options import RUNS, FileInstead, Runs, SweepName, Where
 from harness.errors import UserError
 
 _Out = Annotated[Path | None, typer.Option(metavar="FILE", help="File to write. Default: standard output.")]
-
-
-def trace(
-    sweep: SweepName = None, file: FileInstead = None, where: Where = None, runs: Runs = RUNS,
-    out: _Out = None,
-) -> None:  # fmt: skip
-    """Write the traced steps of all ranks on one timeline, for ui.perfetto.dev or chrome://tracing."""
-    export("trace", sweep, file, where, runs, out)
 
 
 def export(

@@ -86,9 +86,6 @@ Yes = Annotated[bool, typer.Option("--yes", help="Ask nothing, however much it m
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted, and its cost.")]
 Runs = Annotated[Path, typer.Option(metavar="DIR", help="Folder of stored runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write all results to this JSON file.")
-]
 HoursBy = Annotated[
     str | None,
     typer.Option(

@@ -1,4 +1,4 @@
-"""Control groups that count and limit this process's memory, versions 1 and 2."""
+"""Control groups that count this process's memory, versions 1 and 2."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from pathlib import Path
 
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _MOUNTED = Path("/sys/fs/cgroup")
-_LIMITS = {1: "memory.limit_in_bytes", 2: "memory.max"}
-_NO_LIMIT_BYTES = 1 << 60  # version 1 writes a number close to 2**63 for no limit
 
 
 def memory_groups(membership: Path = _MEMBERSHIP, mounted: Path = _MOUNTED) -> Iterator[tuple[int, Path]]:
@@ -29,14 +27,3 @@ def memory_groups(membership: Path = _MEMBERSHIP, mounted: Path = _MOUNTED) -> I
         while folder != top:
             folder = folder.parent
             yield version, folder
-
-
-def memory_limit_bytes(membership: Path = _MEMBERSHIP, mounted: Path = _MOUNTED) -> int | None:
-    """The lowest limit of the groups around this process; None if there is no limit."""
-    found = []
-    for version, folder in memory_groups(membership, mounted):
-        try:
-            found.append(int((folder / _LIMITS[version]).read_text()))
-        except (OSError, ValueError):  # missing, or `max`
-            continue
-    return min((limit for limit in found if limit < _NO_LIMIT_BYTES), default=None)

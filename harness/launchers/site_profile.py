@@ -102,8 +102,8 @@ class Site(Spec):
     """Interval of checkpoints in minutes; null for none. Example: `15`."""
 
     traced_steps: tuple[int, int] | None = None
-    """`[first, end]`: steps whose phases are recorded one by one with their start, for `kronscale trace`; an
-    inverse period contains every kind of phase. Example: `[100, 200]`."""
+    """`[first, end]`: steps whose phases are recorded one by one with their start, for
+    `kronscale export trace`; an inverse period contains every kind of phase. Example: `[100, 200]`."""
 
     profiler_ranges: bool = False
     """Whether phases are shown to profilers as `kronscale.<phase>`: torch's, and on a GPU NVTX's for Nsight

@@ -24,7 +24,6 @@ from pydantic import ConfigDict
 from harness.cell import NAME_PATTERN
 from harness.errors import StoreError
 from harness.runs.attempt_outcome import FINAL_STATES
-from harness.runs.collected import NAME as COLLECTED
 from harness.runs.damage import damage
 from harness.runs.store import CellFolder, SweepFolder
 from harness.runs.stored_files import STRICT, Count, parse_as, read_bytes, read_object
@@ -34,7 +33,7 @@ MANIFEST = "manifest.json"
 SCHEMA = 1
 
 _KEPT = re.compile(r"[a-z_]+\.json|rank-\d{5,}\.jsonl")  # of an attempt
-_LEFT = {COLLECTED, "rendezvous.json"}  # how a copy was made; a secret
+_LEFT = {"collected.json", "rendezvous.json"}  # how older versions copied it; a secret
 _MOST_MANIFEST_BYTES = 64 << 20
 _MOST_FILE_BYTES = 4 << 30
 

@@ -118,7 +118,7 @@ def _pause(cost_seconds: float) -> None:
 
 
 def _in_flight(statuses: Sequence[CellStatus]) -> bool:
-    return any(status.state in IN_FLIGHT and not status.elsewhere for status in statuses)
+    return any(status.state in IN_FLIGHT for status in statuses)
 
 
 def _left_in_words(statuses: Sequence[CellStatus]) -> str:

@@ -17,7 +17,6 @@ from harness.launchers import LAUNCHERS
 from harness.launchers.attempt_state import AttemptState
 from harness.runs.attempt_outcome import FINAL_STATES, Outcome, RankExit, State
 from harness.runs.checkpoint_store import kept_step, resumable
-from harness.runs.collected import Collected, is_collected
 from harness.runs.effective_records import effective_evaluations
 from harness.runs.log_tail import last_record
 from harness.runs.records import EvalRecord, SegmentRecord
@@ -41,7 +40,6 @@ class CellStatus:
         ended_at: Unix time, seconds.
         checkpoint_step: the step at which a retry would resume, if there is a checkpoint.
         taken_seconds: of an ended run, time of the ranks in all of its attempts.
-        elsewhere: the folder that an attempt without an outcome was collected from, and where it runs.
     """
 
     cell: Cell
@@ -57,7 +55,6 @@ class CellStatus:
     ended_at: float | None = None
     checkpoint_step: int | None = None
     taken_seconds: float | None = None
-    elsewhere: str = ""
 
     @property
     def final(self) -> bool:
@@ -83,7 +80,7 @@ class CellStatus:
         """Flat dictionary of JSON types."""
         names = (
             "state", "cause", "rank", "step", "total_steps", "phase", "value", "started_at", "ended_at",
-            "checkpoint_step", "elsewhere",
+            "checkpoint_step",
         )  # fmt: skip
         return {
             "id": self.cell.id,
@@ -129,7 +126,7 @@ def corrected(
         one.attempt: one.state
         for statuses in sweeps
         for one in statuses
-        if one.state in IN_FLIGHT and one.attempt and not one.elsewhere
+        if one.state in IN_FLIGHT and one.attempt
     }
     found = (reports or LauncherReports()).of(states)
     return [
@@ -140,7 +137,7 @@ def corrected(
 
 def in_flight(attempts: Iterable[Attempt], reports: LauncherReports) -> list[Attempt]:
     """Those of the attempts that are pending or running, by their files and their launchers."""
-    found = {attempt: stored_state(attempt).state for attempt in attempts if not is_collected(attempt)}
+    found = {attempt: stored_state(attempt).state for attempt in attempts}
     waiting = {attempt: state for attempt, state in found.items() if state in IN_FLIGHT}
     reported = {attempt: answer.state for attempt, answer in reports.of(waiting).items()}
     return [attempt for attempt in waiting if reported.get(attempt) in (None, *IN_FLIGHT)]
@@ -168,7 +165,7 @@ def _status(cell: Cell, stored: StoredState) -> CellStatus:
     if stored.attempt is not None and stored.outcome is not None:
         return _ended(cell, stored.attempt, stored.outcome)
     if stored.attempt is not None and stored.state == "RUNNING":
-        return _running_elsewhere(cell, stored.attempt) or _running(cell, stored.attempt)
+        return _running(cell, stored.attempt)
     return CellStatus(cell, stored.state, stored.attempt)
 
 
@@ -188,21 +185,6 @@ def _ended(cell: Cell, attempt: Attempt, outcome: Outcome) -> CellStatus:
         checkpoint_step=outcome.checkpoint_step,
         taken_seconds=taken_seconds(attempt, outcome),
     )
-
-
-def _running_elsewhere(cell: Cell, attempt: Attempt) -> CellStatus | None:
-    """The status of an attempt that was collected while it ran; None of one that was not collected."""
-    if not is_collected(attempt):
-        return None
-    try:
-        mark = Collected.read(attempt)
-    except StoreError:
-        mark = None
-    source = mark.source if mark is not None else "an unknown folder"
-    when = f" at {time.strftime('%d %b %H:%M', time.localtime(mark.collected_at))}" if mark else ""
-    cause = f"runs elsewhere: collected from {source}{when}; collect again to see more"
-    status = _running(cell, attempt)
-    return replace(status, cause="; ".join(filter(None, [status.cause, cause])), elsewhere=source)
 
 
 def _running(cell: Cell, attempt: Attempt) -> CellStatus:

@@ -18,7 +18,6 @@ from harness.launchers.launch import WORKER_COMMAND, Launch
 from harness.launchers.outcome import cancelled_before_start
 from harness.launchers.site_profile import Site
 from harness.runs.attempt_outcome import State
-from harness.runs.collected import is_collected
 from harness.runs.locks import exclusive
 from harness.runs.ownership import refuse_foreign
 from harness.runs.store import DEFAULT_ROOT, Attempt, SweepFolder, sweep_folder
@@ -210,7 +209,7 @@ def cancel(cells: Sequence[Cell], root: Path = DEFAULT_ROOT, *, checkpoint: bool
     folder = _folder(cells, root)
     reports = LauncherReports()
     statuses = read_statuses(folder, cells, reports)
-    found = [one for one in statuses if one.state in IN_FLIGHT and not one.elsewhere]
+    found = [one for one in statuses if one.state in IN_FLIGHT]
     remaining, cancelled = found, set[Attempt]()
     pause = _CANCEL_POLL_SECONDS
     while remaining:  # a run that has just met its time limit may go on in another attempt
@@ -231,7 +230,7 @@ def cancel_other_versions(folder: SweepFolder, *, checkpoint: bool = False) -> l
         The ids of the cells that were in flight.
     """
     newest = [stored.latest() for stored in folder.cell_folders_of_other_versions()]
-    own = [one for one in newest if one is not None and not is_collected(one)]
+    own = [one for one in newest if one is not None]
     attempts = [one for one in own if stored_state(one).state in IN_FLIGHT]
     _cancel(attempts, checkpoint=checkpoint)
     pause, remaining, reports = _CANCEL_POLL_SECONDS, attempts, LauncherReports()

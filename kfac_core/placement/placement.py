@@ -217,11 +217,6 @@ class Placement:
             jobs.append(FactorJob(index, "g", shape.g, sources, layer.g_inverse_workers, users))
         return jobs
 
-    def gradient_source(self, name: str, rank: int) -> int:
-        """The rank that preconditions layer `name` for `rank`."""
-        column = self.layers[name].gradient_workers[0]
-        return rank // self.columns * self.columns + column
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy by value, as a mapping proxy cannot be pickled."""
         return Placement, (self.world_size, self.grad_workers, dict(self.layers))

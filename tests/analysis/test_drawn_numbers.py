@@ -10,7 +10,6 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from analysis.figures import FIGURES
-from analysis.figures.break_even import draw_studies
 from analysis.figures.captions import whiskers
 from analysis.figures.drawing import counts
 from analysis.figures.pareto import _front
@@ -106,11 +105,6 @@ def test_an_arm_lies_above_the_break_even_line_if_it_saves_more_epochs_than_its_
     assert marks(drawing.figure.axes[0]) == {(1.5, 2.0), (2.5, 2.0)}
     ratios = drawing.numbers.groupby("method")["speedup"].first()
     assert dict(ratios) == {"comm_opt": pytest.approx(2 / 1.5), "mem_opt": pytest.approx(2 / 2.5)}
-    both = draw_studies({"one": study, "other": study})
-    assert marks(both.figure.axes[0]) == {(1.5, 2.0), (2.5, 2.0)}
-    assert [text.get_text() for text in both.figure.axes[0].texts[2:]] == ["1"] * 4
-    assert set(both.numbers.groupby("study")["run"].nunique()) == {8}
-    assert set(both.numbers["inverse_update_steps"].dropna()) == {10}
 
 
 def hollow(axis) -> list[tuple[float, float]]:

@@ -132,15 +132,6 @@ def test_an_archive_is_verified_against_its_manifest_and_the_runs_own_checksums(
     assert "of its seal does not match: records were changed" in capsys.readouterr().err
 
 
-def test_a_collected_copy_gives_the_same_archive_as_its_source(tmp_path: Path) -> None:
-    path = archived(tmp_path, "a", runs_of(range(2)))
-    copy = str(tmp_path / "copy")
-    assert main(["collect", str(tmp_path / "a" / "runs"), "--runs", copy]) == 0
-    out = tmp_path / "copy.tar.xz"
-    assert main(["archive", "synthetic", "--runs", copy, "--out", str(out)]) == 0
-    assert out.read_bytes() == path.read_bytes()
-
-
 @pytest.mark.parametrize("name", ["runs/synthetic/../../evil.json", "elsewhere/evil.json"])
 def test_a_file_outside_of_the_folders_is_refused_though_the_manifest_lists_it(
     tmp_path: Path, name: str

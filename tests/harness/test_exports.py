@@ -156,7 +156,7 @@ def test_prometheus_parser_reads_every_sample_and_repeated_steps_count_once(atte
 
 def test_the_verbs_write_files_and_reject_an_unknown_format(attempt, tmp_path, capsys):
     out = tmp_path / "out" / "trace.json"
-    assert main(["trace", "study", "--runs", str(tmp_path), "--out", str(out)]) == 0
+    assert main(["export", "trace", "study", "--runs", str(tmp_path), "--out", str(out)]) == 0
     assert json.loads(out.read_text())["traceEvents"]
     assert main(["export", "openmetrics", "study", "--runs", str(tmp_path)]) == 0
     assert capsys.readouterr().out.endswith("# EOF\n")
@@ -166,5 +166,5 @@ def test_the_verbs_write_files_and_reject_an_unknown_format(attempt, tmp_path, c
 
 def test_without_traced_steps_the_error_explains_how_to_get_some(tmp_path, capsys):
     sweep_folder("study", tmp_path).stage(CELL).new_attempt()
-    assert main(["trace", "study", "--runs", str(tmp_path)]) == 2
+    assert main(["export", "trace", "study", "--runs", str(tmp_path)]) == 2
     assert "traced_steps: [20, 30]" in capsys.readouterr().err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kfac_core import KFAC, ConfigError, KFACConfig
-from kfac_core.schedule import Milestones, constant_updates_per_epoch, interval_at, value_at
+from kfac_core.schedule import Milestones, interval_at, value_at
 from tests.kfac_core.dense import DenseKFAC, DenseSettings
 from tests.kfac_core.runs import GLOBAL_BATCH, LR, assert_same, build, data, train
 
@@ -27,15 +27,6 @@ def test_callables_get_the_step_and_intervals_are_truncated_to_whole_steps():
     assert value_at(lambda step: 1 / (1 + step), 3, None) == 0.25
     assert interval_at(lambda step: 12.9, 0, None) == 12
     assert interval_at(Milestones(initial=10, factor=0.01, at=(1,), unit="steps"), 1, None) == 1
-
-
-@pytest.mark.parametrize(
-    ("steps_per_epoch", "inverse_steps"),
-    [(2503, 2002), (1252, 1001), (626, 500), (313, 250), (157, 125)],
-)
-def test_sc20s_scaling_rule(steps_per_epoch, inverse_steps):
-    """ImageNet at 16 to 256 GPUs, 32 examples each (SC20, section VI-C)."""
-    assert constant_updates_per_epoch(steps_per_epoch) == (inverse_steps // 10, inverse_steps)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,6 @@ class World:
         backend: `nccl`, `gloo` or `mpi`; torch.distributed is initialised for the first two only.
         communicator: carries all traffic of the training.
         store: shared by all ranks, for small values; None in a world of one.
-        no_mpi: why MPI is not used, not even for the rendezvous; empty where it is.
         staging_seconds: how long ranks wait for the data of others.
     """
 
@@ -52,7 +51,6 @@ class World:
     backend: str
     communicator: Communicator = field(default_factory=connect)
     store: Store | None = None
-    no_mpi: str = ""
     staging_seconds: float = 3600.0
 
     def wait_for_data(self) -> None:
@@ -94,8 +92,7 @@ def join_world(attempt: Attempt, rank: int, world_size: int, local_rank: int) ->
     device = _device(launch, local_rank)
     backend = _backend(launch, device)
     if world_size == 1:
-        alone = SingleCommunicator()
-        return World(rank, world_size, device, backend, alone, no_mpi="a world of one needs none")
+        return World(rank, world_size, device, backend, SingleCommunicator())
     base, reason = find_mpi(rank, world_size, required=backend == "mpi")
     mpi = MPICommunicator(base, patience.peer) if base is not None else None
     if backend == "mpi" and mpi is None:
@@ -124,7 +121,7 @@ def join_world(attempt: Attempt, rank: int, world_size: int, local_rank: int) ->
         device_id=device if backend == "nccl" else None,  # connects now, before any clock runs
     )
     communicator = connect(find_peers=_peer_finder(launch))
-    return World(rank, world_size, device, backend, communicator, store, reason, patience.staging)
+    return World(rank, world_size, device, backend, communicator, store, patience.staging)
 
 
 def finalize_world(world: World) -> None:
