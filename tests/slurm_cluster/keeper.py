@@ -100,8 +100,11 @@ class Keeper:
         process = self._running.pop(name)
         process.send_signal(number)
         if number == signal.SIGKILL:
-            for other in _on_node(name.removeprefix("slurmd-")):
-                _kill(other)
+            lost = _on_node(name.removeprefix("slurmd-"))
+            for end in (psutil.Process.suspend, psutil.Process.kill):  # or one would report another's end
+                for other in lost:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        end(other)
         try:
             process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -218,7 +221,7 @@ def _on_node(node: str) -> list[psutil.Process]:
     for process in psutil.Process().children(recursive=True):
         try:
             if process.environ().get("SLURMD_NODENAME") == node:
-                found += [process, *(one for one in process.parents() if one.name().startswith("slurmstepd"))]
+                found += [*(one for one in process.parents() if one.name().startswith("slurmstepd")), process]
         except psutil.Error:  # it ended meanwhile
             continue
     return found
