@@ -42,10 +42,10 @@ check: setup docs
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# Breaks the code in one place at a time: a test must fail. PACKAGE=analysis, ONLY="part of a name", AGAIN=1 for known results.
+# Breaks the code in SAMPLE random places, one at a time: tests must notice. Hours; goes on where it was stopped.
 mutants: setup
-	$(BIN)/python -m jobs.experiments.mutants results/mutants.md $(if $(PACKAGE),--package $(PACKAGE)) \
-	  $(if $(ONLY),--only "$(ONLY)") $(if $(AGAIN),--again)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt cosmic-ray
+	$(BIN)/python -m jobs.experiments.mutants results/mutants.csv --sample $(or $(SAMPLE),200)
 
 # How often intervals hold the truth and verdicts are right, on simulated studies: results/coverage.csv and .md, the same bytes each time.
 coverage: setup
