@@ -16,7 +16,6 @@ from harness.cli import (
     compare,
     data,
     doctor,
-    emulate,
     export,
     init,
     operate,
@@ -64,7 +63,6 @@ for _command, _example in (
     (reproduce.reproduce, "reproduce sc20 --size small"),
     (predict.predict, "predict --model resnet152 --world-size 64,4096 --memory-gib 16"),
     (recommend.recommend, "recommend demo --world-size 64"),
-    (emulate.emulate, "emulate --model resnet50 --world-size 1024 --rank 0,17,max"),
     (calibrate.calibrate, "calibrate --name node17 --world-size 2,4"),
     (export.export, "export mllog demo --where 'method=sgd' --out sgd.log"),
 ):

@@ -1,4 +1,4 @@
-"""Options of `predict` and `emulate`: model, ranks and K-FAC's settings."""
+"""Options of `predict`: model, ranks and K-FAC's settings."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def settings(pairs: Sequence[str]) -> dict[str, Any]:
         if not value.strip():
             raise UserError(f"--set {pair}: has no value; write null for no value")
         if name == "strategy":
-            raise UserError(f"--set {pair}: predict shows every strategy, and emulate has --strategy")
+            raise UserError(f"--set {pair}: predict shows every strategy")
         values[name] = read_value(value, f"--set {name}", UserError)
     return values
 
@@ -110,20 +110,3 @@ def whole_number(text: str) -> int | None:
     """A whole number of up to nine digits, or None: others are no size of anything here."""
     stripped = text.strip()
     return int(stripped) if stripped.isascii() and stripped.isdecimal() and len(stripped) < 10 else None
-
-
-def ranks_listed(text: str, world_size: int) -> list[int]:
-    """Ranks from `0,17,max`.
-
-    Raises:
-        UserError: a part is not a rank of the world.
-    """
-    ranks = []
-    for part in text.split(","):
-        word = part.strip()
-        rank = world_size - 1 if word == "max" else whole_number(word)
-        if rank is None or rank >= world_size:
-            allowed = f"from 0 to {world_size - 1}, or max"
-            raise UserError(f"--rank {text}: ranks of a world of {world_size} are {allowed}, got {word!r}")
-        ranks.append(rank)
-    return list(dict.fromkeys(ranks))

@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from harness.emulate import fake_world
 from kfac_core import KFAC, KFACConfig, Phase
 from kfac_core.collectives import connect
 from kfac_core.placement import LayerShape, Placement
 from kfac_core.timing.timer import PhaseTimer
+from tests.emulation import fake_world
 from tests.kfac_core.nets import batch, conv_net
 
 FLOAT64 = 8

@@ -221,7 +221,7 @@ _DECOMPOSITIONS = {
 @contextmanager
 def fake_world(world_size: int, rank: int) -> Iterator[None]:
     """Make this process a rank of a world without other ranks: every collective returns at once."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415  loads test machinery
+    from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if world_size == 1:
         yield

@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 from analysis.cost_model.models import Layer, Model, read_model
 from analysis.cost_model.work import Setup, Work
-from harness.emulate import Emulation, ParallelLayers, count, emulate
 from kfac_core import KFACConfig
 from kfac_core.collectives import connect
 from kfac_core.collectives.single import SingleCommunicator
 from kfac_core.placement.footprint import state_bytes
 from kfac_core.placement.strategies import STRATEGIES, place
+from tests.emulation import Emulation, ParallelLayers, count, emulate
 from tests.kfac_core.worlds import World
 
 pytestmark = pytest.mark.slow
