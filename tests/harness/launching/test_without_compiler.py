@@ -16,17 +16,15 @@ COMPILER = ("torch._dynamo.", "torch._inductor", "sympy")
 
 
 @pytest.mark.ranks
-def test_ranks_train_without_the_compiler_to_the_same_bits(
-    make_cell, site, tmp_path, start_supervisor, monkeypatch
-):
+def test_ranks_train_without_the_compiler_to_the_same_bits(make_cell, site, tmp_path, start_supervisor):
     kfac = {"strategy": "mem_opt", "damping": 0.01, "factor_update_steps": 1, "inverse_update_steps": 2}
     training = {"global_batch_size": 840, "epochs": 2}
     cell = Cell.model_validate(make_cell(2).model_dump() | {"kfac": kfac, "training": training})
     digests = set()
     for compiler in ("not loaded", "loaded"):
-        monkeypatch.setenv("COMPILER", compiler)
+        own = site.model_copy(update={"environment": {"COMPILER": compiler}})
         attempt = sweep_folder("study", tmp_path).stage(cell).new_attempt()
-        LAUNCHERS["local"].plan(cell, site, LISTING_RANK).write(attempt)
+        LAUNCHERS["local"].plan(cell, own, LISTING_RANK).write(attempt)
         outcome = start_supervisor(attempt).outcome()
         assert outcome.state == "COMPLETED", outcome.cause
         digests.add(attempt.read("result.json")["parameters_sha256"])
