@@ -43,15 +43,21 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m harness.bench", description=__doc__)
     core = parser.add_subparsers(required=True, metavar="core").add_parser("core", description=__doc__)
     core.add_argument("--model", choices=_MODELS, default="resnet32", help="32x32 or 64x64 images")
-    core.add_argument("--batch", type=int, help="examples per rank; by default 128 or 8")
-    core.add_argument("--ranks", type=int, default=1, help="processes on this host")
-    core.add_argument("--threads", type=int, default=1, help="threads per rank")
+    core.add_argument("--batch", type=_count, help="examples per rank; by default 128 or 8")
+    core.add_argument("--ranks", type=_count, default=1, help="processes on this host")
+    core.add_argument("--threads", type=_count, default=1, help="threads per rank")
     core.add_argument("--strategy", default="comm_opt", help="distribution strategy")
     core.add_argument("--solver", default="eigen", help="eigen, inverse or inverse_pi")
     core.add_argument("--set", default="{}", metavar="JSON", help="more fields of KFACConfig")
-    core.add_argument("--repeats", type=int, default=7, help="measured rounds")
+    core.add_argument("--repeats", type=_count, default=7, help="measured rounds")
     core.add_argument("--json", type=Path, metavar="FILE", help="write everything measured to this file")
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number >= 1, got {text!r}")
+    return int(text)
 
 
 def _settings(text: str) -> dict[str, Any]:

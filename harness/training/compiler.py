@@ -34,9 +34,11 @@ class _NotExecuted(ModuleType):
     def graph_break(self) -> None:
         """No graph, no break."""
 
-    def disable(self, fn: Any, recursive: bool = True, *, wrapping: bool = True) -> Any:
-        """`fn` itself: nothing compiles it."""
-        return fn
+    def disable(self, *arguments: Any, **options: Any) -> Any:
+        """A function of torch's own as it is: nothing compiles it. Others may be compiled later."""
+        if options == {"wrapping": False}:
+            return arguments[0]
+        return self.__getattr__("disable")(*arguments, **options)
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("__"):

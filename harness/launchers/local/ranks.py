@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,15 +120,19 @@ class Ranks:
             poll.register(running.descriptor, select.POLLIN)
         poll.poll(seconds * 1000 + 1)
 
-    def _reap(self, *, own: bool) -> bool:
-        """Record the ranks that have ended; returns whether any of them failed."""
+    def _reap(self, *, own: bool, foreign: Collection[int] = ()) -> bool:
+        """Record the ranks that have ended, by themselves if `own` or with an exit code of `foreign`.
+
+        Returns:
+            Whether any of them failed.
+        """
         new = []
         for rank, running in list(self._running.items()):
             exit_code = running.exit_code()
             if exit_code is not None:
                 del self._running[rank]
                 os.close(running.descriptor)
-                new.append(RankDeath(rank, exit_code, own))
+                new.append(RankDeath(rank, exit_code, own or exit_code in foreign))
         # Seen together: under mpiexec their wrappers know when; else a signal explains the other's exit.
         new.sort(key=lambda death: (self._ended_at(death.rank), death.exit_code >= 0))
         self._deaths += new
@@ -155,7 +159,7 @@ class Ranks:
         deadline = time.monotonic() + TERM_SECONDS
         while self._running and time.monotonic() < deadline:
             self._wait(deadline - time.monotonic())
-            self._reap(own=False)
+            self._reap(own=False, foreign=(-signal.SIGKILL,))  # nobody here has sent that yet
         self._signal_groups(signal.SIGKILL)
         while self._running:  # SIGKILL cannot be ignored; a rank stuck in the kernel is worth waiting for
             self._wait(_WATCH_SECONDS)

@@ -43,6 +43,8 @@ def train(args, options, act):
     heartbeat = HeartbeatWriter(args.folder / f"rank-{args.rank:05}.pulse")
     steps = int(options.get("steps", 3))
     heartbeat.total_steps = steps
+    if act == "late_kill":  # somebody else's SIGKILL, which the launcher sees only after its own SIGTERM
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     for step in range(steps):
         heartbeat.step = step
         heartbeat.write("backward")
@@ -98,6 +100,8 @@ def misbehave(args, act, step):
             child = subprocess.Popen(sleeper, start_new_session=session)
             (args.folder / f"grandchild-{name}").write_text(str(child.pid))
         os.kill(os.getpid(), signal.SIGKILL)
+    if act == "late_kill":
+        time.sleep(600)
     if act == "hang":
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)

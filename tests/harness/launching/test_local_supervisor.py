@@ -102,6 +102,14 @@ def test_a_rank_that_was_signalled_is_not_the_cause_if_another_exited_by_itself(
     assert (outcome.ranks[1].rank, outcome.ranks[1].signal) == (ended, "SIGTERM")
 
 
+def test_a_killed_rank_that_is_slow_to_disappear_is_the_cause(make_cell, make_attempt, start_supervisor):
+    """Its peer noticed and ended before; only SIGTERM was sent to the killed one, so SIGKILL is not ours."""
+    cell = make_cell(2, act="late_kill", at_rank=0, also_rank=1, also_act="lost_peer", steps=3000)
+    outcome = start_supervisor(make_attempt(cell)).outcome()
+    assert outcome.cause.startswith("rank 0 was killed by SIGKILL at step 1 in backward")
+    assert outcome.ranks[1].error.startswith("RuntimeError: [gloo]")
+
+
 def test_a_rank_that_ignores_sigterm_is_killed(make_cell, make_attempt, start_supervisor, wait_for):
     attempt = make_attempt(make_cell(2, act="hang", at_rank=1, steps=3000))
     supervisor = start_supervisor(attempt)

@@ -43,6 +43,10 @@ USES = {
     "assert config is torch._dynamo.config is frame.config",
     "a part that the package does not load": "from torch._dynamo.backends.registry import lookup_backend\n"
     "assert torch._dynamo.backends.registry.lookup_backend is lookup_backend",
+    "a function that must not be compiled": "from torch import compiler\n"
+    "seen = compiler.disable(compiler.is_compiling, reason='no')\n"
+    "plain = compiler.disable(recursive=False)(lambda: 1)\n"
+    "assert torch.compile(lambda x: (x + plain(), seen()), backend='eager')(x)[1] is False",
     "recomputed activations": "from torch.utils.checkpoint import checkpoint\n"
     "checkpoint(model, x, use_reentrant=False).sum().backward()",
 }
