@@ -11,8 +11,8 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from harness.cell import Spec
 from harness.errors import NoSiteError, SiteError
-from harness.launchers.slurm_profile import SlurmProfile
-from harness.launchers.time_limits import TimeLimits, cannot_act
+from harness.launchers.slurm_profile import START_MINUTES, SlurmProfile
+from harness.launchers.time_limits import TimeLimits
 from harness.shipped import find, find_all
 from harness.yaml_files.document import Place, read_document, value_at
 from harness.yaml_files.validation_messages import did_you_mean, explain, not_allowed
@@ -234,7 +234,7 @@ def read_site(name: str, folder: Path = DEFAULT_FOLDER) -> Site:
     for place, reason in _unread(site):
         if place in document.lines and value_at(document.content, place):  # false, null or nothing is true
             raise document.error(place, f" has no effect {reason}; remove it")
-    for place, sentence in cannot_act(site):
+    for place, sentence in _cannot_act(site):
         if place in document.lines:
             raise document.error(place, sentence)
     return site
@@ -257,3 +257,49 @@ def _unread(site: Site) -> Iterator[tuple[Place, str]]:
             yield place, "with gpus_per_rank=0"
     if not site.single_copy:
         yield ("ptrace_any",), "with single_copy=false"
+
+
+def _cannot_act(site: Site) -> Iterator[tuple[Place, str]]:
+    """Settings that can never act within the time limits, each with the rest of a sentence about it."""
+    limits = site.limits_minutes
+    shortest, longest = min(limits), max(limits)
+    if site.grace_seconds > shortest * 30:
+        yield (
+            ("grace_seconds",),
+            f"={site.grace_seconds:g} is more than half of timeout_minutes={shortest:g}, and ranks are "
+            f"asked to save in the second half only; use at most {shortest * 30:g}",
+        )
+    for name in ("checkpoint_every_minutes", "rendezvous_minutes", "peer_minutes", "staging_minutes"):
+        minutes = getattr(site, name)
+        if minutes is not None and minutes >= longest:
+            yield (
+                (name,),
+                f"={minutes:g} cannot act: an attempt ends after timeout_minutes={longest:g}; use less, or "
+                "leave it out",
+            )
+    if site.slurm is not None and site.max_continuations and not site.slurm.requeue:
+        yield (
+            ("max_continuations",),
+            f"={site.max_continuations} cannot act with slurm.requeue=false: a run continues in its own job, "
+            "which Slurm starts again",
+        )
+    if site.slurm is not None and site.slurm.signal_seconds is not None:
+        yield from _useless_signal(site, site.slurm.signal_seconds)
+
+
+def _useless_signal(site: Site, seconds: int) -> Iterator[tuple[Place, str]]:
+    """A signal of Slurm that comes after the launcher's own, or as soon as the job starts."""
+    asked = START_MINUTES * 60 + min(min(site.grace_seconds, limit * 30) for limit in site.limits_minutes)
+    most = min(site.limits_minutes) * 60
+    if seconds <= asked:
+        yield (
+            ("slurm", "signal_seconds"),
+            f"={seconds} cannot act: ranks are asked to save {asked:g} s before the end of their job, "
+            f"which is grace_seconds before timeout_minutes, and Slurm's limit is {START_MINUTES} minutes "
+            "later; use more, or leave it out",
+        )
+    elif seconds >= most:
+        yield (
+            ("slurm", "signal_seconds"),
+            f"={seconds} would end a job as soon as it starts: timeout_minutes is {most:g} s; use less",
+        )

@@ -96,7 +96,7 @@ def frozen_batch_norm(options: Options) -> str:
 
 
 COCO = WorkloadCard(
-    module="harness.workloads.coco.workload",
+    module="harness.workloads.coco.coco",
     metrics=MappingProxyType(
         {"box_map": "higher", "mask_map": "higher", "box_ap50": "higher", "mask_ap50": "higher"}
     ),

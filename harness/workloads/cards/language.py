@@ -150,7 +150,7 @@ BERT = WorkloadCard(
     "a part of WikiText-2",
 )  # fmt: skip
 GPT = WorkloadCard(
-    module="harness.workloads.language.workload",
+    module="harness.workloads.language.gpt",
     builder="Gpt",
     metrics=MappingProxyType({"accuracy": "higher", "loss": "lower", "perplexity": "lower"}),
     options=MappingProxyType({**_TEXT_OPTIONS, "vocabulary": 50257, "sequence_length": 1024}),

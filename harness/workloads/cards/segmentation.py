@@ -59,7 +59,7 @@ def brain_examples(options: Options) -> int:
 
 
 BRAIN_MRI = WorkloadCard(
-    module="harness.workloads.brain_mri.workload",
+    module="harness.workloads.brain_mri.brain_mri",
     metrics=MappingProxyType({"dice": "higher", "iou": "higher", "loss": "lower"}),
     options=MappingProxyType(_OPTIONS),
     meanings=MappingProxyType(_MEANINGS),

@@ -59,7 +59,7 @@ def multi30k_examples(options: Options) -> int:
 
 
 MULTI30K = WorkloadCard(
-    module="harness.workloads.translation.workload",
+    module="harness.workloads.translation.multi30k",
     metrics=MappingProxyType(
         {"accuracy": "higher", "loss": "lower", "perplexity": "lower", "bleu": "higher"}
     ),

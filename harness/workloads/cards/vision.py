@@ -145,7 +145,7 @@ DIGITS = WorkloadCard(
     about="1,797 real handwritten digits of 8x8 pixels (UCI, inside scikit-learn); a small ConvNet",
 )
 CIFAR10 = WorkloadCard(
-    module="harness.workloads.cifar.workload",
+    module="harness.workloads.cifar.cifar",
     builder="build_cifar10",
     metrics=MappingProxyType({"accuracy": "higher", "loss": "lower"}),
     options=MappingProxyType(_CIFAR_OPTIONS),
@@ -165,7 +165,7 @@ CIFAR100 = replace(
     about="60,000 photographs of 32x32 pixels, 100 classes (Krizhevsky 2009); the same networks",
 )
 IMAGENET = WorkloadCard(
-    module="harness.workloads.imagenet.workload",
+    module="harness.workloads.imagenet.imagenet",
     metrics=MappingProxyType({"accuracy": "higher", "top5_accuracy": "higher", "loss": "lower"}),
     options=MappingProxyType(_IMAGENET_OPTIONS),
     meanings=MappingProxyType(_IMAGENET_MEANINGS),

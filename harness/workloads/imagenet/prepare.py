@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import DataError
-from harness.workloads.imagenet.files import SOURCE
+from harness.workloads.imagenet.image_folders import SOURCE
 from harness.workloads.sources.publish import publish_folder, unpack
 
 DEVKIT = "ILSVRC2012_devkit_t12"

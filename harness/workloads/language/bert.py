@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.workloads.cards.language import BERT_SPECIALS
-from harness.workloads.language import workload
+from harness.workloads.language import gpt
 from harness.workloads.language.corpus import Sequences
+from harness.workloads.language.gpt import Batch, Keys, positions_of
 from harness.workloads.language.masking import mask
 from harness.workloads.language.sentence_pairs import check_documents, draw_pairs
-from harness.workloads.language.workload import Batch, Keys, positions_of
 from harness.workloads.models.language import bert
 from harness.workloads.models.start_weights import load_start
 from harness.workloads.sources.tokenizer import Ids
@@ -39,7 +39,7 @@ class Scores(NamedTuple):
     sentences: Tensor | None
 
 
-class Bert(workload.Language):
+class Bert(gpt.Language):
     """15 % of the words to be predicted, in sequences of `sequence_length` tokens, special ones included.
 
     They are `[CLS] words [SEP]`, or with `next_sentence` `[CLS] first [SEP] second [SEP]`, whose segments are
@@ -99,9 +99,9 @@ class Bert(workload.Language):
     def _sums(self, model: nn.Module, batch: Batch) -> dict[str, float]:
         """A next sentence counts once for each masked word of its sequence: all sums have one divisor."""
         scores, targets = self.all_scores(model, batch), batch[-1]
-        found = workload.sums(scores.words, targets)
+        found = gpt.sums(scores.words, targets)
         if scores.sentences is not None:
-            own = workload.sums(scores.sentences, batch[3])
+            own = gpt.sums(scores.sentences, batch[3])
             found |= {f"next_sentence_{name}": total * targets.shape[1] for name, total in own.items()}
         return found
 

@@ -21,7 +21,7 @@ from harness.workloads.cards.language import SYNTHETIC_TEST, SYNTHETIC_TRAIN
 from harness.workloads.cards.translation import SPECIALS
 from harness.workloads.sources.cache import file_stamp
 from harness.workloads.sources.tokenizer import Ids, Tokenizer, Vocabulary, encode_each, encode_once
-from harness.workloads.translation.files import Files, find_files, read_split
+from harness.workloads.translation.sentence_files import Files, find_files, read_split
 
 SYNTHETIC_TOKENS = (5, 22)  # of a synthetic sentence; a caption has twelve words
 

@@ -19,7 +19,7 @@ import torch
 
 from harness.workloads import WORKLOADS
 from harness.workloads.cifar.batch_files import VARIANTS, Images, Variant, read_batch
-from harness.workloads.cifar.files import read_embedded
+from harness.workloads.cifar.cifar_files import read_embedded
 from harness.workloads.workload import Share
 
 TRAIN, TEST = 600, 200

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from harness.workloads.coco.workload import Coco, build
+from harness.workloads.coco.coco import Coco, build
 from tests.harness.workloads.batch_files import embedded, options, share
 
 CATEGORIES = (3, 18, 90)  # COCO's have gaps too

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from harness.workloads.imagenet.workload import ImageNet, build
+from harness.workloads.imagenet.imagenet import ImageNet, build
 from tests.harness.workloads.batch_files import embedded, options, share
 
 CLASSES, TRAIN_EACH, TEST_EACH = 3, 8, 3

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from harness.workloads import WORKLOADS
-from harness.workloads.translation.workload import Translation, build
+from harness.workloads.translation.multi30k import Translation, build
 from harness.workloads.workload import Share
 from tests.harness.workloads.texts import WORDS, share, write_tokenizer
 

@@ -15,7 +15,7 @@ from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import EvalRecord
 from harness.training.train import Trainer
 from harness.training.world import World, all_gather_bytes
-from harness.workloads.coco import workload as module
+from harness.workloads.coco import coco as module
 from harness.workloads.coco.annotations import Annotations
 from harness.workloads.coco.scores import METRICS, average_precision, detections, matched, truth_of
 from kfac_core.collectives import connect

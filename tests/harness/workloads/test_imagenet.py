@@ -16,9 +16,9 @@ from harness.runs.heartbeat import HeartbeatWriter
 from harness.training.train import Trainer
 from harness.training.world import World
 from harness.workloads import WORKLOADS
-from harness.workloads.imagenet.files import SOURCE, list_images
+from harness.workloads.imagenet.image_folders import SOURCE, list_images
+from harness.workloads.imagenet.imagenet import DEVIATION, MEAN, build
 from harness.workloads.imagenet.views import centre_view, random_box, training_view
-from harness.workloads.imagenet.workload import DEVIATION, MEAN, build
 from harness.workloads.models import cifar_resnet, imagenet_resnet
 from harness.workloads.sources.images import read_image
 from kfac_core import KFAC, KFACConfig

@@ -10,7 +10,7 @@ from torch import nn
 
 from harness.workloads import WORKLOADS
 from harness.workloads.models.translation import Attention, Transformer, sinusoids, translate
-from harness.workloads.translation.workload import bleu
+from harness.workloads.translation.multi30k import bleu
 from kfac_core.config import KFACConfig
 from kfac_core.layers import find_layers
 from tests.harness.workloads.sentences import (

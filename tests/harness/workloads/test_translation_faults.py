@@ -12,8 +12,8 @@ import requests
 from harness.cli import main
 from harness.errors import DataError
 from harness.workloads import WORKLOADS
-from harness.workloads.translation import files
-from harness.workloads.translation.files import PUBLISHED, SOURCE
+from harness.workloads.translation import sentence_files
+from harness.workloads.translation.sentence_files import PUBLISHED, SOURCE
 from tests.harness.workloads.sentences import TRAIN, translation, write_pairs
 from tests.harness.workloads.server import Server
 from tests.harness.workloads.texts import WORDS, write_tokenizer
@@ -185,7 +185,7 @@ def serve(monkeypatch, folder, **broken) -> Server:
         for file in PUBLISHED
         if file.name in packed
     ]
-    monkeypatch.setattr(files, "PUBLISHED", published)
+    monkeypatch.setattr(sentence_files, "PUBLISHED", published)
     return Server(monkeypatch, {**packed, **broken})
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from harness.bench.gpu.setting import Setting
 from harness.workloads import WORKLOADS
-from harness.workloads.cifar.workload import Cifar, build_cifar10
+from harness.workloads.cifar.cifar import Cifar, build_cifar10
 from harness.workloads.workload import Share
 from kfac_core import KFAC, KFACConfig
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.errors import DataError
-from harness.workloads.brain_mri.files import Patient, random_pixels, scenes, split_patients
+from harness.workloads.brain_mri.patients import Patient, random_pixels, scenes, split_patients
 from harness.workloads.cards.card import EMBEDDED, SYNTHETIC
 from harness.workloads.cards.segmentation import UNET_FEATURES
 from harness.workloads.models.unet import UNet

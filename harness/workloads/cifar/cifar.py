@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.workloads.cifar.batch_files import VARIANTS, Images, Variant
-from harness.workloads.cifar.files import read_cifar
+from harness.workloads.cifar.cifar_files import read_cifar
 from harness.workloads.models import CifarVGG16, cifar_resnet
 from harness.workloads.sources.sampling import epoch_generator, local_batches, steps_per_epoch
 from harness.workloads.workload import Share

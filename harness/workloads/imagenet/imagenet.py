@@ -20,7 +20,7 @@ from torch.nn import functional
 from harness.errors import DataError
 from harness.workloads import WORKLOADS
 from harness.workloads.cards.card import EMBEDDED, SYNTHETIC
-from harness.workloads.imagenet.files import SOURCE, ImageFiles, list_images, unpack_embedded
+from harness.workloads.imagenet.image_folders import SOURCE, ImageFiles, list_images, unpack_embedded
 from harness.workloads.imagenet.views import View, centre_view, training_view
 from harness.workloads.models import imagenet_network
 from harness.workloads.sources.data_folder import data_folder, how_to_point
