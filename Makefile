@@ -30,8 +30,7 @@ test-fast: setup
 
 # 5,000 damaged files of each kind that is read: minutes.
 fuzz: setup
-	KRONSCALE_MUTATIONS=5000 $(PYTEST) -rP -n $$(nproc) tests/harness/test_mutated_settings.py tests/analysis/test_calibration_files.py \
-	  tests/analysis/test_fuzzed_files.py
+	KRONSCALE_MUTATIONS=5000 $(PYTEST) -rP -n $$(nproc) tests/harness/test_mutated_settings.py tests/analysis/test_fuzzed_files.py
 
 check: setup docs
 	$(BIN)/pre-commit run --all-files

@@ -1,4 +1,4 @@
-"""Files that come with the package: site profiles, sweeps, papers, published numbers, calibrations.
+"""Files that come with the package: site profiles, sweeps, papers, published numbers.
 
 They are looked up by the paths that they have in the repository, such as `jobs/sites/local.yaml`. The user's
 own file of that path, below the working directory, comes first. The wheel has them in its folder

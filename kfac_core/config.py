@@ -40,7 +40,7 @@ DTYPES = tuple(ITEM_BYTES)
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Measured costs of a machine, by which layers are assigned to ranks; `kronscale calibrate` prints them.
+    """Measured costs of a machine, by which layers are assigned to ranks.
 
     Raises:
         ConfigError: fewer than two pairs, a repeated size, or a number that is not positive and finite.

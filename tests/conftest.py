@@ -138,9 +138,9 @@ def logged() -> Iterator[Logged]:
 @pytest.fixture
 def no_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are drawn but not rendered, which is most of a report's time and the same for every study."""
-    from analysis.figures import files
+    from analysis.figures.drawing import Drawing
 
-    monkeypatch.setattr(files, "image", lambda drawing, kind: f"{kind} of {drawing.figure}".encode())
+    monkeypatch.setattr(Drawing, "image", lambda drawing, kind: f"{kind} of {drawing.figure}".encode())
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,25 +28,12 @@ from kfac_core.collectives import Communicator, connect
 from kfac_core.timing.timer import PhaseTimer
 
 
-class LayerTable(Protocol):
-    """A layer of `analysis.cost_model.models`."""
+@dataclass(frozen=True)
+class Part:
+    """A layer and the size of its input for one example."""
 
-    @property
-    def inputs(self) -> int: ...
-    @property
-    def outputs(self) -> int: ...
-    @property
-    def kernel(self) -> tuple[int, int]: ...
-    @property
-    def stride(self) -> int: ...
-    @property
-    def padding(self) -> tuple[int, int]: ...
-    @property
-    def size(self) -> tuple[int, int]: ...
-    @property
-    def bias(self) -> bool: ...
-    @property
-    def kind(self) -> str: ...
+    module: nn.Module
+    size: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -76,32 +63,28 @@ class Emulation:
 
 
 class ParallelLayers(nn.Module):
-    """All layers of a table in parallel, each with an input of its own: the same work for K-FAC as the model.
+    """Layers in parallel, each with an input of its own: the same work for K-FAC as in a row.
 
     Args:
         other_parameters: trained parameters without K-FAC; their gradients are averaged too.
     """
 
-    def __init__(self, layers: Sequence[LayerTable], other_parameters: int, batch_size: int) -> None:
+    def __init__(self, parts: dict[str, Part], other_parameters: int, batch_size: int) -> None:
         super().__init__()
-        self._tables, self._batch_size = layers, batch_size
-        self.layers = nn.ModuleList(_module(layer) for layer in layers)
-        self.others = nn.Parameter(torch.zeros(other_parameters)) if other_parameters else None
+        self._sizes, self._batch_size = [part.size for part in parts.values()], batch_size
+        self.layers = nn.ModuleDict({name: part.module for name, part in parts.items()})
+        self.others = nn.Parameter(torch.zeros(other_parameters))
 
     def forward(self) -> Tensor:
         """A loss that depends on every parameter."""
-        total = self.others.sum() if self.others is not None else torch.zeros(())
-        for table, layer in zip(self._tables, self.layers, strict=True):
-            height, width = table.size
-            shape = (
-                (height * width, table.inputs) if table.kind == "linear" else (table.inputs, height, width)
-            )
-            total = total + layer(torch.zeros(self._batch_size, *shape)).square().sum()
+        total = self.others.sum()
+        for size, layer in zip(self._sizes, self.layers.values(), strict=True):
+            total = total + layer(torch.zeros(self._batch_size, *size)).square().sum()
         return total
 
 
 def emulate(
-    layers: Sequence[LayerTable],
+    parts: Callable[[], dict[str, Part]],
     other_parameters: int,
     config: KFACConfig,
     world_size: int,
@@ -113,7 +96,7 @@ def emulate(
         with fake_world(world_size, rank), FakeTensorMode(), _ConstantScalars():  # type: ignore[no-untyped-call]  # torch's own
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about values that do not exist, such as skipped updates
-                emulation = count(ParallelLayers(layers, other_parameters, batch_size), config, connect())
+                emulation = count(ParallelLayers(parts(), other_parameters, batch_size), config, connect())
             yield emulation
 
 
@@ -152,12 +135,6 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
     """Bytes of the tensors' storages; views of one buffer count once."""
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
-
-
-def _module(table: LayerTable) -> nn.Module:
-    if table.kind == "linear":
-        return nn.Linear(table.inputs, table.outputs, bias=table.bias)
-    return nn.Conv2d(table.inputs, table.outputs, table.kernel, table.stride, table.padding, bias=table.bias)
 
 
 class _ConstantScalars(TorchDispatchMode):

@@ -11,7 +11,7 @@ STARTERS = (
     "harness.training.worker", "harness.launchers", "harness.bench", "fake_rank.py",
     "mpiexec", "sbatch", "srun",
 )  # fmt: skip
-RUNNING = {"run", "submit", "retry", "reproduce", "doctor", "calibrate"}
+RUNNING = {"run", "submit", "retry", "reproduce", "doctor"}
 """Commands of `kronscale` that start ranks, unless they fail before."""
 
 seen: list[str] = []

@@ -6,6 +6,7 @@ line style or a hatch, so that figures also work in black and white.
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -42,6 +43,13 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")  # one more than colours, so 
 _LINES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")
 
 
+# Dates and program versions in the metadata would change the bytes of an unchanged figure.
+_NO_METADATA: dict[str, dict[str, None]] = {
+    "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
+    "png": {"Software": None},
+}
+
+
 class Drawing(NamedTuple):
     """A figure, the plotted numbers with the runs that they come from, and a caption."""
 
@@ -55,14 +63,37 @@ class Drawing(NamedTuple):
         Raises:
             ValueError: the path ends otherwise.
         """
-        from analysis.figures.files import image  # noqa: PLC0415  it imports this module
-
         target, engine = Path(path), self.figure.get_layout_engine()
         if target.suffix not in (".pdf", ".png"):
             raise ValueError(f"{target} must end in .pdf or .png")
-        target.write_bytes(image(self, "pdf" if target.suffix == ".pdf" else "png"))
+        target.write_bytes(self.image("pdf" if target.suffix == ".pdf" else "png"))
         self.figure.set_layout_engine(engine)  # laid out anew if its size changes
         self.numbers.to_csv(target.with_suffix(".csv"), index=False, lineterminator="\n")
+
+    def image(self, kind: Literal["pdf", "png"]) -> bytes:
+        """One format, byte-identical whenever it is drawn from the same records."""
+        buffer = io.BytesIO()
+        with mpl.rc_context(STYLE):
+            _lay_out(self.figure)
+            self.figure.savefig(buffer, format=kind, metadata=_NO_METADATA[kind])
+        return buffer.getvalue()
+
+
+def _lay_out(figure: Figure) -> None:
+    """Place panels, titles and legends once for all formats; `savefig` would do so twice for each.
+
+    Which ticks a panel has depends on its size, and its size on their labels, hence two passes. Widths of
+    text depend on the resolution, by several per cent at a low one, so they are measured at the files'.
+    """
+    engine = figure.get_layout_engine()
+    if engine is None:
+        return
+    screen = figure.dpi
+    figure.dpi = mpl.rcParams["savefig.dpi"]
+    for _ in range(2):
+        engine.execute(figure)
+    figure.dpi = screen
+    figure.set_layout_engine(None)
 
 
 class NothingToDraw(Exception):  # noqa: N818  a result about the study, not a program error

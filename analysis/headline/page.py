@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.figures.drawing import sentence
-from analysis.figures.files import save
+from analysis.figures.figure_files import save
 from analysis.headline.answer import answer, goals, other_settings, papers_baseline, superseded
 from analysis.headline.comparison import POINT, SETTING, Point, scores, speedups, tunings
 from analysis.headline.figure import draw

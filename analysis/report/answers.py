@@ -14,7 +14,7 @@ from analysis.statistics.power import FEWEST_RUNS, decidable, repeats_for
 MOST_SETTINGS = 3
 """Most settings of which the headline names the fastest arms; of more it counts them."""
 
-RECOMMEND = "kronscale recommend SWEEP --world-size N"
+PREDICT = "kronscale predict --from SWEEP --world-size N"
 
 ROUNDS_TO_EQUAL = 0.005
 """Ratios that differ less from 1 are given as equal: they round to it."""
@@ -50,7 +50,7 @@ def answers(places: Sequence[Place], differed: Mapping[tuple[str, int], float] |
     return [f"{_answer(place, _family(places))}{_of_the_machine(place, differed or {})}" for place in places]
 
 
-def recommendation(places: Sequence[Place], command: str = RECOMMEND) -> list[str]:
+def recommendation(places: Sequence[Place], command: str = PREDICT) -> list[str]:
     """What to use of what was measured: a sentence for every setting, and one on what was not measured.
 
     Args:

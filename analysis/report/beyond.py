@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from analysis.cost_model.errors import CostModelError
 from analysis.figures.drawing import ranks
+from analysis.prediction.choice import Choice, choose
+from analysis.prediction.errors import PredictionError
+from analysis.prediction.prediction import study_model
+from analysis.prediction.reading import measured
 from analysis.records.study import Study
 from analysis.report.answers import MOST_SETTINGS, duration, listed
 from analysis.report.ranking import Place, Point
-from analysis.study_prediction.choice import Choice, choose
-from analysis.study_prediction.prediction import study_model
-from analysis.study_prediction.reading import measured
 
 RANKS = 64
 """What readers ask for; of a study that went further, four times its largest world size."""
@@ -47,7 +47,7 @@ def _predicted(study: Study, world_size: int, fastest: Point) -> str:
     """What the runs predict for a world size, beginning with whether it pays."""
     try:
         choice = choose(study_model(measured(study)), world_size)
-    except CostModelError:
+    except PredictionError:
         return ""
     best = choice.best.total
     if not choice.to_target or best is None:

@@ -14,12 +14,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from analysis.benchmarks import sentences
 from analysis.figures import FIGURES, NothingToDraw
-from analysis.figures.files import save
+from analysis.figures.figure_files import save
 from analysis.records.left_out import left_out_note
 from analysis.records.study import Study
 from analysis.records.tables import load
 from analysis.report.alt_texts import alt_text
-from analysis.report.answers import RECOMMEND, answers, headline, recommendation
+from analysis.report.answers import PREDICT, answers, headline, recommendation
 from analysis.report.bars import chart
 from analysis.report.beyond import beyond
 from analysis.report.conditions import checks, differed
@@ -96,7 +96,7 @@ def write_report(
     figures = [_figure(study, panel, out / "figures") for panel in chosen]
     others = [(one.sweeps[0] if one.sweeps else "", checks(one)) for one in also]
     if not recommend:
-        recommend = RECOMMEND.replace("SWEEP", study.sweeps[0]) if len(study.sweeps) == 1 else RECOMMEND
+        recommend = PREDICT.replace("SWEEP", study.sweeps[0]) if len(study.sweeps) == 1 else PREDICT
     content = _content(study, figures, recommend) | {
         "title": title or ", ".join(study.sweeps) or "Empty study"
     }

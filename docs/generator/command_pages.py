@@ -6,12 +6,13 @@ import inspect
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from typer import Typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from harness.cli import app
+from harness.cli import COMMANDS
 
 
 class MissingHelpError(ValueError):
@@ -67,10 +68,13 @@ def commands() -> Iterator[Command]:
     Raises:
         MissingHelpError: one has no text.
     """
-    yield from _of(app, "kronscale")
-    for group in app.registered_groups:
-        assert group.typer_instance is not None and group.name  # noqa: S101  add_typer(name=) made it
-        yield from _of(group.typer_instance, f"kronscale {group.name}")
+    for name, entry in COMMANDS.items():
+        module = import_module(f"harness.cli.{entry.module}")
+        if name == "data":
+            yield from _of(module.commands, "kronscale data")
+        else:
+            function = getattr(module, name)
+            yield _command(f"kronscale {name}", function, f"kronscale {entry.example}")
 
 
 def parameters(command: Command) -> Iterator[Parameter]:
@@ -111,13 +115,14 @@ def _of(typer_app: Typer, prefix: str) -> Iterator[Command]:
         function = registered.callback
         assert function is not None  # noqa: S101  every command has its function
         name = f"{prefix} {registered.name or function.__name__.replace('_', '-')}"
-        about = registered.help or inspect.getdoc(function) or ""
-        if not about:
-            raise MissingHelpError(f"{name} has no docstring")
-        if registered.hidden:
-            continue
-        example = (registered.epilog or "").removeprefix("Example: ")
-        yield Command(name, function, " ".join(about.split("\f")[0].split()), example)
+        yield _command(name, function, (registered.epilog or "").removeprefix("Example: "))
+
+
+def _command(name: str, function: Callable[..., Any], example: str) -> Command:
+    about = inspect.getdoc(function) or ""
+    if not about:
+        raise MissingHelpError(f"{name} has no docstring")
+    return Command(name, function, " ".join(about.split()), example)
 
 
 def _usage(command: Command, found: list[Parameter]) -> str:

@@ -1,33 +1,22 @@
-"""The command line: parses, calls, prints. Commands import what they need when they run, so help is fast."""
+"""The command line: parses, calls, prints.
+
+A command's module is imported when the command is asked for. What reads records (`analysis`, pandas) or looks
+at a machine (`doctor`) is imported where it is used, because `--help` and a login node need neither.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any
+from importlib import import_module
+from importlib.metadata import version
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperGroup
 
-from harness.cli import (
-    archive,
-    blocks,
-    calibrate,
-    choose,
-    compare,
-    data,
-    doctor,
-    export,
-    init,
-    operate,
-    plan,
-    predict,
-    recommend,
-    report,
-    reproduce,
-)
 from harness.cli.command import Command
-from harness.cli.error_messages import USAGE, message_of, print_error
-from harness.cli.sweep_statuses import INTERRUPTED
+from harness.cli.error_messages import INTERRUPTED, USAGE, message_of, print_error
 from harness.errors import BudgetError, UserError
 from kfac_core.errors import ConfigError, PlacementError
 
@@ -36,38 +25,87 @@ OVER_BUDGET = 4
 # Newer versions of typer contain their own click, which does not export the parent of its usage errors.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
+
+class Entry(NamedTuple):
+    """A command: where its function is, the line that `kronscale --help` has of it, and an example."""
+
+    module: str
+    about: str
+    example: str
+
+
+COMMANDS: Mapping[str, Entry] = {
+    "init": Entry("init", "Start a study folder.", "init my-study"),
+    "plan": Entry("plan", "Show what a sweep would run.", "plan -f jobs/sweeps/demo.yaml"),
+    "submit": Entry("operate", "Submit cells, and return.", "submit -f jobs/sweeps/demo.yaml"),
+    "run": Entry("operate", "Submit, and show progress to the end.", "run -f jobs/sweeps/demo.yaml"),
+    "status": Entry("operate", "Show the state of stored cells.", "status demo --where 'world_size>=2'"),
+    "logs": Entry("operate", "Print a rank's output.", "logs sgd-p2-s0 --rank 1"),
+    "cancel": Entry("operate", "End pending and running cells.", "cancel demo --where method=sgd"),
+    "retry": Entry("operate", "Start cells again that did not complete.", "retry demo"),
+    "report": Entry("report", "Write figures, tables and a page.", "report demo --out results/figures/demo"),
+    "compare": Entry("compare", "Compare two studies.", "compare results/old/demo results/runs/demo"),
+    "reproduce": Entry("reproduce", "Run a paper, and draw its figures.", "reproduce sc20 --size small"),
+    "choose": Entry("choose", "Write the tuned study.", "choose -f jobs/sweeps/headline/tuning.yaml"),
+    "archive": Entry("archive", "Pack a study into one file.", "archive demo --out demo.tar.xz"),
+    "data": Entry("data", "Check and prepare the files that workloads read.", "data check imagenet"),
+    "doctor": Entry("doctor", "Check the machine before the first run.", "doctor --site slurm-test"),
+    "predict": Entry("predict", "Predict larger worlds.", "predict --from demo --world-size 16,64"),
+    "export": Entry("export", "Write runs for other tools.", "export mllog demo --out sgd.log"),
+}
+
+
+class _Loaded(Mapping[str, Any]):
+    """The commands, each built when it is asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        return _load(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class _Group(TyperGroup):
+    """The commands by name; their help is one line each, for which nothing is loaded."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.commands: Any = _Loaded()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.about) for name, entry in COMMANDS.items()])
+
+
 app = typer.Typer(
     name="kronscale",
     help="Scaling studies of distributed K-FAC training.",
     epilog="Example: kronscale plan -f jobs/sweeps/demo.yaml",
+    cls=_Group,
     invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command, _example in (
-    (init.init, "init my-study"),
-    (plan.plan, "plan -f jobs/sweeps/demo.yaml --where 'world_size>=2'"),
-    (operate.submit, "submit -f jobs/sweeps/demo.yaml"),
-    (operate.run, "run -f jobs/sweeps/demo.yaml --where seed=0"),
-    (operate.status, "status demo --where 'world_size>=2'"),
-    (operate.logs, "logs sgd-p2-s0 --rank 1"),
-    (operate.cancel, "cancel demo --where method=sgd"),
-    (operate.retry, "retry demo"),
-    (doctor.doctor, "doctor --site slurm-test --runs results/runs"),
-    (report.report, "report demo --out results/figures/demo"),
-    (choose.choose, "choose -f jobs/sweeps/headline/tuning.yaml"),
-    (blocks.blocks, "blocks -f jobs/sweeps/headline/tuning.yaml --into results/headline"),
-    (archive.archive, "archive demo --out demo.tar.xz"),
-    (compare.compare, "compare results/old/demo results/runs/demo"),
-    (reproduce.reproduce, "reproduce sc20 --size small"),
-    (predict.predict, "predict --model resnet152 --world-size 64,4096 --memory-gib 16"),
-    (recommend.recommend, "recommend demo --world-size 64"),
-    (calibrate.calibrate, "calibrate --name node17 --world-size 2,4"),
-    (export.export, "export mllog demo --where 'method=sgd' --out sgd.log"),
-):
-    app.command(cls=Command, epilog=f"Example: kronscale {_example}")(_command)
-app.add_typer(data.commands, name="data")
+
+
+@cache
+def _load(name: str) -> Any:
+    entry = COMMANDS[name]
+    module = import_module(f"harness.cli.{entry.module}")
+    if name == "data":
+        return typer.main.get_command(module.commands)
+    alone = typer.Typer(rich_markup_mode=None, add_completion=False)
+    alone.command(name, cls=Command, epilog=f"Example: kronscale {entry.example}")(getattr(module, name))
+    return typer.main.get_command(alone)
 
 
 @cache
@@ -103,8 +141,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version  # noqa: PLC0415  only needed here
-
         typer.echo(f"kronscale {version('kronscale')}")
         raise typer.Exit
 

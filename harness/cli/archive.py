@@ -7,8 +7,13 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.cell_selection import selected_cells
 from harness.cli.options import RUNS, FileInstead, Runs, SweepName, Where
 from harness.errors import UserError
+from harness.runs.archive import SUFFIX, verify, write_archive
+from harness.runs.commands import command
+from harness.runs.store import sweep_folder
+from harness.study.cell_states import IN_FLIGHT, stored_states
 
 
 def archive(
@@ -40,11 +45,6 @@ def archive(
             raise UserError("--verify takes the place of a sweep; it reads archives only")
         _verify(verify)
         return
-    from harness.cli.cell_selection import selected_cells  # noqa: PLC0415  loads pydantic
-    from harness.runs.archive import SUFFIX, write_archive  # noqa: PLC0415
-    from harness.runs.commands import command  # noqa: PLC0415
-    from harness.runs.store import sweep_folder  # noqa: PLC0415
-    from harness.study.cell_states import IN_FLIGHT, stored_states  # noqa: PLC0415
 
     cells = selected_cells(sweep, file, (), where or (), runs)
     if not cells:
@@ -74,8 +74,6 @@ def archive(
 
 
 def _verify(paths: list[Path]) -> None:
-    from harness.runs.archive import verify  # noqa: PLC0415  loads pydantic
-
     for path in paths:
         manifest = verify(path)
         completed = sum(cell.state == "COMPLETED" for cell in manifest.cells)

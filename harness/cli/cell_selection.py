@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.cell import Cell
+from harness.cli.output import print_left_out
 from harness.errors import StoreError, UserError
+from harness.runs.commands import command, runs_option
 from harness.runs.store import CellFolder, SweepFolder, sweep_folder
+from harness.study.filters import select
+from harness.study.sweep import read_sweep
 from harness.yaml_files.validation_messages import did_you_mean
 
 
@@ -27,13 +31,9 @@ def selected_cells(
     Raises:
         UserError: neither or both are given, or there is no such sweep or no matching cell.
     """
-    from harness.study.filters import select  # noqa: PLC0415  loads pydantic
-
     if (sweep is None) == (file is None):
         raise UserError("give either the name of a sweep or its file: demo, or -f jobs/sweeps/demo.yaml")
     if file is not None:
-        from harness.study.sweep import read_sweep  # noqa: PLC0415
-
         return select(read_sweep(file, overrides).cells, *where)
     if overrides:
         raise UserError("--set overrides fields of a sweep file; give the file with -f")
@@ -48,8 +48,6 @@ def stored_cells(name: str, runs: Path) -> list[Cell]:
     Raises:
         UserError: there is no such sweep or cell.
     """
-    from harness.cli.output import print_left_out  # noqa: PLC0415  loads rich
-
     name, slash, prefix = name.partition("/")
     stored = stored_sweep(name, runs)
     if slash:
@@ -114,8 +112,6 @@ def _may_hold_cells(path: Path) -> bool:
 
 def _no_cell(folder: Path, prefix: str) -> UserError:
     """There is no such cell in the folder of a sweep or of all runs."""
-    from harness.runs.commands import command, runs_option  # noqa: PLC0415  only for this message
-
     of_all = shlex.join(["kronscale", "status", *runs_option(folder)])
     listing = command("status", folder) if SweepFolder(folder).holds_cells() else of_all
     return UserError(f"no cell in {folder} has an id that begins with {prefix!r}; to list ids: {listing}")

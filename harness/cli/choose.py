@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.options import RUNS, Runs, SweepFile
-from harness.cli.scoring_rules import ABOUT_RULES
-from harness.errors import UserError
+from harness.cli.output import console, text_table
+from harness.cli.scoring_rules import ABOUT_RULES, read_rule
+from harness.errors import SweepError, UserError
+from harness.runs.commands import command
+from harness.runs.store import sweep_folder
+from harness.study.choose import study_text
+from harness.study.sweep import read_sweep
+from harness.yaml_files.validation_messages import not_allowed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,11 +51,6 @@ def choose(
     The best trial is the one with the smallest median time to the target; misses come last. All trials are
     kept in <study>.trials.csv beside the sweep. Nothing is written while a trial is missing.
     """
-    from harness.errors import SweepError  # noqa: PLC0415  see report
-    from harness.study.choose import study_text  # noqa: PLC0415
-    from harness.study.sweep import read_sweep  # noqa: PLC0415
-    from harness.yaml_files.validation_messages import not_allowed  # noqa: PLC0415
-
     sweep = read_sweep(file)
     if sweep.tuning is None:
         raise SweepError(f"{file}: has no `tuning`, so there is nothing to choose from")
@@ -91,9 +92,6 @@ def _tables(
     from analysis.records.left_out import quietly  # noqa: PLC0415  pandas is slow to load
     from analysis.records.tables import load  # noqa: PLC0415
     from analysis.tuning import by_method, slowed_trials, slowed_words, trials  # noqa: PLC0415
-    from harness.cli.scoring_rules import read_rule  # noqa: PLC0415
-    from harness.runs.commands import command  # noqa: PLC0415
-    from harness.runs.store import sweep_folder  # noqa: PLC0415
 
     scoring = read_rule(rule)
     folder = sweep_folder(sweep.name, runs).path
@@ -117,8 +115,6 @@ def _tables(
 
 def _refuse_after_the_study(sweep: Sweep, runs: Path, target: Path) -> None:
     """Nothing may be chosen once runs of the study have been seen."""
-    from harness.runs.store import sweep_folder  # noqa: PLC0415  see report
-
     name = sweep.tuning.study["sweep"] if sweep.tuning else ""
     folder = sweep_folder(name, runs)
     if folder.holds_cells():
@@ -131,8 +127,6 @@ def _refuse_after_the_study(sweep: Sweep, runs: Path, target: Path) -> None:
 
 def _write_checked(target: Path, text: str) -> None:
     """Write the sweep, and read it as `plan` would; one that cannot be read is not kept."""
-    from harness.study.sweep import read_sweep  # noqa: PLC0415  see report
-
     target.write_text(text, encoding="utf-8")
     try:
         read_sweep(target)
@@ -143,7 +137,6 @@ def _write_checked(target: Path, text: str) -> None:
 
 def _print(summary: pd.DataFrame, best: dict[str, int]) -> None:
     from analysis.report.tuning_tables import tuning_table  # noqa: PLC0415  see report
-    from harness.cli.output import console, text_table  # noqa: PLC0415
 
     shown = tuning_table(summary)
     shown.insert(1, "trial", [str(best[method]) for method in shown["method"]])

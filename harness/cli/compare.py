@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli.cell_selection import stored_sweep
 from harness.cli.options import RUNS, AsJson, Runs
+from harness.cli.output import console, print_note, text_table
 from harness.errors import UserError
+from harness.runs.store import SweepFolder
 
 if TYPE_CHECKING:
     from analysis.records.study import Study
@@ -35,7 +38,6 @@ def compare(
     # imported here so that --help does not load pandas
     from analysis.regressions import changes, differing_environments  # noqa: PLC0415
     from analysis.report.summary import spell  # noqa: PLC0415
-    from harness.cli.output import console, text_table  # noqa: PLC0415
 
     studies = _study(before, runs), _study(after, runs)
     found = changes(*studies, least=least / 100)
@@ -68,9 +70,6 @@ def _study(name: str, runs: Path) -> Study:
     """A stored sweep, or a folder of cells anywhere, of which nothing is cached: it may be someone else's."""
     from analysis.records.left_out import left_out_note, quietly  # noqa: PLC0415  see compare
     from analysis.records.tables import load  # noqa: PLC0415
-    from harness.cli.cell_selection import stored_sweep  # noqa: PLC0415
-    from harness.cli.output import print_note  # noqa: PLC0415
-    from harness.runs.store import SweepFolder  # noqa: PLC0415
 
     if len(Path(name).parts) > 1 and not Path(name).is_dir():
         raise UserError(f"no run folder at {name}")

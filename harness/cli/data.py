@@ -11,7 +11,13 @@ import typer
 
 from harness.cli.command import Command
 from harness.cli.options import FileInstead
+from harness.cli.output import print_findings
 from harness.errors import UserError
+from harness.study.sweep import read_sweep
+from harness.workloads import WORKLOADS
+from harness.workloads.imagenet import prepare as imagenet
+from harness.workloads.sources.data_folder import data_folder
+from harness.workloads.sources.shards import build_shard
 
 if TYPE_CHECKING:
     from harness.doctor.findings import Finding
@@ -48,10 +54,8 @@ def check(
 
     Writes nothing. Exit code 1 on a fault.
     """
-    from harness.cli.doctor import print_findings  # noqa: PLC0415
     from harness.doctor.data import SAMPLE, check_data  # noqa: PLC0415  slow to load
     from harness.doctor.findings import any_fault  # noqa: PLC0415
-    from harness.workloads import WORKLOADS  # noqa: PLC0415
 
     if file is not None and options:
         raise UserError("--option has no effect with --file: its cells set the options")
@@ -82,10 +86,6 @@ def prepare(
     ImageNet: unpacks the published tars into folders of classes and sorts the validation images by the
     development kit's ground truth. COCO: only shards.
     """
-    from harness.workloads.imagenet import prepare as imagenet  # noqa: PLC0415  loads numpy
-    from harness.workloads.sources.data_folder import data_folder  # noqa: PLC0415
-    from harness.workloads.sources.shards import build_shard  # noqa: PLC0415
-
     root, began = data_folder(data or "files"), time.perf_counter()
     if name == "imagenet":
         parts = ["train", "val"]
@@ -109,8 +109,6 @@ def prepare(
 
 def workloads_of(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
     """The different data of a sweep's cells: names of workloads, with the options that say which files."""
-    from harness.study.sweep import read_sweep  # noqa: PLC0415  loads pydantic
-
     found: list[tuple[str, Mapping[str, Any]]] = []
     for cell in read_sweep(file, ()).cells:
         options = {key: value for key, value in cell.workload.options.items() if key in _OF_FILES}
@@ -121,8 +119,6 @@ def workloads_of(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _options(name: str, words: list[str]) -> Mapping[str, Any]:
-    from harness.workloads import WORKLOADS  # noqa: PLC0415
-
     if name not in WORKLOADS:
         raise UserError(f"{name!r} is not a workload; there are {', '.join(WORKLOADS)}")
     defaults, given = WORKLOADS[name].options, {}

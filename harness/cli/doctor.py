@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli.data import workloads_of
 from harness.cli.options import RUNS, AsJson, Runs, SiteName
+from harness.cli.output import print_findings
+from harness.launchers.site_profile import read_site
+from harness.workloads import WORKLOADS
+from harness.workloads.cards.card import FILES
+from harness.workloads.sources.data_folder import DATA_VARIABLE
 
 if TYPE_CHECKING:
     from harness.doctor.examine import Examination
@@ -38,14 +42,9 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Check a site before long runs, on this host and with one small job; exit code 1 on a fault."""
-    from harness.cli.data import workloads_of  # noqa: PLC0415  slow to load
     from harness.doctor.data import check_data  # noqa: PLC0415
     from harness.doctor.examine import examine  # noqa: PLC0415  slow to load
     from harness.doctor.findings import any_fault  # noqa: PLC0415
-    from harness.launchers.site_profile import read_site  # noqa: PLC0415
-    from harness.workloads import WORKLOADS  # noqa: PLC0415
-    from harness.workloads.cards.card import FILES  # noqa: PLC0415
-    from harness.workloads.sources.data_folder import DATA_VARIABLE  # noqa: PLC0415
 
     profile = read_site(site)
     folder = profile.environment.get(DATA_VARIABLE, FILES)  # as the ranks will have it
@@ -66,26 +65,6 @@ def doctor(
 
 def _print_progress(text: str) -> None:
     typer.echo(f"{time.strftime('%H:%M:%S')} {text}", err=True)
-
-
-def print_findings(findings: Sequence[Finding]) -> None:
-    """Print a table of findings, and how many there are of each state."""
-    from rich.table import Table  # noqa: PLC0415  see doctor
-    from rich.text import Text  # noqa: PLC0415
-
-    from harness.cli.output import console  # noqa: PLC0415
-
-    table = Table(box=None, pad_edge=False)
-    for heading, ratio in (("check", None), ("state", None), ("found", 1), ("what to do", 1)):
-        table.add_column(heading, overflow="fold", ratio=ratio, no_wrap=ratio is None)
-    for one in findings:
-        row = (one.check, one.state, one.found, one.advice)
-        table.add_row(*map(Text, row))  # brackets are not markup
-    console().print(table)
-    counts: Counter[str] = Counter(one.state for one in findings)
-    named = (("fault", "faults"), ("warning", "warnings"), ("ok", "ok"), ("skipped", "skipped"))
-    parts = [f"{counts[one]} {one if counts[one] == 1 else several}" for one, several in named if counts[one]]
-    typer.echo(", ".join(parts))
 
 
 def _print(examination: Examination) -> None:

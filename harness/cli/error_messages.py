@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+INTERRUPTED = 130  # 128 + SIGINT, as in shells
 USAGE = 2
 """Exit code of a mistake of the user, or of something that cannot be read."""
 

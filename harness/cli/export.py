@@ -7,8 +7,11 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.cell_selection import selected_cells
 from harness.cli.options import RUNS, FileInstead, Runs, SweepName, Where
 from harness.errors import UserError
+from harness.runs.store import sweep_folder
+from harness.yaml_files.validation_messages import not_allowed
 
 _Out = Annotated[Path | None, typer.Option(metavar="FILE", help="File to write. Default: standard output.")]
 
@@ -21,10 +24,7 @@ def export(
     out: _Out = None,
 ) -> None:  # fmt: skip
     """Write runs in the format of another tool."""
-    from harness.cli.cell_selection import selected_cells  # noqa: PLC0415  loads pydantic
     from harness.exports import EXPORTS  # noqa: PLC0415
-    from harness.runs.store import sweep_folder  # noqa: PLC0415
-    from harness.yaml_files.validation_messages import not_allowed  # noqa: PLC0415
 
     if form not in EXPORTS:
         raise UserError(f"{form!r} is not a format{not_allowed(form, EXPORTS)}")

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from harness.study.new_study import start_study
+
 
 def init(
     folder: Annotated[
@@ -15,8 +17,6 @@ def init(
     ],
 ) -> None:
     """Start a study folder with a sweep, a site profile, a README and a .gitignore."""
-    from harness.study.new_study import start_study  # noqa: PLC0415  --help does not need it
-
     for path in start_study(folder):
         typer.echo(path)
     go = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli import completion
+from harness.cli.blocks import run_in_blocks
+from harness.cli.cell_selection import selected_cells, stored_cell
 from harness.cli.error_messages import USAGE, print_error
 from harness.cli.options import (
     RUNS,
@@ -25,8 +27,23 @@ from harness.cli.options import (
     Where,
     Yes,
 )  # fmt: skip
+from harness.cli.status_view import print_log, print_statuses
+from harness.cli.submissions import (
+    count,
+    print_preview,
+    print_retry_preview,
+    print_submission,
+    site_for,
+    start,
+    start_again,
+)
 from harness.cli.sweep_statuses import cells_of_all, follow_sweeps, statuses_of
 from harness.errors import StoreError
+from harness.runs.arms import differences
+from harness.runs.commands import runs_option
+from harness.runs.store import sweep_folder
+from harness.study.submit import cancel as cancel_cells
+from harness.study.submit import cancel_other_versions
 
 if TYPE_CHECKING:
     from harness.cell import Cell
@@ -42,8 +59,6 @@ def submit(
 
     The name of a sweep stands for its stored cells, so that an interrupted submission can be finished.
     """
-    from harness.cli.submissions import print_preview, print_submission, site_for, start  # noqa: PLC0415
-
     cells = _cells(sweep, file, set_, where, runs)
     profile = site_for(cells, site, runs, oversubscribe)
     if dry_run:
@@ -62,11 +77,22 @@ def run(
     sweep: SweepName = None, file: FileInstead = None, site: LastSite = None, runs: Runs = RUNS,
     where: Where = None, set_: Overrides = None, budget: Budget = None, dry_run: DryRun = False,
     yes: Yes = False, oversubscribe: Oversubscribe = None,
+    blocks: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Run one cell at a time, by blocks, and archive each there."),
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="With --blocks: begin none that would end later.")
+    ] = 110,
 ) -> None:  # fmt: skip
-    """Submit, and show progress until all cells have ended; Ctrl-C stops only the display."""
-    from harness.cli.submissions import print_preview, print_submission, site_for, start  # noqa: PLC0415
+    """Submit, and show progress until all cells have ended; Ctrl-C stops only the display.
 
+    With --blocks, repeat the command, here or on another machine, until all blocks have archives.
+    """
     cells = _cells(sweep, file, set_, where, runs)
+    if blocks is not None:
+        run_in_blocks(cells, blocks, minutes, site or "local", runs, dry_run=dry_run)
+        return
     profile = site_for(cells, site, runs, oversubscribe)
     if dry_run:
         print_preview(cells, profile, runs, budget)
@@ -84,11 +110,6 @@ def status(
 
     A sweep that cannot be read is an error, after the others are shown; the exit code is then 2.
     """
-    # imported here so that --help does not load pydantic and rich
-    from harness.cli.status_view import print_statuses  # noqa: PLC0415
-    from harness.runs.arms import differences  # noqa: PLC0415
-    from harness.runs.commands import runs_option  # noqa: PLC0415
-
     errors: list[str] = []
     named = bool(sweep or file or set_)
     sweeps = [_cells(sweep, file, set_, where, runs)] if named else cells_of_all(where or (), runs, errors)
@@ -136,9 +157,6 @@ def logs(
     runs: Runs = RUNS,
 ) -> None:
     """Print the standard output and error of a rank of a cell's newest attempt."""
-    from harness.cli.cell_selection import stored_cell  # noqa: PLC0415  see status
-    from harness.cli.status_view import print_log  # noqa: PLC0415
-
     print_log(stored_cell(cell, runs), rank, follow=follow)
 
 
@@ -150,11 +168,6 @@ def cancel(
     ] = False,
 ) -> None:  # fmt: skip
     """End pending and running cells, and return when they have ended."""
-    from harness.cli.submissions import count  # noqa: PLC0415  see status
-    from harness.runs.store import sweep_folder  # noqa: PLC0415
-    from harness.study.submit import cancel as cancel_cells  # noqa: PLC0415
-    from harness.study.submit import cancel_other_versions  # noqa: PLC0415
-
     cells = _cells(sweep, file, set_, where, runs)
     ended: list[Any] = list(cancel_cells(cells, runs, checkpoint=checkpoint)) if cells else []
     if sweep is not None and "/" not in sweep and not where:  # what cannot be read cannot be selected
@@ -185,8 +198,6 @@ def retry(
     dry_run: DryRun = False, yes: Yes = False, oversubscribe: Oversubscribe = None,
 ) -> None:  # fmt: skip
     """Start cells again that ended without completing, in the background, from their newest checkpoint."""
-    from harness.cli.submissions import print_retry_preview, site_for, start_again  # noqa: PLC0415
-
     cells = _cells(sweep, file, set_, where, runs)
     if not cells:  # of a file or a filter there is one; here each is of another version
         raise StoreError(
@@ -195,11 +206,12 @@ def retry(
         )
     profile = site_for(cells, site, runs, oversubscribe)
     if disturbed:
-        from harness.cli.disturbed import disturbed_cells  # noqa: PLC0415  pandas is slow to load
+        from harness.cli.disturbed import disturbed_cells  # noqa: PLC0415  loads pandas
 
-        if not (cells := disturbed_cells(cells, runs)):
-            typer.echo("nothing to repeat: the report finds no disturbed block")
-            return
+        cells = disturbed_cells(cells, runs)
+    if not cells:
+        typer.echo("nothing to repeat: the report finds no disturbed block")
+        return
     how = {"fresh": fresh, "change_site": change_site, "repeat": disturbed}
     if dry_run:
         print_retry_preview(cells, profile, runs, budget, **how)
@@ -214,6 +226,4 @@ def _cells(
     where: list[str] | None,
     runs: Path,
 ) -> list[Cell]:
-    from harness.cli.cell_selection import selected_cells  # noqa: PLC0415  see status
-
     return selected_cells(sweep, file, overrides or (), where or (), runs)

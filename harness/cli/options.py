@@ -86,12 +86,3 @@ Yes = Annotated[bool, typer.Option("--yes", help="Ask nothing, however much it m
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted, and its cost.")]
 Runs = Annotated[Path, typer.Option(metavar="DIR", help="Folder of stored runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-HoursBy = Annotated[
-    str | None,
-    typer.Option(
-        "--calibration",
-        metavar="NAME",
-        help="Predict the hours of training from this calibration of a machine: a name in "
-        "results/calibrations, or a path.",
-    ),
-]

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.box import HEAVY_HEAD
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from harness.doctor.findings import Finding
 
 T = TypeVar("T")
 
@@ -79,8 +84,6 @@ def print_lines(screen: Console, headings: Sequence[str], rows: Sequence[Sequenc
 
 def with_progress(items: Sequence[T], what: str, screen: Console) -> Iterator[T]:
     """The items, with a bar and the time left while they are worked on; nothing is shown in a pipe."""
-    from rich.progress import track  # noqa: PLC0415  only for slow work
-
     return iter(track(items, what, console=screen, transient=True, disable=not screen.is_terminal))
 
 
@@ -100,6 +103,21 @@ def figure_table(title: str, columns: Iterable[str], *left: str, lined: bool = F
     for column in columns:
         table.add_column(column, justify="left" if column in left else "right")
     return table
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    """Print a table of findings, and how many there are of each state."""
+    table = Table(box=None, pad_edge=False)
+    for heading, ratio in (("check", None), ("state", None), ("found", 1), ("what to do", 1)):
+        table.add_column(heading, overflow="fold", ratio=ratio, no_wrap=ratio is None)
+    for one in findings:
+        row = (one.check, one.state, one.found, one.advice)
+        table.add_row(*map(Text, row))  # brackets are not markup
+    console().print(table)
+    counts: Counter[str] = Counter(one.state for one in findings)
+    named = (("fault", "faults"), ("warning", "warnings"), ("ok", "ok"), ("skipped", "skipped"))
+    parts = [f"{counts[one]} {one if counts[one] == 1 else several}" for one, several in named if counts[one]]
+    sys.stdout.write(f"{', '.join(parts)}\n")
 
 
 def _padded(text: Text, width: int) -> Text:

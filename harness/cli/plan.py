@@ -7,9 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
-from harness.cli.options import RUNS, AsJson, HoursBy, LastSite, Overrides, Runs, SweepFile, Where
+from harness.cli.cost_consent import cost_in_words
+from harness.cli.options import RUNS, AsJson, LastSite, Overrides, Runs, SweepFile, Where
+from harness.cli.output import console, print_by_state, print_line
+from harness.cli.submissions import bfloat16_note
 from harness.errors import SiteError
+from harness.launchers import LAUNCHERS
+from harness.runs.arms import differences
+from harness.runs.store import sweep_folder
+from harness.study.expected_cost import expected_cost
+from harness.study.filters import select
+from harness.study.plan_summary import plan_summary
+from harness.study.planned_comparisons import planned_comparisons
+from harness.study.site_choice import chosen_site
+from harness.study.sweep import read_sweep
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,30 +42,19 @@ def plan(
     set_: Overrides = None,
     site: LastSite = None,
     runs: Runs = RUNS,
-    calibration: HoursBy = None,
     as_json: AsJson = False,
     every: Annotated[bool, typer.Option("--all", help="List every cell.")] = False,
 ) -> None:
     """Show what a sweep file would run, what it could cost and what is completed; changes nothing."""
     # imported here so that --help does not load pydantic and rich
-    from harness.cli.output import console, print_line  # noqa: PLC0415
-    from harness.cli.predicted_hours import hours_of, machine_named  # noqa: PLC0415
-    from harness.runs.arms import differences  # noqa: PLC0415
-    from harness.study.filters import select  # noqa: PLC0415
-    from harness.study.plan_summary import plan_summary  # noqa: PLC0415
-    from harness.study.planned_comparisons import planned_comparisons  # noqa: PLC0415
-    from harness.study.sweep import read_sweep  # noqa: PLC0415
 
     sweep = read_sweep(file, set_ or ())
     summary = plan_summary(select(sweep.cells, *(where or ())), runs)
     profile = _site(site, sweep.name, runs)
     differs = differences(summary.cells)
-    machine = None if calibration is None else machine_named(calibration)
     if as_json:
         about = {"sweep": sweep.name, "about": sweep.about, "file": str(sweep.path)}
         content = summary.to_json()
-        if machine is not None:
-            content["predicted"] = hours_of(summary.new, machine).to_json()
         content["cells"] = [{**cell, "differs": differs[cell["id"]]} for cell in content["cells"]]
         typer.echo(json.dumps({**about, **content}, indent=1))
         return
@@ -64,8 +66,6 @@ def plan(
         screen.print(_tuning_in_words(sweep.tuning, file), markup=False)
     _print_grid(screen, summary)
     print_line(screen, _site_in_words(profile, summary))
-    if machine is not None:
-        print_line(screen, f"predicted: {hours_of(summary.new, machine)} (calibration {machine.name})")
     _print_cells(screen, summary, differs, every)
 
 
@@ -115,8 +115,6 @@ def _target_in_words(cell: Cell) -> str:
 
 
 def _print_grid(screen: Console, summary: PlanSummary) -> None:
-    from rich.table import Table  # noqa: PLC0415  see plan
-
     table = Table(box=None, pad_edge=False)
     table.add_column("cells by world size", overflow="fold")
     for size in summary.world_sizes:
@@ -132,8 +130,6 @@ def _print_grid(screen: Console, summary: PlanSummary) -> None:
 
 
 def _print_cells(screen: Console, summary: PlanSummary, differs: dict[str, str], every: bool) -> None:
-    from harness.cli.output import print_by_state, print_line  # noqa: PLC0415  see plan
-
     shown = summary.cells if every else summary.cells[:_FIRST_CELLS]
     rows = [(summary.states[cell.id], f"{cell.id}  {differs[cell.id]}".rstrip()) for cell in shown]
     print_by_state(screen, rows)
@@ -142,19 +138,11 @@ def _print_cells(screen: Console, summary: PlanSummary, differs: dict[str, str],
 
 
 def _site(name: str | None, sweep: str, runs: Path) -> Site:
-    from harness.runs.store import sweep_folder  # noqa: PLC0415  see plan
-    from harness.study.site_choice import chosen_site  # noqa: PLC0415
-
     return chosen_site(name, sweep_folder(sweep, runs))
 
 
 def _site_in_words(site: Site, summary: PlanSummary) -> str:
     """Which cells the site cannot run, and what the new ones could cost there."""
-    from harness.cli.cost_consent import cost_in_words  # noqa: PLC0415  see plan
-    from harness.cli.submissions import bfloat16_note  # noqa: PLC0415
-    from harness.launchers import LAUNCHERS  # noqa: PLC0415
-    from harness.study.expected_cost import expected_cost  # noqa: PLC0415
-
     launcher = LAUNCHERS[site.launcher]
     errors: list[str] = []
     failing, oversubscribed = 0, 0

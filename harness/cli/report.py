@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli.cell_selection import selected_cells, stored_sweep
 from harness.cli.options import RUNS, FileInstead, Overrides, Runs, SweepName, Where
-from harness.cli.scoring_rules import ABOUT_RULES
+from harness.cli.output import console, print_left_out, print_note, text_table, with_progress
+from harness.cli.scoring_rules import ABOUT_RULES, read_rule
 from harness.errors import UserError
+from harness.runs.commands import command
+from harness.runs.store import SweepFolder
+from harness.study.sweep import read_sweep
+from harness.yaml_files.validation_messages import not_allowed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,21 +62,11 @@ def report(
     # imported after the arguments are checked: pandas and matplotlib are slow to load
     from analysis.records.left_out import left_out_note, not_sealed_note, quietly  # noqa: PLC0415
     from analysis.records.tables import load  # noqa: PLC0415
-    from analysis.report.answers import RECOMMEND, headline, recommendation  # noqa: PLC0415
+    from analysis.report.answers import PREDICT, headline, recommendation  # noqa: PLC0415
     from analysis.report.findings import findings, resumed_note  # noqa: PLC0415
     from analysis.report.page import Panel, write_report  # noqa: PLC0415
     from analysis.report.ranking import ranking  # noqa: PLC0415
     from analysis.report.summary import summary_table  # noqa: PLC0415
-    from harness.cli.output import (  # noqa: PLC0415
-        console,
-        print_left_out,
-        print_note,
-        text_table,
-        with_progress,
-    )
-    from harness.cli.scoring_rules import read_rule  # noqa: PLC0415
-    from harness.runs.commands import command  # noqa: PLC0415
-    from harness.runs.store import SweepFolder  # noqa: PLC0415
 
     scoring = read_rule(rule)
     names = _figures(figures)
@@ -81,7 +77,7 @@ def report(
     study, selection = (study, "") if wanted is None else _selected(study, wanted, runs)
     print_note(left_out_note(study.cells))
     screen = console()
-    hint = RECOMMEND if folder is None else command("recommend", folder, "--world-size", "N")
+    hint = PREDICT if folder is None else _predict(folder)
     page = write_report(
         study,
         target,
@@ -108,7 +104,6 @@ def report(
 def _figures(wanted: list[str] | None) -> list[str]:
     """The figures to draw, in the order of the report; all of them unless some are wanted."""
     from analysis.figures import FIGURES  # noqa: PLC0415  loads matplotlib
-    from harness.yaml_files.validation_messages import not_allowed  # noqa: PLC0415  loads pydantic
 
     for name in wanted or ():
         if name not in FIGURES:
@@ -123,13 +118,9 @@ def _report_folder(folder: Path | None, archives: list[Path] | None, out: Path |
 
 
 def _folder(sweep: str | None, file: Path | None, overrides: list[str] | None, runs: Path) -> Path:
-    from harness.cli.cell_selection import stored_sweep  # noqa: PLC0415  loads pydantic
-
     if (sweep is None) == (file is None):
         raise UserError("report needs either the name of a sweep or its file: kronscale report demo")
     if file is not None:
-        from harness.study.sweep import read_sweep  # noqa: PLC0415  not needed for a name
-
         sweep = read_sweep(file, overrides or ()).name
     return stored_sweep((sweep or "").partition("/")[0] if file is None else sweep or "", runs).path
 
@@ -142,9 +133,12 @@ def _wanted(
         return None
     if sweep is None and file is None:
         raise UserError("--where and --set select cells of a sweep; --archive takes all of its cells")
-    from harness.cli.cell_selection import selected_cells  # noqa: PLC0415  loads pydantic
 
     return {cell.id for cell in selected_cells(sweep, file, overrides or (), where or (), runs)}
+
+
+def _predict(folder: Path) -> str:
+    return command("predict", folder, "--world-size", "N").replace("predict ", "predict --from ", 1)
 
 
 def _selected(study: Study, wanted: set[str], runs: Path) -> tuple[Study, str]:

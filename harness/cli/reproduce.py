@@ -9,9 +9,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import completion
-from harness.cli.options import RUNS, Budget, DryRun, HoursBy, LastSite, Runs, Where, Yes
-from harness.cli.sweep_statuses import INTERRUPTED, statuses_of
+from harness.cli.error_messages import INTERRUPTED
+from harness.cli.options import RUNS, Budget, DryRun, LastSite, Runs, Where, Yes
+from harness.cli.output import console, with_progress
+from harness.cli.paper_sweeps import (
+    agreed_costs,
+    in_flight,
+    paper_sweeps,
+    print_states,
+    same_command,
+    submit_all,
+)
+from harness.cli.sweep_statuses import statuses_of
 from harness.errors import UserError
+from harness.runs.archive import SUFFIX
+from harness.runs.commands import command
+from harness.study.launcher_reports import LauncherReports
+from harness.study.papers import PaperError, read_paper
+from harness.study.progress import follow
+from harness.yaml_files.validation_messages import not_allowed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +72,6 @@ def reproduce(
     ] = False,
     where: Where = None,
     budget: Budget = None,
-    calibration: HoursBy = None,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
@@ -67,16 +82,9 @@ def reproduce(
     its archives.
     """
     if paper == HEADLINE:
-        _refuse(site=site, where=where, budget=budget, calibration=calibration, watch=watch, dry_run=dry_run)
+        _refuse(site=site, where=where, budget=budget, watch=watch, dry_run=dry_run)
         typer.echo(f"page: {_headline(out or HEADLINE_FOLDER)}")
         return
-    from harness.cli.paper_sweeps import (  # noqa: PLC0415  # loads pydantic
-        agreed_costs,
-        paper_sweeps,
-        same_command,
-        submit_all,
-    )
-    from harness.study.papers import read_paper  # noqa: PLC0415
 
     described, files = read_paper(paper, size)
     _check_figures(described)
@@ -85,8 +93,6 @@ def reproduce(
     if report_only and missing:
         raise UserError(f"no runs yet at {', '.join(missing)}: leave --report-only out to run them")
     if dry_run or not report_only:
-        if calibration is not None:
-            _print_hours(sweeps, runs, calibration)
         costs = agreed_costs(sweeps, site, runs, budget, yes=yes, ask=not dry_run)
         if dry_run:
             return
@@ -125,12 +131,6 @@ def _finish(
     watch: bool,
 ) -> None:
     """Show the states of all cells; write the report if all have ended."""
-    from harness.cli.output import console  # noqa: PLC0415  # see reproduce
-    from harness.cli.paper_sweeps import in_flight, print_states  # noqa: PLC0415
-    from harness.runs.commands import command  # noqa: PLC0415
-    from harness.study.launcher_reports import LauncherReports  # noqa: PLC0415
-    from harness.study.progress import follow  # noqa: PLC0415
-
     if watch:
         cells, reports = [sweep.cells for sweep in sweeps if sweep.cells], LauncherReports()
         try:
@@ -160,7 +160,6 @@ def _headline(out: Path) -> Path:
     """Draw the headline study from the archives in its folder; says so if there are none."""
     from analysis.headline.page import write_headline  # noqa: PLC0415  pandas and matplotlib are slow to load
     from analysis.records.tables import load  # noqa: PLC0415
-    from harness.runs.archive import SUFFIX  # noqa: PLC0415
 
     archives = sorted(HEADLINE_FOLDER.glob(f"*{SUFFIX}"))
     if not archives:
@@ -171,8 +170,6 @@ def _headline(out: Path) -> Path:
 def _check_figures(paper: Paper) -> None:
     """Check that all figures exist, before hours of runs."""
     from analysis.figures import FIGURES  # noqa: PLC0415  # see reproduce
-    from harness.study.papers import PaperError  # noqa: PLC0415
-    from harness.yaml_files.validation_messages import not_allowed  # noqa: PLC0415
 
     for figure in paper.figures:
         if figure.figure not in FIGURES:
@@ -181,29 +178,12 @@ def _check_figures(paper: Paper) -> None:
             )
 
 
-def _print_hours(sweeps: Sequence[PaperSweep], runs: Path, calibration: str) -> None:
-    """Print the predicted hours of the cells that are new, by sweep and of all together."""
-    from analysis.cost_model.hours import PredictedHours  # noqa: PLC0415  # see reproduce
-    from harness.cli.predicted_hours import hours_of, machine_named  # noqa: PLC0415
-    from harness.study.plan_summary import plan_summary  # noqa: PLC0415
-
-    machine, total = machine_named(calibration), PredictedHours()
-    for sweep in sweeps:
-        hours = hours_of(plan_summary(sweep.cells, runs).new, machine)
-        typer.echo(f"{sweep.file}: predicted: {hours}")
-        total += hours
-    typer.echo(f"all sweeps: predicted: {total}")
-    typer.echo(f"calibration {machine.name}: {machine.source}")
-
-
 def _report(
     paper: Paper, sweeps: Sequence[PaperSweep], site: str | None, out: Path, where: Sequence[str]
 ) -> Path:
     """Write the report of what is stored; figures of sweeps without runs are left out."""
     from analysis.records.tables import load  # noqa: PLC0415
     from analysis.report.page import Panel, write_report  # noqa: PLC0415  # see reproduce
-    from harness.cli.output import console, with_progress  # noqa: PLC0415
-    from harness.runs.commands import command  # noqa: PLC0415
 
     stored = {one.key: one.stored for one in sweeps}
     studies = {key: load(path) for key, path in stored.items() if path is not None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from harness.errors import UserError
+from harness.yaml_files.validation_messages import not_allowed
 
 if TYPE_CHECKING:
     from analysis.rules import Scoring
@@ -19,7 +20,6 @@ def read_rule(rule: str) -> Scoring:
         UserError: there is none, or it has another name now.
     """
     from analysis.rules import RENAMED, SCORINGS  # noqa: PLC0415  loads pandas, which --help need not
-    from harness.yaml_files.validation_messages import not_allowed  # noqa: PLC0415  loads pydantic
 
     if rule in RENAMED:
         now = RENAMED[rule]

@@ -10,22 +10,25 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from harness.cli.error_messages import message_of
+from harness.cli.cell_selection import stored_cells, stored_sweep_names
+from harness.cli.error_messages import INTERRUPTED, message_of
+from harness.cli.output import console
+from harness.cli.status_view import print_statuses
 from harness.errors import UserError
+from harness.runs.commands import command, runs_option
+from harness.runs.store import sweep_folder
+from harness.study.filters import select
+from harness.study.launcher_reports import LauncherReports
+from harness.study.progress import follow
+from harness.study.status import corrected, stored_statuses
 
 if TYPE_CHECKING:
     from harness.cell import Cell
-    from harness.study.launcher_reports import LauncherReports
     from harness.study.status import CellStatus
-
-INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
 def cells_of_all(where: Sequence[str], runs: Path, errors: list[str]) -> list[list[Cell]]:
     """The matching cells of every stored sweep; adds a message for every one that cannot be read."""
-    from harness.cli.cell_selection import stored_cells, stored_sweep_names  # noqa: PLC0415  loads pydantic
-    from harness.study.filters import select  # noqa: PLC0415
-
     cells: dict[str, list[Cell]] = {}
     for name in stored_sweep_names(runs):
         with _noted(errors, name):
@@ -49,9 +52,6 @@ def statuses_of(
         errors: gets a message for every sweep that cannot be read; if None, the first is raised.
         reports: see `read_statuses`.
     """
-    from harness.runs.store import sweep_folder  # noqa: PLC0415  see above
-    from harness.study.status import corrected, stored_statuses  # noqa: PLC0415
-
     stored = []
     for cells in sweeps:
         with _noted(errors, cells[0].sweep):
@@ -70,13 +70,6 @@ def statuses_of(
 
 def follow_sweeps(sweeps: Sequence[Sequence[Cell]], runs: Path) -> None:
     """Show progress until no cell is pending or running here, then all states."""
-    from harness.cli.output import console  # noqa: PLC0415  see above
-    from harness.cli.status_view import print_statuses  # noqa: PLC0415
-    from harness.runs.commands import command, runs_option  # noqa: PLC0415
-    from harness.runs.store import sweep_folder  # noqa: PLC0415
-    from harness.study.launcher_reports import LauncherReports  # noqa: PLC0415
-    from harness.study.progress import follow  # noqa: PLC0415
-
     reports = LauncherReports()
     try:
         follow(lambda: list(chain.from_iterable(statuses_of(sweeps, runs, reports=reports))), console())

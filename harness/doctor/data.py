@@ -60,7 +60,7 @@ def read_sample(check: str, paths: Sequence[str], source: str, most: int | None)
 
 def _check_cifar(name: str, options: Options, _: int | None) -> list[Finding]:
     from harness.workloads.cifar.batch_files import VARIANTS  # noqa: PLC0415  loads numpy
-    from harness.workloads.cifar.files import read_cifar  # noqa: PLC0415
+    from harness.workloads.cifar.cifar_files import read_cifar  # noqa: PLC0415
 
     began = time.perf_counter()
     variant = VARIANTS[10 if name == "cifar10" else 100]
@@ -74,7 +74,7 @@ def _check_cifar(name: str, options: Options, _: int | None) -> list[Finding]:
 
 
 def _check_imagenet(name: str, options: Options, most: int | None) -> list[Finding]:
-    from harness.workloads.imagenet.files import SOURCE, list_images  # noqa: PLC0415  loads numpy
+    from harness.workloads.imagenet.image_folders import SOURCE, list_images  # noqa: PLC0415  loads numpy
     from harness.workloads.imagenet.prepare import VALIDATION_IMAGE  # noqa: PLC0415
     from harness.workloads.sources.shards import check_shard  # noqa: PLC0415
 
@@ -136,7 +136,7 @@ def _check_coco(name: str, options: Options, most: int | None) -> list[Finding]:
 
 
 def _check_brain_mri(name: str, options: Options, most: int | None) -> list[Finding]:
-    from harness.workloads.brain_mri.files import SOURCE  # noqa: PLC0415  loads numpy
+    from harness.workloads.brain_mri.patients import SOURCE  # noqa: PLC0415  loads numpy
 
     root, check = data_folder(options["data"]), f"{name}: slices"
     root = root / "kaggle_3m" if (root / "kaggle_3m").is_dir() else root
@@ -184,7 +184,7 @@ def _check_text(name: str, options: Options, _: int | None) -> list[Finding]:
 def _check_multi30k(name: str, options: Options, _: int | None) -> list[Finding]:
     import hashlib  # noqa: PLC0415
 
-    from harness.workloads.translation.files import PUBLISHED, SOURCE, find_files, read_split  # noqa: PLC0415
+    from harness.workloads.translation.sentence_files import PUBLISHED, SOURCE, find_files, read_split  # noqa: PLC0415
 
     published = {one.name: one.checksum.removeprefix("sha256:") for one in PUBLISHED}
     findings = []

@@ -100,7 +100,7 @@ def _no_space(error: OSError, folder: SweepFolder) -> StoreError:
 def in_blocks(cells: Sequence[Cell], order_seed: int = 0) -> list[Cell]:
     """Cells in the order of their start: block after block, each block in a random order.
 
-    A start block has the cells of one seed: every arm once on each world size. (`kronscale blocks` and
+    A start block has the cells of one seed: every arm once on each world size. (`kronscale run --blocks` and
     `pair_arms` divide it further, by world size.) A machine that slows down during the study then slows all
     arms, not only the last one in the file, and no arm is always the first.
 

@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from analysis.figures import FIGURES, Drawing, NothingToDraw
 from analysis.figures.drawing import ONE_COLUMN, TWO_COLUMNS
-from analysis.figures.files import image, save
+from analysis.figures.figure_files import save
 from tests.analysis.conftest import FITTING
 
 pytestmark = pytest.mark.parametrize("name", FIGURES)
@@ -113,13 +113,13 @@ def test_a_figure_of_a_study_that_lacks_something_is_drawn_or_gives_a_reason(odd
 
 def test_a_figure_is_byte_identical_when_drawn_again(fitting, saved, name):
     drawing, first = FIGURES[name].draw(fitting(name)), saved(name)
-    pdf = image(drawing, "pdf")
+    pdf = drawing.image("pdf")
     assert b"CreationDate" not in pdf
     assert pdf == (first / f"{name}.pdf").read_bytes()
     numbers = drawing.numbers.to_csv(index=False, lineterminator="\n")
     assert numbers.encode() == (first / f"{name}.csv").read_bytes()
     if name == next(iter(FIGURES)):  # how a PNG is written does not depend on what it shows
-        assert image(drawing, "png") == (first / f"{name}.png").read_bytes()
+        assert drawing.image("png") == (first / f"{name}.png").read_bytes()
 
 
 def test_the_numbers_beside_a_figure_are_a_readable_table(saved, name):

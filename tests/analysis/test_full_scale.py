@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from analysis.cost_model.calibration_file import read_calibration
-from analysis.cost_model.models import read_model
-from analysis.cost_model.prediction import predict
-from analysis.cost_model.work import Setup
+from analysis.prediction.fitted import WAITING
+from analysis.prediction.machine import RTX_2080_TI
+from analysis.prediction.networks import network_named
 from harness.cell import Cell
 from harness.cli.reproduce import reproduce
 from harness.runs.attempt_outcome import Outcome
@@ -19,23 +18,24 @@ from harness.runs.records import EvalRecord, PhaseRecord
 from harness.runs.store import SweepFolder
 from harness.study.papers import read_paper
 from harness.study.sweep import read_sweep
+from kfac_core.config import KFACConfig
 from kfac_core.placement import FactorShape, LayerShape
 from kfac_core.placement.strategies import place
 
-MACHINE = read_calibration("spd_kfac_64")
 MODELS = ("resnet50", "resnet101", "resnet152")
 SEEDS, WINDOWS, STEPS = 1, 2, 10
 SHAPES = [LayerShape(f"layer{n}", FactorShape(64 + n), FactorShape(32)) for n in range(8)]
 
 
 def phase_seconds(cell: Cell) -> dict[str, float]:
-    """A step by phase, as the cost model predicts it; other networks cost as much as ResNet-50 here."""
+    """A step by phase, as it is predicted; other networks cost as much as ResNet-50 here."""
     named = str(cell.workload.options.get("model", ""))
-    model = read_model(named if named in MODELS else MODELS[0])
-    config = None if cell.kfac is None else replace(cell.kfac, solver="inverse")
-    setup = Setup(model, config, cell.world_size, cell.training.batch_sizes(cell.world_size)[1])
-    steps = predict(setup, MACHINE).step_seconds
-    return {phase.value: seconds.central for phase, seconds in steps.items()}
+    network = network_named(named if named in MODELS else MODELS[0])
+    config = KFACConfig() if cell.kfac is None else cell.kfac
+    batch = cell.training.batch_sizes(cell.world_size)[1]
+    model = RTX_2080_TI.model(network, replace(config, solver="inverse"), batch)
+    step = model.predict("sgd" if cell.kfac is None else config.strategy, cell.world_size)
+    return {phase: seconds for phase, seconds in step.phases.items() if phase != WAITING}
 
 
 def write_run(folder: SweepFolder, cell: Cell) -> None:

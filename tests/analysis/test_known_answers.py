@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from analysis.comparisons import compared, comparisons
-from analysis.figures import files
+from analysis.figures.drawing import Drawing
 from analysis.metrics import aggregated, finals, scaling_levels, time_to_accuracy
 from analysis.regressions import changes
 from analysis.report.findings import cautions, findings
@@ -45,7 +45,7 @@ def study(tmp_path_factory):
 @pytest.fixture(scope="module")
 def out(study, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "image", lambda drawing, kind: kind.encode())
+        patch.setattr(Drawing, "image", lambda drawing, kind: kind.encode())
         panels = [Panel("time_to_accuracy"), Panel("claims"), Panel("scaling")]
         return write_report(study, tmp_path_factory.mktemp("report"), panels).parent
 

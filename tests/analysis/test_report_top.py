@@ -56,7 +56,7 @@ def test_few_runs_are_no_claim(tmp_path):
     use, beyond = recommendation(places)
     assert use.startswith("Use sgd on 4 ranks, 2.5 s to the target; it needs no K-FAC")
     assert beyond.startswith(
-        "Nothing beyond 4 ranks was measured. For other world sizes, `kronscale recommend"
+        "Nothing beyond 4 ranks was measured. For other world sizes, `kronscale predict --from"
     )
 
 

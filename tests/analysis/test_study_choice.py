@@ -7,22 +7,18 @@ from dataclasses import replace
 from random import Random
 from statistics import fmean
 
-import pandas as pd
 import pytest
 
-from analysis.cost_model.prediction import Seconds
+from analysis.prediction.arms import Measured
+from analysis.prediction.choice import choose, faster, sentence
+from analysis.prediction.laws import Seconds
+from analysis.prediction.prediction import StudyModel, study_model
+from analysis.prediction.reading import measured
 from analysis.records.tables import load
 from analysis.report.beyond import beyond
 from analysis.report.ranking import ranking
-from analysis.study_prediction.choice import choose, faster, sentence
-from analysis.study_prediction.measured import Measured
-from analysis.study_prediction.memory import predicted_peak
-from analysis.study_prediction.prediction import StudyModel, study_model
-from analysis.study_prediction.reading import measured
-from analysis.study_prediction.strategy_map import interval_map, strategy_map
 from harness.cli import main
-from jobs.experiments import prediction_coverage
-from jobs.experiments.prediction_coverage import BATCH, LAYERS, E, F, N, simulated, step
+from tests.analysis.simulated_study import BATCH, LAYERS, N, simulated, step
 from tests.analysis.test_study_prediction import ARMS, fabricated, shaped_arms
 
 
@@ -140,66 +136,27 @@ def test_without_a_reached_target_steps_are_compared_and_the_output_says_so(fold
     assert "a step" in sentence(choice)
 
 
-def test_the_command_prints_the_sentence_and_a_table(folder, capsys):
-    assert main(["recommend", str(folder), "--world-size", "16"]) == 0
+def test_the_command_prints_a_table_and_a_sentence_and_leaves_out_what_does_not_fit(folder, capsys):
+    command = ["predict", "--from", str(folder), "--world-size"]
+    assert main([*command, "16"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("At 16 ranks use ")
+    assert "\nAt 16 ranks use " in out
     assert "never run" in out
-    assert main(["recommend", str(folder), "--world-size", "16", "--json"]) == 0
-    content = json.loads(capsys.readouterr().out)
-    totals = [row["seconds_to_target"] for row in content["candidates"]]
+    assert main([*command, "16", "--json"]) == 0
+    (world,) = json.loads(capsys.readouterr().out)["worlds"]
+    totals = [row["seconds_to_target"] for row in world["candidates"]]
     assert totals == sorted(totals)
-    assert 0.5 <= content["sureness"] <= 1
-
-
-def test_links_of_another_speed_move_only_bytes(fitted, monkeypatch):
-    quick = fitted.at_speed(4.0)
-    monkeypatch.setattr(prediction_coverage, "BETA", prediction_coverage.BETA / 4)
-    for arm in ARMS:
-        prediction = quick.predict(arm, 8)
-        assert prediction.seconds.central == pytest.approx(sum(step(arm, 8).values()), rel=1e-6)
-        assert not quick.predict(arm, 4).measured
-    assert quick.predict("sgd", 1).measured
-
-
-@pytest.mark.slow
-def test_the_map_names_the_fastest_arm_everywhere_and_is_byte_identical(folder, fitted, tmp_path, capsys):
-    command = ["recommend", str(folder), "--world-size", "16", "--out"]
-    for place in ("first", "second"):
-        assert main([*command, str(tmp_path / place)]) == 0
-    capsys.readouterr()
-    files = sorted(path.name for path in (tmp_path / "first").iterdir())
-    names = ("interval_map_synthetic", "strategy_map_synthetic")
-    assert files == [f"{name}.{kind}" for name in names for kind in ("csv", "pdf", "png")]
-    for name in files:
-        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
-    rows = pd.read_csv(tmp_path / "first" / "strategy_map_synthetic.csv")
-    assert sorted(set(rows["world_size"])) == [1, 2, 4, 8, 16]
-    assert set(rows[rows["measured"] & (rows["world_size"] > 1)]["speed"]) == {1.0}
-    epochs = {"sgd": 2, "comm_opt": 1, "mem_opt": 1}
-    for row in rows[rows["speed"] == 1].itertuples():
-        totals = {arm: 20 * epochs[arm] * sum(step(arm, row.world_size).values()) for arm in ARMS}
-        ordered = sorted(totals.values())
-        assert totals[row.arm] == ordered[0]
-        assert row.next_ratio == pytest.approx(ordered[1] / ordered[0])
-    assert rows["mbit_per_second"][rows["speed"] == 1].iloc[0] == pytest.approx(800)  # 1e-8 s a byte
-
-
-def test_the_map_of_intervals_has_the_fastest_strategy_and_what_its_step_costs(fitted):
-    """An arm keeps its ratio of intervals; both parts of its cost are known in closed form."""
-    rows = interval_map(fitted, (2, 8), (1, 5, 50))
-    assert len(rows) == 6
-    for row in rows.itertuples():
-        f, e = row.factor_update_steps, row.inverse_update_steps
-        assert e == f * E // F
-        totals = {arm: sum(step(arm, row.world_size, f, e).values()) for arm in ("comm_opt", "mem_opt")}
-        ordered = sorted(totals.values())
-        assert totals[row.arm] == ordered[0]
-        assert row.seconds == pytest.approx(ordered[0])
-        assert row.next_ratio == pytest.approx(ordered[1] / ordered[0])
-        assert row.first_order == "sgd"
-        assert row.cost_ratio == pytest.approx(ordered[0] / sum(step("sgd", row.world_size).values()))
-        assert row.measured == (row.world_size == 2 and f == F)
+    assert 0.5 <= world["sureness"] <= 1
+    peaks = {row["name"]: row["peak_bytes"] for row in world["candidates"]}
+    limit = (max(peaks.values()) + min(peaks.values())) / 2
+    assert main([*command, "16", "--json", "--memory-gib", str(limit / 2**30)]) == 0
+    content = json.loads(capsys.readouterr().out)
+    kept = {name for name, peak in peaks.items() if peak <= limit}
+    assert {row["name"] for row in content["worlds"][0]["candidates"]} == kept
+    assert 0 < len(kept) < len(peaks)
+    assert sum("GiB on a rank" in note for note in content["notes"]) == len(peaks) - len(kept)
+    assert main([*command, str(2 * BATCH)]) == 2
+    assert "nothing can be predicted at 128 ranks" in capsys.readouterr().err
 
 
 def test_memory_of_a_rank_is_the_measured_peak_with_the_state_of_the_new_world():
@@ -209,42 +166,14 @@ def test_memory_of_a_rank_is_the_measured_peak_with_the_state_of_the_new_world()
         replace(arm, worlds={1: replace(arm.worlds[1], peak_bytes=peak)})
         for arm in (simulated(name, 0.0, Random(1), (1,)) for name in ARMS)  # noqa: S311  simulated noise
     )
-    plain, shared, owned = arms
-    assert predicted_peak(plain, 4) == peak
+    fitted = study_model(Measured("simulated", "gloo", 0.0, arms, True, ())).arms
     factor, eigen = 4 * N * N, 4 * (N * N + N)
     # On four ranks: a quarter of the factors; all eigenbases with comm_opt, one layer's with mem_opt
-    assert predicted_peak(shared, 4) == peak - (2 * LAYERS - 2) * factor
-    assert predicted_peak(owned, 4) == peak - (2 * LAYERS - 2) * (factor + eigen)
-    assert predicted_peak(shared, 4, owned.config) == predicted_peak(owned, 4)
-
-
-@pytest.mark.slow
-def test_what_does_not_fit_in_the_memory_of_a_rank_is_left_out_and_named(folder, capsys):
-    command = ["recommend", str(folder), "--world-size", "16", "--json"]
-    assert main(command) == 0
-    peaks = {row["name"]: row["peak_bytes"] for row in json.loads(capsys.readouterr().out)["candidates"]}
-    limit = (max(peaks.values()) + min(peaks.values())) / 2
-    assert main([*command, "--memory-gib", str(limit / 2**30)]) == 0
-    content = json.loads(capsys.readouterr().out)
-    kept = {name for name, peak in peaks.items() if peak <= limit}
-    assert {row["name"] for row in content["candidates"]} == kept
-    assert 0 < len(kept) < len(peaks)
-    assert sum("GiB on a rank" in note for note in content["notes"]) == len(peaks) - len(kept)
-    assert main([*command, "--memory-gib", "1e-6"]) == 2
-    assert "nothing fits at 16 ranks" in capsys.readouterr().err
-
-
-def test_a_world_that_nothing_fits_is_one_line(folder, capsys):
-    assert main(["recommend", str(folder), "--world-size", str(2 * BATCH)]) == 2
-    assert "nothing can be predicted at 128 ranks" in capsys.readouterr().err
-
-
-def test_the_map_says_where_the_bounds_of_the_two_fastest_overlap(fitted):
-    (row,) = strategy_map(fitted, [64], speeds=[1.0]).to_dict("records")
-    best, second, *_ = (choose(fitted, 64, only_ran=True)).candidates
-    assert best.total is not None
-    assert second.total is not None
-    assert row["overlaps"] == (second.total.low <= best.total.high)
+    owned = peak - (2 * LAYERS - 2) * (factor + eigen)
+    assert fitted["sgd"].peak_bytes(4) == peak
+    assert fitted["comm_opt"].peak_bytes(4) == peak - (2 * LAYERS - 2) * factor
+    assert fitted["mem_opt"].peak_bytes(4) == owned
+    assert fitted["comm_opt"].peak_bytes(4, arms[2].config) == owned
 
 
 def test_epochs_are_those_of_runs_that_reached_on_the_nearest_world(folder, fitted):
@@ -256,7 +185,7 @@ def test_epochs_are_those_of_runs_that_reached_on_the_nearest_world(folder, fitt
     assert (arms["mem_opt"].epochs, arms["sgd"].epochs[4]) == ({}, 2.0)
     choice = choose(study_model(measured(changed)), 8)
     assert choice.to_target
-    assert "mem_opt" not in [one.name for one in choice.candidates]
+    assert "mem_opt" in [one.name for one in choice.others]
     assert "left out: mem_opt: fewer than half of its runs reached the target" in choice.notes
     arm = replace(fitted.arms["sgd"].arm, epochs={1: 5.0, 4: 7.0})
     assert [arm.epochs_at(size) for size in (1, 2, 4, 64)] == [5.0, 5.0, 7.0, 7.0]

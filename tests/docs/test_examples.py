@@ -90,7 +90,6 @@ def workplace(tmp_path_factory) -> Path:
     """A folder with the repository's jobs, the sweeps that pages show, and made-up runs of some of them."""
     folder = tmp_path_factory.mktemp("workplace")
     shutil.copytree(ROOT / "jobs", folder / "jobs", ignore=shutil.ignore_patterns("experiments"))
-    shutil.copytree(ROOT / "results" / "calibrations", folder / "results" / "calibrations")
     for block in BLOCKS:
         if block.language == "yaml" and block.text.startswith("sweep: "):
             name = block.text.split("\n")[0].removeprefix("sweep: ")

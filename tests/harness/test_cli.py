@@ -47,7 +47,7 @@ def test_interruption_is_130(monkeypatch):
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("harness.study.sweep.read_sweep", interrupt)
+    monkeypatch.setattr("harness.cli.plan.read_sweep", interrupt)
     assert cli.main(["plan", "-f", DEMO]) == 130
 
 
@@ -55,7 +55,7 @@ def test_a_bug_is_a_traceback(monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("harness.study.sweep.read_sweep", fail)
+    monkeypatch.setattr("harness.cli.plan.read_sweep", fail)
     with pytest.raises(ZeroDivisionError):
         cli.main(["plan", "-f", DEMO])
 

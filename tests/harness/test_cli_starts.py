@@ -23,10 +23,8 @@ def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 def test_help_starts_without_the_heavy_libraries():
     """Of every command, one after another in one process: what is blocked stays blocked."""
     all_of_them = (
-        "from harness.cli import app\n"
-        "names = [one.name or one.callback.__name__ for one in app.registered_commands]\n"
-        "names += [one.name for one in app.registered_groups]\n"
-        "sys.exit(main(['--help']) or [name for name in names if main([name, '--help'])] or 0)"
+        "from harness.cli import COMMANDS\n"
+        "sys.exit(main(['--help']) or [name for name in COMMANDS if main([name, '--help'])] or 0)"
     )
     done = subprocess.run(
         [sys.executable, "-c", RUNNER.replace("sys.exit(main())", all_of_them)],
@@ -34,7 +32,9 @@ def test_help_starts_without_the_heavy_libraries():
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
-    assert done.stdout.count("Usage: kronscale") > 10
+    helps = done.stdout.split("Usage: kronscale")[1:]
+    assert len(helps) == 18
+    assert max(text.count("\n") for text in helps) <= 40  # each on one screen
 
 
 @pytest.mark.slow  # new interpreters
@@ -46,7 +46,7 @@ def test_help_starts_without_the_heavy_libraries():
         ["plan", "-f", "jobs/papers/tpds22/embedded/bert.yaml"],
         ["plan", "-f", "jobs/papers/tpds22/bert/phase2.yaml"],
         ["status", "-f", "jobs/sweeps/demo.yaml"],
-        ["predict", "--model", "resnet152", "--world-size", "4096", "--recommend", "--memory-gib", "16"],
+        ["predict", "--model", "resnet152", "--world-size", "4096", "--memory-gib", "16"],
     ],
 )
 def test_plan_status_and_predict_start_without_the_heavy_libraries(arguments):
@@ -110,7 +110,7 @@ def test_commands_that_run_studies_import_no_more_of_analysis_than_a_formula(tmp
     ("command", "heavy"),
     [
         ("plan", ("harness.launchers.slurm.launcher", "submitit")),  # the local one estimates the cost
-        ("status", ("harness.launchers.local", "harness.launchers.slurm.launcher", "psutil")),
+        ("status", ("harness.launchers.local", "harness.launchers.slurm.launcher")),
     ],
 )
 def test_plan_and_status_import_no_launcher_that_they_do_not_use(command, heavy):

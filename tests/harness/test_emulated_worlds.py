@@ -7,15 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 import torch.distributed as dist
+from torch import nn
 
-from analysis.cost_model.models import Layer, Model, read_model
-from analysis.cost_model.work import Setup, Work
-from kfac_core import KFACConfig
+from analysis.prediction.networks import Network, network_named
+from analysis.prediction.work import Exchange, Setup, Work
+from kfac_core import KFACConfig, Phase
 from kfac_core.collectives import connect
 from kfac_core.collectives.single import SingleCommunicator
+from kfac_core.layers import find_layers
 from kfac_core.placement.footprint import state_bytes
 from kfac_core.placement.strategies import STRATEGIES, place
-from tests.emulation import Emulation, ParallelLayers, count, emulate
+from tests.emulation import Emulation, ParallelLayers, Part, count, emulate
 from tests.kfac_core.worlds import World
 
 pytestmark = pytest.mark.slow
@@ -23,24 +25,32 @@ pytestmark = pytest.mark.slow
 SIZES = 1, 3, 4
 """Of executed worlds: none, an odd number and a square of ranks; larger ones are emulated."""
 
-SMALL = Model(
-    "small",
-    (
-        Layer("stem", 3, 8, (3, 3), 1, (1, 1), (6, 6)),
-        Layer("row", 8, 12, (1, 3), 1, (0, 1), (6, 6)),
-        Layer("half", 12, 6, (3, 3), 2, (1, 1), (6, 6), bias=True),
-        Layer("tokens", 7, 9, size=(1, 5), bias=True, kind="linear"),
-        Layer("head", 24, 5, bias=True, kind="linear"),
-        Layer("bare", 5, 17, kind="linear"),
-    ),
-    other_parameters=11,
-)
+OTHERS = 11
+
+
+def parts() -> dict[str, Part]:
+    return {
+        "stem": Part(nn.Conv2d(3, 8, 3, padding=1, bias=False), (3, 6, 6)),
+        "row": Part(nn.Conv2d(8, 12, (1, 3), padding=(0, 1), bias=False), (8, 6, 6)),
+        "strided": Part(nn.Conv2d(12, 6, 3, 2, 1), (12, 6, 6)),
+        "tokens": Part(nn.Linear(7, 9), (5, 7)),
+        "head": Part(nn.Linear(24, 5), (1, 24)),
+        "bare": Part(nn.Linear(5, 17, bias=False), (1, 5)),
+    }
+
+
+def network(made: dict[str, Part], others: int = OTHERS) -> Network:
+    layers = find_layers(ParallelLayers(made, others, 1), KFACConfig())
+    return Network("parts", tuple(layer.shape for layer in layers), others)
+
+
+SMALL = network(parts())
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick_collections():
     """Every fake world ends with a collection, which would go through all of torch each time."""
-    list(emulate(SMALL.layers, SMALL.other_parameters, KFACConfig(), 2, [0]))
+    list(emulate(parts, OTHERS, KFACConfig(), 2, [0]))
     gc.freeze()
     yield
     gc.unfreeze()
@@ -64,11 +74,33 @@ def configs(world_size: int) -> Iterator[KFACConfig]:
     yield KFACConfig(strategy="dp_kfac", assignment="balanced", solver="inverse_pi")
 
 
+def sent_by(exchange: Exchange, rank: int) -> tuple[int, int]:
+    """Calls and bytes that are counted on `rank`, a member."""
+    if exchange.operation == "gather_parts":
+        own = exchange.sizes[exchange.group.index(rank)]
+        return int(own > 0), own
+    return exchange.parts, sum(exchange.sizes)
+
+
+def traffic(work: Work, rank: int, *, update: bool) -> dict[Phase, tuple[int, int]]:
+    """Calls and bytes by phase that `rank` sends in a step with all updates, or with none."""
+    found: dict[Phase, tuple[int, int]] = {}
+    for exchange in work.exchanges:
+        if not update and exchange.phase in (Phase.FACTOR_COMM, Phase.INVERSE_COMM):
+            continue
+        in_row = rank % len(exchange.group) if exchange.phase == Phase.PRECONDITION_COMM else rank
+        if in_row in exchange.group:
+            calls, sent = sent_by(exchange, in_row)
+            before = found.get(exchange.phase, (0, 0))
+            found[exchange.phase] = before[0] + calls, before[1] + sent
+    return {phase: counted for phase, counted in found.items() if counted[0]}
+
+
 def check(seen: Emulation, work: Work) -> None:
     rank = seen.rank
     for step, update in ((seen.update, True), (seen.plain, False)):
         counted = {phase: (calls, step.sent_bytes[phase]) for phase, calls in step.calls.items()}
-        assert counted == work.traffic(rank, update=update)
+        assert counted == traffic(work, rank, update=update)
     assert seen.state_bytes == {kind: work.state_bytes[kind][rank] for kind in seen.state_bytes}
 
 
@@ -86,7 +118,7 @@ def run_every_size(rank: int, world_size: int, folder: str) -> list[tuple[int, K
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
         communicator = connect()
         for config in configs(size):
-            layers = ParallelLayers(SMALL.layers, SMALL.other_parameters, batch_size=2)
+            layers = ParallelLayers(parts(), OTHERS, batch_size=2)
             seen.append((size, config, count(layers, config, communicator)))
         dist.destroy_process_group()
     return seen
@@ -118,7 +150,7 @@ def test_emulated_worlds_of_up_to_4096_send_and_keep_what_was_predicted(world_si
         fraction = 0.25 if strategy == "hybrid_opt" else None
         config = KFACConfig(strategy=strategy, grad_worker_fraction=fraction, solver="inverse_pi")
         work = Work(Setup(SMALL, config, world_size, 1))
-        for seen in emulate(SMALL.layers, SMALL.other_parameters, config, world_size, ranks):
+        for seen in emulate(parts, OTHERS, config, world_size, ranks):
             check(seen, work)
             if strategy == "dp_kfac":
                 check_precondition(seen, work)
@@ -127,18 +159,21 @@ def test_emulated_worlds_of_up_to_4096_send_and_keep_what_was_predicted(world_si
 def test_emulation_counts_what_execution_counts():
     """With world size 1 both run; the emulated tensors hold no numbers."""
     config = KFACConfig(strategy="comm_opt")
-    layers = ParallelLayers(SMALL.layers, SMALL.other_parameters, batch_size=2)
+    layers = ParallelLayers(parts(), OTHERS, batch_size=2)
     executed = count(layers, config, SingleCommunicator())
-    [emulated] = emulate(SMALL.layers, SMALL.other_parameters, config, 1, [0], batch_size=2)
+    [emulated] = emulate(parts, OTHERS, config, 1, [0], batch_size=2)
     assert emulated == executed
     assert executed.update.flops["inverse_compute"] > 0
 
 
-def test_a_paper_model_at_4096_ranks():
-    model = read_model("resnet50")
+def test_as_many_layers_as_resnet_50_has_at_4096_ranks():
+    def wide() -> dict[str, Part]:
+        layers = [nn.Linear(x.a.dim, x.g.dim, bias=False) for x in network_named("resnet50").shapes]
+        return {str(n): Part(layer, (1, layer.in_features)) for n, layer in enumerate(layers)}
+
     config = KFACConfig(strategy="dp_kfac", solver="inverse")
-    work = Work(Setup(model, config, 4096, 1))
-    for seen in emulate(model.layers, model.other_parameters, config, 4096, [17]):
+    work = Work(Setup(network(wide()), config, 4096, 1))
+    for seen in emulate(wide, OTHERS, config, 4096, [17]):
         check(seen, work)
         check_precondition(seen, work)
         assert work.precondition_flops[17] > 0 == work.precondition_flops[4095]
@@ -147,8 +182,9 @@ def test_a_paper_model_at_4096_ranks():
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_all_ranks_at_once_is_the_footprint_of_each(strategy):
     config = KFACConfig(strategy=strategy, grad_worker_fraction=0.25 if strategy == "hybrid_opt" else None)
-    work = Work(Setup(read_model("resnet20"), config, 24, 1))
-    placement = place(config, read_model("resnet20").shapes, 24)
+    work = Work(Setup(network_named("resnet20"), config, 24, 1))
+    shapes = network_named("resnet20").shapes
+    placement = place(config, shapes, 24)
     for rank in range(24):
-        one = state_bytes(placement, read_model("resnet20").shapes, config, rank)
+        one = state_bytes(placement, shapes, config, rank)
         assert one == {kind: by_rank[rank] for kind, by_rank in work.state_bytes.items()}

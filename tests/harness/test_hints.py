@@ -115,7 +115,7 @@ def test_an_interrupted_display_advises_how_to_go_on(runs, printed, monkeypatch)
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("harness.study.progress.follow", interrupt)
+    monkeypatch.setattr("harness.cli.sweep_statuses.follow", interrupt)
     found = [parsed(hint) for hint in hints(printed("status", "demo", "--watch", "--runs", str(runs)))]
     assert [name for name, _ in found] == ["status", "cancel"]
     assert all(len(cells_of(parameters)) == 3 for _, parameters in found)

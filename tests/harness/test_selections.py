@@ -166,7 +166,7 @@ def test_a_sweep_that_cannot_be_read_does_not_hide_the_others(stored, cli, tmp_p
             raise PermissionError(13, "Permission denied", str(unreadable))
         return stored_statuses(folder, cells)
 
-    monkeypatch.setattr("harness.study.status.stored_statuses", refuse)
+    monkeypatch.setattr("harness.cli.sweep_statuses.stored_statuses", refuse)
     code, out, err = cli("status")
     assert code == 2
     assert out.startswith("demo: 2 FAILED")

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.cell import Cell
-from harness.cli.calibrate import placing_costs
 from harness.errors import SweepError
 from harness.runs.arms import differences
 from harness.study.sweep import DEFAULT_REPEATS, read_sweep
@@ -78,9 +77,8 @@ def test_costs_are_part_of_a_cell_and_have_short_names(tmp_path):
     )
 
 
-def test_a_sweep_accepts_the_costs_that_calibrate_prints(tmp_path):
-    values = {"inverse": {"eigen": {"points": [[64.0, 1.23456e-4], [576.0, 0.0144]]}}}
-    costs = placing_costs(values)["eigen"]
+def test_a_sweep_takes_measured_costs_of_decompositions(tmp_path):
+    costs = "{inverse_seconds: [[64, 1.23e-4], [576, 0.0144]]}"
     text = f"methods: [{{name: a, kfac: {{costs: {costs}}}}}]\nworld_size: 1\nseeds: [0]\n"
     assert read(tmp_path, text).cells[0].kfac.costs == Costs(inverse_seconds=((64, 1.23e-4), (576, 0.0144)))
 

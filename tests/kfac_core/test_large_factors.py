@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from analysis.cost_model.models.layers import Layer, Model
-from analysis.cost_model.work import Setup, Work
+from analysis.prediction.networks import Network
+from analysis.prediction.work import Setup, Work
 from kfac_core import KFAC, KFACConfig
 from kfac_core.errors import ConfigError
 from kfac_core.execution import Execution
@@ -104,8 +104,8 @@ def test_costs_and_memory_before_and_after_are_those_of_a_dense_factor_and_of_a_
     assert data_elements(config, bounded.g) == 2 * words
 
     def predicted(largest: int | None) -> Work:
-        model = Model("lm", (Layer("head", width, words, size=(1, 128), bias=True, kind="linear"),), 0)
-        return Work(Setup(model, KFACConfig(strategy="mem_opt", max_factor_dim=largest), 1, 1))
+        config = KFACConfig(strategy="mem_opt", max_factor_dim=largest)
+        return Work(Setup(Network("lm", (head,), 0), config, 1, 1))
 
     before, after = predicted(None), predicted(8192)
     spared = words * words - words

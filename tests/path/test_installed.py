@@ -76,7 +76,6 @@ def installed(wheel, tmp_path_factory):
 def test_the_wheel_has_every_file_that_is_looked_up_and_no_results_of_this_checkout(wheel):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("harness/shipped_files/")}
     kinds = ("jobs/sites/*.yaml", "jobs/sweeps/*.yaml", "jobs/papers/**/*.yaml", "results/published/*.csv")
-    kinds += ("results/calibrations/*.json",)
     expected = {path.relative_to(ROOT) for kind in kinds for path in ROOT.glob(kind)}
     assert {Path(name).relative_to("harness/shipped_files") for name in names} >= expected
     assert not any("runs" in Path(name).parts for name in names)
@@ -107,15 +106,12 @@ def test_the_quickstart_works_in_an_empty_folder(installed, tmp_path):
     assert drawn == ["memory.pdf"]
 
 
-def test_shipped_sweeps_papers_sites_and_calibrations_are_found_from_anywhere(installed, tmp_path):
+def test_shipped_sweeps_papers_sites_and_networks_are_found_from_anywhere(installed, tmp_path):
     demo = _call(installed, "plan", "-f", "jobs/sweeps/demo.yaml", "--site", "slurm-test", cwd=tmp_path)
     assert "36 cells" in demo
     assert "site slurm-test: every cell fits" in demo
-    answer = _call(
-        installed, "predict", "--model", "resnet50", "--world-size", "64", "--calibration", "spd_kfac_64",
-        cwd=tmp_path,
-    )  # fmt: skip
-    assert "calibration" in answer
+    words = ("predict", "--model", "resnet50", "--world-size", "64")
+    assert "At 64 ranks" in _call(installed, *words, cwd=tmp_path)
     code = "from analysis.published import published; print(len(published('headline')))"
     with (ROOT / "results" / "published" / "headline.csv").open() as file:
         rows = len(list(csv.DictReader(file)))
