@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from harness.cli.output import console
-from harness.launchers.site_profile import read_site
 from harness.runs.store import sweep_folder
 from harness.study.blocks import blocks_of, open_blocks, run_blocks, this_machine
 from harness.study.launcher_reports import LauncherReports
@@ -21,10 +20,11 @@ from harness.study.submit import retry, submit
 
 if TYPE_CHECKING:
     from harness.cell import Cell
+    from harness.launchers.site_profile import Site
 
 
 def run_in_blocks(
-    cells: Sequence[Cell], into: Path, minutes: float, site: str, runs: Path, *, dry_run: bool
+    cells: Sequence[Cell], into: Path, minutes: float, site: Site, runs: Path, *, dry_run: bool
 ) -> None:
     """Run the blocks of one sweep that have no archive yet, one cell at a time, and archive each.
 
@@ -36,13 +36,13 @@ def run_in_blocks(
         into: folder of the archives, one for each block.
         minutes: begin no block that would not end within so many; it is expected to take as long as the
             longest one of this call.
-        site: name of the profile.
+        site: where its cells run.
         runs: folder of stored runs.
         dry_run: list the blocks that are left; run nothing.
     """
     every = blocks_of(cells)
     left = open_blocks(every, into)
-    typer.echo(f"{cells[0].sweep}: {len(every)} blocks, {len(every) - len(left)} archived in {into}")
+    typer.echo(f"{cells[0].sweep}: {len(every) - len(left)} of {len(every)} blocks archived in {into}")
     for block in left if dry_run else ():
         typer.echo(f"{block.name}: {len(block.cells)} cells")
     if dry_run:
@@ -52,14 +52,13 @@ def run_in_blocks(
         ended += 1
         typer.echo(f"{block.name}: {len(block.cells)} cells archived in {block.archive(into)}")
     if ended < len(left):
-        typer.echo(f"{len(left) - ended} blocks are left; repeat the command, here or on another machine")
+        typer.echo(f"blocks left: {len(left) - ended}; repeat the command, here or on another machine")
 
 
-def _run_cell(cell: Cell, site: str, runs: Path) -> None:
+def _run_cell(cell: Cell, site: Site, runs: Path) -> None:
     """Start the cell, again if it failed, and return when it has ended."""
-    profile = read_site(site)
-    if submit([cell], profile, runs).failed_before:
-        retry([cell], profile, runs)
+    if submit([cell], site, runs).failed_before:
+        retry([cell], site, runs)
     folder = sweep_folder(cell.sweep, runs)
     reports = LauncherReports()
     follow(lambda: read_statuses(folder, [cell], reports), console())

@@ -35,8 +35,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare the cells that A and B share; exit code 3 if effect size and interval show that B is worse."""
-    # imported here so that --help does not load pandas
-    from analysis.regressions import changes, differing_environments  # noqa: PLC0415
+    from analysis.regressions import changes, differing_environments  # noqa: PLC0415  loads pandas
     from analysis.report.summary import spell  # noqa: PLC0415
 
     studies = _study(before, runs), _study(after, runs)
@@ -68,7 +67,7 @@ def compare(
 
 def _study(name: str, runs: Path) -> Study:
     """A stored sweep, or a folder of cells anywhere, of which nothing is cached: it may be someone else's."""
-    from analysis.records.left_out import left_out_note, quietly  # noqa: PLC0415  see compare
+    from analysis.records.left_out import left_out_note, quietly  # noqa: PLC0415
     from analysis.records.tables import load  # noqa: PLC0415
 
     if len(Path(name).parts) > 1 and not Path(name).is_dir():

@@ -38,7 +38,7 @@ from harness.cli.submissions import (
     start_again,
 )
 from harness.cli.sweep_statuses import cells_of_all, follow_sweeps, statuses_of
-from harness.errors import StoreError
+from harness.errors import StoreError, UserError
 from harness.runs.arms import differences
 from harness.runs.commands import runs_option
 from harness.runs.store import sweep_folder
@@ -82,18 +82,23 @@ def run(
         typer.Option(metavar="DIR", help="Run one cell at a time, by blocks, and archive each there."),
     ] = None,
     minutes: Annotated[
-        float, typer.Option(min=0, help="With --blocks: begin none that would end later.")
-    ] = 110,
+        float | None,
+        typer.Option(min=0, help="With --blocks: begin none that would end later. Default: 110."),
+    ] = None,
 ) -> None:  # fmt: skip
     """Submit, and show progress until all cells have ended; Ctrl-C stops only the display.
 
     With --blocks, repeat the command, here or on another machine, until all blocks have archives.
     """
     cells = _cells(sweep, file, set_, where, runs)
-    if blocks is not None:
-        run_in_blocks(cells, blocks, minutes, site or "local", runs, dry_run=dry_run)
-        return
     profile = site_for(cells, site, runs, oversubscribe)
+    if blocks is not None:
+        if budget is not None:
+            raise UserError(f"--budget={budget:g} has no effect with --blocks, which runs cell by cell")
+        run_in_blocks(cells, blocks, 110 if minutes is None else minutes, profile, runs, dry_run=dry_run)
+        return
+    if minutes is not None:
+        raise UserError(f"--minutes={minutes:g} has no effect without --blocks")
     if dry_run:
         print_preview(cells, profile, runs, budget)
         return
@@ -209,9 +214,9 @@ def retry(
         from harness.cli.disturbed import disturbed_cells  # noqa: PLC0415  loads pandas
 
         cells = disturbed_cells(cells, runs)
-    if not cells:
-        typer.echo("nothing to repeat: the report finds no disturbed block")
-        return
+        if not cells:
+            typer.echo("nothing to repeat: the report finds no disturbed block")
+            return
     how = {"fresh": fresh, "change_site": change_site, "repeat": disturbed}
     if dry_run:
         print_retry_preview(cells, profile, runs, budget, **how)

@@ -46,8 +46,6 @@ def plan(
     every: Annotated[bool, typer.Option("--all", help="List every cell.")] = False,
 ) -> None:
     """Show what a sweep file would run, what it could cost and what is completed; changes nothing."""
-    # imported here so that --help does not load pydantic and rich
-
     sweep = read_sweep(file, set_ or ())
     summary = plan_summary(select(sweep.cells, *(where or ())), runs)
     profile = _site(site, sweep.name, runs)
@@ -83,7 +81,7 @@ def _print_summary(screen: Console, sweep: Sweep, summary: PlanSummary) -> None:
 
 def _power_in_words(planned: PlannedComparisons) -> str:
     """What the study can decide, and the repeats that would do."""
-    from analysis.statistics.power import decidable, detectable_ratio, repeats_for  # noqa: PLC0415  see plan
+    from analysis.statistics.power import decidable, detectable_ratio, repeats_for  # noqa: PLC0415  loads scipy
 
     count, runs = planned.count, planned.runs
     if not count:

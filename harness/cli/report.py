@@ -77,7 +77,7 @@ def report(
     study, selection = (study, "") if wanted is None else _selected(study, wanted, runs)
     print_note(left_out_note(study.cells))
     screen = console()
-    hint = PREDICT if folder is None else _predict(folder)
+    hint = PREDICT if folder is None else command("predict --from", folder, "--world-size", "N")
     page = write_report(
         study,
         target,
@@ -135,10 +135,6 @@ def _wanted(
         raise UserError("--where and --set select cells of a sweep; --archive takes all of its cells")
 
     return {cell.id for cell in selected_cells(sweep, file, overrides or (), where or (), runs)}
-
-
-def _predict(folder: Path) -> str:
-    return command("predict", folder, "--world-size", "N").replace("predict ", "predict --from ", 1)
 
 
 def _selected(study: Study, wanted: set[str], runs: Path) -> tuple[Study, str]:

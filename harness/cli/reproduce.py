@@ -169,7 +169,7 @@ def _headline(out: Path) -> Path:
 
 def _check_figures(paper: Paper) -> None:
     """Check that all figures exist, before hours of runs."""
-    from analysis.figures import FIGURES  # noqa: PLC0415  # see reproduce
+    from analysis.figures import FIGURES  # noqa: PLC0415  loads matplotlib
 
     for figure in paper.figures:
         if figure.figure not in FIGURES:
@@ -183,7 +183,7 @@ def _report(
 ) -> Path:
     """Write the report of what is stored; figures of sweeps without runs are left out."""
     from analysis.records.tables import load  # noqa: PLC0415
-    from analysis.report.page import Panel, write_report  # noqa: PLC0415  # see reproduce
+    from analysis.report.page import Panel, write_report  # noqa: PLC0415
 
     stored = {one.key: one.stored for one in sweeps}
     studies = {key: load(path) for key, path in stored.items() if path is not None}

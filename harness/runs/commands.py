@@ -12,13 +12,13 @@ def command(verb: str, sweep: Path, *more: str, site: str = "local") -> str:
     """A command on the sweep stored in the folder `sweep`: `kronscale retry demo --runs old/runs`.
 
     Args:
-        verb: of the command line.
+        verb: of the command line, with what stands before the sweep: `predict --from`.
         sweep: the sweep's folder.
         more: further words.
         site: name or path of the site profile.
     """
     on_site = () if site == "local" else ("--site", site)
-    return shlex.join(["kronscale", verb, sweep.name, *more, *on_site, *runs_option(sweep.parent)])
+    return shlex.join(["kronscale", *verb.split(), sweep.name, *more, *on_site, *runs_option(sweep.parent)])
 
 
 def runs_option(root: Path) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import pytest
 
 from analysis.records.tables import load
 from harness.cell import Cell
+from harness.cli import main
 from harness.errors import StoreError
 from harness.runs.archive import read_manifest
 from harness.runs.store import SweepFolder, sweep_folder
@@ -144,3 +145,36 @@ def test_a_changed_sweep_does_not_fit_its_archives(tmp_path: Path, study: Callab
     changed = blocks_of([make_cell("sgd", 1, 0, Plan(), {"optimizer.lr": 0.7})])
     with pytest.raises(StoreError, match=r"synthetic-p1-seed-0\.tar\.xz lacks 1 of the block's 1 cells"):
         open_blocks(changed, tmp_path / "archives")
+
+
+@pytest.mark.ranks
+def test_the_command_runs_and_archives_each_block_once(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("KRONSCALE_LEASES", str(tmp_path / "leases"))
+    sweep = tmp_path / "one.yaml"
+    sweep.write_text(
+        "sweep: one\nworkload: digits\ntarget: {metric: accuracy, at_least: 0.5}\noptimizer: {lr: 0.1}\n"
+        "training: {global_batch_size: 256, epochs: 1}\nmethods: [{name: sgd}]\nworld_size: 1\nrepeats: 2\n"
+    )
+    into = tmp_path / "archives"
+    command = ["run", "-f", str(sweep), "--runs", str(tmp_path / "runs"), "--blocks", str(into)]
+    assert main([*command, "--dry-run"]) == 0
+    assert "one: 0 of 2 blocks archived" in capsys.readouterr().out
+    assert main([*command, "--minutes", "0"]) == 0  # one block at least
+    assert "blocks left: 1; repeat the command" in capsys.readouterr().out
+    assert main(command) == 0
+    assert main([*command, "--dry-run"]) == 0
+    assert "one: 2 of 2 blocks archived" in capsys.readouterr().out
+    study = load(sorted(into.iterdir()))
+    assert list(study.cells["state"]) == ["COMPLETED", "COMPLETED"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--minutes", "5"], "--minutes=5 has no effect without --blocks"),
+        (["--blocks", "x", "--budget", "3"], "--budget=3 has no effect with --blocks"),
+    ],
+)
+def test_options_without_an_effect_are_refused(words, message, tmp_path: Path, capsys) -> None:
+    assert main(["run", "-f", "jobs/sweeps/demo.yaml", "--runs", str(tmp_path), *words]) == 2
+    assert message in capsys.readouterr().err
