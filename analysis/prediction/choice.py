@@ -193,44 +193,49 @@ def _candidate(model: StudyModel, step: StepPrediction, name: str, *, ran: bool)
 
 
 def sentence(choice: Choice) -> str:
-    """The recommendation in one sentence: what, how fast, why, and how sure."""
-    best = choice.best
-    unit = "to the target" if choice.to_target else "a step"
-    parts = [f"At {choice.world_size} ranks use {best.name}{_intervals(best.step.config)}: "]
-    parts.append(f"{_spelt(choice.seconds(best))} {unit}")
-    parts.append(f", {'as measured' if best.step.measured else f'most of it {best.step.largest_phase}'}")
-    has_kfac = best.step.config is not None
+    """The recommendation in one sentence: what, how fast, why, and how sure.
+
+    A step alone says nothing for an arm without K-FAC, whose step is always faster: where the epochs are not
+    known, the fastest K-FAC arm is named, with the share of the other's epochs below which it pays.
+    """
+    own = list(choice.candidates)
+    if not choice.to_target:
+        own = [one for one in own if one.step.config is not None] or own
+    best, has_kfac = own[0], own[0].step.config is not None
+    step = f"the fastest step{' with K-FAC' if has_kfac else ''} is that of"
+    unit = " to the target" if choice.to_target else ""
+    why = "as measured" if best.step.measured else f"most of it {best.step.largest_phase}"
+    parts = [
+        f"At {choice.world_size} ranks {'use' if choice.to_target else step} {best.name}"
+        f"{_intervals(best.step.config)}: {_spelt(choice.seconds(best))}{unit}, {why}"
+    ]
     other = next((one for one in choice.candidates if (one.step.config is not None) != has_kfac), None)
     if other is not None:
-        parts.append(f"; {_against(choice, other)}")
-    if len(choice.candidates) > 1:
-        parts.append(f"; {_sureness(choice)}")
-    return "".join(parts) + "."
+        parts.append(_against(choice, best, other))
+    if len(own) > 1:
+        sureness = faster(choice.seconds(best), choice.seconds(own[1]))
+        parts.append(_sureness(own[1].name, sureness))
+    return "; ".join(parts) + "."
 
 
-def _against(choice: Choice, other: Candidate) -> str:
+def _against(choice: Choice, best: Candidate, other: Candidate) -> str:
     """The fastest without K-FAC if the best has it, or the other way round."""
-    ratio = choice.seconds(other).central / choice.seconds(choice.best).central
-    if choice.to_target:
-        steps = other.step.seconds.central / choice.best.step.seconds.central
-        mine, theirs = choice.best.epochs or 0.0, other.epochs or 0.0
-        return (
-            f"{other.name} takes {ratio:.3g} times as long ({theirs:.3g} epochs instead of {mine:.3g}, of "
-            f"steps that take {steps:.3g} times as long)"
-        )
-    if other.step.config is None:
-        return f"{other.name} takes {ratio:.3g} times as long"
-    return f"{other.name} pays if it needs less than {1 / ratio:.2g} of its epochs"
+    steps = other.step.seconds.central / best.step.seconds.central
+    if not choice.to_target:
+        return f"it pays if it needs less than {steps:.2g} of {other.name}'s epochs"
+    ratio = choice.seconds(other).central / choice.seconds(best).central
+    return (
+        f"{other.name} takes {ratio:.3g} times as long ({other.epochs or 0:.3g} epochs instead of "
+        f"{best.epochs or 0:.3g}, of steps that take {steps:.3g} times as long)"
+    )
 
 
-def _sureness(choice: Choice) -> str:
-    second, sureness = choice.candidates[1], choice.sureness or 0.0
-    name = second.name
+def _sureness(second: str, sureness: float) -> str:
     if sureness >= SURE:
-        return f"sure ({sureness:.0%}) to be faster than {name}, the next"
+        return f"sure ({sureness:.0%}) to be faster than {second}, the next"
     if sureness >= LIKELY:
-        return f"likely ({sureness:.0%}) faster than {name}, the next"
-    return f"not sure: {name} could be as fast ({sureness:.0%} for this one), so run both"
+        return f"likely ({sureness:.0%}) faster than {second}, the next"
+    return f"not sure: {second} could be as fast ({sureness:.0%} for this one), so run both"
 
 
 def _intervals(config: KFACConfig | None) -> str:

@@ -100,7 +100,8 @@ def parameters(command: Command) -> Iterator[Parameter]:
         is_switch = hints[name].__origin__ is bool
         metavar = info.metavar or name.strip("_").upper().replace("_", "-")
         if isinstance(info, OptionInfo):
-            spelled = [word for word in info.param_decls or () if word.startswith("-")]
+            given = (info.default, *(info.param_decls or ()))  # typer keeps the first name as the default
+            spelled = [word for word in given if isinstance(word, str) and word.startswith("-")]
             shown = ", ".join(spelled or [f"--{name.strip('_').replace('_', '-')}"])
             shown = shown if is_switch else f"{shown} {metavar}"
         else:

@@ -133,7 +133,13 @@ def test_without_a_reached_target_steps_are_compared_and_the_output_says_so(fold
     choice = choose(study_model(Measured("simulated", "gloo", 0.0, arms, True, ())), 4)
     assert not choice.to_target
     assert choice.best.name == "sgd"
-    assert "a step" in sentence(choice)
+    (fastest,) = [one.name for one in choice.candidates if one.step.config is not None][:1]
+    text = sentence(choice)
+    assert text.startswith(
+        f"At 4 ranks the fastest step with K-FAC is that of {fastest} with F = 5 and E = 10: "
+    )
+    share = choice.best.step.seconds.central / choice.candidates[1].step.seconds.central
+    assert f"it pays if it needs less than {share:.2g} of sgd's epochs" in text
 
 
 def test_the_command_prints_a_table_and_a_sentence_and_leaves_out_what_does_not_fit(folder, capsys):

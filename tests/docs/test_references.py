@@ -20,6 +20,7 @@ from docs.generator.field_pages import MODELS, MissingDescriptionError, option_r
 from docs.generator.formulas import FormulaError, with_formulas
 from docs.generator.links import INCLUDED, BrokenLinkError, broken_links, rewritten
 from docs.generator.paper_pages import sizes
+from harness.cli import command_line
 from harness.errors import SweepError
 from harness.workloads import WORKLOADS
 from harness.yaml_files.document import read_value
@@ -113,6 +114,16 @@ class Unexplained:
 def test_a_field_without_a_docstring_stops_the_build():
     with pytest.raises(MissingDescriptionError, match=r"Unexplained\.silent"):
         list(rows(Unexplained))
+
+
+def test_the_options_on_the_page_are_those_that_the_command_line_takes():
+    for command in commands():
+        known = command_line()
+        for word in command.name.split()[1:]:
+            known = known.commands[word]
+        taken = {name for one in known.params for name in one.opts if name.startswith("-")} - {"--help", "-h"}
+        options = [one.shown for one in parameters(command) if one.is_option]
+        assert {name.split()[0].split("/")[0] for one in options for name in one.split(", ")} == taken
 
 
 def test_every_command_and_parameter_has_a_text_and_one_without_stops_the_build():
