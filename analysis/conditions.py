@@ -71,11 +71,15 @@ def equal_work(study: Study) -> pd.DataFrame:
 
 def loads(study: Study) -> pd.Series:
     """Share of its CPUs that a run lost to other processes and the hypervisor, on the rank that lost most."""
-    taken = ["foreign_seconds", "steal_seconds"]
-    sums = study.loads.astype({"run": "str"}).groupby(["run", "rank"])[["capacity_seconds", *taken]].sum()
-    shares = sums[taken].sum(axis=1) / sums["capacity_seconds"].where(sums["capacity_seconds"] > 0)
-    most: pd.Series = shares.groupby("run").max()
-    return most
+    windows = study.windows
+    kinds = ["load_seconds.capacity", "load_seconds.foreign", "load_seconds.steal"]
+    if kinds[0] not in windows:
+        return pd.Series(dtype="float64")
+    sums = windows[windows[kinds[0]].notna()].groupby(["run", "rank"], observed=True)[kinds].sum()
+    capacity, foreign, steal = (sums[kind] for kind in kinds)
+    shares = (foreign + steal) / capacity.where(capacity > 0)
+    most = shares.groupby("run", observed=True).max()
+    return pd.Series(most.to_numpy(), index=most.index.astype("str"))
 
 
 def gaps(runs: pd.DataFrame) -> list[Gap]:

@@ -20,8 +20,7 @@ def energy_to_target(study: Study) -> pd.DataFrame:
     scored = scored[scored["run"].isin(set(counted["run"].astype("str")))]
     crossings = study.evaluations.merge(scored[["run", "epochs"]], on="run")
     steps = crossings[crossings["epoch"] == crossings["epochs"]].groupby("run", observed=True)["step"].min()
-    windows = study.phases.drop_duplicates(["run", "rank", "first_step"])
-    walls = windows.groupby(["run", "rank"], observed=True)["wall_seconds"].sum()
+    walls = study.windows.groupby(["run", "rank"], observed=True)["wall_seconds"].sum()
     rows = []
     for run, reached in zip(scored["run"], scored["reached"], strict=True):
         own = counted[counted["run"].astype("str") == run]

@@ -7,25 +7,57 @@ other window.
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 
 from analysis.records.study import Study, once_per_study
-from analysis.records.windows import SUMMED
+from analysis.records.window_lines import OTHER, keys_of
 
 CLOSURE_LIMIT = 0.02
 """Largest residual of a window that closes, as a share of its wall time (our choice)."""
+
+_PER_STEP = {"seconds": "seconds", "calls": "calls", "sent_bytes": "bytes", "wait_seconds": "wait_seconds"}
+"""Mappings of a window, and what their sums over steps are called."""
+
+
+def counting_windows(study: Study) -> pd.DataFrame:
+    """The rows of `study.windows` that costs are computed from; see the module's docstring."""
+    windows = study.windows
+    by_run = windows.groupby("run", observed=True)
+    counts = (windows["steps"] == by_run["steps"].transform("max")) & (windows["first_step"] > 0)
+    has_some = counts.groupby(windows["run"], observed=True).transform("any").astype("bool")
+    return windows[counts | ~has_some]
+
+
+@once_per_study
+def rank_sums(study: Study) -> pd.DataFrame:
+    """One row per run and rank: sums over the windows that count, in the columns of `study.windows`.
+
+    NaN for a phase that the rank did not have, and for waits unless they were measured in every window.
+    """
+    windows = counting_windows(study)
+    by_rank = windows.groupby(["run", "rank"], observed=True)
+    group, size = by_rank.ngroup().to_numpy(), by_rank.size()
+    sums = {}
+    for name in ("steps", "samples", "wall_seconds"):
+        sums[name] = np.bincount(group, windows[name], len(size))  # whatever the frame's layout in memory
+    for phase in keys_of(windows, "seconds"):
+        absent = windows[f"seconds.{phase}"].isna().to_numpy()
+        present = np.bincount(group[~absent], minlength=len(size)) > 0
+        for mapping in _PER_STEP:
+            if (name := f"{mapping}.{phase}") in windows:
+                numbers = windows[name].to_numpy()
+                known = numbers if mapping == "wait_seconds" else np.nan_to_num(numbers)
+                total = np.bincount(group, np.where(absent, 0.0, known), len(size))
+                sums[name] = np.where(present, total, np.nan)
+    return pd.DataFrame(sums, index=size.index).reset_index().astype({"run": "str"})
 
 
 @once_per_study
 def rank_speeds(study: Study) -> pd.DataFrame:
     """One row per run and rank: `seconds_per_step`, and the `steps`, `samples`, `wall_seconds` behind it."""
-    windows = study.windows.frame
-    summed = ["steps", "samples", "wall_seconds"]
-    sums = windows[windows["counts"]].groupby(["run", "rank"], observed=True)[summed].sum()
-    frame = sums.reset_index()
-    frame["run"] = frame["run"].astype("str")
-    frame["seconds_per_step"] = frame["wall_seconds"] / frame["steps"]
-    return frame
+    frame = rank_sums(study)[["run", "rank", "steps", "samples", "wall_seconds"]]
+    return frame.assign(seconds_per_step=frame["wall_seconds"] / frame["steps"])
 
 
 @once_per_study
@@ -53,12 +85,24 @@ def phase_costs(study: Study) -> pd.DataFrame:
 @once_per_study
 def rank_phase_costs(study: Study) -> pd.DataFrame:
     """One row per run, rank and phase: seconds, calls, bytes sent and waiting, each per step."""
-    sums = study.windows.sums.astype({"run": "str"})
-    steps = rank_speeds(study)[["run", "rank", "steps"]].rename(columns={"steps": "divisor"})
-    divisor = sums.merge(steps, on=["run", "rank"], how="left")["divisor"]
-    for name in SUMMED:
-        sums[f"{name}_per_step"] = sums.pop(name) / divisor
-    return sums.rename(columns={"sent_bytes_per_step": "bytes_per_step"})
+    sums = rank_sums(study)
+    phases = keys_of(sums, "seconds")
+    parts = [sums.loc[:, ["run", "rank"]].iloc[:0]]
+    for phase in phases:
+        own = sums[sums[f"seconds.{phase}"].notna()]
+        absent = pd.Series(np.nan, index=own.index)
+        part = own[["run", "rank"]].assign(phase=phase)
+        for mapping, name in _PER_STEP.items():
+            part[f"{name}_per_step"] = own.get(f"{mapping}.{phase}", absent) / own["steps"]
+        parts.append(part)
+    frame = pd.concat(parts, ignore_index=True).reindex(columns=COST_COLUMNS)
+    frame[COUNTS] = frame[COUNTS].fillna(0.0)
+    frame["phase"] = pd.Categorical(frame["phase"], categories=phases)
+    return frame.sort_values(["run", "rank", "phase"], kind="stable", ignore_index=True)
+
+
+COUNTS = ["calls_per_step", "bytes_per_step"]
+COST_COLUMNS = ["run", "rank", "phase", "seconds_per_step", *COUNTS, "wait_seconds_per_step"]
 
 
 def waits(study: Study) -> pd.DataFrame:
@@ -69,29 +113,45 @@ def waits(study: Study) -> pd.DataFrame:
     a phase waits least. Its seconds are an upper bound of the transfer, and the mean excess of the others is
     a lower bound of waiting.
     """
-    phases = counting_windows(study)
-    phases = phases[phases["phase"].astype("str").str.endswith("_comm")]
-    by_window = phases.groupby(["run", "phase", "first_step"], observed=True)
-    windows = by_window["seconds"].agg(["min", "mean"]).reset_index()
-    windows["steps"] = by_window["steps"].max().to_numpy()
-    waited = by_window["wait_seconds"].agg(["mean", "count", "size"])
-    windows["wait"] = waited["mean"].where(waited["count"] == waited["size"]).to_numpy()
-    windows["measured"] = windows["wait"].notna()
-    windows["wait"] = windows["wait"].fillna(windows["mean"] - windows["min"])
-    by_run = windows.groupby(["run", "phase"], observed=True)
-    sums = by_run[["mean", "wait", "steps"]].sum().reset_index()
-    sums["measured"] = by_run["measured"].all().to_numpy()
-    sums["transfer_seconds_per_step"] = (sums["mean"] - sums["wait"]) / sums["steps"]
-    sums["wait_seconds_per_step"] = sums["wait"] / sums["steps"]
-    kept = ["run", "phase", "transfer_seconds_per_step", "wait_seconds_per_step", "measured"]
-    return sums[kept].astype({"run": "str", "phase": "str", "measured": "bool"})
+    counting = counting_windows(study)
+    phases = [phase for phase in keys_of(counting, "seconds") if phase.endswith("_comm")]
+    parts = [_waits(counting, phase) for phase in phases]
+    columns = ["run", "phase", "transfer_seconds_per_step", "wait_seconds_per_step", "measured"]
+    sums = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+    sums = sums.astype({"run": "str", "phase": "str", "measured": "bool"})
+    return sums.sort_values("run", kind="stable", ignore_index=True)[columns]
+
+
+def _waits(counting: pd.DataFrame, phase: str) -> pd.DataFrame:
+    seconds, waited = f"seconds.{phase}", f"wait_seconds.{phase}"
+    rows = counting[counting[seconds].notna()]
+    by_window = rows.groupby(["run", "first_step"], observed=True)
+    windows = by_window[seconds].agg(["min", "mean"])
+    windows["steps"] = by_window["steps"].max()
+    windows["wait"] = windows["mean"] - windows["min"]
+    windows["measured"] = False
+    if waited in rows:
+        found = by_window[waited].agg(["mean", "count", "size"])
+        windows["measured"] = found["count"] == found["size"]
+        windows["wait"] = found["mean"].where(windows["measured"], windows["wait"])
+    by_run = windows.groupby("run", observed=True)
+    sums = by_run[["mean", "wait", "steps"]].sum()
+    return pd.DataFrame(
+        {
+            "phase": phase,
+            "transfer_seconds_per_step": (sums["mean"] - sums["wait"]) / sums["steps"],
+            "wait_seconds_per_step": sums["wait"] / sums["steps"],
+            "measured": by_run["measured"].all(),
+        }
+    ).reset_index()
 
 
 def waits_measured(study: Study) -> pd.Series:
     """For every run that communicates: whether waiting was measured, not bounded; see `waits`."""
-    sums = study.windows.sums
-    moving = sums[sums["phase"].astype("str").str.endswith("_comm") & (sums["calls"] > 0)]
-    return moving["wait_seconds"].notna().groupby(moving["run"].astype("str")).all()
+    costs = rank_phase_costs(study)
+    moving = costs[costs["phase"].astype("str").str.endswith("_comm") & (costs["calls_per_step"] > 0)]
+    measured: pd.Series = moving["wait_seconds_per_step"].notna().groupby(moving["run"]).all()
+    return measured
 
 
 def closure(study: Study) -> pd.DataFrame:
@@ -100,8 +160,13 @@ def closure(study: Study) -> pd.DataFrame:
     `residual_share` is the difference between wall time and the sum of phases and `other`; a negative `other`
     (phases add up to more than the wall time) is residual too. `other_share` is `other` over wall time.
     """
-    frame = study.windows.frame.copy()
-    missing = (frame["wall_seconds"] - frame["claimed_seconds"]).abs()
+    windows = study.windows
+    names = ["run", "rank", "first_step", "steps", "wall_seconds", "instrument_seconds"]
+    frame = windows.reindex(columns=names)
+    phases = [windows[f"seconds.{phase}"].fillna(0.0) for phase in keys_of(windows, "seconds")]
+    claimed = sum(phases, 0.0 * frame["wall_seconds"])
+    frame["other_seconds"] = windows[f"seconds.{OTHER}"].fillna(0.0) if len(windows) else 0.0
+    missing = (frame["wall_seconds"] - claimed).abs()
     excess = -frame["other_seconds"].clip(upper=0)
     frame["residual_share"] = (missing + excess) / frame["wall_seconds"]
     frame["other_share"] = frame["other_seconds"].clip(lower=0) / frame["wall_seconds"]
@@ -134,14 +199,20 @@ def run_closure(study: Study) -> pd.DataFrame:
     return frame.reset_index().astype({"run": "str"})
 
 
-def counting_windows(study: Study) -> pd.DataFrame:
-    """The rows of `study.phases` that costs are computed from; see the module's docstring."""
-    return study.phases[study.windows.counting]
+@once_per_study
+def memory_peaks(study: Study) -> pd.DataFrame:
+    """One row per run, rank and kind: the largest `bytes` of any window."""
+    windows = study.windows
+    columns = {f"memory_bytes.{kind}": kind for kind in sorted(keys_of(windows, "memory_bytes"))}
+    peaks = windows.groupby(["run", "rank"], observed=True)[list(columns)].max().rename(columns=columns)
+    frame = peaks.reset_index().melt(["run", "rank"], var_name="kind", value_name="bytes")
+    frame = frame.dropna(subset="bytes").astype({"run": "str", "kind": "str", "bytes": "float64"})
+    return frame.sort_values(["run", "rank"], kind="stable", ignore_index=True)
 
 
 def kfac_bytes(study: Study) -> pd.DataFrame:
     """One row per K-FAC run: `kfac_bytes`, its state on the rank with most."""
-    peaks = study.memory_peaks
+    peaks = memory_peaks(study)
     state = peaks[peaks["kind"].str.startswith("kfac_")]
     largest = state.groupby(["run", "rank"])["bytes"].sum().groupby("run").max()
     return largest.rename("kfac_bytes").reset_index().astype({"run": "str", "kfac_bytes": "float64"})
@@ -153,7 +224,7 @@ PEAKS = ("device_allocated_peak", "rss_peak")
 
 def peak_bytes(study: Study) -> pd.DataFrame:
     """One row per run: the largest `peak_bytes` of any rank, and its `kind`."""
-    peaks = study.memory_peaks
+    peaks = memory_peaks(study)
     peaks = peaks[peaks["kind"].isin(PEAKS)]
     peaks = peaks.assign(order=peaks["kind"].map({kind: place for place, kind in enumerate(PEAKS)}))
     largest = (

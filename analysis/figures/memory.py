@@ -14,6 +14,7 @@ from analysis.figures import captions, drawing
 from analysis.figures.drawing import ArmStyle, Drawing, NothingToDraw
 from analysis.metrics import IDENTITY, in_order
 from analysis.records.study import Study
+from analysis.steps import memory_peaks
 
 PEAK = "rss_peak"
 HATCHES = {
@@ -27,7 +28,7 @@ MEGABYTE = 1e6
 
 def draw(study: Study) -> Drawing:
     """Left: peak resident memory of every rank. Right: K-FAC's state on the rank that holds most."""
-    peaks = study.memory_peaks
+    peaks = memory_peaks(study)
     peaks = peaks[(peaks["kind"] == PEAK) | peaks["kind"].str.startswith("kfac_")]
     if peaks.empty:
         raise NothingToDraw("no rank has recorded its memory")

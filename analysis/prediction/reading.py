@@ -18,7 +18,7 @@ from analysis.prediction.errors import PredictionError
 from analysis.prediction.networks import Network
 from analysis.prediction.work import ITEM
 from analysis.records.study import Study
-from analysis.steps import peak_bytes, rank_phase_costs, run_speeds, waits
+from analysis.steps import counting_windows, memory_peaks, peak_bytes, rank_phase_costs, run_speeds, waits
 from harness.cell import Training
 from kfac_core.config import KFACConfig
 from kfac_core.placement import FactorShape, LayerShape
@@ -34,7 +34,7 @@ def measured(study: Study) -> Measured:
         PredictionError: it has no completed run with records.
     """
     cells = study.cells
-    recorded = study.phases["run"].astype("str").unique()
+    recorded = study.windows["run"].astype("str").unique()
     usable = (cells["state"] == "COMPLETED") & cells["valid"] & cells["run"].isin(recorded)
     if not usable.any():
         raise PredictionError("no completed run with records, so there is nothing to predict from")
@@ -78,12 +78,11 @@ class _Tables:
     def of(cls, study: Study) -> _Tables:
         costs = rank_phase_costs(study)
         costs["phase"] = costs["phase"].astype("str")
-        frame = study.windows.frame
-        frame = frame[frame["counts"]]
+        frame = counting_windows(study)
         by_window = frame.assign(log=np.log(frame["wall_seconds"] / frame["steps"]))
         logs = by_window.groupby(["run", "first_step"], observed=True)["log"].mean()
         windows = logs.groupby("run", observed=True).agg(["var", "count"]).reset_index()
-        peaks = study.memory_peaks
+        peaks = memory_peaks(study)
         models = peaks[peaks["kind"] == "model"].groupby("run")["bytes"].max()
         speeds = run_speeds(study).set_index("run")["seconds_per_step"]
         return cls(

@@ -12,17 +12,16 @@ from pathlib import Path
 
 import pandas as pd
 
+from analysis.records.study import FRAMES
 from harness.runs.store import SweepFolder
 
-LAYOUT_VERSION = 10
+LAYOUT_VERSION = 11
 """Raise this when a column of a cached frame changes, so that old caches are discarded."""
 
 STAMP_LENGTH = 16
 _RECORDS = re.compile(r"rank-.*\.jsonl")
 
-NAMES = (
-    "cells", "phases", "memory", "loads", "evaluations", "metrics", "environments", "layers", "devices",
-)  # fmt: skip
+NAMES = ("cells", *FRAMES)
 Frames = dict[str, pd.DataFrame]
 
 

@@ -1,4 +1,4 @@
-"""Reads record files into long frames: one row per rank, window and phase (or kind of memory), or evaluation.
+"""Reads record files into frames: one row per rank and window, or per evaluation.
 
 Python parses evaluations: they are few, and may hold NaN, which the fast reader of windows rejects.
 """
@@ -14,20 +14,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.records.agreement import Faults, disagreements
-from analysis.records.long_frames import Cells, long_frame
 from analysis.records.metric_rows import metric_rows
 from analysis.records.run_files import RunFiles
 from analysis.records.segments import COLUMNS, are_effective
-from analysis.records.window_lines import (
-    LOADS,
-    OTHER,
-    PHASE_ORDER,
-    WINDOW_COLUMNS,
-    Columns,
-    WindowLines,
-    mapping,
-    total_of,
-)
+from analysis.records.window_lines import MAPPINGS, OTHER, WINDOW_COLUMNS, Columns, WindowLines, keys_of
 from harness.errors import StoredFileError
 from harness.runs.record_lines import parse, read_content, read_head, whole_lines
 from harness.runs.records import KINDS, DeviceRecord, EvalRecord, PhaseRecord, SegmentRecord
@@ -56,9 +46,7 @@ class RecordFrames(NamedTuple):
         sealed: the files whose content matches their seal.
     """
 
-    phases: pd.DataFrame
-    memory: pd.DataFrame
-    loads: pd.DataFrame
+    windows: pd.DataFrame
     evaluations: pd.DataFrame
     metrics: pd.DataFrame
     segments: pd.DataFrame
@@ -140,8 +128,7 @@ class _Reader:
         evaluations = _evaluation_frame(self._others[EvalRecord.KIND])
         devices = _device_frame(self._others[DeviceRecord.KIND])
         measured = pd.Series([row["metrics"] for row in self._others[EvalRecord.KIND].rows], dtype="object")
-        counts = are_effective(PhaseRecord.KIND, windows, segments).to_numpy()
-        windows, columns = _kept(windows, columns, counts)
+        windows = windows[are_effective(PhaseRecord.KIND, windows, segments)]
         evaluations = evaluations[are_effective(EvalRecord.KIND, evaluations, segments)]
         devices = devices[are_effective(DeviceRecord.KIND, devices, segments)]
         intact = [files for files in runs if not files.faults and files.run not in self._faults]
@@ -149,19 +136,18 @@ class _Reader:
             self._faults[run] += sentences
         faulty = {*self._faults, *(files.run for files in runs if files.faults)}
         if faulty:
-            windows, columns = _kept(windows, columns, ~windows["run"].isin(faulty).to_numpy())
-            windows["run"] = windows["run"].cat.remove_unused_categories()
             segments = segments[~segments["run"].isin(faulty)].reset_index(drop=True)
-            evaluations, devices = (one[~one["run"].isin(faulty)] for one in (evaluations, devices))
-            evaluations["run"] = evaluations["run"].cat.remove_unused_categories()
+            windows, evaluations, devices = (
+                one[~one["run"].isin(faulty)] for one in (windows, evaluations, devices)
+            )
+            for one in (windows, evaluations):
+                one["run"] = one["run"].cat.remove_unused_categories()
         metrics = metric_rows(evaluations, measured)
-        evaluations, devices = (one.reset_index(drop=True) for one in (evaluations, devices))
-        loads = _loads(windows, columns)
-        phases, memory = _window_frames(windows.drop(columns="cpu_mhz"), columns)
-        faults = {run: sentences for run, sentences in self._faults.items() if sentences}
-        return RecordFrames(
-            phases, memory, loads, evaluations, metrics, segments, devices, faults, frozenset(self._sealed)
+        windows, evaluations, devices = (
+            one.reset_index(drop=True) for one in (windows, evaluations, devices)
         )
+        faults = {run: sentences for run, sentences in self._faults.items() if sentences}
+        return RecordFrames(windows, evaluations, metrics, segments, devices, faults, frozenset(self._sealed))
 
 
 def _bulk(content: bytes, path: Path) -> tuple[int, int]:
@@ -181,51 +167,33 @@ def _bulk(content: bytes, path: Path) -> tuple[int, int]:
 
 
 def _windows(columns: Columns, runs: Sequence[tuple[str, int]]) -> pd.DataFrame:
-    windows = pd.DataFrame({name: columns.pop(name) for name in WINDOW_COLUMNS if name in columns})
-    windows = windows.reindex(columns=list(WINDOW_COLUMNS))
-    windows.insert(0, "run", _runs(runs))
-    windows["segment"] = windows["segment"].fillna(0)  # schema 1 has no segments: no run was resumed
+    """One row per rank and window, a column for every number: `wall_seconds`, `seconds.forward`."""
+    absent = np.full(len(columns["rank"]), np.nan)
+    found: dict[str, Any] = {"run": _runs(runs)}
+    found |= {name: columns.get(name, absent) for name in WINDOW_COLUMNS}
+    found["segment"] = np.nan_to_num(found["segment"])  # schema 1 has no segments: no run was resumed
     for name in ("rank", "first_step", "steps", "samples", "segment"):
-        windows[name] = windows[name].astype("int64")
-    return windows
+        found[name] = found[name].astype("int64")
+    if f"seconds.{OTHER}" not in columns:
+        phases = [columns[f"seconds.{phase}"] for phase in keys_of(columns, "seconds")]
+        columns[f"seconds.{OTHER}"] = found["wall_seconds"] - sum(map(np.nan_to_num, phases))
+    _fill_waits(columns)
+    for mapping in MAPPINGS:
+        found |= {f"{mapping}.{key}": columns[f"{mapping}.{key}"] for key in keys_of(columns, mapping)}
+    return pd.DataFrame(found, copy=False)
 
 
-def _kept(windows: pd.DataFrame, columns: Columns, keep: np.ndarray) -> tuple[pd.DataFrame, Columns]:
-    if keep.all():
-        return windows, columns
-    kept = {name: values[keep] for name, values in columns.items()}
-    return windows[keep].reset_index(drop=True), kept
-
-
-def _loads(windows: pd.DataFrame, columns: Columns) -> pd.DataFrame:
-    """One row per rank and window in which the load was measured."""
-    measured = mapping(columns, "load_seconds")
-    absent = np.full(len(windows), np.nan)
-    known = ~np.isnan(measured.get("capacity", absent))
-    frame = windows.loc[known, ["run", "rank", "first_step", "steps", "cpu_mhz"]].reset_index(drop=True)
-    for kind in LOADS:
-        frame[f"{kind}_seconds"] = measured.get(kind, absent)[known]
-    return frame
-
-
-def _window_frames(windows: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, pd.DataFrame]:
-    seconds = mapping(columns, "seconds")
-    if OTHER not in seconds:
-        seconds[OTHER] = windows["wall_seconds"].to_numpy() - total_of(seconds, len(windows))
-    names = _in_order(list(seconds))
-    kept = Cells([seconds.pop(name) for name in names], len(windows))
-    phases = long_frame(windows, kept, "phase", names, "seconds")
-    for name in ("calls", "sent_bytes"):
-        wide = mapping(columns, name)
-        phases[name] = np.nan_to_num(kept.pick([wide.get(one) for one in names])).astype("int64")
-    wide = mapping(columns, "wait_seconds")
-    measured = total_of({one: ~np.isnan(values) for one, values in wide.items()}, len(windows)) > 0
-    waited = kept.pick([wide.get(one) for one in names])
-    phases["wait_seconds"] = np.where(kept.spread(measured), np.nan_to_num(waited), np.nan)
-    kinds = mapping(columns, "memory_bytes")
-    sizes = Cells(list(kinds.values()), len(windows))
-    memory = long_frame(windows[["run", "rank", "first_step"]], sizes, "kind", list(kinds), "bytes")
-    return phases, memory
+def _fill_waits(columns: Columns) -> None:
+    """A phase that moved data without waiting is not in `wait_seconds` of a window that measured waits: 0."""
+    waits = [columns[f"wait_seconds.{phase}"] for phase in keys_of(columns, "wait_seconds")]
+    if not waits:
+        return
+    measured = np.any(~np.isnan(waits), axis=0)
+    for phase in keys_of(columns, "seconds"):
+        if phase.endswith("_comm"):
+            seconds, name = columns[f"seconds.{phase}"], f"wait_seconds.{phase}"
+            waited = np.nan_to_num(columns.get(name, np.zeros(len(seconds))))
+            columns[name] = np.where(measured & ~np.isnan(seconds), waited, np.nan)
 
 
 def _runs(runs: Sequence[tuple[str, int]]) -> pd.Series:
@@ -249,9 +217,3 @@ def _device_frame(lines: _Lines) -> pd.DataFrame:
             row[name] = " ".join(map(str, row[name] or ()))
     frame = pd.DataFrame(lines.rows, columns=list(DEVICE_COLUMNS))
     return frame.assign(run=lines.run).astype(DEVICE_COLUMNS)
-
-
-def _in_order(names: Sequence[str]) -> list[str]:
-    """Phases in the order of a step, unknown ones after them, `other` last."""
-    known = [name for name in PHASE_ORDER[:-1] if name in names]
-    return [*known, *(name for name in names if name not in PHASE_ORDER), OTHER]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import cached_property, wraps
+from functools import wraps
 from typing import Any
 
 import pandas as pd
 
-from analysis.records.windows import Windows
 from analysis.rules import SCORINGS, Scoring
 from harness.runs.arms import name_arms
 
-LONG_FRAMES = ("phases", "memory", "loads", "evaluations", "metrics", "environments", "layers", "devices")
+FRAMES = ("windows", "evaluations", "metrics", "environments", "layers", "devices")
+"""Those with any number of rows for a run."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,12 @@ class Study:
             its text. `arm` and `setting` are explained in `harness.runs.arms`. A run that is not `valid` is
             in no other frame and has no numbers; `why` says what is damaged or does not agree. `sealed`:
             whether a change of its records would be noticed, for completed runs.
-        phases: one row per rank, window and phase: `seconds` (exclusive), `calls`, `sent_bytes`, and the
-            window's `wall_seconds`, `steps`, `samples`, `first_step`. Time in no phase is `other`.
-            `wait_seconds` is the part of `seconds` spent waiting for late ranks, NaN unless the site sets
-            `split_wait`; `instrument_seconds` is the cost of the timer, NaN if not measured.
-        memory: one row per rank, window and kind: `bytes` at the end of the window.
-        loads: one row per rank and window with the CPU seconds that other processes had, as in
-            `PhaseRecord.load_seconds`, and `cpu_mhz`; none for runs in which the load was not measured.
+        windows: one row per rank and window, the steps from `first_step` of one record: its `steps`,
+            `samples`, `wall_seconds`; `instrument_seconds`, the cost of the timer, NaN if not measured; and a
+            column for every key of a mapping, NaN where the window lacks it: `seconds.<phase>` (exclusive;
+            time in no phase is `seconds.other`), `calls.<phase>`, `sent_bytes.<phase>`;
+            `wait_seconds.<phase>`, the part spent waiting for late ranks, if the site sets `split_wait`;
+            `memory_bytes.<kind>` at the end; and `load_seconds.<kind>`, as in `PhaseRecord.load_seconds`.
         evaluations: one row per evaluation, with the target's metric; seconds are since training began.
         metrics: one row per evaluation and metric that it measured; `is_target` for the target's.
         environments: one row per run and key of its environment.json, as text.
@@ -50,9 +49,7 @@ class Study:
     """
 
     cells: pd.DataFrame
-    phases: pd.DataFrame
-    memory: pd.DataFrame
-    loads: pd.DataFrame
+    windows: pd.DataFrame
     evaluations: pd.DataFrame
     metrics: pd.DataFrame
     environments: pd.DataFrame
@@ -60,17 +57,6 @@ class Study:
     devices: pd.DataFrame
     fields: pd.DataFrame
     scoring: Scoring = SCORINGS["first"]
-
-    @cached_property
-    def windows(self) -> Windows:
-        """The rows of `phases` by window, computed once."""
-        return Windows(self.phases)
-
-    @cached_property
-    def memory_peaks(self) -> pd.DataFrame:
-        """One row per run, rank and kind: the largest `bytes` of any window."""
-        peaks = self.memory.groupby(["run", "rank", "kind"], observed=True)["bytes"].max().reset_index()
-        return peaks.astype({"run": "str", "kind": "str"})
 
     @property
     def sweeps(self) -> list[str]:
@@ -92,7 +78,7 @@ class Study:
         """The cells for which `keep` is true, with their rows in all frames; arms keep their names."""
         cells = self.cells[keep].reset_index(drop=True)
         runs = set(cells["run"])
-        parts = {name: getattr(self, name) for name in (*LONG_FRAMES, "fields")}
+        parts = {name: getattr(self, name) for name in (*FRAMES, "fields")}
         kept = {name: frame[frame["run"].astype("str").isin(runs)] for name, frame in parts.items()}
         return replace(
             self, cells=cells, **{name: frame.reset_index(drop=True) for name, frame in kept.items()}

@@ -21,7 +21,7 @@ from analysis.records.record_files import read_records
 from analysis.records.run_files import RunFiles, read_run
 from analysis.records.segments import segment_columns
 from analysis.records.sources import PathLike, flat, other_versions_note, sources
-from analysis.records.study import LONG_FRAMES, Study
+from analysis.records.study import FRAMES, Study
 from analysis.rules import SCORINGS
 from harness.cell import Cell
 from harness.errors import StoreError
@@ -67,7 +67,7 @@ def load(*paths: PathLike | Iterable[PathLike], root: PathLike = DEFAULT_ROOT, c
         name: pd.concat([part[name] for part in parts], ignore_index=True)
         if len(parts) > 1
         else parts[0][name]
-        for name in ("cells", *LONG_FRAMES)
+        for name in ("cells", *FRAMES)
     }
     layers = frames["layers"]
     layers[ROLES] = layers[ROLES].map(lambda bounds: [int(rank) for rank in bounds])  # arrays, from Parquet
@@ -135,9 +135,7 @@ def _read(sweep_path: Path) -> dict[str, pd.DataFrame]:
     layers = [{"run": files.run, **layer} for files in valid for layer in files.layers]
     return {
         "cells": cells.reset_index().astype(CELL_COLUMNS),
-        "phases": records.phases,
-        "memory": records.memory,
-        "loads": records.loads,
+        "windows": records.windows,
         "evaluations": records.evaluations,
         "metrics": records.metrics,
         "environments": pd.DataFrame(environments, columns=["run", "key", "value"], dtype="str"),

@@ -6,7 +6,7 @@ text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,10 +31,13 @@ LOADS = ("capacity", "foreign", "steal", "host_capacity", "host_foreign")
 """Keys of a window's `load_seconds`."""
 
 
+MAPPINGS = ("seconds", "calls", "sent_bytes", "wait_seconds", "memory_bytes", "load_seconds")
+"""A window's mappings; a frame has a column `<mapping>.<key>` for each of their keys."""
+
 _BATCH_BYTES = 48 << 20  # enough blocks for both threads of a small machine
 _BLOCK_BYTES = 1 << 20  # arrow's default; with larger blocks a thread was idle
 
-_MAPPINGS = {
+_TYPES = {
     "seconds": pa.float64(),
     "calls": pa.int64(),
     "sent_bytes": pa.int64(),
@@ -45,7 +48,7 @@ _KNOWN = pa.schema(
     [("kind", pa.string()), *((name, pa.int64()) for name in _INTEGERS)]
     + [(name, pa.float64()) for name in ("wall_seconds", "instrument_seconds", "cpu_mhz")]
     + [("load_seconds", pa.struct([(kind, pa.float64()) for kind in LOADS]))]
-    + [(name, pa.struct([(phase, kind) for phase in PHASE_ORDER])) for name, kind in _MAPPINGS.items()]
+    + [(name, pa.struct([(phase, kind) for phase in PHASE_ORDER])) for name, kind in _TYPES.items()]
 )
 """Known columns, which saves arrow type inference; it infers the types of all others."""
 
@@ -216,18 +219,12 @@ def _flat(table: Any) -> Iterator[tuple[str, np.ndarray]]:
             yield name, _numbers(name, column)
 
 
-def mapping(columns: Columns, name: str) -> Columns:
-    """Remove a mapping's columns from `columns` and return them by key."""
-    start = f"{name}."
-    return {key.removeprefix(start): columns.pop(key) for key in list(columns) if key.startswith(start)}
-
-
-def total_of(columns: Mapping[str, np.ndarray], windows: int) -> np.ndarray:
-    """Sum over columns, with NaN as 0."""
-    total = np.zeros(windows)
-    for values in columns.values():
-        total += np.nan_to_num(values)
-    return total
+def keys_of(columns: Iterable[Any], mapping: str) -> list[str]:
+    """The keys of a mapping among the columns; phases in the order of a step, unknown ones before `other`."""
+    start = f"{mapping}."
+    keys = [name.removeprefix(start) for name in columns if name.startswith(start)]
+    order = {phase: place for place, phase in enumerate(PHASE_ORDER[:-1])}
+    return sorted(keys, key=lambda key: (key == OTHER, order.get(key, len(order))))
 
 
 def _numbers(name: str, array: Any) -> np.ndarray:

@@ -221,8 +221,8 @@ def test_a_shared_gpu_and_a_hot_one_are_disturbed_and_a_power_cap_is_not(tmp_pat
 def test_a_run_that_was_disturbed_takes_its_whole_block_along(tmp_path):
     study = block_study(tmp_path, foreign=lambda seed: 0.5 if seed == 2 else 0.01)
     of_sgd = study.cells.loc[study.cells["method"] == "sgd", "run"]
-    lost = study.loads["foreign_seconds"].where(study.loads["run"].astype("str").isin(of_sgd), 0.0)
-    study = replace(study, loads=study.loads.assign(foreign_seconds=lost))
+    lost = study.windows["load_seconds.foreign"].where(study.windows["run"].isin(of_sgd), 0.0)
+    study = replace(study, windows=study.windows.assign(**{"load_seconds.foreign": lost}))
     runs = equal_work(study)
     assert runs[disturbed(runs)]["arm"].tolist() == ["sgd"]
     assert cells_to_repeat(study) == set(study.cells[study.cells["seed"] == 2]["cell"])
@@ -236,10 +236,9 @@ def test_of_two_runs_none_is_called_disturbed(tmp_path):
 
 def test_the_load_is_that_of_the_rank_that_lost_most(tmp_path):
     study = hand_made(tmp_path, [Run("sgd", 2, 0, 2, 1.0, foreign=0.1)])
-    more = study.loads["foreign_seconds"].where(study.loads["rank"] == 0, 0.3)
-    assert loads(replace(study, loads=study.loads.assign(foreign_seconds=more))).tolist() == pytest.approx(
-        [0.3]
-    )
+    more = study.windows["load_seconds.foreign"].where(study.windows["rank"] == 0, 0.3)
+    study = replace(study, windows=study.windows.assign(**{"load_seconds.foreign": more}))
+    assert loads(study).tolist() == pytest.approx([0.3])
 
 
 def test_an_arm_that_is_slower_and_ran_later_is_no_drift(tmp_path):

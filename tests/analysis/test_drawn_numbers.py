@@ -72,10 +72,10 @@ def test_counts_of_runs_are_from_the_fewest_to_the_most():
 
 
 def test_the_state_is_that_of_the_window_and_rank_with_most(study):
-    memory = study.memory.copy()
-    once = (memory["rank"] == 1) & (memory["kind"] == "kfac_factors") & (memory["first_step"] == 50)
-    memory.loc[once, "bytes"] += 1_000_000
-    sizes = kfac_bytes(replace(study, memory=memory)).merge(
+    windows = study.windows.copy()
+    once = (windows["rank"] == 1) & (windows["first_step"] == 50)
+    windows.loc[once, "memory_bytes.kfac_factors"] += 1_000_000
+    sizes = kfac_bytes(replace(study, windows=windows)).merge(
         study.cells[["run", "arm", "world_size"]], on="run"
     )
     assert set(sizes.query("arm == 'comm_opt' and world_size > 1")["kfac_bytes"]) == {8_500_000}

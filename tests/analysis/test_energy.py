@@ -19,7 +19,7 @@ def test_joules_are_those_of_all_ranks_until_the_target_and_none_of_a_run_that_m
     runs = energy_to_target(study)
     assert len(runs) == len(study.cells)
     assert math.isinf(runs.loc[~runs["reached"], "joules"].item())
-    windows = study.phases.drop_duplicates(["run", "rank", "first_step"])
+    windows = study.windows
     for run in runs[runs["reached"]].itertuples():
         own = windows[windows["run"] == run.run]
         before = own[own["first_step"] < run.epochs * STEPS_PER_EPOCH]

@@ -24,6 +24,7 @@ from analysis.steps import (
     closure,
     counting_windows,
     kfac_bytes,
+    memory_peaks,
     peak_bytes,
     phase_costs,
     rank_phase_costs,
@@ -93,12 +94,10 @@ def test_step_time_is_that_of_the_slowest_rank(study):
 def test_the_first_window_and_a_broken_last_one_do_not_count(study):
     windows = counting_windows(study)
     assert windows["first_step"].min() == 10
-    phases = study.phases.copy()
-    last = phases["first_step"] == 230
-    phases.loc[last, "steps"] = 3
-    assert counting_windows(replace(study, phases=phases))["first_step"].max() == 220
-    only = study.phases[study.phases["first_step"] == 0]
-    assert len(counting_windows(replace(study, phases=only))) == len(only)
+    cut = study.windows.assign(steps=study.windows["steps"].where(study.windows["first_step"] != 230, 3))
+    assert counting_windows(replace(study, windows=cut))["first_step"].max() == 220
+    only = study.windows[study.windows["first_step"] == 0]
+    assert len(counting_windows(replace(study, windows=only))) == len(only)
 
 
 def test_phase_costs_of_a_step_add_up_to_its_time(study):
@@ -143,18 +142,17 @@ def test_without_one_rank_the_smallest_world_is_the_base(odd_studies):
 def test_windows_whose_phases_exceed_the_wall_do_not_close(study):
     assert closure(study)["closes"].all()
     assert closure(study)["other_share"].mean() == pytest.approx(0.03 / 1.03)
-    phases = study.phases.copy()
+    windows = study.windows.copy()
     for phase, change in (("forward", 0.06), ("other", -0.06)):
-        phases.loc[phases["phase"] == phase, "seconds"] += change * phases["wall_seconds"]
-    report = closure(replace(study, phases=phases))
+        windows[f"seconds.{phase}"] += change * windows["wall_seconds"]
+    report = closure(replace(study, windows=windows))
     assert not report["closes"].any()
-    phases = study.phases.copy()
-    phases.loc[phases["phase"] == "forward", "seconds"] *= 1.5
-    assert not closure(replace(study, phases=phases))["closes"].all()
+    longer = study.windows.assign(**{"seconds.forward": 1.5 * study.windows["seconds.forward"]})
+    assert not closure(replace(study, windows=longer))["closes"].all()
 
 
 def test_memory_is_the_peak_by_rank_and_kind(study):
-    peaks = study.memory_peaks.merge(study.cells[["run", "arm", "world_size"]], on="run")
+    peaks = memory_peaks(study).merge(study.cells[["run", "arm", "world_size"]], on="run")
     rank3 = peaks[(peaks["rank"] == 3) & (peaks["kind"] == "rss_peak")]
     assert set(rank3["bytes"]) == {306_000_000}
     owned = (
@@ -168,17 +166,16 @@ def test_nothing_measured_gives_empty_tables_not_errors(odd_studies):
         empty = odd_studies[name]
         for table in (time_to_accuracy, scaling, scaling_levels, closure, phase_costs):
             assert table(empty).empty
-        assert empty.memory_peaks.empty
+        assert memory_peaks(empty).empty
 
 
 def test_waiting_is_what_ranks_spend_beyond_the_fastest_one(study):
     """Rank 0's windows alone are slowed by 2 ms a step; a quarter of that is the mean rank's of four."""
-    phases = study.phases.copy()
-    late = (phases["phase"] == "gradient_comm") & (phases["rank"] == 0)
-    phases.loc[late, "seconds"] += 2e-3 * phases["steps"]
+    windows = study.windows.copy()
+    windows["seconds.gradient_comm"] += 2e-3 * windows["steps"].where(windows["rank"] == 0, 0)
     before, after = (
-        waits(replace(study, phases=frame)).set_index(["run", "phase"]).drop(columns="measured")
-        for frame in (study.phases, phases)
+        waits(replace(study, windows=frame)).set_index(["run", "phase"]).drop(columns="measured")
+        for frame in (study.windows, windows)
     )
     fours = study.cells.loc[study.cells["world_size"] == 4, "run"]
     for run in fours:

@@ -61,7 +61,7 @@ def test_each_metric_of_an_evaluation_is_a_row(study):
 def test_runs_of_schema_5_load_as_before_with_their_targets_metric_alone(made, tmp_path):
     new = load(made, cache=False)
     old = load(rewritten(made, tmp_path / "runs" / "synthetic", as_schema_5), cache=False)
-    for name in ("phases", "memory", "evaluations"):
+    for name in ("windows", "evaluations"):
         pd.testing.assert_frame_equal(getattr(old, name), getattr(new, name))
     assert old.cells["valid"].all()
     expected = new.metrics[new.metrics["is_target"]].reset_index(drop=True)

@@ -50,10 +50,10 @@ def test_bytes_are_exact_so_two_runs_show_that_they_grew(sets):
 
     before = load(sets[0])
     before = before.only(before.cells["seed"] < 2)
-    more = before.memory["bytes"].where(
-        ~before.memory["kind"].astype("str").str.startswith("kfac_"), 9_000_000
-    )
-    found = verdicts(changes(before, replace(before, memory=before.memory.assign(bytes=more)), least=0.05))
+    kinds = before.windows.filter(like="memory_bytes.kfac_").columns
+    more = before.windows[kinds].where(before.windows[kinds].isna(), 9_000_000.0)
+    after = replace(before, windows=before.windows.assign(**more))
+    found = verdicts(changes(before, after, least=0.05))
     assert found["comm_opt", "K-FAC bytes"] == "regression"
 
 

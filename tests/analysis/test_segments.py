@@ -71,18 +71,12 @@ def requeued(folder) -> Attempt:
 
 
 def test_repeated_steps_count_once_and_the_later_time(folder, requeued):
-    phases = load(folder.path).phases.drop_duplicates(["rank", "first_step"])
-    for _, rank in phases.groupby("rank"):
+    for _, rank in load(folder.path).windows.groupby("rank"):
         assert rank["first_step"].tolist() == list(range(0, STEPS, WINDOW))
         assert rank["segment"].tolist() == [0, 0, 0, 1, 1, 1, 1, 1]
     evaluations = load(folder.path).evaluations
     assert evaluations["step"].tolist() == [20, 40, 60, 80]
     assert evaluations["segment"].tolist() == [0, 1, 1, 1]
-
-
-def test_memory_of_repeated_steps_counts_once(folder, requeued):
-    rss = load(folder.path).memory.query("kind == 'rss' and rank == 1")
-    assert rss["first_step"].tolist() == list(range(0, STEPS, WINDOW))
 
 
 def test_a_run_may_resume_in_another_attempt(folder, requeued):
@@ -98,7 +92,7 @@ def test_a_run_may_resume_in_another_attempt(folder, requeued):
     study = load(folder.path)
     (row,) = study.cells.itertuples()
     assert (row.attempt, row.segments, row.away_seconds, row.bitwise) == (2, 3, 540.0, True)
-    kept = study.phases.drop_duplicates(["rank", "first_step"]).query("rank == 0")
+    kept = study.windows.query("rank == 0")
     assert dict(zip(kept["first_step"], kept["segment"], strict=True))[70] == 2
     assert len(kept) == 8
 
@@ -108,9 +102,9 @@ def test_a_start_without_a_checkpoint_replaces_everything_before(folder, requeue
     (requeued.path / "outcome.json").unlink()
     for rank in range(2):
         append(requeued, rank, [segment(rank, 2, 0), *windows(cell, rank, 2, 0, 20)])
-    phases = load(folder.path).phases
-    assert set(phases["segment"]) == {2}
-    assert phases["first_step"].max() == 10
+    kept = load(folder.path).windows
+    assert set(kept["segment"]) == {2}
+    assert kept["first_step"].max() == 10
 
 
 def test_a_whole_window_that_ends_where_the_checkpoint_was_made_stays(folder):
@@ -118,7 +112,7 @@ def test_a_whole_window_that_ends_where_the_checkpoint_was_made_stays(folder):
     attempt = folder.stage(cell).new_attempt()
     append(attempt, 0, [segment(0, 0, 0), *windows(cell, 0, 0, 0, 40), segment(0, 1, 40)])
     study = load(folder.path)
-    assert study.phases["first_step"].max() == 30
+    assert study.windows["first_step"].max() == 30
     assert study.evaluations["step"].tolist() == [20, 40]
 
 
@@ -140,7 +134,7 @@ def test_records_older_than_segments_are_read_as_one_segment(folder):
     old = old.replace(since, "")
     attempt.records(0).write_text(old.replace(', "checkpoint_seconds": 0.0', ""))
     study = load(folder.path)
-    assert (len(study.evaluations), set(study.phases["segment"]), study.cells["segments"].tolist()) == (
+    assert (len(study.evaluations), set(study.windows["segment"]), study.cells["segments"].tolist()) == (
         1,
         {0},
         [1],

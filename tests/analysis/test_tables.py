@@ -45,26 +45,28 @@ def test_every_cell_is_one_row_with_its_settings_and_its_outcome(study):
 
 
 def test_phases_of_a_window_with_other_add_up_to_its_wall(study):
-    window = study.phases.groupby(["run", "rank", "first_step"], observed=True)
-    assert np.allclose(window["seconds"].sum(), window["wall_seconds"].first())
-    assert (study.phases["phase"] == "other").sum() == 3 * 3 * 7 * 24  # methods x seeds x ranks x windows
+    windows = study.windows
+    assert np.allclose(windows.filter(like="seconds.").sum(axis=1), windows["wall_seconds"])
+    assert windows["seconds.other"].notna().sum() == 3 * 3 * 7 * 24  # methods x seeds x ranks x windows
 
 
 def test_calls_and_bytes_stay_with_their_phase(study):
-    sent = study.phases[study.phases["sent_bytes"] > 0]
-    assert set(sent["phase"]) == {
-        "gradient_comm", "factor_comm", "inverse_comm", "precondition_comm",
-    }  # fmt: skip
-    assert (study.phases.loc[study.phases["phase"] != "other", "calls"] == 10).all()
+    sent = study.windows.filter(like="sent_bytes.")
+    assert set(sent.columns[(sent > 0).any()]) == {
+        f"sent_bytes.{phase}"
+        for phase in ("gradient_comm", "factor_comm", "inverse_comm", "precondition_comm")
+    }
+    calls = study.windows.filter(like="calls.").drop(columns="calls.other", errors="ignore")
+    assert (calls.isna() | (calls == 10)).all(axis=None)
 
 
 def test_a_line_truncated_by_a_kill_is_left_out(folder):
     path = attempt_of(folder).records(1)
-    before = len(load(folder.path).phases)
+    before = len(load(folder.path).windows)
     (path.parent / "outcome.json").unlink()
     path.write_bytes(path.read_bytes().rpartition(b'{"schema"')[0])  # a killed rank writes no seal
     path.write_bytes(path.read_bytes()[:-40])
-    assert len(load(folder.path).phases) == before - 13
+    assert len(load(folder.path).windows) == before - 1
 
 
 @pytest.mark.parametrize("name", ["rank-00001.jsonl", "outcome.json"])
@@ -120,8 +122,11 @@ def test_cells_not_yet_run_are_rows_with_their_state(folder):
 
 def test_a_study_of_nothing_has_the_columns_of_a_full_one(study, odd_studies):
     empty = odd_studies["no cells"]
-    for name in ("cells", "phases", "evaluations", "environments"):
-        assert list(getattr(empty, name).columns) == list(getattr(study, name).columns)
+    for name in ("cells", "windows", "evaluations", "environments"):
+        columns = list(getattr(study, name).columns)
+        assert list(getattr(empty, name).columns) == [
+            one for one in columns if "." not in one or one == "seconds.other"
+        ]
         assert getattr(empty, name).empty
 
 
@@ -134,7 +139,7 @@ def test_a_second_load_reads_no_record_file_and_gives_the_same(folder, monkeypat
     first = load(folder.path)
     monkeypatch.setattr("analysis.records.tables.read_records", lambda files: pytest.fail("read again"))
     second = load("synthetic", root=folder.path.parent)
-    for name in ("cells", "phases", "memory", "evaluations", "environments"):
+    for name in ("cells", "windows", "evaluations", "environments"):
         pd.testing.assert_frame_equal(getattr(first, name), getattr(second, name))
 
 
@@ -167,7 +172,7 @@ def test_derived_frames_can_be_deleted(folder):
     assert derived == folder.path.parent.parent / "derived" / "synthetic"
     assert list(derived.rglob("*.parquet"))
     shutil.rmtree(derived)
-    pd.testing.assert_frame_equal(load(folder.path).phases, before.phases)
+    pd.testing.assert_frame_equal(load(folder.path).windows, before.windows)
 
 
 def test_arms_spell_out_only_what_varies(folder):

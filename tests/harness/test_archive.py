@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.records.study import LONG_FRAMES
+from analysis.records.study import FRAMES
 from analysis.records.tables import load
 from harness.cli import main
 from harness.errors import StoreError
@@ -35,7 +35,7 @@ def test_an_archive_loads_to_the_same_frames_as_its_folder(tmp_path: Path) -> No
     path = archived(tmp_path, "a", runs_of(range(3)))
     folder, archive = load(tmp_path / "a" / "runs" / "synthetic", cache=False), load(path)
     assert len(folder.cells) == 6
-    for name in LONG_FRAMES:
+    for name in FRAMES:
         pd.testing.assert_frame_equal(getattr(folder, name), getattr(archive, name))
     pd.testing.assert_frame_equal(folder.cells.drop(columns="path"), archive.cells.drop(columns="path"))
     assert set(archive.cells["path"].str.partition(":")[0]) == {"a.tar.xz"}

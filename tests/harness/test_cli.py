@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from analysis.records.study import LONG_FRAMES, Study
+from analysis.records.study import FRAMES, Study
 from harness import cli
 from harness.cell import Cell
 from harness.errors import FilterError
@@ -83,7 +83,7 @@ def test_report_prints_the_summary_literally_and_the_path_of_the_page(monkeypatc
         "analysis.report.page.write_report", lambda _, out, panels, **said: out / "report.html"
     )
     monkeypatch.setattr("analysis.report.ranking.ranking", lambda _: [])
-    frames = ("cells", "fields", *LONG_FRAMES)
+    frames = ("cells", "fields", *FRAMES)
     columns = {"segments": [], "run": [], "why": [], "valid": pd.Series(dtype="bool")}
     columns |= {"sealed": pd.Series(dtype="boolean")}
     empty = Study(**{name: pd.DataFrame(columns) for name in frames})

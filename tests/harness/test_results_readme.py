@@ -44,11 +44,9 @@ def test_every_column_of_every_frame_is_named(tmp_path):
     named = named_in("Frames: `analysis.load`") | named_in("Records: `rank-*.jsonl`")
     (tmp_path / "runs" / "nothing").mkdir(parents=True)
     study = load(tmp_path / "runs" / "nothing")
-    frames = {
-        name: getattr(study, name) for name in ("cells", "phases", "memory", "evaluations", "environments")
-    }
+    frames = {name: getattr(study, name) for name in ("cells", "windows", "evaluations", "environments")}
     for name, frame in frames.items():
         assert name in named
-        assert set(frame.columns) <= named, name
+        assert {word for column in frame.columns for word in column.split(".")} <= named, name
     assert set(CELL_COLUMNS) - {"cell_json"} <= named_in("Frames: `analysis.load`")
     assert set(LAYER_COLUMNS) - {"run"} <= named_in("The other files")

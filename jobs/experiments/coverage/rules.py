@@ -13,7 +13,7 @@ import pandas as pd
 
 from analysis.comparisons import Comparison, compared, judged, points
 from analysis.metrics import time_to_accuracy
-from analysis.records.study import LONG_FRAMES, Study
+from analysis.records.study import FRAMES, Study
 from analysis.rules import SCORINGS, Rule, Scoring
 from analysis.statistics.reference_points import reference_point
 from jobs.experiments.coverage.simulation import EFFECTS, Counts, Result, generator
@@ -115,7 +115,7 @@ def _study(rng: np.random.Generator, studies: int, runs: int, stops: bool) -> St
         at_target = set(evaluations["run"][reached])
         evaluations = evaluations[before == 0]
         cells["stop_reason"] = np.where(cells["run"].isin(at_target), "target", "epochs")
-    nothing = {name: pd.DataFrame({"run": []}) for name in (*LONG_FRAMES, "fields") if name != "evaluations"}
+    nothing = {name: pd.DataFrame({"run": []}) for name in (*FRAMES, "fields") if name != "evaluations"}
     return Study(cells=cells, evaluations=evaluations, **nothing)
 
 
