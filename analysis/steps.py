@@ -50,7 +50,8 @@ def rank_sums(study: Study) -> pd.DataFrame:
                 known = numbers if mapping == "wait_seconds" else np.nan_to_num(numbers)
                 total = np.bincount(group, np.where(absent, 0.0, known), len(size))
                 sums[name] = np.where(present, total, np.nan)
-    return pd.DataFrame(sums, index=size.index).reset_index().astype({"run": "str"})
+    kinds = {"run": "str", "steps": "int64", "samples": "int64"}
+    return pd.DataFrame(sums, index=size.index).reset_index().astype(kinds)
 
 
 @once_per_study
@@ -203,7 +204,7 @@ def run_closure(study: Study) -> pd.DataFrame:
 def memory_peaks(study: Study) -> pd.DataFrame:
     """One row per run, rank and kind: the largest `bytes` of any window."""
     windows = study.windows
-    columns = {f"memory_bytes.{kind}": kind for kind in sorted(keys_of(windows, "memory_bytes"))}
+    columns = {f"memory_bytes.{kind}": kind for kind in keys_of(windows, "memory_bytes")}
     peaks = windows.groupby(["run", "rank"], observed=True)[list(columns)].max().rename(columns=columns)
     frame = peaks.reset_index().melt(["run", "rank"], var_name="kind", value_name="bytes")
     frame = frame.dropna(subset="bytes").astype({"run": "str", "kind": "str", "bytes": "float64"})

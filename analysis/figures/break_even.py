@@ -12,11 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from analysis.comparisons import Comparison, comparisons
+from analysis.comparisons import Comparison
 from analysis.figures import captions, drawing
 from analysis.figures.drawing import ArmStyle, Drawing, NothingToDraw
-from analysis.metrics import time_to_accuracy
 from analysis.records.study import Study
+from analysis.results import Results, results
 from analysis.statistics.intervals import Interval
 
 SPEEDUPS = (0.5, 2.0)
@@ -45,8 +45,8 @@ class Point:
 
 def draw(study: Study) -> Drawing:
     """A panel per world size, a point per arm that is compared with a first-order arm."""
-    scored = time_to_accuracy(study)
-    points = list(_points(study, scored))
+    shown = results(study)
+    scored, points = shown.scored, list(_points(shown))
     _refuse_nothing(points)
     looks = drawing.arm_styles(study, [point.arm for point in points])
     sizes = sorted({point.comparison.world_size for point in points})
@@ -64,9 +64,9 @@ def draw(study: Study) -> Drawing:
     return Drawing(figure, numbers, caption)
 
 
-def _points(study: Study, scored: pd.DataFrame) -> Iterator[Point]:
+def _points(shown: Results) -> Iterator[Point]:
     """Comparisons with two finite ratios."""
-    for (arm, _), one in comparisons(study, scored).items():
+    for (arm, _), one in shown.comparisons.items():
         ratios = one.fewer_epochs.estimate, one.cheaper_epochs.estimate
         if all(math.isfinite(ratio) and ratio > 0 for ratio in ratios):
             yield Point(arm, _reciprocal(one.cheaper_epochs), one.fewer_epochs, one)

@@ -12,12 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.comparisons import Comparison, comparisons
+from analysis.comparisons import Comparison
 from analysis.figures import captions, drawing
 from analysis.figures.drawing import ArmStyle, Drawing, NothingToDraw
-from analysis.metrics import time_to_accuracy
 from analysis.published import provenance, published
 from analysis.records.study import Study
+from analysis.results import results
 
 UNIT = "percent less time"
 
@@ -32,8 +32,8 @@ LEAST = -400.0
 
 def draw(study: Study) -> Drawing:
     """A row per arm and world size, then a row per published range; what has no ratio is text below."""
-    scored = time_to_accuracy(study)
-    found = comparisons(study, scored)
+    shown = results(study)
+    scored, found = shown.scored, shown.comparisons
     if not found:
         raise NothingToDraw("no arm with a first-order arm to be compared with")
     table = published("headline")

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.headline.comparison import SETTING, Point, against, is_number
 from analysis.records.study import Study
-from analysis.report.tables import targets
+from analysis.report.study_facts import targets
 
 _DATA = {"cifar10": "CIFAR-10 (JPEG copy)"}  # what the committed archives were run on
 ANSWERS = ("headline-again", "headline")

@@ -19,8 +19,8 @@ from analysis.metrics import time_to_accuracy
 from analysis.records.study import Study
 from analysis.report.findings import cautions
 from analysis.report.markup import to_markdown
-from analysis.report.tables import targets
-from analysis.report.tuning_tables import tuning_tables
+from analysis.report.study_facts import targets
+from analysis.report.tables import tuning_tables
 from analysis.rules import SCORINGS, median_score
 from analysis.tuning import slowed_trials, slowed_words, trials
 

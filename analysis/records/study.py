@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
 from analysis.rules import SCORINGS, Scoring
 from harness.runs.arms import name_arms
+
+T = TypeVar("T")
 
 FRAMES = ("windows", "evaluations", "metrics", "environments", "layers", "devices")
 """Those with any number of rows for a run."""
@@ -111,7 +113,7 @@ class Study:
         return [{str(key): value for key, value in known[run].items()} for run in self.cells["run"]]
 
 
-def once_per_study(compute: Callable[[Study], pd.DataFrame]) -> Callable[[Study], pd.DataFrame]:
+def once_per_study(compute: Callable[[Study], T]) -> Callable[[Study], T]:
     """Compute a table once for each study: pages, findings and figures ask for the same ones many times.
 
     Every call returns a frame of its own, so that changing it changes no other.
@@ -119,10 +121,13 @@ def once_per_study(compute: Callable[[Study], pd.DataFrame]) -> Callable[[Study]
     name = f"{compute.__module__}.{compute.__qualname__}"
 
     @wraps(compute)
-    def known(study: Study) -> pd.DataFrame:
-        tables: dict[str, pd.DataFrame] = study.__dict__.setdefault("_tables", {})  # beside cached properties
+    def known(study: Study) -> T:
+        tables: dict[str, T] = study.__dict__.setdefault(
+            "_tables", {}
+        )  # beside the fields, of which none changes
         if name not in tables:
             tables[name] = compute(study)
-        return tables[name].copy()
+        table = tables[name]
+        return table.copy() if isinstance(table, pd.DataFrame) else table
 
     return known

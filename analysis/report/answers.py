@@ -8,7 +8,7 @@ from functools import partial
 
 from analysis.comparisons import Comparison
 from analysis.figures.drawing import ranks
-from analysis.report.ranking import Place
+from analysis.results import Place, Results
 from analysis.statistics.power import FEWEST_RUNS, decidable, repeats_for
 
 MOST_SETTINGS = 3
@@ -50,27 +50,20 @@ def answers(places: Sequence[Place], differed: Mapping[tuple[str, int], float] |
     return [f"{_answer(place, _family(places))}{_of_the_machine(place, differed or {})}" for place in places]
 
 
-def recommendation(places: Sequence[Place], command: str = PREDICT) -> list[str]:
+def recommendation(shown: Results, command: str = PREDICT) -> list[str]:
     """What to use of what was measured: a sentence for every setting, and one on what was not measured.
 
     Args:
-        places: of the study.
+        shown: by the study.
         command: predicts from these runs.
     """
-    judged = [place for place in places if place.judged]
-    if not judged:
+    places, best = shown.places, shown.best
+    if not best:
         return _nothing_advised(places)
-    settings = list(dict.fromkeys(place.setting for place in judged))
-    lines = []
-    for setting in settings[: 2 * MOST_SETTINGS]:
-        best = min(
-            (place for place in judged if place.setting == setting),
-            key=lambda place: (place.fastest.seconds, place.world_size),
-        )
-        lines.append(_advice(best, _family(places)))
-    if len(settings) > len(lines):
-        lines.append(f"{len(settings) - len(lines)} more settings: see the table of times.")
-    most = max(place.world_size for place in judged)
+    lines = [_advice(place, _family(places)) for place in best[: 2 * MOST_SETTINGS]]
+    if len(best) > len(lines):
+        lines.append(f"{len(best) - len(lines)} more settings: see the table of times.")
+    most = max(place.world_size for place in places if place.judged)
     lines.append(f"{_measured(places, most)} For other world sizes, `{command}` predicts times with bounds.")
     return lines
 

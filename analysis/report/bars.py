@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from analysis.figures.drawing import ranks
 from analysis.report.answers import duration, short_name
-from analysis.report.ranking import Place, Point
+from analysis.results import Place, Point
 
 MOST_BARS = 24
 """Most bars; of a larger study, the largest world sizes are shown, with fewer arms each."""

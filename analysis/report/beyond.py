@@ -11,7 +11,7 @@ from analysis.prediction.prediction import study_model
 from analysis.prediction.reading import measured
 from analysis.records.study import Study
 from analysis.report.answers import MOST_SETTINGS, duration, listed
-from analysis.report.ranking import Place, Point
+from analysis.results import Place, Point
 
 RANKS = 64
 """What readers ask for; of a study that went further, four times its largest world size."""

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.comparisons import Comparison, comparisons
 from analysis.conditions import (
     EQUAL_WORK_RATIO,
     LOADED,
@@ -20,10 +19,10 @@ from analysis.conditions import (
     without_disturbed,
 )
 from analysis.figures.drawing import ranks
-from analysis.metrics import time_to_accuracy
 from analysis.records.study import Study
 from analysis.records.tables import ROLES
 from analysis.report.answers import listed
+from analysis.results import results
 from analysis.statistics.power import FEWEST_RUNS, SIGNIFICANT
 from analysis.statistics.trend import Trend
 from analysis.steps import rank_phase_costs
@@ -230,8 +229,8 @@ def _judged_runs(judged: int, runs: int) -> str:
 def _without(study: Study, runs: pd.DataFrame) -> str:
     """The conclusions without disturbed blocks."""
     rest = without_disturbed(study, runs)
-    before = _compared(study)
-    after = _compared(rest) if len(rest.cells) else {}
+    before = results(study).comparisons
+    after = results(rest).comparisons if len(rest.cells) else {}
     if not before:
         return "There is no comparison that they could change."
     if not after:
@@ -249,11 +248,6 @@ def _without(study: Study, runs: pd.DataFrame) -> str:
         if changed
         else "Without them all verdicts are the same."
     )
-
-
-def _compared(study: Study) -> dict[tuple[str, int], Comparison]:
-    scored = time_to_accuracy(study)
-    return comparisons(study, scored) if len(scored) else {}
 
 
 def _change(logarithm: float) -> str:

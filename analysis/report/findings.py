@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.comparisons import Comparison, baselines, comparisons, points
-from analysis.completeness import NOT_STARTED, LeftOut, completed
+from analysis.comparisons import Comparison, points
+from analysis.completeness import NOT_STARTED, completed
 from analysis.figures.drawing import ranks
-from analysis.metrics import time_to_accuracy
 from analysis.records.left_out import not_sealed_note
 from analysis.records.study import Study
-from analysis.report.summary import spell
+from analysis.report.tables import spell
+from analysis.results import results
 from analysis.statistics.intervals import Interval
 from analysis.statistics.power import decidable, repeats_for
 from analysis.tuning import has_trials
@@ -18,8 +18,8 @@ from analysis.tuning import has_trials
 
 def findings(study: Study) -> list[str]:
     """One sentence per significant comparison, then one for all others."""
-    scored = time_to_accuracy(study)
-    if scored.empty:
+    shown = results(study)
+    if shown.scored.empty:
         trained = int(completed(study.cells).sum())
         if not trained:
             return [_nothing_to_score(study)]
@@ -27,7 +27,7 @@ def findings(study: Study) -> list[str]:
             f"The rule ({study.scoring.about}) cannot score any of {trained} runs: they ended when they "
             "first reached their target, before the evaluations in a row that it requires."
         ]
-    found = comparisons(study, scored)
+    found = shown.comparisons
     if not found:
         return [_why_nothing_is_compared(study)]
     decided = [one for one in found.values() if one.verdict in ("faster", "slower")]
@@ -52,8 +52,9 @@ def cautions(study: Study) -> list[str]:
     unfinished = ", ".join(f"{n} {state}" for state, n in states.items() if state != "COMPLETED")
     if unfinished:
         notes.append(f"Cells that did not complete: {unfinished}.")
-    notes += LeftOut(study).sentences()
-    scored = time_to_accuracy(study)
+    shown = results(study)
+    notes += shown.left_out.sentences()
+    scored = shown.scored
     missed = int((~scored["reached"]).sum())
     if missed:
         notes.append(
@@ -156,6 +157,6 @@ def _nothing_to_score(study: Study) -> str:
 def _why_nothing_is_compared(study: Study) -> str:
     if has_trials(study):
         return "Nothing is compared: these runs are trials, from which `kronscale choose` takes the best."
-    if not baselines(study):
+    if not results(study).baselines:
         return "Nothing is compared: the study has no first-order arm."
     return "Nothing is compared: no arm shares a world size with its first-order arm."

@@ -26,19 +26,18 @@ from analysis.report.conditions import checks, differed
 from analysis.report.findings import cautions, findings
 from analysis.report.glossary import WORDS, Explained, anchor, term
 from analysis.report.markup import to_latex, to_markdown
-from analysis.report.ranking import ranking, shortlist
-from analysis.report.summary import costs_table, metrics_table, rules_table, summary_table
+from analysis.report.study_facts import about, arms, environments, instrument, runs_table, targets
 from analysis.report.tables import (
-    about,
-    arms,
-    environments,
+    costs_table,
     fastest_table,
-    instrument,
+    metrics_table,
     records,
-    runs_table,
-    targets,
+    rules_table,
+    shortlist,
+    summary_table,
+    tuning_tables,
 )
-from analysis.report.tuning_tables import tuning_tables
+from analysis.results import results
 
 LARGEST_CSV = 1_500_000
 """Largest CSV, in bytes, that the page embeds; it names larger ones, which are files beside it."""
@@ -124,20 +123,20 @@ def write_report(
 def _content(study: Study, figures: Sequence[dict[str, str]], recommend: str) -> dict[str, Any]:
     """The content of all three formats of the report; tables as frames of text."""
     tuning, trials = tuning_tables(study)
-    places, checked, said = ranking(study), checks(study), findings(study)
-    short = shortlist(places)
+    shown, checked, said = results(study), checks(study), findings(study)
+    places = shown.places
     return {
         "states": study.cells["state"].value_counts().sort_index().to_dict(),
         "targets": targets(study),
         "scoring": study.scoring.about,
         "headline": headline(places) or said[0],
         "answers": answers(places, differed(study)),
-        "recommendation": [*recommendation(places, recommend), *beyond(study, places)],
+        "recommendation": [*recommendation(shown, recommend), *beyond(study, places)],
         "about": about(study),
         "left_out": left_out_note(study.cells),
         "arms": arms(study),
         "chart": chart(places),
-        "fastest": fastest_table(short),
+        "fastest": fastest_table(shortlist(places)),
         "points": sum(len(place.points) for place in places),
         "findings": said,
         "warnings": [

@@ -136,7 +136,7 @@ def _write_checked(target: Path, text: str) -> None:
 
 
 def _print(summary: pd.DataFrame, best: dict[str, int]) -> None:
-    from analysis.report.tuning_tables import tuning_table  # noqa: PLC0415
+    from analysis.report.tables import tuning_table  # noqa: PLC0415
 
     shown = tuning_table(summary)
     shown.insert(1, "trial", [str(best[method]) for method in shown["method"]])

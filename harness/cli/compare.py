@@ -36,7 +36,7 @@ def compare(
 ) -> None:
     """Compare the cells that A and B share; exit code 3 if effect size and interval show that B is worse."""
     from analysis.regressions import changes, differing_environments  # noqa: PLC0415  loads pandas
-    from analysis.report.summary import spell  # noqa: PLC0415
+    from analysis.report.tables import spell  # noqa: PLC0415
 
     studies = _study(before, runs), _study(after, runs)
     found = changes(*studies, least=least / 100)

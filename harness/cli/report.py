@@ -65,8 +65,8 @@ def report(
     from analysis.report.answers import PREDICT, headline, recommendation  # noqa: PLC0415
     from analysis.report.findings import findings, resumed_note  # noqa: PLC0415
     from analysis.report.page import Panel, write_report  # noqa: PLC0415
-    from analysis.report.ranking import ranking  # noqa: PLC0415
-    from analysis.report.summary import summary_table  # noqa: PLC0415
+    from analysis.report.tables import summary_table  # noqa: PLC0415
+    from analysis.results import results  # noqa: PLC0415
 
     scoring = read_rule(rule)
     names = _figures(figures)
@@ -88,11 +88,11 @@ def report(
     )
     summary = summary_table(study)
     columns = [name for name in SHOWN if name in summary]
-    shown = text_table((name.replace("_", " ") for name in columns), summary[columns].itertuples(index=False))
-    screen.print(shown if len(summary) else findings(study)[0], markup=False)
+    table = text_table((name.replace("_", " ") for name in columns), summary[columns].itertuples(index=False))
+    screen.print(table if len(summary) else findings(study)[0], markup=False)
     if len(summary):
-        places = ranking(study)
-        for line in filter(None, [headline(places), *recommendation(places, hint)]):
+        shown = results(study)
+        for line in filter(None, [headline(shown.places), *recommendation(shown, hint)]):
             screen.print(line, markup=False, soft_wrap=True)
     for note in filter(
         None, [selection, *_notes(summary), not_sealed_note(study.cells), resumed_note(study.cells)]

@@ -26,7 +26,7 @@ from analysis.metrics import time_to_accuracy
 from analysis.records.tables import load
 from analysis.report.conditions import checks
 from analysis.report.findings import findings
-from analysis.report.tables import runs_table
+from analysis.report.study_facts import runs_table
 from analysis.statistics.trend import trend
 from tests.analysis.conftest import Plan
 from tests.analysis.hand_made import Run, hand_made

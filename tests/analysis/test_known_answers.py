@@ -20,7 +20,7 @@ from analysis.metrics import aggregated, finals, scaling_levels, time_to_accurac
 from analysis.regressions import changes
 from analysis.report.findings import cautions, findings
 from analysis.report.page import Panel, write_report
-from analysis.report.summary import summary_table
+from analysis.report.tables import summary_table
 from analysis.rules import SCORINGS
 from analysis.statistics.intervals import MANN_WHITNEY, PAIRED_T, SIGNED_RANK
 from tests.analysis.hand_made import Run, hand_made

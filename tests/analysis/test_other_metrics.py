@@ -16,7 +16,7 @@ from analysis.figures import FIGURES, NothingToDraw
 from analysis.records.left_out import LeftOutWarning
 from analysis.records.tables import load
 from analysis.report.page import write_report
-from analysis.report.summary import metrics_table
+from analysis.report.tables import metrics_table
 from tests.analysis.conftest import Plan
 
 PLAN = Plan(methods=("sgd", "comm_opt"), world_sizes=(1,), seeds=(0, 1), misses=(), epochs=12)

@@ -20,7 +20,7 @@ from analysis.records.tables import load
 from analysis.report.findings import cautions, findings
 from analysis.report.markup import to_latex, to_markdown
 from analysis.report.page import write_report
-from analysis.report.summary import rules_table, summary_table
+from analysis.report.tables import rules_table, summary_table
 from analysis.rules import SCORINGS
 from harness.runs.store import Attempt
 from tests.analysis.conftest import Plan

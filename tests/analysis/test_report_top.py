@@ -20,8 +20,9 @@ from analysis.report.answers import answers, duration, headline, recommendation
 from analysis.report.bars import chart
 from analysis.report.glossary import WORDS, Explained, anchor
 from analysis.report.page import Panel, write_report
-from analysis.report.ranking import ranking, shortlist
-from analysis.report.tables import about, arms
+from analysis.report.study_facts import about, arms
+from analysis.report.tables import shortlist
+from analysis.results import results
 from tests.analysis.hand_made import Run, hand_made
 
 ROOT = Path(__file__).parents[2]
@@ -46,14 +47,15 @@ def known(
 
 
 def test_few_runs_are_no_claim(tmp_path):
-    places = ranking(known(tmp_path))
+    shown = results(known(tmp_path))
+    places = shown.places
     assert headline(places) == "sgd was fastest on 2 and 4 ranks. Two runs of each arm: no claim."
     assert answers(places)[1] == (
         "4 ranks: sgd took 2.5 s to the target, comm_opt 1.3 times as long; comm_opt needs 0.5 times the "
         "epochs of sgd, but each takes 2.6 times as long. No claim: two runs of each arm; a verdict "
         "needs at least 5."
     )
-    use, beyond = recommendation(places)
+    use, beyond = recommendation(shown)
     assert use.startswith("Use sgd on 4 ranks, 2.5 s to the target; it needs no K-FAC")
     assert beyond.startswith(
         "Nothing beyond 4 ranks was measured. For other world sizes, `kronscale predict --from"
@@ -61,14 +63,15 @@ def test_few_runs_are_no_claim(tmp_path):
 
 
 def test_a_significant_difference_is_a_recommendation(tmp_path):
-    places = ranking(known(tmp_path, factor=1.2, seeds=8))
+    shown = results(known(tmp_path, factor=1.2, seeds=8))
+    places = shown.places
     sure = "All these differences from sgd are significant."
     assert headline(places) == f"comm_opt was fastest on 2 and 4 ranks. {sure}"
     assert re.search(
         r"sgd 1\.67 times as long;.*Significant \(p = 0\.0\d+ after Holm\)\.$", answers(places)[0]
     )
     said = "Use comm_opt on 4 ranks, 1.5 s to the target; it was significantly faster than sgd there."
-    assert recommendation(places)[0] == said
+    assert recommendation(shown)[0] == said
 
 
 def test_a_second_arm_that_was_not_compared_with_the_fastest_is_said_to_be_that(tmp_path):
@@ -77,32 +80,33 @@ def test_a_second_arm_that_was_not_compared_with_the_fastest_is_said_to_be_that(
         for place, (method, epochs) in enumerate([("sgd", 10), ("comm_opt", 5), ("mem_opt", 6)])
         for seed in range(8)
     ]
-    (said,) = answers(ranking(hand_made(tmp_path, runs)))
+    (said,) = answers(results(hand_made(tmp_path, runs)).places)
     assert said.startswith("2 ranks: comm_opt took 5 s to the target, sgd 2 times as long;")
     assert said.endswith(" Next is mem_opt, 6 s; whether these two differ is not tested.")
 
 
 def test_seconds_are_not_judged_without_a_cpu_for_each_rank(tmp_path):
-    places = ranking(known(tmp_path, oversubscribed=(4,)))
+    shown = results(known(tmp_path, oversubscribed=(4,)))
+    places = shown.places
     assert headline(places).startswith("sgd was fastest on 2 ranks.")
     assert answers(places)[1] == (
         "4 ranks: more ranks than CPUs, so seconds are not judged; fewest epochs: comm_opt with 5 (sgd: 10)."
     )
-    assert recommendation(places)[-1].startswith(
+    assert recommendation(shown)[-1].startswith(
         "Nothing beyond 2 ranks is judged: on up to 4 there were more"
     )
     assert {point.world_size for point in shortlist(places)} == {2}
 
 
 def test_an_arm_that_missed_is_not_fastest_and_no_time_is_made_up(tmp_path):
-    places = ranking(known(tmp_path, misses="comm_opt", sizes=(2,)))
+    places = results(known(tmp_path, misses="comm_opt", sizes=(2,))).places
     assert "the median run of comm_opt did not reach it" in answers(places)[0]
     assert [point.arm for point in shortlist(places)] == ["sgd"]
     assert chart(places).based
     both = chart(places)
     assert "comm_opt not reached, 2 of 2 missed" in both.text
     assert [bar.percent == "0" for _, bars in both.groups for bar in bars] == [False, True]
-    nobody = ranking(known(tmp_path / "none", misses="sgd", sizes=(2,)))
+    nobody = results(known(tmp_path / "none", misses="sgd", sizes=(2,))).places
     assert headline(nobody).startswith("comm_opt was fastest")
     assert [point.arm for point in shortlist(nobody)] == ["comm_opt", "sgd"]  # with the arm that it beat
     assert not chart(nobody).based
@@ -113,15 +117,16 @@ def test_an_arm_that_missed_is_not_fastest_and_no_time_is_made_up(tmp_path):
 @pytest.mark.slow
 def test_where_nobody_reached_the_target_the_page_says_what_to_change(tmp_path):
     study = known(tmp_path / "all", misses="sgd comm_opt", sizes=(2,))
-    places = ranking(study)
+    shown = results(study)
+    places = shown.places
     assert headline(places) == ("No arm is called the fastest: no arm's median run reached the target.")
-    assert recommendation(places) == [
+    assert recommendation(shown) == [
         "These runs recommend no arm, for no world size: train for more epochs, or choose a target that the "
         "learning curves come to."
     ]
     page = write_report(study, tmp_path / "report", []).read_text()
     assert "<h3>Fastest</h3>" not in page  # a table without a row
-    crowded = ranking(known(tmp_path / "crowded", sizes=(4,), oversubscribed=(4,)))
+    crowded = results(known(tmp_path / "crowded", sizes=(4,), oversubscribed=(4,)))
     assert recommendation(crowded)[0].endswith("run them where each rank has a CPU.")
 
 
@@ -132,16 +137,16 @@ def test_durations_have_the_unit_that_suits_them():
 
 
 def test_the_table_has_five_rows_by_time_with_the_first_order_arm(tmp_path):
-    fast = shortlist(ranking(known(tmp_path, factor=0.4, sizes=(1, 2, 4, 8))))
+    fast = shortlist(results(known(tmp_path, factor=0.4, sizes=(1, 2, 4, 8))).places)
     names = [(row.arm, row.world_size) for row in fast]
     assert names == [("comm_opt", 8), ("comm_opt", 4), ("comm_opt", 2), ("sgd", 8), ("comm_opt", 1)]
-    far = shortlist(ranking(known(tmp_path / "far", factor=0.01, sizes=(1, 2, 4, 8, 16))))
+    far = shortlist(results(known(tmp_path / "far", factor=0.01, sizes=(1, 2, 4, 8, 16))).places)
     assert [row.arm for row in far] == ["comm_opt"] * 4 + ["sgd"]
     assert [row.world_size for row in far] == [16, 8, 4, 2, 16]
 
 
 def test_bars_are_as_long_as_their_times(tmp_path):
-    ((_, bars),) = chart(ranking(known(tmp_path, sizes=(2,)))).groups
+    ((_, bars),) = chart(results(known(tmp_path, sizes=(2,))).places).groups
     lengths = {bar.arm: float(bar.percent) for bar in bars}
     assert lengths["comm_opt"] / lengths["sgd"] == pytest.approx(1.3, rel=1e-3)
     assert max(lengths.values()) <= 100

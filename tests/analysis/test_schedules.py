@@ -8,7 +8,7 @@ from analysis import load
 from analysis.comparisons import baselines
 from analysis.figures import FIGURES
 from analysis.figures.drawing import NothingToDraw
-from analysis.report.summary import costs_table, summary_table
+from analysis.report.tables import costs_table, summary_table
 from harness.runs.arms import fields_of, name_arms
 from tests.analysis.conftest import Plan, make_cell
 

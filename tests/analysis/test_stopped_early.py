@@ -8,7 +8,7 @@ from analysis.comparisons import comparisons
 from analysis.metrics import time_to_accuracy
 from analysis.report.answers import answers, recommendation
 from analysis.report.findings import cautions
-from analysis.report.ranking import ranking
+from analysis.results import results
 from tests.analysis.hand_made import Run, hand_made
 
 SEEDS = 8
@@ -54,9 +54,10 @@ def test_a_verdict_that_holds_at_the_best_for_the_stopped_runs_stands(tmp_path):
 def test_an_arm_of_which_every_run_stopped_too_soon_is_told_to_train_longer(tmp_path):
     one = study(tmp_path, stopped=5.0, misses=SEEDS)
     assert compared(one).verdict == "not judged"
-    places = ranking(one)
+    shown = results(one)
+    places = shown.places
     assert "more epochs of sgd could change the order" in answers(places)[0]
-    assert "is not shown: 8 of 8 runs of sgd stopped after 10 epochs" in recommendation(places)[0]
+    assert "is not shown: 8 of 8 runs of sgd stopped after 10 epochs" in recommendation(shown)[0]
     assert "8 of 16 runs missed their target (sgd on 1: 8 of 8 in 10 epochs)" in " ".join(cautions(one))
 
 

@@ -16,7 +16,7 @@ from analysis.prediction.prediction import StudyModel, study_model
 from analysis.prediction.reading import measured
 from analysis.records.tables import load
 from analysis.report.beyond import beyond
-from analysis.report.ranking import ranking
+from analysis.results import results
 from harness.cli import main
 from tests.analysis.simulated_study import BATCH, LAYERS, N, simulated, step
 from tests.analysis.test_study_prediction import ARMS, fabricated, shaped_arms
@@ -48,7 +48,7 @@ def test_the_arm_with_the_least_time_to_the_target_is_named(fitted, ranks):
 @pytest.mark.slow
 def test_a_report_says_what_its_runs_predict_for_64_ranks_and_whom_it_leaves_out(folder):
     study = load(folder, cache=False)
-    places = ranking(study)
+    places = results(study).places
     (said,) = beyond(study, places)
     fastest = min((place.fastest for place in places), key=lambda one: one.seconds)
     predicted = choose(study_model(measured(study)), 64)

@@ -1,5 +1,7 @@
 """Promise: a user's mistake is one line and exit code 2; a traceback means a bug."""
 
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 
@@ -78,11 +80,11 @@ def test_report_prints_the_summary_literally_and_the_path_of_the_page(monkeypatc
         "arm": ["sgd"], "world_size": ["4*"], "runs": [3], "reached": ["3/3"], "epochs": ["5"],
         "median_seconds": ["1.5 [bold, 2.0]"], "speedup": [""], "verdict": [""], "method": ["Welch t"],
     })  # fmt: skip
-    monkeypatch.setattr("analysis.report.summary.summary_table", lambda _: summary)
+    monkeypatch.setattr("analysis.report.tables.summary_table", lambda _: summary)
     monkeypatch.setattr(
         "analysis.report.page.write_report", lambda _, out, panels, **said: out / "report.html"
     )
-    monkeypatch.setattr("analysis.report.ranking.ranking", lambda _: [])
+    monkeypatch.setattr("analysis.results.results", lambda _: SimpleNamespace(places=[], best=[]))
     frames = ("cells", "fields", *FRAMES)
     columns = {"segments": [], "run": [], "why": [], "valid": pd.Series(dtype="bool")}
     columns |= {"sealed": pd.Series(dtype="boolean")}

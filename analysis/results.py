@@ -1,17 +1,17 @@
-"""The points of a study from the fastest to the slowest, as the top of the report shows them."""
+"""What a study shows, computed once; report, terminal and figures read it from here."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import pandas as pd
 
 from analysis.comparisons import Comparison, baselines, comparisons, points
+from analysis.completeness import LeftOut
 from analysis.metrics import time_to_accuracy
-from analysis.records.study import Study
+from analysis.records.study import Study, once_per_study
 from analysis.statistics.intervals import level
 from analysis.tuning import has_trials
 
@@ -82,14 +82,45 @@ class Place:
         return next((point for point in self.points if point.is_baseline), None)
 
 
-def ranking(study: Study) -> list[Place]:
-    """Every setting and world size with scored runs, settings by name, then world sizes; none of trials."""
-    if has_trials(study):
-        return []
-    scored = time_to_accuracy(study)
-    if scored.empty:
-        return []
-    against, base = comparisons(study, scored), baselines(study)
+@dataclass(frozen=True)
+class Results:
+    """The results of a study, by the rule of its `scoring`.
+
+    Attributes:
+        scored: times to the target, as `analysis.metrics.time_to_accuracy` gives them.
+        baselines: the first-order arm that each arm is compared with.
+        comparisons: every arm against it, by arm and world size, with verdicts.
+        left_out: runs that are not scored.
+        places: every setting and world size with scored runs, settings by name, then world sizes; none of
+            trials.
+    """
+
+    scored: pd.DataFrame
+    baselines: dict[str, str]
+    comparisons: dict[tuple[str, int], Comparison]
+    left_out: LeftOut
+    places: list[Place]
+
+    @property
+    def best(self) -> list[Place]:
+        """Of every setting the world size that is fastest of those judged: what a study recommends."""
+        judged = sorted((place for place in self.places if place.judged), key=lambda one: one.setting)
+        groups = groupby(judged, key=lambda one: one.setting)
+        return [min(own, key=lambda one: (one.fastest.seconds, one.world_size)) for _, own in groups]
+
+
+@once_per_study
+def results(study: Study) -> Results:
+    """What a study shows."""
+    scored, base = time_to_accuracy(study), baselines(study)
+    against = comparisons(study, scored)
+    places = [] if has_trials(study) else _places(scored, against, base)
+    return Results(scored, base, against, LeftOut(study), places)
+
+
+def _places(
+    scored: pd.DataFrame, against: dict[tuple[str, int], Comparison], base: dict[str, str]
+) -> list[Place]:
     oversubscribed = set(scored[scored["oversubscribed"]]["world_size"])
     found = [
         _point(arm, size, runs, against.get((arm, size)), base.get(arm, ""), size in oversubscribed)
@@ -100,35 +131,6 @@ def ranking(study: Study) -> list[Place]:
     )
     groups = groupby(order, key=lambda one: (one.setting, one.world_size))
     return [Place(setting, size, tuple(members)) for (setting, size), members in groups]
-
-
-def shortlist(places: Sequence[Place], rows: int = 5) -> list[Point]:
-    """The fastest points of all world sizes by time, and the fastest first-order one.
-
-    Of a study of several settings, whose times do not compare, the fastest of each setting with the fastest
-    of its first-order arm and of its others. Points that are not judged only where no point is.
-    """
-    judged = [place for place in places if place.judged]
-    every = [point for place in judged or places for point in place.points if math.isfinite(point.seconds)]
-    if not any(point.is_baseline for point in every):  # it missed: its row says so
-        every += [place.baseline for place in judged if place.baseline is not None]
-    by_time = sorted(every, key=lambda one: (one.seconds, one.arm, one.world_size))
-    settings = dict.fromkeys(point.setting for point in by_time)
-    if len(settings) > 1:
-        best = [point for setting in sorted(settings) for point in _best(by_time, setting)]
-        return best[: 3 * rows]
-    first = next((point for point in by_time if point.is_baseline), None)
-    chosen = by_time[:rows]
-    if first is not None and first not in chosen:
-        chosen = [*by_time[: rows - 1], first]
-    return chosen
-
-
-def _best(by_time: Sequence[Point], setting: str) -> list[Point]:
-    own = [point for point in by_time if point.setting == setting]
-    first = [point for point in own if point.is_baseline][:1]
-    others = [point for point in own if not point.is_baseline][:1]
-    return list(dict.fromkeys([own[0], *others, *first]))
 
 
 def _point(
