@@ -22,7 +22,6 @@ from harness.cli.paper_sweeps import (
 )
 from harness.cli.sweep_statuses import statuses_of
 from harness.errors import UserError
-from harness.runs.archive import SUFFIX
 from harness.runs.commands import command
 from harness.study.launcher_reports import LauncherReports
 from harness.study.papers import PaperError, read_paper
@@ -35,16 +34,12 @@ if TYPE_CHECKING:
     from harness.cli.paper_sweeps import PaperSweep
     from harness.study.papers import Paper
 
-HEADLINE = "headline"
-HEADLINE_FOLDER = Path("results/headline")
-"""Of its archives, and of what is drawn from them."""
-
 
 def reproduce(
     paper: Annotated[
         str,
         typer.Argument(
-            help="Paper: sc20, tpds22, dp_kfac or nlcg; or headline, the study of results/headline.",
+            help="Paper: sc20, tpds22, dp_kfac or nlcg.",
             show_default=False,
             autocompletion=completion.papers,
         ),
@@ -78,14 +73,8 @@ def reproduce(
     """Submit what is missing of a paper's sweeps; once all have ended, write its figures and tables.
 
     It does not wait: repeat the command to see how far the runs are, to submit what is missing, and to get
-    the report. `headline` runs nothing: it draws the study of K-FAC against tuned first-order methods from
-    its archives.
+    the report.
     """
-    if paper == HEADLINE:
-        _refuse(site=site, where=where, budget=budget, watch=watch, dry_run=dry_run)
-        typer.echo(f"page: {_headline(out or HEADLINE_FOLDER)}")
-        return
-
     described, files = read_paper(paper, size)
     _check_figures(described)
     sweeps = paper_sweeps(files, runs, where or ())
@@ -103,20 +92,6 @@ def reproduce(
         return
     again = same_command(paper, size, site, runs, where or (), out)
     _finish(described, sweeps, site, runs, folder, where or (), again, watch=watch)
-
-
-def _refuse(**given: object) -> None:
-    """Refuse options of runs for the headline study, which is only drawn.
-
-    Raises:
-        UserError: one of them is given.
-    """
-    for name, value in given.items():
-        if value:
-            option = f"--{name.replace('_', '-')}"
-            raise UserError(
-                f"{option} has no effect with {HEADLINE}: it is drawn from its archives, nothing runs"
-            )
 
 
 def _finish(
@@ -154,17 +129,6 @@ def _finish(
         for path in failed:
             typer.echo(f"to start those of {path.name} again: {command('retry', path, site=site or 'local')}")
         raise typer.Exit(1)
-
-
-def _headline(out: Path) -> Path:
-    """Draw the headline study from the archives in its folder; says so if there are none."""
-    from analysis.headline.page import write_headline  # noqa: PLC0415  pandas and matplotlib are slow to load
-    from analysis.records.tables import load  # noqa: PLC0415
-
-    archives = sorted(HEADLINE_FOLDER.glob(f"*{SUFFIX}"))
-    if not archives:
-        typer.echo(f"no archive in {HEADLINE_FOLDER}: the study has not been run")
-    return write_headline(load(archives) if archives else None, out, [path.name for path in archives])
 
 
 def _check_figures(paper: Paper) -> None:

@@ -72,11 +72,6 @@ def test_without_runs_there_is_nothing_to_draw(tmp_path, capsys):
     assert not list(Path(tmp_path).iterdir())
 
 
-def test_options_of_runs_are_refused_for_the_headline_which_is_only_drawn(capsys):
-    assert main(["reproduce", "headline", "--dry-run"]) == 2
-    assert "--dry-run has no effect with headline" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("name", "size"), [("../papers/sc20", "small"), ("sc20", "../sc20/small")])
 def test_names_of_papers_and_sizes_are_no_paths(name, size):
     with pytest.raises(PaperError, match=r"no such paper; available|has no size"):

@@ -1,1 +1,0 @@
-"""The headline: does K-FAC reach the target sooner than the best tuned first-order method, in seconds?"""
