@@ -1,4 +1,4 @@
-"""Sentences that captions share: intervals and their lack, missing cells, ranks that shared a CPU."""
+"""What captions and legends share: intervals, misses, the world size that is shown, missing cells."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterable
 
 import pandas as pd
+from matplotlib.lines import Line2D
 
-from analysis.metrics import BASE
+from analysis.figures.drawing import GREY, ranks_label
+from analysis.metrics import BASE, time_to_accuracy
 from analysis.records.study import Study
 from analysis.statistics.intervals import Interval
 
@@ -16,6 +18,7 @@ WAITED = f"{SHARED_CPUS}: times include ranks waiting for each other's turn."
 """Under figures of times, which sharing a CPU changes."""
 STARRED = f"{SHARED_CPUS}."
 """Under figures that name world sizes but show no times."""
+MISSED = "missed the target"
 
 
 def whiskers(intervals: Iterable[Interval], of: str = "") -> str:
@@ -75,3 +78,62 @@ def remarks(study: Study, frame: pd.DataFrame, among: pd.Series | None = None, s
     if star and frame["oversubscribed"].any():
         notes.append(star)
     return " ".join(notes)
+
+
+def with_reached(study: Study, numbers: pd.DataFrame) -> pd.DataFrame:
+    """`numbers` with `reached`: whether its run reached the target.
+
+    The study's rule decides; of a run that it does not score, such as one that failed, any evaluation does.
+    """
+    rows = study.evaluations.astype({"run": "str"}).merge(
+        study.cells[["run", "target_metric", "target_value", "target_direction"]], on="run"
+    )
+    rows = rows[rows["metric"] == rows["target_metric"]]
+    above = rows["value"] >= rows["target_value"]
+    below = rows["value"] <= rows["target_value"]
+    there = above.where(rows["target_direction"] == "higher", below)
+    reached = dict(there.groupby(rows["run"]).any())
+    scored = time_to_accuracy(study)
+    reached |= dict(zip(scored["run"], scored["reached"], strict=True))
+    return numbers.assign(reached=[bool(reached.get(run, False)) for run in numbers["run"]])
+
+
+def missed_key(label: str = MISSED) -> Line2D:
+    """A legend entry: a hollow marker in no arm's colour."""
+    return Line2D([], [], color=GREY, marker="o", markerfacecolor="white", markersize=4, linestyle="none",
+                  label=label)  # fmt: skip
+
+
+def missed_keys(numbers: pd.DataFrame) -> list[Line2D]:
+    """The entry, if any of these runs missed."""
+    return [] if numbers["reached"].all() else [missed_key()]
+
+
+def missed_words(numbers: pd.DataFrame) -> str:
+    """Caption: how many of the drawn runs missed, and that they are hollow."""
+    runs = numbers.drop_duplicates("run")
+    missed = int((~runs["reached"]).sum())
+    return f"Hollow: {missed} of {len(runs)} runs, which {MISSED}." if missed else ""
+
+
+def largest(frame: pd.DataFrame) -> int:
+    """The largest world size that had a CPU for each rank; without such, the largest of all.
+
+    Where ranks share a CPU their times are not judged, so that they would be a poor example of the study.
+    """
+    shared = frame.groupby("world_size")["oversubscribed"].any()
+    own = shared[~shared] if not shared.all() else shared
+    return int(own.index.max())
+
+
+def largest_words(frame: pd.DataFrame, size: int, what: str) -> str:
+    """`2 ranks, the largest world size evaluated`, and whether larger ones lacked CPUs.
+
+    Args:
+        frame: rows of every world size.
+        size: what `largest` gave.
+        what: what the study did on it.
+    """
+    label = ranks_label(size, frame[frame["world_size"] == size])
+    beyond = " with a CPU for each rank" if size < frame["world_size"].max() else ""
+    return f"{label}, the largest world size {what}{beyond}"

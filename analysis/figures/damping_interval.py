@@ -10,7 +10,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from analysis.figures import captions, drawing, worlds
+from analysis.figures import captions, drawing
 from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.metrics import finals, in_order, kfac_cells, time_to_accuracy
 from analysis.records.study import Study
@@ -27,8 +27,8 @@ def draw(study: Study) -> Drawing:
     options = {"damping": study.value_of(FIELDS[0]), "inverse_update_steps": study.value_of(FIELDS[1])}
     runs = runs.merge(study.cells[["run"]].assign(**options), on="run")  # a schedule is its text
     runs = runs.dropna(subset=list(options))
-    size = worlds.largest(runs) if len(runs) else 0
-    where = worlds.largest_words(runs, size, "measured") if len(runs) else ""
+    size = captions.largest(runs) if len(runs) else 0
+    where = captions.largest_words(runs, size, "measured") if len(runs) else ""
     runs = runs[runs["world_size"] == size]
     shape = runs.groupby("series")[["damping", "inverse_update_steps"]].transform("nunique").min(axis=1)
     runs = runs[shape > 1]

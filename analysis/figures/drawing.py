@@ -79,6 +79,20 @@ class Drawing(NamedTuple):
         return buffer.getvalue()
 
 
+def save(drawing: Drawing, folder: Path, name: str) -> list[Path]:
+    """Write `<name>.pdf`, `.png` and `.csv` (the plotted numbers) into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = {
+        "pdf": drawing.image("pdf"),
+        "png": drawing.image("png"),
+        "csv": drawing.numbers.to_csv(index=False, lineterminator="\n").encode(),
+    }
+    paths = [folder / f"{name}.{kind}" for kind in contents]
+    for path, content in zip(paths, contents.values(), strict=True):
+        path.write_bytes(content)
+    return paths
+
+
 def _lay_out(figure: Figure) -> None:
     """Place panels, titles and legends once for all formats; `savefig` would do so twice for each.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.figures import captions, drawing, worlds
+from analysis.figures import captions, drawing
 from analysis.figures.by_batch import BATCH_FIELDS
 from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.metrics import IDENTITY, finals, in_order
@@ -24,8 +24,8 @@ def draw(study: Study) -> Drawing:
     runs = runs[several]
     if runs.empty:
         raise NothingToDraw("no arm with a second batch size, so memory buys nothing")
-    size = worlds.largest(runs)
-    where = worlds.largest_words(runs, size, "with several batch sizes")
+    size = captions.largest(runs)
+    where = captions.largest_words(runs, size, "with several batch sizes")
     runs = runs[runs["world_size"] == size]
     last = finals(study)
     last = last[last["fixed_length"]][["run", "value", "metric"]]

@@ -12,8 +12,8 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.comparisons import points
 from analysis.figures import captions, drawing
+from analysis.figures.captions import missed_key
 from analysis.figures.drawing import ArmStyle, Drawing, NothingToDraw
-from analysis.figures.misses import missed_key
 from analysis.metrics import IDENTITY, in_order, time_to_accuracy
 from analysis.records.study import Study
 from analysis.statistics.intervals import median

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.figures import captions, drawing, worlds
+from analysis.figures import captions, drawing
 from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.figures.phase_styles import EDGE, phase_look, phase_patch
 from analysis.metrics import IDENTITY, arm_order, in_order
@@ -32,8 +32,8 @@ def draw(study: Study) -> Drawing:
     kfac = measured[measured["strategy"].notna()]
     if kfac.empty:
         raise NothingToDraw("no K-FAC run has recorded a window of steps")
-    size = worlds.largest(kfac)
-    where = worlds.largest_words(kfac, size, "measured")
+    size = captions.largest(kfac)
+    where = captions.largest_words(kfac, size, "measured")
     numbers = measured[measured["world_size"] == size][IDENTITY].merge(costs, on="run")
     part_of = {phase: part for part, (phases, _, _) in STAGES.items() for phase in phases}
     numbers["part"] = numbers["phase"].map(part_of)

@@ -11,8 +11,8 @@ from matplotlib.lines import Line2D
 
 from analysis.comparisons import points
 from analysis.figures import captions, drawing
+from analysis.figures.captions import missed_key
 from analysis.figures.drawing import ArmStyle, Drawing, NothingToDraw
-from analysis.figures.misses import missed_key
 from analysis.metrics import time_to_accuracy
 from analysis.records.study import Study
 from analysis.statistics.intervals import Interval, level

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 
 from analysis.comparisons import points
-from analysis.figures import captions, drawing, worlds
+from analysis.figures import captions, drawing
 from analysis.figures.by_batch import fixed_length_runs
 from analysis.figures.drawing import Drawing, NothingToDraw
 from analysis.figures.response import Quantity, draw_response, final_metric, summaries
@@ -21,8 +21,8 @@ def draw(study: Study) -> Drawing:
     runs = fixed_length_runs(study, *INTERVAL_FIELDS)
     fields = ["inverse_update_steps", "factor_update_steps"]
     runs = runs.merge(study.cells[["run", *fields]], on="run")
-    size = worlds.largest(runs)
-    where = worlds.largest_words(runs, size, "with runs of fixed length")
+    size = captions.largest(runs)
+    where = captions.largest_words(runs, size, "with runs of fixed length")
     runs = runs[runs["world_size"] == size]
     flat = runs[~runs["run"].isin(study.cells["run"][kfac_cells(study)])]
     own = runs.dropna(subset=fields)

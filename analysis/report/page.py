@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from analysis.benchmarks import sentences
 from analysis.figures import FIGURES, NothingToDraw
-from analysis.figures.figure_files import save
+from analysis.figures.drawing import save
 from analysis.records.left_out import left_out_note
 from analysis.records.study import Study
 from analysis.records.tables import load

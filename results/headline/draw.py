@@ -20,8 +20,7 @@ from matplotlib.axes import Axes
 from analysis import Study, load
 from analysis.comparisons import compared
 from analysis.figures import drawing
-from analysis.figures.drawing import Drawing, sentence
-from analysis.figures.figure_files import save
+from analysis.figures.drawing import Drawing, save, sentence
 from analysis.metrics import time_to_accuracy
 from analysis.report.findings import cautions
 from analysis.report.markup import to_markdown

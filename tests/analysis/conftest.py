@@ -274,9 +274,6 @@ FITTING = {
     ),
     "energy_to_accuracy": Plan(gpus=True),
     "fraction": Plan(methods=("comm_opt", "mem_opt", "half"), world_sizes=(4,), misses=()),
-    "performance_profiles": Plan(
-        world_sizes=(4,), patches=({}, {"workload.options": {"width": 32}}), misses=()
-    ),
 }  # fmt: skip
 """For every figure that the ordinary study cannot fill, one that can."""
 

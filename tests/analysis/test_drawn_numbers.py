@@ -151,30 +151,14 @@ def test_a_curve_ends_in_a_hollow_marker_if_its_run_missed(name, tmp_path):
     assert drawing.numbers.groupby("run")["reached"].first().sum() == 3
 
 
-@pytest.mark.parametrize(
-    "name", ["learning_curves", "loss_curves", "other_metrics", "published_breakdown", "performance_profiles"]
-)
+@pytest.mark.parametrize("name", ["learning_curves", "loss_curves", "other_metrics", "published_breakdown"])
 def test_a_world_size_with_fewer_cpus_than_ranks_is_not_the_example(study, name):
     """The ordinary study has 1, 2 and 4 ranks on two CPUs."""
     drawing = FIGURES[name].draw(study)
-    assert set(drawing.numbers["world_size"]) == ({1, 2} if name == "performance_profiles" else {2})
+    assert set(drawing.numbers["world_size"]) == {2}
     assert "4*" in drawing.caption or "2 ranks, the largest world size" in drawing.caption
     alone = study.only(study.cells["world_size"] == 4)
-    if name != "performance_profiles":
-        assert "4* ranks, the largest world size" in FIGURES[name].draw(alone).caption
-
-
-def test_a_profile_is_drawn_at_its_shares_and_a_line_at_zero_is_seen_and_named(tmp_path):
-    runs = [replace(run, world_size=size) for run in half_missed() for size in (1, 2)]
-    drawing = FIGURES["performance_profiles"].draw(hand_made(tmp_path, runs))
-    (axis,) = drawing.figure.axes
-    lines = [line for line in axis.lines if line.get_linestyle() != "None"]
-    assert [set(line.get_ydata()) for line in lines] == [{0.0}, {100.0}]
-    assert axis.get_ylim()[0] < 0
-    assert axis.get_ylabel() == "world sizes within that factor (%)"
-    words = [text.get_text() for text in drawing.figure.legends[0].get_texts()]
-    assert words == ["sgd: 0.00, no run at the target", "comm_opt"]
-    assert "over 2 world sizes of one setting" in drawing.caption
+    assert "4* ranks, the largest world size" in FIGURES[name].draw(alone).caption
 
 
 def test_ideal_step_times_are_in_the_arms_colours_and_begin_at_its_base(tmp_path):

@@ -13,8 +13,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from analysis.figures import FIGURES, Drawing, NothingToDraw
-from analysis.figures.drawing import ONE_COLUMN, TWO_COLUMNS
-from analysis.figures.figure_files import save
+from analysis.figures.drawing import ONE_COLUMN, TWO_COLUMNS, save
 from tests.analysis.conftest import FITTING
 
 pytestmark = pytest.mark.parametrize("name", FIGURES)
@@ -56,7 +55,7 @@ ONE_RUN_PER_MODEL = {"factor_sizes"}
 NAMES_NO_WORLD_SIZE = {"factor_sizes", "solver_by_batch", "nlcg_by_batch"}
 
 SEVERAL_RANKS = {"learning_curves", "loss_curves", "other_metrics", "wait_transfer", "placement_grid",
-                 "published_breakdown", "eigen_imbalance", "performance_profiles"}  # fmt: skip
+                 "published_breakdown", "eigen_imbalance"}  # fmt: skip
 """Figures that do not show one rank, where the failed run of the odd studies is."""
 
 

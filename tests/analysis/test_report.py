@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
 import re
 import shutil
 from dataclasses import replace
@@ -96,25 +95,6 @@ def test_what_a_study_lacks_comes_first(odd_studies):
     assert "2 FAILED" not in " ".join(cautions(odd_studies["two runs and one that failed"]))
     assert "1 FAILED" in " ".join(cautions(odd_studies["two runs and one that failed"]))
     assert "some seeds are missing" in " ".join(cautions(odd_studies["two runs and one that failed"]))
-
-
-def test_a_profile_takes_cells_that_broke_for_misses_and_no_others(study):
-    runs = set(study.cells["run"][(study.cells["method"] == "dp_kfac") & (study.cells["world_size"] == 2)])
-    gone = study.cells["run"].isin(runs)
-    unscored = replace(
-        study, evaluations=study.evaluations[~study.evaluations["run"].astype("str").isin(runs)]
-    )
-
-    def ratios(state: str) -> list[float]:
-        cells = study.cells.assign(
-            state=study.cells["state"].mask(gone, state),
-            train_seconds=study.cells["train_seconds"].mask(gone, 0),
-        )
-        drawing = FIGURES["performance_profiles"].draw(replace(unscored, cells=cells))
-        return drawing.numbers[drawing.numbers["run"].isin(runs)]["ratio"].tolist()
-
-    assert ratios("OOM") == [math.inf] * len(runs)
-    assert ratios("CANCELLED") == []
 
 
 def test_the_same_runs_are_scored_by_every_rule(study):

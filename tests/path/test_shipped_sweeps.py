@@ -12,7 +12,7 @@ import pytest
 
 from analysis import load
 from analysis.figures import FIGURES, NothingToDraw
-from analysis.figures.figure_files import save
+from analysis.figures.drawing import save
 from analysis.regressions import changes
 from analysis.report.alt_texts import alt_text
 from analysis.report.findings import findings
