@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from kfac_core.config import KFACConfig
-from kfac_core.curve import Decay
+from kfac_core.config import STRATEGIES, KFACConfig
+from kfac_core.curve import Curve, Decay
+from kfac_core.errors import PlacementError
 from kfac_core.placement.strategies import check_world_size
-from kfac_core.schedule import interval_at
+from kfac_core.schedule import Milestones, interval_at, interval_below
 
 
 class Spec(BaseModel):
@@ -25,6 +26,10 @@ class Spec(BaseModel):
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 """Of sweeps and methods, which are names of folders."""
+
+
+AboutField = tuple[str, str]
+"""A field by its dotted path, and the rest of a sentence: `("training.epochs", "=0 must be >= 1")`."""
 
 
 class Target(Spec):
@@ -163,6 +168,13 @@ class Training(Spec):
         batch = self.global_batch_size or 0  # exactly one is set, see _one_batch
         return batch, batch // world_size
 
+    def conflicts(self) -> Iterator[AboutField]:
+        """Settings that are valid alone but beyond the end of the run."""
+        if self.kfac_start_epoch >= self.epochs:
+            yield "training.kfac_start_epoch", f"={self.kfac_start_epoch:g} must be < epochs={self.epochs}"
+        if (every := self.evaluate_every_epochs) > self.epochs:
+            yield "training.evaluate_every_epochs", f"={every:g} must be <= epochs={self.epochs}"
+
 
 class Optimizer(Spec):
     """The first-order optimizer and its learning-rate schedule; K-FAC, where present, acts before it."""
@@ -202,6 +214,44 @@ class Optimizer(Spec):
     schedule: Decay | None = None
     """The learning rate over the training, in place of the three fields above: a curve of torch's schedulers
     with a warm-up. Example: `{shape: cosine, warmup: 5}`."""
+
+    def unread(self) -> Iterator[AboutField]:
+        """Fields that nothing reads beside the others, each with the reason."""
+        for field in dict.fromkeys(field for fields in OPTIMIZER_FIELDS.values() for field in fields):
+            if field not in OPTIMIZER_FIELDS[self.name]:
+                users = ", ".join(name for name, fields in OPTIMIZER_FIELDS.items() if field in fields)
+                yield f"optimizer.{field}", f"with {self.name}; it is for {users}"
+        if not self.decay_epochs:
+            yield "optimizer.decay_factor", "without decay_epochs"
+        if self.schedule is not None:
+            for field in ("warmup_epochs", "decay_epochs"):
+                yield f"optimizer.{field}", "beside optimizer.schedule, which has its own"
+
+    def conflicts(self, training: Training) -> Iterator[AboutField]:
+        """Settings that are valid alone but not in such a run."""
+        epochs, listed = training.epochs, list(self.decay_epochs)
+        if self.warmup_epochs > epochs:
+            yield "optimizer.warmup_epochs", f"={self.warmup_epochs:g} must be <= epochs={epochs}"
+        if self.schedule is not None and self.schedule.unit == "epochs":
+            if self.schedule.warmup >= epochs:
+                yield "optimizer.schedule.warmup", f"={self.schedule.warmup:g} must be < epochs={epochs}"
+            if (self.schedule.length or 0) > epochs:
+                yield "optimizer.schedule.length", f"={self.schedule.length:g} must be <= epochs={epochs}"
+        if listed != sorted(set(listed)):
+            yield "optimizer.decay_epochs", f"={listed} must be ascending, each epoch once"
+        for epoch in listed:
+            if not 0 < epoch < epochs:
+                yield "optimizer.decay_epochs", f"={listed} must be > 0 and < epochs={epochs}, got {epoch:g}"
+        if listed and self.decay_factor == 1:
+            yield "optimizer.decay_factor", "=1 leaves decay_epochs without effect; remove both"
+        if self.lr_scaling == "linear" and training.scaling == "strong":
+            yield (
+                "optimizer.lr_scaling",
+                "=linear multiplies lr by world_size, but the global batch stays as it is "
+                "(global_batch_size); use local_batch_size, or lr_scaling: none",
+            )
+        if self.nesterov and "nesterov" in OPTIMIZER_FIELDS[self.name] and not self.momentum:
+            yield "optimizer.nesterov", " needs momentum > 0"
 
 
 MOST_RANKS = 100_000  # names of record files have five digits
@@ -272,27 +322,78 @@ class Cell(Spec):
 
     @model_validator(mode="after")
     def _world_divides(self) -> Self:
-        batch = self.training.global_batch_size
-        if batch is not None and batch % self.world_size:
-            raise ValueError(f"global_batch_size={batch} is not a multiple of world_size={self.world_size}")
-        local, parts = self.training.batch_sizes(self.world_size)[1], self.training.accumulate
+        # A sentence begins with the path of the field that it is about, see `explain`.
+        training, kfac, nlcg = self.training, self.kfac, self.optimizer.name == "nlcg"
+        batch, local = training.batch_sizes(self.world_size)
+        parts, first, start = training.accumulate, training.factor_micro_batches, training.kfac_start_epoch
+        if batch % self.world_size:
+            raise ValueError(
+                f"training.global_batch_size={batch} is not a multiple of world_size={self.world_size}"
+            )
         if local % parts:
-            raise ValueError(f"accumulate={parts} does not divide the local batch of {local}")
-        if (first := self.training.factor_micro_batches) is not None and first > parts:
-            raise ValueError(f"factor_micro_batches={first} must be <= accumulate={parts}")
-        start = self.training.kfac_start_epoch
-        if start and (self.kfac is None or self.optimizer.name == "nlcg"):
-            alone = "without a kfac section" if self.kfac is None else "for NLCG, which steps K-FAC itself"
-            raise ValueError(f"kfac_start_epoch={start} has no meaning {alone}; leave it out")
-        if self.kfac is not None:
-            check_world_size(self.kfac, self.world_size)
-            if self.optimizer.name == "nlcg" and self.kfac.kl_clip is not None:
-                raise ValueError(f"kl_clip={self.kfac.kl_clip} would scale NLCG's steps; write kl_clip: null")
-            if self.optimizer.name == "nlcg" and self.kfac.overlap_factors:
+            raise ValueError(f"training.accumulate={parts} does not divide the local batch of {local}")
+        if kfac is not None and first is not None and first > parts > 1:
+            raise ValueError(f"training.factor_micro_batches={first} must be <= accumulate={parts}")
+        if start and (kfac is None or nlcg):
+            alone = "without a kfac section" if kfac is None else "for NLCG, which steps K-FAC itself"
+            raise ValueError(f"training.kfac_start_epoch={start} has no meaning {alone}; leave it out")
+        if kfac is not None:
+            try:
+                check_world_size(kfac, self.world_size)
+            except PlacementError as error:
+                raise ValueError(f"kfac.{error}") from None
+            if nlcg and kfac.kl_clip is not None:
+                raise ValueError(f"kfac.kl_clip={kfac.kl_clip} would scale NLCG's steps; write kl_clip: null")
+            if nlcg and kfac.overlap_factors:
                 raise ValueError(
-                    "overlap_factors needs one backward pass a step, and NLCG makes several: remove it"
+                    "kfac.overlap_factors=true needs one backward pass a step, and NLCG makes several: "
+                    "remove it"
                 )
         return self
+
+    def unread(self) -> Iterator[AboutField]:
+        """Fields that no code of such a run reads, each with the reason; a workload's card has others."""
+        yield from self.optimizer.unread()
+        if self.kfac is None:
+            yield "training.factor_micro_batches", "without a kfac section"
+            return
+        if self.training.accumulate == 1:
+            yield "training.factor_micro_batches", "without accumulate > 1"
+        if self.kfac.strategy in ("d_kfac", "spd_kfac"):
+            how = "all ranks do all work" if self.kfac.strategy == "d_kfac" else "it has the paper's own rule"
+            for field in ("assignment", "costs"):
+                yield f"kfac.{field}", f"with strategy={self.kfac.strategy}: {how}"
+        elif self.kfac.placed_by == "round_robin":
+            yield (
+                "kfac.costs",
+                f"with strategy={self.kfac.strategy}, which assigns layers by round robin here",
+            )
+
+    def conflicts(self) -> Iterator[AboutField]:
+        """Settings that cannot be meant in such a run, though stored cells may have them.
+
+        A workload's card has others.
+        """
+        if self.method in STRATEGIES:
+            if self.kfac is None:
+                yield (
+                    "method",
+                    f"={self.method!r} is a strategy of K-FAC but the method has no kfac section, so it "
+                    f"would be {self.optimizer.name} alone; write {{name: {self.method}, kfac: {{strategy: "
+                    f"{self.method}}}}}",
+                )
+            elif self.kfac.strategy != self.method:
+                yield "method", f"={self.method!r} has strategy={self.kfac.strategy}; give it another name"
+        elif self.method in OPTIMIZER_FIELDS and self.method != self.optimizer.name:
+            yield (
+                "method",
+                f"={self.method!r} has optimizer.name={self.optimizer.name}; set optimizer.name: "
+                f"{self.method}, or give it another name",
+            )
+        yield from self.training.conflicts()
+        yield from self.optimizer.conflicts(self.training)
+        if self.kfac is not None:
+            yield from _kfac_conflicts(self.kfac, self.training.epochs - self.training.kfac_start_epoch)
 
     @classmethod
     def from_stored(cls, text: bytes) -> Self:
@@ -353,3 +454,24 @@ class Cell(Spec):
         if self.kfac is None:
             return 100
         return interval_at(self.kfac.inverse_update_steps, 0, 1)  # a schedule's first interval
+
+
+def _kfac_conflicts(config: KFACConfig, epochs: float) -> Iterator[AboutField]:
+    """Schedules that do nothing in so many epochs with K-FAC, and what cancels itself."""
+    for field in ("damping", "factor_update_steps", "inverse_update_steps"):
+        path, schedule = f"kfac.{field}", getattr(config, field)
+        if isinstance(schedule, Curve) and schedule.unit == "epochs" and schedule.warmup >= epochs:
+            yield f"{path}.warmup", f"={schedule.warmup:g} must be < the {epochs:g} epochs with K-FAC"
+        if not isinstance(schedule, Milestones):
+            continue
+        if schedule.factor == 1:
+            yield f"{path}.factor", f"=1 changes nothing; write {field}: {schedule.initial:g}"
+        if schedule.unit == "epochs" and schedule.at[0] >= epochs:
+            yield f"{path}.at", f"={list(schedule.at)} has no milestone in the {epochs:g} epochs with K-FAC"
+        if field != "damping" and schedule.initial < 1:
+            yield f"{path}.initial", f"={schedule.initial:g} must be >= 1 step"
+    crossing = interval_below(config.inverse_update_steps, config.factor_update_steps)
+    if crossing is not None:
+        yield "kfac.inverse_update_steps", f"{crossing}: the same factors would be inverted again"
+    if len(set(config.skip)) < len(config.skip):
+        yield "kfac.skip", f"={list(config.skip)} names a pattern twice"

@@ -12,14 +12,21 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from harness.cell import Optimizer, Target, Training, Workload
 from harness.launchers.site_profile import Site
 from harness.launchers.slurm_profile import SlurmProfile
-from harness.study.sweep import KEYS, STUDY_KEYS, TUNED_KEYS, TUNING_KEYS
+from harness.study.sweep.content import (
+    LikeContent,
+    MethodContent,
+    StudyContent,
+    SweepContent,
+    TunedContent,
+    TuningContent,
+)
 from harness.workloads import WORKLOADS
 from harness.workloads.cards.card import MOST
 from kfac_core.config import Costs, KFACConfig
@@ -29,6 +36,10 @@ from kfac_core.schedule import Milestones
 Model = type[Any]
 
 MODELS: dict[str, Model] = {
+    "sweep": SweepContent,
+    "tuning": TuningContent,
+    "study": StudyContent,
+    "tuned": TunedContent,
     "workload": Workload,
     "target": Target,
     "training": Training,
@@ -62,6 +73,11 @@ _TYPES = {
     Decay: "[curve](#curves)",
     Costs: "[mapping](#kfaccosts)",
     SlurmProfile: "[mapping](#slurm)",
+    MethodContent: "mapping",
+    LikeContent: "mapping",
+    TuningContent: "[mapping](#tuning)",
+    StudyContent: "[mapping](#tuningstudy)",
+    TunedContent: "[mapping](#tuned)",
     Any: "any value",
 }
 _SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
@@ -87,22 +103,6 @@ class FieldRow:
     unit: str
     meaning: str
     example: str
-
-
-SECTION_KEYS: dict[str, Mapping[str, str]] = {
-    "sweep keys": KEYS,
-    "tuning keys": TUNING_KEYS,
-    "study keys": STUDY_KEYS,
-    "tuned keys": TUNED_KEYS,
-}
-"""Keys of a sweep file that are no fields of a model, by the name of their table."""
-
-
-def key_table(keys: Mapping[str, str]) -> str:
-    """Keys of a sweep file, or of a section of it."""
-    return _joined(
-        ["| key | meaning |", "|---|---|", *(f"| `{key}` | {text} |" for key, text in keys.items())]
-    )
 
 
 def field_table(model: Model) -> str:

@@ -20,14 +20,13 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 
 from command_pages import cli_reference  # noqa: E402  found through the line above
 from distance_pages import distance_reference  # noqa: E402
-from field_pages import MODELS, SECTION_KEYS, field_table, key_table, option_tables  # noqa: E402
+from field_pages import MODELS, field_table, option_tables  # noqa: E402
 from figure_pages import figure_table  # noqa: E402
 from formulas import with_formulas  # noqa: E402
 from links import ASSETS, INCLUDED, rewritten  # noqa: E402
 from paper_pages import papers_reference  # noqa: E402
 
 GENERATED: dict[str, Callable[[], str]] = {
-    **{name: partial(key_table, keys) for name, keys in SECTION_KEYS.items()},
     "workload options": option_tables,
     "commands": cli_reference,
     "papers": papers_reference,

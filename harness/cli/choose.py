@@ -52,14 +52,15 @@ def choose(
     kept in <study>.trials.csv beside the sweep. Nothing is written while a trial is missing.
     """
     sweep = read_sweep(file)
-    if sweep.tuning is None:
+    if sweep.content.tuning is None:
         raise SweepError(f"{file}: has no `tuning`, so there is nothing to choose from")
-    chosen = list(sweep.tuning.points) if methods is None else methods.split(",")
+    chosen = list(sweep.trials) if methods is None else methods.split(",")
     for name in chosen:
-        if name not in sweep.tuning.points:
-            raise UserError(f"--methods: {name!r} is not a method{not_allowed(name, sweep.tuning.points)}")
-    target = out or file.with_name(f"{sweep.tuning.study['sweep']}.yaml")
-    _refuse_after_the_study(sweep, runs, target)
+        if name not in sweep.trials:
+            raise UserError(f"--methods: {name!r} is not a method{not_allowed(name, sweep.trials)}")
+    study = sweep.content.tuning.study.sweep
+    target = out or file.with_name(f"{study}.yaml")
+    _refuse_after_the_study(study, runs, target)
     trials, summary, slowed = _tables(sweep, runs, archives or [], chosen, rule)
     first = trials[trials["place"] == 1]
     best = {str(method): int(trial) for method, trial in zip(first["method"], first["trial"], strict=True)}
@@ -113,10 +114,9 @@ def _tables(
     return trials(study), by_method(study), slowed_words(slowed_trials(study))
 
 
-def _refuse_after_the_study(sweep: Sweep, runs: Path, target: Path) -> None:
+def _refuse_after_the_study(study: str, runs: Path, target: Path) -> None:
     """Nothing may be chosen once runs of the study have been seen."""
-    name = sweep.tuning.study["sweep"] if sweep.tuning else ""
-    folder = sweep_folder(name, runs)
+    folder = sweep_folder(study, runs)
     if folder.holds_cells():
         raise UserError(
             f"{folder.path} has runs of the study already; settings are chosen before the first of them"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from harness.launchers.site_profile import Site
     from harness.study.plan_summary import PlanSummary
     from harness.study.planned_comparisons import PlannedComparisons
-    from harness.study.sweep import Sweep, Tuning
+    from harness.study.sweep import Sweep, SweepContent, TuningContent
 
 _FIRST_CELLS = 5
 
@@ -58,10 +58,10 @@ def plan(
         return
     screen = console()
     _print_summary(screen, sweep, summary)
-    if sweep.tuning is None:
+    if sweep.content.tuning is None:
         screen.print(_power_in_words(planned_comparisons(summary.cells, runs)), markup=False)
     else:
-        screen.print(_tuning_in_words(sweep.tuning, file), markup=False)
+        screen.print(_tuning_in_words(sweep.content, sweep.content.tuning, file), markup=False)
     _print_grid(screen, summary)
     print_line(screen, _site_in_words(profile, summary))
     _print_cells(screen, summary, differs, every)
@@ -99,12 +99,12 @@ def _power_in_words(planned: PlannedComparisons) -> str:
     )
 
 
-def _tuning_in_words(tuning: Tuning, file: Path) -> str:
+def _tuning_in_words(content: SweepContent, tuning: TuningContent, file: Path) -> str:
     """The trials, and what comes after them."""
-    seeds = ", ".join(map(str, tuning.seeds))
+    seeds = ", ".join(map(str, content.all_seeds))
     return (
-        f"tuning: {tuning.trials} trials of each of {len(tuning.points)} methods, seeds {seeds}; then "
-        f"kronscale choose -f {file} writes {tuning.study['sweep']}"
+        f"tuning: {tuning.trials} trials of each of {len(content.methods)} methods, seeds {seeds}; then "
+        f"kronscale choose -f {file} writes {tuning.study.sweep}"
     )
 
 

@@ -8,10 +8,8 @@ from typing import Any
 import yaml
 
 from harness.errors import SweepError
-from harness.study.sweep import SECTIONS, SHARED, Sweep, flatten
-from harness.yaml_files.document import Document, read_document
+from harness.study.sweep import SHARED, Settings, Sweep, TuningContent, merged, own_settings, values_of
 
-_KEPT = ("workload", "target", "training", "optimizer", "kfac", "world_size")
 Nested = dict[str, Any]
 
 
@@ -23,72 +21,45 @@ def study_text(sweep: Sweep, best: Mapping[str, int]) -> str:
         best: number of the chosen trial of every method that the study is to have.
 
     Raises:
-        SweepError: the sweep has no trials, or the study's section is not of this choice.
+        SweepError: the sweep has no trials.
     """
-    if sweep.tuning is None:
+    tuning = sweep.content.tuning
+    if tuning is None:
         raise SweepError(f"{sweep.path}: has no `tuning`, so there is nothing to choose from")
-    document = read_document(sweep.path, SweepError)
-    study = sweep.tuning.study
-    content: Nested = {"sweep": study["sweep"]}
-    if about := study.get("about", sweep.about):
+    study, written = tuning.study, sweep.document.content
+    content: Nested = {"sweep": study.sweep}
+    if about := study.about or sweep.about:
         content["about"] = about
-    content |= {key: document.content[key] for key in _KEPT if key in document.content}
-    content["methods"] = _methods(document, sweep, best)
-    if grid := study.get("grid", document.content.get("grid")):
-        content["grid"] = grid
+    content |= {key: written[key] for key in SHARED if key in written}
+    content["methods"] = _methods(sweep, tuning, best)
+    if grid := study.grid or sweep.content.grid:
+        content["grid"] = {path: list(values) for path, values in grid.items()}
         for path in grid:
             content.pop(path, None)  # an axis takes the place of the shared value
-    content["seeds"] = study["seeds"]
+    content["seeds"] = list(study.seeds)
     content["tuned"] = {
-        "sweep": sweep.name, "trials": sweep.tuning.trials, "seeds": list(sweep.tuning.seeds),
+        "sweep": sweep.name, "trials": tuning.trials, "seeds": list(sweep.content.all_seeds),
     }  # fmt: skip
     head = (
-        f"# Written by `kronscale choose` from {sweep.path.name}: of {sweep.tuning.trials} trials of each "
+        f"# Written by `kronscale choose` from {sweep.path.name}: of {tuning.trials} trials of each "
         "method the best, by median time to the target.\n"
         "# Written before any run of the study; the trials are kept beside this file.\n"
     )
     return head + _dumped(content)
 
 
-def _methods(document: Document, sweep: Sweep, best: Mapping[str, int]) -> list[Nested]:
-    assert sweep.tuning is not None  # noqa: S101  checked by the caller
-    chosen: dict[str, dict[str, Any]] = {}
-    kfac: set[str] = set()
-    for index, entry in enumerate(document.content["methods"]):
-        name = entry["name"]
-        if name in best:
-            own = {key: value for key, value in entry.items() if key != "name"}
-            fields = flatten(document, ("methods", index), own, SHARED)
-            fields |= sweep.tuning.points[name][best[name] - 1]
-            chosen[name] = {path: leaf.value for path, leaf in fields.items()}
-            if any(key.partition(".")[0] == "kfac" for key in own):
-                kfac.add(name)
-    methods = [_entry(name, fields, name in kfac) for name, fields in chosen.items()]
-    for index, entry in enumerate(sweep.tuning.study.get("also", [])):
-        if entry["like"] in chosen:
-            own = {key: value for key, value in entry.items() if key not in ("name", "like")}
-            fields = flatten(document, ("tuning", "study", "also", index), own, SHARED)
-            like = chosen[entry["like"]]
-            merged = like | {path: leaf.value for path, leaf in fields.items()}
-            methods.append(_entry(entry["name"], merged, entry["like"] in kfac))
-    return methods
-
-
-def _entry(name: str, fields: Mapping[str, Any], has_kfac: bool) -> Nested:
-    """A method as its file has it, from values by dotted path."""
-    entry: Nested = {"name": name}
-    if has_kfac:
-        entry["kfac"] = {}
-    for path, value in fields.items():
-        section, _, field = path.partition(".")
-        if section not in SECTIONS:
-            entry[path] = value
-        elif field.startswith("options."):
-            options = entry.setdefault(section, {}).setdefault("options", {})
-            options[field.removeprefix("options.")] = value
-        else:
-            entry.setdefault(section, {})[field] = value
-    return entry
+def _methods(sweep: Sweep, tuning: TuningContent, best: Mapping[str, int]) -> list[Nested]:
+    chosen: dict[str, Settings] = {}
+    for index, entry in enumerate(sweep.content.methods):
+        if entry.name in best:
+            own = own_settings(sweep.document, ("methods", index), entry)
+            chosen[entry.name] = merged(own, sweep.trials[entry.name][best[entry.name] - 1])
+    methods = dict(chosen)
+    for index, entry in enumerate(tuning.study.also):
+        if entry.like in chosen:
+            own = own_settings(sweep.document, ("tuning", "study", "also", index), entry)
+            methods[entry.name] = merged(chosen[entry.like], own)
+    return [{"name": name, **values_of(settings)} for name, settings in methods.items()]
 
 
 def _dumped(content: Nested) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from harness.cell import Spec
 from harness.errors import UserError
@@ -75,13 +75,10 @@ def read_paper(name: str, size: str, folder: Path = FOLDER) -> tuple[Paper, dict
             raise PaperError(f"{path}: {name} has no size {size!r}{not_allowed(size, sizes)}")
         raise PaperError(f"{path}: no such paper; {there}{did_you_mean(name, _names(folder))}")
     document = read_document(path, PaperError)
-    for key in document.content:
-        if key not in Paper.model_fields:
-            raise document.error((key,), f" is not a key of a paper{not_allowed(key, Paper.model_fields)}")
     try:
-        paper = _PAPER.validate_json(json.dumps(document.content), strict=True)
+        paper = Paper.model_validate_json(json.dumps(document.content), strict=True)
     except ValidationError as error:
-        place, sentence = explain(error)
+        place, sentence = explain(error, Paper)
         raise document.error(place, sentence) from None
     files = {sweep: find(folder / name / size / f"{sweep}.yaml") for sweep in paper.sweeps}
     for sweep, file in files.items():
@@ -92,6 +89,3 @@ def read_paper(name: str, size: str, folder: Path = FOLDER) -> tuple[Paper, dict
 
 def _names(folder: Path) -> list[str]:
     return sorted({found.parent.name for found in find_all(folder, "*/*.yaml")})
-
-
-_PAPER = TypeAdapter(Paper)

@@ -7,7 +7,9 @@ than anyone writes: bytes, values, levels, digits.
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +18,11 @@ from typing import Any
 import yaml
 
 from harness.errors import UserError
-from harness.yaml_files.regular_file import read_text
 
 Place = tuple[str | int, ...]
 """Path from the top of a document to a value: `("methods", 2, "kfac", "strategy")`."""
 
 _Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser is much faster
-_STR, _NULL, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null", "tag:yaml.org,2002:merge"
 _INT = re.compile(r"[-+]?[0-9]+(_[0-9]+)*\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 _WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
@@ -76,7 +76,7 @@ def read_document(path: Path, error_class: type[UserError]) -> Document:
         UserError: of the class `error_class`; the file is missing, empty, unreadable or not strict YAML.
     """
     values = _Values(path, error_class)
-    content = values.read(read_text(path, _MOST_BYTES, error_class))
+    content = values.read(_read_text(path, error_class))
     if content is None:
         raise error_class(f"{path}:1: the file is empty")
     if not isinstance(content, dict):
@@ -119,6 +119,27 @@ def _one_line(text: str) -> str:
 
 def _shortened(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text)} characters)"
+
+
+def _read_text(path: Path, error_class: type[UserError]) -> str:
+    """The text of a regular file of bounded size; a pipe or a device could block, or never end."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would block
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise error_class(f"{path}: must be a regular file, got a folder, a pipe or a device")
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise error_class(f"{path}: has more than {_MOST_BYTES >> 10} KiB, the most that is allowed")
+        return content.decode()
+    except FileNotFoundError:
+        raise error_class(f"{path}: no such file") from None
+    except UnicodeDecodeError as error:
+        raise error_class(f"{path}: cannot be read as text: {error}") from None
+    except (OSError, ValueError) as error:  # ValueError: NUL in the path, and the errors above
+        if isinstance(error, UserError):
+            raise
+        raise error_class(f"{path}: cannot be read: {error}") from None
 
 
 class _Values:

@@ -1,13 +1,14 @@
-"""Turns pydantic's errors into the end of a one-line error message."""
+"""Words pydantic's errors: where in the file, what was got, what is allowed."""
 
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
+from typing import get_args
 
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ValidationError
+
+from harness.yaml_files.document import described
 
 _PHRASES = {
     "int_type": "must be a whole number",
@@ -20,6 +21,7 @@ _PHRASES = {
     "dict_type": "must be a mapping",
     "model_type": "must be a mapping",
     "dataclass_type": "must be a mapping",
+    "too_short": "must have {min_length} or more entries",
     "greater_than_equal": "must be >= {ge}",
     "greater_than": "must be > {gt}",
     "less_than_equal": "must be <= {le}",
@@ -27,25 +29,46 @@ _PHRASES = {
     "string_pattern_mismatch": "must be a name of up to 64 letters, digits, '_', '.' and '-', "
     "starting with a letter or a digit",
 }
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+_BRANCHES = ("int", "float", "Milestones", "Curve")
+"""Names that pydantic adds to a path for each type that a scheduled hyperparameter may have."""
 
 
-def explain(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
+def explain(
+    error: ValidationError, model: type[BaseModel] | None = None
+) -> tuple[tuple[str | int, ...], str]:
     """The first error that pydantic found.
+
+    Args:
+        error: what pydantic raised.
+        model: what was validated, for the keys that are allowed in the place of an unknown one.
 
     Returns:
         The field's path inside what was validated, and the rest of the sentence: ` must be > 0, got -1`.
     """
     first, *others = error.errors(include_url=False)
-    found = [first, *others]
-    given = _given(first, found)
-    if isinstance(given, dict):  # a mapping was meant as a schedule, not as a number
-        kind = "Curve" if "shape" in given else "Milestones"
-        scheduled = [other for other in found if kind in other["loc"]]
-        if scheduled:
-            return _inside_schedule(scheduled[0], kind)
-    if first["loc"][:1] == ("schedule",):
-        return _inside_schedule(first, "schedule", after=1)
-    return _explain(first)
+    if first["type"] == "missing":  # a misspelt key is more likely than a forgotten one
+        first = next((other for other in others if other["type"] in _UNKNOWN), first)
+    elif isinstance(first["input"], dict):  # a mapping was meant as a schedule, not as a number
+        branch = "Curve" if "shape" in first["input"] else "Milestones"
+        first = next((other for other in others if branch in other["loc"]), first)
+    kind, value, context = first["type"], first["input"], first.get("ctx", {})
+    place = tuple(part for part in first["loc"] if part not in _BRANCHES)
+    if kind == "missing":
+        return place, " is missing"
+    if kind == "value_error":
+        path, sentence = field_and_rest(str(context["error"]))
+        return (*place, *path), sentence
+    if kind in _UNKNOWN:
+        allowed = not_allowed(str(place[-1]), _keys(model, place[:-1])) if model else ""
+        return place, f" is not a known key{allowed}"
+    if kind == "literal_error":
+        listed = context["expected"].replace("'", "").replace(" or ", ", ")
+        return place, f"={value!r} is not one of {listed}{did_you_mean(str(value), listed.split(', '))}"
+    if kind in _PHRASES:
+        got = described(value) if isinstance(value, dict) else repr(value)
+        return place, f" {_PHRASES[kind].format_map(context)}, got {got}"
+    return place, f"={value!r} is not allowed: {first['msg']}"
 
 
 def did_you_mean(got: str, allowed: Iterable[str]) -> str:
@@ -62,37 +85,26 @@ def not_allowed(got: str, allowed: Iterable[str]) -> str:
     return f"; allowed: {', '.join(names)}{did_you_mean(got, names)}"
 
 
-def field_and_rest(sentence: str) -> tuple[str, str]:
-    """Split `damping=0 is ...` or `damping must ...` after the field; empty if there is none."""
-    named = re.match(r"([a-z]\w*)((?:=| must | pattern ).*)", sentence, re.DOTALL)
-    return (named[1], named[2]) if named else ("", sentence)
+def field_and_rest(sentence: str) -> tuple[list[str | int], str]:
+    """The path at the beginning of a validator's sentence, `damping=0 is` or `at.0 must`, and the rest.
+
+    A validator knows its field, but not where in a file the field is written.
+    """
+    for sign in ("=", " must ", " pattern "):
+        path, found, rest = sentence.partition(sign)
+        if found and path.replace(".", "_").isidentifier():
+            return [int(part) if part.isdecimal() else part for part in path.split(".")], found + rest
+    return [], f" {sentence}"
 
 
-def _given(first: ErrorDetails, found: Iterable[ErrorDetails]) -> object:
-    """What was written where a schedule may stand; None elsewhere."""
-    return first["input"] if any({"Milestones", "Curve"} & set(error["loc"]) for error in found) else None
-
-
-def _inside_schedule(error: ErrorDetails, tag: str, after: int = 0) -> tuple[tuple[str | int, ...], str]:
-    """The field that has a schedule, and a sentence that begins with the field of the schedule."""
-    place, sentence = _explain(error)
-    at = place.index(tag)
-    return place[: at + after], "".join(f".{field}" for field in place[at + 1 :]) + sentence
-
-
-def _explain(first: ErrorDetails) -> tuple[tuple[str | int, ...], str]:
-    kind, place, context = first["type"], first["loc"], first.get("ctx", {})
-    if kind == "missing":
-        return place, " is missing"
-    if kind == "value_error":
-        field, sentence = field_and_rest(str(context["error"]))
-        return ((*place, field), sentence) if field else (place, f" {sentence}")
-    value = first["input"]
-    if kind == "unexpected_keyword_argument":
-        return place, " is not a known key"
-    if kind == "literal_error":
-        listed = context["expected"].replace("'", "").replace(" or ", ", ")
-        return place, f"={value!r} is not one of {listed}{did_you_mean(str(value), listed.split(', '))}"
-    if kind in _PHRASES:
-        return place, f" {_PHRASES[kind].format_map(context)}, got {value!r}"
-    return place, f"={value!r} is not allowed: {first['msg']}"
+def _keys(model: type[BaseModel], place: tuple[str | int, ...]) -> list[str]:
+    """The fields of the model at a path inside of `model`."""
+    for part in place:
+        if isinstance(part, str):
+            annotation = model.model_fields[part].annotation
+            (model,) = (
+                inner
+                for inner in (annotation, *get_args(annotation))
+                if isinstance(inner, type) and issubclass(inner, BaseModel)
+            )
+    return list(model.model_fields)

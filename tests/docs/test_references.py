@@ -30,6 +30,10 @@ from tests.docs.blocks import ROOT
 
 # The least that each model needs beside the field in question, and what single fields need beside that.
 LEAST = {
+    "sweep": {"sweep": "s", "methods": [{"name": "sgd"}]},
+    "tuning": {"trials": 2, "study": {"sweep": "s", "seeds": [0]}},
+    "study": {"sweep": "s", "seeds": [0]},
+    "tuned": {"sweep": "s", "trials": 2, "seeds": [0]},
     "workload": {"name": "digits"},
     "target": {"metric": "accuracy", "at_least": 0.9},
     "training": {"global_batch_size": 64, "epochs": 20},
@@ -42,6 +46,7 @@ LEAST = {
     "slurm": {"ranks_per_node": 4},
 }
 CONTEXT = {
+    ("sweep", "tuning"): {"seeds": [1000]},
     ("target", "at_most"): {"at_least": None},
     ("training", "local_batch_size"): {"global_batch_size": None},
     ("decay", "power"): {"shape": "polynomial"},

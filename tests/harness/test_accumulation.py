@@ -13,7 +13,7 @@ from torch import Tensor
 from harness.cell import Cell
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import PhaseRecord, Record
-from harness.study.sweep.canonical import canonical
+from harness.study.sweep.cells import canonical
 from harness.training import train
 from harness.training.micro_batches import part
 from harness.training.world import World

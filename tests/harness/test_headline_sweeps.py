@@ -14,14 +14,14 @@ TUNINGS = ("pilot", "tuning", "tuning-again", "batch-128-tuning", "batch-2048-pi
 def test_the_seeds_of_pilot_tuning_and_study_are_disjoint() -> None:
     used: dict[str, set[int]] = {}
     for name in TUNINGS:
-        tuning = read_sweep(FOLDER / f"{name}.yaml").tuning
-        assert tuning is not None
-        used[name] = set(tuning.seeds)
+        content = read_sweep(FOLDER / f"{name}.yaml").content
+        assert content.tuning is not None
+        used[name], study = set(content.all_seeds), content.tuning.study
         if name in {"tuning", "tuning-again", "batch-2048-tuning"}:
-            used[f"study of {name}"] = set(tuning.study["seeds"])
+            used[f"study of {name}"] = set(study.seeds)
             assert len(used[f"study of {name}"]) == 6  # blocks
         if name.endswith("pilot"):
-            used[f"{name} again"] = set(tuning.study["seeds"])
+            used[f"{name} again"] = set(study.seeds)
     used["map"] = {cell.seed for cell in read_sweep(FOLDER / "map.yaml").cells}
     assert sum(map(len, used.values())) == len(set().union(*used.values()))
 
@@ -29,9 +29,9 @@ def test_the_seeds_of_pilot_tuning_and_study_are_disjoint() -> None:
 @pytest.mark.parametrize("name", TUNINGS)
 def test_every_method_has_as_many_trials_of_one_task(name: str) -> None:
     sweep = read_sweep(FOLDER / f"{name}.yaml")
-    assert sweep.tuning is not None
-    trials = {method: len(points) for method, points in sweep.tuning.points.items()}
-    assert set(trials.values()) == {sweep.tuning.trials}
+    assert sweep.content.tuning is not None
+    trials = {method: len(points) for method, points in sweep.trials.items()}
+    assert set(trials.values()) == {sweep.content.tuning.trials}
     tasks = set()
     for cell in sweep.cells:
         options = {k: v for k, v in cell.workload.options.items() if k != "label_smoothing"}
@@ -44,15 +44,15 @@ def test_every_method_has_as_many_trials_of_one_task(name: str) -> None:
             )
         )
     assert len(tasks) == 1
-    tuned = {path for trials in sweep.tuning.points.values() for point in trials for path in point}
-    assert {"optimizer.lr", "optimizer.schedule", "workload.options.label_smoothing"} <= tuned
+    for trials in sweep.trials.values():
+        assert all({"lr", "schedule"} <= trial["optimizer"].keys() for trial in trials)
+        assert all("label_smoothing" in trial["workload"]["options"] for trial in trials)
 
 
 def test_the_study_that_choose_would_write_has_every_arm_in_every_block(tmp_path: Path) -> None:
     sweep = read_sweep(FOLDER / "tuning.yaml")
-    assert sweep.tuning is not None
     path = tmp_path / "headline.yaml"
-    path.write_text(study_text(sweep, dict.fromkeys(sweep.tuning.points, 1)))
+    path.write_text(study_text(sweep, dict.fromkeys(sweep.trials, 1)))
     study = read_sweep(path).cells
     assert len({cell.method for cell in study}) == 9
     for size in (1, 2):

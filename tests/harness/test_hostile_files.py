@@ -43,13 +43,13 @@ TEXTS = {
     "a number of 5,000 digits": ("repeats: " + "9" * 5_000, "digits; at most 18 are allowed"),
     "a number of 5,000 digits below nought": ("repeats: -" + "9" * 5_000, "digits; at most 18 are allowed"),
     "a number beyond 64 bits": ("repeats: 9223372036854775808", "digits; at most 18 are allowed"),
-    "an include of 5 MB": (
-        "include:\n" + "- {method: sgd, world_size: 1}\n" * 170_000, "has more than 256 KiB, the most that "
+    "an exclude of 5 MB": (
+        "exclude:\n" + "- {method: sgd, world_size: 1}\n" * 170_000, "has more than 256 KiB, the most that "
         "is allowed",
     ),
-    "a key of two lines": ('"a\\nb": 1', ":1: a b is not a key of a"),
+    "a key of two lines": ('"a\\nb": 1', ":1: a b is not a k"),
     "a key of 100,000 characters": (
-        f"{'k' * 1000}: 1", f"{'k' * 200}... (1000 characters) is not a key of a",
+        f"{'k' * 1000}: 1", f"{'k' * 200}... (1000 characters) is not a k",
     ),
     "bytes that are no text": (b"sweep: \xff\xfe", "cannot be read as text"),
     "a NUL": (b"sweep: \x00", "not readable as YAML"),

@@ -38,7 +38,7 @@ def test_every_figure_exists_and_every_sweep_can_be_planned(name, size):
             {"figures": [{"shows": "x", "figure": "scaling", "sweep": "nowhere"}]},
             "nowhere.yaml does not exist",
         ),
-        ({"pictures": []}, "pictures is not a key of a paper; allowed: paper, title"),
+        ({"pictures": []}, "pictures is not a known key; allowed: paper, title"),
         ({"figures": [{"shows": "x", "figure": "scaling"}]}, "sweep"),
     ],
 )

@@ -109,26 +109,16 @@ def test_different_fields_may_be_set(cli):
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    "entry",
     [
-        ("exclude: [{world_size: true}]", "exclude[0].world_size must be a whole number, got True"),
-        ("exclude: [{seed: false}]", "exclude[0].seed must be a whole number, got False"),
-        ("exclude: [{seed: null}]", "exclude[0].seed must be a whole number, got None"),
-        ("exclude: [{world_size: 1.0}]", "exclude[0].world_size"),
-        ("exclude: [{kfac.damping: true}]", "exclude[0].kfac.damping"),
-        ("exclude: [{kfac.damping: null}]", "exclude[0].kfac.damping"),
-        ("exclude: [{optimizer.momentum: null}]", "exclude[0].optimizer.momentum must be a number, got None"),
-        ("exclude: [{workload.options.hidden: null}]", "exclude[0] matches no cell"),
-        ("exclude: [{workload.options.width: null}]", "exclude[0].workload.options.width must be"),
-        (
-            "exclude: [{training.stop_at_target: 1}]",
-            "exclude[0].training.stop_at_target must be true or false",
-        ),
+        "world_size: true", "seed: false", "seed: null", "kfac.damping: null", "optimizer.momentum: null",
+        "workload.options.hidden: null", "training.stop_at_target: 1",
     ],
-)
-def test_exclude_compares_by_the_fields_own_type(line, message, sweep, cli):
-    code, _, err = cli("plan", "-f", str(sweep(f"grid: {{world_size: [1, 2]}}\nrepeats: 2\n{line}\n")))
-    assert (code, message in err) == (2, True), err
+)  # fmt: skip
+def test_exclude_takes_no_value_of_another_type_for_an_equal_one(entry, sweep, cli):
+    path = sweep(f"grid: {{world_size: [1, 2]}}\nrepeats: 2\nexclude: [{{{entry}}}]\n")
+    code, _, err = cli("plan", "-f", str(path))
+    assert (code, "exclude[0] matches no cell" in err) == (2, True), err
 
 
 def test_null_excludes_what_is_null_and_not_what_has_no_such_section(sweep):
@@ -146,16 +136,6 @@ def test_a_whole_number_excludes_the_equal_number_and_a_schedule_excludes_the_eq
     cells = read_sweep(sweep(more)).cells
     assert [(cell.method, cell.optimizer.lr) for cell in cells] == [("sgd", 2.0), ("k", 2.0)]
     assert cells[1].kfac.damping == 0.1
-
-
-def test_set_of_a_field_that_an_include_entry_sets_is_refused(sweep, cli):
-    more = "world_size: 1\nrepeats: 1\ninclude: [{method: k, kfac.damping: 0.5, world_size: 2}]\n"
-    path = sweep(more)
-    code, _, err = cli("plan", "-f", str(path), "--set", "kfac.damping=0.1")
-    assert code == 2
-    assert "s.yaml:11: include[0].kfac.damping is the entry's own; kfac.damping cannot also be --set" in err
-    cells = read_sweep(path, ["kfac.factor_decay=0.5"]).cells
-    assert {cell.kfac.factor_decay for cell in cells if cell.kfac} == {0.5}
 
 
 def test_a_sweep_that_cannot_be_read_does_not_hide_the_others(stored, cli, tmp_path, monkeypatch):

@@ -107,7 +107,7 @@ WITHOUT_EFFECT = {
     ),
     "an axis that no method reads": (
         {"optimizer": {"name": "adam"}, "grid": {"optimizer.momentum": [0.5, 0.9]}},
-        "grid.optimizer.momentum has no effect with adam; it is for sgd, rmsprop, lars, muon, "
+        "grid.optimizer.momentum[0] has no effect with adam; it is for sgd, rmsprop, lars, muon, "
         "and no other method reads it; remove it",
     ),
     "an axis that names the method": (
@@ -161,6 +161,10 @@ WITHOUT_EFFECT = {
 }  # fmt: skip
 
 WRONG_FOR_THE_RUN = {
+    "an axis of K-FAC that no method has": (
+        {"grid": {"kfac.damping": [0.1, 0.2]}},
+        "grid.kfac.damping[0] has no effect without a kfac section, and no other method reads it; remove it",
+    ),
     "an epoch twice": (
         {"optimizer": {"decay_epochs": [1, 1]}}, "[1.0, 1.0] must be ascending, each epoch once",
     ),
@@ -234,11 +238,7 @@ WRONG_FOR_THE_RUN = {
         {"methods": [{"name": "adam"}]}, "name='adam' has optimizer.name=sgd; set optimizer.name: adam, or",
     ),
     "a seed beyond torch's": ({"seeds": [2**64]}, "has too many digits; at most 18 are allowed"),
-    "a seed beyond the masks' keys": ({"seeds": [2**32]}, "seeds must be < 4294967296, got 4294967296"),
-    "an included seed beyond them": (
-        {"include": [{"method": "arm", "world_size": 4, "seed": 2**32}]},
-        "include[0].seed must be < 4294967296, got 4294967296",
-    ),
+    "a seed beyond the masks' keys": ({"seeds": [2**32]}, "seeds[0] must be < 4294967296, got 4294967296"),
     "more ranks than file names": (
         {"world_size": 100_001}, "world_size must be <= 100000, got 100001",
     ),

@@ -15,7 +15,6 @@ SWEEP = {
     **yaml.safe_load(Path("jobs/sweeps/demo.yaml").read_text()),
     "workload": {"name": "digits", "options": {"width": 16}},
     "zip": [{"training.epochs": [1, 2], "optimizer.lr": [0.1, 0.2]}],
-    "include": [{"method": "sgd", "world_size": 8}],
 }
 
 

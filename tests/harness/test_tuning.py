@@ -20,7 +20,7 @@ from harness.cli import main
 from harness.errors import SweepError
 from harness.runs.store import sweep_folder
 from harness.study.sweep import read_sweep
-from harness.study.sweep.quasi_random import MOST_DIMENSIONS, sobol
+from harness.study.sweep.tuning import MOST_DIMENSIONS, sobol
 from tests.analysis.hand_made import Run, write
 
 TUNING = """\
@@ -99,35 +99,34 @@ def test_ids_of_trials_do_not_depend_on_their_number_and_stay_what_they_are(tmp_
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("trials: 4", "trials: 1", "tune.yaml:12: tuning.trials must be a whole number from 2 to 1000, got"),
-        ("seeds: [0, 1, 2]", "seeds: [2, 101]", "tuning.study.seeds share 101 with the seeds of the trials"),
+        ("trials: 4", "trials: 1", "tune.yaml:12: tuning.trials must be >= 2, got 1"),
+        ("seeds: [0, 1, 2]", "seeds: [2, 101]", "must be others than those of the trials of tune, got 101"),
         ("sweep: study", "sweep: tune", "tuning.study.sweep='tune' is this sweep"),
-        ("seeds: [100, 101]\n", "repeats: 2\n", "seeds is missing: a sweep that tunes lists them"),
-        ("{log: [0.01, 1]}", "{log: [0.1, 0.1]}", "has one value, so nothing is searched"),
-        ("{log: [0.01, 1]}", "{log: [1, 0.1]}", "is empty; low must be < high"),
+        ("seeds: [100, 101]\n", "repeats: 2\n", "seeds must be listed in a sweep that tunes"),
+        ("{log: [0.01, 1]}", "{log: [0.1, 0.1]}", "must be ascending, so that something is searched"),
         ("{log: [0.01, 1]}", "{log: [0, 1]}", "must be > 0 for a logarithmic range"),
         ("{log: [0.01, 1]}", "{uniform: [0, 1]}", "or a list of choices, got uniform"),
         ("[true, false]", "[true]", "has fewer than two choices, so nothing is searched"),
-        ("[true, false]", "[true, true]", "optimizer.nesterov[1]=True repeats choice 0"),
+        ("[true, false]", "[true, true]", "optimizer.nesterov[1]=True repeats item 0"),
         ("optimizer.nesterov:", "optimizer.nesterow:", "did you mean nesterov?"),
-        ("optimizer.nesterov:", "kfac.damping:", "has no effect: method sgd has no kfac section"),
+        ("optimizer.nesterov:", "kfac.damping:", "kfac.damping[0] has no effect without a kfac section"),
         ("optimizer.nesterov: [true, false]", "optimizer.decay_factor: [0.1, 0.2]", "without decay_epochs"),
         ("optimizer.nesterov: [true, false]", "target.at_least: [0.1, 0.2]", "not a hyperparameter; tunable"),
         ("optimizer.nesterov: [true, false]", "optimizer.nesterov: {linear: [0, 1]}", "is not a number"),
         ("{linear: [10, 40]}", "{linear: [10.5, 40]}", "must be whole numbers, as kfac.inverse"),
         ("    sgd: {opt", "    sdg: {opt", "tuning.space.sdg is not a method; allowed: sgd, comm_opt"),
         ("like: comm_opt", "like: mem_opt", "like='mem_opt' is not a tuned method"),
-        ("{name: mem_opt, like", "{like", "tuning.study.also[0].name must be the method's name as text"),
-        ("    sweep: study", "    sweep: 2026", "tuning.study.sweep must be text, got 2026"),
+        ("{name: mem_opt, like", "{like", "tuning.study.also[0].name is missing"),
+        ("    sweep: study", "    sweep: 2026", "tuning.study.sweep must be text in quotes, got 2026"),
         ("{world_size: [1, 2]}\n    also", "[1, 2]\n    also", "tuning.study.grid must be a mapping"),
         ("world_size: 1", "grid: {world_size: [1, 2]}", "has several points, and trials are all at one"),
-        ("world_size: 1", "world_size: 1\ninclude: []", "include cannot be combined with `tuning`"),
+        ("world_size: 1", "world_size: 1\nexclude: []", "exclude must not be combined with `tuning`"),
         ("world_size: 1", "world_size: 1\ngrid: {optimizer.lr: [0.1]}", "which is an axis of the file"),
         ("  shared: {optimizer.lr: {log: [0.01, 1]}}\n  space:\n    sgd: {optimizer.momentum: "
          "{one_minus_log: [0.8, 0.99]}, optimizer.nesterov: [true, false]}",
          "  shared: {}\n  space:\n    sgd: {optimizer.nesterov: [true, false]}",
          "tuning.trials=4 is more than the 2 settings of method sgd"),
-        ("  study:\n    sweep", "  studie:\n    sweep", "tuning.studie is not a key here"),
+        ("  study:\n    sweep", "  studie:\n    sweep", "tuning.studie is not a known key; allowed: trials"),
     ],
 )  # fmt: skip
 def test_a_tuning_that_searches_nothing_or_is_unfair_is_refused(
@@ -148,7 +147,7 @@ def test_a_study_refuses_the_seeds_of_its_trials(tmp_path: Path) -> None:
     study = TUNING.split("tuning:", maxsplit=1)[0].replace("sweep: tune", "sweep: study")
     path = tmp_path / "study.yaml"
     path.write_text(study + "tuned: {sweep: tune, trials: 4, seeds: [101]}\n")
-    with pytest.raises(SweepError, match=r"seeds share 101 with the seeds of the trials of tune \(101\)"):
+    with pytest.raises(SweepError, match="seeds must be others than those of the trials of tune, got 101"):
         read_sweep(path)
     assert len(read_sweep(path, ["seeds=[0]"]).cells) == 2
 

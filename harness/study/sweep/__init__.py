@@ -1,57 +1,76 @@
 """Reads a sweep file and expands it to cells; an error is one line that names the file and the line.
 
 `jobs/sweeps/demo.yaml` documents the format. A method's fields override the shared ones, and `--set`
-overrides both. A point of the grid and an include entry override these; `--set` of a field that one of them
-sets is an error, because it would have no effect there.
+overrides both. A point of the grid overrides these; `--set` of a field of an axis is an error, because it
+would have no effect.
+
+A value goes one way: `yaml_files.document` reads it with its line, `content` checks the file's keys,
+`settings` nests it as a cell is nested, `axes` and `tuning` combine settings, `cells` validates the whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from harness.cell import Cell
 from harness.errors import SweepError
 from harness.shipped import find
-from harness.study.sweep.axes import Axis, combinations, count, read_axes
-from harness.study.sweep.build import Builder, Draft
-from harness.study.sweep.field_types import OPTION, scalar_types
-from harness.study.sweep.fields import SECTIONS, SHARED, Fields, flatten, known_paths, leaves, value_of
-from harness.study.sweep.keys import KEYS
-from harness.study.sweep.methods import Method, read_methods
-from harness.study.sweep.seed_lists import read_seeds
-from harness.study.sweep.selection import Exclusions, read_exclusions, read_inclusions
-from harness.study.sweep.tuning import (
-    STUDY_KEYS,
-    TUNED_KEYS,
-    TUNING_KEYS,
-    Tuning,
-    read_tuning,
-    refuse_seeds_of_the_tuning,
+from harness.study.sweep.axes import Axis, Exclusions, Method, own_settings, points, read_axes, read_methods
+from harness.study.sweep.cells import CellReader
+from harness.study.sweep.content import DEFAULT_REPEATS, MAX_CELLS, SweepContent, TuningContent
+from harness.study.sweep.settings import (
+    OPTION,
+    SHARED,
+    Settings,
+    insert,
+    known_paths,
+    merged,
+    scalar_types,
+    value_of,
+    values_of,
 )
-from harness.yaml_files.document import Document, described, read_document, read_value
-from harness.yaml_files.validation_messages import not_allowed
+from harness.study.sweep.tuning import read_trials
+from harness.yaml_files.document import Document, read_document, read_value
+from harness.yaml_files.validation_messages import explain
 
 __all__ = [
-    "DEFAULT_REPEATS", "KEYS", "MAX_CELLS", "OPTION", "SECTIONS", "SHARED", "STUDY_KEYS", "TUNED_KEYS",
-    "TUNING_KEYS", "Sweep", "Tuning", "flatten", "known_paths", "read_sweep", "scalar_types", "value_of",
+    "DEFAULT_REPEATS", "OPTION", "SHARED", "Settings", "Sweep", "SweepContent", "TuningContent",
+    "known_paths", "merged", "own_settings", "read_sweep", "scalar_types", "value_of", "values_of",
 ]  # fmt: skip
-
-DEFAULT_REPEATS = 6  # the smallest number of runs with a 95 % interval of the median
-MAX_CELLS = 100_000  # a larger number is a mistake in the grid
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep file and its cells, in the order of the file; `tuning` if its cells are trials."""
+    """A sweep file and its cells, in the order of the file.
 
-    name: str
-    about: str
+    Attributes:
+        document: the file, with the lines of its values.
+        content: what it says, overrides left out.
+        trials: if the sweep tunes, the settings of every method's trials, by the method's name.
+    """
+
     path: Path
+    document: Document
+    content: SweepContent
     cells: list[Cell]
-    tuning: Tuning | None = None
+    trials: Mapping[str, Sequence[Settings]]
+
+    @property
+    def name(self) -> str:
+        """Name of the study."""
+        return self.content.sweep
+
+    @property
+    def about(self) -> str:
+        """The study's question."""
+        return self.content.about
 
 
 def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
@@ -66,89 +85,59 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
     """
     path = find(path)
     document = read_document(path, SweepError)
-    for key in document.content:
-        if key not in KEYS:
-            raise document.error((key,), f" is not a key of a sweep file{not_allowed(key, KEYS)}")
-    if "sweep" not in document.content:
-        raise document.error(("sweep",), " is missing: the name of the study")
-    about = document.content.get("about", "")
-    if not isinstance(about, str):
-        raise document.error(("about",), f" must be text, got {described(about)}")
-    fields, top = _read_overrides(document, overrides)
-    methods = read_methods(document, fields)
-    axes = read_axes(document, methods)
-    _refuse_overridden_axes(document, axes, fields)
-    seeds = _seeds(document, top)
-    refuse_seeds_of_the_tuning(document, seeds)
-    tuning = read_tuning(document, methods, axes, seeds, fields)
-    cells = _expand(document, methods, axes, seeds, fields, tuning)
-    return Sweep(cells[0].sweep, about, path, cells, tuning)
+    settings, seeds = _read_overrides(document, overrides)
+    if seeds:
+        kept = {key: value for key, value in document.content.items() if key not in ("repeats", "seeds")}
+        document = replace(document, content={**kept, **seeds})
+    try:
+        content = SweepContent.model_validate_json(json.dumps(document.content), strict=True)
+    except ValidationError as error:
+        (first, *rest), sentence = explain(error, SweepContent)
+        raise document.error((f"--set {first}" if first in seeds else first, *rest), sentence) from None
+    methods = read_methods(document, content, settings)
+    axes = read_axes(document, content, methods, settings)
+    trials = {} if content.tuning is None else read_trials(document, content.tuning, methods, axes, settings)
+    cells = _expand(document, content, methods, axes, trials)
+    return Sweep(path, document, content, cells, trials)
 
 
 def _expand(
     document: Document,
+    content: SweepContent,
     methods: Sequence[Method],
     axes: Sequence[Axis],
-    seeds: Sequence[int],
-    overrides: Fields,
-    tuning: Tuning | None,
+    trials: Mapping[str, Sequence[Settings]],
 ) -> list[Cell]:
-    requested = len(methods) * count(axes) * len(seeds) * (tuning.trials if tuning else 1)
+    seeds = content.all_seeds
+    per_point = content.tuning.trials if content.tuning else 1
+    requested = len(methods) * math.prod(map(len, axes)) * len(seeds) * per_point
     if requested > MAX_CELLS:
         raise document.error(("grid",), f" expands to {requested:,} cells; at most {MAX_CELLS:,} are allowed")
-    builder = Builder(document)
-    exclusions = read_exclusions(document, methods)
+    reader, exclusions = CellReader(document), Exclusions(document, content, methods)
     cells: dict[str, Cell] = {}
-    for draft in _drafts(builder, methods, axes, seeds, exclusions, tuning):
-        _add(document, cells, builder.cell(draft), draft)
+    for method in methods:
+        for point in points(axes, method):
+            for trial, tuned in enumerate(trials.get(method.name, [{}]), start=1):
+                settings = merged(method.settings, point, tuned)
+                if not (kept := exclusions.kept(method, settings, seeds)):
+                    continue
+                cell, merges = reader.cell(method, settings, trial if trials else None)
+                for seed in kept:
+                    seeded = cell.model_copy(update={"seed": seed})
+                    other = cells.setdefault(seeded.content_hash, seeded)
+                    if other is not seeded and not (merges and other.method == seeded.method):
+                        same = f"cell {seeded.id} computes the same as cell {other.id}"
+                        raise document.error(method.place, f": {same}; remove one")
     exclusions.check_used()
-    for method, place, fields in read_inclusions(document, methods, overrides):
-        draft = builder.draft(place, {**method.fields, **fields}, method.has_kfac)
-        for seed in [fields["seed"].value] if "seed" in fields else seeds:
-            _add(document, cells, builder.cell(draft.with_seed(seed)), draft)
-    builder.check_used()
+    reader.check_used()
     if not cells:
         raise document.error((), "no cell is left: exclude and the method axes drop all cells")
     return list(cells.values())
 
 
-def _drafts(
-    builder: Builder,
-    methods: Sequence[Method],
-    axes: Sequence[Axis],
-    seeds: Sequence[int],
-    exclusions: Exclusions,
-    tuning: Tuning | None,
-) -> Iterator[Draft]:
-    for method in methods:
-        for point in combinations(axes, method):
-            fields = {**method.fields, **point}
-            for draft in _settings(builder, method, fields, tuning):
-                for seed in seeds:
-                    seeded = draft.with_seed(seed)
-                    if not exclusions.match(seeded):
-                        yield seeded
-
-
-def _settings(builder: Builder, method: Method, fields: Fields, tuning: Tuning | None) -> Iterator[Draft]:
-    """The setting of a method at a point of the axes, or those of its trials."""
-    if tuning is None:
-        yield builder.draft(method.place, fields, method.has_kfac)
-        return
-    for trial, tuned in enumerate(tuning.points[method.name], start=1):
-        yield builder.draft(method.place, {**fields, **tuned}, method.has_kfac).with_trial(trial)
-
-
-def _add(document: Document, cells: dict[str, Cell], cell: Cell, draft: Draft) -> None:
-    other = cells.setdefault(cell.content_hash, cell)
-    if other is not cell and not (draft.merges and other.method == cell.method):
-        raise document.error(
-            draft.owner, f": cell {cell.id} computes the same as cell {other.id}; remove one"
-        )
-
-
-def _read_overrides(document: Document, overrides: Sequence[str]) -> tuple[Fields, dict[str, Any]]:
-    fields: Fields = {}
+def _read_overrides(document: Document, overrides: Sequence[str]) -> tuple[Settings, dict[str, Any]]:
+    """Settings for all methods, and `repeats` or `seeds`."""
+    settings: Settings = {}
     seeds: dict[str, Any] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -158,37 +147,10 @@ def _read_overrides(document: Document, overrides: Sequence[str]) -> tuple[Field
         if not text.strip():
             raise document.error((flag,), "= has no value; write null for no value, and '' for empty text")
         value = read_value(text, flag, SweepError)
-        if key in ("repeats", "seeds"):
-            if seeds:
-                raise document.error((flag,), f" and --set {next(iter(seeds))} are both given; use one")
+        if key not in ("repeats", "seeds"):
+            insert(document, settings, (flag,), key, value)
+        elif seeds:
+            raise document.error((flag,), f" and --set {next(iter(seeds))} are both given; use one")
+        else:
             seeds[key] = value
-            continue
-        for path, leaf in leaves(document, (flag,), key, value, SHARED):
-            if path in fields:
-                raise document.error((flag,), f" sets {path} a second time; give it once")
-            fields[path] = leaf
-    top = seeds or {key: document.content[key] for key in ("repeats", "seeds") if key in document.content}
-    return fields, top
-
-
-def _refuse_overridden_axes(document: Document, axes: Sequence[Axis], overrides: Fields) -> None:
-    for point in (point for axis in axes for point in axis):
-        for path in point.keys() & overrides.keys():
-            raise document.error(point[path].place, f" is an axis of the file; {path} cannot also be --set")
-
-
-def _seeds(document: Document, top: dict[str, Any]) -> list[int]:
-    if len(top) > 1:
-        raise document.error(
-            ("seeds",), " and repeats are both given; use one: repeats: n means seeds 0 to n - 1"
-        )
-    if "seeds" in top:
-        return read_seeds(document, ("seeds",), top["seeds"])
-    if "tuning" in document.content:
-        raise document.error(
-            ("seeds",), " is missing: a sweep that tunes lists them, and its study has none of them"
-        )
-    repeats = top.get("repeats", DEFAULT_REPEATS)
-    if type(repeats) is not int or not 1 <= repeats <= MAX_CELLS:
-        raise document.error(("repeats",), f" must be a whole number from 1 to {MAX_CELLS}, got {repeats!r}")
-    return list(range(repeats))
+    return settings, seeds

@@ -1,124 +1,185 @@
-"""`grid` and `zip`: the axes of a sweep."""
+"""Methods, axes and exclusions: what a sweep file combines to settings."""
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from harness.study.sweep.fields import SHARED, Fields, leaves
-from harness.study.sweep.methods import Method, named_method
-from harness.yaml_files.document import Document, Place, described
+from harness.study.sweep.content import Axes, MethodContent, SweepContent
+from harness.study.sweep.settings import (
+    SHARED,
+    Setting,
+    Settings,
+    default_of,
+    each,
+    insert,
+    merged,
+    read_settings,
+    refuse_repeats,
+)
+from harness.yaml_files.document import Document, Place
+from harness.yaml_files.validation_messages import not_allowed
 
-Axis = list[Fields]
+Axis = list[Settings]
 """Points of one axis, in file order: values of one field of the grid, or of the fields of one zip entry."""
 
-_AXIS_FIELDS = ("method", *SHARED)
+
+@dataclass(frozen=True)
+class Method:
+    """A method.
+
+    Attributes:
+        settings: shared, own and command-line settings, merged; `kfac` also if it has no such section.
+    """
+
+    name: str
+    place: Place
+    settings: Settings
+    has_kfac: bool
 
 
-def read_axes(document: Document, methods: Sequence[Method]) -> list[Axis]:
+def read_methods(document: Document, content: SweepContent, overrides: Settings) -> list[Method]:
+    """The methods in file order.
+
+    Raises:
+        SweepError: an unknown field, or one given twice.
+    """
+    top = {key: getattr(content, key) for key in SHARED if key in content.model_fields_set}
+    shared = read_settings(document, (), top)
+    methods = []
+    for index, entry in enumerate(content.methods):
+        place = ("methods", index)
+        own = own_settings(document, place, entry)
+        named: Settings = {"method": Setting(entry.name, (*place, "name"))}
+        methods.append(Method(entry.name, place, merged(named, shared, own, overrides), "kfac" in own))
+    return methods
+
+
+def own_settings(document: Document, place: Place, entry: MethodContent) -> Settings:
+    """The settings that a method does not share.
+
+    Raises:
+        SweepError: an unknown field, or one given twice.
+    """
+    return read_settings(document, place, entry.model_extra or {})
+
+
+def read_axes(
+    document: Document, content: SweepContent, methods: Sequence[Method], overrides: Settings
+) -> list[Axis]:
     """All axes of the file, `grid` before `zip`.
 
     Raises:
-        SweepError: an unknown field, an empty or repeated list, or zipped lists of unequal length.
+        SweepError: an unknown field or method, a repeated value, zipped lists of unequal length, or a field
+            that another axis or `--set` fixes.
     """
-    axes: list[Axis] = []
-    for key, values in _mapping(document, ("grid",), document.content.get("grid", {})).items():
-        points = [dict(point) for point in _points(document, ("grid", key), key, values)]
-        _refuse_repeats(document, ("grid", key), values)
-        axes.append(points)
-    for index, entry in enumerate(_list(document, ("zip",))):
-        axes.append(_zipped(document, ("zip", index), entry))
-    _refuse_shared_fields(document, axes)
-    for point in (point for axis in axes for point in axis):
-        if "method" in point:
-            named_method(document, point["method"], methods)
+    axes = [_axis(document, ("grid",), {key: values}) for key, values in content.grid.items()]
+    axes += [_axis(document, ("zip", index), entry) for index, entry in enumerate(content.zip)]
+    for key, values in content.grid.items():
+        refuse_repeats(document, ("grid", key), values)
+    set_here = dict(each(overrides))
+    owner: dict[str, int] = {}
+    for index, axis in enumerate(axes):
+        for path, setting in (item for point in axis for item in each(point)):
+            if owner.setdefault(path, index) != index:
+                raise document.error(setting.place, f" varies {path}, which another axis varies already")
+            if path in set_here:
+                sentence = f" is an axis of the file; {path} cannot also be --set"
+                raise document.error(setting.place, sentence)
+            if path == "method":
+                _check_method(document, setting, methods)
     return axes
 
 
-def combinations(axes: Sequence[Axis], method: Method) -> Iterator[Fields]:
-    """Every combination of points for `method`.
+def points(axes: Sequence[Axis], method: Method) -> Iterator[Settings]:
+    """Every combination of the axes' points for a method."""
+    for chosen in product(*(_points_of(method, axis) for axis in axes)):
+        yield merged(*chosen)
 
-    For a method without K-FAC, points that differ only in `kfac.*` are merged.
+
+class Exclusions:
+    """The entries of `exclude`; each must match at least one cell.
+
+    Raises:
+        SweepError: an entry has an unknown field or method.
     """
-    for chosen in product(*(_points_for(method, axis) for axis in axes)):
-        yield _merged(chosen)
+
+    def __init__(self, document: Document, content: SweepContent, methods: Sequence[Method]) -> None:
+        self._document = document
+        self._unused: dict[Place, dict[str, Any]] = {}
+        self._entries: list[tuple[Place, dict[str, Any]]] = []
+        for index, entry in enumerate(content.exclude):
+            place = ("exclude", index)
+            settings = read_settings(document, place, entry, ("method", "seed", *SHARED))
+            if isinstance(named := settings.get("method"), Setting):
+                _check_method(document, named, methods)
+            self._entries.append((place, {path: setting.value for path, setting in each(settings)}))
+        self._unused.update(self._entries)
+
+    def kept(self, method: Method, settings: Settings, seeds: Sequence[int]) -> Sequence[int]:
+        """The seeds of which no entry drops the cell."""
+        if not self._entries:
+            return seeds
+        written = {path: setting.value for path, setting in each(settings)}
+        kept = []
+        for seed in seeds:
+            matching = [
+                place
+                for place, wanted in self._entries
+                if all(_has(method, {**written, "seed": seed}, path, value) for path, value in wanted.items())
+            ]
+            for place in matching:
+                self._unused.pop(place, None)
+            if not matching:
+                kept.append(seed)
+        return kept
+
+    def check_used(self) -> None:
+        """Check that every entry dropped a cell.
+
+        Raises:
+            SweepError: one did not.
+        """
+        for place, wanted in self._unused.items():
+            listed = ", ".join(f"{path}={value}" for path, value in wanted.items())
+            raise self._document.error(place, f" matches no cell: {listed}")
 
 
-def count(axes: Sequence[Axis]) -> int:
-    """Number of combinations, before points are merged."""
-    return math.prod(len(axis) for axis in axes)
-
-
-def _points_for(method: Method, axis: Axis) -> Axis:
-    points = [point for point in axis if "method" not in point or point["method"].value == method.name]
-    if method.has_kfac or not any(path.startswith("kfac.") for point in points for path in point):
-        return points
-    distinct: dict[str, Fields] = {}
-    for point in points:
-        own = {path: leaf for path, leaf in point.items() if not path.startswith("kfac.")}
-        distinct.setdefault(json.dumps({path: leaf.value for path, leaf in own.items()}), own)
-    return list(distinct.values())
-
-
-def _points(document: Document, place: Place, key: str, values: Any) -> Iterator[Fields]:
-    if not isinstance(values, list) or not values:
-        got = "an empty list" if values == [] else described(values)
-        raise document.error(place, f" must be a list of values such as [1, 2, 4], got {got}")
-    if key == "seed":
-        raise document.error(
-            place, " is not an axis; write `seeds: [...]` or `repeats: n` at the top of the file"
-        )
-    for index, value in enumerate(values):
-        yield dict(leaves(document, (*place, index), key, value, _AXIS_FIELDS))
-
-
-def _zipped(document: Document, place: Place, entry: Any) -> Axis:
-    columns = {key: list(_points(document, (*place, key), key, values))
-               for key, values in _mapping(document, place, entry).items()}  # fmt: skip
-    lengths = {key: len(points) for key, points in columns.items()}
-    if not columns:
-        raise document.error(place, " is an empty mapping; name the fields that vary together")
+def _axis(document: Document, place: Place, columns: Axes) -> Axis:
+    lengths = {key: len(values) for key, values in columns.items()}
     if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{key} has {length}" for key, length in lengths.items())
-        raise document.error(place, f" has lists of unequal length: {found}")
-    return [_merged(points) for points in zip(*columns.values(), strict=True)]
+        listed = ", ".join(f"{key} has {length}" for key, length in lengths.items())
+        raise document.error(place, f" has lists of unequal length: {listed}")
+    axis: Axis = [{} for _ in range(max(lengths.values()))]
+    for key, values in columns.items():
+        for index, (point, value) in enumerate(zip(axis, values, strict=True)):
+            insert(document, point, (*place, key, index), key, value, ("method", *SHARED))
+    return axis
 
 
-def _merged(points: Sequence[Fields]) -> Fields:
-    merged: Fields = {}
-    for point in points:
-        merged.update(point)
-    return merged
+def _points_of(method: Method, axis: Axis) -> Axis:
+    own = []
+    for point in axis:
+        named = point.get("method")
+        if not isinstance(named, Setting) or named.value == method.name:
+            own.append(point)
+    if not method.has_kfac and all(list(point) == ["kfac"] for point in own):
+        return own[:1]  # the others would only repeat its cells
+    return own
 
 
-def _refuse_repeats(document: Document, place: Place, values: list[Any]) -> None:
-    seen: dict[str, int] = {}
-    for index, value in enumerate(values):
-        first = seen.setdefault(json.dumps(value, sort_keys=True), index)
-        if first != index:
-            raise document.error((*place, index), f"={value!r} repeats item {first} of the list")
+def _check_method(document: Document, setting: Setting, methods: Sequence[Method]) -> None:
+    names = [method.name for method in methods]
+    if setting.value not in names:
+        known = not_allowed(str(setting.value), names)
+        raise document.error(setting.place, f"={setting.value!r} is not a method{known}")
 
 
-def _refuse_shared_fields(document: Document, axes: Sequence[Axis]) -> None:
-    owner: dict[str, int] = {}
-    for index, axis in enumerate(axes):
-        for path, leaf in ((path, leaf) for point in axis for path, leaf in point.items()):
-            if owner.setdefault(path, index) != index:
-                raise document.error(leaf.place, f" varies {path}, which another axis varies already")
-
-
-def _mapping(document: Document, place: Place, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise document.error(place, f" must be a mapping of fields to lists, got {described(value)}")
-    return value
-
-
-def _list(document: Document, place: Place) -> list[Any]:
-    value = document.content.get(place[0], [])
-    if not isinstance(value, list):
-        example = "such as [{world_size: [1, 2], optimizer.lr: [0.1, 0.2]}]"
-        raise document.error(place, f" must be a list of mappings, {example}, got {described(value)}")
-    return value
+def _has(method: Method, written: dict[str, Any], path: str, wanted: Any) -> bool:
+    section = path.partition(".")[0]
+    if section == "kfac" and not method.has_kfac:  # null is a value that a section may hold
+        return False
+    value = written[path] if path in written else default_of(path, str(written.get("workload.name")))
+    return isinstance(value, bool) == isinstance(wanted, bool) and bool(value == wanted)

@@ -1,263 +1,269 @@
-"""`tuning`: the search space of each method, from which every method gets the same number of trials.
+"""Trials of `tuning`: every method gets the same number of settings from its search space.
 
-A trial is a method with values for all fields of its space, drawn quasi-randomly as in AlgoPerf's external
-tuning (Dahl et al. 2023, section 4.4). `kronscale choose` writes the study's sweep with the best of each.
+They are drawn quasi-randomly as in AlgoPerf's external tuning (Dahl et al. 2023, section 4.4).
+`kronscale choose` writes the study's sweep with the best of each.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
-from harness.cell import MOST_SEEDS
-from harness.study.sweep.axes import Axis, combinations
-from harness.study.sweep.fields import SHARED, Fields
-from harness.study.sweep.methods import Method
-from harness.study.sweep.quasi_random import MOST_DIMENSIONS, sobol
-from harness.study.sweep.search_space import Dimension, read_dimension
-from harness.study.sweep.seed_lists import read_seeds, refuse_shared_seeds
+from harness.study.sweep.axes import Axis, Method, own_settings, points
+from harness.study.sweep.content import TuningContent
+from harness.study.sweep.settings import (
+    OPTION,
+    Settings,
+    each,
+    insert,
+    known_paths,
+    merged,
+    refuse_repeats,
+    scalar_types,
+    values_of,
+)
 from harness.yaml_files.document import Document, Place, described
-from harness.yaml_files.validation_messages import not_allowed
+from harness.yaml_files.validation_messages import did_you_mean, not_allowed
 
-TUNING_KEYS: Mapping[str, str] = {
-    "trials": "Number of trials of every method.",
-    "seed": "Of the quasi-random points; default 0. Another seed gives other trials.",
-    "shared": "Fields that every method tunes, with their ranges.",
-    "space": "By method, the fields that it tunes, with their ranges: `{log: [low, high]}`, "
-    "`{linear: [low, high]}`, `{one_minus_log: [low, high]}` (1 - x is drawn as by `log`), or a list of "
-    "choices. A choice may be a mapping of several fields of a section.",
-    "study": "The sweep that `kronscale choose` writes; see below.",
-}
-STUDY_KEYS: Mapping[str, str] = {
-    "sweep": "Name of the study.",
-    "about": "Its question.",
-    "seeds": "Its seeds, none of them a seed of the trials.",
-    "grid": "Its axes, in the place of the tuning's `grid`.",
-    "also": "More methods: each has a `name`, `like` (the tuned method whose best setting it takes) and "
-    "sections that override it.",
-}
-MOST_TRIALS = 1_000
+TUNABLE = (
+    *(f"training.{name}" for name in ("global_batch_size", "local_batch_size", "epochs", "kfac_start_epoch")),
+    *(OPTION + name for name in ("label_smoothing", "dropout", "augment")),
+)
+"""Beside optimizer and K-FAC: length, batch, and how the workload is regularised. Its data, model and target
+are the task, the same for all methods."""
+
+_DIGITS = 3  # of a drawn number: more would make settings that nobody can read aloud
 _DRAWS_PER_TRIAL = 200  # before a space of choices counts as exhausted
-_NEVER = ("zip", "include", "exclude")
+
+Transform = Callable[[float], float]
+_SCALES: Mapping[str, tuple[Transform, Transform]] = MappingProxyType({
+    "log": (math.log, math.exp),
+    "linear": (float, float),
+    "one_minus_log": (lambda x: -math.log1p(-x), lambda u: -math.expm1(-u)),
+})  # fmt: skip
+"""Of a range: to the scale on which it is drawn evenly, and back."""
 
 
 @dataclass(frozen=True)
-class Tuning:
-    """The trials of a sweep.
+class Dimension:
+    """A field, or several that vary together, with what it may be.
 
     Attributes:
-        trials: of each method.
-        seeds: of the runs of each trial.
-        points: of each method, by its name: the values of its trials, the first one first.
-        study: the section `study` of the file, checked.
+        paths: the fields' dotted paths.
+        place: in the file.
+        at: the settings at a share of the space, in (0, 1).
     """
 
-    trials: int
-    seeds: tuple[int, ...]
-    points: Mapping[str, Sequence[Fields]]
-    study: Mapping[str, Any]
+    paths: tuple[str, ...]
+    place: Place
+    at: Callable[[float], Settings]
 
 
-def read_tuning(
+def read_trials(
     document: Document,
+    tuning: TuningContent,
     methods: Sequence[Method],
     axes: Sequence[Axis],
-    seeds: Sequence[int],
-    overrides: Fields,
-) -> Tuning | None:
-    """The trials of every method; None if the file does not tune.
+    overrides: Settings,
+) -> dict[str, list[Settings]]:
+    """The settings of every method's trials, the first one first.
 
     Raises:
-        SweepError: a key, a method or a field is unknown, a range or a choice is no search, a method has no
-            space, the axes give more than one point, or the study shares a seed with the trials.
+        SweepError: a method or a field is unknown, a range or a choice is no search, a method has no space,
+            the axes give more than one point, or one of them or `--set` fixes a tuned field.
     """
-    if "tuning" not in document.content:
-        return None
-    section = _mapping(document, ("tuning",), TUNING_KEYS)
-    for key in _NEVER:
-        if key in document.content:
-            raise document.error((key,), " cannot be combined with `tuning`: trials are all at one point")
+    for index, entry in enumerate(tuning.study.also):  # `choose` reads them again, after all trials
+        own_settings(document, ("tuning", "study", "also", index), entry)
+    names = [method.name for method in methods]
+    for name in tuning.space:
+        if name not in names:
+            raise document.error(("tuning", "space", name), f" is not a method{not_allowed(name, names)}")
+    fixed = {
+        path: "which is an axis of the file" for axis in axes for point in axis for path, _ in each(point)
+    }
+    fixed |= {path: f"and {path} cannot also be --set" for path, _ in each(overrides)}
+    trials = {}
     for method in methods:
-        if len(list(combinations(axes, method))) > 1:
+        if len(list(points(axes, method))) > 1:
             raise document.error(
                 ("grid",), " has several points, and trials are all at one; write a sweep for each, or "
                 "give the study's axes in tuning.study.grid",
             )  # fmt: skip
-    trials, seed = (
-        _whole(document, section, key, low, high, default)
-        for key, low, high, default in (("trials", 2, MOST_TRIALS, None), ("seed", 0, MOST_SEEDS - 1, 0))
-    )
-    spaces = _spaces(document, methods, section)
-    _refuse_fixed_fields(document, spaces, axes, overrides)
-    return Tuning(
-        trials,
-        tuple(seeds),
-        {name: _points(document, name, space, trials, seed) for name, space in spaces.items()},
-        _study(document, methods, seeds),
-    )
-
-
-def _spaces(
-    document: Document, methods: Sequence[Method], section: Mapping[str, Any]
-) -> dict[str, list[Dimension]]:
-    names = [method.name for method in methods]
-    own = section.get("space", {})
-    for place, value in ((("tuning", "space"), own), (("tuning", "shared"), section.get("shared", {}))):
-        if not isinstance(value, dict):
-            raise document.error(place, f" must be a mapping, got {described(value)}")
-    for name in own:
-        if name not in names:
-            raise document.error(("tuning", "space", name), f" is not a method{not_allowed(name, names)}")
-    spaces = {}
-    for method in methods:
-        inside: Place = ("tuning", "space", method.name)
-        ranges = own.get(method.name, {})
-        if not isinstance(ranges, dict):
-            raise document.error(inside, f" must be a mapping of fields to ranges, got {described(ranges)}")
-        written = {("tuning", "shared", key): key for key in section.get("shared", {}) if key not in ranges}
-        written |= {(*inside, key): key for key in ranges}
-        found = [read_dimension(document, where, key, method) for where, key in written.items()]
-        if not found:
+        own = tuning.space.get(method.name, {})
+        shared = {key: value for key, value in tuning.shared.items() if key not in own}
+        space = [
+            _dimension(document, (*place, key), key, value)
+            for place, ranges in ((("tuning", "shared"), shared), (("tuning", "space", method.name), own))
+            for key, value in ranges.items()
+        ]
+        if not 0 < len(space) <= MOST_DIMENSIONS:
             raise document.error(
-                ("tuning", "space"), f" has no fields for method {method.name}; every method is tuned"
-            )
-        _refuse_twice(document, found)
-        if len(found) > MOST_DIMENSIONS:
-            raise document.error(inside, f" has {len(found)} fields; at most {MOST_DIMENSIONS} can be tuned")
-        spaces[method.name] = found
-    return spaces
+                ("tuning", "space"), f" has {len(space)} fields for method {method.name}; every method is "
+                f"tuned, with at most {MOST_DIMENSIONS}",
+            )  # fmt: skip
+        taken = dict(fixed)
+        for dimension in space:
+            for path in dimension.paths:
+                if path in taken:
+                    raise document.error(dimension.place, f" tunes {path}, {taken[path]}")
+                taken[path] = "which another entry tunes already"
+        trials[method.name] = _drawn(document, tuning, method.name, space)
+    return trials
 
 
-def _refuse_twice(document: Document, space: Sequence[Dimension]) -> None:
-    seen: dict[str, Dimension] = {}
-    for dimension in space:
-        for path in dimension.paths:
-            if path in seen:
-                raise document.error(dimension.place, f" tunes {path}, which another entry tunes already")
-            seen[path] = dimension
-
-
-def _refuse_fixed_fields(
-    document: Document, spaces: Mapping[str, Sequence[Dimension]], axes: Sequence[Axis], overrides: Fields
-) -> None:
-    """A field that an axis or `--set` fixes cannot be tuned: one of the two would have no effect."""
-    on_axes = {path for axis in axes for point in axis for path in point}
-    for dimension in (dimension for space in spaces.values() for dimension in space):
-        for path in dimension.paths:
-            if path in on_axes:
-                raise document.error(dimension.place, f" tunes {path}, which is an axis of the file")
-            if path in overrides:
-                raise document.error(dimension.place, f" is tuned; {path} cannot also be --set")
-
-
-def _points(
-    document: Document, method: str, space: Sequence[Dimension], trials: int, seed: int
-) -> list[Fields]:
-    """The first `trials` different points of the sequence."""
-    distinct: dict[str, Fields] = {}
-    for point in islice(sobol(len(space), seed), trials * _DRAWS_PER_TRIAL):
-        fields: Fields = {}
-        for dimension, share in zip(space, point, strict=True):
-            fields.update(dimension.at(share))
-        distinct.setdefault(json.dumps({path: leaf.value for path, leaf in fields.items()}), fields)
-        if len(distinct) == trials:
+def _drawn(
+    document: Document, tuning: TuningContent, method: str, space: Sequence[Dimension]
+) -> list[Settings]:
+    """The first different settings of the sequence."""
+    distinct: dict[str, Settings] = {}
+    for point in islice(sobol(len(space), tuning.seed), tuning.trials * _DRAWS_PER_TRIAL):
+        settings = merged(*(dimension.at(share) for dimension, share in zip(space, point, strict=True)))
+        distinct.setdefault(json.dumps(values_of(settings)), settings)
+        if len(distinct) == tuning.trials:
             return list(distinct.values())
     raise document.error(
-        ("tuning", "trials"), f"={trials} is more than the {len(distinct)} settings of method {method}; "
-        "give all methods fewer trials, or this one a larger space",
+        ("tuning", "trials"), f"={tuning.trials} is more than the {len(distinct)} settings of method "
+        f"{method}; give all methods fewer trials, or this one a larger space",
     )  # fmt: skip
 
 
-def _study(document: Document, methods: Sequence[Method], seeds: Sequence[int]) -> dict[str, Any]:
-    place = ("tuning", "study")
-    study = _mapping(document, place, STUDY_KEYS)
-    for key in ("sweep", "seeds"):
-        if key not in study:
-            raise document.error((*place, key), " is missing")
-    for key, kind, words in (
-        ("sweep", str, "text"),
-        ("about", str, "text"),
-        ("grid", dict, "a mapping of fields to lists"),
-    ):
-        if key in study and not isinstance(study[key], kind):
-            raise document.error((*place, key), f" must be {words}, got {described(study[key])}")
-    if study["sweep"] == document.content.get("sweep"):
-        raise document.error((*place, "sweep"), f"={study['sweep']!r} is this sweep; give the study another")
-    refuse_shared_seeds(
-        document, (*place, "seeds"), read_seeds(document, (*place, "seeds"), study["seeds"]), seeds,
-        "of the trials",
-    )  # fmt: skip
-    names = [method.name for method in methods]
-    for index, entry in enumerate(_entries(document, (*place, "also"), study.get("also", []))):
-        where = (*place, "also", index)
-        if not isinstance(entry.get("name"), str):
-            got = described(entry.get("name"))
-            raise document.error((*where, "name"), f" must be the method's name as text, got {got}")
-        for key in entry:
-            if key not in ("name", "like", *SHARED):
-                raise document.error(
-                    (*where, key), f" is not a field here{not_allowed(key, ('name', 'like', *SHARED))}"
-                )
-        if entry.get("like") not in names:
-            known = not_allowed(str(entry.get("like")), names)
-            raise document.error((*where, "like"), f"={entry.get('like')!r} is not a tuned method{known}")
-    return study
-
-
-def _entries(document: Document, place: Place, value: Any) -> Iterator[dict[str, Any]]:
-    if not isinstance(value, list):
-        raise document.error(place, f" must be a list of methods, got {described(value)}")
-    for index, entry in enumerate(value):
-        if not isinstance(entry, dict):
-            raise document.error((*place, index), f" must be a mapping, got {described(entry)}")
-        yield entry
-
-
-def _mapping(document: Document, place: Place, keys: Mapping[str, str]) -> dict[str, Any]:
-    value: Any = document.content
-    for part in place:
-        value = value.get(part)
-    if not isinstance(value, dict):
-        raise document.error(place, f" must be a mapping with {', '.join(keys)}, got {described(value)}")
-    for key in value:
-        if key not in keys:
-            raise document.error((*place, key), f" is not a key here{not_allowed(key, keys)}")
-    return value
-
-
-def _whole(
-    document: Document, section: Mapping[str, Any], key: str, low: int, high: int, default: int | None
-) -> int:
-    value = section.get(key, default)
-    if type(value) is not int or not low <= value <= high:
+def _dimension(document: Document, place: Place, key: str, value: Any) -> Dimension:
+    """A dimension: choices of a field or a section, or a range of a number."""
+    if isinstance(value, list):
+        if len(value) < 2:
+            raise document.error(
+                place, " has fewer than two choices, so nothing is searched; write the value in the method"
+            )
+        refuse_repeats(document, place, value)
+        choices: list[Settings] = [{} for _ in value]
+        for index, choice in enumerate(value):
+            insert(document, choices[index], (*place, index), key, choice)
+        paths = tuple(dict.fromkeys(path for choice in choices for path, _ in each(choice)))
+        _check_tunable(document, place, paths)
+        return Dimension(paths, place, lambda share: choices[int(share * len(choices))])
+    if not isinstance(value, dict) or len(value) != 1 or next(iter(value)) not in _SCALES:
+        got = ", ".join(map(str, value)) if isinstance(value, dict) else described(value)
         raise document.error(
-            ("tuning", key), f" must be a whole number from {low} to {high}, got {described(value)}"
-        )
-    return value
+            place, f" must be {{log: [low, high]}}, {{linear: [low, high]}}, {{one_minus_log: [low, high]}} "
+            f"or a list of choices, got {got}",
+        )  # fmt: skip
+    ((scale, bounds),) = value.items()
+    insert(document, {}, place, key, None)  # an unknown field is an error
+    _check_tunable(document, place, (key,))
+    number = _range(document, (*place, scale), key, scale, bounds)
+
+    def at(share: float) -> Settings:
+        settings: Settings = {}
+        insert(document, settings, place, key, number(share))
+        return settings
+
+    return Dimension((key,), place, at)
 
 
-def refuse_seeds_of_the_tuning(document: Document, seeds: Sequence[int]) -> None:
-    """Check the section `tuned` that `kronscale choose` writes: no seed of the trials is one of the study.
+def _check_tunable(document: Document, place: Place, paths: Sequence[str]) -> None:
+    for path in paths:
+        if path.partition(".")[0] not in ("optimizer", "kfac") and path not in TUNABLE:
+            raise document.error(
+                place, f" is not a hyperparameter; tunable are fields of optimizer and kfac, and "
+                f"{', '.join(TUNABLE)}{did_you_mean(path, (*known_paths(), *TUNABLE))}",
+            )  # fmt: skip
 
-    Raises:
-        SweepError: one is, or the section has another key or value.
+
+def _range(document: Document, place: Place, key: str, scale: str, bounds: Any) -> Transform:
+    """The number at a share of the range."""
+    numbers = isinstance(bounds, list) and all(type(bound) in (int, float) for bound in bounds)
+    if not numbers or len(bounds) != 2:
+        raise document.error(place, f" must be [low, high], two numbers, got {described(bounds)}")
+    low, high = bounds
+    kinds = {float} if key.startswith(OPTION) else scalar_types(key, set())
+    whole = float not in kinds
+    for wrong, sentence in (
+        (not low < high, "must be ascending, so that something is searched"),
+        (scale == "log" and low <= 0, "must be > 0 for a logarithmic range"),
+        (
+            scale == "one_minus_log" and high >= 1,
+            "must be < 1, because 1 - x is drawn as by log",
+        ),
+        (not kinds & {int, float}, f"is a range, and {key} is not a number; write a list of choices"),
+        (whole and not type(low) is type(high) is int, f"must be whole numbers, as {key} is"),
+    ):
+        if wrong:
+            raise document.error(place, f"={bounds} {sentence}")
+    to_scale, back = _SCALES[scale]
+    first, last = to_scale(low), to_scale(high)
+
+    def number(share: float) -> float:
+        value = back(first + share * (last - first))
+        rounded = round(value) if whole else _rounded(value, scale)
+        inside = min(max(rounded, low), high)
+        return inside if whole else float(inside)
+
+    return number
+
+
+def _rounded(value: float, scale: str) -> float:
+    """Few digits of the number, or of its distance from one: 0.98765 is 0.9877 there."""
+    if scale == "one_minus_log":
+        return round(1 - float(f"{1 - value:.{_DIGITS}g}"), 12)
+    return float(f"{value:.{_DIGITS}g}")
+
+
+# Sobol's sequence with a digital shift. `scipy.stats.qmc.Sobol` gives the same points without the shift, but
+# importing it takes longer than `plan` may, and ids of cells must not change with a library's version.
+
+_BITS = 32
+
+# Degree, coefficients and first direction numbers of every dimension after the first: Joe and Kuo (2008),
+# "Constructing Sobol sequences with better two-dimensional projections", table new-joe-kuo-6.21201.
+_JOE_KUO = (
+    (1, 0, (1,)), (2, 1, (1, 3)), (3, 1, (1, 3, 1)), (3, 2, (1, 1, 1)), (4, 1, (1, 1, 3, 3)),
+    (4, 4, (1, 3, 5, 13)), (5, 2, (1, 1, 5, 5, 17)), (5, 4, (1, 1, 5, 5, 5)), (5, 7, (1, 1, 7, 11, 19)),
+    (5, 11, (1, 1, 5, 1, 1)), (5, 13, (1, 1, 1, 3, 11)), (5, 14, (1, 3, 5, 5, 31)),
+    (6, 1, (1, 3, 3, 9, 7, 49)), (6, 13, (1, 1, 1, 15, 21, 21)), (6, 16, (1, 3, 1, 13, 27, 49)),
+)  # fmt: skip
+MOST_DIMENSIONS = len(_JOE_KUO) + 1
+
+
+def sobol(dimensions: int, seed: int) -> Iterator[tuple[float, ...]]:
+    """Points in the open unit cube, without end.
+
+    Args:
+        dimensions: at most `MOST_DIMENSIONS`.
+        seed: of the shift; -1 for none, the sequence itself.
     """
-    if "tuned" not in document.content:
-        return
-    section = _mapping(document, ("tuned",), TUNED_KEYS)
-    for key, kind in (("sweep", str), ("trials", int)):
-        if type(section.get(key)) is not kind:
-            words = "text" if kind is str else "a whole number"
-            raise document.error(("tuned", key), f" must be {words}, got {described(section.get(key))}")
-    of_trials = read_seeds(document, ("tuned", "seeds"), section.get("seeds"))
-    refuse_shared_seeds(document, ("seeds",), seeds, of_trials, f"of the trials of {section['sweep']}")
+    directions = [_directions(dimension) for dimension in range(dimensions)]
+    point = [_shift(seed, dimension) for dimension in range(dimensions)]
+    index = 0
+    while True:
+        yield tuple((value + 0.5) / 2**_BITS for value in point)
+        zeros = (~index & (index + 1)).bit_length() - 1  # Gray code (Antonov & Saleev 1979): one change
+        point = [value ^ column[zeros] for value, column in zip(point, directions, strict=True)]
+        index += 1
 
 
-TUNED_KEYS: Mapping[str, str] = {
-    "sweep": "Name of the sweep that tuned the methods.",
-    "trials": "Trials of each method.",
-    "seeds": "Seeds of the trials.",
-}
+def _shift(seed: int, dimension: int) -> int:
+    if seed < 0:
+        return 0
+    digest = hashlib.sha256(f"kronscale {seed} {dimension}".encode()).digest()
+    return int.from_bytes(digest[: _BITS // 8], "big")
+
+
+def _directions(dimension: int) -> list[int]:
+    """The direction numbers of one dimension, as whole numbers of `_BITS` bits."""
+    if dimension == 0:
+        return [1 << (_BITS - 1 - bit) for bit in range(_BITS)]
+    degree, coefficients, first = _JOE_KUO[dimension - 1]
+    numbers = [value << (_BITS - 1 - bit) for bit, value in enumerate(first)]
+    for bit in range(degree, _BITS):
+        value = numbers[bit - degree] ^ (numbers[bit - degree] >> degree)
+        for place in range(1, degree):
+            if coefficients >> (degree - 1 - place) & 1:
+                value ^= numbers[bit - place]
+        numbers.append(value)
+    return numbers

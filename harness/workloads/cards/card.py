@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
+
+from harness.cell import AboutField, Cell
+from harness.yaml_files.validation_messages import not_allowed
 
 Options = Mapping[str, Any]
 
@@ -86,9 +89,48 @@ class WorkloadCard:
     least_local_batch: Callable[[Options], int] = lambda _: 1
     no_batch_norm: Callable[[Options], str] = lambda _: "its network has no batch normalisation"
 
-    def metric_range(self, metric: str) -> tuple[float, float]:
-        """The metric's values lie above the first number and up to the second."""
-        return METRIC_RANGES[metric]
+    def unread(self, cell: Cell) -> Iterator[AboutField]:
+        """Fields that the cell's options leave without effect, each with the reason."""
+        options = cell.workload.options
+        for (given, value), ignored in self.ignored.items():
+            if options[given] == value:
+                for option in ignored:
+                    yield f"workload.options.{option}", f"with {given}={value!r}"
+        if cell.training.sync_batch_norm and (reason := self.no_batch_norm(options)):
+            yield "training.sync_batch_norm", f"with workload {cell.workload.name}: {reason}"
+
+    def conflicts(self, cell: Cell) -> Iterator[AboutField]:
+        """What of the cell this workload cannot do: its target, its batch."""
+        workload, target, options = cell.workload.name, cell.target, cell.workload.options
+        if target.metric not in self.metrics:
+            known = not_allowed(target.metric, self.metrics)
+            yield "target.metric", f"={target.metric!r} is not a metric of {workload}{known}"
+            return
+        if (option := self.needs.get(target.metric)) and not options[option]:
+            yield "target.metric", f"={target.metric!r} needs workload.options.{option}: true"
+        got, better = ("at_least", "at_most") if target.direction == "higher" else ("at_most", "at_least")
+        if (direction := self.metrics[target.metric]) != target.direction:
+            where = f"contradicts {target.metric}, where {direction} is better"
+            yield f"target.{got}", f"={target.value} {where}; use {better}"
+        low, high = METRIC_RANGES[target.metric]
+        if not low < target.value <= high:
+            yield f"target.{got}", f"={target.value:g} must be in ({low:g}, {high:g}], as {target.metric} is"
+        batch, local = cell.training.batch_sizes(cell.world_size)
+        name = "global_batch_size" if cell.training.scaling == "strong" else "local_batch_size"
+        value = getattr(cell.training, name)
+        if (examples := self.examples(options)) and batch > examples:
+            yield (
+                f"training.{name}",
+                f"={value} makes a global batch of {batch}, but {workload} has {examples} training examples",
+            )
+        local //= cell.training.accumulate
+        least = self.least_local_batch(options)
+        if local * (cell.world_size if cell.training.sync_batch_norm else 1) < least:
+            yield (
+                f"training.{name}",
+                f"={value} makes a local batch of {local}, but {options['model']} normalises over {least} "
+                "examples or more",
+            )
 
     def examples(self, options: Options) -> int:
         """Training examples of an epoch under these options; missing ones have the card's defaults.
