@@ -356,6 +356,8 @@ class Cell(Spec):
         yield from self.optimizer.unread()
         if self.kfac is None:
             yield "training.factor_micro_batches", "without a kfac section"
+            for field in KFACConfig.__dataclass_fields__:
+                yield f"kfac.{field}", "without a kfac section"
             return
         if self.training.accumulate == 1:
             yield "training.factor_micro_batches", "without accumulate > 1"

@@ -110,12 +110,6 @@ WITHOUT_EFFECT = {
         "grid.optimizer.momentum[0] has no effect with adam; it is for sgd, rmsprop, lars, muon, "
         "and no other method reads it; remove it",
     ),
-    "an axis that names the method": (
-        {"methods": [{"name": "a"}, {"name": "b", "optimizer": {"name": "adam"}}],
-         "zip": [{"method": ["a", "b"], "optimizer.momentum": [0.5, 0.9]}]},
-        "zip[0].optimizer.momentum[1] has no effect with adam; it is for sgd, rmsprop, lars, muon; remove it "
-        "(method b)",
-    ),
     "factor micro-batches without K-FAC": (
         arm(training={"accumulate": 4, "factor_micro_batches": 1}),
         "methods[0].training.factor_micro_batches has no effect without a kfac section; remove it "

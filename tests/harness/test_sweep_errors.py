@@ -109,7 +109,7 @@ MISTAKES = {
     ),
     "an unknown option": (
         "workload: digits", "workload: {name: digits, options: {widht: 8}}",
-        ":2: workload.options.widht is not an option of digits; allowed: width; did you mean width?",
+        ":2: workload.options.widht=8 is not an option of this workload; allowed: width; did you mean width?",
     ),
     "an option of another type": (
         "workload: digits", "workload: {name: digits, options: {width: wide}}",

@@ -108,33 +108,26 @@ class Exclusions:
 
     def __init__(self, document: Document, content: SweepContent, methods: Sequence[Method]) -> None:
         self._document = document
-        self._unused: dict[Place, dict[str, Any]] = {}
-        self._entries: list[tuple[Place, dict[str, Any]]] = []
+        self._entries: dict[Place, dict[str, Any]] = {}
+        self._used: set[Place] = set()
         for index, entry in enumerate(content.exclude):
             place = ("exclude", index)
             settings = read_settings(document, place, entry, ("method", "seed", *SHARED))
             if isinstance(named := settings.get("method"), Setting):
                 _check_method(document, named, methods)
-            self._entries.append((place, {path: setting.value for path, setting in each(settings)}))
-        self._unused.update(self._entries)
+            self._entries[place] = {path: value for path, (value, _) in each(settings)}
 
     def kept(self, method: Method, settings: Settings, seeds: Sequence[int]) -> Sequence[int]:
         """The seeds of which no entry drops the cell."""
-        if not self._entries:
-            return seeds
-        written = {path: setting.value for path, setting in each(settings)}
-        kept = []
-        for seed in seeds:
-            matching = [
-                place
-                for place, wanted in self._entries
-                if all(_has(method, {**written, "seed": seed}, path, value) for path, value in wanted.items())
-            ]
-            for place in matching:
-                self._unused.pop(place, None)
-            if not matching:
-                kept.append(seed)
-        return kept
+        written = {path: value for path, (value, _) in each(settings)} if self._entries else {}
+        kept = set(seeds)
+        for place, wanted in self._entries.items():
+            rest = {path: value for path, value in wanted.items() if path != "seed"}
+            if all(_has(method, written, path, value) for path, value in rest.items()):
+                dropped = {seed for seed in seeds if _same(seed, wanted.get("seed", seed))}
+                self._used.update([place] if dropped else [])
+                kept -= dropped
+        return [seed for seed in seeds if seed in kept]
 
     def check_used(self) -> None:
         """Check that every entry dropped a cell.
@@ -142,9 +135,10 @@ class Exclusions:
         Raises:
             SweepError: one did not.
         """
-        for place, wanted in self._unused.items():
-            listed = ", ".join(f"{path}={value}" for path, value in wanted.items())
-            raise self._document.error(place, f" matches no cell: {listed}")
+        for place, wanted in self._entries.items():
+            if place not in self._used:
+                listed = ", ".join(f"{path}={value}" for path, value in wanted.items())
+                raise self._document.error(place, f" matches no cell: {listed}")
 
 
 def _axis(document: Document, place: Place, columns: Axes) -> Axis:
@@ -178,8 +172,12 @@ def _check_method(document: Document, setting: Setting, methods: Sequence[Method
 
 
 def _has(method: Method, written: dict[str, Any], path: str, wanted: Any) -> bool:
-    section = path.partition(".")[0]
-    if section == "kfac" and not method.has_kfac:  # null is a value that a section may hold
+    if path.startswith("kfac.") and not method.has_kfac:  # null is a value that a section may hold
         return False
     value = written[path] if path in written else default_of(path, str(written.get("workload.name")))
+    return _same(value, wanted)
+
+
+def _same(value: Any, wanted: Any) -> bool:
+    """Whether they are equal; true is no 1."""
     return isinstance(value, bool) == isinstance(wanted, bool) and bool(value == wanted)

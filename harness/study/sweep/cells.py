@@ -6,20 +6,19 @@ The rules are `Cell.unread`, `Cell.conflicts` and those of the workload's card.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
 
 from harness.cell import Cell
+from harness.errors import UserError
 from harness.study.sweep.axes import Method
-from harness.study.sweep.settings import Setting, Settings, each, place_of, values_of, without
+from harness.study.sweep.settings import Settings, each, place_of, values_of, without
 from harness.workloads import WORKLOADS
-from harness.yaml_files.document import Document, Place, described
+from harness.yaml_files.document import Document, Place
 from harness.yaml_files.validation_messages import explain, field_and_rest, not_allowed
-
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
 class CellReader:
@@ -43,20 +42,19 @@ class CellReader:
         """
         cell = self._validated(method, settings, trial)
         unread = dict([*cell.unread(), *WORKLOADS[cell.workload.name].unread(cell)])
-        idle: dict[str, Setting] = {}
-        for path, setting in each(settings):
-            reason = unread.get(path)
-            if path.startswith("kfac.") and cell.kfac is None:
-                reason = "without a kfac section"
-            if reason is None:
+        idle = {path: setting for path, setting in each(settings) if path in unread}
+        self._read.update(path for path, _ in each(settings) if path not in idle)
+        for path, (value, place) in idle.items():
+            sentence = f" has no effect {unread[path]}"
+            if value in (None, False, 0, "", []):  # off, which is true of what is not read
                 self._read.add(path)
-                continue
-            idle[path] = setting
-            self._leave_out(cell, path, setting, f" has no effect {reason}", settings["method"])
+            elif place[0] in ("methods", "tuning"):  # written for this method alone
+                raise self._document.error(place, f"{sentence}; remove it (method {method.name})")
+            else:
+                self._left_out.setdefault(path, (place, sentence))
         if idle:
             settings = without(settings, idle)
-            if not all(path.startswith("kfac.") and cell.kfac is None for path in idle):
-                cell = self._validated(method, settings, trial)
+            cell = self._validated(method, settings, trial)
         for path, sentence in (*cell.conflicts(), *WORKLOADS[cell.workload.name].conflicts(cell)):
             raise self._error(method, settings, path.split("."), sentence, which=path != "method")
         return canonical(cell), any(setting.place[0] in ("grid", "zip") for setting in idle.values())
@@ -71,73 +69,35 @@ class CellReader:
             if path not in self._read:
                 raise self._document.error(place, f"{sentence}, and no other method reads it; remove it")
 
-    def _leave_out(
-        self, cell: Cell, path: str, setting: Setting, sentence: str, method: Setting | Settings
-    ) -> None:
-        place = setting.place
-        if setting.value in (None, False, 0, "", []):  # off, which is true of what is not read
-            self._read.add(path)
-        elif place[0] in ("methods", "tuning") or (
-            isinstance(method, Setting) and place[0] == "zip" and place[:2] == method.place[:2]
-        ):  # written for this method alone: in it, tuned, or on an axis that names it
-            raise self._document.error(place, f"{sentence}; remove it (method {cell.method})")
-        else:
-            self._left_out.setdefault(path, (place, sentence))
-
     def _validated(self, method: Method, settings: Settings, trial: int | None) -> Cell:
         values = {"sweep": self._document.content["sweep"], "trial": trial, **values_of(settings)}
         if not method.has_kfac:
             values.pop("kfac", None)
         workload = values.get("workload", {})
-        if isinstance(workload.get("name"), str):
-            workload["options"] = self._options(method, settings, workload["name"], workload)
+        name = workload.get("name")
+        if isinstance(name, str) and name not in WORKLOADS:
+            known = f"={name!r} is not a workload{not_allowed(name, WORKLOADS)}"
+            raise self._error(method, settings, ("workload", "name"), known, which=False)
         try:
+            if isinstance(name, str):
+                workload["options"] = WORKLOADS[name].completed(workload.get("options", {}))
             # JSON instead of Python mode: strict about numbers and text, but a list may become a tuple
             return Cell.model_validate_json(json.dumps(values), strict=True)
         except ValidationError as error:
             path, sentence = explain(error)
             whole = not error.errors()[0]["loc"] or path[0] not in values  # about more than one value
-            raise self._error(method, settings, path, sentence, which=whole) from None
-
-    def _options(
-        self, method: Method, settings: Settings, name: str, workload: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """The workload's options with the defaults of its card, which are part of a cell's id."""
-        if name not in WORKLOADS:
-            sentence = f"={name!r} is not a workload{not_allowed(name, WORKLOADS)}"
-            raise self._error(method, settings, ("workload", "name"), sentence)
-        card, given = WORKLOADS[name], dict(workload.get("options", {}))
-        for option, value in given.items():
-            wrong, default = "", card.options.get(option)
-            if default is None:
-                wrong = f" is not an option of {name}{not_allowed(option, card.options)}"
-            elif isinstance(default, float) and type(value) is int:
-                given[option] = float(value)
-            elif type(value) is not type(default):
-                kind = _KINDS[type(default)]
-                wrong = f" must be {kind}, got {described(value)} (default {default!r})"
-            elif value not in card.choices.get(option, (value,)):
-                wrong = f"={value!r} is not a known value{not_allowed(str(value), card.choices[option])}"
-            if wrong:
-                raise self._error(method, settings, ("workload", "options", option), wrong)
-        try:
-            card.examples(given)
-        except ValueError as error:
-            path, sentence = field_and_rest(str(error))
-            raise self._error(method, settings, ("workload", "options", *path), sentence) from None
-        return {**card.options, **given}
+        except ValueError as error:  # of the workload
+            inside, sentence = field_and_rest(str(error))
+            path, whole = ("workload", *inside), False
+        raise self._error(method, settings, path, sentence, which=whole)
 
     def _error(
-        self,
-        method: Method,
-        settings: Settings,
-        path: tuple[str | int, ...] | list[str],
-        sentence: str,
-        which: bool = False,
-    ) -> Exception:
+        self, method: Method, settings: Settings, path: Sequence[str | int], sentence: str, *, which: bool
+    ) -> UserError:
         """An error about a field; `which` adds the cell, and its workload where the sweep has several."""
         if which:
-            size, workload = (_get(settings, *where) for where in (("world_size",), ("workload", "name")))
+            written = dict(each(settings))
+            size, workload = written.get("world_size"), written.get("workload.name")
             sentence += f" (method {method.name}"
             sentence += f", world_size={size.value}" if size else ""
             varies = workload is not None and workload.place[0] in ("grid", "zip")
@@ -171,10 +131,3 @@ def canonical(cell: Cell) -> Cell:
         }
         kfac = replace(kfac, **none) if none else kfac
     return cell.model_copy(update={"training": training, "kfac": kfac})
-
-
-def _get(settings: Settings, *path: str) -> Setting | None:
-    inside: Setting | Settings | None = settings
-    for part in path:
-        inside = inside.get(part) if isinstance(inside, dict) else None
-    return inside if isinstance(inside, Setting) else None

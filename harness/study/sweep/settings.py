@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from harness.cell import Cell, Optimizer, Target, Training, Workload
 from harness.workloads import WORKLOADS
@@ -16,8 +15,7 @@ from harness.yaml_files.validation_messages import not_allowed
 from kfac_core.config import KFACConfig
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """Value of one field, as the file has it, and its place there."""
 
     value: Any

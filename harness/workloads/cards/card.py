@@ -9,9 +9,12 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from harness.cell import AboutField, Cell
+from harness.yaml_files.document import described
 from harness.yaml_files.validation_messages import not_allowed
 
 Options = Mapping[str, Any]
+
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 EMBEDDED = "embedded"
 SYNTHETIC = "synthetic"
@@ -88,6 +91,33 @@ class WorkloadCard:
     ignored: Mapping[tuple[str, Any], tuple[str, ...]] = field(default_factory=dict)
     least_local_batch: Callable[[Options], int] = lambda _: 1
     no_batch_norm: Callable[[Options], str] = lambda _: "its network has no batch normalisation"
+
+    def completed(self, given: Options) -> dict[str, Any]:
+        """The options with the card's defaults, which are part of a cell's id.
+
+        Raises:
+            ValueError: one is unknown, of another type than its default, or refused by `examples`; the
+                message begins with its path in a cell's `workload`.
+        """
+        options = {**self.options, **given}
+        for option, value in given.items():
+            default = self.options.get(option)
+            if default is None:
+                known = not_allowed(option, self.options)
+                raise ValueError(f"options.{option}={value!r} is not an option of this workload{known}")
+            if isinstance(default, float) and type(value) is int:
+                options[option] = float(value)
+            elif type(value) is not type(default):
+                allowed = f"must be {_KINDS[type(default)]}"
+                raise ValueError(f"options.{option} {allowed}, got {described(value)} (default {default!r})")
+            if option in self.choices and value not in self.choices[option]:
+                known = not_allowed(str(value), self.choices[option])
+                raise ValueError(f"options.{option}={value!r} is not a known value{known}")
+        try:
+            self.examples(options)
+        except ValueError as error:
+            raise ValueError(f"options.{error}") from None
+        return options
 
     def unread(self, cell: Cell) -> Iterator[AboutField]:
         """Fields that the cell's options leave without effect, each with the reason."""
