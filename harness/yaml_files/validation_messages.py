@@ -30,8 +30,8 @@ _PHRASES = {
     "starting with a letter or a digit",
 }
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-_BRANCHES = ("int", "float", "Milestones", "Curve")
-"""Names that pydantic adds to a path for each type that a scheduled hyperparameter may have."""
+_BRANCHES = ("int", "float", "str", "Milestones", "Curve")
+"""Names that pydantic adds to a path for each type that a field may have, of those with several."""
 
 
 def explain(

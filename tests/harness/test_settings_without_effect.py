@@ -81,16 +81,6 @@ WITHOUT_EFFECT = {
         "methods[0].optimizer.momentum has no effect with adam; it is for sgd, rmsprop, lars, muon; "
         "remove it (method arm)",
     ),
-    "nesterov with adam": (
-        arm(optimizer={"name": "adam", "nesterov": True}),
-        "methods[0].optimizer.nesterov has no effect with adam; it is for sgd, lars, muon; "
-        "remove it (method arm)",
-    ),
-    "nesterov with rmsprop": (
-        arm(optimizer={"name": "rmsprop", "nesterov": True}),
-        "methods[0].optimizer.nesterov has no effect with rmsprop; it is for sgd, lars, muon; "
-        "remove it (method arm)",
-    ),
     "weight decay with nlcg": (
         arm(optimizer={"name": "nlcg", "weight_decay": 1e-4}),
         "methods[0].optimizer.weight_decay has no effect with nlcg; it is for sgd, rmsprop, adam, lars, "
@@ -162,13 +152,6 @@ WRONG_FOR_THE_RUN = {
     "an epoch twice": (
         {"optimizer": {"decay_epochs": [1, 1]}}, "[1.0, 1.0] must be ascending, each epoch once",
     ),
-    "unordered epochs": (
-        {"optimizer": {"decay_epochs": [9, 5]}}, "[9.0, 5.0] must be ascending, each epoch once",
-    ),
-    "a negative epoch": (
-        {"optimizer": {"decay_epochs": [-5]}}, "=[-5.0] must be > 0 and < epochs=30, got -5",
-    ),
-    "epoch nought": ({"optimizer": {"decay_epochs": [0]}}, "=[0.0] must be > 0 and < epochs=30, got 0"),
     "an epoch past the end": (
         {"optimizer": {"decay_epochs": [9, 30]}}, "must be > 0 and < epochs=30, got 30",
     ),
@@ -182,9 +165,6 @@ WRONG_FOR_THE_RUN = {
     ),
     "an accuracy in percent": (
         {"target": {"at_least": 97}}, "target.at_least=97 must be in (0, 1], as accuracy is",
-    ),
-    "a negative accuracy": (
-        {"target": {"at_least": -3}}, "target.at_least=-3 must be in (0, 1], as accuracy is",
     ),
     "a loss of nought": (
         {"target": {"metric": "loss", "at_least": None, "at_most": 0}},
@@ -207,11 +187,6 @@ WRONG_FOR_THE_RUN = {
                   "inverse_update_steps": 100}),
         "inverse_update_steps=100 is below factor_update_steps=1000 from epoch 5 on",
     ),
-    "two schedules that cross": (
-        arm(kfac={"factor_update_steps": {"initial": 10, "factor": 10, "at": [5]},
-                  "inverse_update_steps": {"initial": 50, "factor": 10, "at": [8]}}),
-        "inverse_update_steps=50 is below factor_update_steps=100 from epoch 5 on",
-    ),
     "no step between updates": (
         arm(kfac={"factor_update_steps": 1,
                   "inverse_update_steps": {"initial": 0.1, "factor": 2, "at": [5]}}),
@@ -231,22 +206,12 @@ WRONG_FOR_THE_RUN = {
     "an optimizer's name for another one": (
         {"methods": [{"name": "adam"}]}, "name='adam' has optimizer.name=sgd; set optimizer.name: adam, or",
     ),
-    "a seed beyond torch's": ({"seeds": [2**64]}, "has too many digits; at most 18 are allowed"),
     "a seed beyond the masks' keys": ({"seeds": [2**32]}, "seeds[0] must be < 4294967296, got 4294967296"),
     "more ranks than file names": (
         {"world_size": 100_001}, "world_size must be <= 100000, got 100001",
     ),
     "no channels": (
         {"workload": {"name": "digits", "options": {"width": 0}}}, "width=0 is not allowed; use a value >= 1",
-    ),
-    "channels beyond memory": (
-        {"workload": {"name": "digits", "options": {"width": 10**9}}}, "use a value <= 4096",
-    ),
-    "a width that leaves no channel": (
-        {"workload": {"name": "cifar10", "options": {"width": 0.01}}}, "width=0.01 is not allowed",
-    ),
-    "an endless width": (
-        {"workload": {"name": "cifar10", "options": {"width": 1e30}}}, "width=1e+30 is not allowed",
     ),
     "negative smoothing": (
         {"workload": {"name": "cifar10", "options": {"label_smoothing": -0.1}}}, "use a value in [0, 1)",
@@ -255,11 +220,6 @@ WRONG_FOR_THE_RUN = {
         {"workload": {"name": "cifar10", "options": {"model": "vgg16"}},
          "training": {"global_batch_size": 2}},
         "training.global_batch_size=2 makes a local batch of 1, but vgg16 normalises over 2 examples or more",
-    ),
-    "a batch of one of small images": (
-        {"workload": {"name": "imagenet", "options": {"data": "embedded", "classes": 10, "image_size": 32}},
-         "training": {"global_batch_size": 2}},
-        "makes a local batch of 1, but resnet50 normalises over 2 examples or more",
     ),
     "images smaller than the network": (
         {"workload": {"name": "imagenet", "options": {"model": "inception_v3", "image_size": 74}}},

@@ -106,23 +106,23 @@ class SweepContent(Spec):
     about: str = ""
     """The study's question, as reports show it. Example: `which method is sooner?`."""
 
-    workload: Any = None
+    workload: str | dict[str, Any] | None = None
     """What is trained: a name, or `name` and `options`. Example: `digits`."""
 
-    target: Any = None
+    target: dict[str, Any] | None = None
     """The metric and value at which a run has succeeded. Example: `{metric: accuracy, at_least: 0.97}`."""
 
-    training: Any = None
+    training: dict[str, Any] | None = None
     """Length, batch and precision of every run. Example: `{global_batch_size: 256, epochs: 60}`."""
 
-    optimizer: Any = None
+    optimizer: dict[str, Any] | None = None
     """The first-order optimizer and its learning rate. Example: `{lr: 0.1}`."""
 
-    kfac: Any = None
+    kfac: dict[str, Any] | None = None
     """K-FAC's hyperparameters, for the methods that have a `kfac` section of their own.
     Example: `{damping: 0.003}`."""
 
-    world_size: Any = None
+    world_size: int | None = None
     """Number of ranks of every run; usually an axis of `grid` instead. Example: `4`."""
 
     methods: tuple[MethodContent, ...] = Field(min_length=1)
