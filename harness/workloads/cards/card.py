@@ -6,11 +6,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from harness.cell import AboutField, Cell
-from harness.yaml_files.document import described
-from harness.yaml_files.validation_messages import not_allowed
+if TYPE_CHECKING:  # it imports pydantic, which a host of `make gpu` may lack
+    from harness.cell import AboutField, Cell
 
 Options = Mapping[str, Any]
 
@@ -99,6 +98,8 @@ class WorkloadCard:
             ValueError: one is unknown, of another type than its default, or refused by `examples`; the
                 message begins with its path in a cell's `workload`.
         """
+        from harness.yaml_files.validation_messages import not_allowed  # noqa: PLC0415  pydantic
+
         options = {**self.options, **given}
         for option, value in given.items():
             default = self.options.get(option)
@@ -109,7 +110,7 @@ class WorkloadCard:
                 options[option] = float(value)
             elif type(value) is not type(default):
                 allowed = f"must be {_KINDS[type(default)]}"
-                raise ValueError(f"options.{option} {allowed}, got {described(value)} (default {default!r})")
+                raise ValueError(f"options.{option} {allowed}, got {value!r} (default {default!r})")
             if option in self.choices and value not in self.choices[option]:
                 known = not_allowed(str(value), self.choices[option])
                 raise ValueError(f"options.{option}={value!r} is not a known value{known}")
@@ -131,6 +132,8 @@ class WorkloadCard:
 
     def conflicts(self, cell: Cell) -> Iterator[AboutField]:
         """What of the cell this workload cannot do: its target, its batch."""
+        from harness.yaml_files.validation_messages import not_allowed  # noqa: PLC0415  pydantic
+
         workload, target, options = cell.workload.name, cell.target, cell.workload.options
         if target.metric not in self.metrics:
             known = not_allowed(target.metric, self.metrics)
