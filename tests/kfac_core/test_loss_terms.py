@@ -413,3 +413,19 @@ def test_the_first_micro_batches_alone_give_the_factors_of_their_own_mean(stated
 def test_a_captured_share_is_a_part_of_the_whole(share):
     with pytest.raises(ConfigError, match=r"captured_share=.* lies outside \(0, 1\]"):
         KFAC(nn.Linear(2, 2), KFACConfig(**NOW), lr=0.1, captured_share=share)
+
+
+@pytest.mark.parametrize("batch_dim", [0, 1])
+@pytest.mark.parametrize("layer", [nn.Linear(WIDTH, OUTPUTS, bias=False), nn.Embedding(WIDTH, OUTPUTS)])
+def test_a_fraction_of_a_batch_keeps_whole_examples_wherever_their_dimension_is(layer, batch_dim):
+    model = layer.double()
+    ids = torch.randint(WIDTH, (BATCH, TOKENS))
+    inputs = ids if isinstance(layer, nn.Embedding) else numbers(BATCH, TOKENS, WIDTH)
+    arranged = inputs.transpose(0, 1) if batch_dim else inputs
+    options = {"factor_batch_fraction": 0.5, "batch_dim": batch_dim}
+    kfac = stepped(model, lambda: model(arranged).square().mean(), **options)
+    kept = inputs[: BATCH // 2]
+    rows = functional.one_hot(kept, WIDTH).double() if isinstance(layer, nn.Embedding) else kept
+    want = rows.reshape(-1, WIDTH).T @ rows.reshape(-1, WIDTH) / (BATCH // 2 * TOKENS)
+    a = kfac._factors.running[0, "a"]
+    same(a.squeeze(0), want) if a.shape[-1] == WIDTH else same(a.flatten(), want.diagonal())

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kfac_core import Phase
-from kfac_core.timing.timer import PhaseTimer, Traffic
+from kfac_core.timing.timer import PhaseTimer, Traffic, WindowTotals
 
 
 @pytest.fixture
@@ -160,3 +160,13 @@ def test_phases_of_a_gpu_add_up_to_the_wall_also_when_it_was_busy_at_the_start(m
     totals = timer.drain()
     assert totals.wall_seconds == pytest.approx(0.15)
     assert totals.seconds == pytest.approx({"other": 0.0, "forward": 0.06, "backward": 0.09})
+
+
+def test_the_parts_of_an_interrupted_window_add_up_also_where_one_lacks_a_phase():
+    first = WindowTotals(1.0, {"forward": 0.5}, {"forward": 2}, {"factor_comm": 8}, {"factor_comm": 0.1}, 4)
+    later = WindowTotals(2.0, {"forward": 0.25, "scale": 1.0}, {"scale": 1}, {"factor_comm": 8}, {}, 3)
+    assert first + later == WindowTotals(
+        3.0, {"forward": 0.75, "scale": 1.0}, {"forward": 2, "scale": 1}, {"factor_comm": 16},
+        {"factor_comm": 0.1}, 7,
+    )  # fmt: skip
+    assert later + first == first + later
