@@ -40,12 +40,14 @@ RETIRED = {
     r"presences?": None,
     r"refusals?": None,
     r"wish(es|ed)?": None,
-    r"pulses?": r"\.pulse\b|jsonl\|pulse",  # files of the run folder
+    r"pulses?": r"\"\.pulse\"",  # of a stored heartbeat's name
     r"ballast": None,
-    r"gangs?": r"gang\.(json|lock)",  # more
-    r"lanes?": r"[\"'`]lanes[\"'`]",  # a key in claim.json
-    r"claims?": r"claim\.json|[\"'`]claim(_job)?[\"'`]|claim_job|^analysis/|^tests/analysis/|^jobs/|"
-    r"^docs/generator/|\.md:",
+    r"gangs?": None,
+    r"lanes?": None,
+    r"leases?|leased": None,
+    r"tickets?": None,
+    r"seals?|sealed": r"KIND|\"kind\"|\bseals: ",  # a stored record's kind, and a key of stored outcomes
+    r"claims?": r"\"claim(_job)?\"|`claim(_job)?`|^analysis/|^tests/analysis/|^jobs/|^docs/generator/|\.md:",
     r"verdicts?": r"^analysis/|^jobs/experiments/|^docs/generator/|^tests/(analysis|path|docs)/|compare\.py|"
     r"report\.py|"
     r"test_cli\.py|\.md:",  # a column

@@ -15,7 +15,7 @@ import pandas as pd
 from analysis.records.study import FRAMES
 from harness.runs.store import SweepFolder
 
-LAYOUT_VERSION = 11
+LAYOUT_VERSION = 12
 """Raise this when a column of a cached frame changes, so that old caches are discarded."""
 
 STAMP_LENGTH = 16

@@ -1,4 +1,4 @@
-"""Says which runs are left out of all numbers, and which could have been changed without a trace."""
+"""Says which runs are left out of all numbers."""
 
 from __future__ import annotations
 
@@ -47,15 +47,3 @@ def quietly() -> Iterator[None]:
         for kind in (LeftOutWarning, EmptyStudyWarning):
             warnings.simplefilter("ignore", kind)
         yield
-
-
-def not_sealed_note(cells: pd.DataFrame) -> str:
-    """How many completed runs have no seals; empty if all have."""
-    known = cells["sealed"].dropna().astype("bool")
-    unsealed = int((~known & cells.loc[known.index, "valid"]).sum())
-    if not unsealed:
-        return ""
-    return (
-        f"{unsealed} of {len(known)} completed runs are not sealed: an older version recorded them, so a "
-        "number that was changed afterwards shows only where it contradicts another."
-    )

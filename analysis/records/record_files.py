@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.records.agreement import Faults, disagreements
 from analysis.records.metric_rows import metric_rows
 from analysis.records.run_files import RunFiles
-from analysis.records.segments import COLUMNS, are_effective
+from analysis.records.segments import COLUMNS, Faults, are_effective, incomplete
 from analysis.records.window_lines import MAPPINGS, OTHER, WINDOW_COLUMNS, Columns, WindowLines, keys_of
 from harness.errors import StoredFileError
 from harness.runs.record_lines import parse, read_content, read_head, whole_lines
@@ -43,7 +42,6 @@ class RecordFrames(NamedTuple):
 
     Attributes:
         faults: by run, why it is left out of the frames.
-        sealed: the files whose content matches their seal.
     """
 
     windows: pd.DataFrame
@@ -52,7 +50,6 @@ class RecordFrames(NamedTuple):
     segments: pd.DataFrame
     devices: pd.DataFrame
     faults: Faults
-    sealed: frozenset[Path]
 
 
 class _Lines:
@@ -72,7 +69,7 @@ def read_records(runs: Sequence[RunFiles]) -> RecordFrames:
 
     A truncated last line, which a killed rank leaves, is skipped, also if a resumed rank continues below it.
     Windows and evaluations that a later segment repeated are left out, and runs with damaged records or with
-    records that do not agree (`analysis.records.agreement`).
+    missing or doubled ones.
     """
     reader = _Reader()
     for files in runs:
@@ -86,20 +83,18 @@ class _Reader:
         self._windows = WindowLines()
         self._others = {kind: _Lines() for kind in (EvalRecord.KIND, SegmentRecord.KIND, DeviceRecord.KIND)}
         self._faults: Faults = defaultdict(list)
-        self._sealed: set[Path] = set()
 
     def read(self, path: Path, files: RunFiles) -> None:
         """Read one file, or note why it cannot be read."""
         try:
-            content, sealed = read_content(path)
+            content, ended = read_content(path)
             self._read_content(content, path, files.run)
         except (StoredFileError, OSError) as error:
             self._faults[files.run].append(str(error))
             return
-        if sealed:
-            self._sealed.add(path)
-        elif files.should_be_sealed and files.attempt is not None and path.parent == files.attempt.path:
-            self._faults[files.run].append(f"{path}: its seal is missing: records were cut or added")
+        of_last = files.attempt is not None and path.parent == files.attempt.path
+        if not ended and files.completed and files.checked and of_last:
+            self._faults[files.run].append(f"{path}: has no checksum at its end: records were cut or added")
 
     def _read_content(self, content: bytes, path: Path, run: str) -> None:
         start, count = _bulk(content, path)
@@ -132,7 +127,7 @@ class _Reader:
         evaluations = evaluations[are_effective(EvalRecord.KIND, evaluations, segments)]
         devices = devices[are_effective(DeviceRecord.KIND, devices, segments)]
         intact = [files for files in runs if not files.faults and files.run not in self._faults]
-        for run, sentences in disagreements(intact, windows, evaluations, measured, segments).items():
+        for run, sentences in incomplete(intact, windows, evaluations, segments).items():
             self._faults[run] += sentences
         faulty = {*self._faults, *(files.run for files in runs if files.faults)}
         if faulty:
@@ -147,7 +142,7 @@ class _Reader:
             one.reset_index(drop=True) for one in (windows, evaluations, devices)
         )
         faults = {run: sentences for run, sentences in self._faults.items() if sentences}
-        return RecordFrames(windows, evaluations, metrics, segments, devices, faults, frozenset(self._sealed))
+        return RecordFrames(windows, evaluations, metrics, segments, devices, faults)
 
 
 def _bulk(content: bytes, path: Path) -> tuple[int, int]:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.errors import StoreError
 from harness.runs.attempt_outcome import Outcome, Result
-from harness.runs.launch_facts import LaunchFacts
 from harness.runs.layers_file import LayersFile
-from harness.runs.records import SEALED_SINCE
-from harness.runs.run_place import place_changes
-from harness.runs.seals import SEALED_FILES, check_small_file
+from harness.runs.records import CHECKSUMS_SINCE
+from harness.runs.run_place import LaunchFacts, place_changes
 from harness.runs.store import Attempt, CellFolder
 
 T = TypeVar("T")
@@ -49,13 +46,14 @@ class RunFiles:
     moved: str = ""
 
     @property
-    def should_be_sealed(self) -> bool:
-        """Whether every rank's records must end with a seal."""
-        return (
-            self.outcome is not None
-            and self.outcome.schema >= SEALED_SINCE
-            and self.outcome.state == "COMPLETED"
-        )
+    def completed(self) -> bool:
+        """Whether every rank's records must be there up to the last step."""
+        return self.outcome is not None and self.outcome.state == "COMPLETED"
+
+    @property
+    def checked(self) -> bool:
+        """Whether every file that was written before the outcome has a checksum."""
+        return self.outcome is not None and self.outcome.schema >= CHECKSUMS_SINCE
 
     @property
     def state(self) -> str:
@@ -102,21 +100,14 @@ def _outcomes(attempts: list[Attempt]) -> tuple[dict[int, Outcome | None], list[
 
 
 def _read_small_files(files: RunFiles, attempt: Attempt) -> None:
-    if files.outcome is not None:
-        seals = files.outcome.seals
-        for name in SEALED_FILES:
-            _tried(files, partial(_check_seal, attempt, name, seals))
-    files.launch = _tried(files, lambda: attempt.read_as(LaunchFacts, "launch.json")) or LaunchFacts()
-    files.environment = _tried(files, lambda: attempt.read("environment.json")) or {}
-    files.result = _tried(files, lambda: attempt.read_as(Result, "result.json"))
-    layers = _tried(files, lambda: attempt.read_as(LayersFile, "layers.json"))
+    def of(kind: type[T], name: str) -> T | None:
+        return _tried(files, lambda: attempt.read_as(kind, name, checked=files.checked))
+
+    files.launch = of(LaunchFacts, "launch.json") or LaunchFacts()
+    files.environment = _tried(files, lambda: attempt.read("environment.json", checked=files.checked)) or {}
+    files.result = of(Result, "result.json")
+    layers = of(LayersFile, "layers.json")
     files.layers = [_as_lists(asdict(layer)) for layer in layers.layers] if layers is not None else []
-    files.faults = list(dict.fromkeys(files.faults))
-
-
-def _check_seal(attempt: Attempt, name: str, seals: Mapping[str, int]) -> None:
-    owner = Attempt(attempt.path.parent) if name == "cell.json" else attempt
-    check_small_file(attempt.path, name, owner.read(name), seals)
 
 
 def _record_files(attempt: Attempt) -> list[Path]:

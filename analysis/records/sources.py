@@ -49,8 +49,8 @@ def sources(paths: Iterable[PathLike], root: Path) -> tuple[list[Path], list[Pat
     return list(folders.values()), list(archives.values())
 
 
-def other_versions_note(folder: Path, read: int) -> str:
-    """How many stored cells this version cannot read, and why the first; empty if it can read all.
+def unreadable_note(folder: Path, read: int) -> str:
+    """How many stored cells cannot be read, and why the first; empty if all can.
 
     Args:
         folder: of the sweep.
@@ -59,7 +59,7 @@ def other_versions_note(folder: Path, read: int) -> str:
     stored = sum(1 for _ in SweepFolder(folder).stored())
     if stored == read:
         return ""
-    errors = SweepFolder(folder).version_errors()
+    errors = SweepFolder(folder).unreadable()
     verb = "runs are" if stored > 1 else "run is"
     return f"{stored - read} of {stored} {verb} left out, as if they were not stored: {'; '.join(errors[:1])}"
 

@@ -29,8 +29,7 @@ class Study:
             `state` is the outcome's, or RUNNING (records, no outcome), PENDING (no records yet) or STAGED
             (no attempt). A K-FAC option that changes over time has no number in its column; `schedules` has
             its text. `arm` and `setting` are explained in `harness.runs.arms`. A run that is not `valid` is
-            in no other frame and has no numbers; `why` says what is damaged or does not agree. `sealed`:
-            whether a change of its records would be noticed, for completed runs.
+            in no other frame and has no numbers; `why` says what is damaged or does not agree.
         windows: one row per rank and window, the steps from `first_step` of one record: its `steps`,
             `samples`, `wall_seconds`; `instrument_seconds`, the cost of the timer, NaN if not measured; and a
             column for every key of a mapping, NaN where the window lacks it: `seconds.<phase>` (exclusive;

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from analysis.records.left_out import EmptyStudyWarning, LeftOutWarning, left_ou
 from analysis.records.record_files import read_records
 from analysis.records.run_files import RunFiles, read_run
 from analysis.records.segments import segment_columns
-from analysis.records.sources import PathLike, flat, other_versions_note, sources
+from analysis.records.sources import PathLike, flat, sources, unreadable_note
 from analysis.records.study import FRAMES, Study
 from analysis.rules import SCORINGS
 from harness.cell import Cell
@@ -57,9 +57,7 @@ def load(*paths: PathLike | Iterable[PathLike], root: PathLike = DEFAULT_ROOT, c
     folders, archives = sources(flat(paths), Path(root))
     read = partial(cached, read=_read) if cache else _read
     parts = [read(folder) for folder in folders]
-    notes = [
-        other_versions_note(folder, len(part["cells"])) for folder, part in zip(folders, parts, strict=True)
-    ]
+    notes = [unreadable_note(folder, len(part["cells"])) for folder, part in zip(folders, parts, strict=True)]
     parts += _from_archives(archives, notes)
     if len(parts) > 1:
         _refuse_twice(parts)
@@ -98,7 +96,7 @@ def _from_archives(archives: Sequence[Path], notes: list[str]) -> list[dict[str,
         unpacked = sorted(Path(folder).iterdir())
         parts = [_read(path) for path in unpacked]
         for path, part in zip(unpacked, parts, strict=True):
-            notes.append(other_versions_note(path, len(part["cells"])).replace(f"{folder}/", ""))
+            notes.append(unreadable_note(path, len(part["cells"])).replace(f"{folder}/", ""))
     for part in parts:
         paths = [Path(path) for path in part["cells"]["path"]]
         named = [f"{origin[path.parent]}:{path.relative_to(folder)}" for path in paths]
@@ -122,9 +120,7 @@ def _read(sweep_path: Path) -> dict[str, pd.DataFrame]:
     records = read_records(runs)
     for files in runs:
         files.faults += records.faults.get(files.run, [])
-    cells = pd.DataFrame(
-        [_cell_row(files, records.sealed) for files in runs], columns=list(CELL_COLUMNS)
-    ).set_index("run")
+    cells = pd.DataFrame([_cell_row(files) for files in runs], columns=list(CELL_COLUMNS)).set_index("run")
     cells.update(segment_columns(records.segments))
     valid = [files for files in runs if not files.faults]
     environments = [
@@ -157,12 +153,12 @@ CELL_COLUMNS = {
     "train_seconds": "float64", "value": "float64", "started_at": "float64", "ended_at": "float64",
     "oversubscribed": "bool", "site": "str", "block": "str", "attempt": "Int64", "attempts": "int64",
     "segments": "int64", "away_seconds": "float64", "bitwise": "bool", "moved": "str", "path": "str",
-    "valid": "bool", "why": "str", "sealed": "boolean", "cell_json": "str",
+    "valid": "bool", "why": "str", "cell_json": "str",
 }  # fmt: skip
 """Columns of `Study.cells` and their types; `cell_json` is dropped after the arms are named."""
 
 
-def _cell_row(files: RunFiles, sealed: Collection[Path]) -> dict[str, Any]:
+def _cell_row(files: RunFiles) -> dict[str, Any]:
     cell = files.folder.cell()
     global_batch, local_batch = cell.training.batch_sizes(cell.world_size)
     row: dict[str, Any] = {
@@ -173,7 +169,7 @@ def _cell_row(files: RunFiles, sealed: Collection[Path]) -> dict[str, Any]:
         "target_direction": cell.target.direction, "trial": cell.trial, "cell_json": cell.model_dump_json(),
         "attempts": files.attempts, "cause": "", "stop_reason": "",
         "segments": 1, "away_seconds": 0.0, "bitwise": True, "moved": files.moved,
-        "valid": not files.faults, "why": "; ".join(files.faults), "sealed": _is_sealed(files, sealed),
+        "valid": not files.faults, "why": "; ".join(files.faults),
     }  # fmt: skip
     options = {name: getattr(cell.kfac, name, None) for name in KFAC_COLUMNS}
     scheduled = {name: value for name, value in options.items() if isinstance(value, Milestones | Curve)}
@@ -226,10 +222,3 @@ def _block(files: RunFiles) -> str:
     if launch.launcher != "local":
         return ""
     return f"{folder.path.parent.name}@{launch.host} seed {folder.cell().seed}"
-
-
-def _is_sealed(files: RunFiles, sealed: Collection[Path]) -> bool | None:
-    """Whether every file of a completed run is sealed; None if it has not completed."""
-    if files.outcome is None or files.outcome.state != "COMPLETED":
-        return None
-    return files.should_be_sealed and all(path in sealed for path in files.records)

@@ -7,7 +7,6 @@ import pandas as pd
 from analysis.comparisons import Comparison, points
 from analysis.completeness import NOT_STARTED, completed
 from analysis.figures.drawing import ranks
-from analysis.records.left_out import not_sealed_note
 from analysis.records.study import Study
 from analysis.report.tables import spell
 from analysis.results import results
@@ -47,7 +46,7 @@ def findings(study: Study) -> list[str]:
 def cautions(study: Study) -> list[str]:
     """Caveats: cells without data, misses, oversubscribed CPUs, a missing baseline or seed."""
     notes: list[str] = []
-    notes += filter(None, [not_sealed_note(study.cells), resumed_note(study.cells), moved_note(study.cells)])
+    notes += filter(None, [resumed_note(study.cells), moved_note(study.cells)])
     states = study.cells["state"].value_counts().sort_index()
     unfinished = ", ".join(f"{n} {state}" for state, n in states.items() if state != "COMPLETED")
     if unfinished:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -41,9 +41,7 @@ from harness.cli.sweep_statuses import cells_of_all, follow_sweeps, statuses_of
 from harness.errors import StoreError, UserError
 from harness.runs.arms import differences
 from harness.runs.commands import runs_option
-from harness.runs.store import sweep_folder
 from harness.study.submit import cancel as cancel_cells
-from harness.study.submit import cancel_other_versions
 
 if TYPE_CHECKING:
     from harness.cell import Cell
@@ -174,9 +172,7 @@ def cancel(
 ) -> None:  # fmt: skip
     """End pending and running cells, and return when they have ended."""
     cells = _cells(sweep, file, set_, where, runs)
-    ended: list[Any] = list(cancel_cells(cells, runs, checkpoint=checkpoint)) if cells else []
-    if sweep is not None and "/" not in sweep and not where:  # what cannot be read cannot be selected
-        ended += cancel_other_versions(sweep_folder(sweep, runs), checkpoint=checkpoint)
+    ended = cancel_cells(cells, runs, checkpoint=checkpoint) if cells else []
     typer.echo(f"{count(ended)} cancelled" if ended else "nothing to cancel: no cell is pending or running")
 
 

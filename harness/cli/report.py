@@ -60,7 +60,7 @@ def report(
     wanted = _wanted(sweep, file, set_, where, runs)
     target = _report_folder(folder, archives, out, rule)
     # imported after the arguments are checked: pandas and matplotlib are slow to load
-    from analysis.records.left_out import left_out_note, not_sealed_note, quietly  # noqa: PLC0415
+    from analysis.records.left_out import left_out_note, quietly  # noqa: PLC0415
     from analysis.records.tables import load  # noqa: PLC0415
     from analysis.report.answers import PREDICT, headline, recommendation  # noqa: PLC0415
     from analysis.report.findings import findings, resumed_note  # noqa: PLC0415
@@ -71,7 +71,7 @@ def report(
     scoring = read_rule(rule)
     names = _figures(figures)
     if folder is not None and (file or not where):  # with --where they have been printed
-        print_left_out(SweepFolder(folder).version_errors())
+        print_left_out(SweepFolder(folder).unreadable())
     with quietly():
         study = replace(load(archives or folder or ""), scoring=scoring)
     study, selection = (study, "") if wanted is None else _selected(study, wanted, runs)
@@ -94,9 +94,7 @@ def report(
         shown = results(study)
         for line in filter(None, [headline(shown.places), *recommendation(shown, hint)]):
             screen.print(line, markup=False, soft_wrap=True)
-    for note in filter(
-        None, [selection, *_notes(summary), not_sealed_note(study.cells), resumed_note(study.cells)]
-    ):
+    for note in filter(None, [selection, *_notes(summary), resumed_note(study.cells)]):
         screen.print(note, style="dim", markup=False, highlight=False)
     screen.print(f"report: {page}", soft_wrap=True, markup=False, highlight=False)
 

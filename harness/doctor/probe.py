@@ -19,7 +19,7 @@ import torch
 
 from harness.doctor.ranks import Report
 from harness.runs.attempt_outcome import Result
-from harness.runs.record_writer import RecordWriter
+from harness.runs.record_lines import RecordWriter
 from harness.training.environment import read_environment
 from harness.training.rank_process import RankArguments, exit_at_once, failure_record
 from harness.training.train import Trainer  # noqa: F401  which imports all that a training rank imports

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from harness.doctor.findings import Finding, fault, in_bytes, ok, skipped, warning
 from harness.errors import StoreError
-from harness.runs.atomic_files import write_atomically, write_once
 from harness.runs.locks import take
+from harness.runs.stored_files import write_atomically, write_once
 
 _LITTLE_BYTES = 1 << 30  # records of a hundred cells, or one checkpoint of a large model
 _FULL_BYTES = 10 << 20

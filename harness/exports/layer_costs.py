@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from harness.errors import UserError
-from harness.runs.effective_records import effective_records
+from harness.runs.record_lines import effective_records
 from harness.runs.store import Attempt
 
 COLUMNS = ("cell", "rank", "phase", "layer", "steps", "seconds", "seconds_a_step")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from harness.errors import UserError
-from harness.runs.effective_records import effective_records
+from harness.runs.record_lines import effective_records
 from harness.runs.store import Attempt
 
 Kind = Literal["INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"]

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.runs.effective_records import effective_records
+from harness.runs.record_lines import effective_records
 from harness.runs.store import Attempt
 
 Labels = tuple[tuple[str, str], ...]

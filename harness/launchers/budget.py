@@ -20,10 +20,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from harness.launchers.cost_estimate import CostEstimate
-from harness.runs.atomic_files import make_inside, write_atomically
 from harness.runs.locks import exclusive
 from harness.runs.store import SweepFolder
-from harness.runs.stored_files import STRICT, Seconds, read_as, with_checksum
+from harness.runs.stored_files import (
+    STRICT,
+    Seconds,
+    make_inside,
+    read_as,
+    with_checksum,
+    write_atomically,
+)  # fmt: skip
 
 Hours = Seconds  # a number that is not negative
 

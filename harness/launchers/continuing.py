@@ -16,7 +16,7 @@ from harness.runs.store import Attempt
 
 
 def continued(
-    attempt: Attempt, launch: Launch, outcome: Outcome, world_size: int, budget: StartBudget
+    attempt: Attempt, launch: Launch, outcome: Outcome, budget: StartBudget
 ) -> tuple[Outcome, Attempt | None]:
     """The outcome of an attempt, and the next attempt if it has met its time limit and may be continued.
 
@@ -27,7 +27,6 @@ def continued(
         attempt: whose ranks have all ended.
         launch: of the attempt.
         outcome: not written yet.
-        world_size: of the cell.
         budget: of the job or run.
 
     Returns:
@@ -47,7 +46,7 @@ def continued(
             why = f"two attempts in a row saved no checkpoint after step {first_step}"
         why = why or budget.grant_next()
         if not why:
-            following = _next_attempt(attempt, _next_launch(attempt, launch, progressed), world_size)
+            following = _next_attempt(attempt, _next_launch(attempt, launch, progressed))
     except (OSError, StoreError) as error:
         why = f"the next attempt could not be prepared: {error}"
     what = f"not continued: {why}" if following is None else f"continued by attempt {following.number}"
@@ -70,7 +69,7 @@ def _next_launch(attempt: Attempt, launch: Launch, progressed: bool) -> Launch:
     return launch.model_copy(update={**update, "job_id": None})
 
 
-def _next_attempt(attempt: Attempt, launch: Launch, world_size: int) -> Attempt:
+def _next_attempt(attempt: Attempt, launch: Launch) -> Attempt:
     """A pending attempt at the cell of `attempt`.
 
     Raises:
@@ -78,7 +77,7 @@ def _next_attempt(attempt: Attempt, launch: Launch, world_size: int) -> Attempt:
     """
     following = attempt.cell_folder.new_attempt()
     try:
-        launch.prepare(following, world_size)
+        launch.prepare(following)
     except OSError:
         Launch.withdraw(following)
         for path in (following.path / "logs", following.path):

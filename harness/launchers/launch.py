@@ -1,8 +1,8 @@
 """Files of a launcher in an attempt's folder: how the attempt was launched, and which process runs it.
 
 - `launch.json`, a `Launch`: the attempt is PENDING.
-- `gang.json`, the identity of the supervisor process, written before it waits for leases.
-- `begun.json`, a `RanksStarted`: the attempt has its leases and is RUNNING.
+- `supervisor.json`, the identity of the supervisor process, written before it waits for locks.
+- `begun.json`, a `RanksStarted`: the attempt has its locks and is RUNNING.
 - `cancel`, a request to end the attempt, by anyone who can write there; `checkpoint` in it means: save first.
 """
 
@@ -17,16 +17,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from harness.cell import Spec
 from harness.errors import StoredFileError
 from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.site_profile import Site
-from harness.runs.atomic_files import release_reserve, write_atomically
-from harness.runs.ownership import read_own
 from harness.runs.store import Attempt
-from harness.runs.stored_files import STRICT, Count, Seconds, parse_as, read_bytes
+from harness.runs.stored_files import STRICT, Count, Seconds, file_as, read_bytes, read_own, write_atomically
 
 SHARED_RUNS = "--shared-runs"
 """Word of the command lines of queues and of jobs whose site has `shared_runs`."""
@@ -50,8 +48,8 @@ class Launch(Spec):
 
     Attributes:
         command: starts one rank; the attempt's folder, the rank and more options are appended.
-        cpus: CPU numbers of this host that the attempt may lease from.
-        gpus: GPU numbers of this host that the attempt may lease from.
+        cpus: CPU numbers of this host of which the attempt may lock some.
+        gpus: GPU numbers of this host of which the attempt may lock some.
         cpus_per_rank: CPUs, and so threads, of each rank.
         oversubscribed: whether the ranks share fewer CPUs than `cpus_per_rank` requires.
         submitted_at: Unix time, seconds; attempts are started in this order.
@@ -65,8 +63,8 @@ class Launch(Spec):
         budget: name of the budget of its submission in `budgets/`; None if it has none, or is not continued.
         id: random name of the attempt, which no attempt in another run folder has; None in older files.
         continues_id: `id` of the attempt that `continues` names.
-        manifest: under Slurm, the submission manifest that lists the attempt; `claim` in the file.
-        manifest_job: index of its job in the manifest's array; `claim_job` in the file.
+        manifest: under Slurm, the submission manifest that lists the attempt; `claim` in older files.
+        manifest_job: index of its job in the manifest's array; `claim_job` in older files.
     """
 
     launcher: str
@@ -88,8 +86,8 @@ class Launch(Spec):
     budget: str | None = None
     id: str | None = None
     continues_id: str | None = None
-    manifest: str | None = Field(default=None, alias="claim")
-    manifest_job: int | None = Field(default=None, alias="claim_job")
+    manifest: str | None = Field(default=None, validation_alias=AliasChoices("manifest", "claim"))
+    manifest_job: int | None = Field(default=None, validation_alias=AliasChoices("manifest_job", "claim_job"))
 
     @classmethod
     def read(cls, attempt: Attempt) -> Self | None:
@@ -105,7 +103,7 @@ class Launch(Spec):
         """The launch of an attempt whose command is to be executed.
 
         Args:
-            attempt: in a cell's folder in a sweep's.
+            attempt: the attempt.
             shared_runs: of the site that the submission named, not of the site in the file.
 
         Raises:
@@ -114,21 +112,21 @@ class Launch(Spec):
             StoredFileError: `launch.json` is not a launch.
         """
         path = attempt.path / "launch.json"
-        raw = read_bytes(path) if shared_runs else read_own(path, attempt.path.parent.parent)
-        return parse_as(cls, raw, path)
+        return file_as(
+            cls, read_bytes(path) if shared_runs else read_own(path, attempt.path.parent.parent), path
+        )
 
     def identified(self, attempt: Attempt) -> Self:
         """The launch with a new identity of its attempt, and the identity of the one that it continues."""
         before = Attempt(attempt.path.with_name(f"attempt-{self.continues}")).read("launch.json") or {}
         return self.model_copy(update={"id": secrets.token_hex(8), "continues_id": before.get("id")})
 
-    def prepare(self, attempt: Attempt, world_size: int) -> None:
-        """Write everything that takes space on the disk, so that `publish` takes none.
+    def prepare(self, attempt: Attempt) -> None:
+        """Write the launch under another name, so that `publish` takes no space on the disk.
 
         Raises:
             OSError: the disk is full, for example; the attempt is not pending.
         """
-        attempt.reserve(world_size)
         attempt.write(_prepared(), self.identified(attempt).to_dict())
 
     @staticmethod
@@ -141,7 +139,6 @@ class Launch(Spec):
         """Make an attempt that nothing has started as if it had never been launched."""
         for name in ("launch.json", _prepared()):
             (attempt.path / name).unlink(missing_ok=True)
-        release_reserve(attempt.path)
 
     def write(self, attempt: Attempt) -> None:
         """Write `launch.json`: from now on the attempt is pending."""
@@ -149,7 +146,7 @@ class Launch(Spec):
 
     def to_dict(self) -> dict[str, Any]:
         """For a JSON file."""
-        return self.model_dump(mode="json", by_alias=True)
+        return self.model_dump(mode="json")
 
 
 def _prepared() -> str:
@@ -159,12 +156,12 @@ def _prepared() -> str:
 
 @dataclass(frozen=True)
 class RanksStarted:
-    """When an attempt's ranks were started, and the leases that they got.
+    """When an attempt's ranks were started, and the CPUs and GPUs that they got.
 
     Attributes:
         started_at: Unix time, seconds.
-        cpus: CPU numbers leased, in order of rank.
-        gpus: GPU numbers leased, in order of rank.
+        cpus: CPU numbers, in order of rank.
+        gpus: GPU numbers, in order of rank.
     """
 
     __pydantic_config__ = STRICT
@@ -187,12 +184,12 @@ class RanksStarted:
 
 
 def supervisor_identity(attempt: Attempt) -> ProcessIdentity | None:
-    """The process that runs the attempt or waits for leases, alive or not; None before there was one.
+    """The process that runs the attempt or waits for locks, alive or not; None before there was one.
 
     Raises:
-        StoredFileError: `gang.json` is damaged.
+        StoredFileError: `supervisor.json` is damaged.
     """
-    return attempt.read_as(ProcessIdentity, "gang.json")
+    return attempt.read_as(ProcessIdentity, "supervisor.json")
 
 
 def request_cancel(attempt: Attempt, *, checkpoint: bool = False) -> None:

@@ -15,10 +15,8 @@ from harness.launchers.oom import is_memory_error
 from harness.launchers.rank_exits import RankDeath, RanksEnd
 from harness.launchers.stopping import Reason
 from harness.runs.attempt_outcome import Outcome, RankExit, Result, State
-from harness.runs.checkpoint_requests import PREEMPTED_EXIT_CODE
-from harness.runs.checkpoint_store import kept_step
-from harness.runs.effective_records import effective_evaluations
-from harness.runs.log_tail import last_lines, last_record
+from harness.runs.checkpoint_store import PREEMPTED_EXIT_CODE, kept_step
+from harness.runs.record_lines import effective_evaluations, last_lines, last_record
 from harness.runs.records import CheckpointRecord, FailureRecord
 from harness.runs.store import Attempt
 

@@ -26,7 +26,7 @@ _THREAD_NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "
 def rank_environment(inherited: Mapping[str, str], launch: Launch, gpus: Sequence[int]) -> dict[str, str]:
     """Environment of a local rank: the inherited one without the variables of another launcher.
 
-    Every rank sees all the GPUs that its attempt leased: hiding a peer's GPU breaks NCCL's peer-to-peer path.
+    Every rank sees all the GPUs of its attempt: hiding a peer's GPU breaks NCCL's peer-to-peer path.
     """
     environment = {
         name: value

@@ -30,14 +30,14 @@ class Site(Spec):
     """`local` starts ranks on this host, `slurm` submits jobs. Example: `slurm`."""
 
     cpus: int | None = Field(default=None, ge=1)
-    """CPU leases on this host, for launcher `local`; null takes every CPU that this process may use.
+    """CPUs on this host, for launcher `local`; null takes every CPU that this process may use.
     Example: `8`."""
 
     gpus: int | None = Field(default=None, ge=0)
-    """GPU leases on this host, for launcher `local`; null takes what the driver shows. Example: `4`."""
+    """GPUs on this host, for launcher `local`; null takes what the driver shows. Example: `4`."""
 
     cpus_per_rank: int = Field(default=1, ge=1)
-    """CPUs leased or requested, pinned, and given as threads to each rank. Example: `8`."""
+    """CPUs locked or requested, pinned, and given as threads to each rank. Example: `8`."""
 
     gpus_per_rank: Literal[0, 1] = 0
     """GPUs of each rank. With 1 a rank that sees too few refuses to train; with 0 ranks compute on CPUs even

@@ -13,29 +13,23 @@ import json
 import lzma
 import re
 import tarfile
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path, PurePosixPath
-from typing import Any
-
-from pydantic import ConfigDict
 
 from harness.cell import NAME_PATTERN
 from harness.errors import StoreError
-from harness.runs.attempt_outcome import FINAL_STATES
-from harness.runs.damage import damage
 from harness.runs.store import CellFolder, SweepFolder
-from harness.runs.stored_files import STRICT, Count, parse_as, read_bytes, read_object
+from harness.runs.stored_files import STRICT, Count, parse_as, read_bytes
 
 SUFFIX = ".tar.xz"
 MANIFEST = "manifest.json"
 SCHEMA = 1
 
 _KEPT = re.compile(r"[a-z_]+\.json|rank-\d{5,}\.jsonl")  # of an attempt
-_LEFT = {"collected.json", "rendezvous.json"}  # how older versions copied it; a secret
-_MOST_MANIFEST_BYTES = 64 << 20
-_MOST_FILE_BYTES = 4 << 30
+_NEVER_KEPT = "rendezvous.json"  # a secret
 
 
 @dataclass(frozen=True)
@@ -75,7 +69,7 @@ class Manifest:
         version: of Kronscale that wrote it.
     """
 
-    __pydantic_config__ = ConfigDict(**STRICT)
+    __pydantic_config__ = STRICT
     schema: Count
     sweep: str
     version: str
@@ -109,21 +103,14 @@ def write_archive(
     found = dict(sorted(found.items()))
     files = tuple(_archived_file(name, path) for name, path in found.items())
     described = tuple(sorted((_described(folder) for folder in cells), key=lambda cell: cell.id))
-    manifest = Manifest(SCHEMA, sweep.path.name, _version(), described, files)
-    text = json.dumps(asdict(manifest), indent=1).encode()
+    manifest = Manifest(SCHEMA, sweep.path.name, version("kronscale"), described, files)
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f".{out.name}.part")
-    with (
-        lzma.open(temporary, "wb", preset=9) as stream,
-        tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive,
-    ):
-        _add(archive, MANIFEST, text)
-        for file in files:  # read a second time, so that large studies need no memory
-            content = read_bytes(found[file.path], _MOST_FILE_BYTES)
-            if hashlib.sha256(content).hexdigest() != file.sha256:
-                raise StoreError(f"{found[file.path]} was changed while it was archived; archive again")
-            _add(archive, file.path, content)
-    temporary.replace(out)
+    try:
+        _write(temporary, manifest, found)
+        temporary.replace(out)
+    finally:
+        temporary.unlink(missing_ok=True)
     return manifest
 
 
@@ -135,28 +122,6 @@ def read_manifest(path: Path) -> Manifest:
     """
     with _opened(path) as archive:
         return _manifest(path, archive)
-
-
-def verify(path: Path) -> Manifest:
-    """Check an archive: every file against the manifest, every run against its own checksums.
-
-    Returns:
-        Its manifest.
-
-    Raises:
-        StoreError: it is damaged, or a run had been changed before it was archived.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        origin = unpack([path], Path(folder))
-        for cell in sorted(origin):
-            content = read_object(cell / "cell.json")
-            for attempt in CellFolder(cell).attempts():
-                if reason := damage(attempt, content):
-                    raise StoreError(f"{path}: {reason.replace(f'{folder}/', '')}")
-        manifest = read_manifest(path)
-        if missing := {cell.id for cell in manifest.cells} - {cell.name for cell in origin}:
-            raise StoreError(f"{path}: cell {min(missing)} of {MANIFEST} has no files")
-    return manifest
 
 
 def unpack(archives: Sequence[Path], into: Path) -> dict[Path, str]:
@@ -199,8 +164,21 @@ def is_archive(path: Path) -> bool:
     return path.name.endswith(SUFFIX)
 
 
+def _write(path: Path, manifest: Manifest, found: Mapping[str, Path]) -> None:
+    with (
+        lzma.open(path, "wb", preset=9) as stream,
+        tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        _add(archive, MANIFEST, json.dumps(asdict(manifest), indent=1).encode())
+        for file in manifest.files:  # read a second time, so that large studies need no memory
+            content = read_bytes(found[file.path])
+            if hashlib.sha256(content).hexdigest() != file.sha256:
+                raise StoreError(f"{found[file.path]} was changed while it was archived; archive again")
+            _add(archive, file.path, content)
+
+
 def _archived_file(name: str, path: Path) -> ArchivedFile:
-    content = read_bytes(path, _MOST_FILE_BYTES)
+    content = read_bytes(path)
     return ArchivedFile(name, len(content), hashlib.sha256(content).hexdigest())
 
 
@@ -220,43 +198,34 @@ def _files_of(sweep: SweepFolder, cells: Sequence[CellFolder]) -> Iterator[tuple
             if attempt.outcome() is None:
                 raise StoreError(f"{attempt.path} has not ended; archive it when it has, or leave it out")
             for path in sorted(attempt.path.iterdir()):
-                if _KEPT.fullmatch(path.name) and path.name not in _LEFT and path.is_file():
+                if _KEPT.fullmatch(path.name) and path.name != _NEVER_KEPT and path.is_file():
                     yield path.relative_to(sweep.path).as_posix(), path
 
 
 def _described(folder: CellFolder) -> ArchivedCell:
     cell, attempt = folder.cell(), folder.attempts()[-1]
     outcome, launch = attempt.outcome(), attempt.read("launch.json") or {}
-    state = outcome.state if outcome else ""
-    if state not in FINAL_STATES:
-        raise StoreError(f"{attempt.path} has not ended; archive it when it has, or leave it out")
-    return ArchivedCell(cell.id, cell.method, cell.world_size, cell.seed, state, str(launch.get("host", "")))
+    assert outcome is not None  # noqa: S101  as `_files_of` has checked
+    host = str(launch.get("host", ""))
+    return ArchivedCell(cell.id, cell.method, cell.world_size, cell.seed, outcome.state, host)
 
 
-class _opened:  # noqa: N801  a context manager that reads as a function
+@contextmanager
+def _opened(path: Path) -> Iterator[tarfile.TarFile]:
     """An archive, open for reading; errors of the formats become the store's."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> tarfile.TarFile:
-        try:
-            self._archive = tarfile.open(self._path, "r:xz")
-        except FileNotFoundError:
-            raise StoreError(f"{self._path}: no such archive") from None
-        except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
-            raise _damaged(self._path, error) from None
-        return self._archive
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self._archive.close()
-        if isinstance(error, tarfile.TarError | lzma.LZMAError | EOFError):
-            raise _damaged(self._path, error) from None
+    if not path.exists():
+        raise StoreError(f"{path}: no such archive")
+    try:
+        with tarfile.open(path, "r:xz") as archive:
+            yield archive
+    except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
+        message = f"{path} is damaged or not an archive: {error or type(error).__name__}"
+        raise StoreError(message) from None
 
 
 def _manifest(path: Path, archive: tarfile.TarFile) -> Manifest:
     member = archive.next()
-    if member is None or member.name != MANIFEST or not member.isreg() or member.size > _MOST_MANIFEST_BYTES:
+    if member is None or member.name != MANIFEST or not member.isreg():
         raise StoreError(f"{path} must begin with {MANIFEST}; it is not an archive of `kronscale archive`")
     stream = archive.extractfile(member)
     manifest = parse_as(Manifest, stream.read() if stream else b"", path, MANIFEST)
@@ -278,7 +247,9 @@ def _verified(path: Path, archive: tarfile.TarFile, manifest: Manifest) -> Itera
         file = expected.pop(member.name, None)
         if file is None or not member.isreg() or member.size != file.bytes:
             raise StoreError(f"{path}: {member.name!r} is not as {MANIFEST} lists it")
-        _check_place(path, member.name, manifest)
+        inside = member.name.startswith((f"runs/{manifest.sweep}/", "report/"))
+        if not inside or ".." in PurePosixPath(member.name).parts:
+            raise StoreError(f"{path}: {member.name!r} lies outside of the folders of an archive")
         stream = archive.extractfile(member)
         content = stream.read() if stream else b""
         if hashlib.sha256(content).hexdigest() != file.sha256:
@@ -286,32 +257,3 @@ def _verified(path: Path, archive: tarfile.TarFile, manifest: Manifest) -> Itera
         yield member.name, content, file.sha256
     if expected:
         raise StoreError(f"{path}: {len(expected)} files of {MANIFEST} are missing, such as {min(expected)}")
-
-
-def _check_place(path: Path, name: str, manifest: Manifest) -> None:
-    parts = PurePosixPath(name).parts
-    inside = name.startswith((f"runs/{manifest.sweep}/", "report/"))
-    if not inside or ".." in parts or "\\" in name or len(parts) < 2:
-        raise StoreError(f"{path}: {name!r} lies outside of the folders of an archive")
-
-
-def _damaged(path: Path, error: Exception) -> StoreError:
-    return StoreError(f"{path} is damaged or not an archive: {error or type(error).__name__}")
-
-
-def _version() -> str:
-    from importlib.metadata import version  # noqa: PLC0415  only needed here
-
-    return version("kronscale")
-
-
-__all__ = [
-    "MANIFEST",
-    "SUFFIX",
-    "Manifest",
-    "is_archive",
-    "read_manifest",
-    "unpack",
-    "verify",
-    "write_archive",
-]

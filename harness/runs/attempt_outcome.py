@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import InitVar, asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator
 
 from harness.errors import StoredFileError
-from harness.runs.records import SCHEMA_VERSION, SEALED_SINCE, check_schema
+from harness.runs.records import CHECKSUMS_SINCE, SCHEMA_VERSION, check_schema
 from harness.runs.stored_files import (
     STRICT,
     Count,
     Measured,
     Positive,
     Seconds,
+    file_as,
     has_checksum,
-    parse_as,
     with_checksum,
-)
+)  # fmt: skip
 
 State = Literal[
     "STAGED", "PENDING", "RUNNING", "COMPLETED", "FAILED", "TIMEOUT", "PREEMPTED", "OOM", "NODE_FAIL",
@@ -91,7 +91,6 @@ class Outcome:
         ranks: every rank's exit, the root cause first.
         checkpoint_step: the step at which a retry would resume; None if it would start from the beginning.
         failed_nodes: names of hosts that failed during it, from its scheduler.
-        seals: checksums of the attempt's other small files when it ended, by name; see `harness.runs.seals`.
     """
 
     __pydantic_config__ = STRICT
@@ -106,11 +105,14 @@ class Outcome:
     ranks: tuple[RankExit, ...] = ()
     checkpoint_step: Count | None = None
     failed_nodes: tuple[str, ...] = ()
-    seals: Mapping[str, Count] = field(default_factory=dict)
     schema: Positive = field(default=SCHEMA_VERSION)
+    seals: InitVar[Mapping[str, Count] | None] = None  # schemas 4 to 6: the other files' checksums, once more
+
+    def __post_init__(self, seals: Mapping[str, int] | None) -> None:
+        """Nothing: every file ends with its own checksum."""
 
     def to_json(self) -> str:
-        """Indented JSON for people and programs; the last key is the checksum of all before it."""
+        """Indented JSON for people and programs, with its checksum."""
         return with_checksum(asdict(self))
 
     @classmethod
@@ -124,8 +126,8 @@ class Outcome:
         Raises:
             StoredFileError: it is damaged, or of a newer schema.
         """
-        outcome = parse_as(cls, text, path)
+        outcome = file_as(cls, text, path)
         check_schema(outcome.schema, path)
-        if outcome.schema >= SEALED_SINCE and not has_checksum(text):
-            raise StoredFileError(path, "crc32 is missing at the end: the file was changed or cut")
+        if outcome.schema >= CHECKSUMS_SINCE and not has_checksum(text):
+            raise StoredFileError(path, "has no checksum at its end: the file was changed or cut")
         return outcome

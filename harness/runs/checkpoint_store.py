@@ -1,4 +1,4 @@
-"""Checkpoint store of an attempt: one folder per step, published by one rename when complete.
+"""Checkpoints of an attempt: who requests them, and where they are. One folder a step, published by a rename.
 
 checkpoints/step-00000120/manifest.json     written last: sizes and checksums of all parts
                           shared.pt         state that is equal on all ranks, written by rank 0
@@ -10,22 +10,71 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 
 from harness.errors import StoreError
-from harness.runs.record_lines import LARGEST_FILE
 from harness.runs.records import SegmentRecord
 from harness.runs.store import Attempt
-from harness.runs.stored_files import STRICT, Count, Positive, Seconds, read_as, read_bytes, with_checksum
+from harness.runs.stored_files import (
+    STRICT,
+    Count,
+    Positive,
+    Seconds,
+    read_as,
+    read_bytes,
+    with_checksum,
+    write_atomically,
+)  # fmt: skip
 
 KEPT = 2  # the newest, and one to fall back on if the newest is damaged
 
 FORMAT_VERSION = 1
 
+PREEMPTED_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: saved, to be resumed
+
+_ALWAYS = (signal.SIGUSR1, signal.SIGUSR2)  # sent before a time limit by submitit and most sites
+
 _MANIFEST = "manifest.json"
 _STEP = re.compile(r"step-[0-9]{8,}")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request for a checkpoint.
+
+    Attributes:
+        reason: `interval`, or the name of the signal.
+        stops: whether the run ends after it.
+    """
+
+    reason: str
+    stops: bool
+
+
+class SignalRequests:
+    """Turns a signal into a request to save and stop; only for the main thread of a rank.
+
+    Inside a Slurm job SIGTERM is such a request, because preemption sends it and sends SIGKILL only after the
+    partition's grace time. Elsewhere launchers send SIGTERM to end a rank at once.
+    """
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+        numbers = (*_ALWAYS, signal.SIGTERM) if "SLURM_JOB_ID" in os.environ else _ALWAYS
+        for number in numbers:
+            signal.signal(number, self._on_signal)
+
+    def __call__(self) -> Request | None:
+        """The request received so far, if any."""
+        number = self._number
+        return None if number is None else Request(signal.Signals(number).name, stops=True)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._number = number  # nothing else: a lock could be held by the code that this interrupts
 
 
 @dataclass(frozen=True)
@@ -117,10 +166,7 @@ class CheckpointStore:
             OSError: it could not be completed; older checkpoints are unchanged.
         """
         unfinished = self._unfinished(step)
-        with (unfinished / _MANIFEST).open("w", encoding="utf-8") as file:
-            file.write(with_checksum(asdict(manifest)))
-            file.flush()
-            os.fsync(file.fileno())
+        write_atomically(unfinished / _MANIFEST, with_checksum(asdict(manifest)))
         _sync_folder(unfinished)
         saved = self.saved(step)
         if saved.path.exists():  # it was damaged, and the run has reached this step again
@@ -170,7 +216,7 @@ def past_segments(attempt: Attempt) -> int:
     """Number of earlier starts of the run that `attempt` continues, from rank 0's records."""
     marker = f'"kind": "{SegmentRecord.KIND}"'.encode()
     files = [one.records(0) for one in attempt.lineage()]
-    texts = [read_bytes(file, LARGEST_FILE) for file in files if file.exists()]
+    texts = [read_bytes(file) for file in files if file.exists()]
     return sum(marker in line for text in texts for line in text.splitlines())
 
 

@@ -20,11 +20,9 @@ from pathlib import Path
 from harness.errors import StoredFileError
 from harness.runs.stored_files import read_bytes
 
-_LARGEST_BYTES = 1 << 16
 _CONTENT = struct.Struct("<qqqd24s")  # sequence number, step, total steps, Unix time, phase
 _CHECKSUM = struct.Struct("<I4x")  # CRC-32 of the content, padded to eight bytes
 _SLOT_BYTES = _CONTENT.size + _CHECKSUM.size
-_SINGLE = struct.Struct("<qqd24s")  # the whole file until November 2026: no slots, no checksum
 
 
 @dataclass(frozen=True)
@@ -67,17 +65,17 @@ class HeartbeatWriter:
 def read_heartbeat(path: Path) -> Heartbeat | None:
     """The newest undamaged heartbeat, or None if the rank did not write one."""
     try:
-        raw = read_bytes(path, _LARGEST_BYTES)
+        raw = read_bytes(path)
     except (FileNotFoundError, StoredFileError):  # it is for people; outcomes and records decide
         return None
-    if len(raw) == _SINGLE.size:
-        return _heartbeat(*_SINGLE.unpack(raw)) if raw.strip(b"\0") else None
     slots = (raw[start : start + _SLOT_BYTES] for start in (0, _SLOT_BYTES))
     undamaged = [_CONTENT.unpack_from(slot) for slot in slots if _is_whole(slot)]
     if not undamaged:
         return None
-    _, *newest = max(undamaged)
-    return _heartbeat(*newest)
+    _, step, total_steps, when, phase = max(undamaged)
+    if step < -1 or total_steps < 0 or not 0 <= when < math.inf:
+        return None
+    return Heartbeat(step, total_steps, when, phase.rstrip(b"\0").decode(errors="replace"))
 
 
 def _is_whole(slot: bytes) -> bool:
@@ -86,9 +84,3 @@ def _is_whole(slot: bytes) -> bool:
         return False
     (checksum,) = _CHECKSUM.unpack_from(slot, _CONTENT.size)
     return bool(checksum == zlib.crc32(slot[: _CONTENT.size]))
-
-
-def _heartbeat(step: int, total_steps: int, when: float, phase: bytes) -> Heartbeat | None:
-    if step < -1 or total_steps < 0 or not 0 <= when < math.inf:
-        return None
-    return Heartbeat(step, total_steps, when, phase.rstrip(b"\0").decode(errors="replace"))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from harness.runs.stored_files import STRICT, Count, Positive
-from kfac_core.placement import FactorShape, LayerPlacement, LayerShape, Placement
+from kfac_core.placement import LayerShape, Placement
 
 ROLES = ("factor_workers", "a_inverse_workers", "g_inverse_workers", "gradient_workers")
 
@@ -47,25 +47,18 @@ class LayersFile:
 
 def describe(shapes: Sequence[LayerShape], placement: Placement) -> dict[str, Any]:
     """The layers in the model's order, with factor sizes and the ranks of each role."""
-    return {
-        "schema": 1,
-        "world_size": placement.world_size,
-        "grad_workers": placement.grad_workers,
-        "layers": [_layer(shape, placement.layers[shape.name]) for shape in shapes],
-    }
+    layers = []
+    for shape in shapes:
+        placed = placement.layers[shape.name]
+        a, g = shape.a, shape.g
+        sizes = {"a_dim": a.dim, "a_blocks": a.blocks, "g_dim": g.dim, "g_blocks": g.blocks}
+        ranks = {role: _as_range(getattr(placed, role)) for role in ROLES}
+        layers.append({"name": shape.name, **sizes, **ranks})
+    world = {"world_size": placement.world_size, "grad_workers": placement.grad_workers}
+    return {"schema": 1, **world, "layers": layers}
 
 
 def _as_range(ranks: Sequence[int]) -> list[int]:
     """`[start, stop, step]` of ascending, evenly spaced ranks, as a placement has them."""
     step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     return [ranks[0], ranks[-1] + 1, step]
-
-
-def _layer(shape: LayerShape, placed: LayerPlacement) -> dict[str, Any]:
-    factors = {f"{name}_{key}": value for name, factor in (("a", shape.a), ("g", shape.g))
-               for key, value in _factor(factor).items()}  # fmt: skip
-    return {"name": shape.name, **factors, **{role: _as_range(getattr(placed, role)) for role in ROLES}}
-
-
-def _factor(factor: FactorShape) -> dict[str, int]:
-    return {"dim": factor.dim, "blocks": factor.blocks}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,25 +24,22 @@ def take(path: Path, *, wait: bool = False) -> IO[bytes] | None:
     Returns:
         The open file, or None if another process holds the lock and `wait` is false.
     """
-    while True:
-        file = path.open("ab")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            file.close()
-            return None
-        except OSError as error:  # as on some network file systems
-            file.close()
-            raise StoreError(
-                f"{path}: its file system refuses locks ({error.strerror}); keep runs on another (--runs; "
-                f"kronscale doctor --runs checks one)"
-            ) from None
-        except BaseException:  # a signal handler raised while this waited
-            file.close()
-            raise
-        if _is_at(file, path):
-            return file
-        file.close()  # the file was deleted meanwhile, and a lock on a deleted file excludes nobody
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        file.close()
+        return None
+    except OSError as error:  # as on some network file systems
+        file.close()
+        raise StoreError(
+            f"{path}: its file system refuses locks ({error.strerror}); keep runs on another (--runs; "
+            f"kronscale doctor --runs checks one)"
+        ) from None
+    except BaseException:  # a signal handler raised while this waited
+        file.close()
+        raise
+    return file
 
 
 @contextmanager
@@ -55,10 +51,3 @@ def exclusive(path: Path) -> Iterator[None]:
     finally:
         if file is not None:
             file.close()
-
-
-def _is_at(file: IO[bytes], path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False

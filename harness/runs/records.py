@@ -10,31 +10,21 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
 from harness.errors import StoredFileError
-from harness.runs.stored_files import (
-    STRICT,
-    Count,
-    Finite,
-    Measured,
-    Positive,
-    Seconds,
-)
+from harness.runs.stored_files import STRICT, Count, Finite, Measured, Positive, Seconds
 
 SCHEMA_VERSION = 6
 """1: one segment per run, not recorded. 2: `segment` and `checkpoint_seconds`, records of segments and of
-checkpoints. 3: `wait_seconds` and `instrument_seconds` of a window. 4: seals (`harness.runs.seals`). 5:
-`load_seconds` and `cpu_mhz` of a window. 6: `metrics` of an evaluation. Older lines are read as segment 0 and
-as windows in which none of these was measured, older evaluations as of their target's metric alone, and older
-runs as not sealed."""
+checkpoints. 3: `wait_seconds` and `instrument_seconds` of a window. 4: checksums. 5: `load_seconds` and
+`cpu_mhz` of a window. 6: `metrics` of an evaluation. Older lines are read as segment 0 and as windows in
+which none of these was measured, older evaluations as of their target's metric alone."""
 
-SEALED_SINCE = 4
-ADDED_IN: Mapping[str, int] = MappingProxyType({"load_seconds": 5, "cpu_mhz": 5, "metrics": 6})
-"""Schema of the fields that lines of sealed runs may lack, because they are newer than seals."""
+CHECKSUMS_SINCE = 4
+"""Every small file of an attempt, and every rank's records of a completed one, ends with its checksum."""
 
 
 def _no_negative_phase(seconds: Mapping[str, float]) -> Mapping[str, float]:
@@ -134,7 +124,7 @@ class SegmentRecord:
     """The first line of a rank at each start: the step at which the run begins or resumes.
 
     It supersedes what earlier segments wrote about later steps, because this segment repeats these steps; see
-    `harness.runs.effective_records`.
+    `harness.runs.record_lines`.
 
     Attributes:
         rank: the writer.
@@ -258,10 +248,8 @@ class FailureRecord:
 
 
 @dataclass(frozen=True)
-class SealRecord:
+class ChecksumRecord:
     """The last line of a rank that ended in order: what precedes it in the file.
-
-    A file whose content does not match its seal was changed, cut or extended after the rank had ended.
 
     Attributes:
         rank: the writer.
@@ -271,7 +259,7 @@ class SealRecord:
     """
 
     __pydantic_config__ = STRICT
-    KIND: ClassVar[str] = "seal"
+    KIND: ClassVar[str] = "seal"  # as in stored files
     rank: Count
     records: Count
     bytes: Count
@@ -286,7 +274,7 @@ Record = (
     | TraceRecord
     | DeviceRecord
     | FailureRecord
-    | SealRecord
+    | ChecksumRecord
 )
 KINDS: Mapping[str, type[Record]] = {kind.KIND: kind for kind in Record.__args__}
 

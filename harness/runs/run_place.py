@@ -1,4 +1,4 @@
-"""Where an attempt ran, or would run; a run that continues elsewhere mixes the times of two machines."""
+"""How and where an attempt ran, or would run; a run that moves mixes the times of two machines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,30 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
+from pydantic import ConfigDict
+
 from harness.runs.store import Attempt
+from harness.runs.stored_files import STRICT
+
+
+@dataclass(frozen=True)
+class LaunchFacts:
+    """What readers below the launchers need of `launch.json`; `harness.launchers.launch` has all of it.
+
+    Attributes:
+        launcher: `local` or `slurm`.
+        site: the site's profile, or its name.
+        oversubscribed: whether there were more ranks than CPUs.
+        host: on which it was submitted.
+        allocation: name of the allocation that several runs shared.
+    """
+
+    __pydantic_config__ = ConfigDict(**{**STRICT, "extra": "ignore"})
+    launcher: str = ""
+    site: dict[str, Any] | str | None = None
+    oversubscribed: bool = False
+    host: str = ""
+    allocation: str | int | None = None
 
 
 @dataclass(frozen=True)

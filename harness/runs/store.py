@@ -1,12 +1,12 @@
 """The run folder: the path of every file of a study.
 
-    <root>/<sweep>/<cell id>/cell.json                     the cell, written once
-    <root>/<sweep>/<cell id>/attempt-1/launch.json         who launched it, where, when
-                                       /environment.json   commit, versions, hosts (rank 0)
-                                       /rank-00000.jsonl   records, one writer each
-                                       /rank-00000.pulse   heartbeat: last step and phase
+    <root>/<sweep>/<cell id>/cell.json                        the cell, written once
+    <root>/<sweep>/<cell id>/attempt-1/launch.json            who launched it, where, when
+                                       /environment.json      commit, versions, hosts (rank 0)
+                                       /rank-00000.jsonl      records, one writer each
+                                       /rank-00000.heartbeat  last step and phase
                                        /logs/rank-00000.log
-                                       /outcome.json       written last
+                                       /outcome.json          written last
 
 An attempt with an outcome never changes; a retry is a new attempt.
 """
@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,25 +26,22 @@ from pydantic import ValidationError
 
 from harness.cell import NAME_PATTERN, Cell
 from harness.errors import StoredFileError, StoreError
-from harness.runs.atomic_files import (
-    is_full,
-    make_inside,
-    make_reserve,
-    release_reserve,
-    write_atomically,
-    write_once,
-)
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.heartbeat import Heartbeat, read_heartbeat
-from harness.runs.seals import seals_of
-from harness.runs.stored_files import read_as, read_bytes, read_object, with_checksum
+from harness.runs.stored_files import (
+    make_inside,
+    read_as,
+    read_bytes,
+    read_object,
+    with_checksum,
+    write_atomically,
+    write_once,
+)  # fmt: skip
 
 DEFAULT_ROOT = Path("results/runs")
 
 T = TypeVar("T")
 
-_RESERVE_BYTES = 4096
-_RESERVE_BYTES_PER_RANK = 512  # its exit takes some 130 in the outcome, its seal as much; more with an error
 _ATTEMPT = re.compile(r"attempt-[1-9][0-9]*")
 
 
@@ -79,7 +76,7 @@ class Attempt:
 
     def heartbeat(self, rank: int) -> Path:
         """The rank's heartbeat file."""
-        return self.path / f"rank-{rank:05}.pulse"
+        return self.path / f"rank-{rank:05}.heartbeat"
 
     def log(self, rank: int) -> Path:
         """The rank's standard output and error."""
@@ -87,7 +84,8 @@ class Attempt:
 
     def last_heartbeat(self, rank: int) -> Heartbeat | None:
         """The rank's last step and phase; None if it has written none."""
-        return read_heartbeat(self.heartbeat(rank))
+        path = self.heartbeat(rank)
+        return read_heartbeat(path) or read_heartbeat(path.with_suffix(".pulse"))  # of older versions
 
     def outcome(self) -> Outcome | None:
         """How the attempt ended; None until then.
@@ -102,32 +100,15 @@ class Attempt:
             return None
 
     def write_outcome(self, outcome: Outcome) -> bool:
-        """Write the outcome, with seals of the attempt's files, unless there is one; the first writer wins.
-
-        A full disk does not prevent it if the attempt has a reserve; at worst the ranks are left out of it.
+        """Write the outcome unless there is one; the first writer wins.
 
         Returns:
             Whether this call wrote it.
-        """
-        path = self.path / "outcome.json"
-        outcome = replace(outcome, seals=seals_of(self.path))
-        try:
-            written = write_once(path, outcome.to_json(), use_reserve=True)
-        except OSError as error:
-            if not is_full(error):
-                raise
-            short = replace(outcome, ranks=outcome.ranks[:1]).to_json()
-            written = write_once(path, short, use_reserve=True)
-        release_reserve(self.path)
-        return written
-
-    def reserve(self, world_size: int) -> None:
-        """Occupy the disk space that the outcome of so many ranks needs, until it is written.
 
         Raises:
-            OSError: there is no space; with the path.
+            OSError: the disk is full, for example.
         """
-        make_reserve(self.path, _RESERVE_BYTES + world_size * _RESERVE_BYTES_PER_RANK)
+        return write_once(self.path / "outcome.json", outcome.to_json())
 
     def lineage(self) -> list[Attempt]:
         """The attempt and earlier attempts of its run, whose checkpoints it resumes from, newest first.
@@ -137,53 +118,54 @@ class Attempt:
                 or is of another run, as after copying run folders into each other.
         """
         found = [self]
-        while (before := found[-1].continues()) is not None:
-            found.append(Attempt(self.path.parent / f"attempt-{before}"))
-            _check_identity(found[-2], found[-1])
+        while (before := found[-1]._continued()) is not None:
+            found.append(before)
         return found
 
-    def continues(self) -> int | None:
-        """Number of the attempt whose run this one continues; None if it starts from the beginning.
-
-        Raises:
-            StoredFileError: `launch.json` is damaged, or this is not an earlier attempt of the cell.
-        """
-        before = (self.read("launch.json") or {}).get("continues")
-        if before is None:
+    def _continued(self) -> Attempt | None:
+        """The attempt that this one continues; None if it starts from the beginning."""
+        launch, path = self.read("launch.json") or {}, self.path / "launch.json"
+        number = launch.get("continues")
+        if number is None:
             return None
-        if type(before) is not int or not 0 < before < self.number:
+        before = Attempt(self.path.parent / f"attempt-{number}")
+        if type(number) is not int or not 0 < number < self.number or not before.path.is_dir():
             raise StoredFileError(
-                self.path / "launch.json",
-                f"continues={before!r}, must be the number of an attempt before {self.number}",
+                path, f"continues={number!r}, must be the number of an attempt before {self.number}"
             )
-        if not (self.path.parent / f"attempt-{before}").is_dir():
-            raise StoredFileError(self.path / "launch.json", f"continues={before}: there is no such attempt")
+        expected, got = launch.get("continues_id"), (before.read("launch.json") or {}).get("id")
+        if launch.get("id") is not None and got != expected:  # old files have neither
+            raise StoredFileError(
+                path,
+                f"continues={number} is the attempt with the id {expected}, but {before.path.name} beside it "
+                f"has {got}: runs were copied into each other; keep them apart",
+            )
         return before
 
-    def read(self, name: str) -> dict[str, Any] | None:
+    def read(self, name: str, *, checked: bool = False) -> dict[str, Any] | None:
         """A JSON file of the attempt, such as `launch.json`; None if it does not exist.
 
+        Args:
+            name: of the file.
+            checked: whether it must have a checksum.
+
         Raises:
-            StoredFileError: it does not hold one JSON object.
+            StoredFileError: it does not hold one JSON object, or does not match its checksum.
         """
         try:
-            return read_object(self.path / name)
+            return read_object(self.path / name, checked=checked)
         except FileNotFoundError:
             return None
 
-    def read_as(self, kind: type[T], name: str) -> T | None:
-        """A JSON file of the attempt as a dataclass or model; None if it does not exist.
-
-        Raises:
-            StoredFileError: it does not hold one object of this kind.
-        """
+    def read_as(self, kind: type[T], name: str, *, checked: bool = False) -> T | None:
+        """A JSON file of the attempt as a dataclass or model; arguments and errors as of `read`."""
         try:
-            return read_as(kind, self.path / name)
+            return read_as(kind, self.path / name, checked=checked)
         except FileNotFoundError:
             return None
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write a JSON file of the attempt atomically, with a checksum, which `read` and `read_as` verify."""
+        """Write a JSON file of the attempt atomically, with a checksum, which `read` and `read_as` check."""
         write_atomically(self.path / name, with_checksum(content))
 
 
@@ -283,29 +265,23 @@ class SweepFolder:
         return folder
 
     def cell_folders(self) -> Iterator[CellFolder]:
-        """The folders of cells that this version can read, by name; see `version_errors`."""
-        return (folder for folder in self.stored() if _version_error(folder) is None)
+        """The folders of cells that can be read, by name; `unreadable` says which cannot."""
+        return (folder for folder in self.stored() if _reason(folder) is None)
 
-    def cell_folders_of_other_versions(self) -> Iterator[CellFolder]:
-        """The folders of cells that this version cannot read, by name."""
-        return (folder for folder in self.stored() if _version_error(folder) is not None)
-
-    def version_errors(self) -> list[str]:
-        """One error message for each stored cell that this version cannot read."""
-        return [error for error in map(_version_error, self.stored()) if error is not None]
+    def unreadable(self) -> list[str]:
+        """Why cells cannot be read, one message for each: damaged, or of another version."""
+        return [reason for reason in map(_reason, self.stored()) if reason is not None]
 
     def holds_cells(self) -> bool:
-        """Whether there is any cell, of this or another version."""
+        """Whether there is any cell, readable or not."""
         return any(self.stored())
 
     def cell_folders_named(self, prefix: str) -> list[CellFolder]:
-        """The folders of cells whose ids begin with `prefix`, by name; reads no other cell."""
-        paths = sorted(self.path.iterdir()) if self.path.is_dir() else []
-        named = (path for path in paths if path.name.startswith(prefix))
-        return [CellFolder(path) for path in named if (path / "cell.json").is_file()]
+        """The folders of cells whose ids begin with `prefix`, by name; reads no cell."""
+        return [folder for folder in self.stored() if folder.id.startswith(prefix)]
 
     def stored(self) -> Iterator[CellFolder]:
-        """The folders with a cell, of this or another version, by name."""
+        """The folders with a cell, readable or not, by name."""
         # As text and not as paths, which take ten times as long: there may be 100,000 folders without a cell.
         top = str(self.path)
         for name in sorted(os.listdir(top)) if os.path.isdir(top) else ():  # noqa: PTH112, PTH208
@@ -313,19 +289,8 @@ class SweepFolder:
                 yield CellFolder(self.path / name)
 
 
-def _check_identity(attempt: Attempt, continued: Attempt) -> None:
-    launch = attempt.read("launch.json") or {}
-    expected, got = launch.get("continues_id"), (continued.read("launch.json") or {}).get("id")
-    known = expected is not None or launch.get("id") is not None  # older versions wrote neither
-    if known and got != expected:
-        raise StoredFileError(
-            attempt.path / "launch.json",
-            f"continues={continued.number} is the attempt with the id {expected}, but {continued.path.name} "
-            f"beside it has {got}: runs were copied into each other; keep them apart",
-        )
-
-
-def _version_error(folder: CellFolder) -> str | None:
+def _reason(folder: CellFolder) -> str | None:
+    """Why the cell cannot be read; None if it can."""
     try:
         folder.cell()
     except StoreError as error:

@@ -14,9 +14,8 @@ from pathlib import Path
 from harness.cell import Cell
 from harness.errors import StoreError
 from harness.runs.archive import SUFFIX, read_manifest, write_archive
-from harness.runs.atomic_files import write_atomically
 from harness.runs.store import SweepFolder
-from harness.runs.stored_files import STRICT, read_as, with_checksum
+from harness.runs.stored_files import STRICT, read_as, with_checksum, write_atomically
 from harness.study.cell_states import stored_states
 from harness.study.start import in_blocks
 

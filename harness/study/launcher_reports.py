@@ -10,7 +10,7 @@ from harness.errors import StoreError
 from harness.launchers import LAUNCHERS
 from harness.launchers.attempt_state import AttemptState
 from harness.runs.attempt_outcome import State
-from harness.runs.launch_facts import LaunchFacts
+from harness.runs.run_place import LaunchFacts
 from harness.runs.store import Attempt
 
 _FIRST_PAUSE_SECONDS = 2.0  # a job that is refused, or a node that is down, shows itself soon

@@ -17,7 +17,6 @@ from harness.launchers.cost_estimate import CostEstimate
 from harness.launchers.launch import WORKER_COMMAND, Launch
 from harness.launchers.site_profile import Site
 from harness.runs.checkpoint_store import CheckpointStore
-from harness.runs.ownership import foreign, refuse_foreign
 from harness.runs.run_place import RunPlace
 from harness.runs.store import Attempt, CellFolder, SweepFolder
 from harness.study.cell_states import stored_state
@@ -61,7 +60,7 @@ def start_cells(cells: Sequence[Cell], site: Site, folder: SweepFolder, terms: T
     cost.refuse_beyond(terms.budget)
     if terms.ask and terms.budget is None:
         cost.refuse_unasked()
-    continued = continued_attempts(cells, folder, site) if terms.resume else {}
+    continued = continued_attempts(cells, folder) if terms.resume else {}
     if not terms.change_site:
         refuse_change(continued, site)
     made: list[Attempt | CellFolder] = []
@@ -116,16 +115,12 @@ def in_blocks(cells: Sequence[Cell], order_seed: int = 0) -> list[Cell]:
     return [cell for block in blocks.values() for cell in block]
 
 
-def continued_attempts(cells: Sequence[Cell], folder: SweepFolder, site: Site) -> dict[str, Attempt]:
+def continued_attempts(cells: Sequence[Cell], folder: SweepFolder) -> dict[str, Attempt]:
     """The attempt from whose checkpoints a new one would resume, by cell id, where there is one."""
-
-    def trusted(attempt: Attempt) -> bool:
-        return site.shared_runs or foreign(attempt.path / "checkpoints", folder.path) is None
-
     found = {}
     for cell in cells:
         for attempt in reversed(folder.cell_folder(cell).attempts()):
-            if trusted(attempt) and CheckpointStore(attempt).newest_first():
+            if CheckpointStore(attempt).newest_first():
                 found[cell.id] = attempt
                 break
     return found
@@ -160,8 +155,6 @@ def _new(
     if not (cell_folder := folder.cell_folder(cell)).path.exists():
         made.append(cell_folder)
     folder.stage(cell)
-    if not site.shared_runs:
-        refuse_foreign(cell_folder.path / "cell.json", folder.path)
     launch = LAUNCHERS[site.launcher].plan(cell, site, terms.command)
     attempt = _attempt_at(cell_folder)
     made.append(attempt)
@@ -172,8 +165,7 @@ def _new(
 def _attempt_at(cell_folder: CellFolder) -> Attempt:
     """A new attempt, or the newest one if its submission was interrupted before the launch."""
     latest = cell_folder.latest()
-    own = latest is not None and foreign(latest.path, cell_folder.path.parent) is None
-    if latest is not None and own and stored_state(latest).state == "STAGED":
+    if latest is not None and stored_state(latest).state == "STAGED":
         latest.make_logs()  # the interrupted submission may not have made them
         return latest
     return cell_folder.new_attempt()

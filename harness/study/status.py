@@ -17,11 +17,10 @@ from harness.launchers import LAUNCHERS
 from harness.launchers.attempt_state import AttemptState
 from harness.runs.attempt_outcome import FINAL_STATES, Outcome, RankExit, State
 from harness.runs.checkpoint_store import kept_step, resumable
-from harness.runs.effective_records import effective_evaluations
-from harness.runs.log_tail import last_record
+from harness.runs.record_lines import effective_evaluations, last_record
 from harness.runs.records import EvalRecord, SegmentRecord
 from harness.runs.store import Attempt, SweepFolder
-from harness.study.cell_states import IN_FLIGHT, StoredState, stored_state, stored_states, taken_seconds
+from harness.study.cell_states import IN_FLIGHT, StoredState, stored_states, taken_seconds
 from harness.study.launcher_reports import LauncherReports, launcher_of
 
 
@@ -133,14 +132,6 @@ def corrected(
         [_corrected(one, found.get(one.attempt)) if one.attempt else one for one in statuses]
         for statuses in sweeps
     ]
-
-
-def in_flight(attempts: Iterable[Attempt], reports: LauncherReports) -> list[Attempt]:
-    """Those of the attempts that are pending or running, by their files and their launchers."""
-    found = {attempt: stored_state(attempt).state for attempt in attempts}
-    waiting = {attempt: state for attempt, state in found.items() if state in IN_FLIGHT}
-    reported = {attempt: answer.state for attempt, answer in reports.of(waiting).items()}
-    return [attempt for attempt in waiting if reported.get(attempt) in (None, *IN_FLIGHT)]
 
 
 def count_states(statuses: Iterable[CellStatus]) -> dict[State, int]:

@@ -19,13 +19,13 @@ from harness.launchers.outcome import cancelled_before_start
 from harness.launchers.site_profile import Site
 from harness.runs.attempt_outcome import State
 from harness.runs.locks import exclusive
-from harness.runs.ownership import refuse_foreign
 from harness.runs.store import DEFAULT_ROOT, Attempt, SweepFolder, sweep_folder
-from harness.study.cell_states import IN_FLIGHT, RETRYABLE, stored_state
+from harness.runs.stored_files import refuse_foreign
+from harness.study.cell_states import IN_FLIGHT, RETRYABLE
 from harness.study.expected_cost import expected_cost
 from harness.study.launcher_reports import LauncherReports, launcher_of
 from harness.study.start import Terms, continued_attempts, in_blocks, refuse_change, start_cells
-from harness.study.status import CellStatus, in_flight, read_statuses, stalled_launchers
+from harness.study.status import CellStatus, read_statuses, stalled_launchers
 
 _CANCEL_POLL_SECONDS = 0.05
 _LONGEST_POLL_SECONDS = 2.0  # of files; schedulers are asked less often
@@ -138,7 +138,7 @@ def preview(
     launcher = LAUNCHERS[site.launcher]
     for cell in new:
         launcher.check(cell, site)
-    continued = continued_attempts(new, folder, site) if terms.resume else {}
+    continued = continued_attempts(new, folder) if terms.resume else {}
     if not terms.change_site:
         refuse_change(continued, site)
     text = launcher.preview(folder, new, site) if new else ""
@@ -221,23 +221,6 @@ def cancel(cells: Sequence[Cell], root: Path = DEFAULT_ROOT, *, checkpoint: bool
         statuses = read_statuses(folder, [status.cell for status in remaining], reports)
         remaining = [status for status in statuses if status.state in IN_FLIGHT]
     return [status.cell for status in found]
-
-
-def cancel_other_versions(folder: SweepFolder, *, checkpoint: bool = False) -> list[str]:
-    """End what is pending or running of cells that this version cannot read; returns once it has ended.
-
-    Returns:
-        The ids of the cells that were in flight.
-    """
-    newest = [stored.latest() for stored in folder.cell_folders_of_other_versions()]
-    own = [one for one in newest if one is not None]
-    attempts = [one for one in own if stored_state(one).state in IN_FLIGHT]
-    _cancel(attempts, checkpoint=checkpoint)
-    pause, remaining, reports = _CANCEL_POLL_SECONDS, attempts, LauncherReports()
-    while remaining := in_flight(remaining, reports):
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_POLL_SECONDS)
-    return [attempt.cell_folder.id for attempt in attempts]
 
 
 def _each_once(cells: Iterable[Cell]) -> list[Cell]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from harness.cell import Cell, Training
 from harness.runs.attempt_outcome import Result
-from harness.runs.checkpoint_requests import Request
+from harness.runs.checkpoint_store import Request
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import EvalRecord, Record
 from harness.training.batch_norm import synchronise_batch_norm

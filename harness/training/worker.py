@@ -17,11 +17,10 @@ import torch
 
 from harness.errors import StoreError
 from harness.runs.attempt_outcome import Result
-from harness.runs.checkpoint_requests import PREEMPTED_EXIT_CODE, SignalRequests
-from harness.runs.checkpoint_store import clear_checkpoint_stores
+from harness.runs.checkpoint_store import PREEMPTED_EXIT_CODE, SignalRequests, clear_checkpoint_stores
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.layers_file import describe
-from harness.runs.record_writer import RecordWriter
+from harness.runs.record_lines import RecordWriter
 from harness.runs.store import Attempt
 from harness.training.checkpoint import Checkpoints, Schedule
 from harness.training.compiler import do_without_compiler
@@ -47,9 +46,9 @@ def run_rank(attempt: Attempt, rank: int, world_size: int, local_rank: int, thre
             last = attempt.last_heartbeat(rank)
             records.write(failure_record(rank, heartbeat.step, last.phase if last else "start", error))
             traceback.print_exc()
-            records.seal(rank)
+            records.write_checksum(rank)
             return 1
-        records.seal(rank)
+        records.write_checksum(rank)
     if result.stop_reason == "preempted":
         return PREEMPTED_EXIT_CODE
     if rank == 0:

@@ -22,7 +22,7 @@ from analysis.report.page import write_report
 from harness.cell import Cell
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.layers_file import describe
-from harness.runs.record_writer import RecordWriter
+from harness.runs.record_lines import RecordWriter
 from harness.runs.records import DeviceRecord, EvalRecord, PhaseRecord
 from harness.runs.store import Attempt, SweepFolder
 from kfac_core.placement import FactorShape, LayerShape
@@ -170,7 +170,7 @@ def write_run(attempt: Attempt, cell: Cell, plan: Plan) -> None:
                 value = record.value
         for rank in range(cell.world_size):
             with RecordWriter(attempt.records(rank)) as writer:
-                writer.seal(rank)
+                writer.write_checksum(rank)
     completed = plan.state == "COMPLETED"
     reached = cell.target.reached_by(value)
     attempt.write_outcome(

@@ -10,7 +10,7 @@ from analysis.records.study import Study
 from analysis.records.tables import load
 from harness.cell import Cell
 from harness.runs.attempt_outcome import Outcome
-from harness.runs.record_writer import RecordWriter
+from harness.runs.record_lines import RecordWriter
 from harness.runs.records import EvalRecord, PhaseRecord
 from harness.runs.store import Attempt, SweepFolder
 from tests.analysis.conftest import STEPS_PER_EPOCH, Plan, make_cell
@@ -72,7 +72,7 @@ def write(attempt: Attempt, cell: Cell, run: Run) -> None:
                 if rank == 0:
                     value = TARGET if reached and epoch == run.epochs else 0.1
                     writer.write(_evaluation(epoch, epoch * run.seconds, value))
-            writer.seal(rank)
+            writer.write_checksum(rank)
     ended = ("target" if reached else "epochs") if completed else "error"
     attempt.write_outcome(
         Outcome(

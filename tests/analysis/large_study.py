@@ -14,7 +14,7 @@ import numpy as np
 from analysis.records.window_lines import PHASE_ORDER
 from harness.cell import Cell
 from harness.runs.attempt_outcome import Outcome
-from harness.runs.records import EvalRecord, PhaseRecord, SealRecord, SegmentRecord, to_line
+from harness.runs.records import ChecksumRecord, EvalRecord, PhaseRecord, SegmentRecord, to_line
 from harness.runs.store import Attempt, SweepFolder
 
 METHODS: dict[str, dict[str, Any] | None] = {
@@ -64,8 +64,8 @@ def _write_run(attempt: Attempt, cell: Cell, windows: int) -> None:
         if rank == 0:
             lines += _evaluations(windows)
         content = "".join(lines).encode()
-        seal = to_line(SealRecord(rank, len(lines), len(content), zlib.crc32(content)))
-        attempt.records(rank).write_bytes(content + seal.encode())
+        ended = to_line(ChecksumRecord(rank, len(lines), len(content), zlib.crc32(content)))
+        attempt.records(rank).write_bytes(content + ended.encode())
     seconds = windows * 0.13
     attempt.write_outcome(Outcome("COMPLETED", "", True, "target", 0.0, seconds, seconds, 0.98))
 

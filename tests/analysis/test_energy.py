@@ -7,7 +7,7 @@ import pytest
 from analysis.energy import energy_to_target
 from analysis.figures import FIGURES, NothingToDraw
 from analysis.records.tables import load
-from harness.runs.record_writer import RecordWriter
+from harness.runs.record_lines import RecordWriter
 from harness.runs.records import DeviceRecord
 from tests.analysis.conftest import STEPS_PER_EPOCH, Plan
 
@@ -39,7 +39,7 @@ def test_without_a_driver_the_figure_gives_the_reason_in_the_records(write_study
     (file,) = folder.glob("*/attempt-1/rank-00000.jsonl")
     with RecordWriter(file) as writer:
         writer.write(DeviceRecord(0, 0, 0, 10, "the rank computes on cpu"))
-        writer.seal(0)
+        writer.write_checksum(0)
     study = load(folder)
     assert study.devices["energy_joules"].isna().all()
     with pytest.raises(NothingToDraw, match="the rank computes on cpu"):

@@ -13,7 +13,7 @@ from harness.cell import Cell
 from harness.cli.reproduce import reproduce
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.layers_file import describe
-from harness.runs.record_writer import RecordWriter
+from harness.runs.record_lines import RecordWriter
 from harness.runs.records import EvalRecord, PhaseRecord
 from harness.runs.store import SweepFolder
 from harness.study.papers import read_paper
@@ -60,7 +60,7 @@ def write_run(folder: SweepFolder, cell: Cell) -> None:
                 )  # fmt: skip
                 if rank == 0:
                     writer.write(_evaluation(cell, first + STEPS, sum(seconds.values())))
-            writer.seal(rank)
+            writer.write_checksum(rank)
     clock = WINDOWS * sum(window.values()) * (1 + 0.02 * cell.seed)  # rank 0's, as in the evaluations
     attempt.write_outcome(
         Outcome("COMPLETED", "", reached_target=True, stop_reason="epochs", started_at=0.0, ended_at=clock,

@@ -63,7 +63,7 @@ def mutated(content: bytes, chance: Random) -> bytes:
 
 @pytest.fixture
 def attempt(write_study, tmp_path, monkeypatch) -> Attempt:
-    """A sealed run with every small file that readers know."""
+    """A completed run with every small file that readers know."""
     target = tmp_path / "runs" / "synthetic"
     shutil.copytree(write_study(PLAN), target)
     (cell_path,) = target.iterdir()
@@ -76,7 +76,7 @@ def attempt(write_study, tmp_path, monkeypatch) -> Attempt:
     result = Result(True, "epochs", outcome.train_seconds, outcome.value, 40, "0" * 64)
     made.write("result.json", vars(result) | {"reached_target": outcome.reached_target})
     made.write("begun.json", {"started_at": 12.5, "cpus": [0, 1], "gpus": []})
-    made.write("gang.json", ProcessIdentity("nowhere", 12, 3.5).to_dict())
+    made.write("supervisor.json", ProcessIdentity("nowhere", 12, 3.5).to_dict())
     made.write("segment.json", vars(SegmentRecord(0, 1, 20, 1, 5.0, 2.5, True)))
     parts = {"shared.pt": vars(PartSum(10, 20)), "rank-00000.pt": vars(PartSum(30, 40))}
     content = vars(Manifest(1, 20, 1, 0, "interval", 7.5, {})) | {"parts": parts}
@@ -121,10 +121,10 @@ KINDS: dict[str, Callable[[Attempt], Any]] = {
     "launch.json": lambda attempt: (of_run(attempt), Launch.read(attempt)),
     "../cell.json": of_cell,
     "begun.json": RanksStarted.read,
-    "gang.json": supervisor_identity,
+    "supervisor.json": supervisor_identity,
     "segment.json": lambda attempt: attempt.read_as(SegmentRecord, "segment.json"),
     "manifest.json": lambda attempt: read_as(Manifest, attempt.path / "manifest.json"),
-    "rank-00000.pulse": lambda attempt: read_heartbeat(attempt.heartbeat(0)),
+    "rank-00000.heartbeat": lambda attempt: read_heartbeat(attempt.heartbeat(0)),
     "rank-00000.jsonl": of_records,
 }
 
@@ -142,7 +142,7 @@ def test_a_mutated_file_is_refused_or_has_no_effect(attempt, name):
         except StoreError:
             counts["refused"] += 1
             continue
-        if found is None or (name.endswith(".pulse") and found != whole):
+        if found is None or (name.endswith(".heartbeat") and found != whole):
             counts["refused"] += 1  # no heartbeat, or the older of two, as after a kill
             continue
         assert repr(found) == repr(whole), changed

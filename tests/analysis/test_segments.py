@@ -10,7 +10,7 @@ import pytest
 from analysis.records.tables import load
 from analysis.report.page import write_report
 from harness.runs.attempt_outcome import Outcome
-from harness.runs.record_writer import RecordWriter
+from harness.runs.record_lines import RecordWriter
 from harness.runs.records import Record, SegmentRecord, to_line
 from harness.runs.store import Attempt, SweepFolder
 from tests.analysis.conftest import WINDOW, Plan, evaluation, make_cell, window_record
@@ -36,7 +36,7 @@ def append(attempt: Attempt, rank: int, records: list[Record]) -> None:
     with RecordWriter(attempt.records(rank)) as writer:
         for record in records:
             writer.write(record)
-        writer.seal(rank)
+        writer.write_checksum(rank)
 
 
 def complete(attempt: Attempt, cell, last_step: int = STEPS) -> None:

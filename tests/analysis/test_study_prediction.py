@@ -27,7 +27,7 @@ from harness.cell import Cell
 from harness.cli import main
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.layers_file import describe
-from harness.runs.record_writer import RecordWriter
+from harness.runs.record_lines import RecordWriter
 from harness.runs.records import EvalRecord, PhaseRecord
 from harness.runs.store import SweepFolder
 from kfac_core.placement.strategies import place
@@ -60,7 +60,7 @@ def write(sweep: SweepFolder, cell: Cell, *, oversubscribed: bool = False, late:
             if rank == 0:
                 for done in (epochs / 2, epochs):
                     writer.write(evaluation(done, reached=done == epochs))
-            writer.seal(rank)
+            writer.write_checksum(rank)
     attempt.write_outcome(
         Outcome(
             "COMPLETED", "", True, "target", started_at=0.0, ended_at=9.0, train_seconds=epochs, value=0.96

@@ -64,7 +64,7 @@ def test_a_line_truncated_by_a_kill_is_left_out(folder):
     path = attempt_of(folder).records(1)
     before = len(load(folder.path).windows)
     (path.parent / "outcome.json").unlink()
-    path.write_bytes(path.read_bytes().rpartition(b'{"schema"')[0])  # a killed rank writes no seal
+    path.write_bytes(path.read_bytes().rpartition(b'{"schema"')[0])  # a killed rank writes no checksum
     path.write_bytes(path.read_bytes()[:-40])
     assert len(load(folder.path).windows) == before - 1
 
@@ -147,7 +147,7 @@ def test_a_changed_record_file_is_read_again(folder):
     before = load(folder.path)
     path = attempt_of(folder).records(0)
     (path.parent / "outcome.json").unlink()
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-2]))  # the seal and an evaluation
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-2]))  # checksum and an evaluation
     assert len(load(folder.path).evaluations) == len(before.evaluations) - 1
 
 

@@ -129,7 +129,7 @@ def test_an_archive_is_verified_against_its_manifest_and_the_runs_own_checksums(
     runs = str(tmp_path / "a" / "runs")
     assert main(["archive", "synthetic", "--runs", runs, "--out", str(edited)]) == 0
     assert main(["archive", "--verify", str(edited)]) == 2
-    assert "of its seal does not match: records were changed" in capsys.readouterr().err
+    assert "does not match the checksum at its end: records were changed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["runs/synthetic/../../evil.json", "elsewhere/evil.json"])

@@ -149,7 +149,7 @@ def test_a_changed_sweep_does_not_fit_its_archives(tmp_path: Path, study: Callab
 
 @pytest.mark.ranks
 def test_the_command_runs_and_archives_each_block_once(tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setenv("KRONSCALE_LEASES", str(tmp_path / "leases"))
+    monkeypatch.setenv("KRONSCALE_LOCKS", str(tmp_path / "locks"))
     sweep = tmp_path / "one.yaml"
     sweep.write_text(
         "sweep: one\nworkload: digits\ntarget: {metric: accuracy, at_least: 0.5}\noptimizer: {lr: 0.1}\n"

@@ -87,7 +87,6 @@ def test_report_prints_the_summary_literally_and_the_path_of_the_page(monkeypatc
     monkeypatch.setattr("analysis.results.results", lambda _: SimpleNamespace(places=[], best=[]))
     frames = ("cells", "fields", *FRAMES)
     columns = {"segments": [], "run": [], "why": [], "valid": pd.Series(dtype="bool")}
-    columns |= {"sealed": pd.Series(dtype="boolean")}
     empty = Study(**{name: pd.DataFrame(columns) for name in frames})
     monkeypatch.setattr("analysis.records.tables.load", lambda folder: empty)
     (tmp_path / "demo").mkdir()

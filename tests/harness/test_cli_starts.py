@@ -98,7 +98,7 @@ def test_commands_that_run_studies_import_no_more_of_analysis_than_a_formula(tmp
     )
     done = subprocess.run(
         [sys.executable, "-c", loop, str(tmp_path / "runs"), str(sweep)],
-        env={**os.environ, "KRONSCALE_LEASES": str(tmp_path / "leases")},
+        env={**os.environ, "KRONSCALE_LOCKS": str(tmp_path / "locks")},
         text=True, capture_output=True, check=False,
     )  # fmt: skip
     assert "[]" in done.stderr, done.stdout + done.stderr

@@ -10,11 +10,11 @@ import torch
 
 from harness.cell import Target
 from harness.errors import SiteError
-from harness.launchers.local.leases import lease_folder
-from harness.runs.atomic_files import write_atomically, write_once
+from harness.launchers.local.host_locks import lock_folder
 from harness.runs.checkpoint_store import CheckpointStore, Manifest, Saved, resumable
-from harness.runs.record_writer import RecordWriter
+from harness.runs.record_lines import RecordWriter
 from harness.runs.records import FailureRecord
+from harness.runs.stored_files import write_atomically, write_once
 from harness.study.filters import select
 from harness.training import train
 from harness.training.checkpoint import snapshot
@@ -44,14 +44,14 @@ def test_where_keeps_or_drops_the_limit_itself(where, seeds):
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o700, 0o777, 0o1770])
-def test_a_lease_folder_that_not_all_users_share_is_refused(mode, tmp_path, monkeypatch):
-    monkeypatch.setenv("KRONSCALE_LEASES", str(tmp_path / "leases"))
-    folder = lease_folder()
+def test_a_lock_folder_that_not_all_users_share_is_refused(mode, tmp_path, monkeypatch):
+    monkeypatch.setenv("KRONSCALE_LOCKS", str(tmp_path / "locks"))
+    folder = lock_folder()
     folder.chmod(mode)
     with pytest.raises(SiteError, match=f"mode {mode:04o}"):
-        lease_folder()
+        lock_folder()
     folder.chmod(0o1777)
-    assert lease_folder() == folder
+    assert lock_folder() == folder
 
 
 def test_a_record_is_with_the_system_when_write_returns(tmp_path):

@@ -12,7 +12,7 @@ from tests.harness.test_cli_starts import start
 
 @pytest.mark.ranks
 def test_two_ranks_on_this_host_pass_and_leave_no_files(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("KRONSCALE_LEASES", str(tmp_path / "leases"))
+    monkeypatch.setenv("KRONSCALE_LOCKS", str(tmp_path / "locks"))
     (tmp_path / "here.yaml").write_text("oversubscribe: true\n")
     runs = tmp_path / "runs"
     code = main(
@@ -30,7 +30,7 @@ def test_two_ranks_on_this_host_pass_and_leave_no_files(tmp_path, monkeypatch, c
 def test_ranks_that_cannot_join_are_a_fault_with_the_launchers_cause_and_their_files_are_kept(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setenv("KRONSCALE_LEASES", str(tmp_path / "leases"))
+    monkeypatch.setenv("KRONSCALE_LOCKS", str(tmp_path / "locks"))
     site = make_site(
         "local", oversubscribe=True, environment={"PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"}
     )

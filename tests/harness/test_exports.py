@@ -15,7 +15,7 @@ from harness.cell import Cell
 from harness.cli import main
 from harness.exports import EXPORTS
 from harness.runs.attempt_outcome import Outcome
-from harness.runs.record_writer import RecordWriter  # fmt: skip
+from harness.runs.record_lines import RecordWriter  # fmt: skip
 from harness.runs.records import DeviceRecord, EvalRecord, PhaseRecord, SegmentRecord, TraceRecord
 from harness.runs.store import Attempt, sweep_folder
 

@@ -185,7 +185,7 @@ def test_windows_have_the_cost_of_their_timers(measured):
 
 @pytest.mark.ranks
 def test_a_site_with_split_wait_has_its_waiting_measured(tmp_path, monkeypatch):
-    monkeypatch.setenv("KRONSCALE_LEASES", str(tmp_path / "leases"))
+    monkeypatch.setenv("KRONSCALE_LOCKS", str(tmp_path / "locks"))
     (tmp_path / "site.yaml").write_text("launcher: local\noversubscribe: true\nsplit_wait: true\n")
     (tmp_path / "tiny.yaml").write_text(
         "sweep: tiny\nworkload: digits\ntarget: {metric: accuracy, at_least: 0.999}\n"

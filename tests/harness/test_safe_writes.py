@@ -12,13 +12,11 @@ import pytest
 import torch
 
 from harness.errors import SiteError
-from harness.launchers.local.leases import lease_folder
-from harness.runs.atomic_files import make_inside, write_atomically, write_once
-from harness.runs.checkpoint_requests import Request
-from harness.runs.checkpoint_store import CheckpointStore
-from harness.runs.effective_records import segment_limits
-from harness.runs.record_writer import RecordWriter
+from harness.launchers.local.host_locks import lock_folder
+from harness.runs.checkpoint_store import CheckpointStore, Request
+from harness.runs.record_lines import RecordWriter, segment_limits
 from harness.runs.records import FailureRecord
+from harness.runs.stored_files import make_inside, write_atomically, write_once
 from harness.training.checkpoint import Checkpoints, Schedule
 from harness.training.checkpoint.parts import DamagedError, read_part, write_part
 from tests.harness.test_directions import manifest
@@ -64,13 +62,13 @@ def test_what_others_may_write_is_not_passed_on(tmp_path):
     assert mode(tmp_path / "attempt-1") == 0o750
 
 
-def test_a_lease_folder_behind_a_link_is_refused(tmp_path, monkeypatch):
+def test_a_lock_folder_behind_a_link_is_refused(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere").chmod(0o1777)
-    (tmp_path / "leases").symlink_to("elsewhere")
-    monkeypatch.setenv("KRONSCALE_LEASES", str(tmp_path / "leases"))
+    (tmp_path / "locks").symlink_to("elsewhere")
+    monkeypatch.setenv("KRONSCALE_LOCKS", str(tmp_path / "locks"))
     with pytest.raises(SiteError, match="must be a folder with mode 1777"):
-        lease_folder()
+        lock_folder()
 
 
 def test_a_line_that_a_killed_rank_left_unfinished_is_ended_first(tmp_path):

@@ -346,7 +346,7 @@ SITES = {
         "launcher: local\nslurm: {ranks_per_node: 2}\n",
         "2: slurm has no effect with launcher=local; remove it",
     ),
-    "leases of another launcher": (
+    "locks of another launcher": (
         "launcher: slurm\ncpus: 4\nslurm: {ranks_per_node: 2}\n",
         "2: cpus has no effect with launcher=slurm, which requests what each cell needs; remove it",
     ),

@@ -15,7 +15,7 @@ from harness.cell import Cell, Target
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.layers_file import describe
-from harness.runs.record_writer import RecordWriter
+from harness.runs.record_lines import RecordWriter
 from harness.runs.records import Record
 from harness.runs.store import SweepFolder
 from harness.training.train import Result, Trainer
@@ -172,7 +172,7 @@ def write_attempt(folder: SweepFolder, cell: Cell, trained: Trained) -> None:
         with RecordWriter(attempt.records(rank)) as writer:
             for record in records:
                 writer.write(_slower(record, 1 + 0.01 * cell.seed))
-            writer.seal(rank)
+            writer.write_checksum(rank)
     result = trained.result
     attempt.write_outcome(
         Outcome(

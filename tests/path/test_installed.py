@@ -90,7 +90,7 @@ def test_the_quickstart_works_in_an_empty_folder(installed, tmp_path):
             *words,
             cwd=study if study.exists() else tmp_path,
             code=code,
-            KRONSCALE_LEASES=str(tmp_path / "leases"),
+            KRONSCALE_LOCKS=str(tmp_path / "locks"),
         )
 
     assert "jobs/sweeps/first.yaml" in kronscale("init", "my-study")

@@ -48,7 +48,7 @@ def test_no_name_is_run_no_secret_is_stored_and_no_other_user_may_read(tmp_path,
     for name, value in {
         "PYTHONPATH": str(Path.cwd()),
         "API_TOKEN": SECRET,
-        "KRONSCALE_LEASES": str(folder / "leases"),
+        "KRONSCALE_LOCKS": str(folder / "locks"),
     }.items():  # of the launcher and the ranks, which are processes of their own
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(folder)

@@ -53,8 +53,8 @@ repeats: 1
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder with its own leases; processes that still run in it at the end are killed."""
-    monkeypatch.setenv("KRONSCALE_LEASES", str(tmp_path / "leases"))
+    """An empty folder with its own locks; processes that still run in it at the end are killed."""
+    monkeypatch.setenv("KRONSCALE_LOCKS", str(tmp_path / "locks"))
     yield tmp_path
     for process in psutil.process_iter(["cmdline"]):
         if any(str(tmp_path) in word for word in process.info["cmdline"] or ()):

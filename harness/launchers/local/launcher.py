@@ -1,4 +1,4 @@
-"""The local launcher: ranks on this host, started by a queue as leases become free."""
+"""The local launcher: ranks on this host, started by a queue as locks become free."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from harness.launchers.local.mpiexec import NO_MPIEXEC, find_mpiexec
 from harness.launchers.local.waiting import waiting
 from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.site_profile import Site
-from harness.runs.ownership import foreign, user_name
 from harness.runs.store import Attempt, SweepFolder
+from harness.runs.stored_files import foreign, user_name
 
 
 class LocalLauncher:
@@ -101,7 +101,7 @@ class LocalLauncher:
         """Make attempts pending and have a queue start them; the caller holds the sweep's submit lock."""
         planned = dict(launches)
         for attempt, launch in planned.items():  # all that can fail for want of space comes first
-            launch.prepare(attempt, attempt.cell_folder.cell().world_size)
+            launch.prepare(attempt)
         for attempt in planned:
             Launch.publish(attempt)
         self.resume(folder, shared_runs=any(launch.site.shared_runs for launch in planned.values()))
@@ -131,8 +131,7 @@ class LocalLauncher:
 
     def attempt_states(self, attempts: Sequence[Attempt]) -> dict[Attempt, AttemptState]:
         """States of started attempts whose supervisor is gone or elsewhere; why pending ones wait."""
-        seen: dict[str, str | None] = {}
-        reported = {attempt: _reported(attempt, seen) for attempt in attempts}
+        reported = {attempt: _reported(attempt) for attempt in attempts}
         found = {attempt: state for attempt, state in reported.items() if state is not None}
         own = (attempt for attempt in attempts if attempt not in found)
         return found | waiting(attempt for attempt in own if not (attempt.path / "begun.json").exists())
@@ -147,17 +146,17 @@ class LocalLauncher:
                 supervisor = supervisor_identity(attempt)
             except StoredFileError:  # the supervisor, if there is one, still reads the request
                 continue
-            if supervisor is not None and foreign(attempt.path / "gang.json", _sweep(attempt)) is None:
-                supervisor.terminate()  # at once, and also while it waits for the queue lock of the leases
+            if supervisor is not None and not foreign(attempt.path / "supervisor.json", _sweep(attempt)):
+                supervisor.terminate()  # at once, and also while it waits for the lock of the queue
 
 
 def _sweep(attempt: Attempt) -> Path:
     return attempt.path.parent.parent
 
 
-def _reported(attempt: Attempt, seen: dict[str, str | None]) -> AttemptState | None:
+def _reported(attempt: Attempt) -> AttemptState | None:
     started = (attempt.path / "begun.json").exists()
-    if not started and (reason := foreign(attempt.path / "launch.json", _sweep(attempt), seen)) is not None:
+    if not started and (reason := foreign(attempt.path / "launch.json", _sweep(attempt))):
         return AttemptState("PENDING", f"not started without shared_runs in the site profile: {reason}")
     try:
         supervisor = supervisor_identity(attempt)
@@ -179,7 +178,7 @@ def _state_of(supervisor: ProcessIdentity | None) -> AttemptState | None:
 
 
 def site_cpus(site: Site) -> tuple[int, ...]:
-    """CPU numbers that the site leases on this host.
+    """CPU numbers of this host that the site uses.
 
     Raises:
         SiteError: the profile has more than this process may use.
@@ -194,7 +193,7 @@ def site_cpus(site: Site) -> tuple[int, ...]:
 
 
 def site_gpus(site: Site) -> tuple[int, ...]:
-    """GPU numbers that the site leases on this host, of those that CUDA_VISIBLE_DEVICES and the driver show.
+    """GPU numbers of this host that the site uses, of those that CUDA_VISIBLE_DEVICES and the driver show.
 
     Raises:
         SiteError: the profile has more than there are.

@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.launchers import rank_wrapper
 from harness.launchers.launch import Launch
 from harness.launchers.rank_exits import end_lines
-from harness.runs.log_tail import last_lines
+from harness.runs.record_lines import last_lines
 from harness.runs.store import Attempt
 
 NO_MPIEXEC = (

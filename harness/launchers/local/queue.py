@@ -3,7 +3,7 @@
 `python -m harness.launchers.local.queue SWEEP_FOLDER [--shared-runs]`, started by the local launcher and
 detached from it. An attempt that another user may have written is left alone without `--shared-runs`.
 submitit's local executor starts a job at once, so the queue submits an attempt only when the one before has
-its leases. At most one supervisor of a sweep waits for leases; it starts while other attempts run, unless the
+its locks. At most one supervisor of a sweep waits for locks; it starts while other attempts run, unless the
 site runs cells one at a time: starting it takes half a second of CPU time, which the attempt that is timed
 could count as foreign. A killed queue loses nothing: supervisors continue, and the next queue starts from the
 files.
@@ -29,7 +29,7 @@ from harness.runs.locks import exclusive, take
 from harness.runs.store import Attempt, SweepFolder
 
 _POLL_SECONDS = 0.05
-_YEAR_MINUTES = 365 * 24 * 60  # submitit's limit includes waiting for leases; supervisors have their own
+_YEAR_MINUTES = 365 * 24 * 60  # submitit's limit includes waiting for locks; supervisors have their own
 
 
 def run_queue(folder: SweepFolder, *, shared_runs: bool = False) -> None:

@@ -23,7 +23,7 @@ from harness.launchers.local.mpiexec import start_world
 from harness.launchers.rank_environment import rank_environment
 from harness.launchers.rank_exits import RankDeath, RanksEnd, end_lines
 from harness.launchers.stopping import Stop, watch_ranks
-from harness.runs.checkpoint_requests import PREEMPTED_EXIT_CODE
+from harness.runs.checkpoint_store import PREEMPTED_EXIT_CODE
 from harness.runs.store import Attempt
 
 GRACE_SECONDS = 0.5  # a rank that dies this soon after the first may be the root cause too
@@ -67,7 +67,7 @@ class Ranks:
         self._end_all()
 
     def start(self, launch: Launch, started: RanksStarted, world_size: int) -> None:
-        """Start every rank, pinned to its leases.
+        """Start every rank, pinned to its CPUs.
 
         Raises:
             OSError: a process could not be started.

@@ -1,4 +1,4 @@
-"""Supervises one attempt on this host: takes leases, runs the ranks, writes the outcome."""
+"""Supervises one attempt on this host: takes locks, runs the ranks, writes the outcome."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from harness.errors import StoreError
 from harness.launchers.budget import StartBudget
 from harness.launchers.continuing import continued, not_started
 from harness.launchers.launch import Launch, RanksStarted, cancel_requested
+from harness.launchers.local.host_locks import locked, pools_of
 from harness.launchers.local.launcher import LocalLauncher
-from harness.launchers.local.leases import leased, pools_of
 from harness.launchers.local.ranks import Ranks
 from harness.launchers.oom import oom_kills
 from harness.launchers.outcome import cancelled_before_start, outcome_of_ranks, outcome_without_ranks
@@ -47,7 +47,7 @@ def supervise_attempt(path: str, *, shared_runs: bool = False) -> str | None:
     """
     attempt = Attempt(Path(path))
     launch = Launch.read_to_execute(attempt, shared_runs=shared_runs)
-    lock = take(attempt.path / "gang.lock")
+    lock = take(attempt.path / "supervisor.lock")
     if lock is None:
         return None
     with lock:
@@ -55,7 +55,7 @@ def supervise_attempt(path: str, *, shared_runs: bool = False) -> str | None:
 
 
 class _Interrupted(BaseException):
-    """A signal arrived while the supervisor waited for leases."""
+    """A signal arrived while the supervisor waited for locks."""
 
 
 class _Supervisor:
@@ -84,8 +84,8 @@ class _Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._on_signal)
         try:
-            self.attempt.write("gang.json", ProcessIdentity.mine().to_dict())
-            outcome = self._run_with_leases()
+            self.attempt.write("supervisor.json", ProcessIdentity.mine().to_dict())
+            outcome = self._run_with_locks()
         except _Interrupted:
             outcome = cancelled_before_start(self.attempt)
             if self._signals == {signal.SIGUSR1}:
@@ -94,7 +94,7 @@ class _Supervisor:
                 outcome = outcome_without_ranks("PREEMPTED", cause, checkpoint_step=step)
         if outcome is None:
             return None
-        outcome, following = continued(self.attempt, self.launch, outcome, self.world_size, self._budget)
+        outcome, following = continued(self.attempt, self.launch, outcome, self._budget)
         if self._write(outcome):  # else whoever wrote one has given back what was committed
             self._give_back()
         if following is not None:
@@ -118,9 +118,9 @@ class _Supervisor:
         except (OSError, StoreError) as error:
             following.write_outcome(not_started(following, f"its queue could not be started: {error}"))
 
-    def _run_with_leases(self) -> Outcome | None:
+    def _run_with_locks(self) -> Outcome | None:
         pools = pools_of(self.launch, self.world_size)
-        with leased(pools, give_up=self._cancelled, label=str(self.attempt.path.resolve())) as held:
+        with locked(pools, give_up=self._cancelled, label=str(self.attempt.path.resolve())) as held:
             self._waiting = False
             if self.attempt.outcome() is not None:  # cancelled by another process while this one waited
                 return None

@@ -1,4 +1,4 @@
-"""Why a pending attempt of this host does not run yet: its place in the queue, or the leases it waits for."""
+"""Why a pending attempt of this host does not run yet: its place in the queue, or the locks it waits for."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 from harness.launchers.attempt_state import AttemptState
 from harness.launchers.launch import Launch, supervisor_identity
-from harness.launchers.local.leases import holders, pools_of, tickets
-from harness.runs.ownership import user_name
+from harness.launchers.local.host_locks import holders, pools_of, queued
 from harness.runs.store import Attempt
+from harness.runs.stored_files import user_name
 
 
 def waiting(attempts: Iterable[Attempt]) -> dict[Attempt, AttemptState]:
@@ -22,7 +22,7 @@ def waiting(attempts: Iterable[Attempt]) -> dict[Attempt, AttemptState]:
     found: dict[Attempt, AttemptState] = {}
     for pending in by_sweep.values():
         first = next(filter(_has_supervisor, pending), None)  # a queue has one attempt wait at a time
-        missing = _missing_leases(first or pending[0], or_alone=first is None)
+        missing = _missing_locks(first or pending[0], or_alone=first is None)
         for attempt in pending:
             why = f"queued behind {first.cell_folder.id}" if first and attempt != first else missing
             if why:
@@ -35,13 +35,13 @@ def _has_supervisor(attempt: Attempt) -> bool:
     return supervisor is not None and supervisor.host == socket.gethostname() and supervisor.alive()
 
 
-def _missing_leases(attempt: Attempt, *, or_alone: bool) -> str:
+def _missing_locks(attempt: Attempt, *, or_alone: bool) -> str:
     """What it waits for; with `or_alone` only where the site runs cells one at a time."""
     launch = Launch.read(attempt)
     if launch is None or (or_alone and not launch.site.one_at_a_time):
         return ""
     held, own = holders(), _name(str(attempt.path.resolve()))
-    by_holder = {lease: _name(label) for lease, label in held.items()}
+    by_holder = {lock: _name(label) for lock, label in held.items()}
     parts = []
     for kind, numbers, needed in pools_of(launch, attempt.cell_folder.cell().world_size):
         others: dict[str, list[int]] = defaultdict(list)
@@ -59,7 +59,7 @@ def _missing_leases(attempt: Attempt, *, or_alone: bool) -> str:
 
 def _first_in_line(own: str) -> str:
     """The attempt that has waited longest, if that is before `own`."""
-    line = tickets()
+    line = queued()
     if not line or line[0].label == own or own not in (one.label for one in line):
         return ""
     other = "" if line[0].user == user_name() else f" of user {line[0].user}"

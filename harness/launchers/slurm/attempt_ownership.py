@@ -13,11 +13,10 @@ from dataclasses import asdict, dataclass, replace
 from harness.launchers.launch import Launch, RanksStarted, cancel_requested
 from harness.launchers.outcome import outcome_without_ranks
 from harness.launchers.slurm.submission_manifest import SubmissionManifest
-from harness.runs.atomic_files import write_once
 from harness.runs.attempt_outcome import Outcome, State
 from harness.runs.checkpoint_store import CheckpointStore, kept_step
 from harness.runs.store import Attempt
-from harness.runs.stored_files import STRICT, Count, Seconds, with_checksum
+from harness.runs.stored_files import STRICT, Count, Seconds, with_checksum, write_once
 
 
 @dataclass(frozen=True)
@@ -59,10 +58,10 @@ def acquire_attempt(listed: Attempt, manifest: SubmissionManifest) -> Attempt | 
         return last if _acquire(last) else None
     if holder.job != _this_job() or holder.restart >= _restarts():
         return None
-    return _continue(last, manifest)
+    return _continue(last)
 
 
-def _continue(interrupted: Attempt, manifest: SubmissionManifest) -> Attempt | None:
+def _continue(interrupted: Attempt) -> Attempt | None:
     if cancel_requested(interrupted) is not None:
         cause = "cancelled before its job was started again"
         interrupted.write_outcome(_interruption(interrupted, "CANCELLED", cause))
@@ -72,7 +71,6 @@ def _continue(interrupted: Attempt, manifest: SubmissionManifest) -> Attempt | N
         return None
     attempt = interrupted.cell_folder.new_attempt()
     continues = interrupted.number if CheckpointStore(interrupted).newest_first() else launch.continues
-    attempt.reserve(manifest.layout.world_size)
     launch.model_copy(update={"continues": continues}).identified(attempt).write(attempt)
     cause = f"Slurm requeued its job and started it again; resumed by attempt {attempt.number}"
     interrupted.write_outcome(_interruption(interrupted, "PREEMPTED", cause))
@@ -97,7 +95,7 @@ def _earlier_attempt(own: Attempt, manifest: SubmissionManifest) -> Attempt | No
     """An attempt at the same cell from another manifest that is running or has completed."""
     for attempt in own.cell_folder.attempts():
         launch = attempt.read("launch.json")
-        if launch is None or launch.get("claim") == manifest.path.name:
+        if launch is None or launch.get("manifest") == manifest.path.name:
             continue
         outcome = attempt.outcome()
         if outcome is None and (attempt.path / "taken.json").exists():

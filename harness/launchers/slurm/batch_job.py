@@ -108,9 +108,7 @@ class Supervisor:
         """The outcome; if the run goes on, its next attempt is noted for the next start of this job."""
         launch = Launch.read_to_execute(attempt, shared_runs=self._shared_runs)
         with self._preparing:
-            outcome, following = continued(
-                attempt, launch, outcome, self._manifest.layout.world_size, self._budget
-            )
+            outcome, following = continued(attempt, launch, outcome, self._budget)
         if following is not None:
             self._following.append(following)
         return outcome
@@ -138,7 +136,6 @@ class Supervisor:
         started_at = time.time()
         RanksStarted(started_at, (), ()).write(attempt)
         try:
-            attempt.reserve(self._manifest.layout.world_size)
             end = run_step(attempt, launch, self._manifest.layout, self._ending.is_set)
         except OSError as error:
             return outcome_without_ranks("FAILED", f"the ranks could not be run: {error}", started_at)

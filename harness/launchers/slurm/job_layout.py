@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self, TypeVar
 
 from harness.cell import Cell
@@ -30,7 +30,7 @@ class JobLayout:
     Attributes:
         world_size: ranks of each of its cells.
         nodes: of one cell, and so of a job, because slots share the nodes.
-        slots: cells side by side; `lanes` in the file.
+        slots: cells side by side.
         length: most cells in a slot.
     """
 
@@ -46,13 +46,12 @@ class JobLayout:
 
     def to_dict(self) -> dict[str, int]:
         """For a JSON file."""
-        sizes = {"world_size": self.world_size, "nodes": self.nodes}
-        return sizes | {"lanes": self.slots, "length": self.length}
+        return asdict(self)
 
     @classmethod
     def read(cls, raw: Mapping[Any, int]) -> Self:
         """From the result of `to_dict`."""
-        return cls(raw["world_size"], raw["nodes"], raw["lanes"], raw["length"])
+        return cls(raw["world_size"], raw["nodes"], raw["slots"], raw["length"])
 
     def minutes(self, site: Site) -> int:
         """Time limit of a job, in which each of its cells can use all of its own limit."""

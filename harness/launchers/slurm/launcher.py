@@ -35,8 +35,8 @@ from harness.launchers.slurm.scheduler import (
 from harness.launchers.slurm.scheduler_state import attempt_states, manifest_path
 from harness.launchers.slurm.submission_manifest import SubmissionManifest, unconfirmed
 from harness.runs.commands import command
-from harness.runs.ownership import refuse_foreign, user_name
 from harness.runs.store import Attempt, SweepFolder
+from harness.runs.stored_files import refuse_foreign, user_name
 
 
 class SlurmLauncher:
@@ -103,7 +103,7 @@ class SlurmLauncher:
                 manifest.write()
                 write_script(manifest)
                 for number, attempt in manifest.attempts():
-                    manifest.launch_of(number, attempt).prepare(attempt, manifest.layout.world_size)
+                    manifest.launch_of(number, attempt).prepare(attempt)
         except OSError:  # such as a full disk; without its manifests nobody will finish the submission
             for manifest in manifests:
                 shutil.rmtree(manifest.path, ignore_errors=True)
@@ -126,9 +126,8 @@ class SlurmLauncher:
             SchedulerError: as `launch`.
         """
         unsubmitted = []
-        for manifest in unconfirmed(folder):
-            if not shared_runs:
-                refuse_foreign(manifest.path / "claim.json", manifest.sweep.path)
+        for listed in unconfirmed(folder):
+            manifest = SubmissionManifest.read_to_execute(listed.path, shared_runs=shared_runs)
             try:
                 job_id = find_array(manifest.job_name, manifest.launch.user)
             except NoAnswerError as error:

@@ -20,7 +20,7 @@ from harness.launchers.launch import SHARED_RUNS, job_python
 from harness.launchers.rank_environment import hidden_from_jobs, own_variables
 from harness.launchers.slurm.job_layout import slurm
 from harness.launchers.slurm.scheduler import NO_ANSWER, NoAnswerError
-from harness.runs.atomic_files import write_atomically
+from harness.runs.stored_files import write_atomically
 
 if TYPE_CHECKING:
     from harness.launchers.site_profile import Site

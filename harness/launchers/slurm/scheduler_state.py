@@ -28,7 +28,7 @@ from harness.runs.store import Attempt
 
 def manifest_path(attempt: Attempt) -> Path | None:
     """Folder of the manifest that lists the attempt; None if the attempt was not launched on Slurm."""
-    manifest = (attempt.read("launch.json") or {}).get("claim")
+    manifest = _manifest_name(attempt.read("launch.json") or {})
     return attempt.path.resolve().parent.parent / "jobs" / manifest if manifest else None
 
 
@@ -95,15 +95,18 @@ def _submitted_jobs(attempts: Sequence[Attempt]) -> dict[Attempt, _SubmittedJob]
     submissions: dict[Path, Mapping[str, Any]] = {}
     found = {}
     for attempt, launch in launches.items():
-        manifest = attempt.path.parent.parent / "jobs" / str(launch.get("claim"))  # of any sweep
+        manifest = attempt.path.parent.parent / "jobs" / str(_manifest_name(launch))  # of any sweep
         if manifest not in submissions:
             submissions[manifest] = Attempt(manifest).read("submitted.json") or {}
         array = submissions[manifest].get("job_id")
         if array is not None:
-            found[attempt] = _SubmittedJob(
-                f"{array}_{launch.get('claim_job')}", submissions[manifest].get("cluster")
-            )
+            job = launch.get("manifest_job", launch.get("claim_job"))
+            found[attempt] = _SubmittedJob(f"{array}_{job}", submissions[manifest].get("cluster"))
     return found
+
+
+def _manifest_name(launch: Mapping[str, Any]) -> Any:
+    return launch.get("manifest", launch.get("claim"))  # the key of versions up to 0.1.0
 
 
 def _elsewhere(attempts: Sequence[Attempt]) -> dict[Attempt, AttemptState]:

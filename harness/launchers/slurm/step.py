@@ -25,10 +25,9 @@ from harness.launchers.rank_exits import RankDeath, RanksEnd, end_lines
 from harness.launchers.slurm.job_layout import JobLayout, slurm
 from harness.launchers.slurm.scheduler import kill_step
 from harness.launchers.stopping import Stop, stop_request, watch_ranks
-from harness.runs.atomic_files import write_atomically
-from harness.runs.checkpoint_requests import PREEMPTED_EXIT_CODE
+from harness.runs.checkpoint_store import PREEMPTED_EXIT_CODE
 from harness.runs.store import Attempt
-from harness.runs.stored_files import parse_object, read_bytes
+from harness.runs.stored_files import parse_object, read_bytes, write_atomically
 
 _WATCH_SECONDS = 0.2
 # After this error Slurm's pmi2 no longer answers the rank, and all ranks hang in MPI's initialization.

@@ -10,7 +10,7 @@ from dataclasses import replace
 from harness.launchers.outcome import outcome_of_ranks
 from harness.launchers.slurm.step import StepEnd
 from harness.runs.attempt_outcome import Outcome
-from harness.runs.log_tail import last_lines
+from harness.runs.record_lines import last_lines
 from harness.runs.store import Attempt
 
 _FULL_BYTES = 1024 * 1024

@@ -1,6 +1,6 @@
 """Submission manifest: the attempts of one array of jobs, written before sbatch is called.
 
-    <sweep>/jobs/<manifest>/claim.json        which attempts, in which job of the array; how they are launched
+    <sweep>/jobs/<manifest>/manifest.json     which attempts, in which job of the array; how they are launched
                            /sbatch.sh         the batch script
                            /submitted.json    the job id, or why sbatch refused; missing if not known
                            /job-00000.log     output of a job's supervisor
@@ -23,12 +23,10 @@ from pydantic import Field
 from harness.launchers.launch import Launch
 from harness.launchers.site_profile import Site
 from harness.launchers.slurm.job_layout import Job, JobLayout
-from harness.runs.atomic_files import make_inside, make_reserve, release_reserve, write_atomically
-from harness.runs.ownership import read_own
 from harness.runs.store import Attempt, SweepFolder
-from harness.runs.stored_files import STRICT, Count, Positive, parse_as, read_bytes, with_checksum
+from harness.runs.stored_files import STRICT, Count, Positive, file_as, make_inside, read_bytes, read_own
 
-_RESERVE_BYTES = 4096  # for a job id, or for the message with which sbatch refuses
+_FILE = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class SubmissionManifest:
             ForeignError: someone else may have written it, and `shared_runs` is false.
             FileNotFoundError: there is none.
         """
-        file = path / "claim.json"
+        file = path / _FILE
         return cls._parse(path, read_bytes(file) if shared_runs else read_own(file, path.parent.parent))
 
     @classmethod
@@ -88,24 +86,23 @@ class SubmissionManifest:
             FileNotFoundError: there is none.
             StoredFileError: it is damaged.
         """
-        return cls._parse(path, read_bytes(path / "claim.json"))
+        return cls._parse(path, read_bytes(path / _FILE))
 
     @classmethod
     def _parse(cls, path: Path, text: bytes) -> Self:
-        stored = parse_as(_Stored, text, path / "claim.json")
+        stored = file_as(_Stored, text, path / _FILE)
         layout = JobLayout.read(stored.shape)
         return cls(path, layout, stored.launch, stored.jobs, stored.continues, stored.orders)
 
     def write(self) -> None:
-        """Write `claim.json`; the attempts are pending once their `launch.json` is written too."""
+        """Write `manifest.json`; the attempts are pending once their `launch.json` is written too."""
         with suppress(FileExistsError):
             make_inside(self.path.parent)
         make_inside(self.path)
-        make_reserve(self.path, _RESERVE_BYTES)
         launch = self.launch.to_dict()
         content = {"shape": self.layout.to_dict(), "launch": launch, "jobs": self.jobs}
         of_attempts = {"continues": self.continues, "orders": self.orders}
-        Attempt(self.path).write("claim.json", {**content, **of_attempts})
+        Attempt(self.path).write(_FILE, {**content, **of_attempts})
 
     @property
     def site(self) -> Site:
@@ -128,10 +125,8 @@ class SubmissionManifest:
         return Attempt(self.path).read("submitted.json")
 
     def record_submission(self, **submitted: str) -> None:
-        """Write the result of the submission, for which `write` has reserved space."""
-        text = with_checksum({**submitted, "at": time.time()})
-        write_atomically(self.path / "submitted.json", text, use_reserve=True)
-        release_reserve(self.path)
+        """Write the result of the submission."""
+        Attempt(self.path).write("submitted.json", {**submitted, "at": time.time()})
 
     def slots(self, job: int) -> list[list[Attempt]]:
         """The attempts of one job of the array."""
@@ -147,7 +142,7 @@ class SubmissionManifest:
     def chain(self, attempt: Attempt) -> list[Attempt]:
         """The attempt and those that resumed it when Slurm started its job again, oldest first."""
         later = [one for one in attempt.cell_folder.attempts() if one.number >= attempt.number]
-        return [one for one in later if (one.read("launch.json") or {}).get("claim") == self.path.name]
+        return [one for one in later if (one.read("launch.json") or {}).get("manifest") == self.path.name]
 
     def attempts(self) -> Iterator[tuple[int, Attempt]]:
         """All attempts, each with the number of its job."""
@@ -157,17 +152,17 @@ class SubmissionManifest:
 
 @dataclass(frozen=True)
 class _Stored:
-    """The content of `claim.json`."""
+    """The content of `manifest.json`."""
 
     __pydantic_config__ = STRICT
-    shape: dict[Literal["world_size", "nodes", "lanes", "length"], Positive]
+    shape: dict[Literal["world_size", "nodes", "slots", "length"], Positive]
     launch: Launch
     jobs: list[list[list[Annotated[str, Field(pattern=r"^[^/]+/attempt-[1-9][0-9]*$")]]]]
     continues: dict[str, Positive]
     orders: dict[str, Count] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if missing := {"world_size", "nodes", "lanes", "length"} - self.shape.keys():
+        if missing := {"world_size", "nodes", "slots", "length"} - self.shape.keys():
             raise ValueError(f"shape.{min(missing)} is missing")
 
 
@@ -181,7 +176,7 @@ def _known(numbers: Mapping[str, int | None]) -> dict[str, int]:
 
 def unconfirmed(folder: SweepFolder) -> list[SubmissionManifest]:
     """Manifests of which it is not known whether they were submitted, oldest first."""
-    found = sorted((folder.path.resolve() / "jobs").glob("*/claim.json"))
+    found = sorted((folder.path.resolve() / "jobs").glob(f"*/{_FILE}"))
     return [
         SubmissionManifest.read(path.parent)
         for path in found

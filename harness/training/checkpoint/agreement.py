@@ -16,7 +16,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Protocol
 
-from harness.runs.checkpoint_requests import Request
+from harness.runs.checkpoint_store import Request
 
 POLL_SECONDS = 0.5
 _ANSWER_TIMEOUT = timedelta(seconds=60)  # a peer that does not answer for so long is gone, or will be stopped

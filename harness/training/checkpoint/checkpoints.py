@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from harness.runs.checkpoint_requests import Request
-from harness.runs.checkpoint_store import CheckpointStore, past_segments
+from harness.runs.checkpoint_store import CheckpointStore, Request, past_segments
 from harness.runs.records import CheckpointRecord, Record, SegmentRecord
 from harness.runs.store import Attempt
 from harness.training.checkpoint.agreement import Agreement, EveryMinutes, own_connection

@@ -29,8 +29,8 @@ from harness.launchers.address_board import (
 )
 from harness.launchers.launch import Launch
 from harness.launchers.site_profile import Site
-from harness.runs.atomic_files import write_atomically
 from harness.runs.store import Attempt
+from harness.runs.stored_files import write_atomically
 from harness.training.world.membership import prove_membership
 from kfac_core.collectives.mpi import MPICommunicator
 

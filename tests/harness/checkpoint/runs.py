@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from harness.cell import Cell
 from harness.runs.attempt_outcome import Result
-from harness.runs.checkpoint_requests import Request
+from harness.runs.checkpoint_store import Request
 from harness.runs.heartbeat import HeartbeatWriter
-from harness.runs.record_writer import RecordWriter
+from harness.runs.record_lines import RecordWriter
 from harness.runs.records import EvalRecord, PhaseRecord, Record
 from harness.runs.store import Attempt, sweep_folder
 from harness.training.checkpoint import Checkpoints, Schedule

@@ -12,7 +12,7 @@ from typing import ClassVar, Self
 import pytest
 import torch.distributed as dist
 
-from harness.runs.checkpoint_requests import Request
+from harness.runs.checkpoint_store import Request
 from harness.training.checkpoint import agreement
 from harness.training.checkpoint.agreement import Agreement, EveryMinutes, own_connection
 from tests.waiting import wait_for

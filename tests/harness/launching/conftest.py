@@ -1,4 +1,4 @@
-"""Cells whose ranks are `fake_rank.py`, a site, and leases that no other test holds."""
+"""Cells whose ranks are `fake_rank.py`, a site, and locks that no other test holds."""
 
 import multiprocessing
 import os
@@ -32,8 +32,8 @@ def evaluation_line(step: int, epoch: float, value: float) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _own_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("KRONSCALE_LEASES", str(tmp_path / "leases"))
+def _own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("KRONSCALE_LOCKS", str(tmp_path / "locks"))
     yield
     for process in psutil.process_iter(["cmdline"]):  # processes of a failed test must not disturb others
         if any(str(tmp_path) in word for word in process.info["cmdline"] or ()):

@@ -11,8 +11,7 @@ import signal
 import time
 from pathlib import Path
 
-from harness.runs.checkpoint_requests import PREEMPTED_EXIT_CODE
-from harness.runs.checkpoint_store import CheckpointStore, Manifest, resumable
+from harness.runs.checkpoint_store import PREEMPTED_EXIT_CODE, CheckpointStore, Manifest, resumable
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import CheckpointRecord, SegmentRecord, to_line
 from harness.runs.store import Attempt

@@ -40,7 +40,7 @@ def main():
 def train(args, options, act):
     used = {"cpus": sorted(os.sched_getaffinity(0)), "from": time.time(), "threads": args.threads}
     used["environment"] = dict(os.environ)
-    heartbeat = HeartbeatWriter(args.folder / f"rank-{args.rank:05}.pulse")
+    heartbeat = HeartbeatWriter(args.folder / f"rank-{args.rank:05}.heartbeat")
     steps = int(options.get("steps", 3))
     heartbeat.total_steps = steps
     if act == "late_kill":  # somebody else's SIGKILL, which the launcher sees only after its own SIGTERM

@@ -57,7 +57,7 @@ def follow(met, account=None):
     attempt, launch, outcome = met
     folder = sweep_folder("study", attempt.path.parents[2])
     budget = account or StartBudget(folder, launch.budget, LONG, 30.0, alone=True)
-    return continued(attempt, launch, outcome, 1, budget)
+    return continued(attempt, launch, outcome, budget)
 
 
 def test_the_next_attempt_is_pending_and_continues_the_first_before_that_has_an_outcome(met_limit):
@@ -163,7 +163,7 @@ def test_what_is_cancelled_before_it_starts_costs_nothing_however_long_it_waited
     assert committed() == 3.0
     cancel(cells[:1], tmp_path)  # as it waits in the queue
     assert committed() == 2.0
-    request_cancel(attempts[1])  # as its supervisor waits for leases
+    request_cancel(attempts[1])  # as its supervisor waits for locks
     assert supervisor.supervise_attempt(str(attempts[1].path)) == "CANCELLED"
     assert committed() == 1.0
     cancel(cells[:2], tmp_path)

@@ -54,7 +54,7 @@ def watched(tmp_path_factory):
     root = tmp_path_factory.mktemp("ended")
     cells = [digits_cell(seed=0), digits_cell(seed=1, act="exit")]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("KRONSCALE_LEASES", str(root / "leases"))
+        patched.setenv("KRONSCALE_LOCKS", str(root / "locks"))
         patched.setenv("COLUMNS", "200")
         submit(cells, Site(name="test", oversubscribe=True), root, FAKE_RANK)
         return root, cells, call(root, "status", "study", "--watch")

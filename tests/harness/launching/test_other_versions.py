@@ -1,9 +1,8 @@
-"""Promise: cells of another version can be cancelled, and a retry says in one line what can be done."""
+"""Promise: a retry of cells that this version cannot read says in one line what can be done."""
 
 import pytest
 
 from harness.cli import main
-from harness.launchers.launch import RanksStarted
 from harness.launchers.outcome import outcome_without_ranks
 from harness.runs.store import CellFolder
 
@@ -19,35 +18,6 @@ def renamed(make_attempt, make_cell):
         return CellFolder(then).latest()
 
     return make
-
-
-def test_a_pending_cell_of_another_version_is_cancelled(tmp_path, renamed, make_attempt, make_cell, capsys):
-    then = renamed()
-    assert main(["cancel", "study", "--runs", str(tmp_path)]) == 0
-    printed = capsys.readouterr()
-    assert printed.out == "1 cell cancelled\n"
-    assert "left out: 1 stored cell; " in printed.err
-    assert (then.outcome().state, then.outcome().cause) == ("CANCELLED", "cancelled before it started")
-    assert main(["cancel", "study", "--runs", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "nothing to cancel: no cell is pending or running\n"
-
-    then, now = renamed(seed=1), make_attempt(make_cell(seed=2))
-    assert main(["cancel", "study", "--runs", str(tmp_path), "--where", "seed=2"]) == 0
-    assert (then.outcome(), now.outcome().state) == (None, "CANCELLED")
-    assert main(["cancel", "study", "--runs", str(tmp_path)]) == 0
-    assert then.outcome().state == "CANCELLED"
-
-
-@pytest.mark.parametrize("change", [{"launcher": "of-tomorrow"}, {"launcher": 7}])
-def test_a_running_cell_with_a_launcher_that_is_not_known_is_requested_to_end(
-    tmp_path, renamed, capsys, change
-):
-    then = renamed()
-    RanksStarted(1.0, (0,), ()).write(then)
-    then.write("launch.json", then.read("launch.json") | change)
-    assert main(["cancel", "study", "--runs", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "1 cell cancelled\n"
-    assert (then.path / "cancel").exists()
 
 
 def test_a_retry_of_cells_of_another_version_says_what_to_do(tmp_path, renamed, capsys):

@@ -16,16 +16,14 @@ import harness.study.submit
 from harness.errors import ForeignError
 from harness.launchers import LAUNCHERS
 from harness.launchers.launch import Launch
-from harness.launchers.local import LocalLauncher
 from harness.launchers.local.queue import pending
 from harness.launchers.local.supervisor import supervise_attempt
 from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.site_profile import Site
-from harness.runs.ownership import foreign, read_own
 from harness.runs.store import CellFolder, SweepFolder, sweep_folder
-from harness.runs.stored_files import parse_object
+from harness.runs.stored_files import foreign
 from harness.study.status import read_statuses
-from harness.study.submit import cancel, submit
+from harness.study.submit import submit
 
 OTHER = 61_234  # a user without an entry
 VICTIM = 61_235
@@ -33,26 +31,13 @@ VICTIM = 61_235
 
 @pytest.fixture
 def planted(tmp_path, make_attempt, make_cell):
-    """A pending attempt of this user's own, and the parts of its path from the sweep's folder down."""
-    attempt = make_attempt(make_cell())
-    return attempt, [
-        attempt.path.parent.parent,
-        attempt.path.parent,
-        attempt.path,
-        attempt.path / "launch.json",
-    ]
+    """A pending attempt of this user's own."""
+    return make_attempt(make_cell())
 
 
 def _swap_for_a_link(path: Path) -> None:
     path.rename(path.with_name("elsewhere"))
     path.symlink_to("elsewhere")
-
-
-def _swap_for_a_pipe(path: Path) -> None:
-    if path.is_dir():
-        pytest.skip("a folder")
-    path.unlink()
-    os.mkfifo(path, 0o600)
 
 
 def _give_away(path: Path) -> None:
@@ -63,87 +48,57 @@ def _give_away(path: Path) -> None:
 
 CHANGES = {
     "may be written by other users": lambda path: path.chmod(path.stat().st_mode | stat.S_IWGRP),
-    r"may be written by other users \(mode 0?[27]?.*7": lambda path: path.chmod(0o777),
     "is a symbolic link": _swap_for_a_link,
-    "is neither a file nor a folder": _swap_for_a_pipe,
     "belongs to user 61234": _give_away,
 }
 
 
 @pytest.mark.parametrize("level", range(4))
 @pytest.mark.parametrize("reason", CHANGES)
-def test_an_attempt_that_others_can_have_written_is_not_started(planted, level, reason):
-    attempt, parts = planted
-    sweep = parts[0]
-    assert foreign(parts[-1], sweep) is None
-    assert parse_object(read_own(parts[-1], sweep), parts[-1]) == attempt.read("launch.json")
-    assert list(pending(sweep_folder("study", sweep.parent))) == [attempt]
-    CHANGES[reason](parts[level])
-    with pytest.raises(ForeignError, match=rf"{parts[level]} {reason}.*shared_runs"):
-        read_own(parts[-1], sweep)
-    with pytest.raises(ForeignError, match=reason):
-        supervise_attempt(str(attempt.path))
-    assert not (attempt.path / "gang.json").exists()
-    assert list(pending(sweep_folder("study", sweep.parent))) == []
+def test_an_attempt_that_others_can_have_written_is_not_started_and_status_says_why(
+    planted, level, reason, tmp_path
+):
+    path, folder = planted.path / "launch.json", sweep_folder("study", tmp_path)
+    changed = [path, *path.parents][level]
+    assert foreign(path, folder.path) == ""
+    assert list(pending(folder)) == [planted]
+    CHANGES[reason](changed)
+    with pytest.raises(ForeignError, match=rf"{changed} {reason}.*shared_runs"):
+        supervise_attempt(str(planted.path))
+    assert not (planted.path / "supervisor.json").exists()
+    assert list(pending(folder)) == []
+    (status,) = read_statuses(folder)
+    assert status.state == "PENDING"
+    assert status.cause.startswith(f"not started without shared_runs in the site profile: {changed} {reason}")
+
+
+def test_cancel_signals_no_process_that_others_have_named(planted, monkeypatch):
+    planted.write("supervisor.json", ProcessIdentity.mine().to_dict())
+    ended = []
+    monkeypatch.setattr(ProcessIdentity, "terminate", lambda self: ended.append(self.pid))
+    planted.path.chmod(0o777)
+    LAUNCHERS["local"].cancel([planted])
+    assert ended == []
+    planted.path.chmod(0o700)
+    LAUNCHERS["local"].cancel([planted])
+    assert ended == [os.getpid()]
 
 
 def test_the_site_can_allow_it(planted, tmp_path, site):
-    attempt, parts = planted
-    parts[1].chmod(0o777)
+    (planted.path / "launch.json").chmod(0o666)
+    planted.path.parent.parent.chmod(0o777)
     shared = site.model_copy(update={"shared_runs": True})
-    assert list(pending(sweep_folder("study", tmp_path), shared_runs=True)) == [attempt]
-    assert Launch.read_to_execute(attempt, shared_runs=True).site.name == "test"
-    assert harness.study.submit._own_folder([attempt.cell_folder.cell()], shared, tmp_path).path == parts[0]
+    assert list(pending(sweep_folder("study", tmp_path), shared_runs=True)) == [planted]
+    assert Launch.read_to_execute(planted, shared_runs=True).site.name == "test"
+    cells = [planted.cell_folder.cell()]
+    assert harness.study.submit._own_folder(cells, shared, tmp_path).path == planted.path.parent.parent
 
 
 def test_submit_refuses_a_sweep_that_others_may_write(planted, tmp_path, site):
-    attempt, parts = planted
-    parts[0].chmod(0o770)
-    with pytest.raises(ForeignError, match=rf"{parts[0]} may be written by other users \(mode 0770\)"):
-        submit([attempt.cell_folder.cell()], site, tmp_path)
-
-
-def test_status_says_why_a_planted_attempt_is_not_started(planted, tmp_path):
-    attempt, _ = planted
-    attempt.path.chmod(0o777)
-    (status,) = read_statuses(sweep_folder("study", tmp_path))
-    assert status.state == "PENDING"
-    assert status.cause.startswith("not started without shared_runs")
-    assert str(attempt.path) in status.cause
-
-
-def test_a_folder_of_all_sweeps_that_everybody_may_write_must_be_sticky(planted, tmp_path):
-    attempt, parts = planted
-    tmp_path.chmod(0o1777)
-    assert foreign(parts[-1], parts[0]) is None
-    tmp_path.chmod(0o777)
-    with pytest.raises(ForeignError, match=r"may be written by all users \(mode 0777\) and is not sticky"):
-        supervise_attempt(str(attempt.path))
-
-
-def test_cancel_signals_no_process_that_others_have_named(planted, tmp_path, monkeypatch):
-    attempt, _ = planted
-    attempt.write("gang.json", ProcessIdentity.mine().to_dict())
-    ended = []
-    monkeypatch.setattr(ProcessIdentity, "terminate", lambda self: ended.append(self.pid))
-    attempt.path.chmod(0o777)
-    LAUNCHERS["local"].cancel([attempt])
-    assert ended == []
-    attempt.path.chmod(0o700)
-    LAUNCHERS["local"].cancel([attempt])
-    assert ended == [os.getpid()]
-    cancel([attempt.cell_folder.cell()], tmp_path)
-
-
-def test_a_folder_prepared_by_others_is_not_used_for_a_new_attempt(tmp_path, make_cell, site, monkeypatch):
-    monkeypatch.setattr(LocalLauncher, "resume", lambda *_, **__: None)
-    cell = make_cell()
-    prepared = sweep_folder("study", tmp_path).stage(cell).new_attempt()
-    prepared.path.chmod(0o777)
-    submit([cell], site, tmp_path)
-    latest = prepared.cell_folder.latest()
-    assert latest.number == 2
-    assert (latest.path / "launch.json").exists()
+    sweep = planted.path.parent.parent
+    sweep.chmod(0o770)
+    with pytest.raises(ForeignError, match=rf"{sweep} may be written by other users \(mode 0770\)"):
+        submit([planted.cell_folder.cell()], site, tmp_path)
 
 
 def _plant(folder: CellFolder, launch: Launch) -> None:
@@ -226,7 +181,7 @@ def _as(user: int, base: Path, act: Callable[..., Any], *arguments: Any) -> Any:
         os.setgroups([])
         os.setgid(user)
         os.setuid(user)
-        os.environ["KRONSCALE_LEASES"] = str(base / "leases")
+        os.environ["KRONSCALE_LOCKS"] = str(base / "locks")
         tempfile.tempdir = str(base)
         theirs.send(act(*arguments))
 

@@ -46,6 +46,6 @@ def test_a_run_that_was_not_evaluated_since_it_was_resumed_shows_the_value_befor
     write_records(resumed, 20)
     RanksStarted(time.time(), (0,), ()).write(resumed)
     HeartbeatWriter(resumed.heartbeat(0)).write("forward")
-    resumed.write("gang.json", {"host": "elsewhere", "pid": 1, "created": 0.0})
+    resumed.write("supervisor.json", {"host": "elsewhere", "pid": 1, "created": 0.0})
     (seen,) = read_statuses(sweep_folder("study", tmp_path))
     assert (seen.state, seen.value) == ("RUNNING", 0.95)

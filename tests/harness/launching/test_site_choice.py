@@ -103,7 +103,7 @@ def test_a_run_does_not_continue_elsewhere_unless_asked(failed, submitted, tmp_p
     attempt = _saved(failed, folder, read_site("slurm-test"), {"cpu": "Old CPU", "device": "cpu"})
     monkeypatch.setattr(CheckpointStore, "newest_first", lambda self: ["a checkpoint"])
     monkeypatch.setattr("harness.runs.run_place.cpu_model", lambda: "New CPU")
-    continued = continued_attempts([failed], folder, read_site("local"))
+    continued = continued_attempts([failed], folder)
     assert continued == {failed.id: attempt}
     refuse_change(continued, read_site("slurm-test"))
     retry = ["retry", "study", "--runs", str(tmp_path / "runs"), "--site", "local"]

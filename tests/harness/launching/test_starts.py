@@ -14,7 +14,7 @@ from harness.launchers import LAUNCHERS
 from harness.launchers.cost_estimate import CostEstimate
 from harness.launchers.launch import Launch, RanksStarted
 from harness.launchers.local import LocalLauncher
-from harness.launchers.local.leases import pools_of
+from harness.launchers.local.host_locks import pools_of
 from harness.launchers.local.queue import pending
 from harness.launchers.outcome import outcome_without_ranks
 from harness.launchers.process_identity import ProcessIdentity
@@ -62,11 +62,9 @@ def continues(cell, folder):
 def test_a_retry_continues_the_newest_attempt_with_a_checkpoint(make_cell, site, tmp_path, folder, ended):
     cell = make_cell()
     first, second = ended(cell), ended(cell, start=retry)
-    assert continued_attempts([cell], folder, site) == {cell.id: second}
-    (second.path / "checkpoints").chmod(0o777)  # others may have written it
-    assert continued_attempts([cell], folder, site) == {cell.id: first}
-    shared = site.model_copy(update={"shared_runs": True})
-    assert continued_attempts([cell], folder, shared) == {cell.id: second}
+    assert continued_attempts([cell], folder) == {cell.id: second}
+    CheckpointStore(second).clear()
+    assert continued_attempts([cell], folder) == {cell.id: first}
     retry([cell], site, tmp_path)
     assert continues(cell, folder) == 1
 
@@ -122,7 +120,7 @@ def test_as_many_ranks_as_cpus_fit_and_share_none(make_cell, site, cpus):
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_one_at_a_time_an_attempt_leases_the_whole_host(make_cell, site, alone):
+def test_one_at_a_time_an_attempt_locks_the_whole_host(make_cell, site, alone):
     quiet = site.model_copy(update={"one_at_a_time": alone, "cpus_per_rank": 1})
     launch = LAUNCHERS["local"].plan(make_cell(), quiet).model_copy(update={"cpus": (0, 1, 2, 3)})
     assert pools_of(launch, 1)[0] == ("cpu", (0, 1, 2, 3), 4 if alone else 1)

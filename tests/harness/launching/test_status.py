@@ -56,7 +56,7 @@ def test_the_step_of_a_running_cell_is_that_of_the_rank_furthest_behind(make_cel
 def test_a_cell_whose_supervisor_is_on_another_host_has_the_host_as_cause(make_cell, make_attempt, tmp_path):
     attempt = make_attempt(make_cell())
     RanksStarted(time.time(), (0,), ()).write(attempt)
-    attempt.write("gang.json", {"host": "elsewhere", "pid": 1, "created": 0.0})
+    attempt.write("supervisor.json", {"host": "elsewhere", "pid": 1, "created": 0.0})
     (seen,) = read_statuses(sweep_folder("study", tmp_path))
     assert seen.state == "RUNNING"
     assert seen.cause == "its launcher ran on elsewhere; whether it still does is known only there"

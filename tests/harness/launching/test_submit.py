@@ -50,7 +50,7 @@ def ended_once(tmp_path_factory):
     cells = [digits_cell(seed=0), digits_cell(seed=1, act="exit", once=True)]
     folder = sweep_folder("study", root)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("KRONSCALE_LEASES", str(root / "leases"))
+        patched.setenv("KRONSCALE_LOCKS", str(root / "locks"))
         submit([*cells, cells[0]], Site(name="test", oversubscribe=True), root, FAKE_RANK)
         wait_until(lambda: all(one.final for one in read_statuses(folder, cells)))
         wait_until(lambda: queue(folder) is None)
@@ -70,7 +70,7 @@ def queue(folder):
     return read_as(ProcessIdentity, raw) if raw.exists() else None
 
 
-def test_cells_run_once_in_order_and_never_more_at_a_time_than_leases(
+def test_cells_run_once_in_order_and_never_more_at_a_time_than_locks(
     make_cell, site, tmp_path, command, folder, finish, cpus
 ):
     cells = [make_cell(seed=seed, steps=10) for seed in range(3)] + [make_cell(cpus, seed=3)]
@@ -177,7 +177,7 @@ def test_a_running_cell_with_a_damaged_launch_file_is_cancelled_with_the_others(
     cells = [make_cell(seed=seed) for seed in range(2)]
     running, waiting = (make_attempt(cell) for cell in cells)
     RanksStarted(1.0, (0,), ()).write(running)
-    running.write("gang.json", ProcessIdentity.mine().to_dict())
+    running.write("supervisor.json", ProcessIdentity.mine().to_dict())
     (running.path / "launch.json").write_text("")
 
     def end(_):
@@ -203,7 +203,7 @@ def test_a_job_that_ends_before_its_ranks_start_is_a_failure_and_not_waited_for(
     make_cell, site, tmp_path, command, folder, finish, monkeypatch
 ):
     cell = make_cell()
-    monkeypatch.setenv("KRONSCALE_LEASES", str(tmp_path / "no folder"))
+    monkeypatch.setenv("KRONSCALE_LOCKS", str(tmp_path / "no folder"))
     (tmp_path / "no folder").touch()
     submit([cell], site, tmp_path, command)
     assert finish([cell]) == {0: "FAILED"}

@@ -1,7 +1,7 @@
 """Promise: `status` says why a cell is pending: what it waits for, and who has it."""
 
 from harness.cli import main
-from harness.launchers.local.leases import holders, leased
+from harness.launchers.local.host_locks import holders, locked
 from harness.launchers.local.queue import pending
 from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.slurm import scheduler_state
@@ -13,24 +13,24 @@ from harness.study.submit import cancel
 POOL = [("cpu", (0, 1, 2, 3), 2)]
 
 
-def test_a_lease_names_its_holder_while_it_is_held(tmp_path):
+def test_a_lock_names_its_holder_while_it_is_held(tmp_path):
     assert holders() == {}
-    with leased(POOL, label="/runs/demo/sgd-p2-s0-0123456789/attempt-1"):
+    with locked(POOL, label="/runs/demo/sgd-p2-s0-0123456789/attempt-1"):
         assert holders() == dict.fromkeys(("cpu-0", "cpu-1"), "/runs/demo/sgd-p2-s0-0123456789/attempt-1")
-        with leased([("cpu", (2,), 1)]):
+        with locked([("cpu", (2,), 1)]):
             assert holders()["cpu-2"].startswith("process ")
     assert holders() == {}
 
 
-def test_the_first_waits_for_leases_and_the_others_for_the_first(make_cell, make_attempt, tmp_path):
+def test_the_first_waits_for_locks_and_the_others_for_the_first(make_cell, make_attempt, tmp_path):
     cells = [make_cell(2, seed=seed) for seed in range(3)]
     attempts = [make_attempt(cell, oversubscribe=False) for cell in cells]
     for attempt in attempts:
         launch = attempt.read("launch.json")
         attempt.write("launch.json", launch | {"cpus": [0, 1, 2, 3], "cpus_per_rank": 2})
-    attempts[0].write("gang.json", ProcessIdentity.mine().to_dict())
+    attempts[0].write("supervisor.json", ProcessIdentity.mine().to_dict())
     folder = sweep_folder("study", tmp_path)
-    with leased(POOL, label="/runs/other/k-p2-s0-0123456789/attempt-3"):
+    with locked(POOL, label="/runs/other/k-p2-s0-0123456789/attempt-3"):
         causes = [one.cause for one in read_statuses(folder, cells)]
     assert causes[0] == "waits for 4 of CPUs 0-3; other/k-p2-s0-0123456789 holds CPU 0-1"
     assert causes[1:] == [f"queued behind {cells[0].id}"] * 2
@@ -45,7 +45,7 @@ def test_where_cells_run_one_at_a_time_none_has_a_supervisor_while_another_runs(
         launch = attempt.read("launch.json")
         site = launch["site"] | {"one_at_a_time": True}
         attempt.write("launch.json", launch | {"cpus": [0, 1, 2, 3], "site": site})
-    with leased(POOL, label="/runs/study/k-p2-s7-0123456789/attempt-1"):
+    with locked(POOL, label="/runs/study/k-p2-s7-0123456789/attempt-1"):
         causes = [one.cause for one in read_statuses(sweep_folder("study", tmp_path), cells)]
     assert causes == ["waits for 4 of CPUs 0-3; study/k-p2-s7-0123456789 holds CPU 0-1"] * 2
 
@@ -55,12 +55,12 @@ def test_what_a_cell_has_already_counts(make_cell, make_attempt, tmp_path):
     attempt = make_attempt(cell)
     attempt.write("launch.json", attempt.read("launch.json") | {"cpus": [0, 1, 5, 7], "cpus_per_rank": 2,
                                                                 "oversubscribed": False})  # fmt: skip
-    attempt.write("gang.json", ProcessIdentity.mine().to_dict())
+    attempt.write("supervisor.json", ProcessIdentity.mine().to_dict())
     folder = sweep_folder("study", tmp_path)
     with (
-        leased([("cpu", (0, 1), 2)], label=str(attempt.path.resolve())),
-        leased([("cpu", (5,), 1)], label="/runs/demo/a-p1-s0-0123456789/attempt-1"),
-        leased([("cpu", (7,), 1)], label="/runs/demo/b-p1-s0-0123456789/attempt-1"),
+        locked([("cpu", (0, 1), 2)], label=str(attempt.path.resolve())),
+        locked([("cpu", (5,), 1)], label="/runs/demo/a-p1-s0-0123456789/attempt-1"),
+        locked([("cpu", (7,), 1)], label="/runs/demo/b-p1-s0-0123456789/attempt-1"),
     ):
         (one,) = read_statuses(folder, [cell])
     assert one.cause == (
@@ -75,7 +75,7 @@ def test_a_cell_whose_supervisor_is_not_known_holds_up_no_other_and_can_be_cance
 ):
     cells = [make_cell(seed=seed) for seed in range(2)]
     damaged, whole = (make_attempt(cell) for cell in cells)
-    path, folder = damaged.path / "gang.json", sweep_folder("study", tmp_path)
+    path, folder = damaged.path / "supervisor.json", sweep_folder("study", tmp_path)
     path.write_text("")
     assert list(pending(folder)) == [whole]
     assert capsys.readouterr().err.startswith(f"kronscale: passed over: {path}: holds nothing")
@@ -90,7 +90,7 @@ def test_a_cell_whose_supervisor_is_not_known_holds_up_no_other_and_can_be_cance
 def test_a_pending_job_has_the_schedulers_reason(make_cell, make_attempt, tmp_path, monkeypatch, capsys):
     cell = make_cell()
     attempt = make_attempt(cell)
-    launch = attempt.read("launch.json") | {"launcher": "slurm", "claim": "m1", "claim_job": 4}
+    launch = attempt.read("launch.json") | {"launcher": "slurm", "manifest": "m1", "manifest_job": 4}
     attempt.write("launch.json", launch)
     manifest = tmp_path / "study" / "jobs" / "m1"
     manifest.mkdir(parents=True)

@@ -184,11 +184,11 @@ def test_a_start_that_slurm_repeats_after_a_preemption_gives_no_time_back_twice(
 
 def test_the_files_of_a_submission_keep_their_keys(listed):
     manifest, (attempt,) = listed()
-    content = json.loads((manifest.path / "claim.json").read_text())
+    content = json.loads((manifest.path / "manifest.json").read_text())
     assert set(content) == {"shape", "launch", "jobs", "continues", "orders", "crc32"}
-    assert content["shape"] == {"world_size": 4, "nodes": 2, "lanes": 1, "length": 1}
+    assert content["shape"] == {"world_size": 4, "nodes": 2, "slots": 1, "length": 1}
     launch = json.loads((attempt.path / "launch.json").read_text())
-    assert (launch["claim"], launch["claim_job"]) == (manifest.path.name, 0)
+    assert (launch["manifest"], launch["manifest_job"]) == (manifest.path.name, 0)
     assert SubmissionManifest.read(manifest.path) == manifest
 
 
@@ -204,9 +204,9 @@ def test_every_attempt_of_an_array_has_its_own_place_in_the_order_of_the_submiss
     assert [launch.order for launch in launches] == [0, 1, 2]
 
     (path,) = (folder.path / "jobs").iterdir()
-    content = Attempt(path).read("claim.json")
+    content = Attempt(path).read("manifest.json")
     del content["orders"]  # as older versions wrote it
-    Attempt(path).write("claim.json", content)
+    Attempt(path).write("manifest.json", content)
     older = SubmissionManifest.read(path)
     assert [older.launch_of(number, attempt).order for number, attempt in older.attempts()] == [None] * 3
 

@@ -22,9 +22,10 @@ FOREVER = 100_000
 FILLS_THE_DISK = (  # when the heartbeats of both ranks are on it
     sys.executable, "-c",
     "import os, sys; from pathlib import Path; from harness.runs.heartbeat import HeartbeatWriter\n"
-    "a = Path(sys.argv[1]); rank = int(sys.argv[3]); beat = HeartbeatWriter(a / f'rank-{rank:05}.pulse')\n"
+    "a = Path(sys.argv[1]); rank = int(sys.argv[3])\n"
+    "beat = HeartbeatWriter(a / f'rank-{rank:05}.heartbeat')\n"
     "beat.step = 7; beat.write('update')\n"
-    "while sum(b'update' in pulse.read_bytes() for pulse in a.glob('rank-*.pulse')) < 2: pass\n"
+    "while sum(b'update' in beat.read_bytes() for beat in a.glob('rank-*.heartbeat')) < 2: pass\n"
     "with (a / f'rank-{rank:05}.jsonl').open('ab') as file:\n"
     "    while True: file.write(bytes(4096)); file.flush()\n",
 )  # fmt: skip
@@ -173,7 +174,7 @@ def test_accounting_is_not_needed(on_slurm, tmp_path, make_cell, make_site, ende
         on_slurm.start("slurmdbd")
 
 
-def test_a_full_disk_is_the_cause_and_the_outcome_still_fits(on_slurm, tmp_path, make_cell, make_site, ended):
+def test_a_full_disk_is_the_cause(on_slurm, tmp_path, make_cell, make_site, ended):
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
@@ -187,7 +188,7 @@ def test_a_full_disk_is_the_cause_and_the_outcome_still_fits(on_slurm, tmp_path,
         (one,) = ended([cell], disk)
         assert one.state == "FAILED"
         assert "at step 7 in update" in one.cause
-        assert "no space is left on the disk" in one.cause
+        assert "it could not write its outcome, No space left on device" in one.cause
     finally:
         wait_for(lambda: subprocess.run(["umount", disk], check=False).returncode == 0)
 

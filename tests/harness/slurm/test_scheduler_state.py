@@ -9,8 +9,8 @@ import pytest
 from harness.launchers.slurm import scheduler_state
 from harness.launchers.slurm.scheduler import Job
 from harness.launchers.slurm.scheduler_state import attempt_states
-from harness.runs.ownership import user_name
 from harness.runs.store import Attempt
+from harness.runs.stored_files import user_name
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def submitted(tmp_path):
         attempts = [Attempt(tmp_path / "study" / f"cell{number}" / "attempt-1") for number in range(count)]
         for number, attempt in enumerate(attempts):
             attempt.path.mkdir(parents=True)
-            launch = {"user": "me", "claim": "c", "claim_job": number}
+            launch = {"user": "me", "manifest": "c", "manifest_job": number}
             (attempt.path / "launch.json").write_text(json.dumps(launch))
         return attempts
 

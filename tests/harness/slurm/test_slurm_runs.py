@@ -34,7 +34,7 @@ repeats: 1
 
 
 def test_two_nodes_of_two_ranks_write_the_records_that_one_host_writes(on_slurm, tmp_path, monkeypatch):
-    monkeypatch.setenv("KRONSCALE_LEASES", str(tmp_path / "leases"))
+    monkeypatch.setenv("KRONSCALE_LOCKS", str(tmp_path / "locks"))
     file = tmp_path / "study.yaml"
     file.write_text(STUDY)
     (tmp_path / "here.yaml").write_text("oversubscribe: true\n")

@@ -1,4 +1,4 @@
-"""Promise: no lease is held twice, every wait ends, and the kernel frees the leases of killed processes."""
+"""Promise: no CPU is locked twice, every wait ends, and the kernel frees the locks of killed processes."""
 
 import multiprocessing
 import os
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.launchers.local import leases
-from harness.launchers.local.leases import holders, lease_folder, leased, tickets
+from harness.launchers.local import host_locks
+from harness.launchers.local.host_locks import holders, lock_folder, locked, queued
 
 POOL = tuple(range(4))
 FORK = multiprocessing.get_context("fork")
@@ -20,7 +20,7 @@ FORK = multiprocessing.get_context("fork")
 
 def hold(needed, seconds, journal, name, times=1):
     for _ in range(times):
-        with leased([("cpu", POOL, needed)]) as got:
+        with locked([("cpu", POOL, needed)]) as got:
             lines = [f"{time.monotonic()} take {cpu} {name}" for cpu in got[0]]
             append(journal, lines)
             time.sleep(seconds)
@@ -43,7 +43,7 @@ def start(*arguments, **options):
     return process
 
 
-def test_supervisors_of_many_sizes_at_once_never_share_a_lease_and_all_end(tmp_path):
+def test_supervisors_of_many_sizes_at_once_never_share_a_lock_and_all_end(tmp_path):
     journal = tmp_path / "journal"
     supervisors = [start(needed, 0.02, journal, f"g{needed}", times=5) for needed in (1, 2, 3, 4, 1, 2)]
     for supervisor in supervisors:
@@ -63,9 +63,9 @@ def hold_until(ended, journal, name):
         hold(1, 0.01, journal, name)
 
 
-def test_a_supervisor_that_needs_many_leases_is_not_starved_by_others(tmp_path, wait_for, monkeypatch):
-    """Others take leases again and again, until it has had its own: starved, it would never get them."""
-    monkeypatch.setattr(leases, "PASSABLE_SECONDS", 0.2)
+def test_a_supervisor_that_needs_many_locks_is_not_starved_by_others(tmp_path, wait_for, monkeypatch):
+    """Others take locks again and again, until it has had its own: starved, it would never get them."""
+    monkeypatch.setattr(host_locks, "PASSABLE_SECONDS", 0.2)
     journal, ended = tmp_path / "journal", FORK.Event()
     names = {f"narrow-{number}" for number in range(4)}
     narrow = [FORK.Process(target=hold_until, args=(ended, journal, name)) for name in names]
@@ -81,32 +81,32 @@ def test_a_supervisor_that_needs_many_leases_is_not_starved_by_others(tmp_path, 
     assert [act for _, act, _, name in read(journal) if name == "wide"] == ["take"] * 4 + ["free"] * 4
 
 
-def test_the_kernel_frees_the_leases_of_a_supervisor_killed_with_sigkill(tmp_path, wait_for):
+def test_the_kernel_frees_the_locks_of_a_supervisor_killed_with_sigkill(tmp_path, wait_for):
     journal = tmp_path / "journal"
     holder = start(4, 600, journal, "dead")
     wait_for(journal.exists)
     os.kill(holder.pid, signal.SIGKILL)
     holder.join()
-    with leased([("cpu", POOL, 4)]) as got:
+    with locked([("cpu", POOL, 4)]) as got:
         assert got == [POOL]
 
 
-def test_a_wait_for_leases_can_be_given_up_and_frees_the_queue_lock():
-    with leased([("cpu", POOL, 3)]):
-        with leased([("cpu", POOL, 2)], give_up=lambda: True) as got:
+def test_a_wait_for_locks_can_be_given_up_and_frees_the_queue_lock():
+    with locked([("cpu", POOL, 3)]):
+        with locked([("cpu", POOL, 2)], give_up=lambda: True) as got:
             assert got is None
-        with leased([("cpu", POOL, 1)]) as got:
+        with locked([("cpu", POOL, 1)]) as got:
             assert got == [(3,)]
 
 
 def waiting(pools, label, got, ended):
-    with leased(pools, label=label) as found:
+    with locked(pools, label=label) as found:
         got.put((label, found))
         ended.wait(60)
 
 
 class Line:
-    """Processes that hold leases or wait for them; this one must hold none, for a fork would keep them."""
+    """Processes that hold locks or wait for them; this one must hold none, for a fork would keep them."""
 
     def __init__(self):
         self.processes, self.ended, self.got = {}, {}, FORK.Queue()
@@ -128,7 +128,7 @@ class Line:
 @pytest.fixture
 def line(wait_for):
     found = Line()
-    found.waits = lambda *labels: wait_for(lambda: [one.label for one in tickets()] == list(labels), 60)
+    found.waits = lambda *labels: wait_for(lambda: [one.label for one in queued()] == list(labels), 60)
     yield found
     for process in found.processes.values():
         process.kill()
@@ -159,7 +159,7 @@ def test_smaller_work_that_fits_is_not_blocked_by_larger_work_that_waits(line):
 
 
 def test_who_has_waited_long_is_not_passed_any_more(line, monkeypatch):
-    monkeypatch.setattr(leases, "PASSABLE_SECONDS", 0.0)
+    monkeypatch.setattr(host_locks, "PASSABLE_SECONDS", 0.0)
     line.start("holder", 3)
     assert line.next()[0] == "holder"
     for count, (name, needed) in enumerate((("wide", 4), ("narrow", 1)), 1):
@@ -179,39 +179,39 @@ def test_a_killed_supervisor_leaves_the_line(line):
     line.waits("killed")
     line.processes["killed"].kill()
     line.processes["killed"].join()
-    assert tickets() == []
+    assert queued() == []
     line.end("holder")
-    with leased([("cpu", POOL, 4)]) as found:
+    with locked([("cpu", POOL, 4)]) as found:
         assert found == [POOL]
-    assert list(lease_folder().glob("*.ticket")) == []
+    assert list(lock_folder().glob("*.waiting")) == []
 
 
 @pytest.mark.parametrize("used", [True, False])
-def test_two_processes_may_make_the_folder_of_leases_at_the_same_time(tmp_path, monkeypatch, used):
-    chmod, folder, others = Path.chmod, tmp_path / "leases", []
+def test_two_processes_may_make_the_folder_of_locks_at_the_same_time(tmp_path, monkeypatch, used):
+    chmod, folder, others = Path.chmod, tmp_path / "locks", []
 
     def chmod_late(path, mode):
         if not others:  # another process makes the folder, and may use it, before this one sets the mode
             others.append("comes")
-            others.append(lease_folder())
+            others.append(lock_folder())
             if used:
                 (folder / "door.lock").touch()
         chmod(path, mode)
 
     monkeypatch.setattr(Path, "chmod", chmod_late)
-    assert lease_folder() == folder
+    assert lock_folder() == folder
     assert others[1:] == [folder]
-    assert [path.name for path in tmp_path.iterdir()] == ["leases"]
+    assert [path.name for path in tmp_path.iterdir()] == ["locks"]
     assert [path.name for path in folder.iterdir()] == (["door.lock"] if used else [])
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as other users")
-def test_users_of_a_host_share_its_leases_and_see_who_has_them(monkeypatch, wait_for):
+def test_users_of_a_host_share_its_locks_and_see_who_has_them(monkeypatch, wait_for):
     """Two users, neither of whom is root or owns the folder."""
     folder = Path(tempfile.mkdtemp(prefix="kronscale-test-"))
     folder.chmod(0o755)
-    monkeypatch.setenv("KRONSCALE_LEASES", str(folder / "leases"))
-    lease_folder()
+    monkeypatch.setenv("KRONSCALE_LOCKS", str(folder / "locks"))
+    lock_folder()
     got = FORK.Queue()
 
     def as_user(user, needed, label):
@@ -228,8 +228,8 @@ def test_users_of_a_host_share_its_leases_and_see_who_has_them(monkeypatch, wait
         assert got.get(timeout=60) == (label, [(0, 1, 2)])
         assert holders() == dict.fromkeys(("cpu-0", "cpu-1", "cpu-2"), f"{label} of user 65001")
         second.start()
-        wait_for(tickets)
-        assert [(one.label, one.user) for one in tickets()] == [("second", "65002")]
+        wait_for(queued)
+        assert [(one.label, one.user) for one in queued()] == [("second", "65002")]
         with pytest.raises(queue.Empty):
             got.get_nowait()
         first.kill()
@@ -237,7 +237,7 @@ def test_users_of_a_host_share_its_leases_and_see_who_has_them(monkeypatch, wait
         assert holders()["cpu-0"] == "second of user 65002"
         second.kill()
         second.join()
-        with leased([("cpu", POOL, 4)]) as found:
+        with locked([("cpu", POOL, 4)]) as found:
             assert found == [POOL]
     finally:
         for user in (first, second):

@@ -1,12 +1,12 @@
-"""Leases on this host's CPUs and GPUs: no two supervisors, of any users, ever hold the same one.
+"""Locks on this host's CPUs and GPUs: no two supervisors, of any users, ever hold the same one.
 
-A lease is a lock on a file named after the CPU or GPU, in a folder that all users of the host share. The
+The lock is one on a file named after the CPU or GPU, in a folder that all users of the host share. The
 supervisor's process holds it, so the kernel frees it whatever happens to that process. A supervisor that
-waits has a ticket, a locked file that says what it needs. Whoever looks for leases holds one more lock, the
-door, and considers the tickets before its own: first come, first served. Those that cannot start yet are
-passed by smaller ones that fit, but only while they have waited for less than `PASSABLE_SECONDS`; then what
-becomes free is kept for them. So two supervisors cannot hold half of each other's leases, and later narrow
-cells cannot starve a wide one.
+waits has an entry in the queue, a locked file that says what it needs. Whoever looks for locks holds the lock
+of the queue, and considers the entries before its own: first come, first served. Those that cannot start yet
+are passed by smaller ones that fit, but only while they have waited for less than `PASSABLE_SECONDS`; then
+what becomes free is kept for them. So two supervisors cannot hold half of each other's locks, and later
+narrow cells cannot starve a wide one.
 
 A holder writes the path of its attempt into the file. The text stays when the holder ends, so it counts only
 while the kernel lists the lock.
@@ -28,10 +28,10 @@ from typing import IO
 
 from harness.errors import SiteError
 from harness.launchers.launch import Launch
-from harness.runs.ownership import user_name
+from harness.runs.stored_files import user_name
 
-FOLDER_VARIABLE = "KRONSCALE_LEASES"
-"""Environment variable with another folder of leases, for hosts that are divided by other means."""
+FOLDER_VARIABLE = "KRONSCALE_LOCKS"
+"""Environment variable with another folder of locks, for hosts that are divided by other means."""
 
 PASSABLE_SECONDS = 600.0
 """How long smaller work may go ahead of a supervisor that waits."""
@@ -39,13 +39,13 @@ PASSABLE_SECONDS = 600.0
 Pool = tuple[str, Sequence[int], int]
 """A kind of resource, `cpu` or `gpu`, the numbers to choose from, and how many are needed."""
 
-_DOOR = "door"
-_POLL_SECONDS = 0.05  # delay to notice a freed lease
+_QUEUE = "queue"
+_POLL_SECONDS = 0.05  # delay to notice a freed lock
 _SHARED = 0o1777  # everyone adds files, and removes only own ones
 
 
 @dataclass(frozen=True)
-class Ticket:
+class QueueEntry:
     """A supervisor that waits.
 
     Attributes:
@@ -66,19 +66,19 @@ class Ticket:
         return time.monotonic_ns() - self.came < PASSABLE_SECONDS * 1e9
 
 
-def lease_folder() -> Path:
+def lock_folder() -> Path:
     """The folder of locks that all users of this host share, created if needed.
 
     Raises:
         SiteError: it is something else, or not all users may write into it.
     """
-    folder = _lease_path()
+    folder = _lock_path()
     if not os.path.lexists(folder):
         _make_shared(folder)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != _SHARED:
         raise SiteError(
-            f"{folder} must be a folder with mode {_SHARED:04o} to hold the leases of all users; got owner "
+            f"{folder} must be a folder with mode {_SHARED:04o} to hold the locks of all users; got owner "
             f"{found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}: have its owner remove it, or name "
             f"another folder in {FOLDER_VARIABLE}"
         )
@@ -86,7 +86,7 @@ def lease_folder() -> Path:
 
 
 def pools_of(launch: Launch, world_size: int) -> list[Pool]:
-    """What an attempt leases before its ranks start."""
+    """What an attempt locks before its ranks start."""
     cpus, gpus = world_size * launch.cpus_per_rank, world_size * launch.site.gpus_per_rank
     if launch.oversubscribed or launch.site.one_at_a_time:
         cpus = len(launch.cpus)
@@ -96,7 +96,7 @@ def pools_of(launch: Launch, world_size: int) -> list[Pool]:
 
 
 def holders() -> dict[str, str]:
-    """Who holds which lease now, `cpu-0` or `gpu-0`; empty where it is not known.
+    """Who holds which lock now, `cpu-0` or `gpu-0`; empty where it is not known.
 
     A holder is the path of its attempt, or `process <pid>` if it wrote none, and its user if it is another.
     Takes no lock, so no supervisor ever waits for a reader.
@@ -105,9 +105,9 @@ def holders() -> dict[str, str]:
         listed = (line.split() for line in Path("/proc/locks").read_text().splitlines())
         pids = {line[5].rpartition(":")[2]: line[4] for line in listed if line[1] == "FLOCK"}
         found = {}
-        for path in _lease_path().glob("*.lock"):
+        for path in _lock_path().glob("*.lock"):
             pid = pids.get(str(path.stat().st_ino))
-            if pid is not None and path.stem != _DOOR:
+            if pid is not None and path.stem != _QUEUE:
                 label = path.read_text(errors="replace").strip() or f"process {pid}"
                 found[path.stem] = label + _other_user(pid)
     except (OSError, IndexError):
@@ -115,44 +115,44 @@ def holders() -> dict[str, str]:
     return found
 
 
-def tickets(*, remove_dead: bool = False) -> list[Ticket]:
+def queued(*, remove_dead: bool = False) -> list[QueueEntry]:
     """The supervisors that wait, of all users, in order of arrival.
 
     Args:
-        remove_dead: remove tickets of killed supervisors; only who holds the door knows them from new ones.
+        remove_dead: remove entries of killed supervisors; only who holds the queue's lock can tell them.
     """
     found = []
-    for path in _lease_path().glob("*.ticket"):
+    for path in _lock_path().glob("*.waiting"):
         with suppress(OSError, ValueError, TypeError, KeyError):  # it has gone, or was never complete
             file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with os.fdopen(file, "rb") as ticket:
-                if _is_locked(ticket):
-                    found.append(_read_ticket(ticket))
+            with os.fdopen(file, "rb") as entry:
+                if _is_locked(entry):
+                    found.append(_read_entry(entry))
                 elif remove_dead:
                     path.unlink()
     return sorted(found, key=lambda one: (one.came, one.label))
 
 
 @contextmanager
-def leased(
+def locked(
     pools: Sequence[Pool], give_up: Callable[[], bool] = lambda: False, label: str = ""
 ) -> Iterator[list[tuple[int, ...]] | None]:
-    """Hold leases during a `with` block, after waiting for them.
+    """Hold locks during a `with` block, after waiting for them.
 
     Args:
         pools: what is needed.
-        give_up: called while leases are missing; true ends the wait.
+        give_up: called while locks are missing; true ends the wait.
         label: the attempt's path, for `holders`.
 
     Yields:
-        The numbers leased from each pool, ascending; or None if `give_up` ended the wait.
+        The numbers locked from each pool, ascending; or None if `give_up` ended the wait.
     """
     for kind, numbers, needed in pools:
         if needed > len(numbers):
-            raise SiteError(f"{needed} {kind} leases are needed, only {len(numbers)} exist")
-    folder = lease_folder()
+            raise SiteError(f"{needed} {kind} locks are needed, only {len(numbers)} exist")
+    folder = lock_folder()
     with ExitStack() as held:
-        with _ticket(folder, pools, label) as own:
+        with _queued(folder, pools, label) as own:
             got = _take_all(folder, held, own)
             while got is None and not give_up():
                 time.sleep(_POLL_SECONDS)
@@ -172,11 +172,11 @@ def _make_shared(folder: Path) -> None:
             raise
 
 
-def _take_all(folder: Path, held: ExitStack, own: Ticket) -> list[tuple[int, ...]] | None:
-    """Take what the ticket needs, if it is free and not for those before it; None if it is not."""
-    with closing(_open(folder / f"{_DOOR}.lock")) as door, ExitStack() as looked_at:
-        fcntl.flock(door, fcntl.LOCK_EX)
-        waiting = tickets(remove_dead=True)
+def _take_all(folder: Path, held: ExitStack, own: QueueEntry) -> list[tuple[int, ...]] | None:
+    """Take what the entry needs, if it is free and not for those before it; None if it is not."""
+    with closing(_open(folder / f"{_QUEUE}.lock")) as lock, ExitStack() as looked_at:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = queued(remove_dead=True)
         before = [one for one in waiting if (one.came, one.label) < (own.came, own.label)]
         wanted = {
             (kind, number) for one in (*before, own) for kind, numbers, _ in one.pools for number in numbers
@@ -193,8 +193,8 @@ def _take_all(folder: Path, held: ExitStack, own: Ticket) -> list[tuple[int, ...
         chosen = _choose(own.pools, free, whole=True)
         if len(chosen) < sum(needed for _, _, needed in own.pools):
             return None
-        for lease in sorted(chosen):
-            file = os.fdopen(os.dup(files[lease].fileno()), "rb+")  # the lock goes with it
+        for resource in sorted(chosen):
+            file = os.fdopen(os.dup(files[resource].fileno()), "rb+")  # the lock goes with it
             held.enter_context(file)
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _sign(file, own.label)
@@ -205,7 +205,7 @@ def _take_all(folder: Path, held: ExitStack, own: Ticket) -> list[tuple[int, ...
 
 
 def _choose(pools: Sequence[Pool], free: Collection[tuple[str, int]], *, whole: bool) -> set[tuple[str, int]]:
-    """The free leases that would be taken, or kept; with `whole` all that are needed or none."""
+    """The free locks that would be taken, or kept; with `whole` all that are needed or none."""
     chosen: set[tuple[str, int]] = set()
     for kind, numbers, needed in pools:
         found = [(kind, number) for number in sorted(numbers) if (kind, number) in free][:needed]
@@ -216,13 +216,13 @@ def _choose(pools: Sequence[Pool], free: Collection[tuple[str, int]], *, whole: 
 
 
 @contextmanager
-def _ticket(folder: Path, pools: Sequence[Pool], label: str) -> Iterator[Ticket]:
-    """A ticket that is there during the `with` block."""
-    own = Ticket(time.monotonic_ns(), label or f"process {os.getpid()}", tuple(pools), "")
-    path = folder / f"{own.came}-{os.getpid()}.ticket"
+def _queued(folder: Path, pools: Sequence[Pool], label: str) -> Iterator[QueueEntry]:
+    """An entry of the queue that is there during the `with` block."""
+    own = QueueEntry(time.monotonic_ns(), label or f"process {os.getpid()}", tuple(pools), "")
+    path = folder / f"{own.came}-{os.getpid()}.waiting"
     content = {"came": own.came, "label": own.label, "pools": own.pools}
-    with closing(_open(folder / f"{_DOOR}.lock")) as door:
-        fcntl.flock(door, fcntl.LOCK_EX)  # else it could be seen before it is locked
+    with closing(_open(folder / f"{_QUEUE}.lock")) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # else it could be seen before it is locked
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "rb+")
         os.fchmod(file.fileno(), 0o644)
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -236,11 +236,11 @@ def _ticket(folder: Path, pools: Sequence[Pool], label: str) -> Iterator[Ticket]
         file.close()
 
 
-def _read_ticket(file: IO[bytes]) -> Ticket:
+def _read_entry(file: IO[bytes]) -> QueueEntry:
     content = json.loads(file.read())
     pools = tuple((str(kind), tuple(numbers), int(needed)) for kind, numbers, needed in content["pools"])
     owner = os.fstat(file.fileno()).st_uid
-    return Ticket(int(content["came"]), str(content["label"]), pools, user_name(owner))
+    return QueueEntry(int(content["came"]), str(content["label"]), pools, user_name(owner))
 
 
 def _is_locked(file: IO[bytes]) -> bool:
@@ -267,7 +267,7 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _sign(lock: IO[bytes], label: str) -> None:
-    with suppress(OSError):  # a full disk: the lease is held all the same
+    with suppress(OSError):  # a full disk: the lock is held all the same
         lock.truncate(0)
         lock.seek(0)
         lock.write(label.encode())
@@ -283,6 +283,6 @@ def _other_user(pid: str) -> str:
     return "" if owner == os.getuid() else f" of user {user_name(owner)}"
 
 
-def _lease_path() -> Path:
+def _lock_path() -> Path:
     named = os.environ.get(FOLDER_VARIABLE)
-    return Path(named) if named else Path("/tmp/kronscale-leases")  # noqa: S108  shared by all users on purpose
+    return Path(named) if named else Path("/tmp/kronscale-locks")  # noqa: S108  shared by all users on purpose
