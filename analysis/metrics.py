@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -11,7 +11,6 @@ import pandas as pd
 
 from analysis.comparisons import compared, points
 from analysis.completeness import completed
-from analysis.records.histories import History, histories
 from analysis.records.study import Study, once_per_study
 from analysis.rules import CLOCKS, Scoring
 from analysis.statistics.intervals import Interval, level
@@ -28,6 +27,10 @@ FINAL_COLUMNS = [
 ]  # fmt: skip
 
 
+History = Mapping[str, np.ndarray]
+"""The evaluations of a run as arrays: a frame for each would cost more than what is computed from it."""
+
+
 @once_per_study
 def time_to_accuracy(study: Study) -> pd.DataFrame:
     """When every completed run reached its target, by `study.scoring`; see `analysis.completeness`.
@@ -41,7 +44,7 @@ def time_to_accuracy(study: Study) -> pd.DataFrame:
     """
     clock = CLOCKS[study.scoring.clock].seconds(study.evaluations)
     evaluations = study.evaluations.assign(seconds=clock).sort_values("step", kind="stable")
-    by_run = histories(evaluations, ("metric", "value", "epoch", "seconds"))
+    by_run = _histories(evaluations, ("metric", "value", "epoch", "seconds"))
     rows: list[dict[str, Any]] = []
     unscorable = set()
     cells: Iterator[Any] = study.cells[completed(study.cells)].itertuples(index=False)
@@ -59,6 +62,13 @@ def time_to_accuracy(study: Study) -> pd.DataFrame:
     found = study.cells[IDENTITY].merge(scored, on="run")
     points_of = pd.Series(list(zip(found["arm"], found["world_size"], strict=True)), dtype="object")
     return in_order(study, found[~points_of.isin(unscorable).to_numpy(dtype=bool)].reset_index(drop=True))
+
+
+def _histories(evaluations: pd.DataFrame, columns: Sequence[str]) -> dict[str, History]:
+    """By run, these columns of its evaluations."""
+    arrays = {name: evaluations[name].to_numpy("object" if name == "metric" else None) for name in columns}
+    places = evaluations.groupby("run", observed=True).indices
+    return {str(run): {name: values[at] for name, values in arrays.items()} for run, at in places.items()}
 
 
 def _score(history: History | None, cell: Any, scoring: Scoring) -> dict[str, Any] | None:

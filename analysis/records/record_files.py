@@ -6,14 +6,13 @@ Python parses evaluations: they are few, and may hold NaN, which the fast reader
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from analysis.records.metric_rows import metric_rows
 from analysis.records.run_files import RunFiles
 from analysis.records.segments import COLUMNS, Faults, are_effective, incomplete
 from analysis.records.window_lines import MAPPINGS, OTHER, WINDOW_COLUMNS, Columns, WindowLines, keys_of
@@ -33,6 +32,11 @@ DEVICE_COLUMNS = {
     "throttle_reasons": "str", "foreign_processes": "str",
 }  # fmt: skip
 """Lists are joined by spaces."""
+
+METRIC_COLUMNS = {
+    "run": "str", "step": "float64", "epoch": "float64", "train_seconds": "float64", "metric": "str",
+    "value": "float64", "is_target": "bool",
+}  # fmt: skip
 
 _PHASES = f'"kind": "{PhaseRecord.KIND}"'.encode()
 
@@ -137,7 +141,7 @@ class _Reader:
             )
             for one in (windows, evaluations):
                 one["run"] = one["run"].cat.remove_unused_categories()
-        metrics = metric_rows(evaluations, measured)
+        metrics = _metric_rows(evaluations, measured)
         windows, evaluations, devices = (
             one.reset_index(drop=True) for one in (windows, evaluations, devices)
         )
@@ -204,6 +208,21 @@ def _evaluation_frame(lines: _Lines) -> pd.DataFrame:
     for name in EVALUATION_COLUMNS:
         frame[name] = frame[name].astype("str" if name in {"metric", "direction"} else "float64")
     return frame
+
+
+def _metric_rows(evaluations: pd.DataFrame, measured: pd.Series) -> pd.DataFrame:
+    """One row per evaluation and metric; of an evaluation older than schema 6, its target's metric alone.
+
+    Args:
+        evaluations: those that count; their index is that of `measured`.
+        measured: each evaluation's metrics, as recorded.
+    """
+    rows: list[tuple[Any, ...]] = []
+    for place, one in zip(evaluations.index, evaluations.itertuples(index=False), strict=True):
+        every: Mapping[str, float] = measured[place] or {one.metric: one.value}
+        at = (str(one.run), one.step, one.epoch, one.train_seconds)
+        rows += [(*at, name, value, name == one.metric) for name, value in every.items()]
+    return pd.DataFrame(rows, columns=list(METRIC_COLUMNS)).astype(METRIC_COLUMNS)
 
 
 def _device_frame(lines: _Lines) -> pd.DataFrame:
