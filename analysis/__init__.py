@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from analysis import figures
+    from analysis.records.loading import load
     from analysis.records.study import Study
-    from analysis.records.tables import load
 
 __all__ = ["Study", "figures", "load"]
 
@@ -24,5 +24,5 @@ def __getattr__(name: str) -> Any:
     if name == "figures":
         return import_module("analysis.figures")
     if name in __all__:
-        return getattr(import_module(f"analysis.records.{'study' if name == 'Study' else 'tables'}"), name)
+        return getattr(import_module(f"analysis.records.{'study' if name == 'Study' else 'loading'}"), name)
     raise AttributeError(f"module 'analysis' has no attribute {name!r}")

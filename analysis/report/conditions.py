@@ -19,8 +19,8 @@ from analysis.conditions import (
     without_disturbed,
 )
 from analysis.figures.drawing import ranks
+from analysis.records.loading import ROLES
 from analysis.records.study import Study
-from analysis.records.tables import ROLES
 from analysis.report.answers import listed
 from analysis.results import results
 from analysis.statistics.power import FEWEST_RUNS, SIGNIFICANT

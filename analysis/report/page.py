@@ -16,8 +16,8 @@ from analysis.benchmarks import sentences
 from analysis.figures import FIGURES, NothingToDraw
 from analysis.figures.drawing import save
 from analysis.records.left_out import left_out_note
+from analysis.records.loading import load
 from analysis.records.study import Study
-from analysis.records.tables import load
 from analysis.report.alt_texts import alt_text
 from analysis.report.answers import PREDICT, answers, headline, recommendation
 from analysis.report.bars import chart

@@ -91,7 +91,7 @@ def _sound(path: Path) -> Manifest:
         StoreError: it is damaged, or a run was before it was archived.
     """
     from analysis.records.left_out import quietly  # noqa: PLC0415  pandas is slow to load
-    from analysis.records.tables import load  # noqa: PLC0415
+    from analysis.records.loading import load  # noqa: PLC0415
 
     with quietly():
         cells = load(path, cache=False).cells

@@ -13,9 +13,8 @@ import typer
 from harness.cli.output import console
 from harness.runs.store import sweep_folder
 from harness.study.blocks import blocks_of, open_blocks, run_blocks, this_machine
-from harness.study.launcher_reports import LauncherReports
 from harness.study.progress import follow
-from harness.study.status import read_statuses
+from harness.study.status import LauncherReports, read_statuses
 from harness.study.submit import retry, submit
 
 if TYPE_CHECKING:

@@ -91,7 +91,7 @@ def _tables(
         UserError: a trial has not completed, or was made from another search space.
     """
     from analysis.records.left_out import quietly  # noqa: PLC0415  pandas is slow to load
-    from analysis.records.tables import load  # noqa: PLC0415
+    from analysis.records.loading import load  # noqa: PLC0415
     from analysis.tuning import by_method, slowed_trials, slowed_words, trials  # noqa: PLC0415
 
     scoring = read_rule(rule)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.conditions import cells_to_repeat
-from analysis.records.tables import load
+from analysis.records.loading import load
 from harness.cell import Cell
 from harness.runs.store import sweep_folder
 

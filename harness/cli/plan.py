@@ -19,8 +19,7 @@ from harness.runs.arms import differences
 from harness.runs.store import sweep_folder
 from harness.study.expected_cost import expected_cost
 from harness.study.filters import select
-from harness.study.plan_summary import plan_summary
-from harness.study.planned_comparisons import planned_comparisons
+from harness.study.plan_summary import plan_summary, planned_comparisons
 from harness.study.site_choice import chosen_site
 from harness.study.sweep import read_sweep
 
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 
     from harness.cell import Cell
     from harness.launchers.site_profile import Site
-    from harness.study.plan_summary import PlanSummary
-    from harness.study.planned_comparisons import PlannedComparisons
+    from harness.study.plan_summary import PlannedComparisons, PlanSummary
     from harness.study.sweep import Sweep, SweepContent, TuningContent
 
 _FIRST_CELLS = 5

@@ -92,7 +92,7 @@ def _study_model(sweep: str, runs: Path) -> StudyModel:
     from analysis.prediction.prediction import study_model  # noqa: PLC0415  pandas
     from analysis.prediction.reading import measured  # noqa: PLC0415
     from analysis.records.left_out import left_out_note, quietly  # noqa: PLC0415
-    from analysis.records.tables import load  # noqa: PLC0415
+    from analysis.records.loading import load  # noqa: PLC0415
 
     path = Path(sweep)
     if not path.is_file():

@@ -23,9 +23,9 @@ from harness.cli.paper_sweeps import (
 from harness.cli.sweep_statuses import statuses_of
 from harness.errors import UserError
 from harness.runs.commands import command
-from harness.study.launcher_reports import LauncherReports
 from harness.study.papers import PaperError, read_paper
 from harness.study.progress import follow
+from harness.study.status import LauncherReports
 from harness.yaml_files.validation_messages import not_allowed
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _report(
     paper: Paper, sweeps: Sequence[PaperSweep], site: str | None, out: Path, where: Sequence[str]
 ) -> Path:
     """Write the report of what is stored; figures of sweeps without runs are left out."""
-    from analysis.records.tables import load  # noqa: PLC0415
+    from analysis.records.loading import load  # noqa: PLC0415
     from analysis.report.page import Panel, write_report  # noqa: PLC0415
 
     stored = {one.key: one.stored for one in sweeps}

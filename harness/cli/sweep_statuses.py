@@ -18,9 +18,8 @@ from harness.errors import UserError
 from harness.runs.commands import command, runs_option
 from harness.runs.store import sweep_folder
 from harness.study.filters import select
-from harness.study.launcher_reports import LauncherReports
 from harness.study.progress import follow
-from harness.study.status import corrected, stored_statuses
+from harness.study.status import LauncherReports, corrected, stored_statuses
 
 if TYPE_CHECKING:
     from harness.cell import Cell

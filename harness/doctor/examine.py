@@ -34,8 +34,7 @@ from harness.launchers.slurm import (
 )
 from harness.runs.store import SweepFolder, sweep_folder
 from harness.study.cell_states import IN_FLIGHT
-from harness.study.launcher_reports import LauncherReports
-from harness.study.status import CellStatus, read_statuses
+from harness.study.status import CellStatus, LauncherReports, read_statuses
 from harness.study.submit import cancel, submit
 
 PROBE_COMMAND = (sys.executable, "-m", "harness.doctor.probe")

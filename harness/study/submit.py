@@ -23,9 +23,8 @@ from harness.runs.store import DEFAULT_ROOT, Attempt, SweepFolder, sweep_folder
 from harness.runs.stored_files import refuse_foreign
 from harness.study.cell_states import IN_FLIGHT, RETRYABLE
 from harness.study.expected_cost import expected_cost
-from harness.study.launcher_reports import LauncherReports, launcher_of
-from harness.study.start import Terms, continued_attempts, in_blocks, refuse_change, start_cells
-from harness.study.status import CellStatus, read_statuses, stalled_launchers
+from harness.study.next_attempt import Terms, continued_attempts, in_blocks, refuse_change, start_cells
+from harness.study.status import CellStatus, LauncherReports, launcher_of, read_statuses, stalled_launchers
 
 _CANCEL_POLL_SECONDS = 0.05
 _LONGEST_POLL_SECONDS = 2.0  # of files; schedulers are asked less often

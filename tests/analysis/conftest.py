@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from analysis.records.loading import load
 from analysis.records.study import Study
-from analysis.records.tables import load
 from analysis.report.page import write_report
 from harness.cell import Cell
 from harness.runs.attempt_outcome import Outcome

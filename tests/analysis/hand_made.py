@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from analysis.records.loading import load
 from analysis.records.study import Study
-from analysis.records.tables import load
 from harness.cell import Cell
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.record_lines import RecordWriter

@@ -14,8 +14,8 @@ import pytest
 
 from analysis.metrics import time_to_accuracy
 from analysis.records.left_out import LeftOutWarning
+from analysis.records.loading import NUMBERS, load
 from analysis.records.study import Study
-from analysis.records.tables import NUMBERS, load
 from analysis.report.page import write_report
 from harness.cli import main
 from harness.runs.record_lines import RecordWriter

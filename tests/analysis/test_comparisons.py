@@ -11,7 +11,7 @@ import pytest
 
 from analysis.comparisons import baselines, compared, comparisons
 from analysis.metrics import arm_order, time_to_accuracy
-from analysis.records.tables import load
+from analysis.records.loading import load
 from analysis.statistics.intervals import MANN_WHITNEY, PAIRED_T, SIGNED_RANK
 from tests.analysis.conftest import Plan
 

@@ -23,7 +23,7 @@ from analysis.conditions import (
     without_disturbed,
 )
 from analysis.metrics import time_to_accuracy
-from analysis.records.tables import load
+from analysis.records.loading import load
 from analysis.report.conditions import checks
 from analysis.report.findings import findings
 from analysis.report.study_facts import runs_table

@@ -6,7 +6,7 @@ import pytest
 
 from analysis.energy import energy_to_target
 from analysis.figures import FIGURES, NothingToDraw
-from analysis.records.tables import load
+from analysis.records.loading import load
 from harness.runs.record_lines import RecordWriter
 from harness.runs.records import DeviceRecord
 from tests.analysis.conftest import STEPS_PER_EPOCH, Plan

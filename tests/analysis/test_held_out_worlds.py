@@ -20,7 +20,7 @@ from analysis.prediction.links import Links, link_law
 from analysis.prediction.networks import Network
 from analysis.prediction.prediction import StudyModel, study_model
 from analysis.prediction.reading import measured
-from analysis.records.tables import load
+from analysis.records.loading import load
 from harness.cell import Training
 from kfac_core.config import KFACConfig
 from kfac_core.placement import FactorShape, LayerShape

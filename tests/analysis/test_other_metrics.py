@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from analysis.figures import FIGURES, NothingToDraw
-from analysis.records.tables import load
+from analysis.records.loading import load
 from analysis.report.page import write_report
 from analysis.report.tables import metrics_table
 from tests.analysis.conftest import Plan

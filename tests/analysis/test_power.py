@@ -15,7 +15,7 @@ from analysis.report.findings import findings
 from analysis.statistics.intervals import paired_ratio, ratio
 from analysis.statistics.power import decidable, detectable_ratio, least_p, repeats_for
 from harness.cli import main
-from harness.study.planned_comparisons import planned_comparisons
+from harness.study.plan_summary import planned_comparisons
 from tests.analysis.conftest import Plan, make_cell
 from tests.analysis.hand_made import Run, hand_made
 
@@ -110,7 +110,7 @@ def test_plan_uses_the_scatter_of_earlier_runs(tmp_path):
 
 
 def test_planning_loads_neither_scipy_nor_pandas():
-    modules = "analysis.statistics.power, harness.study.planned_comparisons"
+    modules = "analysis.statistics.power, harness.study.plan_summary"
     code = f"import sys, {modules}; print(sorted({{'pandas', 'scipy', 'torch'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -26,7 +26,7 @@ def verdicts(found):
 
 
 def test_what_got_slower_is_a_regression_and_nothing_else_is(sets):
-    from analysis.records.tables import load
+    from analysis.records.loading import load
 
     found = verdicts(changes(load(sets[0]), load(sets[1]), least=0.05))
     assert {key for key, verdict in found.items() if verdict == "regression"} == {
@@ -46,7 +46,7 @@ def test_what_got_slower_is_a_regression_and_nothing_else_is(sets):
 
 
 def test_bytes_are_exact_so_two_runs_show_that_they_grew(sets):
-    from analysis.records.tables import load
+    from analysis.records.loading import load
 
     before = load(sets[0])
     before = before.only(before.cells["seed"] < 2)
@@ -58,7 +58,7 @@ def test_bytes_are_exact_so_two_runs_show_that_they_grew(sets):
 
 
 def test_cells_that_only_one_has_are_not_compared(sets, odd_studies):
-    from analysis.records.tables import load
+    from analysis.records.loading import load
 
     assert changes(load(sets[0]), odd_studies["weak scaling"], least=0.05) == []
     assert changes(load(sets[0]), odd_studies["no cells"], least=0.05) == []
@@ -100,7 +100,7 @@ def test_nothing_in_common_is_a_mistake_of_usage(sets, ordinary_folder, capsys):
 
 
 def test_environments_that_differ_are_named(sets):
-    from analysis.records.tables import load
+    from analysis.records.loading import load
 
     before = load(sets[0])
     changed = before.environments.assign(

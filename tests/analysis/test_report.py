@@ -15,7 +15,7 @@ import pytest
 from analysis.comparisons import comparisons
 from analysis.figures import FIGURES
 from analysis.metrics import time_to_accuracy
-from analysis.records.tables import load
+from analysis.records.loading import load
 from analysis.report.findings import cautions, findings
 from analysis.report.markup import to_latex, to_markdown
 from analysis.report.page import write_report

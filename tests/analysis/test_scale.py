@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import analysis.records.window_lines
-from analysis.records.tables import load
+from analysis.records.loading import load
 from analysis.records.window_lines import PHASE_ORDER
 from analysis.steps import closure, memory_peaks, rank_phase_costs
 from tests.analysis.large_study import write_study
@@ -34,7 +34,7 @@ def folder(tmp_path_factory) -> Path:
 def study(request, folder, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(analysis.records.window_lines, "_BATCH_BYTES", request.param)
-        patch.setattr("analysis.records.tables.cached", lambda path, read: read(path))
+        patch.setattr("analysis.records.loading.cached", lambda path, read: read(path))
         return load(folder)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records.tables import load
+from analysis.records.loading import load
 from analysis.report.page import write_report
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.record_lines import RecordWriter

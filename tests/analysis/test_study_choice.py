@@ -14,7 +14,7 @@ from analysis.prediction.choice import choose, faster, sentence
 from analysis.prediction.laws import Seconds
 from analysis.prediction.prediction import StudyModel, study_model
 from analysis.prediction.reading import measured
-from analysis.records.tables import load
+from analysis.records.loading import load
 from analysis.report.beyond import beyond
 from analysis.results import results
 from harness.cli import main

@@ -22,7 +22,7 @@ from analysis.prediction.fitted import waited
 from analysis.prediction.laws import Seconds, fit_law
 from analysis.prediction.prediction import StudyModel, held_out, study_model
 from analysis.prediction.reading import measured
-from analysis.records.tables import load
+from analysis.records.loading import load
 from harness.cell import Cell
 from harness.cli import main
 from harness.runs.attempt_outcome import Outcome

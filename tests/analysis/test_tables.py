@@ -12,7 +12,7 @@ import pytest
 
 import analysis.records.cache
 from analysis.records.left_out import LeftOutWarning
-from analysis.records.tables import load
+from analysis.records.loading import load
 from harness.cell import Cell
 from harness.errors import StoreError
 from harness.runs.attempt_outcome import Outcome
@@ -137,7 +137,7 @@ def test_a_missing_folder_is_a_users_mistake(tmp_path):
 
 def test_a_second_load_reads_no_record_file_and_gives_the_same(folder, monkeypatch):
     first = load(folder.path)
-    monkeypatch.setattr("analysis.records.tables.read_records", lambda files: pytest.fail("read again"))
+    monkeypatch.setattr("analysis.records.loading.read_records", lambda files: pytest.fail("read again"))
     second = load("synthetic", root=folder.path.parent)
     for name in ("cells", "windows", "evaluations", "environments"):
         pd.testing.assert_frame_equal(getattr(first, name), getattr(second, name))

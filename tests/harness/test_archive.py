@@ -10,8 +10,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from analysis.records.loading import load
 from analysis.records.study import FRAMES
-from analysis.records.tables import load
 from harness.cli import main
 from harness.errors import StoreError
 from harness.runs.archive import read_manifest, unpack, write_archive

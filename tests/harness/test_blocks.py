@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records.tables import load
+from analysis.records.loading import load
 from harness.cell import Cell
 from harness.cli import main
 from harness.errors import StoreError

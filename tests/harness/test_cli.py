@@ -88,7 +88,7 @@ def test_report_prints_the_summary_literally_and_the_path_of_the_page(monkeypatc
     frames = ("cells", "fields", *FRAMES)
     columns = {"segments": [], "run": [], "why": [], "valid": pd.Series(dtype="bool")}
     empty = Study(**{name: pd.DataFrame(columns) for name in frames})
-    monkeypatch.setattr("analysis.records.tables.load", lambda folder: empty)
+    monkeypatch.setattr("analysis.records.loading.load", lambda folder: empty)
     (tmp_path / "demo").mkdir()
     assert cli.main(["report", "demo", "--runs", str(tmp_path)]) == 0
     output = capsys.readouterr().out

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from analysis.records.tables import load
+from analysis.records.loading import load
 from analysis.report.page import write_report
 from analysis.steps import closure, rank_phase_costs, waits
 from harness.cli import main

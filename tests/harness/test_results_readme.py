@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records.tables import CELL_COLUMNS, LAYER_COLUMNS, load
+from analysis.records.loading import CELL_COLUMNS, LAYER_COLUMNS, load
 from harness.runs.attempt_outcome import Outcome, RankExit
 from harness.runs.records import KINDS, SCHEMA_VERSION
 from kfac_core.timing.phases import Phase

@@ -2,7 +2,7 @@
 
 import pytest
 
-from analysis.records.tables import load
+from analysis.records.loading import load
 from harness.cli import main
 from harness.errors import StoreError
 from harness.launchers.outcome import outcome_without_ranks

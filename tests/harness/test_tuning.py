@@ -12,8 +12,8 @@ import pytest
 from scipy.stats import qmc
 
 from analysis.comparisons import baselines
+from analysis.records.loading import load
 from analysis.records.study import Study
-from analysis.records.tables import load
 from analysis.tuning import by_method, trials
 from harness.cell import Cell
 from harness.cli import main

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records.tables import load
+from analysis.records.loading import load
 from analysis.report.page import Panel, write_report
 from harness.cell import Cell
 from harness.cli import main

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records.tables import load
+from analysis.records.loading import load
 from analysis.report.findings import moved_note
 from harness.cli import main
 from harness.errors import SiteError
@@ -18,8 +18,8 @@ from harness.runs.attempt_outcome import Outcome
 from harness.runs.checkpoint_store import CheckpointStore
 from harness.runs.store import sweep_folder
 from harness.study.expected_cost import expected_cost
+from harness.study.next_attempt import continued_attempts, refuse_change
 from harness.study.site_choice import chosen_site
-from harness.study.start import continued_attempts, refuse_change
 
 GONE = "launcher: slurm\ntimeout_minutes: 60\nslurm: {ranks_per_node: 2, partition: gone}\n"
 

@@ -23,8 +23,8 @@ from harness.launchers.slurm.job_layout import JobLayout, lay_out, nodes_of
 from harness.launchers.slurm_profile import SlurmProfile
 from harness.runs.checkpoint_store import FORMAT_VERSION, CheckpointStore, Manifest
 from harness.runs.store import sweep_folder
+from harness.study.next_attempt import continued_attempts
 from harness.study.site_choice import last_launch
-from harness.study.start import continued_attempts
 from harness.study.status import CellStatus
 from harness.study.submit import retry, submit
 

@@ -16,8 +16,7 @@ from harness.launchers.launch import RanksStarted
 from harness.launchers.outcome import outcome_without_ranks
 from harness.launchers.slurm.launcher import SlurmLauncher
 from harness.runs.store import Attempt, sweep_folder
-from harness.study.launcher_reports import LauncherReports
-from harness.study.status import read_statuses
+from harness.study.status import LauncherReports, read_statuses
 
 JOBS = 4
 

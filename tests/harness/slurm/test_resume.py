@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from analysis.records.tables import load
+from analysis.records.loading import load
 from harness.cell import Cell
 from harness.launchers.site_profile import Site
 from harness.launchers.slurm_profile import SlurmProfile

@@ -1,4 +1,7 @@
-"""Starts attempts: checks them against site and budget first, and withdraws all that cannot be launched."""
+"""The next attempt of a cell: what it resumes, whether site and budget allow it, and how it is launched.
+
+If one attempt of a submission cannot be launched, all are withdrawn.
+"""
 
 from __future__ import annotations
 
