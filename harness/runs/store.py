@@ -34,6 +34,7 @@ from harness.runs.stored_files import (
     read_bytes,
     read_object,
     with_checksum,
+    without_checksum,
     write_atomically,
     write_once,
 )  # fmt: skip
@@ -191,8 +192,8 @@ class CellFolder:
     @cached_property
     def _cell(self) -> Cell:
         try:
-            content = read_bytes(self.path / "cell.json")
-            cell = Cell.from_stored(content)
+            path = self.path / "cell.json"
+            cell = Cell.from_stored(without_checksum(read_bytes(path), path))
         except FileNotFoundError:
             raise StoreError(f"{self.path} has no cell.json: it is not a cell's folder") from None
         except ValidationError as error:
@@ -261,7 +262,7 @@ class SweepFolder:
         with suppress(FileExistsError):
             make_inside(folder.path)
         absent = {"trial"} if cell.trial is None else set()  # only trials have one
-        write_once(folder.path / "cell.json", cell.model_dump_json(indent=1, exclude=absent) + "\n")
+        write_once(folder.path / "cell.json", with_checksum(cell.model_dump(mode="json", exclude=absent)))
         return folder
 
     def cell_folders(self) -> Iterator[CellFolder]:

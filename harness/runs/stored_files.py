@@ -105,9 +105,26 @@ def has_checksum(text: bytes) -> bool:
     return _checksum(text) is not None
 
 
+def without_checksum(text: bytes, path: Path, *, checked: bool = False) -> bytes:
+    """The content of a JSON file that was read before, without its checksum; arguments as of `read_as`.
+
+    Raises:
+        StoredFileError: it does not match its checksum, or has none and must.
+    """
+    found = _checksum(text)
+    if found is None:
+        if checked:
+            raise StoredFileError(path, "has no checksum at its end: the file was changed or cut")
+        return text
+    content = text[: found.start()]
+    if zlib.crc32(content) != int(found[1]):
+        raise StoredFileError(path, f"crc32={int(found[1])} does not match: the file was changed")
+    return content + b"\n}\n"
+
+
 def read_object(path: Path, *, checked: bool = False) -> dict[str, Any]:
     """The JSON object that a file holds, of no particular type; arguments and errors as of `read_as`."""
-    return parse_object(_without_checksum(read_bytes(path), path, checked=checked), path)
+    return parse_object(without_checksum(read_bytes(path), path, checked=checked), path)
 
 
 def read_as(kind: type[T], path: Path, *, checked: bool = False) -> T:
@@ -128,7 +145,7 @@ def read_as(kind: type[T], path: Path, *, checked: bool = False) -> T:
 
 def file_as(kind: type[T], text: bytes, path: Path, *, checked: bool = False) -> T:
     """The content of a JSON file that was read before; arguments and errors as of `read_as`."""
-    return parse_as(kind, _without_checksum(text, path, checked=checked), path)
+    return parse_as(kind, without_checksum(text, path, checked=checked), path)
 
 
 def parse_as(kind: type[T], text: bytes, path: Path, place: str = "") -> T:
@@ -271,18 +288,6 @@ def _write_beside(path: Path, text: str, *, private: bool = False) -> Path:
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
     return Path(name)
-
-
-def _without_checksum(text: bytes, path: Path, *, checked: bool) -> bytes:
-    found = _checksum(text)
-    if found is None:
-        if checked:
-            raise StoredFileError(path, "has no checksum at its end: the file was changed or cut")
-        return text
-    content = text[: found.start()]
-    if zlib.crc32(content) != int(found[1]):
-        raise StoredFileError(path, f"crc32={int(found[1])} does not match: the file was changed")
-    return content + b"\n}\n"
 
 
 def _checksum(text: bytes) -> re.Match[bytes] | None:
