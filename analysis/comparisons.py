@@ -87,7 +87,7 @@ def comparisons(study: Study, scored: pd.DataFrame) -> dict[tuple[str, int], Com
         for arm, size in runs
         if arm in baseline and baseline[arm] != arm and (baseline[arm], size) in runs
     ]
-    oversubscribed = {size for (_, size), group in runs.items() if group["oversubscribed"].any()}
+    crowded = {point for point, group in runs.items() if group["oversubscribed"].any()}
     left_out = LeftOut(study)
     times = study.cells[["run", "started_at", "ended_at", "stop_reason"]]
     full = {key: group.merge(times) for key, group in runs.items()}
@@ -97,7 +97,10 @@ def comparisons(study: Study, scored: pd.DataFrame) -> dict[tuple[str, int], Com
         or ran_apart(arm, against, full[arm, size], full[against, size])
         for arm, against, size in family
     }
-    family_size = sum(size not in oversubscribed and not refused[arm, size] for arm, _, size in family)
+    family_size = sum(
+        crowded.isdisjoint({(arm, size), (against, size)}) and not refused[arm, size]
+        for arm, against, size in family
+    )
     found = {
         (arm, size): replace(
             _compare(arm, against, size, runs[arm, size], runs[against, size], family_size),

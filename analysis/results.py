@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import pandas as pd
 
@@ -104,8 +105,7 @@ class Results:
     @property
     def best(self) -> list[Place]:
         """Of every setting the world size that is fastest of those judged: what a study recommends."""
-        judged = sorted((place for place in self.places if place.judged), key=lambda one: one.setting)
-        groups = groupby(judged, key=lambda one: one.setting)
+        groups = groupby((place for place in self.places if place.judged), key=lambda one: one.setting)
         return [min(own, key=lambda one: (one.fastest.seconds, one.world_size)) for _, own in groups]
 
 
@@ -121,9 +121,9 @@ def results(study: Study) -> Results:
 def _places(
     scored: pd.DataFrame, against: dict[tuple[str, int], Comparison], base: dict[str, str]
 ) -> list[Place]:
-    oversubscribed = set(scored[scored["oversubscribed"]]["world_size"])
+    crowded = scored.groupby(["setting", "world_size"])["oversubscribed"].any().to_dict()
     found = [
-        _point(arm, size, runs, against.get((arm, size)), base.get(arm, ""), size in oversubscribed)
+        _point(runs, against.get((arm, size)), base.get(arm, ""), crowded)
         for arm, size, runs in points(scored)
     ]
     order = sorted(  # of equal ones the simpler first
@@ -133,15 +133,14 @@ def _places(
     return [Place(setting, size, tuple(members)) for (setting, size), members in groups]
 
 
-def _point(
-    arm: str, size: int, runs: pd.DataFrame, against: Comparison | None, baseline: str, oversubscribed: bool
-) -> Point:
+def _point(runs: pd.DataFrame, against: Comparison | None, baseline: str, crowded: dict[Any, bool]) -> Point:
+    arm, setting, size = runs[["arm", "setting", "world_size"]].iloc[0]
     each = zip(runs["seconds"], runs["reached"], strict=True)
     return Point(
-        arm, str(runs["setting"].iloc[0]), size,
+        str(arm), str(setting), int(size),
         seconds=level(runs["scored_seconds"].tolist()).estimate,
         epochs=level(runs["scored_epochs"].tolist()).estimate,
         seconds_per_epoch=level(runs["seconds_per_epoch"].dropna().tolist()).estimate,
         each=tuple((float(seconds), bool(reached)) for seconds, reached in each),
-        against=against, baseline=baseline, oversubscribed=oversubscribed,
+        against=against, baseline=baseline, oversubscribed=bool(crowded[setting, size]),
     )  # fmt: skip

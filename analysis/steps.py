@@ -107,7 +107,9 @@ COST_COLUMNS = ["run", "rank", "phase", "seconds_per_step", *COUNTS, "wait_secon
 
 
 def waits(study: Study) -> pd.DataFrame:
-    """One row per run and communication phase: `transfer` and `wait` seconds per step, mean over ranks.
+    """One row per run and communication phase: `transfer` and `wait` seconds per step.
+
+    Both are means over the ranks that take part, and amortised over all windows that count.
 
     If `measured`, the ranks synchronised before every collective (`split_wait` of the site): that time is
     waiting, the remainder transfer. Otherwise both are bounds: in each window, the rank that spends least in
@@ -116,19 +118,20 @@ def waits(study: Study) -> pd.DataFrame:
     """
     counting = counting_windows(study)
     phases = [phase for phase in keys_of(counting, "seconds") if phase.endswith("_comm")]
-    parts = [_waits(counting, phase) for phase in phases]
+    steps = counting.groupby(["run", "first_step"], observed=True)["steps"].max()
+    by_run = steps.groupby("run", observed=True).sum()
+    parts = [_waits(counting, phase, by_run) for phase in phases]
     columns = ["run", "phase", "transfer_seconds_per_step", "wait_seconds_per_step", "measured"]
     sums = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
     sums = sums.astype({"run": "str", "phase": "str", "measured": "bool"})
     return sums.sort_values("run", kind="stable", ignore_index=True)[columns]
 
 
-def _waits(counting: pd.DataFrame, phase: str) -> pd.DataFrame:
+def _waits(counting: pd.DataFrame, phase: str, steps: pd.Series) -> pd.DataFrame:
     seconds, waited = f"seconds.{phase}", f"wait_seconds.{phase}"
     rows = counting[counting[seconds].notna()]
     by_window = rows.groupby(["run", "first_step"], observed=True)
     windows = by_window[seconds].agg(["min", "mean"])
-    windows["steps"] = by_window["steps"].max()
     windows["wait"] = windows["mean"] - windows["min"]
     windows["measured"] = False
     if waited in rows:
@@ -136,12 +139,12 @@ def _waits(counting: pd.DataFrame, phase: str) -> pd.DataFrame:
         windows["measured"] = found["count"] == found["size"]
         windows["wait"] = found["mean"].where(windows["measured"], windows["wait"])
     by_run = windows.groupby("run", observed=True)
-    sums = by_run[["mean", "wait", "steps"]].sum()
+    sums = by_run[["mean", "wait"]].sum()
     return pd.DataFrame(
         {
             "phase": phase,
-            "transfer_seconds_per_step": (sums["mean"] - sums["wait"]) / sums["steps"],
-            "wait_seconds_per_step": sums["wait"] / sums["steps"],
+            "transfer_seconds_per_step": (sums["mean"] - sums["wait"]) / steps.loc[sums.index],
+            "wait_seconds_per_step": sums["wait"] / steps.loc[sums.index],
             "measured": by_run["measured"].all(),
         }
     ).reset_index()
@@ -228,9 +231,7 @@ def peak_bytes(study: Study) -> pd.DataFrame:
     peaks = memory_peaks(study)
     peaks = peaks[peaks["kind"].isin(PEAKS)]
     peaks = peaks.assign(order=peaks["kind"].map({kind: place for place, kind in enumerate(PEAKS)}))
-    largest = (
-        peaks.groupby(["run", "order", "kind"])["bytes"].max().reset_index().sort_values(["run", "order"])
-    )
+    largest = peaks.groupby(["run", "order", "kind"])["bytes"].max().reset_index()
     return largest.drop_duplicates("run").rename(columns={"bytes": "peak_bytes"})[
         ["run", "kind", "peak_bytes"]
     ]

@@ -16,10 +16,10 @@ from typing import Any
 import pandas as pd
 
 from analysis.records.cache import cached
-from analysis.records.left_out import EmptyStudyWarning, LeftOutWarning, left_out_note
+from analysis.records.counting_records import segment_columns
+from analysis.records.left_out_notes import EmptyStudyWarning, LeftOutWarning, left_out_note
 from analysis.records.record_files import read_records
 from analysis.records.run_files import RunFiles, read_run
-from analysis.records.segments import segment_columns
 from analysis.records.sources import PathLike, flat, sources, unreadable_note
 from analysis.records.study import FRAMES, Study
 from analysis.rules import SCORINGS

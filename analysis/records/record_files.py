@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from analysis.records.counting_records import COLUMNS, Faults, are_effective, incomplete
 from analysis.records.run_files import RunFiles
-from analysis.records.segments import COLUMNS, Faults, are_effective, incomplete
 from analysis.records.window_lines import MAPPINGS, OTHER, WINDOW_COLUMNS, Columns, WindowLines, keys_of
 from harness.errors import StoredFileError
 from harness.runs.record_lines import parse, read_content, read_head, whole_lines
-from harness.runs.records import KINDS, DeviceRecord, EvalRecord, PhaseRecord, SegmentRecord
+from harness.runs.records import DeviceRecord, EvalRecord, PhaseRecord, SegmentRecord
 
 EVALUATION_COLUMNS = (
     "step", "epoch", "samples", "train_seconds", "eval_seconds", "wall_seconds",
@@ -109,10 +109,8 @@ class _Reader:
             if line.kind == PhaseRecord.KIND:
                 own.append(text)
                 numbers.append(number)
-            elif line.kind in self._others or line.kind not in KINDS:
-                record = parse(line, path)
-                if record is not None:
-                    self._others[line.kind].add(record, run)
+            elif (record := parse(line, path)) and line.kind in self._others:
+                self._others[line.kind].add(record, run)
         self._windows.add(b"\n".join(own), numbers, run, path)
         before = content.count(b"\n", 0, start)
         self._windows.add(content[start:], range(before + 1, before + 1 + count), run, path)
@@ -145,8 +143,7 @@ class _Reader:
         windows, evaluations, devices = (
             one.reset_index(drop=True) for one in (windows, evaluations, devices)
         )
-        faults = {run: sentences for run, sentences in self._faults.items() if sentences}
-        return RecordFrames(windows, evaluations, metrics, segments, devices, faults)
+        return RecordFrames(windows, evaluations, metrics, segments, devices, self._faults)
 
 
 def _bulk(content: bytes, path: Path) -> tuple[int, int]:
@@ -183,7 +180,7 @@ def _windows(columns: Columns, runs: Sequence[tuple[str, int]]) -> pd.DataFrame:
 
 
 def _fill_waits(columns: Columns) -> None:
-    """A phase that moved data without waiting is not in `wait_seconds` of a window that measured waits: 0."""
+    """Set to 0 the waits of phases in which no rank waited: a record lists only the others."""
     waits = [columns[f"wait_seconds.{phase}"] for phase in keys_of(columns, "wait_seconds")]
     if not waits:
         return
@@ -197,7 +194,8 @@ def _fill_waits(columns: Columns) -> None:
 
 def _runs(runs: Sequence[tuple[str, int]]) -> pd.Series:
     names = sorted({run for run, _ in runs})
-    codes = np.array([names.index(run) for run, _ in runs], dtype="int32")
+    code = {name: place for place, name in enumerate(names)}
+    codes = np.array([code[run] for run, _ in runs], dtype="int32")
     each = np.repeat(codes, np.array([count for _, count in runs], dtype="int64"))
     return pd.Series(pd.Categorical.from_codes(each, categories=pd.Index(names, dtype="str")))
 

@@ -21,7 +21,7 @@ ROUNDS_TO_EQUAL = 0.005
 
 
 def headline(places: Sequence[Place]) -> str:
-    """Which arm was fastest on which world sizes, and whether that is more than chance; empty if none was."""
+    """Which arm was fastest where, and whether that is more than chance; empty without scored runs."""
     judged = [place for place in places if place.judged]
     if not judged:
         return "" if not places else _nothing_judged(places)
@@ -96,9 +96,9 @@ def _winners(places: Sequence[Place]) -> str:
     for place in places:
         sizes.setdefault(short_name(place.fastest.arm, place.setting), []).append(place.world_size)
     told = [
-        f"{arm} {'was fastest ' if first else ''}on {listed(map(str, found))} "
+        f"{arm} {'' if number else 'was fastest '}on {listed(map(str, found))} "
         f"rank{'' if found == [1] else 's'}"
-        for first, (arm, found) in zip([True, *[False] * len(sizes)], sizes.items(), strict=False)
+        for number, (arm, found) in enumerate(sizes.items())
     ]
     setting = places[0].setting
     return f"{f'With {setting} ' if setting else ''}{', '.join(told)}."

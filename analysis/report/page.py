@@ -15,16 +15,16 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from analysis.benchmarks import sentences
 from analysis.figures import FIGURES, NothingToDraw
 from analysis.figures.drawing import save
-from analysis.records.left_out import left_out_note
+from analysis.records.left_out_notes import left_out_note
 from analysis.records.loading import load
 from analysis.records.study import Study
 from analysis.report.alt_texts import alt_text
 from analysis.report.answers import PREDICT, answers, headline, recommendation
 from analysis.report.bars import chart
-from analysis.report.beyond import beyond
 from analysis.report.conditions import checks, differed
 from analysis.report.findings import cautions, findings
 from analysis.report.glossary import WORDS, Explained, anchor, term
+from analysis.report.larger_worlds import beyond
 from analysis.report.markup import to_latex, to_markdown
 from analysis.report.study_facts import about, arms, environments, instrument, runs_table, targets
 from analysis.report.tables import (
@@ -140,7 +140,6 @@ def _content(study: Study, figures: Sequence[dict[str, str]], recommend: str) ->
         "points": sum(len(place.points) for place in places),
         "findings": said,
         "warnings": [
-            *filter(None, [left_out_note(study.cells)]),
             *cautions(study),
             *(check.sentence for check in checked if check.warns),
         ],

@@ -90,7 +90,7 @@ def _sound(path: Path) -> Manifest:
     Raises:
         StoreError: it is damaged, or a run was before it was archived.
     """
-    from analysis.records.left_out import quietly  # noqa: PLC0415  pandas is slow to load
+    from analysis.records.left_out_notes import quietly  # noqa: PLC0415  pandas is slow to load
     from analysis.records.loading import load  # noqa: PLC0415
 
     with quietly():

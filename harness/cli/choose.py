@@ -90,7 +90,7 @@ def _tables(
     Raises:
         UserError: a trial has not completed, or was made from another search space.
     """
-    from analysis.records.left_out import quietly  # noqa: PLC0415  pandas is slow to load
+    from analysis.records.left_out_notes import quietly  # noqa: PLC0415  pandas is slow to load
     from analysis.records.loading import load  # noqa: PLC0415
     from analysis.tuning import by_method, slowed_trials, slowed_words, trials  # noqa: PLC0415
 

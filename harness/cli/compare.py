@@ -67,7 +67,7 @@ def compare(
 
 def _study(name: str, runs: Path) -> Study:
     """A stored sweep, or a folder of cells anywhere, of which nothing is cached: it may be someone else's."""
-    from analysis.records.left_out import left_out_note, quietly  # noqa: PLC0415
+    from analysis.records.left_out_notes import left_out_note, quietly  # noqa: PLC0415
     from analysis.records.loading import load  # noqa: PLC0415
 
     if len(Path(name).parts) > 1 and not Path(name).is_dir():

@@ -91,7 +91,7 @@ def _study_model(sweep: str, runs: Path) -> StudyModel:
     """The laws of a study: the name of a sweep, the folder of one, or an archive."""
     from analysis.prediction.prediction import study_model  # noqa: PLC0415  pandas
     from analysis.prediction.reading import measured  # noqa: PLC0415
-    from analysis.records.left_out import left_out_note, quietly  # noqa: PLC0415
+    from analysis.records.left_out_notes import left_out_note, quietly  # noqa: PLC0415
     from analysis.records.loading import load  # noqa: PLC0415
 
     path = Path(sweep)

@@ -60,7 +60,7 @@ def report(
     wanted = _wanted(sweep, file, set_, where, runs)
     target = _report_folder(folder, archives, out, rule)
     # imported after the arguments are checked: pandas and matplotlib are slow to load
-    from analysis.records.left_out import left_out_note, quietly  # noqa: PLC0415
+    from analysis.records.left_out_notes import left_out_note, quietly  # noqa: PLC0415
     from analysis.records.loading import load  # noqa: PLC0415
     from analysis.report.answers import PREDICT, headline, recommendation  # noqa: PLC0415
     from analysis.report.findings import findings, resumed_note  # noqa: PLC0415

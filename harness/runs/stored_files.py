@@ -106,7 +106,7 @@ def has_checksum(text: bytes) -> bool:
 
 
 def without_checksum(text: bytes, path: Path, *, checked: bool = False) -> bytes:
-    """The content of a JSON file that was read before, without its checksum; arguments as of `read_as`.
+    """The bytes of a JSON file without its checksum; arguments as of `read_as`.
 
     Raises:
         StoredFileError: it does not match its checksum, or has none and must.
@@ -133,7 +133,8 @@ def read_as(kind: type[T], path: Path, *, checked: bool = False) -> T:
     Args:
         kind: if a dataclass, its `__pydantic_config__` must be `STRICT`.
         path: of the file.
-        checked: whether it must have a checksum. Without, a file of schema 3 or older need not.
+        checked: whether it must have a checksum; files of schema 3 and older have none. One that is there is
+            checked in any case.
 
     Raises:
         FileNotFoundError: there is none.
@@ -144,7 +145,7 @@ def read_as(kind: type[T], path: Path, *, checked: bool = False) -> T:
 
 
 def file_as(kind: type[T], text: bytes, path: Path, *, checked: bool = False) -> T:
-    """The content of a JSON file that was read before; arguments and errors as of `read_as`."""
+    """The content of a JSON file from its bytes; arguments and errors as of `read_as`."""
     return parse_as(kind, without_checksum(text, path, checked=checked), path)
 
 

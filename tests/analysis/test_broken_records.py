@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from analysis.metrics import time_to_accuracy
-from analysis.records.left_out import LeftOutWarning
+from analysis.records.left_out_notes import LeftOutWarning
 from analysis.records.loading import NUMBERS, load
 from analysis.records.study import Study
 from analysis.report.page import write_report

@@ -21,6 +21,7 @@ from analysis.regressions import changes
 from analysis.report.findings import cautions, findings
 from analysis.report.page import Panel, write_report
 from analysis.report.tables import summary_table
+from analysis.results import results
 from analysis.rules import SCORINGS
 from analysis.statistics.intervals import MANN_WHITNEY, PAIRED_T, SIGNED_RANK
 from tests.analysis.hand_made import Run, hand_made
@@ -229,3 +230,21 @@ def test_a_point_where_a_run_stopped_at_its_target_is_not_scored_by_a_sustained_
     missed = [Run("sgd", 2, seed, 8, 3.0, misses=True, patch=fixed) for seed in range(3)]
     scored = time_to_accuracy(replace(hand_made(tmp_path / "b", missed), scoring=SCORINGS["sustained"]))
     assert scored["reached"].tolist() == [False] * 3
+
+
+def test_a_setting_without_cpus_enough_takes_no_verdict_from_another(tmp_path):
+    runs = [
+        Run(
+            method, 2, seed, 4, seconds * (1 + 0.01 * seed), oversubscribed=width == 32,
+            allocation=f"b{seed}", started=200.0 * (seed + (method == "sgd") * (-1) ** seed),
+            patch={"workload.options": {"width": width}},
+        )
+        for width in (16, 32)
+        for method, seconds in (("sgd", 2.0), ("comm_opt", 1.0))
+        for seed in range(8)
+    ]  # fmt: skip
+    shown = results(hand_made(tmp_path, runs))
+    assert {arm: one.verdict for (arm, _), one in shown.comparisons.items()} == {
+        "comm_opt width=16": "faster", "comm_opt width=32": "not judged",
+    }  # fmt: skip
+    assert {place.setting: place.judged for place in shown.places} == {"width=16": True, "width=32": False}

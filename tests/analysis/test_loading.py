@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from analysis import load
-from analysis.records.left_out import EmptyStudyWarning, LeftOutWarning
+from analysis.records.left_out_notes import EmptyStudyWarning, LeftOutWarning
 from harness.cell import Cell
 from harness.cli import main
 from harness.errors import StoreError

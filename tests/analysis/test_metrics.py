@@ -190,6 +190,18 @@ def test_waiting_is_what_ranks_spend_beyond_the_fastest_one(study):
     assert (after.loc[after.index.get_level_values("run").isin(ones), "wait_seconds_per_step"] == 0).all()
 
 
+def test_a_phase_of_every_second_window_is_amortised_over_all(study):
+    windows = study.windows.copy()
+    windows.loc[windows["first_step"] % 20 == 0, "seconds.inverse_comm"] = np.nan
+    rare = replace(study, windows=windows)
+    found = waits(rare).set_index(["run", "phase"])
+    total = found["transfer_seconds_per_step"] + found["wait_seconds_per_step"]
+    costs = rank_phase_costs(rare)
+    costs = costs[costs["phase"].astype("str").str.endswith("_comm")].astype({"phase": "str"})
+    means = costs.groupby(["run", "phase"])["seconds_per_step"].mean()
+    assert total.to_dict() == pytest.approx(means.to_dict())
+
+
 def test_costs_of_the_slowest_rank_are_among_those_of_all_ranks(study):
     own, ranks = phase_costs(study), rank_phase_costs(study)
     slowest = run_speeds(study)[["run", "slowest_rank"]]

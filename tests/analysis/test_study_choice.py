@@ -15,7 +15,7 @@ from analysis.prediction.laws import Seconds
 from analysis.prediction.prediction import StudyModel, study_model
 from analysis.prediction.reading import measured
 from analysis.records.loading import load
-from analysis.report.beyond import beyond
+from analysis.report.larger_worlds import beyond
 from analysis.results import results
 from harness.cli import main
 from tests.analysis.simulated_study import BATCH, LAYERS, N, simulated, step

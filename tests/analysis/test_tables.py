@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 import analysis.records.cache
-from analysis.records.left_out import LeftOutWarning
+from analysis.records.left_out_notes import LeftOutWarning
 from analysis.records.loading import load
 from harness.cell import Cell
 from harness.errors import StoreError

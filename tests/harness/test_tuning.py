@@ -100,6 +100,7 @@ def test_ids_of_trials_do_not_depend_on_their_number_and_stay_what_they_are(tmp_
     ("old", "new", "message"),
     [
         ("trials: 4", "trials: 1", "tune.yaml:12: tuning.trials must be >= 2, got 1"),
+        ("{optimizer.lr: {log", "{optimizer: {log", "is a section; tune its fields, such as optimizer.name"),
         ("seeds: [0, 1, 2]", "seeds: [2, 101]", "must be others than those of the trials of tune, got 101"),
         ("sweep: study", "sweep: tune", "tuning.study.sweep='tune' is this sweep"),
         ("seeds: [100, 101]\n", "repeats: 2\n", "seeds must be listed in a sweep that tunes"),

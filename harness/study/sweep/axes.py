@@ -31,7 +31,8 @@ class Method:
     """A method.
 
     Attributes:
-        settings: shared, own and command-line settings, merged; `kfac` also if it has no such section.
+        settings: shared, own and command-line settings, merged. Those of `kfac` are there even if the method
+            has no such section; its cells leave them out.
     """
 
     name: str
@@ -125,7 +126,8 @@ class Exclusions:
             rest = {path: value for path, value in wanted.items() if path != "seed"}
             if all(_has(method, written, path, value) for path, value in rest.items()):
                 dropped = {seed for seed in seeds if _same(seed, wanted.get("seed", seed))}
-                self._used.update([place] if dropped else [])
+                if dropped:
+                    self._used.add(place)
                 kept -= dropped
         return [seed for seed in seeds if seed in kept]
 

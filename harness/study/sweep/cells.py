@@ -107,7 +107,7 @@ class CellReader:
 
 
 def canonical(cell: Cell) -> Cell:
-    """The cell with None for each value that None stands for: what means the same has one id.
+    """The cell with None instead of each value that None is resolved to: what computes the same has one id.
 
     Stored cells are not rewritten: they keep the text and the id that they were stored with.
     """

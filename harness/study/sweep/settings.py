@@ -142,7 +142,7 @@ def each(settings: Settings, above: str = "") -> Iterator[tuple[str, Setting]]:
 
 
 def place_of(settings: Settings, path: Iterable[str | int], owner: Place, document: Document) -> Place:
-    """Where a field is written; if it is not, its section in `owner` or at the top of the file."""
+    """Where a field is written; else the place of its section, in the method at `owner` or above."""
     parts = tuple(path)
     inside: Any = settings
     for index, part in enumerate(parts, start=1):
@@ -168,7 +168,7 @@ def refuse_repeats(document: Document, place: Place, values: Iterable[Any]) -> N
 
 
 def known_paths() -> list[str]:
-    """Every dotted path of a cell; options of a workload are `workload.options.<name>`."""
+    """Dotted paths of a cell's fields, without the options of workloads, which their cards name."""
     paths = [f"{section}.{field}" for section, fields in SECTIONS.items() for field in fields]
     return ["method", "world_size", "seed", "trial", *paths]
 

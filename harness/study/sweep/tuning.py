@@ -19,6 +19,7 @@ from harness.study.sweep.axes import Axis, Method, own_settings, points
 from harness.study.sweep.content import TuningContent
 from harness.study.sweep.settings import (
     OPTION,
+    SECTIONS,
     Settings,
     each,
     insert,
@@ -120,7 +121,7 @@ def read_trials(
 def _drawn(
     document: Document, tuning: TuningContent, method: str, space: Sequence[Dimension]
 ) -> list[Settings]:
-    """The first different settings of the sequence."""
+    """The settings of as many points of the sequence as there are trials, each once."""
     distinct: dict[str, Settings] = {}
     for point in islice(sobol(len(space), tuning.seed), tuning.trials * _DRAWS_PER_TRIAL):
         settings = merged(*(dimension.at(share) for dimension, share in zip(space, point, strict=True)))
@@ -154,6 +155,8 @@ def _dimension(document: Document, place: Place, key: str, value: Any) -> Dimens
             f"or a list of choices, got {got}",
         )  # fmt: skip
     ((scale, bounds),) = value.items()
+    if key in SECTIONS:
+        raise document.error(place, f" is a section; tune its fields, such as {key}.{SECTIONS[key][0]}")
     insert(document, {}, place, key, None)  # an unknown field is an error
     _check_tunable(document, place, (key,))
     number = _range(document, (*place, scale), key, scale, bounds)

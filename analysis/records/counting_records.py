@@ -56,7 +56,7 @@ def incomplete(
     step of the last evaluation.
 
     Args:
-        runs: the files of every run.
+        runs: those whose files are not damaged.
         windows: those that count; a row per rank and window.
         evaluations: those that count, in the order written.
         segments: all starts of all ranks.
