@@ -247,3 +247,4 @@ def test_scores_of_all_rules_come_from_the_same_runs(study):
         table = aggregated(replace(study, scoring=scoring, cells=study.cells.assign(stop_reason="epochs")))
         assert len(table) == 9
         assert (table["runs"] == 3).all()
+        assert table.iloc[0, 0] == "sgd"  # in the order of every table, not by name

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.workloads.models import resnet32, resnet50
@@ -118,6 +118,7 @@ def squares(costs: list[tuple[float, float]], chosen: list[int], bins: int) -> f
     return found
 
 
+@example([(8.0, 7.0), (3.0, 3.0), (5.0, 3.0), (1.0, 3.0)], 2)  # the last job moves to a later bin
 @given(
     st.lists(st.tuples(st.floats(0.1, 1e6), st.floats(0.1, 1e6)), min_size=1, max_size=9), st.integers(1, 4)
 )
