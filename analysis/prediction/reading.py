@@ -108,6 +108,8 @@ def _arm(name: str, cells: pd.DataFrame, study: Study, tables: _Tables) -> Arm:
     fields = study.fields[study.fields["run"].isin(cells["run"])].iloc[0].to_dict()
     known = {str(path): value for path, value in fields.items()}
     config, training = _config(known), Training.model_validate(_section(known, "training"))
+    if start := training.kfac_start_epoch:
+        raise PredictionError(f"its K-FAC starts at epoch {start:g}, so that its steps have no one time")
     worlds = {int(str(size)): _world(own, tables) for size, own in cells.groupby("world_size")}
     network = _network(name, cells, study, tables, config)
     return Arm(name, network, config, training, worlds, _epochs(name, tables))

@@ -62,7 +62,9 @@ def _predicted(study: Study, world_size: int, fastest: Point) -> str:
     )
     kept = {candidate.step.arm.name for candidate in choice.candidates}
     unknown = [arm for arm in dict.fromkeys(study.cells["arm"]) if arm not in kept]
-    without = f" Left aside: {listed(unknown)}, whose epochs to the target are not known." if unknown else ""
+    without = (
+        f" Left aside: {listed(unknown)}, whose time to the target cannot be predicted." if unknown else ""
+    )
     devices = set(study.environments[study.environments["key"] == "device"]["value"])
     where = f" It holds for {', '.join(sorted(devices))} ranks linked like those measured." if devices else ""
     return f"{said}.{without}{where}"

@@ -63,12 +63,24 @@ def test_a_report_says_what_its_runs_predict_for_64_ranks_and_whom_it_leaves_out
     evaluations = study.evaluations
     below = evaluations.assign(value=evaluations["value"].where(~evaluations["run"].isin(missed), 0.0))
     (said,) = beyond(replace(study, evaluations=below), places)
-    assert "Left aside: sgd, whose epochs to the target are not known." in said
+    assert "Left aside: sgd, whose time to the target cannot be predicted." in said
     crowded = [
         replace(place, points=tuple(replace(one, oversubscribed=True) for one in place.points))
         for place in places
     ]
     assert beyond(study, crowded) == []
+
+
+def test_an_arm_whose_kfac_starts_late_has_no_one_step_time(folder):
+    study = load(folder, cache=False)
+    late = study.cells["run"][study.cells["arm"] == "mem_opt"]
+    column = "training.kfac_start_epoch"
+    starts = study.fields[column].where(~study.fields["run"].isin(late), 1.5)
+    found = measured(replace(study, fields=study.fields.assign(**{column: starts})))
+    assert {arm.name for arm in found.arms} == {"sgd", "comm_opt"}
+    assert (
+        "left out: mem_opt: its K-FAC starts at epoch 1.5, so that its steps have no one time" in found.notes
+    )
 
 
 def test_fractions_that_the_study_never_ran_are_candidates_and_lie_between_those_that_it_ran(fitted):
