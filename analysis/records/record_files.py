@@ -104,7 +104,7 @@ class _Reader:
         start, count = _bulk(content, path)
         own: list[bytes] = []
         numbers: list[int] = []
-        for number, text in enumerate(whole_lines(content[:start] if count else content), start=1):
+        for number, text in whole_lines(content[:start] if count else content):
             line = read_head(text, path, number)
             if line.kind == PhaseRecord.KIND:
                 own.append(text)

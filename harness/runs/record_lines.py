@@ -14,6 +14,7 @@ import math
 import re
 import zlib
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -120,20 +121,19 @@ class Line(NamedTuple):
     start: int
 
 
-def whole_lines(content: bytes) -> list[bytes]:
-    """The lines of a file without those that a killed rank left unfinished, and without empty ones.
+def whole_lines(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """Number and text of a file's lines without those that a killed rank left unfinished, and empty ones.
 
     Only the last line of a segment can be unfinished: that of the file, or one before a segment's first.
     """
     *lines, tail = content.split(b"\n")
     if tail.strip(b"\0 ") and _is_json(tail):  # else the rank was killed while it wrote this line
         lines.append(tail)
-    if content.count(_SEGMENT) > 1:
-        after = [*lines[1:], b""]
-        lines = [
-            line for line, next_ in zip(lines, after, strict=True) if _SEGMENT not in next_ or _is_json(line)
-        ]
-    return [line for line in lines if line.strip(b"\0 ")]
+    resumed = content.count(_SEGMENT) > 1
+    for number, (line, after) in enumerate(zip_longest(lines, lines[1:], fillvalue=b""), start=1):
+        unfinished = resumed and _SEGMENT in after and not _is_json(line)
+        if line.strip(b"\0 ") and not unfinished:
+            yield number, line
 
 
 def read_head(text: bytes, path: Path, number: int) -> Line:
@@ -263,7 +263,7 @@ def _records(attempt: Attempt, rank: int) -> Iterator[Record]:
             content, _ = read_content(path)
         except FileNotFoundError:
             continue
-        for number, text in enumerate(whole_lines(content), start=1):
+        for number, text in whole_lines(content):
             record = parse(read_head(text, path, number), path)
             if record is not None:
                 yield record

@@ -79,6 +79,13 @@ def test_repeated_steps_count_once_and_the_later_time(folder, requeued):
     assert evaluations["segment"].tolist() == [0, 1, 1, 1]
 
 
+def test_a_damaged_line_after_an_unfinished_one_is_named_by_its_number(folder, requeued):
+    path = requeued.records(1)
+    path.write_text(path.read_text() + "nonsense\n")
+    (why,) = load(folder.path).cells["why"]
+    assert f"line {len(path.read_text().splitlines())}" in why
+
+
 def test_a_run_may_resume_in_another_attempt(folder, requeued):
     cell = requeued.cell_folder.cell()
     again = requeued.cell_folder.new_attempt()
