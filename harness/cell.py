@@ -12,10 +12,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kfac_core.config import STRATEGIES, KFACConfig
-from kfac_core.curve import Curve, Decay
 from kfac_core.errors import PlacementError
 from kfac_core.placement.strategies import check_world_size
-from kfac_core.schedule import Milestones, interval_at, interval_below
+from kfac_core.schedule import Curve, Decay, Milestones, interval_at, interval_below
 
 
 class Spec(BaseModel):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kfac_core.config import KFACConfig
 from kfac_core.errors import ConfigError, PlacementError
-from kfac_core.timing.phases import Phase
+from kfac_core.phases import Phase
 
 if TYPE_CHECKING:
     from kfac_core.preconditioner import KFAC

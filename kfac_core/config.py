@@ -7,12 +7,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from kfac_core.curve import Curve
 from kfac_core.errors import ConfigError
 from kfac_core.schedule import (
+    Curve,
     Hyperparameter,
     Interval,
     Milestones,
@@ -23,7 +24,7 @@ from kfac_core.schedule import (
 )
 
 STRATEGIES = ("comm_opt", "mem_opt", "hybrid_opt", "dp_kfac", "mpd_kfac", "d_kfac", "spd_kfac")
-"""Registry of strategies: each is the function of that name in `kfac_core/placement/strategies/<name>.py`."""
+"""Registry of strategies: each is the function of that name in `kfac_core/placement/strategies.py`."""
 
 SOLVERS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "eigen": ("eigen", "EigenSolver"),
@@ -36,6 +37,24 @@ ITEM_BYTES: Mapping[str, int] = MappingProxyType({"float64": 8, "float32": 4, "b
 """Bytes of an element, by the dtypes that factors and second-order data may have."""
 
 DTYPES = tuple(ITEM_BYTES)
+
+
+class Execution(StrEnum):
+    """How the work of a step is issued to its device: one operation after another, or many alike at once.
+
+    On a CPU an operation costs its memory traffic: factors and layers are worked on one by one, in place,
+    while they are in cache, and a number is read where it is needed. On a GPU an operation costs a launch,
+    and reading a number makes the host wait for the device: factors and layers of one shape are worked on
+    together, and what depends on data is decided on the device.
+    """
+
+    SEQUENTIAL = "sequential"
+    BATCHED = "batched"
+
+    @classmethod
+    def on(cls, device_type: str) -> Execution:
+        """The faster one for a kind of device, such as `cpu`."""
+        return cls.SEQUENTIAL if device_type == "cpu" else cls.BATCHED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,7 @@ from torch.nn.utils import parametrize
 from kfac_core.config import ITEM_BYTES, KFACConfig
 from kfac_core.layers import LAYERS, KroneckerLayer, ProjectionLayer, class_of, kind_of, layers_of
 from kfac_core.placement import FactorShape, Placement
-from kfac_core.placement.footprint import data_elements
-from kfac_core.placement.placement import Ranks
+from kfac_core.placement.placement import Ranks, data_elements
 
 WARN_BELOW_SHARE = 0.8
 """Share of the trained parameters below which K-FAC warns: what is left has next to no effect."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kfac_core.collectives import Communicator
-from kfac_core.gradients.buffers import all_finite, largest
+from kfac_core.gradients import all_finite, largest
 
 
 @dataclass(frozen=True)

@@ -12,36 +12,46 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from kfac_core.capture.hooks import Capture, full_precision
-from kfac_core.capture.wrappers import LearningRate, discard_compiled, read_rates, unwrap, warn_of_adaptive
+from kfac_core.capture import Capture, full_precision
 from kfac_core.collectives import Communicator, connect
-from kfac_core.config import KFACConfig, check_schedules
+from kfac_core.config import Execution, KFACConfig, check_schedules
 from kfac_core.coverage import Summary, log_coverage, summarised
-from kfac_core.diagnostics import Failure, missing_statistics, warn_of_other_kfac
+from kfac_core.device_grams import DeviceGrams
 from kfac_core.errors import ConfigError
-from kfac_core.execution import Execution
-from kfac_core.factor_update import FactorUpdate
-from kfac_core.factors import Factors
-from kfac_core.gradients.buffers import Gradients
-from kfac_core.guards.arguments import refuse_other_kinds, refuse_setting
-from kfac_core.guards.gradient_check import GradientCheck
-from kfac_core.guards.model_changes import ModelChanges
-from kfac_core.guards.progress import Progress
-from kfac_core.guards.wrapped import refuse_join, refuse_parts_of_layers, refuse_unsupported, sharded_modules
-from kfac_core.kernels.device_grams import DeviceGrams
+from kfac_core.factors import Factors, FactorUpdate
+from kfac_core.gradient_check import GradientCheck
+from kfac_core.gradients import Gradients
+from kfac_core.guards import (
+    Failure,
+    ModelChanges,
+    Progress,
+    missing_statistics,
+    refuse_other_kinds,
+    refuse_setting,
+    warn_of_other_kfac,
+)
 from kfac_core.layers import find_layers
 from kfac_core.overflow import Overflow, UndecidedSteps
+from kfac_core.phases import Phase
 from kfac_core.placement import Placement
-from kfac_core.placement.cost import CostModel
-from kfac_core.placement.footprint import state_bytes
+from kfac_core.placement.balance import CostModel
+from kfac_core.placement.placement import state_bytes
 from kfac_core.placement.strategies import place
-from kfac_core.resume import Resumable
 from kfac_core.schedule import decay_at, interval_at, value_at
-from kfac_core.second_order import SecondOrder
-from kfac_core.second_order_batched import BatchedSecondOrder
-from kfac_core.state import Counters, Snapshot, restore_known
-from kfac_core.timing.phases import Phase
-from kfac_core.timing.timer import PhaseTimer
+from kfac_core.second_order import BatchedSecondOrder, SecondOrder
+from kfac_core.state import Counters, Resumable, Snapshot, restore_known
+from kfac_core.timing import PhaseTimer
+from kfac_core.wrappers import (
+    LearningRate,
+    discard_compiled,
+    read_rates,
+    refuse_join,
+    refuse_parts_of_layers,
+    refuse_unsupported,
+    sharded_modules,
+    unwrap,
+    warn_of_adaptive,
+)
 
 
 class KFAC(Resumable):
@@ -161,7 +171,7 @@ class KFAC(Resumable):
         dtype = reduce(torch.promote_types, (layer.weight.dtype for layer in self._layers), torch.float32)
         like = torch.empty(0, dtype=dtype, device=self._layers[0].weight.device)
         self._communicator.prepare(self.placement.groups, like)
-        self._execution = self._asked_execution or Execution.on(like.device)
+        self._execution = self._asked_execution or Execution.on(like.device.type)
         self._choose_grams(like.dtype)
         batched = self._execution is Execution.BATCHED
         arguments = self.shapes, self.placement, self._communicator, self.config, like

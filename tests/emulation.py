@@ -25,7 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from harness.training.gradient_averaging import FlatAverage
 from kfac_core import KFAC, KFACConfig, Phase
 from kfac_core.collectives import Communicator, connect
-from kfac_core.timing.timer import PhaseTimer
+from kfac_core.timing import PhaseTimer
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from analysis.prediction.networks import Network
 from analysis.prediction.work import Setup
 from harness.cell import Training
 from kfac_core.config import KFACConfig
-from kfac_core.timing.phases import Phase
+from kfac_core.phases import Phase
 
 
 @dataclass(frozen=True)

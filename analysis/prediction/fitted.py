@@ -21,7 +21,7 @@ from analysis.prediction.links import Links, is_overlapped
 from analysis.prediction.loads import PER_RANK, RankLoads
 from analysis.prediction.work import Operation, Work
 from kfac_core.config import KFACConfig
-from kfac_core.timing.phases import COMM_PHASES, Phase
+from kfac_core.phases import COMM_PHASES, Phase
 
 WAITING = "waiting"
 """The pseudo-phase of time in which ranks wait for the latest of them."""

@@ -11,7 +11,7 @@ from analysis.prediction.errors import PredictionError
 from analysis.prediction.laws import Law, Row, fit_law, rounds, wire_bytes
 from analysis.prediction.loads import Exchanged, RankLoads
 from analysis.prediction.work import Exchange, Operation
-from kfac_core.timing.phases import Phase
+from kfac_core.phases import Phase
 
 OPERATIONS: tuple[Operation, ...] = ("all_reduce", "reduce_parts", "gather_parts")
 

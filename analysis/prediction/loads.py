@@ -8,8 +8,8 @@ from functools import cached_property
 
 from analysis.prediction.laws import Growth, Terms, rounds, wire_bytes
 from analysis.prediction.work import Exchange, Operation, Setup, Work
+from kfac_core.phases import Phase
 from kfac_core.placement import FactorShape, Ranks
-from kfac_core.timing.phases import Phase
 
 PER_RANK = (Phase.FACTOR_COMPUTE, Phase.INVERSE_COMPUTE, Phase.PRECONDITION)
 """Phases whose load depends on the rank."""

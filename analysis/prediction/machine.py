@@ -17,7 +17,7 @@ from analysis.prediction.prediction import StudyModel
 from analysis.prediction.work import ITEM
 from harness.cell import Training
 from kfac_core.config import STRATEGIES, KFACConfig
-from kfac_core.timing.phases import Phase
+from kfac_core.phases import Phase
 
 FRACTION = 0.5  # of hybrid_opt; at each world size the nearest that divides it
 

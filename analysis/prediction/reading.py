@@ -21,8 +21,8 @@ from analysis.records.study import Study
 from analysis.steps import counting_windows, memory_peaks, peak_bytes, rank_phase_costs, run_speeds, waits
 from harness.cell import Training
 from kfac_core.config import KFACConfig
+from kfac_core.phases import COMM_PHASES
 from kfac_core.placement import FactorShape, LayerShape
-from kfac_core.timing.phases import COMM_PHASES
 
 _INTERVALS = ("factor_update_steps", "inverse_update_steps")
 

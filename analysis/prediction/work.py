@@ -14,12 +14,12 @@ from typing import Literal, TypeVar
 
 from analysis.prediction.networks import Network
 from kfac_core.config import ITEM_BYTES, KFACConfig
+from kfac_core.phases import Phase
 from kfac_core.placement import FactorJob, FactorShape, LayerShape, Placement, Ranks
-from kfac_core.placement.buckets import buckets
-from kfac_core.placement.footprint import data_elements, precondition_flops
+from kfac_core.placement.balance import buckets
+from kfac_core.placement.placement import data_elements, precondition_flops
 from kfac_core.placement.strategies import place
 from kfac_core.schedule import interval_at
-from kfac_core.timing.phases import Phase
 
 Load = TypeVar("Load", int, float)
 Operation = Literal["all_reduce", "reduce_parts", "gather_parts"]

@@ -28,8 +28,7 @@ from harness.errors import StoreError
 from harness.runs.archive import unpack
 from harness.runs.arms import fields_of, name_arms
 from harness.runs.store import DEFAULT_ROOT, SweepFolder
-from kfac_core.curve import Curve
-from kfac_core.schedule import Milestones
+from kfac_core.schedule import Curve, Milestones
 
 
 def load(*paths: PathLike | Iterable[PathLike], root: PathLike = DEFAULT_ROOT, cache: bool = True) -> Study:

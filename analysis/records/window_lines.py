@@ -18,7 +18,7 @@ from pyarrow import json as arrow_json
 
 from harness.errors import StoredFileError
 from harness.runs.record_lines import parse, rank_of, read_head
-from kfac_core.timing.phases import Phase
+from kfac_core.phases import Phase
 
 OTHER = "other"
 """The part of a window's wall time that belongs to no phase."""

@@ -15,8 +15,8 @@ from harness.training.world.single_copy import find_readable_peers
 from harness.workloads.models import resnet32, resnet50
 from kfac_core import KFAC, KFACConfig
 from kfac_core.collectives import connect
-from kfac_core.timing.phases import COMM_PHASES, Phase
-from kfac_core.timing.timer import PhaseTimer
+from kfac_core.phases import COMM_PHASES, Phase
+from kfac_core.timing import PhaseTimer
 
 
 @dataclass(frozen=True)

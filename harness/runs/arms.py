@@ -14,8 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from harness.cell import Cell
-from kfac_core.curve import Curve, Decay
-from kfac_core.schedule import Milestones
+from kfac_core.schedule import Curve, Decay, Milestones
 
 Fields = Mapping[str, Any]
 """A cell by dotted paths: `kfac.damping`, `training.global_batch_size`; a schedule is one value, its text."""

@@ -16,10 +16,9 @@ from harness.runs.attempt_outcome import State
 from harness.runs.store import sweep_folder
 from harness.study.cell_states import IN_FLIGHT, stored_states, taken_seconds
 from kfac_core.config import KFACConfig
-from kfac_core.curve import Curve
 from kfac_core.placement import FactorShape, LayerShape
 from kfac_core.placement.strategies import STRATEGIES, place
-from kfac_core.schedule import Milestones
+from kfac_core.schedule import Curve, Milestones
 
 PlanState = Literal["done", "failed", "pending", "new"]
 """What `submit` would find: a completed cell, one that ended otherwise, one in flight, one to start."""

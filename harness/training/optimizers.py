@@ -13,8 +13,8 @@ from harness.cell import OPTIMIZER_FIELDS, Optimizer
 from harness.training.muon import Muon
 from kfac_core import KFAC
 from kfac_core.collectives import Communicator
-from kfac_core.curve import START
 from kfac_core.optimizers import NLCG
+from kfac_core.schedule import START
 
 Kind = Callable[..., torch.optim.Optimizer]
 

@@ -37,7 +37,7 @@ from harness.training.world import World, all_gather_rows
 from harness.workloads.workload import Batch, CountedLoss, Share, SumOfMeans, Workload, build_workload
 from kfac_core import KFAC, Phase
 from kfac_core.optimizers import NLCG
-from kfac_core.timing.timer import PhaseTimer, seconds_per_entry
+from kfac_core.timing import PhaseTimer, seconds_per_entry
 
 StopReason = Literal["target", "epochs", "diverged", "preempted"]
 

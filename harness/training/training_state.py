@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from harness.training.measurement.clocks import RunClocks
 from kfac_core import KFAC
-from kfac_core.timing.timer import WindowTotals
+from kfac_core.timing import WindowTotals
 
 
 @dataclass

@@ -32,7 +32,7 @@ from torch.nn import functional
 import kfac_core.solvers.eigen
 from harness.bench.gpu.peer_imports import imports_from
 from kfac_core import KFAC, KFACConfig
-from kfac_core.kernels.grams import dense
+from kfac_core.grams import dense
 from kfac_core.layers import KroneckerLayer
 
 STEPS, GLOBAL_BATCH, LR, MOMENTUM, KL_CLIP = 20, 32, 0.05, 0.9, 0.001

@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kfac_core.placement import Ranks
-from kfac_core.timing.timer import Traffic
+from kfac_core.timing import Traffic
 
 Wait = Callable[[], None]
 """Waits until a started operation has finished."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kfac_core.collectives.communicator import PendingCollective, Wait, no_wait
 from kfac_core.collectives.peer_memory import PeerMemory
-from kfac_core.kernels.scratch import scratch
+from kfac_core.matmul import scratch
 
 _RECEIVE_ELEMENTS = 2**20  # of all receive buffers of a rank together, 4 MiB of float32
 _MIN_PIECE_ELEMENTS = 2**14

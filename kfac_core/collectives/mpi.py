@@ -16,7 +16,7 @@ from torch import Tensor
 from kfac_core.collectives.communicator import PendingCollective
 from kfac_core.errors import ConfigError
 from kfac_core.placement import Ranks
-from kfac_core.timing.timer import Traffic
+from kfac_core.timing import Traffic
 
 if TYPE_CHECKING:
     from mpi4py import MPI

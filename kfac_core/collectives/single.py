@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kfac_core.collectives.communicator import PendingCollective, no_wait
 from kfac_core.placement import Ranks
-from kfac_core.timing.timer import Traffic
+from kfac_core.timing import Traffic
 
 
 class SingleCommunicator:

@@ -15,7 +15,7 @@ from kfac_core.collectives import direct
 from kfac_core.collectives.communicator import PendingCollective
 from kfac_core.collectives.peer_memory import PeerFinder
 from kfac_core.placement import Ranks
-from kfac_core.timing.timer import Traffic
+from kfac_core.timing import Traffic
 
 _TAGS = 1 << 16  # far more than exchanges under way
 

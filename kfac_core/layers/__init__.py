@@ -1,6 +1,6 @@
 """Registry of layer types: what a module contributes to K-FAC.
 
-To add one, subclass `KroneckerLayer` in `kfac_core/layers/<name>.py` and add its module type here.
+To add one, subclass `KroneckerLayer` in a file of `kfac_core/layers/` and add its module type here.
 """
 
 import re
@@ -12,13 +12,18 @@ from torch import nn
 
 from kfac_core.config import KFACConfig, nearest
 from kfac_core.errors import ConfigError
-from kfac_core.layers.convolution import ConvLayer
-from kfac_core.layers.embedding import EmbeddingLayer
+from kfac_core.layers.conv import ConvLayer, TransposedConvLayer
 from kfac_core.layers.layer import KroneckerLayer
-from kfac_core.layers.linear import LinearLayer, TransposedLinearLayer
-from kfac_core.layers.projection import ProjectionLayer, attention_layers, expert_layers, is_fused_experts
-from kfac_core.layers.tied import TiedEmbeddingLayer
-from kfac_core.layers.transposed import TransposedConvLayer
+from kfac_core.layers.linear import (
+    EmbeddingLayer,
+    LinearLayer,
+    ProjectionLayer,
+    TiedEmbeddingLayer,
+    TransposedLinearLayer,
+    attention_layers,
+    expert_layers,
+    is_fused_experts,
+)
 
 __all__ = [
     "LAYERS",

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor, nn
 
 from kfac_core.config import KFACConfig
-from kfac_core.kernels.device_grams import DeviceGrams
-from kfac_core.kernels.grams import Gram
+from kfac_core.device_grams import DeviceGrams
+from kfac_core.grams import Gram
 from kfac_core.placement import LayerShape
+
+# ------------------------------------------------------------
+# How messages name layers. A layer that is the whole model has an empty name.
+
+
+_SHOWN = 4
+_ROOT = "the model"
+
+
+def layer_text(name: str) -> str:
+    """`layer 3`, or `the model`."""
+    return f"layer {name}" if name else _ROOT
+
+
+def listed_layers(names: Sequence[str]) -> str:
+    """At most four names: `0, 2` or `0, 2, 4, 6 and others`."""
+    return ", ".join(name or _ROOT for name in names[:_SHOWN]) + (" and others" if names[_SHOWN:] else "")
 
 
 class KroneckerLayer(ABC):

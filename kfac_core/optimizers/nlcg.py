@@ -2,19 +2,265 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from kfac_core.collectives import Communicator, connect
+from kfac_core.config import nearest
 from kfac_core.errors import ConfigError
-from kfac_core.optimizers.conjugacy import EPS, KEEP_Z, clipped_beta
-from kfac_core.optimizers.flat import FlatParameters
-from kfac_core.optimizers.options import NLCGOptions, check_groups
-from kfac_core.optimizers.step_control import OLD_LOSS_WEIGHT, PERIOD_STEPS, controlled
 from kfac_core.preconditioner import KFAC
+
+# ------------------------------------------------------------
+# Beta, the weight of the old direction in a conjugate-gradient step: four formulas.
+#
+# Each takes, at step k: g `[n]`, y = g - g_old `[n]`, new = (-g).z `[]`, and the memory of step k - 1
+# with d `[n]`, delta = (-g_old).z_old `[]` and, for `KEEP_Z`, z `[n]`. Each returns `[]` without
+# synchronising.
+
+
+EPS = 1e-8  # in the method's denominators, as in the release
+KEEP_Z = frozenset({"PR", "HS"})
+
+
+def clipped_beta(rule: str, g: Tensor, y: Tensor, new: Tensor, old: Mapping[str, Tensor]) -> Tensor:
+    """Beta clipped to [0, 1], `[]`: a negative one restarts; above one the old direction would grow."""
+    return BETAS[rule](g, y, new, old).clamp(0.0, 1.0)
+
+
+def _fletcher_reeves(g: Tensor, y: Tensor, new: Tensor, old: Mapping[str, Tensor]) -> Tensor:
+    return new / (old["delta"] + EPS)
+
+
+def _polak_ribiere(g: Tensor, y: Tensor, new: Tensor, old: Mapping[str, Tensor]) -> Tensor:
+    return (new - torch.dot(-g, old["z"])) / (old["delta"] + EPS)
+
+
+def _hestenes_stiefel(g: Tensor, y: Tensor, new: Tensor, old: Mapping[str, Tensor]) -> Tensor:
+    return (new - torch.dot(-g, old["z"])) / (torch.dot(old["d"], y) + EPS)
+
+
+def _dai_yuan(g: Tensor, y: Tensor, new: Tensor, old: Mapping[str, Tensor]) -> Tensor:
+    return new / (torch.dot(old["d"], y) + EPS)
+
+
+# arXiv:1812.02886 has FR (the release's default) and PR; HS and DY are those of Hager & Zhang, "A survey of
+# nonlinear conjugate gradient methods", 2006, with z instead of the residual. On a convex quadratic with
+# exact line search all four equal the beta of linear CG.
+BETAS: Mapping[str, Callable[[Tensor, Tensor, Tensor, Mapping[str, Tensor]], Tensor]] = MappingProxyType(
+    {"FR": _fletcher_reeves, "PR": _polak_ribiere, "HS": _hestenes_stiefel, "DY": _dai_yuan}
+)
+
+
+# ------------------------------------------------------------
+# All parameters of an optimizer as one vector.
+
+
+LARS_WEIGHT_SHARE = 0.1  # the release's `wd`, as a share of eta
+
+
+class FlatParameters:
+    """Parameters of all groups in the order of the groups: one vector of n numbers.
+
+    Attributes:
+        first: the parameter under which torch's `Optimizer.state` stores the one state.
+        like: an empty tensor with the vectors' dtype (float32 at least) and device.
+
+    Raises:
+        ConfigError: the parameters have several devices or dtypes, or are not real.
+    """
+
+    def __init__(self, groups: Sequence[dict[str, Any]]) -> None:
+        self._parameters: list[Tensor] = [p for group in groups for p in group["params"]]
+        self._sizes = [p.numel() for p in self._parameters]
+        self._group_sizes = [sum(p.numel() for p in group["params"]) for group in groups]
+        self.first = self._parameters[0]
+        for what in ("device", "dtype"):
+            kinds = sorted({str(getattr(p, what)) for p in self._parameters})
+            if len(kinds) > 1:
+                raise ConfigError(
+                    f"NLCG keeps one vector over all parameters: {what} {', '.join(kinds)}; use one"
+                )
+        if not self.first.is_floating_point():
+            raise ConfigError(f"dtype={self.first.dtype} is not a real floating-point type")
+        dtype = torch.promote_types(
+            self.first.dtype, torch.float32
+        )  # half precision cannot hold y = g - g_old
+        self.like = self.first.new_empty(0, dtype=dtype)
+
+    @property
+    def size(self) -> int:
+        """The number of parameters, n."""
+        return sum(self._sizes)
+
+    def gradient(self) -> Tensor:
+        """A copy of all gradients, `[n]`; zeros for a parameter without one."""
+        flat = self.like.new_zeros(self.size)
+        present = [
+            (part.view_as(p), p.grad)
+            for part, p in zip(flat.split(self._sizes), self._parameters, strict=True)
+            if p.grad is not None
+        ]
+        if present:
+            torch._foreach_copy_([part for part, _ in present], [grad for _, grad in present])
+        return flat
+
+    def adapt_by_layer(self, g: Tensor, eta: float, eps: float) -> None:
+        """LARS: scale each parameter's part of g `[n]` by eta |w| / (|g| + 0.1 eta |w| + eps), in place.
+
+        A part whose |w| is zero keeps its gradient. (The release's ratio is zero there, so that a bias
+        initialised to zero would never change.) You et al., arXiv:1708.03888, with the constants of the NLCG
+        release.
+        """
+        parts = list(g.split(self._sizes))
+        w_norm = torch.stack([norm.to(g.dtype) for norm in torch._foreach_norm(self._parameters)])
+        g_norm = torch.stack(list(torch._foreach_norm(parts)))
+        ratio = eta * w_norm / (g_norm + LARS_WEIGHT_SHARE * eta * w_norm + eps)
+        torch._foreach_mul_(parts, list(torch.where(w_norm > 0, ratio, 1.0).unbind()))
+
+    def by_group(self, direction: Tensor, rates: Sequence[float | Tensor]) -> Tensor:
+        """`direction` `[n]` with each group's part multiplied by the group's rate, `[n]`."""
+        parts = direction.split(self._group_sizes)
+        return torch.cat([part * rate for part, rate in zip(parts, rates, strict=True)])
+
+    def move(self, s: Tensor) -> None:
+        """Add s `[n]` to the parameters."""
+        parts = [part.view_as(p) for part, p in zip(s.split(self._sizes), self._parameters, strict=True)]
+        torch._foreach_add_(self._parameters, parts)
+
+
+# ------------------------------------------------------------
+# Step control: shortens the step when the loss rises, by a table.
+
+
+PERIOD_STEPS = 5  # the release's `step_line_search_period`
+OLD_LOSS_WEIGHT = 0.7  # of the old average in the moving average of the loss
+SMALLEST_SCALE = 1e-4
+TOLERATED_RATIO, GROWTH = 1.01, 1.05
+
+
+class Row(NamedTuple):
+    """The change when the loss ratio exceeds `above`.
+
+    Attributes:
+        shrink: factor on the scale of the step.
+        dropped: share of the last displacement to subtract.
+    """
+
+    above: float
+    shrink: float
+    dropped: float
+
+
+# The release of arXiv:1812.02886, `online_line_search` at threshold 1; the paper has only the idea.
+TABLE = (
+    Row(1.15, 0.5, 0.9),
+    Row(1.125, 0.7, 0.7),
+    Row(1.10, 0.8, 0.5),
+    Row(1.075, 0.9, 0.3),
+    Row(1.05, 0.95, 0.2),
+    Row(1.025, 0.975, 0.1),
+)
+BELOW_THE_TABLE = Row(TOLERATED_RATIO, 1.0, 0.1)
+
+
+def controlled(scale: float, ratio: float) -> tuple[float, float]:
+    """The new scale in [1e-4, 1] and the share of the last displacement to drop, in [0, 0.9].
+
+    Args:
+        scale: scale of the step so far.
+        ratio: moving average of the loss over its value `PERIOD_STEPS` steps ago.
+    """
+    if ratio < TOLERATED_RATIO:
+        return min(1.0, GROWTH * scale), 0.0
+    row = next((row for row in TABLE if ratio > row.above), BELOW_THE_TABLE)
+    return max(SMALLEST_SCALE, row.shrink * scale), row.dropped
+
+
+# ------------------------------------------------------------
+# Options of `NLCG`, checked at construction.
+
+
+PRECONDITIONERS = ("bfgs", "kfac", "none")
+# Set by torch, its schedulers and named parameters; NLCG would ignore any other option.
+GROUP_KEYS = ("params", "lr", "initial_lr", "param_names")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NLCGOptions:
+    """The arguments of `NLCG` other than parameters and lr; documented there.
+
+    Raises:
+        ConfigError: a value is outside its range, or two values conflict.
+    """
+
+    beta: str
+    precondition: str
+    step_control: bool
+    restart_steps: int | None
+    lars: float | None
+    kfac: KFAC | None
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        _one_of("beta", self.beta, tuple(BETAS))
+        _one_of("precondition", self.precondition, PRECONDITIONERS)
+        steps = self.restart_steps
+        if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+            raise ConfigError(
+                f"restart_steps={steps!r} is not a whole number of steps >= 1; use None for never"
+            )
+        if self.lars is not None and not 0 < self.lars < math.inf:
+            raise ConfigError(f"lars={self.lars} lies outside (0, inf); use None for no LARS")
+        self._check_conflicts()
+
+    def _check_conflicts(self) -> None:
+        if self.precondition == "kfac" and self.kfac is None:
+            raise ConfigError("precondition='kfac' needs kfac, the KFAC of the same model")
+        if self.kfac is None:
+            return
+        if self.precondition != "kfac":
+            raise ConfigError(
+                f"precondition={self.precondition!r} leaves kfac unused; remove one of them: K-FAC "
+                "replaces BFGS"
+            )
+        if self.lars is not None:
+            raise ConfigError(
+                f"lars={self.lars} would scale gradients that K-FAC has read unscaled; remove lars or kfac"
+            )
+        if self.kfac.config.kl_clip is not None:
+            raise ConfigError(
+                f"kl_clip={self.kfac.config.kl_clip} rescales K-FAC's direction in each step, but beta "
+                "compares two steps; use KFACConfig(kl_clip=None)"
+            )
+
+
+def check_groups(groups: Sequence[dict[str, Any]]) -> None:
+    """Check learning rates, and that groups have no options that NLCG would ignore.
+
+    Raises:
+        ConfigError: naming the group, the value and what is allowed.
+    """
+    for index, group in enumerate(groups):
+        lr = float(group["lr"])
+        if not 0 <= lr < math.inf:  # negated, so that NaN is an error too
+            raise ConfigError(f"lr={lr} of parameter group {index} lies outside [0, inf)")
+        for key in group:
+            if key not in GROUP_KEYS:
+                hint = nearest(key, GROUP_KEYS)
+                raise ConfigError(f"{key}={group[key]!r} of parameter group {index} is unknown; use lr{hint}")
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        hint = nearest(str(value), allowed)
+        raise ConfigError(f"{name}={value!r} is not one of {', '.join(allowed)}{hint}")
 
 
 class NLCG(Optimizer):

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
+from kfac_core.config import ITEM_BYTES, KFACConfig
 from kfac_core.errors import PlacementError
 
 Ranks = tuple[int, ...]
@@ -241,3 +242,89 @@ class Placement:
 def _brief(ranks: Iterable[int]) -> str:
     listed = list(ranks)
     return f"{listed[0]}" if len(listed) == 1 else f"{listed[0]}..{listed[-1]} ({len(listed)})"
+
+
+# ------------------------------------------------------------
+# Which layers are worked on together: those of one shape on the same ranks (no torch).
+
+
+def layer_groups(shapes: Sequence[LayerShape], placement: Placement) -> list[list[int]]:
+    """Layers by gradient workers, then by shape, then by inverse workers; groups in column order.
+
+    Layers whose factors have the same inverse workers are adjacent within their group, and so is their
+    second-order data, which is ordered by its owner.
+    """
+    numbers: dict[Any, int] = {}
+    groups: dict[tuple[int, int], list[int]] = {}
+    for index, shape in enumerate(shapes):
+        number = numbers.setdefault((shape.a, shape.g), len(numbers))
+        column = placement.layers[shape.name].gradient_workers[0]
+        groups.setdefault((column, number), []).append(index)
+
+    def inverse_workers(index: int) -> Any:
+        layer = placement.layers[shapes[index].name]
+        return layer.a_inverse_workers, layer.g_inverse_workers, index
+
+    return [sorted(groups[key], key=inverse_workers) for key in sorted(groups)]
+
+
+def in_group_order(
+    jobs: Sequence[FactorJob], shapes: Sequence[LayerShape], placement: Placement
+) -> list[FactorJob]:
+    """Factors by the group of their layer, in a group all A before all G, and then by place in the group."""
+    groups = layer_groups(shapes, placement)
+    place = {layer: (number, at) for number, group in enumerate(groups) for at, layer in enumerate(group)}
+    return sorted(jobs, key=lambda job: (place[job.layer][0], job.kind, place[job.layer][1]))
+
+
+# ------------------------------------------------------------
+# Bytes of K-FAC state that a rank holds, and FLOPs of preconditioning: arithmetic on shapes (no torch).
+
+
+def state_bytes(
+    placement: Placement, shapes: Sequence[LayerShape], config: KFACConfig, rank: int, item_bytes: int = 4
+) -> dict[str, int]:
+    """Bytes by kind on `rank`; see `KFAC.memory`.
+
+    `item_bytes` is that of the working precision, which `factor_dtype` and `inverse_dtype` override.
+    """
+    factor_bytes = ITEM_BYTES[config.factor_dtype] if config.factor_dtype else item_bytes
+    inverse_bytes = ITEM_BYTES[config.inverse_dtype] if config.inverse_dtype else item_bytes
+    jobs = placement.factor_jobs(shapes)
+    return {
+        "factors": factor_bytes * sum(job.shape.elements for job in jobs if rank in job.inverse_workers),
+        "second_order": inverse_bytes
+        * sum(data_elements(config, job.shape) for job in jobs if rank in job.gradient_workers),
+        "gradients": 2 * item_bytes * sum(shape.gradient_elements for shape in shapes),
+        "statistics": item_bytes
+        * sum(
+            job.shape.elements if rank in job.unpacked_on else job.shape.packed_elements
+            for job in jobs
+            if rank in job.factor_workers
+        ),
+    }
+
+
+def precondition_flops(config: KFACConfig, layer: LayerShape) -> int:
+    """FLOPs of one layer's products: two with inverses, four into the eigenbases and back."""
+    changes_of_basis = 2 if config.solver == "eigen" else 1
+    kept = kept_columns(config, layer.a) + kept_columns(config, layer.g)
+    return 2 * changes_of_basis * layer.gradient_elements * kept
+
+
+def data_elements(config: KFACConfig, factor: FactorShape) -> int:
+    """Elements of second-order data: eigenvectors and eigenvalues, or an inverse."""
+    kept = kept_columns(config, factor)
+    if config.solver != "eigen":
+        return factor.elements
+    return factor.blocks * (kept * factor.dim + kept + (kept < factor.dim))  # and the mean of those left out
+
+
+def kept_columns(config: KFACConfig, factor: FactorShape) -> int:
+    """Columns of a factor's second-order data: its dimension, or fewer under `eigen_rank`."""
+    return factor.dim if config.eigen_rank is None else min(factor.dim, config.eigen_rank)
+
+
+def data_layout(config: KFACConfig) -> str:
+    """What second-order data means; saved data of another layout has to be solved anew."""
+    return config.solver if config.eigen_rank is None else f"{config.solver} of rank {config.eigen_rank}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kfac_core.kernels.matmul import multiply
+from kfac_core.matmul import multiply
 from kfac_core.placement import FactorShape, LayerShape
 
 

@@ -15,8 +15,8 @@ from analysis.prediction.networks import Network
 from analysis.prediction.prediction import study_model
 from harness.cell import Training
 from kfac_core.config import KFACConfig
+from kfac_core.phases import COMM_PHASES
 from kfac_core.placement import FactorShape, LayerShape
-from kfac_core.timing.phases import COMM_PHASES
 
 N, LAYERS, BATCH = 100, 4, 64
 F, E = 5, 10

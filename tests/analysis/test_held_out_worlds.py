@@ -23,8 +23,8 @@ from analysis.prediction.reading import measured
 from analysis.records.loading import load
 from harness.cell import Training
 from kfac_core.config import KFACConfig
+from kfac_core.phases import COMM_PHASES
 from kfac_core.placement import FactorShape, LayerShape
-from kfac_core.timing.phases import COMM_PHASES
 
 FOLDER = Path("results/prediction")
 COMM = {phase.value for phase in COMM_PHASES}

@@ -24,7 +24,7 @@ from analysis.prediction.work import Exchange, Setup, Work
 from harness.cli import main
 from jobs.experiments.network_tables import NETWORKS, table
 from kfac_core.config import STRATEGIES, KFACConfig
-from kfac_core.timing.phases import COMM_PHASES, Phase
+from kfac_core.phases import COMM_PHASES, Phase
 
 RESNET = network_named("resnet50")
 EVERY = {"factor_update_steps": 1, "inverse_update_steps": 1}

@@ -11,7 +11,7 @@ from harness.errors import SweepError
 from harness.runs.arms import fields_of
 from harness.study.sweep import read_sweep
 from harness.training.optimizers import learning_rate
-from kfac_core.curve import Curve, Decay
+from kfac_core.schedule import Curve, Decay
 
 SWEEP = """\
 sweep: curves

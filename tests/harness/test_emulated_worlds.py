@@ -15,7 +15,7 @@ from kfac_core import KFACConfig, Phase
 from kfac_core.collectives import connect
 from kfac_core.collectives.single import SingleCommunicator
 from kfac_core.layers import find_layers
-from kfac_core.placement.footprint import state_bytes
+from kfac_core.placement.placement import state_bytes
 from kfac_core.placement.strategies import STRATEGIES, place
 from tests.emulation import Emulation, ParallelLayers, Part, count, emulate
 from tests.kfac_core.worlds import World

@@ -24,9 +24,9 @@ from harness.training.world import World
 from harness.training.world.single_copy import find_readable_peers
 from kfac_core.collectives import SplitWait, connect
 from kfac_core.factors import Factors
-from kfac_core.gradients.buffers import Gradients
+from kfac_core.gradients import Gradients
+from kfac_core.phases import COMM_PHASES, KFAC_PHASES
 from kfac_core.second_order import SecondOrder
-from kfac_core.timing.phases import COMM_PHASES, KFAC_PHASES
 from tests.harness.checkpoint.runs import cell, new_attempt
 
 DELAY, PERIOD = 0.4, 5  # seconds, several times what the collectives of a window take

@@ -11,7 +11,7 @@ import pytest
 from analysis.records.loading import CELL_COLUMNS, LAYER_COLUMNS, load
 from harness.runs.attempt_outcome import Outcome, RankExit
 from harness.runs.records import KINDS, SCHEMA_VERSION
-from kfac_core.timing.phases import Phase
+from kfac_core.phases import Phase
 
 TEXT = (Path(__file__).parents[2] / "results" / "README.md").read_text()
 RECORDS = tuple(KINDS.values())

@@ -13,8 +13,8 @@ from harness.runs.records import DeviceRecord, PhaseRecord, TraceRecord
 from harness.training.measurement.device import DeviceGauge
 from harness.training.train import Trainer
 from harness.training.world import World
-from kfac_core.timing.phases import KFAC_PHASES, Phase
-from kfac_core.timing.timer import PhaseTimer
+from kfac_core.phases import KFAC_PHASES, Phase
+from kfac_core.timing import PhaseTimer
 from tests.harness.checkpoint.runs import cell
 
 

@@ -21,7 +21,7 @@ from harness.training.train import Trainer, _digest
 from harness.training.world import World
 from harness.workloads.digits import build, read_table
 from harness.workloads.workload import Share
-from kfac_core.timing.phases import KFAC_PHASES
+from kfac_core.phases import KFAC_PHASES
 
 KFAC = {"factor_update_steps": 1, "inverse_update_steps": 5, "damping": 0.01}
 

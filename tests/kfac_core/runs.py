@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from kfac_core import KFAC, KFACConfig
 from kfac_core.placement import FactorShape
-from kfac_core.placement.footprint import data_elements
+from kfac_core.placement.placement import data_elements
 from kfac_core.solvers import solver_of
 from tests.kfac_core.nets import batch, conv_net
 

@@ -11,15 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.bench.gpu.nets import ConvNet, Transformer
-from kfac_core import KFAC, KFACConfig
+from kfac_core import KFAC, KFACConfig, device_grams
+from kfac_core.config import Execution
+from kfac_core.convolution import Geometry, patch_rows
+from kfac_core.device_grams import DeviceGrams
 from kfac_core.errors import ConfigError
-from kfac_core.execution import Execution
-from kfac_core.gradients.together import copy_together
-from kfac_core.kernels import device_grams
-from kfac_core.kernels.convolution.geometry import Geometry
-from kfac_core.kernels.convolution.patches import patch_rows
-from kfac_core.kernels.device_grams import DeviceGrams
-from kfac_core.kernels.packing import pack, pack_whole, packed_size
+from kfac_core.gradients import copy_together
+from kfac_core.packing import pack, pack_whole, packed_size
 
 
 def trained(kind: str, execution: Execution, *, channels_last: bool = False, **options: Any) -> Tensor:

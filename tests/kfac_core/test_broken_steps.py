@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kfac_core import KFAC, KFACConfig
-from kfac_core.placement import buckets
-from kfac_core.placement.cost import CostModel
+from kfac_core.placement import balance as buckets
+from kfac_core.placement.balance import CostModel
 
 EVERY_STEP: dict[str, Any] = {"factor_update_steps": 1, "inverse_update_steps": 1}
 SHARP = {**EVERY_STEP, "factor_decay": 0.0, "kl_clip": None}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kfac_core import KFAC, KFACConfig
-from kfac_core.execution import Execution
+from kfac_core.config import Execution
 from kfac_core.second_order import SecondOrder
 
 

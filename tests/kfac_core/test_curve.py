@@ -11,9 +11,8 @@ from torch.optim import lr_scheduler as torchs
 from torch.optim.lr_scheduler import LRScheduler
 
 from kfac_core import KFACConfig
-from kfac_core.curve import Curve, Decay
 from kfac_core.errors import ConfigError
-from kfac_core.schedule import value_at
+from kfac_core.schedule import Curve, Decay, value_at
 
 PEAK, STEPS_PER_EPOCH, EPOCHS, WARMUP = 0.3, 7, 9, 2
 STEPS, RISE = EPOCHS * STEPS_PER_EPOCH, WARMUP * STEPS_PER_EPOCH

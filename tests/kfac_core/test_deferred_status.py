@@ -5,8 +5,8 @@ import threading
 import pytest
 import torch
 
-from kfac_core.solvers.deferred_status import deferred_status
-from kfac_core.solvers.solver import LinAlgError
+from kfac_core.second_order import deferred_status
+from kfac_core.solvers import LinAlgError
 
 
 def broken(count: int, *places: int) -> torch.Tensor:
@@ -52,7 +52,7 @@ def test_another_thread_is_told_at_once():
 
 
 def test_without_the_operator_decompositions_raise(monkeypatch):
-    monkeypatch.setattr("kfac_core.solvers.deferred_status._OPERATOR", "_no_such_operator")
+    monkeypatch.setattr("kfac_core.second_order._OPERATOR", "_no_such_operator")
     with deferred_status(torch.empty(0)) as statuses, pytest.raises(LinAlgError):
         torch.linalg.eigh(broken(1, 0))
     assert statuses == []

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kfac_core import KFAC, KFACConfig
-from kfac_core.execution import Execution
+from kfac_core.config import Execution
 from tests.kfac_core.dense import DenseKFAC, DenseSettings, factors
 from tests.kfac_core.nets import batch, conv_net
 

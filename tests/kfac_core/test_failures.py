@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from kfac_core import KFAC, ConfigError, KFACConfig
 from kfac_core.schedule import Milestones
-from kfac_core.solvers import eigen
-from kfac_core.solvers.solver import LinAlgError
+from kfac_core.solvers import LinAlgError, eigen
 from tests.kfac_core.runs import LR, average_gradients, build, data, solved
 
 EVERY_STEP = {"factor_update_steps": 1, "inverse_update_steps": 1}

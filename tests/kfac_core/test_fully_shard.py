@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.nn import functional
 
 from kfac_core import KFAC, ConfigError, KFACConfig
-from kfac_core.execution import Execution
+from kfac_core.config import Execution
 from tests.kfac_core.runs import LR, assert_same, build, data
 
 OPTIONS: dict[str, Any] = {"damping": 0.01, "factor_update_steps": 1, "inverse_update_steps": 2}

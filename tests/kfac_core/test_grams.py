@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kfac_core.kernels import grams
-from kfac_core.kernels.grams import Rows, dense, fold, gram, is_finite, outer_sum
+from kfac_core import grams
+from kfac_core.grams import Rows, dense, fold, gram, is_finite, outer_sum
 
 
 def rows_of(count, n, blocks=1):

@@ -12,8 +12,8 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 from kfac_core import KFAC, ConfigError, KFACConfig
-from kfac_core.execution import Execution
-from kfac_core.guards.gradient_check import _directions
+from kfac_core.config import Execution
+from kfac_core.gradient_check import _directions
 from tests.kfac_core.runs import LR, average_gradients, build, data
 
 EVERY_STEP = {"factor_update_steps": 1, "inverse_update_steps": 1}

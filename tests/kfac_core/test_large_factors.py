@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from analysis.prediction.networks import Network
 from analysis.prediction.work import Setup, Work
 from kfac_core import KFAC, KFACConfig
+from kfac_core.config import Execution
 from kfac_core.errors import ConfigError
-from kfac_core.execution import Execution
 from kfac_core.placement import FactorShape, LayerShape
-from kfac_core.placement.cost import CUBIC
-from kfac_core.placement.footprint import data_elements
+from kfac_core.placement.balance import CUBIC
+from kfac_core.placement.placement import data_elements
 from tests.kfac_core.dense import as_matrix, solve
 from tests.kfac_core.layer_cases import loss, module_and_batch
 from tests.kfac_core.per_example import factors, has_trained_bias

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from kfac_core import KFAC, KFACConfig
-from kfac_core.execution import Execution
+from kfac_core.config import Execution
 from tests.kfac_core.dense import DenseKFAC, DenseSettings
 from tests.kfac_core.layer_cases import CASES, EXAMPLES, REDUCED, loss, module_and_batch
 from tests.kfac_core.per_example import factors, supported

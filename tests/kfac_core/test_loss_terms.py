@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kfac_core import KFAC, KFACConfig
+from kfac_core.config import Execution
 from kfac_core.errors import ConfigError
-from kfac_core.execution import Execution
 
 BATCH, TOKENS, WIDTH, OUTPUTS = 6, 4, 3, 2
 NOW = {"factor_decay": 0.0, "factor_update_steps": 1, "inverse_update_steps": 1}

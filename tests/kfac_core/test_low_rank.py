@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from kfac_core import KFAC, ConfigError, KFACConfig
 from kfac_core.placement import FactorShape, LayerShape
-from kfac_core.placement.footprint import data_elements
+from kfac_core.placement.placement import data_elements
 from kfac_core.solvers import solver_of
 from tests.kfac_core.dense import solve
 from tests.kfac_core.runs import assert_same, run, solved

@@ -19,9 +19,9 @@ from torch.nn import functional
 from harness.training.world.single_copy import find_readable_peers
 from kfac_core import KFAC, KFACConfig, Phase
 from kfac_core.collectives import connect, direct
-from kfac_core.kernels.packing_tables import table
-from kfac_core.kernels.scratch import scratch
-from kfac_core.timing.timer import PhaseTimer
+from kfac_core.matmul import scratch
+from kfac_core.packing import table
+from kfac_core.timing import PhaseTimer
 from tests.kfac_core.runs import average_gradients
 
 WIDTH, LAYERS, BATCH = 96, 12, 64

@@ -22,7 +22,7 @@ from kfac_core import KFAC, ConfigError, KFACConfig
 from kfac_core.collectives import Communicator, connect
 from kfac_core.collectives.mpi import MPICommunicator, is_cuda_aware
 from kfac_core.collectives.mpi_hook import MPIGradients, average_over_mpi
-from kfac_core.timing.timer import Traffic
+from kfac_core.timing import Traffic
 from tests.kfac_core.mpi_worlds import MPIEXEC, MPIWorld
 from tests.kfac_core.nets import batch, conv_net
 from tests.kfac_core.runs import LR, build, data

@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from kfac_core import KFAC, KFACConfig
 from kfac_core.collectives.torch_distributed import TorchCommunicator, backend_on
-from kfac_core.execution import Execution
+from kfac_core.config import Execution
 
 STRATEGIES = ("comm_opt", "mem_opt", "hybrid_opt", "dp_kfac", "mpd_kfac", "d_kfac", "spd_kfac")
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", "barrier")

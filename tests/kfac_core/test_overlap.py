@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from kfac_core import KFAC, ConfigError, KFACConfig
 from kfac_core.collectives import SplitWait, connect
-from kfac_core.placement import FactorJob, FactorShape, buckets, placement
+from kfac_core.placement import FactorJob, FactorShape, placement
+from kfac_core.placement import balance as buckets
 from tests.kfac_core.runs import LR, average_gradients, build, data
 
 OPTIONS: dict[str, Any] = {"damping": 0.01, "factor_update_steps": 2, "inverse_update_steps": 2}

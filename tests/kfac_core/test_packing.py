@@ -5,9 +5,9 @@ from itertools import product
 import pytest
 import torch
 
-from kfac_core.kernels import packing
-from kfac_core.kernels.grams import Rows, fold
-from kfac_core.kernels.packing import fold_packed, pack, packed_size, packed_trace, unpack
+from kfac_core import packing
+from kfac_core.grams import Rows, fold
+from kfac_core.packing import fold_packed, pack, packed_size, packed_trace, unpack
 
 LARGEST = packing.LARGEST
 

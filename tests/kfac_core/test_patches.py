@@ -6,12 +6,22 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kfac_core.kernels.convolution import patches, row_shift, spectrum
-from kfac_core.kernels.convolution.displacement import by_displacement
-from kfac_core.kernels.convolution.geometry import Geometry
-from kfac_core.kernels.convolution.patches import im2col, patch_gram, patch_rows, patch_sums, pixel_gram
-from kfac_core.kernels.convolution.spectrum import by_spectrum, correlate, multiplications
-from kfac_core.kernels.grams import dense
+from kfac_core import convolution as patches
+from kfac_core import convolution as row_shift
+from kfac_core import convolution as spectrum
+from kfac_core.convolution import (
+    Geometry,
+    by_displacement,
+    by_spectrum,
+    correlate,
+    im2col,
+    multiplications,
+    patch_gram,
+    patch_rows,
+    patch_sums,
+    pixel_gram,
+)
+from kfac_core.grams import dense
 
 KERNELS = [(1, 1), (1, 3), (2, 1), (3, 2), (3, 3), (5, 5), (7, 7)]
 STRIDES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2)]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kfac_core import KFAC, KFACConfig
-from kfac_core.execution import Execution
+from kfac_core.config import Execution
 from kfac_core.state import merge_shards
 from tests.kfac_core.runs import LR, assert_same, average_gradients, build, data
 

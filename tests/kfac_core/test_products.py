@@ -5,11 +5,11 @@ from itertools import product
 import pytest
 import torch
 
-from kfac_core.kernels import grams
-from kfac_core.kernels import matmul as products
-from kfac_core.kernels.grams import Rows, fold, outer_sum
-from kfac_core.kernels.matmul import is_amd, multiply, prefers_onednn
-from kfac_core.kernels.packing import pack, packed_size, unpack
+from kfac_core import grams
+from kfac_core import matmul as products
+from kfac_core.grams import Rows, fold, outer_sum
+from kfac_core.matmul import is_amd, multiply, prefers_onednn
+from kfac_core.packing import pack, packed_size, unpack
 
 
 @pytest.fixture

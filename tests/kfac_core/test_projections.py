@@ -14,7 +14,7 @@ from torch.nn import functional
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from kfac_core import KFAC, KFACConfig
-from kfac_core.execution import Execution
+from kfac_core.config import Execution
 from tests.kfac_core.dense import solve
 from tests.kfac_core.layer_cases import loss
 from tests.kfac_core.per_example import factors

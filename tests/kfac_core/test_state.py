@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kfac_core import KFAC, ConfigError, KFACConfig
-from kfac_core.kernels.grams import Gram, Rows
-from kfac_core.kernels.packing import Packed
+from kfac_core.grams import Gram, Rows
+from kfac_core.packing import Packed
 from kfac_core.placement import placement
 from kfac_core.schedule import Milestones
 from kfac_core.state import merge_shards

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from kfac_core.kernels.convolution.tap_sum_plan import plan_tap_sums
+from kfac_core.convolution import plan_tap_sums
 
 KERNELS = [(1, 1), (1, 3), (3, 1), (2, 2), (3, 3), (5, 5), (2, 4)]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kfac_core import KFAC, KFACConfig
-from kfac_core.execution import Execution
+from kfac_core.config import Execution
 
 WORDS, WIDTH, LENGTH, DAMPING = 7, 3, 4, 0.01
 NOW = {

@@ -9,15 +9,14 @@ import pytest
 import torch
 
 from kfac_core import Phase
-from kfac_core.timing.timer import PhaseTimer, Traffic, WindowTotals
+from kfac_core.timing import PhaseTimer, Traffic, WindowTotals
 
 
 @pytest.fixture
 def spin(monkeypatch):
     """Advances a fake clock, so that a busy machine has no effect."""
     now = [100.0]
-    for module in ("timer", "clocks"):
-        monkeypatch.setattr(f"kfac_core.timing.{module}.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("kfac_core.timing.time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def spend(seconds: float) -> None:
         now[0] += seconds

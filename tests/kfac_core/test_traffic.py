@@ -18,7 +18,7 @@ from torch.nn import functional
 from kfac_core import KFAC, KFACConfig, Phase
 from kfac_core.collectives import connect
 from kfac_core.placement import LayerShape, Placement
-from kfac_core.timing.timer import PhaseTimer
+from kfac_core.timing import PhaseTimer
 from tests.emulation import fake_world
 from tests.kfac_core.nets import batch, conv_net
 

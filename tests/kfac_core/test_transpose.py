@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kfac_core.kernels import transpose
-from kfac_core.kernels.transpose import copy_pixels, transposed
+from kfac_core import matmul as transpose
+from kfac_core.matmul import copy_pixels, transposed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

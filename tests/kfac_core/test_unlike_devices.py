@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from kfac_core import KFAC, KFACConfig
 from kfac_core.collectives import alike
-from kfac_core.execution import Execution
+from kfac_core.config import Execution
 from kfac_core.solvers.eigen import EigenSolver
 from tests.kfac_core.nets import batch, conv_net
 

@@ -11,8 +11,7 @@ import torch.distributed as dist
 from harness.bench.gpu.parts.exactness import Gradients, error_of, trained
 from harness.bench.rank import Rank
 from kfac_core.collectives import connect
-from kfac_core.config import STRATEGIES
-from kfac_core.execution import Execution
+from kfac_core.config import STRATEGIES, Execution
 
 _REDUCED_BYTES = (1 << 12, 1 << 20, 1 << 26)
 

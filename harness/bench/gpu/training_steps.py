@@ -13,7 +13,7 @@ from harness.bench.gpu.activity import Activity, activity
 from harness.bench.gpu.setting import Setting
 from harness.bench.gpu.subjects import Subject
 from kfac_core import KFAC, KFACConfig, Phase
-from kfac_core.timing.timer import PhaseTimer, WindowTotals
+from kfac_core.timing import PhaseTimer, WindowTotals
 
 FACTOR_STEPS, INVERSE_STEPS = 10, 100
 KINDS: Mapping[str, int] = {"full": 0, "factor": FACTOR_STEPS, "plain": 1}

@@ -14,7 +14,7 @@ from harness.training.checkpoint.loading import Loaded
 from harness.training.training_state import TrainingState
 from harness.training.world import World
 from kfac_core.state import merge_shards
-from kfac_core.timing.timer import WindowTotals
+from kfac_core.timing import WindowTotals
 
 
 def snapshot(state: TrainingState, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from kfac_core.timing.timer import PhaseTimer
+from kfac_core.timing import PhaseTimer
 
 
 class RunClocks:

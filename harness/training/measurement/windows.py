@@ -12,14 +12,14 @@ from harness.training.measurement.load import gauge_load
 from harness.training.measurement.memory import read_memory
 from harness.training.training_state import TrainingState
 from harness.training.world import World
-from kfac_core.timing.timer import PhaseTimer, WindowTotals
+from kfac_core.timing import PhaseTimer, WindowTotals
 
 
 class WindowRecorder:
     """Writes the records of each window while the phase timer is stopped; all ranks make it together.
 
     Args:
-        entry_seconds: cost of entering one phase, see `kfac_core.timing.timer.seconds_per_entry`.
+        entry_seconds: cost of entering one phase, see `kfac_core.timing.seconds_per_entry`.
         local_batch_size: examples per step of this rank.
     """
 

@@ -28,9 +28,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from harness.bench.gpu.nets import ConvNet, Transformer
 from harness.workloads.models.resnet import resnet32, resnet50
 from kfac_core import KFAC, KFACConfig, Phase
+from kfac_core import packing as packing_tables
 from kfac_core.collectives import connect
-from kfac_core.kernels import packing_tables
-from kfac_core.timing.timer import PhaseTimer
+from kfac_core.timing import PhaseTimer
 
 STEPS = ("all", "plain", "factors")  # with F = 2 and E = 4
 _MODEL_PHASES = ("forward", "backward", "update")

@@ -20,9 +20,8 @@ from torch.nn import functional
 from harness.bench.gpu.nets import ConvNet, Transformer
 from harness.bench.gpu.setting import Setting, without_tf32
 from kfac_core import KFAC, KFACConfig
-from kfac_core.config import SOLVERS, STRATEGIES
-from kfac_core.execution import Execution
-from kfac_core.kernels.device_grams import DeviceGrams, GramPrecision
+from kfac_core.config import SOLVERS, STRATEGIES, Execution
+from kfac_core.device_grams import DeviceGrams, GramPrecision
 
 Gradients = dict[str, Tensor]
 """Of every parameter, of all steps: `[steps, ...]`."""

@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from harness.bench.gpu.setting import Setting, spread, without_tf32
 from harness.bench.gpu.subjects import subject
-from kfac_core.kernels import device_grams
-from kfac_core.kernels.convolution.geometry import Geometry
-from kfac_core.kernels.device_grams import DeviceGrams
+from kfac_core import device_grams
+from kfac_core.convolution import Geometry
+from kfac_core.device_grams import DeviceGrams
 
 _PIECES = (1 << 22, 1 << 24, 1 << 26, 1 << 28)
 _LIMITS = {"float32": 1e-5, "tf32": 2e-3, "bfloat16": 5e-3}

@@ -18,7 +18,7 @@ from harness.bench.gpu import peers
 from harness.bench.gpu.setting import Setting, spread
 from harness.bench.gpu.subjects import Subject, subject
 from harness.bench.gpu.training_steps import FACTOR_STEPS, INVERSE_STEPS, KINDS, Steps
-from kfac_core.timing.phases import KFAC_PHASES
+from kfac_core.phases import KFAC_PHASES
 
 _PLAIN_LAUNCHES = 150
 """Of K-FAC in a step without updates: the target that was set for ResNet-50 at one rank."""

@@ -10,7 +10,7 @@ from statistics import median
 from harness.bench.gpu.setting import Setting, spread
 from harness.bench.gpu.subjects import subject
 from harness.bench.gpu.training_steps import KINDS, Steps
-from kfac_core.timing.timer import WindowTotals, seconds_per_entry
+from kfac_core.timing import WindowTotals, seconds_per_entry
 
 _CLOSURE_LIMIT = 0.01
 _COST_LIMIT = 0.05

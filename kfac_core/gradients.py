@@ -1,0 +1,346 @@
+"""Gradient matrices of all layers in two flat buffers: averaged, and preconditioned."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from math import inf, isfinite
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kfac_core.collectives import Communicator
+from kfac_core.config import Execution
+from kfac_core.errors import ConfigError
+from kfac_core.layers import KroneckerLayer
+from kfac_core.placement import Placement
+from kfac_core.placement.placement import layer_groups
+
+
+class Gradients:
+    """Gradients of all layers, ordered by column, so that a row exchanges one part per column.
+
+    Attributes:
+        raw: averaged gradient of each layer, of `LayerShape.gradient_shape`: a view of the buffer, or, from
+            `read` to `write` on a CPU, of the parameter's own gradient where that is one contiguous tensor.
+        preconditioned: the same after K-FAC, a view.
+        own: indices of the layers that this rank preconditions.
+        checked, finite: steps whose gradients were looked at, and those where all were finite, on the device.
+        clip_scale: the last factor of the kl-clip.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[KroneckerLayer],
+        placement: Placement,
+        communicator: Communicator,
+        like: Tensor,
+        execution: Execution,
+    ) -> None:
+        self._layers = layers
+        self._communicator = communicator
+        shapes = [layer.shape for layer in layers]
+        column_of = [placement.layers[shape.name].gradient_workers[0] for shape in shapes]
+        # On a CPU a copy costs as much as the separate dot products that it saves; on a GPU each is a launch.
+        self._batched = execution is Execution.BATCHED
+        order = sorted(range(len(layers)), key=lambda index: column_of[index])
+        if self._batched:
+            order = [index for each in layer_groups(shapes, placement) for index in each]
+        elements = [shapes[index].gradient_elements for index in order]
+        self._raw = like.new_zeros(sum(elements))
+        self._change: Tensor | None = None
+        self._zero = like.new_zeros(())
+        self._sharded = WholeGradients(layers)
+        self.clip_scale: Tensor | None = None
+        self.checked, self.finite = 0, like.new_zeros((), dtype=torch.float32)
+        self._preconditioned = torch.zeros_like(self._raw)
+        self._buffers: list[Tensor] = [self._raw] * len(layers)
+        self.preconditioned: list[Tensor] = [self._raw] * len(layers)
+        for index, raw, preconditioned in zip(
+            order, self._raw.split(elements), self._preconditioned.split(elements), strict=True
+        ):
+            size = shapes[index].gradient_shape
+            self._buffers[index], self.preconditioned[index] = raw.view(size), preconditioned.view(size)
+        self.raw = list(self._buffers)
+        rank, columns = communicator.rank, placement.columns
+        self._row = placement.row(rank // columns)
+        self._sizes = [0] * columns
+        for index, shape in enumerate(shapes):
+            self._sizes[column_of[index]] += shape.gradient_elements
+        self.own = [index for index, column in enumerate(column_of) if column == rank % columns]
+
+    def read(self) -> None:
+        """Read the averaged gradients of the parameters.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        if all(layer.weight.grad is None for layer in self._layers):
+            raise ConfigError("no layer that K-FAC takes has a gradient: call KFAC.step() after backward()")
+        self._sharded.gather()
+        pairs = list(zip(self._layers, self._buffers, strict=True))
+        if self._batched:
+            copy_together([pair for layer, buffer in pairs for pair in layer.gradient_sources(buffer)])
+            return
+        self.raw = [layer.read_gradient(buffer) for layer, buffer in pairs]
+
+    def exchange(self) -> None:
+        """All-gather the row's gradients: each member receives what the others preconditioned."""
+        if len(self._row) > 1:
+            self._communicator.gather_parts(self._preconditioned, self._sizes, self._row)
+
+    def clip(self, rates: Sequence[float], kl_clip: float) -> None:
+        """Scale all preconditioned gradients by the factor of `kl_clip_scale`.
+
+        `rates` are the learning rates of the layers, each in the unit of its parameter group.
+        """
+        pairs = zip(self.preconditioned, self.raw, strict=True)
+        lr = rates[0]
+        if any(rate != lr for rate in rates):
+            changes = [torch.dot(new.flatten(), raw.flatten()) for new, raw in pairs]
+            change, lr = torch.stack(torch._foreach_mul(changes, [rate**2 for rate in rates])).sum(), 1.0
+        elif self._batched:
+            change = torch.dot(self._preconditioned, self._raw)
+        else:
+            change = torch.stack([torch.dot(new.flatten(), raw.flatten()) for new, raw in pairs]).sum()
+        self._change = change.abs()
+        scale = kl_clip_scale(self._change, lr, kl_clip)
+        self._preconditioned *= scale
+        self.clip_scale = scale
+
+    def graft(self) -> None:
+        """Give every layer's preconditioned gradient the norm of its averaged gradient; zero stays zero."""
+        wanted = torch._foreach_norm([each.flatten() for each in self.raw])
+        given = torch._foreach_norm([each.flatten() for each in self.preconditioned])
+        torch._foreach_clamp_min_(given, torch.finfo(self._raw.dtype).tiny)
+        torch._foreach_div_(wanted, given)
+        torch._foreach_mul_(self.preconditioned, wanted)
+
+    def drop_unless_finite(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Set gradients to zero where one is not finite, and count where all are.
+
+        On a CPU those of all parameters. On a GPU, where the host does not know, those of K-FAC's layers;
+        other parameters keep theirs, as they would without K-FAC.
+        """
+        self.checked += 1
+        if not self._batched:
+            gradients = [each.grad for each in parameters if each.grad is not None]
+            if self._finite_on_all_ranks(largest(gradients)):
+                self.finite += 1
+            else:
+                self._preconditioned.zero_()
+                for gradient in gradients:
+                    gradient.zero_()
+            return
+        change, self._change = self._change, None
+        if change is None:
+            change = torch.dot(self._preconditioned, self._raw).abs()
+        finite = change < inf
+        torch.where(finite, self._preconditioned, self._zero, out=self._preconditioned)
+        self.finite += finite
+
+    def _finite_on_all_ranks(self, size: Tensor) -> bool:
+        finite = isfinite(size)
+        if not self._sharded.any:  # averaged gradients are the same on all ranks
+            return finite
+        flag = self._zero.new_full((1,), float(not finite))
+        self._communicator.all_reduce(flag)
+        return float(flag) == 0.0
+
+    def write(self) -> None:
+        """Copy the preconditioned gradients into the parameters' gradient tensors."""
+        targets = [
+            pair
+            for layer, matrix in zip(self._layers, self.preconditioned, strict=True)
+            for pair in layer.gradient_targets(matrix)
+        ]
+        if self._batched:
+            copy_together(targets)
+        else:
+            torch._foreach_copy_([gradient for gradient, _ in targets], [value for _, value in targets])
+        self._sharded.scatter()
+        self.raw = list(self._buffers)  # else the parameters' gradients would outlive `zero_grad`
+
+
+def largest(gradients: Iterable[Tensor]) -> Tensor:
+    """The sum of the largest size of each gradient, of its part on this rank if it is sharded, `[]`.
+
+    It is finite if and only if every element is.
+    """
+    parts = [local(gradient) for gradient in gradients]
+    dense = [each.coalesce().values() if each.is_sparse else each for each in parts]
+    sizes = torch._foreach_norm([each for each in dense if each.numel()], inf)
+    return torch.stack([size.double() for size in sizes]).sum() if sizes else torch.zeros(())
+
+
+def all_finite(parameters: Iterable[nn.Parameter]) -> bool:
+    """Whether every element of every gradient is finite; waits for the device once."""
+    return isfinite(largest(parameter.grad for parameter in parameters if parameter.grad is not None))
+
+
+# ------------------------------------------------------------
+# The kl-clip: bounds how far one step moves the predictions of the model (SC20, KAISA).
+
+
+def kl_clip_scale(size: Tensor, lr: float, kl_clip: float) -> Tensor:
+    """The factor nu = min(1, sqrt(kl_clip / |lr^2 change|)) for all layers.
+
+    It stays on the device, so that the host does not wait for it.
+
+    Args:
+        size: absolute sum over layers of <preconditioned gradient, gradient>, without dimensions.
+        lr: learning rate of the step.
+        kl_clip: bound on the predicted KL divergence, kappa in the papers.
+    """
+    return (size * (lr**2 / kl_clip)).rsqrt().clamp_max(1.0)
+
+
+# ------------------------------------------------------------
+# Gradients that fully_shard (FSDP2) divides among ranks: whole for K-FAC, in parts for the optimizer.
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this is a `DTensor`, of which each process holds a part."""
+    package = sys.modules.get("torch.distributed.tensor")  # where it is not imported, there is none
+    return package is not None and isinstance(tensor, package.DTensor)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's part of a tensor, or all of one that is not sharded."""
+    sharded: Any = tensor
+    part: Tensor = sharded.to_local() if is_sharded(tensor) else tensor
+    return part
+
+
+class WholeGradients:
+    """Gathers the gradients of sharded parameters, and writes this rank's part of the new ones back.
+
+    fully_shard shows a layer's whole weight during its forward and backward pass, and averages gradients over
+    the ranks into parts of rows. So the statistics of factors are those of whole layers; only the gradients
+    have to be gathered, one all-gather a parameter and step.
+
+    Args:
+        layers: all layers; they read their gradients here if any is sharded.
+
+    Attributes:
+        any: whether there are sharded parameters.
+    """
+
+    def __init__(self, layers: Sequence[KroneckerLayer]) -> None:
+        self._layers = layers
+        self._whole: dict[int, Tensor] = {}
+        self.any = any(is_sharded(parameter) for parameter in self._parameters())
+        for layer in layers if self.any else ():
+            layer.gradient_of = self._of
+
+    def gather(self) -> None:
+        """Make the gradients whole; every rank calls it."""
+        gradients: list[tuple[nn.Parameter, Any]] = [(each, each.grad) for each in self._sharded()]
+        self._whole = {id(parameter): gradient.full_tensor() for parameter, gradient in gradients}
+
+    def scatter(self) -> None:
+        """Write this rank's parts of what the layers have made of the whole gradients; no communication."""
+        for parameter in self._sharded():
+            _write_part(parameter.grad, self._whole[id(parameter)])
+        self._whole.clear()
+
+    def _of(self, parameter: nn.Parameter) -> Tensor | None:
+        return self._whole.get(id(parameter), parameter.grad)
+
+    def _sharded(self) -> list[nn.Parameter]:
+        if not self.any:
+            return []
+        return [each for each in self._parameters() if each.grad is not None and is_sharded(each.grad)]
+
+    def _parameters(self) -> list[nn.Parameter]:
+        """Each once, in an order that is the same on all ranks."""
+        return list({id(each): each for layer in self._layers for each in layer.parameters()}.values())
+
+
+def _write_part(gradient: Any, whole: Tensor) -> None:
+    from torch.distributed.tensor import DTensor, Replicate  # noqa: PLC0415  only where one exists already
+
+    mesh = gradient.device_mesh
+    replicated = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    gradient.to_local().copy_(replicated.redistribute(placements=gradient.placements).to_local())
+
+
+# ------------------------------------------------------------
+# Copies of many tensors with few launches.
+
+
+Pair = tuple[Tensor, Tensor]
+
+
+def copy_together(pairs: Sequence[Pair]) -> None:
+    """Copy the second tensor of each pair to the first.
+
+    `_foreach_copy_` is one launch for all pairs only if both tensors of each are laid out alike and dense.
+    Those of other pairs, as a matrix whose rows end in the bias, or a gradient in channels-last order, pass
+    through a dense tensor for all pairs of a layout, if one side of them lies evenly spaced in memory.
+    """
+    direct: dict[torch.dtype, list[Pair]] = {}
+    layouts: dict[tuple[object, ...], list[Pair]] = {}
+    for target, source in ((target.squeeze(), source.squeeze()) for target, source in pairs):
+        alike = target.stride() == source.stride() and target.dtype == source.dtype
+        if alike and torch.ops.aten.is_non_overlapping_and_dense(target):
+            direct.setdefault(target.dtype, []).append((target, source))
+        else:
+            layout = target.shape, target.stride(), target.dtype, source.stride(), source.dtype
+            layouts.setdefault(layout, []).append((target, source))
+    last: list[Pair] = []
+    for found in layouts.values():
+        targets, sources = [target for target, _ in found], [source for _, source in found]
+        if len(found) > 1 and (whole := evenly_spaced(sources)) is not None:
+            passed = _dense(targets)
+            passed.copy_(whole)
+            direct.setdefault(passed.dtype, []).extend(zip(targets, passed.unbind(), strict=True))
+        elif len(found) > 1 and (whole := evenly_spaced(targets)) is not None:
+            passed = _dense(sources)
+            direct.setdefault(passed.dtype, []).extend(zip(passed.unbind(), sources, strict=True))
+            last.append((whole, passed))
+        else:
+            last += found
+    for alike_pairs in direct.values():
+        torch._foreach_copy_([target for target, _ in alike_pairs], [source for _, source in alike_pairs])
+    for target, source in last:
+        target.copy_(source)
+
+
+def evenly_spaced(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Tensors of one shape and layout as one view with a leading dimension, if one memory holds them."""
+    first, *others = tensors
+    memory, start = first.untyped_storage()._cdata, first.storage_offset()
+    step = others[0].storage_offset() - start if others else first.numel()
+    for place, tensor in enumerate(tensors):
+        if tensor.untyped_storage()._cdata != memory or tensor.storage_offset() != start + place * step:
+            return None
+    if step <= 0:
+        return None
+    return first.as_strided((len(tensors), *first.shape), (step, *first.stride()), start)
+
+
+def _dense(like: Sequence[Tensor]) -> Tensor:
+    """Memory for tensors that are laid out like the first of these, one after another."""
+    first = like[0]
+    strides = torch.empty_like(first, device="meta").stride()  # dense, in the order of its dimensions
+    return first.new_empty_strided((len(like), *first.shape), (first.numel(), *strides))
+
+
+def adjacent_runs(tensors: Sequence[Tensor]) -> list[slice]:
+    """The longest runs of contiguous tensors of one size that follow each other in memory."""
+    runs: list[slice] = []
+    for place, tensor in enumerate(tensors):
+        before = tensors[place - 1]
+        follows = (
+            place > 0
+            and tensor.numel() == before.numel()
+            and tensor.untyped_storage()._cdata == before.untyped_storage()._cdata
+            and tensor.storage_offset() == before.storage_offset() + before.numel()
+        )
+        if follows:
+            runs[-1] = slice(runs[-1].start, place + 1)
+        else:
+            runs.append(slice(place, place + 1))
+    return runs

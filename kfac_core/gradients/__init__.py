@@ -1,1 +1,0 @@
-"""Gradients in flat buffers, and the kl-clip that scales them."""

@@ -1,1 +1,0 @@
-"""Dense arithmetic: Gram matrices, packed triangles, matrix products, transposed copies."""

@@ -1,1 +1,0 @@
-"""Gram matrices of a convolution's patches."""

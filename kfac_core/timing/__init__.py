@@ -1,1 +1,0 @@
-"""Phases of a step and the clocks that measure them."""
