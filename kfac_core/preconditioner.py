@@ -18,7 +18,7 @@ from kfac_core.config import Execution, KFACConfig, check_schedules
 from kfac_core.coverage import Summary, log_coverage, summarised
 from kfac_core.device_grams import DeviceGrams
 from kfac_core.errors import ConfigError
-from kfac_core.factors import Factors, FactorUpdate
+from kfac_core.factors import Factors
 from kfac_core.gradient_check import GradientCheck
 from kfac_core.gradients import Gradients
 from kfac_core.guards import (
@@ -182,7 +182,7 @@ class KFAC(Resumable):
         scaler = self._scaler
         self._overflow = Overflow(scaler, self._communicator, like) if scaler is not None else None
         self._capture = self._install_capture(like.dtype)
-        self._factor_update = FactorUpdate(self._factors, self._capture, self._communicator, self._timer)
+        self._factor_update = _FactorUpdate(self._factors, self._capture, self._communicator, self._timer)
         self._check_statistics = True  # once, at the first second-order update
         self._changes = ModelChanges(bare, self._layers, like.device)
         self._gradient_check = GradientCheck(bare, self._layers, lambda: not self._paused)
@@ -478,3 +478,74 @@ class KFAC(Resumable):
             if self._scaler is None:
                 gradients.drop_unless_finite(self._model.parameters())
             gradients.write()
+
+
+class _FactorUpdate:
+    """The factor phases of a step: statistics are packed, exchanged, and averaged into the factors.
+
+    Ranks exchange bucket after bucket in the same order, and a rank that fails has to send its share all the
+    same, or the others wait for it forever.
+    """
+
+    def __init__(
+        self, factors: Factors, capture: Capture, communicator: Communicator, timer: PhaseTimer
+    ) -> None:
+        self._factors, self._capture = factors, capture
+        self._communicator, self._timer = communicator, timer
+
+    def on_gradient(self, layer: int, complete: bool) -> None:
+        """Send what a layer's backward pass completed, while that of the layers before it goes on."""
+        with self._timer.phase(Phase.FACTOR_COMPUTE):
+            packed = self._factors.on_gradient(layer, self._capture.statistics, complete=complete)
+        if packed:
+            with self._timer.phase(Phase.FACTOR_COMM):
+                self._factors.send()
+
+    def run(self, decay: float, like: Tensor) -> None:
+        """Exchange the statistics, and average them into the factors.
+
+        Args:
+            decay: weight of the old factors.
+            like: dtype and device of the gradients.
+        """
+        self._factors.decay = decay
+        try:
+            with self._timer.phase(Phase.FACTOR_COMM):
+                self._capture.join_ties(like, self._communicator.all_reduce)
+            self.send()
+            self._average()
+        finally:
+            self.discard()
+
+    def send(self) -> None:
+        """Send all buckets; after an error the remaining ones without this rank's statistics."""
+        try:
+            self._pack_and_send()
+        except BaseException:
+            self._capture.clear()
+            self._pack_and_send()
+            raise
+
+    def discard(self) -> None:
+        """Leave no statistics to the next step; after an error, also receive and drop what others sent."""
+        self._capture.clear()
+        with self._timer.phase(Phase.FACTOR_COMM):
+            self._factors.discard()
+
+    def _pack_and_send(self) -> None:
+        packed_all = False
+        while not packed_all:
+            with self._timer.phase(Phase.FACTOR_COMPUTE):
+                packed_all = self._factors.pack(self._capture.statistics)
+            with self._timer.phase(Phase.FACTOR_COMM):
+                self._factors.send()
+
+    def _average(self) -> None:
+        with self._timer.phase(Phase.FACTOR_COMPUTE):
+            self._factors.accumulate_local(self._capture.statistics)
+        received_all = False
+        while not received_all:
+            with self._timer.phase(Phase.FACTOR_COMM):
+                received_all = self._factors.receive()
+            with self._timer.phase(Phase.FACTOR_COMPUTE):
+                self._factors.accumulate_received(self._capture.statistics)
