@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from kfac_core.grams import Gram, Rows, dense, trace
 from kfac_core.layers import KroneckerLayer, ProjectionLayer, TiedEmbeddingLayer
+from kfac_core.layers.layer import is_sharded, strided
 from kfac_core.loss_terms import ForwardPass, LossTerms, call_of, other_layers, output_of
 from kfac_core.matmul import tf32_products
 from kfac_core.packing import Packed, packed
@@ -29,8 +30,7 @@ class Capture:
 
     A call counts only once its gradient has arrived. Forward passes without a backward pass, layers that the
     loss does not depend on, and the second forward pass of activation checkpointing therefore add nothing.
-    Every backward pass counts, also the inner one of a gradient penalty. On a copy of the model the hooks do
-    nothing.
+    Every backward pass counts while `is_active`. On a copy of the model the hooks do nothing.
 
     Args:
         model: the model whose forward passes are counted, without wrappers.
@@ -38,7 +38,10 @@ class Capture:
         captured: positions of the layers whose factors include this rank's batch; others get no hook.
         packed_early: factors whose grams are sent to other ranks; they are packed as soon as computed.
         dtype: dtype of the sums, at least float32.
-        is_active: called in every forward pass: whether it is captured. False costs one call per layer.
+        is_active: called in every forward and backward pass: whether it is captured. False costs one call per
+            layer.
+        on_stale: called in a forward pass if a weight has changed since its statistics were taken, before the
+            new ones are: `forget_backward_passes` has to follow.
         timed: a context for each computation of a gram, from the layer's position.
         loss_scale: returns the factor by which the loss, and so every gradient, is scaled up, as a tensor
             where reading it would wait for the device; called once between two clearings.
@@ -56,6 +59,7 @@ class Capture:
         packed_early: Container[tuple[int, str]],
         dtype: torch.dtype,
         is_active: Callable[[], bool],
+        on_stale: Callable[[], None],
         timed: Callable[[int], AbstractContextManager[None]],
         loss_scale: Callable[[], float | Tensor],
         is_last: Callable[[], bool],
@@ -68,7 +72,7 @@ class Capture:
         self._owner: dict[int, int] = {}  # of a head: its embedding
         self._packed_early = packed_early
         self._dtype = dtype
-        self._is_active = is_active
+        self._is_active, self._on_stale = is_active, on_stale
         self._timed = timed
         self._loss_scale = loss_scale
         self._is_last, self._callback = is_last, on_gradient
@@ -79,6 +83,8 @@ class Capture:
                 self._owner[len(self._layers)] = index
                 self._layers.append(layer.head)
         self.loss_terms = LossTerms(layers, model, captured_share)
+        # fully_shard gathers weights anew in each pass
+        self._watched = {index for index, layer in enumerate(self._layers) if not is_sharded(layer.weight)}
         self.clear()
         observed: list[tuple[int, ProjectionLayer]] = []
         self._handles: list[Any] = []
@@ -102,9 +108,15 @@ class Capture:
         ]
 
     def clear(self) -> None:
-        """Discard all sums."""
+        """Discard all sums, and what is known of the passes."""
         self.in_eval = False  # whether a pass with gradients was left out, because a layer was in eval mode
         self.loss_terms.clear()
+        self.forget_backward_passes()
+
+    def forget_backward_passes(self) -> None:
+        """Discard all sums; the forward pass that goes on counts."""
+        self.loss_terms.forget_backward_passes()
+        self._versions: dict[int, tuple[int, int]] = {}  # weights and theirs, when statistics were taken
         self.statistics = [
             Statistics(layer.config.loss_reduction, self.loss_terms, index)
             for index, layer in enumerate(self._layers)
@@ -166,19 +178,22 @@ class Capture:
             self._on_other(False, module, args, output)
             return
         inputs: Tensor = args[0] if args else next(iter(kwargs.values()))
-        self._on_product([(index, _ALL)], inputs, output)
+        if strided(inputs) is not None and strided(output) is not None:
+            self._on_product([(index, _ALL)], inputs, output)
 
     def _on_product(self, used: Sequence[tuple[int, slice]], inputs: Tensor, output: Tensor) -> None:
         """A call of layers that share an input, each with its part of the output's last dimension."""
         task = torch._C._current_graph_task_id()
+        if task == _NO_BACKWARD and any(self._has_changed(index) for index, _ in used):
+            self._on_stale()
         forward = self.loss_terms.of_layer(recomputed=task != _NO_BACKWARD)
         grams: dict[bool, Gram] = {}
+        plain = _strided(output)
         for index, part in used:
             layer = self._layers[index]
-            own = layer.arranged(inputs.detach(), forward.batch)
-            made = output.detach() if part == _ALL else output.detach()[..., part]
-            counts = self._counts(layer, own, layer.arranged(made, forward.batch))
-            forward.call(call_of(layer.module, output, recomputed=task != _NO_BACKWARD))
+            own = layer.arranged(_strided(inputs), forward.batch)
+            counts = self._counts(layer, own, layer.arranged(_columns(plain, part), forward.batch))
+            forward.call(call_of(layer.module, plain, recomputed=task != _NO_BACKWARD))
             a_gram = partial(self._input_gram, index, counts.kept(own), grams)
             # A checkpoint recomputes the call. Only a reentrant one, whose first pass ran without gradients,
             # sends a gradient through the recomputed call, so its gram is computed when one arrives.
@@ -190,20 +205,32 @@ class Capture:
             output.register_hook(partial(self._on_gradient, index, observed))
 
     def _on_gradient(self, index: int, call: _PendingCall, gradient: Tensor | None) -> None:
+        if not self._is_active():  # an inner backward pass in `KFAC.paused`; the outer one follows
+            return
         statistics, layer, task = self.statistics[index], self._layers[index], call.task
+        if torch.is_grad_enabled():
+            self.loss_terms.inner.add(torch._C._current_graph_task_id())
         if task == _NO_BACKWARD:  # a checkpoint's own backward pass counts as part of the outer one
             task = torch._C._current_graph_task_id()
             statistics.pending_calls -= 1
         with torch.no_grad(), full_precision(gradient if gradient is not None else _NOTHING):
             if gradient is not None:  # None: later operations gave the output no gradient
-                own = gradient.detach() if call.part == _ALL else gradient.detach()[..., call.part]
-                g, counts = layer.arranged(own, call.forward.batch), call.counts
+                own, counts = _columns(_strided(gradient), call.part), call.counts
+                g = layer.arranged(own, call.forward.batch)
                 grams = call.a_gram(), self._output_gram(index, counts.kept(g))
                 numbers = counts.counted_rows, counts.examples, counts.batch
                 statistics.add(Call(task, call.forward, *grams, *numbers))
+                if index in self._watched and layer.has_weight:
+                    self._versions[index] = id(layer.weight), layer.weight._version
             if self._callback is not None and index < self._count:
                 alone = index not in self._head_of  # a tie is joined, and sent, at the step
                 self._callback(index, alone and call.is_last and statistics.pending_calls <= 0)
+
+    def _has_changed(self, index: int) -> bool:
+        """Whether an optimizer has changed a weight since its statistics were taken."""
+        layer, (weight, version) = self._layers[index], self._versions.get(index, (0, 0))
+        # `torch.func.functional_call` puts other tensors in the weight's place
+        return layer.has_weight and id(layer.weight) == weight and layer.weight._version != version
 
     def _counts(self, layer: KroneckerLayer, inputs: Tensor, output: Tensor) -> _Counts:
         """Examples and rows of one call, and how many examples of it enter the statistics."""
@@ -312,6 +339,16 @@ def _identity(gram: Gram | Packed) -> Gram | Packed:
     return gram
 
 
+def _columns(tensor: Tensor, part: slice) -> Tensor:
+    return tensor if part == _ALL else tensor[..., part]
+
+
+def _strided(tensor: Tensor) -> Tensor:
+    rows = strided(tensor.detach())
+    assert rows is not None  # noqa: S101  `_on_forward` leaves others out
+    return rows
+
+
 def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
     """A context without autocast and TF32, which would compute products in lower precision."""
     return _on_gpu(tensor) if tensor.is_cuda else torch.autocast(tensor.device.type, enabled=False)
@@ -334,8 +371,8 @@ Observe = Callable[[Sequence[tuple[int, slice]], Tensor, Tensor], None]
 class Listener:
     """Replaces `functional.linear` during the forward passes of modules that call it.
 
-    A mode of `torch.overrides` would be told of attention as a whole, not of the products inside it. Other
-    threads' calls pass through unobserved.
+    A mode of `torch.overrides` would be told of attention as a whole, not of the products inside it. The
+    function is replaced once for all listeners, each of which is told of the calls of its own thread.
 
     Args:
         layers: positions and layers, of any number of host modules.
@@ -351,8 +388,7 @@ class Listener:
         for index, layer in layers:
             self._of_host.setdefault(id(layer.host), []).append((index, layer))
         self._of_weight: dict[int, list[tuple[int, ProjectionLayer]]] = {}
-        self._plain = functional.linear
-        self._depth, self._thread = 0, 0
+        self._running = threading.local()  # its `hosts`, whose forward passes go on, inside of each other
         hosts = {id(layer.host): layer.host for _, layer in layers}.values()
         self.handles = [
             handle
@@ -374,25 +410,29 @@ class Listener:
 
     def _start(self, module: nn.Module, args: Any) -> None:
         if module.training and torch.is_grad_enabled() and self._is_active():
-            self._depth += 1
-            if self._depth == 1:
-                self._thread = threading.get_ident()
-                functional.linear = self._linear
+            hosts = self._hosts()
+            if not hosts:
                 self._of_weight = {}
+                _PRODUCTS.add(self)
+            hosts.append(module)
             self._of_weight |= _by_weight(self._of_host[id(module)])  # fully_shard puts others in their place
 
     def _stop(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._depth = max(0, self._depth - 1)
-        if not self._depth and functional.linear == self._linear:
-            functional.linear = self._plain
+        hosts = self._hosts()
+        if hosts and hosts[-1] is module:
+            hosts.pop()
+            if not hosts:
+                _PRODUCTS.remove(self)
 
-    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        output: Tensor = self._plain(input, weight, bias)
-        if threading.get_ident() == self._thread:
-            used = self._layers_of(weight)
-            if used and output.requires_grad and output.numel():
-                self._observe(used, input, output)
-        return output
+    def _hosts(self) -> list[nn.Module]:
+        hosts: list[nn.Module] = self._running.__dict__.setdefault("hosts", [])
+        return hosts
+
+    def tell(self, input: Tensor, weight: Tensor, output: Tensor) -> None:
+        """A product in this thread, of any weight."""
+        used = self._layers_of(weight)
+        if used and output.requires_grad and output.numel():
+            self._observe(used, input, output)
 
     def _layers_of(self, weight: Tensor) -> list[tuple[int, slice]]:
         """The layers whose rows lie in this weight, or view of one, with their columns of the output."""
@@ -406,6 +446,40 @@ class Listener:
             for index, layer in layers
             if layer.rows[0] >= first and layer.rows[1] <= first + len(weight) and layer.is_trained
         ]
+
+
+class _Products:
+    """Stands in for `functional.linear` while any listener listens."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners: dict[int, list[Listener]] = {}  # by thread
+        self._plain = functional.linear
+
+    def add(self, listener: Listener) -> None:
+        with self._lock:
+            if not self._listeners:
+                self._plain, functional.linear = functional.linear, self
+            self._listeners.setdefault(threading.get_ident(), []).append(listener)
+
+    def remove(self, listener: Listener) -> None:
+        with self._lock:
+            mine = self._listeners.get(threading.get_ident(), [])
+            if listener in mine:
+                mine.remove(listener)
+            if not mine:
+                self._listeners.pop(threading.get_ident(), None)
+            if not self._listeners and functional.linear is self:
+                functional.linear = self._plain
+
+    def __call__(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        output: Tensor = self._plain(input, weight, bias)
+        for listener in self._listeners.get(threading.get_ident(), ()):
+            listener.tell(input, weight, output)
+        return output
+
+
+_PRODUCTS = _Products()
 
 
 def _by_weight(layers: Sequence[tuple[int, ProjectionLayer]]) -> dict[int, list[tuple[int, ProjectionLayer]]]:

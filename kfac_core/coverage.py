@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 
 from kfac_core.config import ITEM_BYTES, KFACConfig
 from kfac_core.layers import LAYERS, KroneckerLayer, ProjectionLayer, class_of, kind_of, layers_of
+from kfac_core.layers.layer import unwrapped_name
 from kfac_core.placement import FactorShape, Placement
 from kfac_core.placement.placement import Ranks, data_elements
 
@@ -149,7 +150,9 @@ def plain_modules(
             shown |= {id(parameter) for parameter in left}
             elements = sum(parameter.numel() for parameter in left)
             kind = class_of(module).__name__
-            yield PlainModule(name or "(root)", kind, elements, _reason(name, module, config, owners))
+            shown_name = unwrapped_name(name)
+            reason = _reason(shown_name, module, config, owners)
+            yield PlainModule(shown_name or "(root)", kind, elements, reason)
 
 
 def _reason_of_part(name: str, module: nn.Module, part: ProjectionLayer, config: KFACConfig) -> str:

@@ -20,9 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kfac_core.gradients import is_sharded
 from kfac_core.layers import KroneckerLayer
-from kfac_core.layers.layer import listed_layers
+from kfac_core.layers.layer import is_sharded, listed_layers
 from kfac_core.overflow import HostCopy, copy_to_host
 
 DIRECTIONS = 3
@@ -149,7 +148,8 @@ class GradientCheck:
         used = self._handles and torch.is_grad_enabled() and output.requires_grad and output.numel()
         if weight is None or not used:
             return
-        if not self._is_active() or torch.compiler.is_compiling():
+        nested = output.is_nested or any(isinstance(each, Tensor) and each.is_nested for each in args)
+        if nested or not self._is_active() or torch.compiler.is_compiling():
             self._left_out.add(index)
             return
         output.register_hook(
@@ -158,6 +158,9 @@ class GradientCheck:
 
     def _on_output(self, index: int, calls: list[_Call], gradient: Tensor | None) -> None:
         if gradient is None or not self._handles or not calls:
+            return
+        if torch.is_grad_enabled() or not self._is_active():  # an inner pass, which the outer one depends on
+            self._left_out.add(index)
             return
         with torch.no_grad():
             new = calls.pop().along(gradient)  # popped: the graph may outlive the step, its inputs need not

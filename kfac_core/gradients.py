@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf, isfinite
 from typing import Any
 
@@ -14,6 +14,7 @@ from kfac_core.collectives import Communicator
 from kfac_core.config import Execution
 from kfac_core.errors import ConfigError
 from kfac_core.layers import KroneckerLayer
+from kfac_core.layers.layer import is_sharded
 from kfac_core.placement import Placement
 from kfac_core.placement.placement import layer_groups
 
@@ -51,6 +52,7 @@ class Gradients:
         self._raw = like.new_zeros(sum(elements))
         self._change: Tensor | None = None
         self._zero = like.new_zeros(())
+        self._written: list[tuple[weakref.ref[Tensor], int]] = []
         self._sharded = WholeGradients(layers)
         self.clip_scale: Tensor | None = None
         self.checked, self.finite = 0, like.new_zeros((), dtype=torch.float32)
@@ -161,6 +163,21 @@ class Gradients:
             torch._foreach_copy_([gradient for gradient, _ in targets], [value for _, value in targets])
         self._sharded.scatter()
         self.raw = list(self._buffers)  # else the parameters' gradients would outlive `zero_grad`
+        self._written = [(weakref.ref(gradient), gradient._version) for gradient in self._of_parameters()]
+
+    def are_as_written(self) -> bool:
+        """Whether no gradient has changed since the last `write`, so that `read` would get its results."""
+        now = list(self._of_parameters())
+        return len(now) == len(self._written) > 0 and all(
+            before() is gradient and version == gradient._version
+            for gradient, (before, version) in zip(now, self._written, strict=True)
+        )
+
+    def _of_parameters(self) -> Iterator[Tensor]:
+        for layer in self._layers:
+            for parameter in layer.parameters():
+                if (gradient := layer.gradient_of(parameter)) is not None:
+                    yield gradient
 
 
 def largest(gradients: Iterable[Tensor]) -> Tensor:
@@ -198,12 +215,6 @@ def kl_clip_scale(size: Tensor, lr: float, kl_clip: float) -> Tensor:
 
 # ------------------------------------------------------------
 # Gradients that fully_shard (FSDP2) divides among ranks: whole for K-FAC, in parts for the optimizer.
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether this is a `DTensor`, of which each process holds a part."""
-    package = sys.modules.get("torch.distributed.tensor")  # where it is not imported, there is none
-    return package is not None and isinstance(tensor, package.DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -21,9 +21,8 @@ from kfac_core.capture import is_captured
 from kfac_core.config import Execution, KFACConfig
 from kfac_core.errors import ConfigError
 from kfac_core.factors import Key
-from kfac_core.gradients import is_sharded
 from kfac_core.layers import KroneckerLayer, find_layers
-from kfac_core.layers.layer import layer_text, listed_layers
+from kfac_core.layers.layer import is_sharded, layer_text, listed_layers
 from kfac_core.overflow import HostCopy, copy_to_host
 from kfac_core.placement import LayerShape
 from kfac_core.placement.balance import CostModel
@@ -370,8 +369,8 @@ def missing_statistics(
         return []
     return [
         f"K-FAC: no statistics of {listed_layers(missing)} by step {step}: a layer that takes no part in "
-        "training passes, or whose weight is used without calling the layer, keeps the direction of its "
-        "plain gradient"
+        "training passes, whose weight is used without calling the layer, or whose input is a nested tensor "
+        "of another layout than torch.jagged, keeps the direction of its plain gradient"
     ]
 
 

@@ -19,6 +19,7 @@ from torch.nn.utils import parametrize
 
 from kfac_core.errors import ConfigError
 from kfac_core.layers import LAYERS, KroneckerLayer, ProjectionLayer, TiedEmbeddingLayer
+from kfac_core.layers.layer import strided, unwrapped_name
 
 
 class LossTerms:
@@ -31,6 +32,7 @@ class LossTerms:
 
     Attributes:
         current: the forward pass that calls belong to; None where none is captured.
+        inner: the backward passes that make a graph of their own (`create_graph=True`).
     """
 
     current: ForwardPass | None = None
@@ -41,7 +43,7 @@ class LossTerms:
         self._names, self._model = [layer.name for layer in layers], model
         self._logged, self._captured_share = False, captured_share
         self._warnings: list[str] = []
-        self._guessed = False
+        self._guessed = self._named_inner = False
         self._inside: dict[str, list[int]] = {}
         self._batch_dim = 1 if config.batch_dim is None and _is_time_major(model) else config.batch_dim or 0
         self._fraction = config.factor_batch_fraction
@@ -52,8 +54,13 @@ class LossTerms:
         self._stated: float | None = None
         self._stated_of: Mapping[int, float] = {}
         self.current = self._running = None
+        self.forget_backward_passes()
+
+    def forget_backward_passes(self) -> None:
+        """Forget the backward passes; the forward pass that goes on and what was stated hold."""
         self._by_task: dict[int, tuple[float, float]] = {}
         self._by_task_of: dict[int, dict[int, tuple[float, float]]] = {}
+        self.inner: set[int] = set()
 
     def state(self, count: float, of: Mapping[str, float]) -> None:
         """State the loss terms of each backward pass from now on, as `KFAC.set_loss_terms` says.
@@ -89,6 +96,12 @@ class LossTerms:
     def warnings(self) -> list[str]:
         """What is to be said of the count, once."""
         said, self._warnings = self._warnings, []
+        if self.inner and len(self._by_task) > len(self.inner) and not self._named_inner:
+            self._named_inner = True
+            said.append(
+                "K-FAC: a backward pass with create_graph=True counts as a batch beside the loss's own: run "
+                "the inner pass of a gradient penalty or a Hessian product in kfac.paused()"
+            )
         return said
 
     def of_layer(self, *, recomputed: bool) -> ForwardPass:
@@ -136,9 +149,10 @@ class LossTerms:
     def _layers_in(self, name: str) -> list[int]:
         """Positions of the layers that are this module or inside of it."""
         if name not in self._inside:
-            if name not in {known for known, _ in self._model.named_modules()}:
+            plain = unwrapped_name(name)
+            if plain not in {unwrapped_name(known) for known, _ in self._model.named_modules()}:
                 raise ConfigError(f"set_loss_terms: the model has no module {name!r}")
-            inside = (f"{each}.".startswith(f"{name}.") for each in self._names)
+            inside = (f"{each}.".startswith(f"{plain}.") for each in self._names)
             self._inside[name] = [layer for layer, is_inside in enumerate(inside) if is_inside]
         return self._inside[name]
 
@@ -227,7 +241,7 @@ class ForwardPass:
         self._last: LayerCall | None = None
         self._sizes: torch.Size | None = None  # of the model's output
         self._of_model = batch is not None
-        self.is_over = False
+        self.is_over = self._is_ragged = False
 
     @property
     def is_empty(self) -> bool:
@@ -246,7 +260,9 @@ class ForwardPass:
         """Note the model's output: a tensor, or what holds one."""
         self._of_model = True
         found = output if isinstance(output, Tensor) else _scores(output)
-        self._sizes = found.shape if found is not None else None
+        rows = strided(found.detach()) if found is not None else None
+        self._sizes = rows.shape if rows is not None else None
+        self._is_ragged = found is not None and found.is_nested
 
     def terms(self, stated: str | None, batch_dim: int) -> Count | None:
         """How many loss terms, and which; None where neither output nor layers tell."""
@@ -256,6 +272,8 @@ class ForwardPass:
         sizes = sizes or last.sizes  # () if the model returned its loss
         if stated == "token":
             return _tokens(sizes, last)
+        if stated == "example" and self._is_ragged and self.batch:
+            return Count(self.batch, "example")
         if last.spatial:
             return Count(last.examples, "example")
         scores, sequences = sizes[:-1].numel(), len(sizes) > 2
@@ -298,7 +316,7 @@ def examples_in(inputs: Iterable[Any], batch_dim: int) -> int | None:
     """Size of the batch dimension of the first tensor, or the length of a list of examples."""
     for value in inputs:
         if isinstance(value, Tensor):
-            return value.shape[batch_dim] if value.ndim > batch_dim else None
+            return value.size(0 if value.is_nested else batch_dim) if value.ndim > batch_dim else None
         if isinstance(value, Mapping):
             return examples_in(value.values(), batch_dim)
         if isinstance(value, list | tuple) and value:
@@ -348,6 +366,9 @@ def output_of(module: nn.Module, output: Any) -> Tensor | None:
     """The scores or features that a layer returns; None if their last dimension is not known to be such."""
     found = output[0] if isinstance(output, tuple) and output else output
     if not (isinstance(found, Tensor) and found.requires_grad and found.ndim and found.numel()):
+        return None
+    found = strided(found)
+    if found is None:
         return None
     if isinstance(module, _HEADS):
         return found

@@ -146,7 +146,7 @@ class KFAC(Resumable):
             lambda: bool(getattr(self._wrapper, "require_backward_grad_sync", True))
         )
         self._scaler = scaler
-        self._must_solve = self._owes_factors = self._paused = False
+        self._must_solve = self._owes_factors = self._paused = self._named_repeat = False
         self._solved_at: tuple[int, float] | None = None
         self._undecided = UndecidedSteps()
         self._pending_warnings: list[str] = []
@@ -197,6 +197,12 @@ class KFAC(Resumable):
         self._reshard()
         self._pending_warnings += self._changes.warnings()
         refuse_join(self._wrapper, self._communicator.world_size)
+        if self._gradients.are_as_written() and not self._named_repeat:
+            self._named_repeat = True
+            self._pending_warnings.append(
+                "K-FAC: step() was called again without a backward pass since the last one: it preconditions "
+                "gradients that are preconditioned already"
+            )
         with self._timer.phase(Phase.PRECONDITION):
             self._gradients.read()
         if self._overflow is not None and self._has_overflowed(self._overflow):
@@ -247,9 +253,18 @@ class KFAC(Resumable):
         finally:
             self._factor_update.discard()
 
+    def _discard_stale(self) -> None:
+        """Discard the statistics of weights that an optimizer has changed since, without a step here."""
+        if self.config.overlap_factors:
+            self._factor_update.send()
+        self._factor_update.forget_backward_passes()
+
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """A context whose forward passes are not captured, as for a gradient penalty or `torch.func`."""
+        """A context whose forward and backward passes do not count, as of a gradient penalty or `torch.func`.
+
+        That holds also for a backward pass in it through a forward pass before it.
+        """
         before, self._paused = self._paused, True
         try:
             yield
@@ -407,6 +422,7 @@ class KFAC(Resumable):
             {(job.layer, job.kind) for job in self._factors.jobs if rank not in job.unpacked_on},
             dtype,
             is_active=lambda: not self._paused and self._renews_factors(),
+            on_stale=self._discard_stale,
             timed=self._factor_compute,
             loss_scale=self._loss_scale,
             is_last=self._is_last_pass,
@@ -529,6 +545,11 @@ class _FactorUpdate:
     def discard(self) -> None:
         """Leave no statistics to the next step; after an error, also receive and drop what others sent."""
         self._capture.clear()
+        self.forget_backward_passes()
+
+    def forget_backward_passes(self) -> None:
+        """Drop their statistics, and what was sent of them; the forward pass that goes on counts."""
+        self._capture.forget_backward_passes()
         with self._timer.phase(Phase.FACTOR_COMM):
             self._factors.discard()
 

@@ -18,6 +18,7 @@ from kfac_core.collectives import Communicator
 from kfac_core.config import KFACConfig
 from kfac_core.errors import ConfigError
 from kfac_core.factors import Factors, Key
+from kfac_core.layers.layer import unwrapped_name
 from kfac_core.placement import FactorJob, LayerShape
 from kfac_core.placement.placement import data_elements, data_layout
 from kfac_core.second_order import SecondOrder
@@ -256,6 +257,19 @@ def merge_shards(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return whole
 
 
+def _unwrapped(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A state that was saved with the names of wrappers in those of the layers, without them."""
+    if not isinstance(state, Mapping):
+        return state  # `check_state` says so
+    plain = dict(state)
+    for kind in ("factors", "updates", "refused", "second_order"):
+        if kind in plain:
+            plain[kind] = {unwrapped_name(name): value for name, value in plain[kind].items()}
+    if "solved" in plain:
+        plain["solved"] = [unwrapped_name(name) for name in plain["solved"]]
+    return plain
+
+
 def _counters(kfac: Snapshot, state: Mapping[str, Any], *, must_solve: bool = False) -> Counters:
     """The scalar part of a state or shard, of which older ones have less.
 
@@ -345,6 +359,7 @@ class Resumable(ABC):
         Raises:
             ConfigError: the state is of other layers, and `strict`; or of another version.
         """
+        state = _unwrapped(state)
         found = check_state(self._snapshot(), state, strict=strict)
         self._restore(partial(restore_known if any(found) else restore_state, state=state))
         return found
@@ -364,6 +379,7 @@ class Resumable(ABC):
         Raises:
             ConfigError: the shard is not this rank's.
         """
+        shard = _unwrapped(shard)
         check_shard(self._snapshot(), shard)
         self._restore(partial(restore_shard, shard=shard))
 

@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 
 from kfac_core.config import KFACConfig
 from kfac_core.errors import ConfigError
-from kfac_core.gradients import is_sharded
 from kfac_core.layers import KroneckerLayer, is_fully_sharded
+from kfac_core.layers.layer import is_sharded
 
 _ADAPTIVE = re.compile("Ada|Adam|RMSprop|Rprop|Lion|LAMB|Lamb")
 

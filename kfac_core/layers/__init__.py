@@ -13,7 +13,7 @@ from torch import nn
 from kfac_core.config import KFACConfig, nearest
 from kfac_core.errors import ConfigError
 from kfac_core.layers.conv import ConvLayer, TransposedConvLayer
-from kfac_core.layers.layer import KroneckerLayer
+from kfac_core.layers.layer import KroneckerLayer, unwrapped_name
 from kfac_core.layers.linear import (
     EmbeddingLayer,
     LinearLayer,
@@ -102,8 +102,8 @@ def _tied(layer: KroneckerLayer, model: nn.Module, config: KFACConfig) -> Kronec
         shares = any(parameter is layer.weight for parameter in module.parameters(recurse=False))
         if module is layer.module or not shares:
             continue
-        own = class_of(module)
-        skipped = own.__name__ in config.skip or any(re.match(each, name) for each in config.skip)
+        own, plain_name = class_of(module), unwrapped_name(name)
+        skipped = own.__name__ in config.skip or any(re.match(each, plain_name) for each in config.skip)
         if own is not nn.Linear or skipped:
             return None
         heads.append(module)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from kfac_core.config import KFACConfig
@@ -16,8 +19,14 @@ from kfac_core.placement import LayerShape
 # How messages name layers. A layer that is the whole model has an empty name.
 
 
+_AROUND = frozenset(("_orig_mod", "_checkpoint_wrapped_module"))  # torch.compile's, checkpoint_wrapper's
 _SHOWN = 4
 _ROOT = "the model"
+
+
+def unwrapped_name(name: str) -> str:
+    """A module's qualified name as it is without `torch.compile` and checkpoint wrappers around blocks."""
+    return ".".join(part for part in name.split(".") if part not in _AROUND)
 
 
 def layer_text(name: str) -> str:
@@ -45,10 +54,10 @@ class KroneckerLayer(ABC):
     an expert that sees part of the tokens, A = 1/M sum a aT and G = N sum g gT, with the same product.
 
     `input_gram` and `output_gram` return unscaled sums. They are scaled the same for all layers
-    (`capture.statistics.factor_scale`).
+    (`capture.factor_scale`).
 
     Attributes:
-        name: the module's qualified name, or one below it for a layer that is a part of it.
+        name: the module's qualified name without wrappers, or one below it for a layer that is a part of it.
         module_name: the module's qualified name.
         module: the module; K-FAC writes to nothing but its parameters' gradients.
         grams: sums of outer products where execution is batched, from inputs and gradients of any dtype.
@@ -58,7 +67,7 @@ class KroneckerLayer(ABC):
     """
 
     def __init__(self, name: str, module: nn.Module, config: KFACConfig) -> None:
-        self.name = self.module_name = name
+        self.name, self.module_name = unwrapped_name(name), name
         self.module = module
         self.config = config
         self.grams: DeviceGrams | None = None
@@ -171,6 +180,23 @@ class KroneckerLayer(ABC):
 
     def _views(self, matrix: Tensor) -> list[Tensor]:
         return [matrix[..., :-1], matrix[..., -1]] if self.has_bias else [matrix]
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this is a `DTensor`, of which each process holds a part."""
+    package = sys.modules.get("torch.distributed.tensor")  # where it is not imported, there is none
+    return package is not None and isinstance(tensor, package.DTensor)
+
+
+def strided(tensor: Tensor) -> Tensor | None:
+    """A tensor as others see it: sparse ones dense, the rows of a jagged one behind each other.
+
+    None for a nested tensor that is not jagged, or has gaps.
+    """
+    if tensor.is_nested:
+        known: Any = tensor
+        return known.values() if tensor.layout is torch.jagged and known._lengths is None else None
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
 def _own_gradient(parameter: nn.Parameter) -> Tensor | None:
