@@ -220,7 +220,7 @@ class Capture:
                 grams = call.a_gram(), self._output_gram(index, counts.kept(g))
                 numbers = counts.counted_rows, counts.examples, counts.batch
                 statistics.add(Call(task, call.forward, *grams, *numbers))
-                if index in self._watched and layer.has_weight:
+                if index in self._watched and layer.lost() is None:
                     self._versions[index] = id(layer.weight), layer.weight._version
             if self._callback is not None and index < self._count:
                 alone = index not in self._head_of  # a tie is joined, and sent, at the step
@@ -230,7 +230,7 @@ class Capture:
         """Whether an optimizer has changed a weight since its statistics were taken."""
         layer, (weight, version) = self._layers[index], self._versions.get(index, (0, 0))
         # `torch.func.functional_call` puts other tensors in the weight's place
-        return layer.has_weight and id(layer.weight) == weight and layer.weight._version != version
+        return layer.lost() is None and id(layer.weight) == weight and layer.weight._version != version
 
     def _counts(self, layer: KroneckerLayer, inputs: Tensor, output: Tensor) -> _Counts:
         """Examples and rows of one call, and how many examples of it enter the statistics."""

@@ -6,6 +6,7 @@ import inspect
 import logging
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
@@ -164,16 +165,19 @@ class ModelChanges:
         self._known = {id(p) for p in _parameters(model) if p.requires_grad}
         self._taken = {(layer.name, id(layer.module)): layer.has_bias for layer in layers}
         self._sharded = [is_sharded(layer.weight) for layer in layers]
+        uses = Counter(map(id, _parameters(model)))
+        self._uses = [uses[id(layer.weight)] for layer in layers]
+        self._said: set[str] = set()
         self._seen = self._fingerprint()
 
     def warnings(self) -> list[str]:
-        """Of layers, projections and biases that were added or unfrozen since; each once.
+        """Of layers, projections and biases that were added, frozen or unfrozen since; each once.
 
         Raises:
-            ConfigError: a layer that K-FAC takes was replaced, resized, sharded or moved to another device,
-                or its weight is computed now.
+            ConfigError: a layer that K-FAC takes was replaced, resized, tied, sharded or moved to another
+                device, or its weight or bias is computed now.
         """
-        self._check_computed()
+        self._check_lost()
         device = self._layers[0].weight.device
         if device != self._device:
             raise ConfigError(
@@ -191,8 +195,9 @@ class ModelChanges:
             return []
         self._seen = fingerprint
         self._check_replaced()
+        self._check_ties()
         self._check_sharded()
-        return self._new()
+        return self._new() + self._frozen()
 
     def _check_replaced(self) -> None:
         now = dict(self._model.named_modules(remove_duplicate=False))
@@ -204,14 +209,39 @@ class ModelChanges:
                     f"{layer_text(layer.name)} was replaced by {kind} since KFAC was made: {_REMEDY}"
                 )
 
-    def _check_computed(self) -> None:
+    def _check_lost(self) -> None:
         for layer in self._layers:
-            if not layer.has_weight:
+            if (kind := layer.lost()) is not None:
                 raise ConfigError(
-                    f"the weight of {layer_text(layer.name)} was a parameter when KFAC was made and is "
-                    "computed now, as by pruning, weight norm or another parametrisation: make that "
-                    "permanent (such as prune.remove), or call kfac.refresh(), which leaves the layer out"
+                    f"the {kind} of {layer_text(layer.name)} was a parameter when KFAC was made and is "
+                    "computed now, or gone, as by pruning, weight norm or another parametrisation: make that "
+                    "permanent (such as prune.remove), or call kfac.refresh(), which takes the model as it is"
                 )
+
+    def _check_ties(self) -> None:
+        uses = Counter(map(id, _parameters(self._model)))
+        for layer, before in zip(self._layers, self._uses, strict=True):
+            if uses[id(layer.weight)] > before:
+                raise ConfigError(
+                    f"the weight of {layer_text(layer.name)} is tied to another module since KFAC was made: "
+                    f"{_REMEDY}"
+                )
+
+    def _frozen(self) -> list[str]:
+        """Biases that are frozen alone, each once; a whole layer may be frozen for a while."""
+        names = [
+            f"the bias of {layer.name}".strip()
+            for layer in self._layers
+            if layer.has_bias and layer.is_trained and not layer.parameters()[1].requires_grad
+        ]
+        new = [name for name in names if name not in self._said]
+        self._said |= set(new)
+        if not new:
+            return []
+        return [
+            f"K-FAC: {listed_layers(new)} frozen since KFAC was made, and still part of the curvature: call "
+            "kfac.refresh() to leave it out"
+        ]
 
     def _check_sharded(self) -> None:
         for layer, sharded in zip(self._layers, self._sharded, strict=True):

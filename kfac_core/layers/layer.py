@@ -75,6 +75,8 @@ class KroneckerLayer(ABC):
         bias = getattr(module, "bias", None)
         self.has_bias = isinstance(bias, nn.Parameter) and bias.requires_grad
 
+    _weight = "weight"
+    _bias: str | None = "bias"
     in_order = True
     """Whether the weight's memory is the gradient matrix, but for the bias."""
 
@@ -113,10 +115,12 @@ class KroneckerLayer(ABC):
         """Whether the weight is trained now; it may be frozen for a while, as while a generator learns."""
         return bool(self.module.weight.requires_grad)
 
-    @property
-    def has_weight(self) -> bool:
-        """Whether the weight is still a parameter; pruning or a parametrisation computes it instead."""
-        return isinstance(getattr(self.module, "weight", None), nn.Parameter)
+    def lost(self) -> str | None:
+        """`weight` or `bias` where that is no parameter any more, as if pruning computes it; else None."""
+        for kind, name in (("weight", self._weight), ("bias", self._bias if self.has_bias else None)):
+            if name is not None and not isinstance(getattr(self.module, name, None), nn.Parameter):
+                return kind
+        return None
 
     @property
     def weight(self) -> nn.Parameter:

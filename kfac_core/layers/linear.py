@@ -163,11 +163,6 @@ class ProjectionLayer(LinearLayer):
         self.has_bias = isinstance(trained, nn.Parameter) and trained.requires_grad
 
     @property
-    def has_weight(self) -> bool:
-        """As of a module."""
-        return isinstance(getattr(self.module, self._weight, None), nn.Parameter)
-
-    @property
     def weight(self) -> nn.Parameter:
         """The whole parameter."""
         weight: nn.Parameter = getattr(self.module, self._weight)
