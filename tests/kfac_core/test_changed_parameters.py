@@ -1,4 +1,4 @@
-"""Promise: a parameter that was frozen, tied, pruned or removed is named, and `refresh` takes the model as it is."""
+"""Promise: a parameter that was frozen, tied, pruned or removed is named, and `refresh` takes it as it is."""
 
 from __future__ import annotations
 

@@ -197,3 +197,25 @@ def test_a_second_step_on_the_same_gradients_is_named_once():
         if step == 1:
             with pytest.warns(RuntimeWarning, match=r"step\(\) was called again without a backward pass"):
                 kfac.step()
+
+
+def test_two_losses_of_two_backward_passes_have_the_curvature_of_their_sum_with_half_of_the_terms():
+    (real, ones), (fake, zeros) = batch(seed=1), batch(seed=2)
+    factors_of = []
+    for split in (False, True):
+        model = net()
+        kfac = KFAC(model, CONFIG)
+        if split:
+            kfac.set_loss_terms(len(real) / 2)
+            functional.cross_entropy(model(real), ones).backward()
+            functional.cross_entropy(model(fake), zeros).backward()
+        else:
+            scores = model(real), model(fake)
+            (
+                functional.cross_entropy(scores[0], ones) + functional.cross_entropy(scores[1], zeros)
+            ).backward()
+        kfac.step()
+        running = kfac._factors.running
+        factors_of.append([torch.kron(running[layer, "a"][0], running[layer, "g"][0]) for layer in (0, 1)])
+    for got, want in zip(*factors_of, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-16)
