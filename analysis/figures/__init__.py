@@ -30,17 +30,32 @@ from analysis.figures import (
     update_intervals,
     wait_transfer,
 )
-from analysis.figures.drawing import Draw, Drawing, NothingToDraw
+from analysis.figures.drawing import Draw, Drawing, NothingToDraw, in_style
+from analysis.records.study import Study
 
 __all__ = ["FIGURES", "Drawing", "FigureKind", "NothingToDraw"]
 
 
 @dataclass(frozen=True)
 class FigureKind:
-    """A registered figure: its title, and the function that draws a study."""
+    """A registered figure.
+
+    Attributes:
+        title: its heading on a page.
+        drawn: the function that draws a study.
+    """
 
     title: str
-    draw: Draw
+    drawn: Draw
+
+    def draw(self, study: Study) -> Drawing:
+        """Draw a study, in the same style on every machine.
+
+        Raises:
+            NothingToDraw: the study has nothing to show here.
+        """
+        with in_style():
+            return self.drawn(study)
 
 
 FIGURES: Mapping[str, FigureKind] = MappingProxyType(

@@ -10,12 +10,14 @@ import io
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import matplotlib as mpl
 import pandas as pd
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
@@ -34,6 +36,12 @@ STYLE: Any = {
     "axes.axisbelow": True, "hatch.linewidth": 0.5, "pdf.fonttype": 42, "svg.hashsalt": "kronscale",
     "figure.dpi": 100, "savefig.dpi": 200, "text.usetex": False,
 }  # fmt: skip
+
+
+def in_style() -> AbstractContextManager[None]:
+    """Matplotlib's defaults and `STYLE`, whatever a user's matplotlibrc says."""
+    return style.context(["default", STYLE])
+
 
 _LETTER_INCHES, _HANDLE_INCHES = 0.06, 0.35  # of a legend in this style
 
@@ -73,7 +81,7 @@ class Drawing(NamedTuple):
     def image(self, kind: Literal["pdf", "png"]) -> bytes:
         """One format, byte-identical whenever it is drawn from the same records."""
         buffer = io.BytesIO()
-        with mpl.rc_context(STYLE):
+        with in_style():
             _lay_out(self.figure)
             self.figure.savefig(buffer, format=kind, metadata=_NO_METADATA[kind])
         return buffer.getvalue()
@@ -162,7 +170,7 @@ def panels(
     width: float, height: float, columns: int, rows: int = 1, **options: Any
 ) -> tuple[Figure, list[Axes]]:
     """A figure of equal panels, sizes in inches, with space for a legend below."""
-    with mpl.rc_context(STYLE):
+    with in_style():
         figure = Figure(figsize=(width, height), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False, **options)
         for axis in axes.flat:
@@ -205,7 +213,7 @@ def legend_below(figure: Figure, handles: Sequence[Any], columns: int) -> None:
     A tuple of handles is one entry, side by side, labelled as its first.
     """
     labels = [str((one[0] if isinstance(one, tuple) else one).get_label()) for one in handles]
-    with mpl.rc_context(STYLE):
+    with in_style():
         entry = _HANDLE_INCHES + _LETTER_INCHES * max(map(len, labels), default=0)
         columns = max(1, min(columns, int(figure.get_figwidth() / entry)))
         figure.legend(

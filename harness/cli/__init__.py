@@ -6,10 +6,14 @@ at a machine (`doctor`) is imported where it is used, because `--help` and a log
 
 from __future__ import annotations
 
+import io
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -120,6 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         Exit code: 0 ok, 1 runs failed, 2 usage or config, 3 regression, 4 over budget, 130 interrupted.
     """
+    os.environ["MPLBACKEND"] = "agg"  # a notebook's would have to be installed here
+    _prepare_streams()
     try:
         code = command_line()(arguments, prog_name="kronscale", standalone_mode=False)
     except BudgetError as error:
@@ -137,6 +143,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     return code if isinstance(code, int) else 0
+
+
+def _prepare_streams() -> None:
+    """Write to nobody where a stream is closed, as by cron, and `?` where a terminal cannot show a letter."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _print_version(asked: bool) -> None:

@@ -69,7 +69,8 @@ def main(out: Path) -> None:
     for name, rows in {"speedup": table, "runs": runs_of(study), "rules": rules, "trials": tried}.items():
         rows.to_csv(out / f"{name}.csv", index=False, lineterminator="\n")
     caption = caption_of(study, table)
-    save(draw(table, caption), out, "headline")
+    with drawing.in_style():
+        save(draw(table, caption), out, "headline")
     alone = study.of_cells(set(study.cells.loc[study.cells["trial"].isna(), "cell"]))
     text = [
         "# The headline: K-FAC against tuned first-order methods",
