@@ -81,12 +81,10 @@ def _train(
         world = replace(world, communicator=SplitWait(world.communicator))
     hosts = host_names(world)
     if world.rank == 0:
-        readable = world.communicator.readable_peers
         environment = read_environment(
             world.device,
             world.backend,
             hosts,
-            readable,
             gradient_averaging=averaging_method(cell.training.gradient_averaging, world.world_size),
             keeps_freed_memory=kept,
         )

@@ -45,13 +45,11 @@ class Communicator(Protocol):
 
     Attributes:
         in_background: whether a started collective makes progress before it is waited for.
-        readable_peers: ranks whose memory this rank reads directly, so that they need not send.
     """
 
     rank: int
     world_size: int
     in_background: bool
-    readable_peers: frozenset[int]
     traffic: Traffic
 
     def prepare(self, groups: Sequence[Ranks], like: Tensor) -> None:

@@ -49,7 +49,6 @@ class MPICommunicator:
     """
 
     in_background = False  # MPI makes no progress outside its calls
-    readable_peers: frozenset[int] = frozenset()  # MPI may read peers' memory itself, but does not report it
 
     def __init__(
         self, base: MPI.Intracomm | None = None, timeout_seconds: float = PEER_TIMEOUT_SECONDS

@@ -17,7 +17,6 @@ class SingleCommunicator:
     rank = 0
     world_size = 1
     in_background = True
-    readable_peers: frozenset[int] = frozenset()
 
     def __init__(self) -> None:
         self.traffic = Traffic()

@@ -29,7 +29,7 @@ class SplitWait:
 
     def __init__(self, inner: Communicator) -> None:
         self._inner = inner
-        self.rank, self.world_size, self.readable_peers = inner.rank, inner.world_size, inner.readable_peers
+        self.rank, self.world_size = inner.rank, inner.world_size
         self.traffic = inner.traffic
         self._everyone: Ranks = tuple(range(inner.world_size))
         self.traffic.wait_seconds = 0.0

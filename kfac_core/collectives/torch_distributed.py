@@ -13,7 +13,6 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 
 from kfac_core.collectives import direct
 from kfac_core.collectives.communicator import PendingCollective
-from kfac_core.collectives.peer_memory import PeerFinder
 from kfac_core.placement import Ranks
 from kfac_core.timing.timer import Traffic
 
@@ -27,38 +26,24 @@ class TorchCommunicator:
     Parts are reduced or broadcast one flat buffer per owner, all in flight at once: the number of
     collectives of a call depends on the world and never on the number of layers, and uneven parts need no
     padding.
-    Over Gloo parts go straight from rank to rank, and between ranks of one host past it: see
-    `kfac_core.collectives.direct`. All ranks make it at the same time, for they try who can read whom.
+    Over Gloo parts go straight from rank to rank: see `kfac_core.collectives.direct`.
 
     Args:
         process_group: the ranks that work together, this one among them; None is the whole world.
-        find_peers: finds the ranks on this host whose memory this rank reads; None reads none.
-
-    Attributes:
-        readable_peers: ranks whose memory this rank reads.
     """
 
     in_background = True
 
-    def __init__(
-        self, process_group: dist.ProcessGroup | None = None, *, find_peers: PeerFinder | None = None
-    ) -> None:
+    def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
         whole = process_group if process_group is not None else dist.group.WORLD
         assert whole is not None  # noqa: S101  torch.distributed is initialised
         self._all = whole
         self._gloo = backend_on("cpu", whole) == "gloo"
         self._global_ranks = dist.get_process_group_ranks(self._all)
-        self._find_peers = find_peers
         self.rank = dist.get_rank(self._all)
         self.world_size = len(self._global_ranks)
         self.traffic = Traffic()
         self._timeout = _timeout(whole)  # else a new group waits for a lost peer as long as torch's default
-        seconds = self._timeout.total_seconds() if self._timeout is not None else None
-        peers, self._all_readable = (
-            find_peers(whole, seconds) if self._gloo and find_peers is not None else ({}, False)
-        )
-        self.readable_peers = frozenset(peers)
-        self._peers = [direct.Peer(place, peers.get(rank)) for rank, place in enumerate(self._global_ranks)]
         self._device: torch.device | None = None
         self._tag = 0  # of the newest exchange that goes straight from rank to rank
         self._groups: dict[Ranks, dist.ProcessGroup] = {tuple(range(self.world_size)): self._all}
@@ -88,9 +73,6 @@ class TorchCommunicator:
     def all_reduce_async(self, buffer: Tensor) -> PendingCollective:
         """The same without waiting for it."""
         self._count(buffer)
-        if self._all_readable and self._is_direct(buffer) and buffer.is_contiguous():
-            parts = buffer.view(-1).tensor_split(self.world_size)
-            return direct.all_reduce(parts, self.rank, self._peers, self._all, self._next_tag())
         return PendingCollective(partial(_wait, [dist.all_reduce(buffer, group=self._all, async_op=True)]))
 
     def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> PendingCollective:
@@ -100,7 +82,7 @@ class TorchCommunicator:
             if part.numel():
                 self._count(part)
         if self._is_direct(buffer):
-            return direct.reduce_parts(parts, self.rank, self._peers, self._all, self._next_tag())
+            return direct.reduce_parts(parts, self.rank, self._global_ranks, self._all, self._next_tag())
         parts[self.rank].zero_()
 
         def reduce(owner: int, part: Tensor) -> dist.Work | None:
@@ -116,10 +98,10 @@ class TorchCommunicator:
         parts, place = buffer.split(list(sizes)), group.index(self.rank)
         if parts[place].numel():
             self._count(parts[place])
-        if self._is_direct(buffer):
-            direct.gather_parts(parts, place, [self._peers[rank] for rank in group], self._all)
-            return
         members = [self._global_ranks[rank] for rank in group]
+        if self._is_direct(buffer):
+            direct.gather_parts(parts, place, members, self._all)
+            return
 
         def broadcast(place: int, part: Tensor) -> dist.Work | None:
             work: dist.Work | None = dist.broadcast(
@@ -139,7 +121,7 @@ class TorchCommunicator:
         """A process group of its own for the same ranks."""
         made = self._made(self._global_ranks, member=True)
         assert made is not None  # noqa: S101  this rank is a member
-        other = TorchCommunicator(made, find_peers=self._find_peers)
+        other = TorchCommunicator(made)
         if self._device is not None:  # connected now, not in a hook that not all ranks may reach at once
             other.prepare((), torch.empty(0, device=self._device))
         other.traffic = self.traffic
@@ -151,7 +133,7 @@ class TorchCommunicator:
         On a GPU the host waits too: a collective by itself is only queued on the stream.
         """
         if self._gloo:
-            words, members = torch.zeros(len(group)).split(1), [self._peers[rank] for rank in group]
+            words, members = torch.zeros(len(group)).split(1), [self._global_ranks[rank] for rank in group]
             direct.gather_parts(words, group.index(self.rank), members, self._all)
         elif self._device is not None and self._device.type == "cuda":
             dist.all_reduce(torch.zeros(1, device=self._device), group=self._groups[group])

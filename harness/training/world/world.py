@@ -6,7 +6,6 @@ import os
 import socket
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,8 +25,7 @@ from harness.training.world.rendezvous import (
     rendezvous_in_folder,
     rendezvous_over_mpi,
 )
-from harness.training.world.single_copy import find_readable_peers
-from kfac_core.collectives import Communicator, PeerFinder, connect
+from kfac_core.collectives import Communicator, connect
 from kfac_core.collectives.mpi import MPICommunicator
 from kfac_core.collectives.single import SingleCommunicator
 
@@ -120,8 +118,7 @@ def join_world(attempt: Attempt, rank: int, world_size: int, local_rank: int) ->
         timeout=timedelta(seconds=patience.peer),
         device_id=device if backend == "nccl" else None,  # connects now, before any clock runs
     )
-    communicator = connect(find_peers=_peer_finder(launch))
-    return World(rank, world_size, device, backend, communicator, store, patience.staging)
+    return World(rank, world_size, device, backend, connect(), store, patience.staging)
 
 
 def finalize_world(world: World) -> None:
@@ -142,13 +139,6 @@ def host_names(world: World) -> tuple[str, ...]:
     all_ranks = tuple(range(world.world_size))
     world.communicator.gather_parts(names.view(-1), [TEXT_BYTES] * world.world_size, all_ranks)
     return tuple(decode_text(name) for name in names)
-
-
-def _peer_finder(launch: Launch | None) -> PeerFinder | None:
-    """How ranks of one host read each other's memory; None where the site does not want them to."""
-    if launch is None or not launch.site.single_copy:
-        return None
-    return partial(find_readable_peers, ptrace_any=launch.site.ptrace_any)
 
 
 def _device(launch: Launch | None, local_rank: int) -> torch.device:
