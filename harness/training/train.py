@@ -33,7 +33,7 @@ from harness.training.micro_batches import micro_batches
 from harness.training.optimizers import build_optimizer, learning_rate
 from harness.training.precision import ModelPrecision
 from harness.training.training_state import TrainingState
-from harness.training.world import World, all_gather_rows
+from harness.training.world import World
 from harness.workloads.workload import Batch, CountedLoss, Share, SumOfMeans, Workload, build_workload
 from kfac_core import KFAC, Phase
 from kfac_core.optimizers import NLCG
@@ -266,8 +266,7 @@ class Trainer:
 
     def _slowest(self, seconds: float) -> float:
         """The largest of all ranks' values."""
-        rows = all_gather_rows(self.world.communicator, self.world.device, [seconds])
-        return max(clock for (clock,) in rows)
+        return max(map(float, self.world.all_gather(seconds)))
 
     def _build_kfac(self, model: nn.Module) -> KFAC | None:
         if self.cell.kfac is None:

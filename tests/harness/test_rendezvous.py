@@ -15,8 +15,7 @@ from harness.launchers.launch import Launch
 from harness.launchers.site_profile import Site
 from harness.runs.store import Attempt
 from harness.training.world import World, join_world
-from harness.training.world.membership import prove_membership
-from harness.training.world.rendezvous import is_one_host, rendezvous_in_folder
+from harness.training.world.rendezvous import is_one_host, prove_membership, rendezvous_in_folder
 from tests.kfac_core.worlds import rank_context
 
 RUN = "study/cell/attempt-1"

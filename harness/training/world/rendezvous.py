@@ -1,42 +1,41 @@
 """Rendezvous: rank 0 opens a store, whose address the others learn over MPI, from a board or a file.
 
-The kernel chooses the port, so two runs never compete for one. The store of one host listens on its loopback
-interface only, and all ranks prove that they belong to the attempt before they use it.
+The kernel chooses the port, so two runs never compete for one. A store listens for connections, on several
+hosts from everywhere (that of one host on its loopback interface only), and asks nobody who they are. So
+before the ranks rely on it, all prove that they belong to the attempt: each knows a secret that only they can
+read. The secret protects who takes part, not what is sent: traffic is not encrypted.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
+import secrets
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import Tensor
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but hidden from checkers
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # public, but hidden from checkers
 
-from harness.launchers.address_board import (
-    SECRET_BYTES,
-    VARIABLE,
-    get_address,
-    new_secret,
-    post_address,
-    reachable_name,
-)
+from harness.errors import MembershipError
+from harness.launchers.address_board import VARIABLE, get_address, new_secret, post_address, reachable_name
 from harness.launchers.launch import Launch
 from harness.launchers.site_profile import Site
 from harness.runs.store import Attempt
 from harness.runs.stored_files import write_atomically
-from harness.training.world.membership import prove_membership
+from kfac_core.collectives import Communicator
 from kfac_core.collectives.mpi import MPICommunicator
 
 _LOOPBACK = "127.0.0.1"
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 1.0  # between looks at a file
-TEXT_BYTES = 256  # a host name has at most 253
+_CHALLENGE_BYTES = 16
+_REFUSED = "refused"
 
 
 @dataclass(frozen=True)
@@ -61,22 +60,19 @@ _DEFAULT = Patience.of(None)
 def rendezvous_over_mpi(
     mpi: MPICommunicator, attempt: Attempt, patience: Patience, *, one_host: bool
 ) -> TCPStore:
-    """Rank 0's store; its address is broadcast.
+    """Rank 0's store; its address and the secret go over MPI.
 
     Raises:
         MembershipError: somebody else acts as a rank, or as the store.
     """
-    address, secret = torch.zeros(TEXT_BYTES, dtype=torch.uint8), torch.zeros(SECRET_BYTES, dtype=torch.uint8)
-    store = None
+    store, address = None, b""
     if mpi.rank == 0:
         store, where = _open_store(mpi.world_size, patience, one_host=one_host)
-        address = encode_text(json.dumps(where))
-        secret = torch.tensor(list(new_secret()), dtype=torch.uint8)
-    mpi.broadcast(address, 0)
-    mpi.broadcast(secret, 0)
+        address = json.dumps({**where, "secret": new_secret().hex()}).encode()
+    where = json.loads(all_gather_bytes(mpi, torch.device("cpu"), address)[0])
     if store is None:
-        store = _connect(json.loads(decode_text(address)), mpi.world_size, patience)
-    prove_membership(store, mpi.rank, mpi.world_size, bytes(secret.tolist()), _name(attempt))
+        store = _connect(where, mpi.world_size, patience)
+    prove_membership(store, mpi.rank, mpi.world_size, bytes.fromhex(where["secret"]), _name(attempt))
     return store
 
 
@@ -123,14 +119,78 @@ def is_one_host(launch: Launch | None) -> bool:
     return os.environ.get("SLURM_STEP_NUM_NODES") == "1"
 
 
-def encode_text(text: str) -> Tensor:
-    """`[TEXT_BYTES]` uint8, padded with zeros."""
-    return torch.tensor(list(text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")), dtype=torch.uint8)
+def prove_membership(store: Store, rank: int, world_size: int, secret: bytes, run: str) -> None:
+    """Prove to all ranks that this process is `rank` of `run`, and have them prove it; all ranks call it.
+
+    Each rank publishes a random challenge and then an HMAC of all challenges under its own rank (challenge
+    and response with a shared key, FIPS 198-1). Rank 0 collects the challenges, checks the answers, and
+    vouches for them by an HMAC of its own, so that the store is read four times a rank in all. A stranger's
+    rank cannot answer, a stranger's store or rank 0 cannot vouch, and nothing of another attempt or of an
+    earlier start fits.
+
+    Args:
+        store: of the ranks; its `get` waits for the key.
+        rank: of this process.
+        world_size: number of ranks.
+        secret: known to the ranks only.
+        run: name of what they take part in, the same on all.
+
+    Raises:
+        MembershipError: another process acts as a rank, or as the store.
+    """
+    own = secrets.token_hex(_CHALLENGE_BYTES)
+    store.set(f"membership/challenge/{rank}", own)
+    if rank == 0:
+        collected = [_get(store, f"membership/challenge/{of}") for of in range(world_size)]
+        store.set("membership/challenges", "\n".join(collected))
+    challenges = _get(store, "membership/challenges").split("\n")
+    if challenges[rank : rank + 1] != [own] and len(challenges) == world_size:
+        raise MembershipError(f"another process acts as rank {rank} of {run}; this one does not take part")
+
+    def answer(of: str) -> str:
+        message = "\n".join([run, str(world_size), of, *challenges])
+        return hmac.new(secret, message.encode(), "sha256").hexdigest()
+
+    store.set(f"membership/answer/{rank}", answer(str(rank)))
+    if rank == 0:
+        _check_answers(store, [answer(str(of)) for of in range(world_size)], run)
+        store.set("membership/vouched", answer("all"))
+    elif not hmac.compare_digest(_get(store, "membership/vouched"), answer("all")):
+        raise MembershipError(
+            f"the store or rank 0 could not prove that all belong to {run}: somebody there does not know the "
+            f"secret in its run folder, and so is another user's or another attempt's"
+        )
 
 
-def decode_text(field: Tensor) -> str:
-    """The text that `encode_text` encoded."""
-    return bytes(field.tolist()).rstrip(b"\0").decode()
+def all_gather_bytes(communicator: Communicator, device: torch.device, own: bytes) -> list[bytes]:
+    """Entry r is what rank r passed; lengths may differ."""
+    lengths = torch.zeros(communicator.world_size, dtype=torch.int64, device=device)
+    lengths[communicator.rank] = len(own)
+    communicator.all_reduce(lengths)
+    sizes: list[int] = lengths.tolist()
+    buffer = torch.zeros(sum(sizes), dtype=torch.uint8)
+    if own:  # torch.frombuffer rejects an empty buffer
+        buffer.split(sizes)[communicator.rank].copy_(torch.frombuffer(bytearray(own), dtype=torch.uint8))
+    buffer = buffer.to(device)
+    communicator.gather_parts(buffer, sizes, tuple(range(communicator.world_size)))
+    return [part.numpy().tobytes() for part in buffer.cpu().split(sizes)]
+
+
+def _check_answers(store: Store, expected: Sequence[str], run: str) -> None:
+    answers = [_get(store, f"membership/answer/{of}") for of in range(len(expected))]
+    pairs = zip(answers, expected, strict=True)
+    strangers = [of for of, (got, right) in enumerate(pairs) if not hmac.compare_digest(got, right)]
+    if strangers:
+        store.set("membership/vouched", _REFUSED)  # else the others would wait for it
+        raise MembershipError(
+            f"ranks {strangers} could not prove that they belong to {run}: they do not know the secret in "
+            f"its run folder, and so are another user's or another attempt's"
+        )
+
+
+def _get(store: Store, key: str) -> str:
+    text: str = store.get(key).decode("ascii", errors="backslashreplace")
+    return text
 
 
 def _name(attempt: Attempt) -> str:
@@ -157,8 +217,8 @@ def _read_when_there(published: Path, patience: Patience) -> dict[str, Any]:
             )
         time.sleep(pause)
         pause = min(1.2 * pause, _LONGEST_PAUSE_SECONDS)
-    found: dict[str, Any] = json.loads(published.read_text())
-    return found
+    address: dict[str, Any] = json.loads(published.read_text())
+    return address
 
 
 def _connect(where: dict[str, Any], world_size: int, patience: Patience) -> TCPStore:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,10 +19,8 @@ from harness.launchers.launch import Launch
 from harness.runs.store import Attempt
 from harness.training.world.mpi import finalize_mpi, find_mpi, unlink_shared_memory
 from harness.training.world.rendezvous import (
-    TEXT_BYTES,
     Patience,
-    decode_text,
-    encode_text,
+    all_gather_bytes,
     is_one_host,
     rendezvous_in_folder,
     rendezvous_over_mpi,
@@ -50,6 +50,15 @@ class World:
     communicator: Communicator = field(default_factory=connect)
     store: Store | None = None
     staging_seconds: float = 3600.0
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """What every rank passed, by rank; a collective call, for agreements outside of the training step.
+
+        Args:
+            value: plain data for JSON, in which numbers stay exact.
+        """
+        texts = all_gather_bytes(self.communicator, self.device, json.dumps(value).encode())
+        return [json.loads(text) for text in texts]
 
     def wait_for_data(self) -> None:
         """Return when every rank has its data; a collective would count slow copies as lost peers.
@@ -130,15 +139,6 @@ def finalize_world(world: World) -> None:
     if world.backend == "nccl" and dist.is_initialized():
         dist.destroy_process_group()
     finalize_mpi()
-
-
-def host_names(world: World) -> tuple[str, ...]:
-    """Host of every rank, in rank order."""
-    names = torch.zeros(world.world_size, TEXT_BYTES, dtype=torch.uint8, device=world.device)
-    names[world.rank] = encode_text(socket.gethostname())
-    all_ranks = tuple(range(world.world_size))
-    world.communicator.gather_parts(names.view(-1), [TEXT_BYTES] * world.world_size, all_ranks)
-    return tuple(decode_text(name) for name in names)
 
 
 def _device(launch: Launch | None, local_rank: int) -> torch.device:

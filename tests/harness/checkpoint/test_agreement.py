@@ -7,14 +7,15 @@ import threading
 import time
 from datetime import timedelta
 from itertools import count
+from types import SimpleNamespace
 from typing import ClassVar, Self
 
 import pytest
 import torch.distributed as dist
 
 from harness.runs.checkpoint_store import Request
-from harness.training.checkpoint import agreement
-from harness.training.checkpoint.agreement import Agreement, EveryMinutes, own_connection
+from harness.training.checkpoint import Checkpoints, Schedule, agreement, checkpoints
+from harness.training.checkpoint.agreement import Agreement
 from tests.waiting import wait_for
 
 STOP = Request("SIGUSR1", stops=True)
@@ -54,7 +55,7 @@ class Rank(threading.Thread):
         super().__init__(daemon=True)
         self.test_ended = threading.Event()
         self.started.append(self)
-        self.agreement = Agreement(rank, world_size, store and own_connection(store), poll_request)
+        self.agreement = Agreement(rank, world_size, store, poll_request)
         self.pause_seconds, self.rounds = pause_seconds, rounds
         self.saved, self.step = [], 0
 
@@ -157,12 +158,16 @@ def test_a_rank_waits_before_its_proposed_step_while_a_peer_may_answer():
 
 
 def test_minutes_are_counted_from_the_last_checkpoint(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(agreement.time, "monotonic", lambda: now[0])
-    every = EveryMinutes(2)
-    now[0] = 119.0
-    assert every() is None
-    now[0] = 121.0
-    assert every() == Request("interval", stops=False)
-    every.reset()
-    assert every() is None
+    now = [121.0]
+    monkeypatch.setattr(checkpoints.time, "monotonic", lambda: now[0])
+    saving = Checkpoints.__new__(Checkpoints)
+    saving._schedule, saving._world, saving._saved_at = (
+        Schedule(every_minutes=2),
+        SimpleNamespace(rank=0),
+        2.0,
+    )
+    assert saving._interval_request() is None
+    now[0] = 123.0
+    assert saving._interval_request() == Request("interval", stops=False)
+    saving._world = SimpleNamespace(rank=1)  # rank 0 asks for all
+    assert saving._interval_request() is None

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from harness.runs.checkpoint_store import CheckpointStore
 from harness.runs.records import CheckpointRecord, SegmentRecord
-from harness.training.checkpoint import Schedule, parts, saving
+from harness.training.checkpoint import Schedule, parts
 from tests.harness.checkpoint.runs import cell, new_attempt, train
 from tests.kfac_core.worlds import rank_context
 
@@ -142,8 +142,8 @@ def test_a_checkpoint_that_would_run_code_counts_as_damaged(tmp_path):
 
 KILL_POINTS = {
     "before it begins": (CheckpointStore, "begin", "before"),
-    "before the first part": (saving, "write_part", "before"),
-    "after a part": (saving, "write_part", "after"),
+    "before the first part": (parts, "write_part", "before"),
+    "after a part": (parts, "write_part", "after"),
     "before the manifest": (CheckpointStore, "publish", "before"),
     "after the manifest, before the rename": (Path, "rename", "before"),
     "after the rename, before old ones are removed": (Path, "rename", "after"),
@@ -191,14 +191,14 @@ def die_while_others_save(rank, folder, attempt, spec):
     store = dist.FileStore(f"{folder}/store", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     if rank == 1:
-        real = saving.write_part
+        real = parts.write_part
 
         def deadly(path, content):
             if "step-00000010" in str(path):
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(path, content)
 
-        saving.write_part = deadly
+        parts.write_part = deadly
     try:
         train(rank, 2, spec, attempt, EVERY_EPOCH)
     finally:
