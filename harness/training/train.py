@@ -25,14 +25,11 @@ from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import EvalRecord, Record
 from harness.training.batch_norm import synchronise_batch_norm
 from harness.training.checkpoint import Checkpoints
-from harness.training.evaluation import evaluate
 from harness.training.gradient_averaging import broadcast_model, build_average
-from harness.training.measurement.clocks import RunClocks
 from harness.training.measurement.windows import WindowRecorder
-from harness.training.micro_batches import micro_batches
 from harness.training.optimizers import build_optimizer, learning_rate
-from harness.training.precision import ModelPrecision
-from harness.training.training_state import TrainingState
+from harness.training.passes import ModelPrecision, evaluate, micro_batches
+from harness.training.training_state import RunClocks, TrainingState
 from harness.training.world import World
 from harness.workloads.workload import Batch, CountedLoss, Share, SumOfMeans, Workload, build_workload
 from kfac_core import KFAC, Phase

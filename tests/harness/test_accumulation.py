@@ -15,7 +15,7 @@ from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import PhaseRecord, Record
 from harness.study.sweep.cells import canonical
 from harness.training import train
-from harness.training.micro_batches import part
+from harness.training.passes import part
 from harness.training.world import World
 
 KFAC = {"factor_update_steps": 1, "inverse_update_steps": 1, "damping": 0.01}

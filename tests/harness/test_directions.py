@@ -15,8 +15,7 @@ from harness.runs.record_lines import RecordWriter
 from harness.runs.records import FailureRecord
 from harness.runs.stored_files import write_atomically, write_once
 from harness.study.filters import select
-from harness.training import train
-from harness.training.measurement import clocks
+from harness.training import train, training_state
 from tests.harness.test_train import cell
 
 
@@ -101,8 +100,8 @@ def test_a_retry_tries_the_newest_checkpoint_first(tmp_path):
 
 def test_clocks_continue_where_the_segment_before_ended(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(clocks.time, "perf_counter", lambda: now[0])
-    own = clocks.RunClocks(SimpleNamespace(elapsed_seconds=2.0))
+    monkeypatch.setattr(training_state.time, "perf_counter", lambda: now[0])
+    own = training_state.RunClocks(SimpleNamespace(elapsed_seconds=2.0))
     own.restore(
         {"train_seconds": 5.0, "eval_seconds": 1.0, "checkpoint_seconds": 3.0, "earlier_wall_seconds": 9.0}
     )

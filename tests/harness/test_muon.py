@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.training.muon import Muon
+from harness.training.optimizers import Muon
 
 SETTINGS = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
 

@@ -248,7 +248,7 @@ def test_forked_loader_workers_run_beside_mpi(mpi_world):
 
 DIES = """
 import os, signal, sys, torch
-from harness.training.world.mpi import unlink_shared_memory
+from harness.training.world.world import unlink_shared_memory
 from kfac_core.collectives.mpi import MPICommunicator
 communicator = MPICommunicator()
 unlink_shared_memory()
