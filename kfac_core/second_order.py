@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kfac_core.batched_means import Key
 from kfac_core.collectives import Communicator
-from kfac_core.collectives.alike import are_alike
+from kfac_core.collectives.communicator import are_alike
 from kfac_core.config import KFACConfig
 from kfac_core.diagnostics import Failure
 from kfac_core.factors import Factors

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from kfac_core.collectives.communicator import Communicator, PendingCollective
-from kfac_core.collectives.single import SingleCommunicator
-from kfac_core.collectives.split_wait import SplitWait
+from kfac_core.collectives.communicator import (
+    Communicator,
+    PendingCollective,
+    SingleCommunicator,
+    SplitWait,
+)
 from kfac_core.collectives.torch_distributed import TorchCommunicator
 from kfac_core.errors import ConfigError
 
-__all__ = ["Communicator", "PendingCollective", "SplitWait", "connect"]
+__all__ = ["Communicator", "PendingCollective", "SingleCommunicator", "SplitWait", "connect"]
 
 
 def connect(process_group: dist.ProcessGroup | None = None) -> Communicator:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kfac_core.collectives import direct
+from kfac_core.collectives import torch_distributed
 from kfac_core.collectives.torch_distributed import TorchCommunicator
 
 ROUNDS = 5  # back to back, so that a message taken for one of another round would show
@@ -29,7 +29,9 @@ def both_ways(rank: int, world_size: int) -> list[tuple[Tensor, Tensor]]:
         straight, reduced, later = values.clone(), values.clone(), values.clone()
         with pytest.MonkeyPatch.context() as patch:
             if turn % 2:  # in several pieces, else whole
-                patch.setattr(direct, "_RECEIVE_ELEMENTS", 2 * direct._MIN_PIECE_ELEMENTS)
+                patch.setattr(
+                    torch_distributed, "_RECEIVE_ELEMENTS", 2 * torch_distributed._MIN_PIECE_ELEMENTS
+                )
             before = communicator.reduce_parts(straight, sizes)
             after = communicator.reduce_parts(later, sizes)
         after()  # two are under way together, and the second is waited for first

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kfac_core import KFAC, KFACConfig, Phase
-from kfac_core.collectives import connect, direct
+from kfac_core.collectives import connect, torch_distributed
 from kfac_core.kernels.packing_tables import table
 from kfac_core.timing.timer import PhaseTimer
 from tests.kfac_core.runs import average_gradients
@@ -96,8 +96,8 @@ def measure(rank: int, world_size: int, strategy: str, fraction: float | None) -
                         factor_update_steps=1, inverse_update_steps=1)  # fmt: skip
     kfac = KFAC(model, config, lr=0.1, timer=timer, communicator=communicator)
     with pytest.MonkeyPatch.context() as patch:  # receive buffers of hardly any size
-        patch.setattr(direct, "_MIN_PIECE_ELEMENTS", 64)
-        patch.setattr(direct, "_RECEIVE_ELEMENTS", 64)
+        patch.setattr(torch_distributed, "_MIN_PIECE_ELEMENTS", 64)
+        patch.setattr(torch_distributed, "_RECEIVE_ELEMENTS", 64)
         steps(preconditioned, timer, kfac.step)
     kfac.remove()
     gc.unfreeze()

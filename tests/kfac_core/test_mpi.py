@@ -20,8 +20,7 @@ from torch.utils.data import DataLoader
 
 from kfac_core import KFAC, ConfigError, KFACConfig
 from kfac_core.collectives import Communicator, connect
-from kfac_core.collectives.mpi import MPICommunicator, is_cuda_aware
-from kfac_core.collectives.mpi_hook import MPIGradients, average_over_mpi
+from kfac_core.collectives.mpi import MPICommunicator, MPIGradients, average_over_mpi, is_cuda_aware
 from kfac_core.timing.timer import Traffic
 from tests.kfac_core.mpi_worlds import MPIEXEC, MPIWorld
 from tests.kfac_core.nets import batch, conv_net

@@ -28,9 +28,8 @@ from harness.training.world.rendezvous import (
     rendezvous_in_folder,
     rendezvous_over_mpi,
 )
-from kfac_core.collectives import Communicator, connect
+from kfac_core.collectives import Communicator, SingleCommunicator, connect
 from kfac_core.collectives.mpi import MPICommunicator
-from kfac_core.collectives.single import SingleCommunicator
 
 if TYPE_CHECKING:
     from mpi4py import MPI
