@@ -15,10 +15,9 @@ import secrets
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # public, but hidden from checkers
@@ -36,48 +35,28 @@ _LOOPBACK = "127.0.0.1"
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 1.0  # between looks at a file
 _CHALLENGE_BYTES = 16
 _REFUSED = "refused"
+_DEFAULT = Site(name="none")
 
 
-@dataclass(frozen=True)
-class Patience:
-    """How long ranks wait for each other (see `Site`), in seconds."""
-
-    start: float
-    peer: float
-    staging: float
-
-    @classmethod
-    def of(cls, launch: Launch | None) -> Self:
-        """As the attempt's site says."""
-        site = launch.site if launch is not None else Site(name="none")
-        minutes = (site.rendezvous_minutes, site.peer_minutes, site.staging_minutes)
-        return cls(*(60 * one for one in minutes))
-
-
-_DEFAULT = Patience.of(None)
-
-
-def rendezvous_over_mpi(
-    mpi: MPICommunicator, attempt: Attempt, patience: Patience, *, one_host: bool
-) -> TCPStore:
+def rendezvous_over_mpi(mpi: MPICommunicator, attempt: Attempt, site: Site, *, one_host: bool) -> TCPStore:
     """Rank 0's store; its address and the secret go over MPI.
 
     Raises:
         MembershipError: somebody else acts as a rank, or as the store.
     """
-    store, address = None, b""
+    store, address, seconds = None, b"", 60 * site.rendezvous_minutes
     if mpi.rank == 0:
-        store, where = _open_store(mpi.world_size, patience, one_host=one_host)
+        store, where = _open_store(mpi.world_size, seconds, one_host=one_host)
         address = json.dumps({**where, "secret": new_secret().hex()}).encode()
     where = json.loads(all_gather_bytes(mpi, torch.device("cpu"), address)[0])
     if store is None:
-        store = _connect(where, mpi.world_size, patience)
+        store = _store(where["host"], where["port"], mpi.world_size, seconds, is_master=False)
     prove_membership(store, mpi.rank, mpi.world_size, bytes.fromhex(where["secret"]), _name(attempt))
     return store
 
 
 def rendezvous_in_folder(
-    attempt: Attempt, rank: int, world_size: int, patience: Patience = _DEFAULT, *, one_host: bool
+    attempt: Attempt, rank: int, world_size: int, site: Site = _DEFAULT, *, one_host: bool
 ) -> TCPStore:
     """Rank 0's store. A secret is in the attempt's folder until all ranks have met.
 
@@ -89,23 +68,23 @@ def rendezvous_in_folder(
         MembershipError: somebody else acts as a rank, or as the store.
     """
     published, board = attempt.path / "rendezvous.json", os.environ.get(VARIABLE)
-    store = None
+    store, seconds = None, 60 * site.rendezvous_minutes
     if rank == 0:
-        store, where = _open_store(world_size, patience, one_host=one_host)
+        store, where = _open_store(world_size, seconds, one_host=one_host)
     if board is not None and not one_host:
-        secret = bytes.fromhex(_read_when_there(published, patience)["secret"])
+        secret = bytes.fromhex(_read_when_there(published, seconds)["secret"])
         if store is not None:
-            post_address(board, secret, where, patience.start)
+            post_address(board, secret, where, seconds)
         else:
-            where = get_address(board, secret, patience.start)
+            where = get_address(board, secret, seconds)
     elif store is not None:
         secret = new_secret()
         write_atomically(published, json.dumps({**where, "secret": secret.hex()}), private=True)
     else:
-        where = _read_when_there(published, patience)
+        where = _read_when_there(published, seconds)
         secret = bytes.fromhex(where["secret"])
     if store is None:
-        store = _connect(where, world_size, patience)
+        store = _store(where["host"], where["port"], world_size, seconds, is_master=False)
     prove_membership(store, rank, world_size, secret, _name(attempt))
     if rank == 0:
         published.unlink()
@@ -197,39 +176,38 @@ def _name(attempt: Attempt) -> str:
     return "/".join(attempt.path.parts[-3:])
 
 
-def _open_store(world_size: int, patience: Patience, *, one_host: bool) -> tuple[TCPStore, dict[str, Any]]:
+def _open_store(world_size: int, seconds: float, *, one_host: bool) -> tuple[TCPStore, dict[str, Any]]:
     if one_host:  # no other host can connect
         listener = socket.create_server((_LOOPBACK, 0))
         port = listener.getsockname()[1]
-        store = _store(_LOOPBACK, port, world_size, patience, listener=listener.detach())
+        store = _store(_LOOPBACK, port, world_size, seconds, listener=listener.detach())
         return store, {"host": _LOOPBACK, "port": port}
     host = reachable_name()
-    store = _store(host, 0, world_size, patience, is_master=True)  # on all interfaces
+    store = _store(host, 0, world_size, seconds)  # on all interfaces
     return store, {"host": host, "port": store.port}
 
 
-def _read_when_there(published: Path, patience: Patience) -> dict[str, Any]:
-    deadline, pause = time.monotonic() + patience.start, _FIRST_PAUSE_SECONDS
+def _store(
+    host: str,
+    port: int,
+    world_size: int,
+    seconds: float,
+    *,
+    is_master: bool = True,
+    listener: int | None = None,
+) -> TCPStore:
+    return TCPStore(
+        host, port, world_size, is_master=is_master, timeout=timedelta(seconds=seconds),
+        wait_for_workers=False, master_listen_fd=listener,
+    )  # fmt: skip
+
+
+def _read_when_there(published: Path, seconds: float) -> dict[str, Any]:
+    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE_SECONDS
     while not published.exists():
         if time.monotonic() > deadline:
-            raise TimeoutError(
-                f"rank 0 published no {published} within {patience.start:.0f} s (rendezvous_minutes)"
-            )
+            raise TimeoutError(f"rank 0 published no {published} within {seconds:.0f} s (rendezvous_minutes)")
         time.sleep(pause)
         pause = min(1.2 * pause, _LONGEST_PAUSE_SECONDS)
     address: dict[str, Any] = json.loads(published.read_text())
     return address
-
-
-def _connect(where: dict[str, Any], world_size: int, patience: Patience) -> TCPStore:
-    return _store(where["host"], where["port"], world_size, patience, is_master=False)
-
-
-def _store(
-    host: str, port: int, world_size: int, patience: Patience, *, is_master: bool = True,
-    listener: int | None = None,
-) -> TCPStore:  # fmt: skip
-    return TCPStore(
-        host, port, world_size, is_master=is_master, timeout=timedelta(seconds=patience.start),
-        wait_for_workers=False, master_listen_fd=listener,
-    )  # fmt: skip

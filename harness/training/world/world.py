@@ -20,9 +20,9 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # public, but
 from harness.errors import SiteError
 from harness.launchers.launch import Launch
 from harness.launchers.rank_environment import MPI_IDENTITY
+from harness.launchers.site_profile import Site
 from harness.runs.store import Attempt
 from harness.training.world.rendezvous import (
-    Patience,
     all_gather_bytes,
     is_one_host,
     rendezvous_in_folder,
@@ -104,13 +104,14 @@ def join_world(attempt: Attempt, rank: int, world_size: int, local_rank: int) ->
         MembershipError: another process acts as a rank of the attempt.
     """
     launch = Launch.read(attempt)
-    patience = Patience.of(launch)
-    device = _device(launch, local_rank)
-    backend = _backend(launch, device)
+    site = launch.site if launch is not None else Site(name="none")
+    device = _device(site, local_rank)
+    backend = _backend(site, device)
+    peer_seconds, staging_seconds = 60 * site.peer_minutes, 60 * site.staging_minutes
     if world_size == 1:
         return World(rank, world_size, device, backend, SingleCommunicator())
     base, reason = find_mpi(rank, world_size, required=backend == "mpi")
-    mpi = MPICommunicator(base, patience.peer) if base is not None else None
+    mpi = MPICommunicator(base, peer_seconds) if base is not None else None
     if backend == "mpi" and mpi is None:
         raise SiteError(
             f"backend=mpi, but {reason}; give the site an MPI launch that its MPI library understands (mpi: "
@@ -118,12 +119,12 @@ def join_world(attempt: Attempt, rank: int, world_size: int, local_rank: int) ->
         )
     one_host = is_one_host(launch)
     if mpi is not None:
-        store = rendezvous_over_mpi(mpi, attempt, patience, one_host=one_host)
+        store = rendezvous_over_mpi(mpi, attempt, site, one_host=one_host)
     else:
-        store = rendezvous_in_folder(attempt, rank, world_size, patience, one_host=one_host)
+        store = rendezvous_in_folder(attempt, rank, world_size, site, one_host=one_host)
     unlink_shared_memory()
     if backend == "mpi" and mpi is not None:
-        return World(rank, world_size, device, backend, mpi, store, staging_seconds=patience.staging)
+        return World(rank, world_size, device, backend, mpi, store, staging_seconds)
     if one_host and backend == "gloo" and _LOOPBACK_DEVICE.exists():  # the kernel would take this way anyway
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK_DEVICE.name)
     if backend == "nccl":  # K-FAC's and the model's communicators run in the order of the host's calls
@@ -133,10 +134,10 @@ def join_world(attempt: Attempt, rank: int, world_size: int, local_rank: int) ->
         store=store,
         rank=rank,
         world_size=world_size,
-        timeout=timedelta(seconds=patience.peer),
+        timeout=timedelta(seconds=peer_seconds),
         device_id=device if backend == "nccl" else None,  # connects now, before any clock runs
     )
-    return World(rank, world_size, device, backend, connect(), store, patience.staging)
+    return World(rank, world_size, device, backend, connect(), store, staging_seconds)
 
 
 def finalize_world(world: World) -> None:
@@ -206,14 +207,14 @@ def _remove_identity() -> None:
         del os.environ[name]
 
 
-def _device(launch: Launch | None, local_rank: int) -> torch.device:
+def _device(site: Site, local_rank: int) -> torch.device:
     """The GPU with the number `local_rank`; NCCL needs all GPUs of the node visible, for peer-to-peer."""
-    if launch is None or not launch.site.gpus_per_rank:
+    if not site.gpus_per_rank:
         return torch.device("cpu")
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if local_rank >= visible:  # training on a CPU or on a peer's GPU would work too, and nobody would notice
         raise SiteError(
-            f"site {launch.site.name} has gpus_per_rank: 1, but torch {torch.__version__} on "
+            f"site {site.name} has gpus_per_rank: 1, but torch {torch.__version__} on "
             f"{socket.gethostname()} sees {visible} GPUs and this is local rank {local_rank}; each rank must "
             "see the GPUs of all ranks on its node (kronscale doctor reports why one does not), or set "
             "gpus_per_rank: 0"
@@ -223,8 +224,8 @@ def _device(launch: Launch | None, local_rank: int) -> torch.device:
     return device
 
 
-def _backend(launch: Launch | None, device: torch.device) -> str:
-    backend = launch.site.backend if launch is not None else "auto"
+def _backend(site: Site, device: torch.device) -> str:
+    backend = site.backend
     default = "nccl" if device.type == "cuda" else "gloo"
     if backend not in ("auto", "mpi", default):
         raise SiteError(f"backend={backend} cannot carry tensors on {device}; allowed: auto, {default}, mpi")
