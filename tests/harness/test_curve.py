@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.cell import Cell, Optimizer
+from harness.cell import Cell
 from harness.errors import SweepError
 from harness.runs.arms import fields_of
 from harness.study.sweep import read_sweep
-from harness.training.optimizers import learning_rate
 from kfac_core.curve import Curve, Decay
 
 SWEEP = """\
@@ -73,9 +72,3 @@ def test_an_error_names_the_field_of_the_curve(tmp_path, schedule, damping, sent
     with pytest.raises(SweepError) as raised:
         cells_of(tmp_path, schedule, damping)
     assert sentence in str(raised.value)
-
-
-@pytest.mark.parametrize(("world_size", "scaling", "peak"), [(8, "linear", 0.8), (8, "none", 0.1)])
-def test_a_learning_rate_is_its_peak_times_the_curve(world_size, scaling, peak):
-    spec = Optimizer(lr=0.1, lr_scaling=scaling, schedule=Decay(shape="linear"))
-    assert learning_rate(spec, world_size, 21, 7, 9) == pytest.approx(peak * 2 / 3)

@@ -34,9 +34,9 @@ class Agreement:
         self, rank: int, world_size: int, store: Store | None, poll_request: Callable[[], Request | None]
     ) -> None:
         self._rank, self._world_size, self._poll_request = rank, world_size, poll_request
-        self._store = HashStore()
+        self._store: Store = HashStore()
         if store is not None:  # a second connection, on which a thread can wait without blocking other users
-            self._store = store.clone()  # type: ignore[attr-defined]  # not in torch's stubs
+            self._store = store.clone() if hasattr(store, "clone") else store  # torch < 2.8 cannot
         self._store.set_timeout(_ANSWER_TIMEOUT)
         self._condition = threading.Condition()
         self._round = 0

@@ -141,8 +141,6 @@ def test_a_checkpoint_that_would_run_code_counts_as_damaged(tmp_path):
 
 
 KILL_POINTS = {
-    "before it begins": (CheckpointStore, "begin", "before"),
-    "before the first part": (parts, "write_part", "before"),
     "after a part": (parts, "write_part", "after"),
     "before the manifest": (CheckpointStore, "publish", "before"),
     "after the manifest, before the rename": (Path, "rename", "before"),
