@@ -18,7 +18,7 @@ from harness.runs.records import PhaseRecord, Record
 from harness.training.batch_norm import SynchronisedBatchNorm, synchronise_batch_norm
 from harness.training.train import Trainer
 from harness.training.world import World
-from kfac_core.collectives import Communicator, connect
+from kfac_core.collectives import Communicator, SingleCommunicator, connect
 from kfac_core.collectives.mpi import MPICommunicator
 from tests.harness.workloads.batch_files import options
 
@@ -113,6 +113,12 @@ def normalise_one_value(rank: int, _: int) -> str:
     with pytest.raises(ValueError, match="one value") as error:
         model(torch.ones(1 - rank, 2))
     return str(error.value)
+
+
+def test_one_rank_needs_no_other_layers():
+    model = network("rows")
+    synchronise_batch_norm(model, SingleCommunicator(), nullcontext)
+    assert not any(isinstance(module, SynchronisedBatchNorm) for module in model.modules())
 
 
 def test_names_and_tensors_of_a_model_stay_and_a_layer_in_two_places_stays_one(world):

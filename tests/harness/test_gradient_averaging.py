@@ -69,7 +69,6 @@ def averaged(rank: int, world_size: int, way: str, over: str) -> tuple[Tensor, T
     return summed, torch.cat([gradient.flatten() for gradient in expected]), calls
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("way", "over", "calls"), [("flat", "gloo", 1), ("flat", "mpi", 1), ("overlapped", "gloo", 2)]
 )
@@ -92,7 +91,6 @@ def second_steps(rank: int, _: int) -> tuple[Tensor, Tensor]:
     return second, gradients_of(started_again, anew, batch_of(rank, step=1))
 
 
-@pytest.mark.ranks
 def test_a_start_in_the_middle_adds_up_in_the_same_order(world):
     for second, again in world(3).run(second_steps):
         assert torch.equal(second, again)
@@ -121,7 +119,6 @@ def events(rank: int, _: int) -> list[str]:
     return seen
 
 
-@pytest.mark.ranks
 def test_buckets_leave_during_the_backward_pass(world):
     for seen in world(2).run(events):
         assert seen.index("start") < seen.index("first layer")
@@ -150,7 +147,6 @@ def with_unused(rank: int, _: int, way: str) -> str | float:
     return float(model.unused.weight.grad.abs().max()) + float(model.used.weight.grad.abs().max() == 0)
 
 
-@pytest.mark.ranks
 def test_a_parameter_without_a_gradient_has_zeros_or_an_error_says_what_to_do(world):
     assert world(2).run(with_unused, "flat") == [0.0, 0.0]
     for message in world(2).run(with_unused, "overlapped"):
@@ -166,7 +162,6 @@ def copied(rank: int, _: int) -> list[Tensor]:
     return [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
 
 
-@pytest.mark.ranks
 def test_ranks_start_with_the_parameters_and_buffers_of_rank_0(world):
     first, second = world(2).run(copied)
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
@@ -180,7 +175,6 @@ def ways(_: int, world_size: int) -> list[str]:
     return [averaging_method(averaging, size) for averaging, size in asked]
 
 
-@pytest.mark.ranks
 def test_by_default_gradients_are_averaged_by_distributed_data_parallel(world):
     assert world(2).run(ways) == 2 * [["DistributedDataParallel", "flat", "none"]]
     assert averaging_method("overlapped", 2) == "flat"  # torch.distributed is not initialised here: over MPI
