@@ -90,6 +90,12 @@ def test_matrices_take_torchs_muon_and_the_rest_adamw():
     assert (flat(ours) - flat(convolutional())).abs().min() > 0
 
 
+def test_a_torch_without_muon_is_named(monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(ValueError, match=r"muon needs torch >= 2.9, got"):
+        build(network(), "muon")
+
+
 def test_muon_takes_a_new_rate():
     model = network()
     optimizer = build(model, "muon")

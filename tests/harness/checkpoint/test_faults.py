@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+from dataclasses import asdict, replace
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +18,9 @@ import torch.distributed as dist
 
 from harness.runs.checkpoint_store import CheckpointStore
 from harness.runs.records import CheckpointRecord, SegmentRecord
+from harness.runs.stored_files import with_checksum, write_atomically
 from harness.training.checkpoint import Schedule, parts
+from harness.training.world import World
 from tests.harness.checkpoint.runs import cell, new_attempt, train
 from tests.kfac_core.worlds import rank_context
 
@@ -127,6 +130,19 @@ def test_a_run_with_damaged_checkpoints_only_starts_anew(world, tmp_path):
     (segment,) = records_of(run, SegmentRecord)
     assert (segment.segment, segment.first_step, segment.attempt) == (1, 0, None)
     assert len(segment.notes) == 1
+
+
+def test_a_checkpoint_of_another_format_or_world_or_without_a_part_counts_as_damaged(tmp_path):
+    spec = cell("sgd", 1)
+    attempt = new_attempt(tmp_path, spec)
+    train(0, 1, spec, attempt, stop_before=3)
+    (saved,) = CheckpointStore(attempt).newest_first()
+    manifest = saved.manifest()
+    for change in ({"version": 2}, {"world_size": 4}, {"parts": {}}):
+        write_atomically(saved.path / "manifest.json", with_checksum(asdict(replace(manifest, **change))))
+        loaded, (note,) = parts.load_newest(attempt, World(0, 1, torch.device("cpu"), "gloo"))
+        assert loaded is None
+        assert "damaged for ranks 0 and passed over: its manifest" in note
 
 
 def test_a_checkpoint_that_would_run_code_counts_as_damaged(tmp_path):
