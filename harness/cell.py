@@ -125,8 +125,8 @@ class Training(Spec):
     gradient_averaging: GradientAveraging = "overlapped"
     """How ranks average gradients: `overlapped` is torch's DistributedDataParallel, bucket after bucket in
     the backward pass, so that the phase `gradient_comm` is only the part that is not hidden; `flat` is one
-    collective after it, whose whole cost is that phase, for breakdowns. Without effect on one rank.
-    Example: `flat`."""
+    collective after it, whose whole cost is that phase, for breakdowns. Without effect on one rank; over
+    MPI both are `flat`. Example: `flat`."""
 
     accumulate: int = Field(default=1, ge=1)
     """Micro-batches that a rank cuts its local batch into, one after another, for batches that do not fit its

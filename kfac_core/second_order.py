@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kfac_core.collectives import Communicator
-from kfac_core.collectives.alike import are_alike
+from kfac_core.collectives.communicator import are_alike
 from kfac_core.config import KFACConfig
 from kfac_core.factors import BatchedMeans, Factors, Key
 from kfac_core.gradients import adjacent_runs, evenly_spaced

@@ -121,7 +121,7 @@ class Traffic:
         calls: collectives issued.
         sent_bytes: payload bytes, without copies made inside a collective's algorithm.
         wait_seconds: time until the last peer had arrived; None where it is not measured, see
-            `kfac_core.collectives.split_wait`.
+            `kfac_core.collectives.SplitWait`.
     """
 
     calls: int = 0

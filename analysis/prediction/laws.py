@@ -7,7 +7,7 @@ An exchange takes
 Bandwidth follows from the algorithms: a ring all-reduce sends 2 (P - 1) / P of its buffer over every wire
 (Thakur, Rabenseifner, Gropp 2005, IJHPCA 19(1)). Latency is uncertain: a constant is the lower bound, the
 length of a ring the upper bound, and the depth of a tree the central value. Over Gloo the number of rounds is
-known: its all-reduce is a ring, and parts go directly from rank to rank (`kfac_core.collectives.direct`).
+known: its all-reduce is a ring, and parts go directly from rank to rank (`TorchCommunicator`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.training.world.single_copy import find_readable_peers
 from harness.workloads.models import resnet32, resnet50
 from kfac_core import KFAC, KFACConfig
 from kfac_core.collectives import connect
@@ -75,7 +74,7 @@ class Preconditioned:
     def __init__(self, training: Training, config: KFACConfig) -> None:
         self.calls: dict[str, int] = {}
         self._training = training
-        communicator = connect(find_peers=find_readable_peers)
+        communicator = connect()
         self._timer = PhaseTimer(traffic=communicator.traffic)
         self.kfac = KFAC(training.model, config, lr=0.1, timer=self._timer, communicator=communicator)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from harness.cell import Spec
 from harness.errors import NoSiteError, SiteError
@@ -22,6 +22,9 @@ DEFAULT_FOLDER = Path("jobs/sites")
 
 class Site(Spec):
     """A site profile, `jobs/sites/<name>.yaml`."""
+
+    # Launches of earlier versions have fields that are gone. `read_site` refuses unknown keys of a profile.
+    model_config = ConfigDict(extra="ignore")
 
     name: str
     """Name of the profile: that of its file, so it can be left out. Example: `my-cluster`."""
@@ -112,14 +115,6 @@ class Site(Spec):
     split_wait: bool = False
     """Whether ranks meet before every collective, so that waiting for late ranks is measured apart from
     moving bytes; a barrier more for each, so steps are slower. Example: `true`."""
-
-    single_copy: bool = True
-    """Whether CPU ranks of one host that communicate over Gloo read each other's memory instead of sending
-    it; Gloo carries what the kernel refuses. Example: `false`."""
-
-    ptrace_any: bool = False
-    """Where Yama lets only parents read a process (`kernel.yama.ptrace_scope` is 1, as on Ubuntu), whether
-    ranks allow all processes of their user to read them, which `single_copy` needs there. Example: `true`."""
 
     group_readable: bool = False
     """Whether the folder's group may read new sweeps' runs, as far as your umask lets it (027 does);
@@ -255,8 +250,6 @@ def _unread(site: Site) -> Iterator[tuple[Place, str]]:
     if not site.gpus_per_rank:
         for place in (("gpus",), ("slurm", "gpus_by")):
             yield place, "with gpus_per_rank=0"
-    if not site.single_copy:
-        yield ("ptrace_any",), "with single_copy=false"
 
 
 def _cannot_act(site: Site) -> Iterator[tuple[Place, str]]:

@@ -1,13 +1,14 @@
 """Batch normalisation over the batches of all ranks, on CPUs and GPUs, over Gloo, NCCL and MPI.
 
-torch's SyncBatchNorm runs on GPUs only, and its collectives would not be counted. Mean and variance are put
-together from those of the ranks' batches by the update of Chan, Golub & LeVeque 1979 ("Updating formulae and
-a pairwise algorithm for computing sample variances"), which does not cancel as sums of squares do.
+torch's SyncBatchNorm has no kernels for CPUs (torch 2.13), works over torch.distributed only, and its
+collectives would not be counted; here one layer serves all three. Mean and variance are put together from
+those of the ranks' batches by the update of Chan, Golub & LeVeque 1979 ("Updating formulae and a pairwise
+algorithm for computing sample variances"), which does not cancel as sums of squares do.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,21 +31,17 @@ def synchronise_batch_norm(model: nn.Module, communicator: Communicator, waiting
             the same backward pass.
         waiting: a context for the collectives.
     """
-    found = [
-        (parent, name, child)
-        for parent in model.modules()
-        for name, child in parent._modules.items()  # named_children leaves repeated ones out
-        if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
-    ]
-    if not found or communicator.world_size == 1:
+    kinds = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+    norms = [module for module in model.modules() if isinstance(module, kinds)]
+    if not norms or communicator.world_size == 1:
         return
-    own = communicator.duplicate()
-    own.prepare((), torch.empty(0, device=next(model.parameters()).device))
-    made: dict[nn.Module, SynchronisedBatchNorm] = {}  # a layer may be in several places
-    for parent, name, child in found:
-        if child not in made:
-            made[child] = SynchronisedBatchNorm(child, own, waiting)
-        setattr(parent, name, made[child])
+    duplicate = communicator.duplicate()
+    duplicate.prepare((), torch.empty(0, device=next(model.parameters()).device))
+    replaced = {norm: SynchronisedBatchNorm(norm, duplicate, waiting) for norm in norms}
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():  # a layer may be in several places
+            if child in replaced:
+                setattr(parent, name, replaced[child])
 
 
 class SynchronisedBatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -82,67 +79,40 @@ class SynchronisedBatchNorm(nn.modules.batchnorm._BatchNorm):
     def _check_input_dim(self, input: Tensor) -> None:
         """Any number of dimensions: the layer stands for all of torch's."""
 
-    def statistics(self, own: Moments) -> Moments:
-        """The moments of all ranks' values, from those of this rank."""
-        ranks, size = self._communicator.world_size, len(own.packed())
-        table = own.packed().new_zeros(ranks, size)
-        table[self._communicator.rank] = own.packed()
+    def statistics(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean `[C]`, sum `[C]` of squared distances to it and number, per channel, of all ranks' values.
+
+        Args:
+            values: of this rank, `[B, C, ...]`.
+        """
+        ranks, channels = self._communicator.world_size, values.shape[1]
+        table = values.new_zeros(ranks, 2 * channels + 1)
+        if values.numel():
+            count = values.new_tensor([values.numel() // channels])
+            variance, mean = torch.var_mean(values, dim=_all_but_channels(values), correction=0)
+            table[self._communicator.rank] = torch.cat((mean, variance * count, count))
         with self._waiting():
-            self._communicator.gather_parts(table.view(-1), [size] * ranks, tuple(range(ranks)))
-        return combined(table)
+            sizes = [2 * channels + 1] * ranks
+            self._communicator.gather_parts(table.view(-1), sizes, tuple(range(ranks)))
+        means, squares, counts = table.split((channels, channels, 1), dim=1)
+        number = counts.sum()
+        mean = (counts * means).sum(0) / number
+        return mean, squares.sum(0) + (counts * (means - mean).square()).sum(0), number
 
     def sum_over_ranks(self, buffer: Tensor) -> None:
         """Add up a buffer over all ranks, in place."""
         with self._waiting():
             self._communicator.all_reduce(buffer)
 
-    def track(self, moments: Moments) -> None:
+    def track(self, mean: Tensor, squares: Tensor, number: Tensor) -> None:
         """Update the running statistics, the variance without bias, as torch's layers do."""
         if self.running_mean is None or self.running_var is None or not self.training:
             return
         assert self.num_batches_tracked is not None  # noqa: S101  as there are running statistics
         self.num_batches_tracked.add_(1)
         share = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
-        self.running_mean.lerp_(moments.mean.to(self.running_mean.dtype), share)
-        unbiased = moments.squares / (moments.number - 1)
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
-
-
-class Moments(NamedTuple):
-    """Moments of the values of each channel.
-
-    Attributes:
-        number: of values per channel, a scalar tensor.
-        mean: `[C]`.
-        squares: `[C]`, the sum of the squared distances to the mean.
-    """
-
-    number: Tensor
-    mean: Tensor
-    squares: Tensor
-
-    def packed(self) -> Tensor:
-        """All of it in one tensor `[2 C + 1]`."""
-        return torch.cat((self.mean, self.squares, self.number.view(1)))
-
-
-def moments_of(values: Tensor) -> Moments:
-    """Those of values `[B, C, ...]`; zeros of an empty batch."""
-    count = values.new_tensor(values.numel() // values.shape[1])
-    if not values.numel():
-        nothing = values.new_zeros(values.shape[1])
-        return Moments(count, nothing, nothing)
-    variance, mean = torch.var_mean(values, dim=_all_but_channels(values), correction=0)
-    return Moments(count, mean, variance * count)
-
-
-def combined(table: Tensor) -> Moments:
-    """Moments of all values, from a row of packed moments of each rank's; the same bits on every rank."""
-    channels = table.shape[1] // 2
-    means, squares, counts = table.split((channels, channels, 1), dim=1)
-    count = counts.sum()
-    mean = (counts * means).sum(0) / count
-    return Moments(count, mean, squares.sum(0) + (counts * (means - mean).square()).sum(0))
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+        self.running_var.lerp_((squares / (number - 1)).to(self.running_var.dtype), share)
 
 
 class _Normalise(torch.autograd.Function):
@@ -152,16 +122,15 @@ class _Normalise(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, layer: SynchronisedBatchNorm
     ) -> Tensor:
-        moments = layer.statistics(moments_of(_wide(x)))
-        if x.numel() <= x.shape[1] and moments.number <= 1:  # else a GPU need not be awaited
+        mean, squares, number = layer.statistics(_wide(x))
+        if x.numel() <= x.shape[1] and number <= 1:  # else a GPU need not be awaited
             raise ValueError(f"batch normalisation over all ranks has one value per channel, got {x.shape}")
-        layer.track(moments)
-        variance = moments.squares / moments.number
-        ctx.layer, ctx.count = layer, moments.number
-        ctx.save_for_backward(x, weight, moments.mean, torch.rsqrt(variance + layer.eps))
-        mean, variance = (
-            each if weight is None else each.to(weight.dtype) for each in (moments.mean, variance)
-        )
+        layer.track(mean, squares, number)
+        variance = squares / number
+        ctx.layer, ctx.number = layer, number
+        ctx.save_for_backward(x, weight, mean, torch.rsqrt(variance + layer.eps))
+        if weight is not None:
+            mean, variance = mean.to(weight.dtype), variance.to(weight.dtype)
         return functional.batch_norm(x, mean, variance, weight, bias, training=False, eps=layer.eps)
 
     @staticmethod
@@ -176,7 +145,7 @@ class _Normalise(torch.autograd.Function):
         to_input = None
         if ctx.needs_input_grad[0]:  # the same on all ranks
             ctx.layer.sum_over_ranks(sums)
-            along_mean, along_scale = (sums[0] / ctx.count, sums[1] * scale.square() / ctx.count)
+            along_mean, along_scale = sums[0] / ctx.number, sums[1] * scale.square() / ctx.number
             factor = scale if weight is None else scale * weight
             projected = g - along_mean.view(shape) - centred * along_scale.view(shape)
             to_input = (projected * factor.view(shape)).to(x.dtype)

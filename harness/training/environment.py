@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -32,9 +31,8 @@ class Environment:
         cpus: CPUs that rank 0 may run on.
         threads: threads that torch uses in each rank.
         hosts: host of every rank, in rank order.
-        near: ranks whose memory rank 0 reads directly (`harness.training.world.single_copy`).
         gradient_averaging: how ranks average gradients, an `AveragingMethod`.
-        keeps_freed_memory: whether malloc keeps freed memory (`harness.training.malloc`).
+        keeps_freed_memory: whether malloc keeps freed memory (`rank_process.keep_freed_memory`).
         native_bfloat16: whether the CPUs compute in bfloat16 without emulating it; None if not known.
     """
 
@@ -50,7 +48,6 @@ class Environment:
     backend: str
     host: str
     hosts: tuple[str, ...]
-    near: tuple[int, ...]
     gradient_averaging: str
     keeps_freed_memory: bool
     native_bfloat16: bool | None
@@ -64,7 +61,6 @@ def read_environment(
     device: torch.device,
     backend: str,
     hosts: tuple[str, ...],
-    readable_peers: Iterable[int] = (),
     *,
     gradient_averaging: str = "none",
     keeps_freed_memory: bool = False,
@@ -84,7 +80,6 @@ def read_environment(
         backend=backend,
         host=platform.node(),
         hosts=hosts,
-        near=tuple(sorted(readable_peers)),
         gradient_averaging=gradient_averaging,
         keeps_freed_memory=keeps_freed_memory,
         native_bfloat16=has_native_bfloat16(),

@@ -25,15 +25,12 @@ from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import EvalRecord, Record
 from harness.training.batch_norm import synchronise_batch_norm
 from harness.training.checkpoint import Checkpoints
-from harness.training.evaluation import evaluate
 from harness.training.gradient_averaging import broadcast_model, build_average
-from harness.training.measurement.clocks import RunClocks
 from harness.training.measurement.windows import WindowRecorder
-from harness.training.micro_batches import micro_batches
 from harness.training.optimizers import build_optimizer, learning_rate
-from harness.training.precision import ModelPrecision
-from harness.training.training_state import TrainingState
-from harness.training.world import World, all_gather_rows
+from harness.training.passes import ModelPrecision, evaluate, micro_batches
+from harness.training.training_state import RunClocks, TrainingState
+from harness.training.world import World
 from harness.workloads.workload import Batch, CountedLoss, Share, SumOfMeans, Workload, build_workload
 from kfac_core import KFAC, Phase
 from kfac_core.optimizers import NLCG
@@ -266,8 +263,7 @@ class Trainer:
 
     def _slowest(self, seconds: float) -> float:
         """The largest of all ranks' values."""
-        rows = all_gather_rows(self.world.communicator, self.world.device, [seconds])
-        return max(clock for (clock,) in rows)
+        return max(map(float, self.world.all_gather(seconds)))
 
     def _build_kfac(self, model: nn.Module) -> KFAC | None:
         if self.cell.kfac is None:

@@ -7,6 +7,7 @@ and stops the other ranks.
 
 from __future__ import annotations
 
+import socket
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
@@ -26,10 +27,9 @@ from harness.training.checkpoint import Checkpoints, Schedule
 from harness.training.compiler import do_without_compiler
 from harness.training.environment import read_environment
 from harness.training.gradient_averaging import averaging_method
-from harness.training.malloc import keep_freed_memory
-from harness.training.rank_process import RankArguments, exit_at_once, failure_record
+from harness.training.rank_process import RankArguments, exit_at_once, failure_record, keep_freed_memory
 from harness.training.train import Trainer
-from harness.training.world import finalize_world, host_names, join_world
+from harness.training.world import finalize_world, join_world
 from harness.workloads.sources.weight_files import save_weights
 from kfac_core.collectives import SplitWait
 
@@ -79,19 +79,18 @@ def _train(
     site = (attempt.read("launch.json") or {}).get("site") or {}
     if site.get("split_wait") and world.world_size > 1:
         world = replace(world, communicator=SplitWait(world.communicator))
-    hosts = host_names(world)
+    hosts = tuple(world.all_gather(socket.gethostname()))
     if world.rank == 0:
-        readable = world.communicator.readable_peers
         environment = read_environment(
             world.device,
             world.backend,
             hosts,
-            readable,
             gradient_averaging=averaging_method(cell.training.gradient_averaging, world.world_size),
             keeps_freed_memory=kept,
         )
         attempt.write("environment.json", environment.to_json())
-    checkpoints = Checkpoints(attempt, world, records.write, Schedule.read(attempt), requests)
+    schedule = Schedule(site.get("checkpoint_every_epochs"), site.get("checkpoint_every_minutes"))
+    checkpoints = Checkpoints(attempt, world, records.write, schedule, requests)
     trainer = Trainer(
         cell,
         world,

@@ -7,27 +7,25 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from kfac_core.collectives.communicator import Communicator, PendingCollective
-from kfac_core.collectives.peer_memory import PeerFinder, PeerMemory
-from kfac_core.collectives.single import SingleCommunicator
-from kfac_core.collectives.split_wait import SplitWait
+from kfac_core.collectives.communicator import (
+    Communicator,
+    PendingCollective,
+    SingleCommunicator,
+    SplitWait,
+)
 from kfac_core.collectives.torch_distributed import TorchCommunicator
 from kfac_core.errors import ConfigError
 
-__all__ = ["Communicator", "PeerFinder", "PeerMemory", "PendingCollective", "SplitWait", "connect"]
+__all__ = ["Communicator", "PendingCollective", "SingleCommunicator", "SplitWait", "connect"]
 
 
-def connect(
-    process_group: dist.ProcessGroup | None = None, *, find_peers: PeerFinder | None = None
-) -> Communicator:
+def connect(process_group: dist.ProcessGroup | None = None) -> Communicator:
     """The communicator of this process: torch.distributed where it is initialised, else a world of one.
 
     Every rank of the group calls it at the same time.
 
     Args:
         process_group: the ranks that work together; None is the whole world.
-        find_peers: for ranks on one host that communicate over Gloo: finds those whose memory this rank may
-            read instead. None, the default, reads nobody's memory.
 
     Raises:
         ConfigError: this rank is not a member of the group.
@@ -40,4 +38,4 @@ def connect(
         )
     if dist.get_world_size(process_group) == 1:
         return SingleCommunicator()
-    return TorchCommunicator(process_group, find_peers=find_peers)
+    return TorchCommunicator(process_group)

@@ -1,15 +1,25 @@
-"""The communicator protocol: the collectives that K-FAC needs, on flat buffers with one part per rank."""
+"""The communicator protocol: the collectives that K-FAC needs, on flat buffers with one part per rank.
+
+Beside it: the communicator of a world of one, one that measures waiting apart from moving bytes, and whether
+all ranks compute on devices of one kind.
+"""
 
 from __future__ import annotations
 
+import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from kfac_core.placement import Ranks
 from kfac_core.timing import Traffic
+
+_KINDS = 1 << 20  # numbers of kinds of devices; float32 holds each exactly
 
 Wait = Callable[[], None]
 """Waits until a started operation has finished."""
@@ -45,13 +55,11 @@ class Communicator(Protocol):
 
     Attributes:
         in_background: whether a started collective makes progress before it is waited for.
-        readable_peers: ranks whose memory this rank reads directly, so that they need not send.
     """
 
     rank: int
     world_size: int
     in_background: bool
-    readable_peers: frozenset[int]
     traffic: Traffic
 
     def prepare(self, groups: Sequence[Ranks], like: Tensor) -> None:
@@ -93,3 +101,130 @@ class Communicator(Protocol):
     def barrier(self, group: Ranks) -> None:
         """Return when every member of `group` has called this; not counted as traffic."""
         ...
+
+
+class SingleCommunicator:
+    """Every collective is complete at once."""
+
+    rank = 0
+    world_size = 1
+    in_background = True
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
+
+    def prepare(self, groups: Sequence[Ranks], like: Tensor) -> None:
+        """Nothing to prepare."""
+
+    def all_reduce(self, buffer: Tensor) -> None:
+        """Nothing to add."""
+
+    def all_reduce_async(self, buffer: Tensor) -> PendingCollective:
+        """Nothing to add."""
+        return PendingCollective(no_wait)
+
+    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> PendingCollective:
+        """Zero: the sum over no other ranks."""
+        buffer.zero_()
+        return PendingCollective(no_wait)
+
+    def gather_parts(self, buffer: Tensor, sizes: Sequence[int], group: Ranks) -> None:
+        """Nothing to fetch."""
+
+    def broadcast(self, buffer: Tensor, source: int) -> None:
+        """Nothing to fetch."""
+
+    def duplicate(self) -> SingleCommunicator:
+        """This communicator: nothing can interleave."""
+        return self
+
+    def barrier(self, group: Ranks) -> None:
+        """No other rank to wait for."""
+
+
+class SplitWait:
+    """A communicator with a barrier before every collective, whose time counts as waiting.
+
+    The time until the last peer has arrived goes to `traffic.wait_seconds`; the rest of a phase is moving
+    bytes. The extra barrier's own latency is booked as waiting too: use this to measure, not for runs whose
+    seconds are compared with those of others. Nothing overlaps: a pending collective starts when it is waited
+    for, and on a GPU the host waits for the queued work before the barrier.
+
+    Args:
+        inner: carries the traffic, and counts it as without this wrapper.
+    """
+
+    in_background = False
+
+    def __init__(self, inner: Communicator) -> None:
+        self._inner = inner
+        self.rank, self.world_size = inner.rank, inner.world_size
+        self.traffic = inner.traffic
+        self._everyone: Ranks = tuple(range(inner.world_size))
+        self.traffic.wait_seconds = 0.0
+
+    def prepare(self, groups: Sequence[Ranks], like: Tensor) -> None:
+        """Passed on."""
+        self._inner.prepare(groups, like)
+
+    def all_reduce(self, buffer: Tensor) -> None:
+        """Barrier, then sum."""
+        self._timed_barrier(self._everyone, buffer)
+        self._inner.all_reduce(buffer)
+
+    def all_reduce_async(self, buffer: Tensor) -> PendingCollective:
+        """Barrier, then sum, both when waited for."""
+        return PendingCollective(partial(self.all_reduce, buffer))
+
+    def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> PendingCollective:
+        """Barrier, then reduce, both when waited for."""
+
+        def wait_and_reduce() -> None:
+            self._timed_barrier(self._everyone, buffer)
+            self._inner.reduce_parts(buffer, sizes)()
+
+        return PendingCollective(wait_and_reduce)
+
+    def gather_parts(self, buffer: Tensor, sizes: Sequence[int], group: Ranks) -> None:
+        """Barrier of the group, then all-gather."""
+        self._timed_barrier(group, buffer)
+        self._inner.gather_parts(buffer, sizes, group)
+
+    def broadcast(self, buffer: Tensor, source: int) -> None:
+        """Barrier, then broadcast."""
+        self._timed_barrier(self._everyone, buffer)
+        self._inner.broadcast(buffer, source)
+
+    def duplicate(self) -> SplitWait:
+        """This communicator: nothing overlaps, so nothing interleaves."""
+        return self
+
+    def barrier(self, group: Ranks) -> None:
+        """A barrier that is not timed: the caller has its own clock."""
+        self._inner.barrier(group)
+
+    def _timed_barrier(self, group: Ranks, buffer: Tensor) -> None:
+        if buffer.is_cuda:
+            torch.cuda.current_stream(buffer.device).synchronize()  # own queued work is not waiting for peers
+        started = time.perf_counter()
+        self._inner.barrier(group)
+        waited = time.perf_counter() - started
+        self.traffic.wait_seconds = (self.traffic.wait_seconds or 0.0) + waited
+
+
+def are_alike(communicator: Communicator, like: Tensor) -> bool:
+    """Ask all ranks for the kind of their device, at the same time; not counted as traffic."""
+    traffic = communicator.traffic
+    before = traffic.calls, traffic.sent_bytes
+    kinds = like.new_zeros(communicator.world_size, dtype=torch.float32)
+    kinds.narrow(0, communicator.rank, 1).fill_(1 + zlib.crc32(kind_of(like.device).encode()) % _KINDS)
+    communicator.all_reduce(kinds)
+    traffic.calls, traffic.sent_bytes = before
+    return len({kind for kind in map(float, kinds.cpu().unbind()) if kind}) == 1
+
+
+def kind_of(device: torch.device) -> str:
+    """What the bits of a decomposition depend on; on a CPU also the threads that share the work."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)} {torch.__version__}"
+    return f"{torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()} {torch.__version__}"

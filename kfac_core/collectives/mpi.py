@@ -1,6 +1,13 @@
-"""Collectives over MPI, for CPU ranks, and for GPU ranks where the MPI library is CUDA-aware."""
+"""Collectives over MPI, for CPU ranks, and for GPU ranks where the MPI library is CUDA-aware.
 
-from __future__ import annotations
+With DistributedDataParallel, a communication hook averages the gradients over MPI too:
+
+communicator = MPICommunicator()
+model.register_comm_hook(MPIGradients(communicator), average_over_mpi)
+kfac = KFAC(model, config, lr=optimizer, communicator=communicator)
+"""
+
+# torch compares the hook's annotations with its own classes, so they must not be postponed into text here.
 
 import ctypes
 import os
@@ -12,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public, but hidden from checkers
+from torch.futures import Future
 
 from kfac_core.collectives.communicator import PendingCollective
 from kfac_core.errors import ConfigError
@@ -49,10 +58,9 @@ class MPICommunicator:
     """
 
     in_background = False  # MPI makes no progress outside its calls
-    readable_peers: frozenset[int] = frozenset()  # MPI may read peers' memory itself, but does not report it
 
     def __init__(
-        self, base: MPI.Intracomm | None = None, timeout_seconds: float = PEER_TIMEOUT_SECONDS
+        self, base: "MPI.Intracomm | None" = None, timeout_seconds: float = PEER_TIMEOUT_SECONDS
     ) -> None:
         from mpi4py import MPI  # noqa: PLC0415  # importing it starts MPI
 
@@ -109,7 +117,7 @@ class MPICommunicator:
         message = [self._raw(buffer), self._moved[buffer.element_size()]]
         self._wait([self._all.Ibcast(message, source)], "broadcast", buffer)
 
-    def duplicate(self) -> MPICommunicator:
+    def duplicate(self) -> "MPICommunicator":
         """This communicator: collectives that run when waited for do not interleave."""
         return self
 
@@ -117,7 +125,7 @@ class MPICommunicator:
         """A barrier of the group."""
         self.wait_all([self._group(group).Ibarrier()], "barrier")
 
-    def start_all_reduce(self, buffer: Tensor) -> tuple[Tensor, list[MPI.Request]]:
+    def start_all_reduce(self, buffer: Tensor) -> tuple[Tensor, "list[MPI.Request]"]:
         """Start to sum `buffer` over the world.
 
         Returns:
@@ -131,7 +139,7 @@ class MPICommunicator:
         wide = self._widened(buffer)
         return wide, [self._start_sum(piece) for piece in _pieces(wide)]
 
-    def wait_all(self, requests: Sequence[MPI.Request], what: str) -> None:
+    def wait_all(self, requests: "Sequence[MPI.Request]", what: str) -> None:
         """Wait until all requests are complete.
 
         Raises:
@@ -146,7 +154,7 @@ class MPICommunicator:
                 )
             os.sched_yield()
 
-    def _start_sum(self, buffer: Tensor) -> MPI.Request:
+    def _start_sum(self, buffer: Tensor) -> "MPI.Request":
         _synchronize(buffer)
         message = [self._raw(buffer), self._sum_type(buffer)]
         return self._all.Iallreduce(self._mpi.IN_PLACE, message, op=self._mpi.SUM)
@@ -181,10 +189,10 @@ class MPICommunicator:
         self._wait(requests, "reduce_parts", whole)
         own.copy_(received)
 
-    def _wait(self, requests: Sequence[MPI.Request], what: str, buffer: Tensor) -> None:
+    def _wait(self, requests: "Sequence[MPI.Request]", what: str, buffer: Tensor) -> None:
         self.wait_all(requests, f"{what} of {buffer.numel()} x {buffer.dtype}")
 
-    def _group(self, ranks: Ranks) -> MPI.Intracomm:
+    def _group(self, ranks: Ranks) -> "MPI.Intracomm":
         if ranks not in self._groups:
             # Only the members take part, so that rows and columns are all made at once.
             self._groups[ranks] = self._all.Create_group(self._all.group.Incl(list(ranks)))
@@ -209,7 +217,7 @@ class MPICommunicator:
     def _widened(self, buffer: Tensor) -> Tensor:
         return buffer.to(_WIDE[buffer.dtype]) if buffer.dtype in _WIDE else buffer
 
-    def _sum_type(self, buffer: Tensor) -> MPI.Datatype:
+    def _sum_type(self, buffer: Tensor) -> "MPI.Datatype":
         if buffer.dtype not in self._summed:
             allowed = ", ".join(str(dtype) for dtype in (*self._summed, *_WIDE))
             raise ConfigError(f"MPI cannot sum a tensor of {buffer.dtype}; allowed: {allowed}")
@@ -218,6 +226,51 @@ class MPICommunicator:
     def _count(self, buffer: Tensor) -> None:
         self.traffic.calls += 1
         self.traffic.sent_bytes += buffer.numel() * buffer.element_size()
+
+
+class MPIGradients:
+    """State of the hook: the pending sums of the buckets so far.
+
+    Args:
+        communicator: counts the buckets in its traffic; may be K-FAC's own.
+    """
+
+    def __init__(self, communicator: MPICommunicator) -> None:
+        self.communicator = communicator
+        self._started: list[tuple[Tensor, Tensor, Future[Tensor]]] = []
+        self._requests: list[Any] = []  # mpi4py's, which is imported only with a communicator
+
+    def add(self, buffer: Tensor) -> Future[Tensor]:
+        """Start to average a bucket, in place."""
+        buffer /= self.communicator.world_size  # before the sum, as in DDP: half precision overflows later
+        summed, requests = self.communicator.start_all_reduce(buffer)
+        future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
+        self._started.append((buffer, summed, future))
+        self._requests += requests
+        return future
+
+    def finish(self) -> None:
+        """Wait for all buckets."""
+        self.communicator.wait_all(self._requests, f"average of {len(self._started)} gradient buckets")
+        for buffer, summed, future in self._started:
+            future.set_result(buffer if summed is buffer else buffer.copy_(summed))
+        self._started, self._requests = [], []
+
+
+def average_over_mpi(state: MPIGradients, bucket: GradBucket) -> Future[Tensor]:
+    """Average a bucket of gradients over the ranks, for `DistributedDataParallel.register_comm_hook`.
+
+    Every bucket's sum starts when its gradients are ready, and all are waited for after the last bucket. They
+    overlap with the backward pass as far as the MPI library makes progress by itself.
+
+    Raises:
+        TimeoutError: a rank is lost.
+        ConfigError: MPI cannot sum the gradients' dtype or reach their device.
+    """
+    future = state.add(bucket.buffer())
+    if bucket.is_last():
+        state.finish()
+    return future
 
 
 def is_cuda_aware() -> bool:

@@ -1,4 +1,11 @@
-"""Collectives over torch.distributed: NCCL on GPUs, Gloo on CPUs."""
+"""Collectives over torch.distributed: NCCL on GPUs, Gloo on CPUs.
+
+On CPUs parts go point to point: each rank sends straight to each other rank. Gloo broadcasts along a binomial
+tree and reduces along a ring, one collective per owner, two at a time. The owner of a part sends it once per
+level of the tree, and no rank forwards before all of it has arrived. Point to point takes one round, and each
+link carries only what it must, (P - 1) / P of an even buffer. Receives are posted first: otherwise a peer's
+clear-to-send message would queue behind this rank's own data.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +18,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _coalescing_manager
 
-from kfac_core.collectives import direct
-from kfac_core.collectives.communicator import PendingCollective
-from kfac_core.collectives.peer_memory import PeerFinder
+from kfac_core.collectives.communicator import PendingCollective, Wait, no_wait
 from kfac_core.placement import Ranks
 from kfac_core.timing import Traffic
 
 _TAGS = 1 << 16  # far more than exchanges under way
+_RECEIVE_ELEMENTS = 2**20  # of all receive buffers of a rank together, 4 MiB of float32
+_MIN_PIECE_ELEMENTS = 2**14
 
 
 class TorchCommunicator:
@@ -27,38 +34,24 @@ class TorchCommunicator:
     Parts are reduced or broadcast one flat buffer per owner, all in flight at once: the number of
     collectives of a call depends on the world and never on the number of layers, and uneven parts need no
     padding.
-    Over Gloo parts go straight from rank to rank, and between ranks of one host past it: see
-    `kfac_core.collectives.direct`. All ranks make it at the same time, for they try who can read whom.
+    Over Gloo parts go straight from rank to rank.
 
     Args:
         process_group: the ranks that work together, this one among them; None is the whole world.
-        find_peers: finds the ranks on this host whose memory this rank reads; None reads none.
-
-    Attributes:
-        readable_peers: ranks whose memory this rank reads.
     """
 
     in_background = True
 
-    def __init__(
-        self, process_group: dist.ProcessGroup | None = None, *, find_peers: PeerFinder | None = None
-    ) -> None:
+    def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
         whole = process_group if process_group is not None else dist.group.WORLD
         assert whole is not None  # noqa: S101  torch.distributed is initialised
         self._all = whole
         self._gloo = backend_on("cpu", whole) == "gloo"
         self._global_ranks = dist.get_process_group_ranks(self._all)
-        self._find_peers = find_peers
         self.rank = dist.get_rank(self._all)
         self.world_size = len(self._global_ranks)
         self.traffic = Traffic()
         self._timeout = _timeout(whole)  # else a new group waits for a lost peer as long as torch's default
-        seconds = self._timeout.total_seconds() if self._timeout is not None else None
-        peers, self._all_readable = (
-            find_peers(whole, seconds) if self._gloo and find_peers is not None else ({}, False)
-        )
-        self.readable_peers = frozenset(peers)
-        self._peers = [direct.Peer(place, peers.get(rank)) for rank, place in enumerate(self._global_ranks)]
         self._device: torch.device | None = None
         self._tag = 0  # of the newest exchange that goes straight from rank to rank
         self._groups: dict[Ranks, dist.ProcessGroup] = {tuple(range(self.world_size)): self._all}
@@ -88,9 +81,6 @@ class TorchCommunicator:
     def all_reduce_async(self, buffer: Tensor) -> PendingCollective:
         """The same without waiting for it."""
         self._count(buffer)
-        if self._all_readable and self._is_direct(buffer) and buffer.is_contiguous():
-            parts = buffer.view(-1).tensor_split(self.world_size)
-            return direct.all_reduce(parts, self.rank, self._peers, self._all, self._next_tag())
         return PendingCollective(partial(_wait, [dist.all_reduce(buffer, group=self._all, async_op=True)]))
 
     def reduce_parts(self, buffer: Tensor, sizes: Sequence[int]) -> PendingCollective:
@@ -100,7 +90,7 @@ class TorchCommunicator:
             if part.numel():
                 self._count(part)
         if self._is_direct(buffer):
-            return direct.reduce_parts(parts, self.rank, self._peers, self._all, self._next_tag())
+            return _reduce_directly(parts, self.rank, self._global_ranks, self._all, self._next_tag())
         parts[self.rank].zero_()
 
         def reduce(owner: int, part: Tensor) -> dist.Work | None:
@@ -116,10 +106,10 @@ class TorchCommunicator:
         parts, place = buffer.split(list(sizes)), group.index(self.rank)
         if parts[place].numel():
             self._count(parts[place])
-        if self._is_direct(buffer):
-            direct.gather_parts(parts, place, [self._peers[rank] for rank in group], self._all)
-            return
         members = [self._global_ranks[rank] for rank in group]
+        if self._is_direct(buffer):
+            _gather_directly(parts, place, members, self._all)
+            return
 
         def broadcast(place: int, part: Tensor) -> dist.Work | None:
             work: dist.Work | None = dist.broadcast(
@@ -139,7 +129,7 @@ class TorchCommunicator:
         """A process group of its own for the same ranks."""
         made = self._made(self._global_ranks, member=True)
         assert made is not None  # noqa: S101  this rank is a member
-        other = TorchCommunicator(made, find_peers=self._find_peers)
+        other = TorchCommunicator(made)
         if self._device is not None:  # connected now, not in a hook that not all ranks may reach at once
             other.prepare((), torch.empty(0, device=self._device))
         other.traffic = self.traffic
@@ -151,8 +141,8 @@ class TorchCommunicator:
         On a GPU the host waits too: a collective by itself is only queued on the stream.
         """
         if self._gloo:
-            words, members = torch.zeros(len(group)).split(1), [self._peers[rank] for rank in group]
-            direct.gather_parts(words, group.index(self.rank), members, self._all)
+            words, members = torch.zeros(len(group)).split(1), [self._global_ranks[rank] for rank in group]
+            _gather_directly(words, group.index(self.rank), members, self._all)
         elif self._device is not None and self._device.type == "cuda":
             dist.all_reduce(torch.zeros(1, device=self._device), group=self._groups[group])
             torch.cuda.current_stream(self._device).synchronize()
@@ -215,6 +205,98 @@ def backend_on(device: str, group: dist.ProcessGroup | None = None) -> str:
     """
     pairs = (pair.split(":") for pair in dist.get_backend_config(group).split(","))
     return {pair[0]: pair[-1] for pair in pairs}.get(device, "")
+
+
+def _gather_directly(
+    parts: Sequence[Tensor], rank: int, members: Sequence[int], group: dist.ProcessGroup
+) -> None:
+    """All-gather: each rank has filled its part; afterwards every rank holds all of them.
+
+    Args:
+        parts: one per member, by rank in the group.
+        rank: this rank in the group.
+        members: global ranks of all members, by rank in the group.
+        group: the process group that carries them.
+    """
+    others = _others(rank, members)
+    receives = [_receive(parts[other], members[other], group) for other in others]
+    sends = [_send(parts[rank], members[other], group) for other in others]
+    _wait_all(receives)
+    _wait_all(sends)
+
+
+def _reduce_directly(
+    parts: Sequence[Tensor], rank: int, members: Sequence[int], group: dist.ProcessGroup, tag: int
+) -> PendingCollective:
+    """Start to send all parts to their owners; this rank's own part becomes the sum of the others'.
+
+    The next rank's part is received in place. Those of further ranks travel in pieces: the next pieces are
+    received while the current ones are added, in order of rank. A receive buffer for a whole part from every
+    peer would need as much memory again as the buffer.
+
+    Args:
+        parts: one per rank; those of the others are sent, this rank's is written.
+        rank: this rank in the group.
+        members: global ranks of all members, by rank in the group.
+        group: the process group that carries them.
+        tag: distinguishes pending exchanges; the same on all ranks.
+    """
+    neighbour, *further = _others(rank, members)
+    length = max(_MIN_PIECE_ELEMENTS, _RECEIVE_ELEMENTS // (2 * max(1, len(further))))
+    own = parts[rank]
+    pieces = own.split(length) if further and own.numel() else ()
+    buffers = own.new_empty(2, len(further), min(length, own.numel()) if further else 0)  # double buffering
+
+    def receive(turn: int) -> list[Wait]:
+        targets = buffers[turn % 2, :, : pieces[turn].numel()] if turn < len(pieces) else ()
+        return [
+            _receive(target, members[other], group, tag)
+            for target, other in zip(targets, further, strict=False)
+        ]
+
+    in_place, receiving = _receive(own, members[neighbour], group, tag), receive(0)
+    sends = [
+        _send(piece, members[other], group, tag)
+        for other in (neighbour, *further)
+        for piece in _pieces_to_send(parts[other], length, whole=(other + 1) % len(members) == rank)
+    ]
+    ascending = sorted(range(len(further)), key=further.__getitem__)
+
+    def wait() -> None:
+        nonlocal receiving
+        in_place()
+        for turn, piece in enumerate(pieces):
+            received, receiving = receiving, receive(turn + 1)
+            for index in ascending:
+                received[index]()
+                piece.add_(buffers[turn % 2, index, : piece.numel()])
+
+    return PendingCollective(wait, partial(_wait_all, sends))
+
+
+def _others(rank: int, members: Sequence[int]) -> list[int]:
+    """All other ranks, starting with the next one, so that not all ranks send to the same one first."""
+    return [(rank + step) % len(members) for step in range(1, len(members))]
+
+
+def _pieces_to_send(part: Tensor, length: int, *, whole: bool) -> Sequence[Tensor]:
+    """A part as it travels: `whole` to the rank that receives it in place."""
+    return (part,) if whole else part.split(length)
+
+
+def _send(part: Tensor, to: int, group: dist.ProcessGroup, tag: int = 0) -> Wait:
+    """Start to send to a global rank; finished when the part may change again."""
+    return partial(_wait, [dist.isend(part, to, group=group, tag=tag)]) if part.numel() else no_wait
+
+
+def _receive(part: Tensor, source: int, group: dist.ProcessGroup, tag: int = 0) -> Wait:
+    """Start to receive from a global rank; finished when the part has arrived."""
+    return partial(_wait, [dist.irecv(part, source, group=group, tag=tag)]) if part.numel() else no_wait
+
+
+def _wait_all(waits: Sequence[Wait]) -> None:
+    for wait in waits:
+        wait()
 
 
 def _wait(works: Sequence[dist.Work | None]) -> None:

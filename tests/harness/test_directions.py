@@ -6,7 +6,6 @@ import os
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from harness.cell import Target
 from harness.errors import SiteError
@@ -16,9 +15,7 @@ from harness.runs.record_lines import RecordWriter
 from harness.runs.records import FailureRecord
 from harness.runs.stored_files import write_atomically, write_once
 from harness.study.filters import select
-from harness.training import train
-from harness.training.checkpoint import snapshot
-from harness.training.measurement import clocks
+from harness.training import train, training_state
 from tests.harness.test_train import cell
 
 
@@ -101,29 +98,10 @@ def test_a_retry_tries_the_newest_checkpoint_first(tmp_path):
     assert isinstance(resumable(last)[0][1], Saved)
 
 
-def test_a_moved_world_continues_with_the_slowest_ranks_clocks():
-    """Rank 0 is not the slowest here; time that another rank spent must not disappear."""
-    parts = [
-        {"clocks": {"train": 5.0, "wall": 9.0}, "loss_sum": torch.tensor(1.0), "loss_steps": 2},
-        {"clocks": {"train": 7.0, "wall": 8.0}, "loss_sum": torch.tensor(3.0), "loss_steps": 2},
-    ]
-    restored = {}
-    state = SimpleNamespace(
-        kfac=None, clocks=SimpleNamespace(restore=restored.update), loss_sum=torch.zeros(()), loss_steps=0,
-        step=40, window_start=0,
-    )  # fmt: skip
-    snapshot._merge_ranks(state, parts, 0)
-    assert restored == {"train": 7.0, "wall": 9.0}
-    assert (float(state.loss_sum), state.loss_steps, state.window_start) == (4.0, 4, 40)
-    state.loss_sum, state.loss_steps = torch.zeros(()), 0
-    snapshot._merge_ranks(state, parts, 1)
-    assert (float(state.loss_sum), state.loss_steps) == (0.0, 0)  # rank 0 has the total
-
-
 def test_clocks_continue_where_the_segment_before_ended(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(clocks.time, "perf_counter", lambda: now[0])
-    own = clocks.RunClocks(SimpleNamespace(elapsed_seconds=2.0))
+    monkeypatch.setattr(training_state.time, "perf_counter", lambda: now[0])
+    own = training_state.RunClocks(SimpleNamespace(elapsed_seconds=2.0))
     own.restore(
         {"train_seconds": 5.0, "eval_seconds": 1.0, "checkpoint_seconds": 3.0, "earlier_wall_seconds": 9.0}
     )
@@ -134,9 +112,8 @@ def test_clocks_continue_where_the_segment_before_ended(monkeypatch):
     }  # fmt: skip
 
 
-def test_a_clock_is_that_of_the_slowest_rank(monkeypatch):
-    monkeypatch.setattr(train, "all_gather_rows", lambda *_: [[3.0], [5.0], [4.0]])
-    trainer = SimpleNamespace(world=SimpleNamespace(communicator=None, device=None))
+def test_a_clock_is_that_of_the_slowest_rank():
+    trainer = SimpleNamespace(world=SimpleNamespace(all_gather=lambda _: [3.0, 5.0, 4.0]))
     assert train.Trainer._slowest(trainer, 3.0) == 5.0
 
 

@@ -12,8 +12,7 @@ from torch import nn
 from analysis.prediction.networks import Network, network_named
 from analysis.prediction.work import Exchange, Setup, Work
 from kfac_core import KFACConfig, Phase
-from kfac_core.collectives import connect
-from kfac_core.collectives.single import SingleCommunicator
+from kfac_core.collectives import SingleCommunicator, connect
 from kfac_core.layers import find_layers
 from kfac_core.placement.placement import state_bytes
 from kfac_core.placement.strategies import STRATEGIES, place

@@ -12,15 +12,16 @@ from torch import Tensor, nn
 
 from harness.errors import TrainingError
 from harness.training.gradient_averaging import (
-    BucketAverage,
     DDPAverage,
     FlatAverage,
-    GradientAverage,
     averaging_method,
     broadcast_model,
     build_average,
 )
-from kfac_core.collectives import Communicator, connect
+from kfac_core.collectives import connect
+from kfac_core.collectives.mpi import MPICommunicator
+
+Average = DDPAverage | FlatAverage
 
 WIDTH = 700  # a weight has 1.96 MB, and makes the first bucket; two more make the second
 
@@ -47,7 +48,7 @@ def batch_of(rank: int, step: int = 0) -> Tensor:
     return torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
-def gradients_of(average: GradientAverage, model: nn.Module, batch: Any) -> Tensor:
+def gradients_of(average: Average, model: nn.Module, batch: Any) -> Tensor:
     result = average.forward(loss, batch)
     average.clear()
     result.backward()
@@ -55,63 +56,48 @@ def gradients_of(average: GradientAverage, model: nn.Module, batch: Any) -> Tens
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
-def build(kind: str, communicator: Communicator, model: nn.Module) -> GradientAverage:
-    if kind == "flat":
-        return FlatAverage(model, communicator)
-    return (DDPAverage if kind == "ddp" else BucketAverage)(model, communicator, nullcontext)
-
-
-def averaged(rank: int, world_size: int, kind: str) -> tuple[Tensor, Tensor, int]:
+def averaged(rank: int, world_size: int, way: str, over: str) -> tuple[Tensor, Tensor, int]:
     """Averaged gradients; the mean of all ranks' local ones, computed on this rank; collectives of a step."""
-    communicator, model = connect(), Deep()
-    average = build(kind, communicator, model)
+    communicator, model = MPICommunicator() if over == "mpi" else connect(), Deep()
+    average = build_average(way, model, communicator, nullcontext)
     before = communicator.traffic.calls
-    found = gradients_of(average, model, batch_of(rank))
+    summed = gradients_of(average, model, batch_of(rank))
     calls = communicator.traffic.calls - before
     alone = Deep().double()
     whole = torch.stack([loss(alone, batch_of(other).double()) for other in range(world_size)]).mean()
     expected = torch.autograd.grad(whole, list(alone.parameters()))
-    return found, torch.cat([gradient.flatten() for gradient in expected]), calls
+    return summed, torch.cat([gradient.flatten() for gradient in expected]), calls
 
 
-@pytest.mark.ranks
-@pytest.mark.parametrize(("kind", "calls"), [("flat", 1), ("ddp", 2), ("hooks", 2)])
-def test_gradients_are_the_mean_over_ranks(world, kind, calls):
-    first, *others = world(3).run(averaged, kind)
+@pytest.mark.parametrize(
+    ("way", "over", "calls"), [("flat", "gloo", 1), ("flat", "mpi", 1), ("overlapped", "gloo", 2)]
+)
+def test_gradients_are_the_mean_over_ranks(world, mpi_world, way, over, calls):
+    first, *others = (mpi_world if over == "mpi" else world)(3).run(averaged, way, over)
     assert (first[0].double() - first[1]).abs().max() < 1e-6 * first[1].abs().max()
     assert first[2] == calls
     for other in others:
         assert torch.equal(other[0], first[0])
 
 
-def second_steps(rank: int, _: int, kind: str) -> tuple[Tensor, Tensor]:
+def second_steps(rank: int, _: int) -> tuple[Tensor, Tensor]:
     """Gradients of a second step, and the same as the first step of another start."""
     communicator, model = connect(), Deep()
-    average = build(kind, communicator, model)
+    average = build_average("overlapped", model, communicator, nullcontext)
     gradients_of(average, model, batch_of(rank))
     second = gradients_of(average, model, batch_of(rank, step=1))
-    started_again = Deep()
-    return second, gradients_of(
-        build(kind, communicator, started_again), started_again, batch_of(rank, step=1)
-    )
+    anew = Deep()
+    started_again = build_average("overlapped", anew, communicator, nullcontext)
+    return second, gradients_of(started_again, anew, batch_of(rank, step=1))
 
 
-@pytest.mark.ranks
-@pytest.mark.parametrize("kind", ["ddp", "hooks"])
-def test_a_start_in_the_middle_adds_up_in_the_same_order(world, kind):
-    for second, again in world(3).run(second_steps, kind):
+def test_a_start_in_the_middle_adds_up_in_the_same_order(world):
+    for second, again in world(3).run(second_steps):
         assert torch.equal(second, again)
 
 
-@pytest.mark.ranks
-def test_buckets_leave_during_the_backward_pass(world):
-    for kind in ("ddp", "hooks"):
-        for seen in world(2).run(events, kind):
-            assert seen.index("start") < seen.index("first layer"), kind
-            assert seen.count("start") == 2
-
-
-def events(rank: int, _: int, kind: str) -> list[str]:
+def events(rank: int, _: int) -> list[str]:
+    """Starts of buckets, and the gradient that reaches the first layer, in their order."""
     seen: list[str] = []
     communicator = connect()
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
@@ -122,7 +108,7 @@ def events(rank: int, _: int, kind: str) -> list[str]:
         return start(buffer)
 
     communicator.all_reduce_async = noted
-    average = build(kind, communicator, model)
+    average = build_average("overlapped", model, communicator, nullcontext)
     seen.clear()
 
     def note_gradient(_: nn.Module, __: Any, output: Tensor) -> None:
@@ -131,6 +117,12 @@ def events(rank: int, _: int, kind: str) -> list[str]:
     model[0].register_forward_hook(note_gradient)
     gradients_of(average, model, batch_of(rank))
     return seen
+
+
+def test_buckets_leave_during_the_backward_pass(world):
+    for seen in world(2).run(events):
+        assert seen.index("start") < seen.index("first layer")
+        assert seen.count("start") == 2
 
 
 class Partial(nn.Module):
@@ -145,9 +137,9 @@ class Partial(nn.Module):
         return self.used(x)
 
 
-def with_unused(rank: int, _: int, kind: str) -> str | float:
-    communicator, model = connect(), Partial()
-    average = build(kind, communicator, model)
+def with_unused(rank: int, _: int, way: str) -> str | float:
+    model = Partial()
+    average = build_average(way, model, connect(), nullcontext)
     try:
         gradients_of(average, model, batch_of(rank))
     except TrainingError as error:
@@ -155,11 +147,9 @@ def with_unused(rank: int, _: int, kind: str) -> str | float:
     return float(model.unused.weight.grad.abs().max()) + float(model.used.weight.grad.abs().max() == 0)
 
 
-@pytest.mark.ranks
 def test_a_parameter_without_a_gradient_has_zeros_or_an_error_says_what_to_do(world):
     assert world(2).run(with_unused, "flat") == [0.0, 0.0]
-    assert world(2).run(with_unused, "hooks") == [0.0, 0.0]
-    for message in world(2).run(with_unused, "ddp"):
+    for message in world(2).run(with_unused, "overlapped"):
         assert "2 of 4 trained parameters got no gradient" in message
         assert "training.gradient_averaging: flat" in message
 
@@ -172,7 +162,6 @@ def copied(rank: int, _: int) -> list[Tensor]:
     return [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
 
 
-@pytest.mark.ranks
 def test_ranks_start_with_the_parameters_and_buffers_of_rank_0(world):
     first, second = world(2).run(copied)
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
@@ -180,15 +169,12 @@ def test_ranks_start_with_the_parameters_and_buffers_of_rank_0(world):
     assert torch.equal(first[0], nn.Linear(3, 2).weight)
 
 
-def ways(_: int, world_size: int) -> tuple[str, ...]:
+def ways(_: int, world_size: int) -> list[str]:
     assert dist.is_initialized()
-    default = build_average("overlapped", Deep(), connect(), nullcontext)
-    assert isinstance(default, DDPAverage)
     asked = (("overlapped", world_size), ("flat", world_size), ("overlapped", 1))
-    return tuple(averaging_method(averaging, size) for averaging, size in asked)
+    return [averaging_method(averaging, size) for averaging, size in asked]
 
 
-@pytest.mark.ranks
 def test_by_default_gradients_are_averaged_by_distributed_data_parallel(world):
-    assert world(2).run(ways) == 2 * [("DistributedDataParallel", "flat", "none")]
-    assert averaging_method("overlapped", 2) == "hooks"  # torch.distributed is not initialised here
+    assert world(2).run(ways) == 2 * [["DistributedDataParallel", "flat", "none"]]
+    assert averaging_method("overlapped", 2) == "flat"  # torch.distributed is not initialised here: over MPI

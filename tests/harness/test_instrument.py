@@ -21,7 +21,6 @@ from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import PhaseRecord, to_line
 from harness.training.train import Trainer
 from harness.training.world import World
-from harness.training.world.single_copy import find_readable_peers
 from kfac_core.collectives import SplitWait, connect
 from kfac_core.factors import Factors
 from kfac_core.gradients import Gradients
@@ -76,7 +75,7 @@ def windows(
     rank: int, world_size: int, folder: str, method: str, split: bool, late_phase: str = "", count: int = 4
 ) -> list[PhaseRecord]:
     """Train digits for `count` windows, an epoch each; rank 1 is late in a phase if one is named."""
-    gloo = connect(find_peers=find_readable_peers)
+    gloo = connect()
     communicator = SplitWait(gloo) if split else gloo
     world = World(rank, world_size, torch.device("cpu"), "gloo", communicator)
     training = {"global_batch_size": 256, "epochs": count, "window_steps": PERIOD}

@@ -5,7 +5,7 @@ import torch
 
 from harness.errors import SiteError
 from harness.runs.records import EvalRecord
-from harness.training.precision import ModelPrecision
+from harness.training.passes import ModelPrecision
 from kfac_core import KFAC
 from tests.harness.test_train import KFAC as KFAC_FIELDS
 from tests.harness.test_train import cell, train_on_rank

@@ -148,13 +148,3 @@ def test_checkpoints_in_epochs_are_at_their_first_step_and_not_where_the_run_res
     asked = {step: checkpoints.request(step, step // 5, step % 5) for step in range(5, 31)}
     due = Request("interval", stops=False)
     assert {step: request for step, request in asked.items() if request} == {20: due, 30: due}
-
-
-def test_a_run_in_a_world_of_another_size_is_not_bit_for_bit():
-    checkpoints = Checkpoints.__new__(Checkpoints)
-    checkpoints.segment, checkpoints._world = 1, SimpleNamespace(rank=0)
-    loaded = SimpleNamespace(step=7, attempt=1, saved_at=0.0, same_world=False)
-    assert not checkpoints._segment_record(loaded, []).bitwise
-    loaded.same_world = True
-    assert checkpoints._segment_record(loaded, []).bitwise
-    assert checkpoints._segment_record(None, []).bitwise

@@ -4,6 +4,7 @@ A method's own field that has no effect is refused. A shared field or an axis is
 do not read it, and refused if none does. Settings that mean the same make cells with the same id.
 """
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import get_args
@@ -13,8 +14,9 @@ import yaml
 
 from harness.cell import OPTIMIZER_FIELDS, Cell, Optimizer
 from harness.errors import SiteError, SweepError
-from harness.launchers.site_profile import read_site
-from harness.runs.store import SweepFolder
+from harness.launchers.launch import Launch
+from harness.launchers.site_profile import Site, read_site
+from harness.runs.store import Attempt, SweepFolder
 from harness.study.sweep import read_sweep
 from harness.workloads import WORKLOADS
 from harness.workloads.cards.card import METRIC_RANGES
@@ -359,10 +361,6 @@ SITES = {
         "launcher: slurm\nslurm:\n  ranks_per_node: 2\n  gpus_by: gres\n",
         "4: slurm.gpus_by has no effect with gpus_per_rank=0; remove it",
     ),
-    "a permission that nothing needs": (
-        "single_copy: false\nptrace_any: true\n",
-        "2: ptrace_any has no effect with single_copy=false; remove it",
-    ),
     "traced steps that end before they begin": (
         "traced_steps: [9, 4]\n",
         "1: traced_steps=[9, 4] must be [first, end] with 0 <= first < end",
@@ -382,10 +380,19 @@ def test_what_a_site_does_not_read_is_refused(case, tmp_path):
 
 def test_a_site_may_say_that_something_is_off_and_shipped_sites_are_read(tmp_path):
     path = tmp_path / "here.yaml"
-    path.write_text("gpus: 0\noversubscribe: false\nptrace_any: false\nslurm: null\ntraced_steps: [0, 1]\n")
+    path.write_text("gpus: 0\noversubscribe: false\nsplit_wait: false\nslurm: null\ntraced_steps: [0, 1]\n")
     assert read_site(str(path)).traced_steps == (0, 1)
     for shipped in Path("jobs/sites").glob("*.yaml"):
         assert read_site(shipped.stem).name == shipped.stem
+
+
+def test_a_stored_launch_with_fields_of_an_earlier_version_is_read(tmp_path):
+    site = {**Site(name="here").model_dump(mode="json"), "single_copy": True, "ptrace_any": False}
+    launch = Launch(
+        launcher="local", site=Site(name="here"), cpus_per_rank=1, host="h", user="u", submitted_at=1.0
+    )
+    (tmp_path / "launch.json").write_text(json.dumps({**launch.to_dict(), "site": site}))
+    assert Launch.read(Attempt(tmp_path)) == launch
 
 
 def test_a_stored_cell_with_such_settings_keeps_its_id_and_is_read(tmp_path):

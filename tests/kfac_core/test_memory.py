@@ -16,10 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.training.world.single_copy import find_readable_peers
 from kfac_core import KFAC, KFACConfig, Phase
-from kfac_core.collectives import connect, direct
-from kfac_core.matmul import scratch
+from kfac_core.collectives import connect, torch_distributed
 from kfac_core.packing import table
 from kfac_core.timing import PhaseTimer
 from tests.kfac_core.runs import average_gradients
@@ -88,17 +86,19 @@ def measure(rank: int, world_size: int, strategy: str, fraction: float | None) -
 
     for n in (WIDTH, WIDTH + 1):
         table(n, x)  # made once a size and process, like kept scratch memory: no state of a KFAC
-    scratch(x, direct._CACHED_ELEMENTS)
     gc.collect()
     gc.freeze()  # what is there before is in both ledgers alike, and slow to go through at every phase
     plain, preconditioned = Ledger(), Ledger()
     steps(plain, PhaseTimer(observer=plain.look), lambda: None)
-    communicator = connect(find_peers=find_readable_peers)  # no receive buffers, as in Kronscale
+    communicator = connect()
     timer = PhaseTimer(observer=preconditioned.look, traffic=communicator.traffic)
     config = KFACConfig(strategy=strategy, grad_worker_fraction=fraction,
                         factor_update_steps=1, inverse_update_steps=1)  # fmt: skip
     kfac = KFAC(model, config, lr=0.1, timer=timer, communicator=communicator)
-    steps(preconditioned, timer, kfac.step)
+    with pytest.MonkeyPatch.context() as patch:  # receive buffers of hardly any size
+        patch.setattr(torch_distributed, "_MIN_PIECE_ELEMENTS", 64)
+        patch.setattr(torch_distributed, "_RECEIVE_ELEMENTS", 64)
+        steps(preconditioned, timer, kfac.step)
     kfac.remove()
     gc.unfreeze()
     baseline = plain.resting

@@ -6,8 +6,6 @@ of the collectives. The reference of K-FAC is the dense computation of `test_exa
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -20,22 +18,13 @@ from torch.utils.data import DataLoader
 
 from kfac_core import KFAC, ConfigError, KFACConfig
 from kfac_core.collectives import Communicator, connect
-from kfac_core.collectives.mpi import MPICommunicator, is_cuda_aware
-from kfac_core.collectives.mpi_hook import MPIGradients, average_over_mpi
+from kfac_core.collectives.mpi import MPICommunicator, MPIGradients, average_over_mpi, is_cuda_aware
 from kfac_core.timing import Traffic
-from tests.kfac_core.mpi_worlds import MPIEXEC, MPIWorld
+from tests.kfac_core.mpi_worlds import MPIWorld
 from tests.kfac_core.nets import batch, conv_net
 from tests.kfac_core.runs import LR, build, data
-from tests.kfac_core.test_exactness import (
-    GLOBAL_BATCH,
-    HYPERPARAMETERS,
-    STEPS,
-    STRATEGIES,
-    reference,
-    seen_by,
-)
+from tests.kfac_core.test_exactness import GLOBAL_BATCH, HYPERPARAMETERS, STEPS, reference, seen_by
 
-WORLDS = [1, 2, 3, 4]
 EXACT = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 2**-6, torch.int64: 0.0}
 
 
@@ -64,7 +53,7 @@ def exchange(rank: int, world_size: int, over: str, dtype: torch.dtype) -> tuple
 
 
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
-@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.parametrize("world_size", [1, 4])
 def test_every_collective_equals_gloos_and_counts_the_same_bytes(mpi_world, world_size, dtype):
     ranks = mpi_world(world_size)
     compared = zip(ranks.run(exchange, "mpi", dtype), ranks.run(exchange, "gloo", dtype), strict=True)
@@ -85,10 +74,10 @@ def test_half_precision_is_rounded_once_and_not_at_every_addition(mpi_world):
         assert torch.equal(results["all_reduce"], want)
 
 
-def sum_large(rank: int, world_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, int]:
+def sum_large(rank: int, world_size: int) -> tuple[Tensor, Tensor, int]:
     """Sums that are made in pieces, uneven ones at the end; whole numbers, so that every order is exact."""
     communicator = MPICommunicator()
-    own = torch.arange(5_000_001).remainder(251).to(dtype) * (rank + 1)
+    own = torch.arange(5_000_001).remainder(251).float() * (rank + 1)
     summed, parts = own.clone(), own.clone()
     sizes = [3_000_000, 0, 2_000_001, *[0] * world_size][:world_size]
     sizes[-1] += len(own) - sum(sizes)
@@ -97,11 +86,9 @@ def sum_large(rank: int, world_size: int, dtype: torch.dtype) -> tuple[Tensor, T
     return summed, parts.split(sizes)[rank] + own.split(sizes)[rank], sum(sizes[:rank])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("world_size", [3, 4])
-def test_large_sums_are_whole_although_they_are_made_in_pieces(mpi_world, world_size, dtype):
-    want = torch.arange(5_000_001).remainder(251).to(dtype) * (world_size * (world_size + 1) // 2)
-    for summed, own, start in mpi_world(world_size).run(sum_large, dtype):
+def test_large_sums_are_whole_although_they_are_made_in_pieces(mpi_world):
+    want = torch.arange(5_000_001).remainder(251).float() * (1 + 2 + 3)
+    for summed, own, start in mpi_world(3).run(sum_large):
         assert torch.equal(summed, want)
         assert torch.equal(own, want[start : start + len(own)])
 
@@ -126,11 +113,11 @@ def run_kfac(rank: int, world_size: int, options: dict[str, Any]) -> tuple[list[
     return history, {name: layer.factor_workers for name, layer in kfac.placement.layers.items()}
 
 
-@pytest.mark.parametrize("world_size", [3, 4])
-@pytest.mark.parametrize(("strategy", "extra"), STRATEGIES)
-def test_every_strategy_over_mpi_equals_the_dense_reference(mpi_world, world_size, strategy, extra):
-    if strategy == "hybrid_opt":
-        extra = {"grad_worker_fraction": 1 / 3 if world_size == 3 else 0.5}
+@pytest.mark.parametrize(
+    ("strategy", "world_size", "extra"),
+    [("spd_kfac", 3, {}), ("hybrid_opt", 4, {"grad_worker_fraction": 0.5})],
+)
+def test_kfac_over_mpi_equals_the_dense_reference(mpi_world, strategy, world_size, extra):
     results = mpi_world(world_size).run(run_kfac, {"strategy": strategy, **HYPERPARAMETERS, **extra})
     expected = reference("eigen", seen_by(results[0][1], world_size))
     for history, _ in results:
@@ -139,10 +126,10 @@ def test_every_strategy_over_mpi_equals_the_dense_reference(mpi_world, world_siz
                 assert (got[name] - value).norm() < 1e-8 * value.norm(), name
 
 
-def count_calls(rank: int, world_size: int, strategy: str) -> int:
+def count_calls(rank: int, world_size: int) -> int:
     """Collectives of one step that updates everything."""
     model, communicator = conv_net(), MPICommunicator()
-    config = KFACConfig(strategy=strategy, factor_update_steps=1, inverse_update_steps=1)
+    config = KFACConfig(strategy="comm_opt", factor_update_steps=1, inverse_update_steps=1)
     kfac = KFAC(model, config, lr=LR, communicator=communicator)
     x, y = batch(4, seed=rank)
     functional.cross_entropy(model(x), y).backward()
@@ -150,9 +137,8 @@ def count_calls(rank: int, world_size: int, strategy: str) -> int:
     return communicator.traffic.calls
 
 
-@pytest.mark.parametrize("strategy", ["comm_opt", "mem_opt", "spd_kfac"])
-def test_a_step_takes_at_most_one_collective_per_phase_for_any_layers(mpi_world, strategy):
-    assert max(mpi_world(4).run(count_calls, strategy)) <= 3  # factors; second-order data; gradients
+def test_a_step_takes_one_collective_per_phase_for_any_layers(mpi_world):
+    assert max(mpi_world(4).run(count_calls)) == 2  # factors; second-order data
 
 
 def train_ddp(rank: int, world_size: int, over_mpi: bool, dtype: torch.dtype) -> tuple[Tensor, list[int]]:
@@ -244,31 +230,6 @@ def test_forked_loader_workers_run_beside_mpi(mpi_world):
     results = mpi_world(2).run(load)
     assert [seen for seen, _ in results] == [list(range(0, 20, 2)), list(range(1, 20, 2))]
     assert [total for _, total in results] == [20, 20]
-
-
-DIES = """
-import os, signal, sys, torch
-from harness.training.world.mpi import unlink_shared_memory
-from kfac_core.collectives.mpi import MPICommunicator
-communicator = MPICommunicator()
-unlink_shared_memory()
-if communicator.rank == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-communicator.all_reduce(torch.ones(4))
-"""
-
-
-@pytest.mark.ranks
-def test_a_killed_rank_ends_the_world_under_mpiexec():
-    done = subprocess.run(
-        [MPIEXEC, "-n", "2", sys.executable, "-c", DIES],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,  # where the survivor would wait for ever
-    )
-    assert done.returncode != 0
-    assert "Killed (signal 9)" in done.stdout + done.stderr
 
 
 @pytest.mark.gpu

@@ -44,7 +44,7 @@ def walk(
     kfac = KFAC(model, config, lr=0.1) if with_kfac else None
     optimizer = NLCG(model.parameters(), 0.3, kfac=kfac, **options)
     if alone:
-        from kfac_core.collectives.single import SingleCommunicator
+        from kfac_core.collectives import SingleCommunicator
 
         optimizer._communicator = SingleCommunicator()
     mine = slice(rank * GLOBAL_BATCH // world_size, (rank + 1) * GLOBAL_BATCH // world_size)

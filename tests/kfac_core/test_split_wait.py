@@ -7,8 +7,7 @@ import time
 import pytest
 import torch
 
-from kfac_core.collectives import SplitWait, connect
-from kfac_core.collectives.single import SingleCommunicator
+from kfac_core.collectives import SingleCommunicator, SplitWait, connect
 
 DELAY, ROUNDS = 0.1, 4  # the machine may delay any rank in one round, hardly in all
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kfac_core import KFAC, KFACConfig
-from kfac_core.collectives import alike
+from kfac_core.collectives import communicator as alike
 from kfac_core.config import Execution
 from kfac_core.solvers.eigen import EigenSolver
 from tests.kfac_core.nets import batch, conv_net

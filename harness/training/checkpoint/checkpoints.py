@@ -1,21 +1,24 @@
-"""The training loop's interface to checkpoints: resume, check for a request, save."""
+"""The training loop's interface to checkpoints (resume, check for a request, save), and what they contain."""
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import Any
+
+import numpy as np
+import torch
 
 from harness.runs.checkpoint_store import CheckpointStore, Request, past_segments
 from harness.runs.records import CheckpointRecord, Record, SegmentRecord
 from harness.runs.store import Attempt
-from harness.training.checkpoint.agreement import Agreement, EveryMinutes, own_connection
-from harness.training.checkpoint.loading import Loaded, load_newest
-from harness.training.checkpoint.saving import save_parts
-from harness.training.checkpoint.snapshot import restore, snapshot
+from harness.training.checkpoint.agreement import Agreement
+from harness.training.checkpoint.parts import Loaded, load_newest, save
 from harness.training.training_state import TrainingState
-from harness.training.world import World, all_gather_rows
+from harness.training.world import World
+from kfac_core.timing import WindowTotals
 
 
 @dataclass(frozen=True)
@@ -29,12 +32,6 @@ class Schedule:
 
     every_epochs: int | None = None
     every_minutes: float | None = None
-
-    @classmethod
-    def read(cls, attempt: Attempt) -> Self:
-        """The schedule of the attempt's site."""
-        site = (attempt.read("launch.json") or {}).get("site") or {}
-        return cls(site.get("checkpoint_every_epochs"), site.get("checkpoint_every_minutes"))
 
 
 class Checkpoints:
@@ -59,14 +56,11 @@ class Checkpoints:
     ) -> None:
         self.segment = 0
         self._attempt, self._world, self._write, self._schedule = attempt, world, write, schedule
-        self._checkpoint_store = CheckpointStore(attempt)
-        minutes = schedule.every_minutes if world.rank == 0 else None
-        self._interval = EveryMinutes(minutes) if minutes is not None else None
-        store = own_connection(world.store) if world.store is not None else None
         self._agreement = Agreement(
-            world.rank, world.world_size, store, lambda: poll_request() or self._interval_request()
+            world.rank, world.world_size, world.store, lambda: poll_request() or self._interval_request()
         )
         self._first_step = -1
+        self._saved_at = time.monotonic()
 
     def resume(self, state: TrainingState) -> None:
         """Restore the newest undamaged checkpoint that this attempt may resume from, the same on all ranks.
@@ -75,18 +69,28 @@ class Checkpoints:
         requests.
         """
         loaded, notes = load_newest(self._attempt, self._world)
-        own_count = past_segments(self._attempt) if self._world.rank == 0 else 0
-        self.segment = int(all_gather_rows(self._world.communicator, self._world.device, [own_count])[0][0])
-        record = self._segment_record(loaded, notes)
+        past = past_segments(self._attempt) if self._world.rank == 0 else 0
+        self.segment = self._world.all_gather(past)[0]
+        now = time.time()
+        record = SegmentRecord(
+            rank=self._world.rank,
+            segment=self.segment,
+            first_step=loaded.step if loaded is not None else 0,
+            attempt=loaded.attempt if loaded is not None else None,
+            started_at=now,
+            away_seconds=now - loaded.saved_at if loaded is not None else 0.0,
+            bitwise=True,
+            notes=tuple(notes),
+        )
         self._write(record)
         if self._world.rank == 0:
             self._attempt.write("segment.json", asdict(record))  # for status, which reads no long files
         for note in notes:
             print(f"kronscale: {note}", flush=True)
-        self._first_step = loaded.step if loaded is not None else 0
+        self._first_step = record.first_step
         self._agreement.start()
         if loaded is not None:
-            restore(state, loaded, self._world)
+            restore(state, loaded, self._world.device)
 
     def request(self, step: int, epoch: int, index: int) -> Request | None:
         """Why to save before `step`, which is step `index` of `epoch`; the same answer on all ranks."""
@@ -105,7 +109,8 @@ class Checkpoints:
         shared, own = snapshot(state, self._world.device)
         began = time.perf_counter()
         about = {"segment": self.segment, "reason": request.reason}
-        error, written_bytes = save_parts(self._checkpoint_store, self._world, state.step, about, shared, own)
+        store = CheckpointStore(self._attempt)
+        error, written_bytes = save(store, self._world, state.step, about, shared, own)
         if self._world.rank == 0:
             seconds = time.perf_counter() - began
             self._write(
@@ -115,26 +120,76 @@ class Checkpoints:
             )
         if error:
             print(f"kronscale: no checkpoint at step {state.step}: {error}", flush=True)
-        if self._interval is not None:
-            self._interval.reset()
+        self._saved_at = time.monotonic()
         self._agreement.finish_round()
 
     def close(self) -> None:
         """Stop watching for requests."""
         self._agreement.close()
 
-    def _segment_record(self, loaded: Loaded | None, notes: list[str]) -> SegmentRecord:
-        now = time.time()
-        return SegmentRecord(
-            rank=self._world.rank,
-            segment=self.segment,
-            first_step=loaded.step if loaded is not None else 0,
-            attempt=loaded.attempt if loaded is not None else None,
-            started_at=now,
-            away_seconds=now - loaded.saved_at if loaded is not None else 0.0,
-            bitwise=loaded is None or loaded.same_world,
-            notes=tuple(notes),
-        )
-
     def _interval_request(self) -> Request | None:
-        return self._interval() if self._interval is not None else None
+        """Rank 0's own request, when `every_minutes` have passed since the last checkpoint."""
+        minutes = self._schedule.every_minutes if self._world.rank == 0 else None
+        due = minutes is not None and time.monotonic() - self._saved_at > 60 * minutes
+        return Request("interval", stops=False) if due else None
+
+
+def snapshot(state: TrainingState, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(shared, own): plain data and tensors, which are not copied."""
+    shared = {
+        "parameters": {name: p.detach() for name, p in state.model.named_parameters()},
+        "optimizer": state.optimizer.state_dict(),
+    }
+    own = {
+        "buffers": dict(state.model.named_buffers()),  # differ by rank: running statistics of its batches
+        "kfac": state.kfac.state_shard() if state.kfac is not None else None,
+        "random": _random_states(device),
+        "loss_sum": float(state.loss_sum),
+        "loss_steps": state.loss_steps,
+        "rate": state.learning_rate,
+        "window_start": state.window_start,
+        "window": asdict(state.window),
+        "clocks": state.clocks.state(),
+    }
+    return shared, own
+
+
+def restore(state: TrainingState, loaded: Loaded, device: torch.device) -> None:
+    """Restore a freshly built state, so that the run continues bit for bit; every rank calls it."""
+    own = loaded.own
+    with torch.no_grad():
+        for name, parameter in state.model.named_parameters():
+            parameter.copy_(loaded.shared["parameters"][name])
+        for name, buffer in state.model.named_buffers():
+            buffer.copy_(own["buffers"][name])
+    state.optimizer.load_state_dict(loaded.shared["optimizer"])
+    if state.kfac is not None:
+        state.kfac.load_state_shard(own["kfac"])
+    state.clocks.restore(own["clocks"])
+    state.step = loaded.step
+    state.learning_rate = own["rate"]
+    state.loss_sum.fill_(own["loss_sum"])
+    state.loss_steps = own["loss_steps"]
+    state.window_start = own["window_start"]
+    state.window = WindowTotals(**own["window"])
+    _set_random_states(own["random"], device)
+
+
+def _random_states(device: torch.device) -> dict[str, Any]:
+    """States of Python's, NumPy's and torch's global generators, and of the device's, as plain data."""
+    name, keys, *others = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": (name, np.asarray(keys).tolist(), *others),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+    }
+
+
+def _set_random_states(states: Mapping[str, Any], device: torch.device) -> None:
+    """Set all generators to what `_random_states` returned."""
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)

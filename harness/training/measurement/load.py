@@ -8,7 +8,6 @@ Both count in ticks of 10 ms, so a window of less than a second says little; sum
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time
@@ -17,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.training.world import World, all_gather_bytes
+from harness.training.world import World
 
 PROC = Path("/proc")
 CPUS = Path("/sys/devices/system/cpu")
@@ -111,8 +110,7 @@ class LoadGauge:
 def gauge_load(world: World) -> LoadGauge:
     """The gauge of this rank; a collective call, in which ranks tell each other where they run."""
     about = {"host": platform.node(), "pid": os.getpid(), "cpus": sorted(os.sched_getaffinity(0))}
-    rows = all_gather_bytes(world.communicator, world.device, json.dumps(about).encode())
-    here = [row for row in map(json.loads, rows) if row["host"] == about["host"]]
+    here = [row for row in world.all_gather(about) if row["host"] == about["host"]]
     own = set(os.sched_getaffinity(0))
     sharing = [row for row in here if own & set(row["cpus"])]
     cpus = {cpu for row in sharing for cpu in row["cpus"]}

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+from dataclasses import asdict, replace
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +18,9 @@ import torch.distributed as dist
 
 from harness.runs.checkpoint_store import CheckpointStore
 from harness.runs.records import CheckpointRecord, SegmentRecord
-from harness.training.checkpoint import Schedule, parts, saving
+from harness.runs.stored_files import with_checksum, write_atomically
+from harness.training.checkpoint import Schedule, parts
+from harness.training.world import World
 from tests.harness.checkpoint.runs import cell, new_attempt, train
 from tests.kfac_core.worlds import rank_context
 
@@ -129,6 +132,19 @@ def test_a_run_with_damaged_checkpoints_only_starts_anew(world, tmp_path):
     assert len(segment.notes) == 1
 
 
+def test_a_checkpoint_of_another_format_or_world_or_without_a_part_counts_as_damaged(tmp_path):
+    spec = cell("sgd", 1)
+    attempt = new_attempt(tmp_path, spec)
+    train(0, 1, spec, attempt, stop_before=3)
+    (saved,) = CheckpointStore(attempt).newest_first()
+    manifest = saved.manifest()
+    for change in ({"version": 2}, {"world_size": 4}, {"parts": {}}):
+        write_atomically(saved.path / "manifest.json", with_checksum(asdict(replace(manifest, **change))))
+        loaded, (note,) = parts.load_newest(attempt, World(0, 1, torch.device("cpu"), "gloo"))
+        assert loaded is None
+        assert "damaged for ranks 0 and passed over: its manifest" in note
+
+
 def test_a_checkpoint_that_would_run_code_counts_as_damaged(tmp_path):
     class Evil:
         def __reduce__(self):
@@ -141,9 +157,7 @@ def test_a_checkpoint_that_would_run_code_counts_as_damaged(tmp_path):
 
 
 KILL_POINTS = {
-    "before it begins": (CheckpointStore, "begin", "before"),
-    "before the first part": (saving, "write_part", "before"),
-    "after a part": (saving, "write_part", "after"),
+    "after a part": (parts, "write_part", "after"),
     "before the manifest": (CheckpointStore, "publish", "before"),
     "after the manifest, before the rename": (Path, "rename", "before"),
     "after the rename, before old ones are removed": (Path, "rename", "after"),
@@ -191,14 +205,14 @@ def die_while_others_save(rank, folder, attempt, spec):
     store = dist.FileStore(f"{folder}/store", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     if rank == 1:
-        real = saving.write_part
+        real = parts.write_part
 
         def deadly(path, content):
             if "step-00000010" in str(path):
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(path, content)
 
-        saving.write_part = deadly
+        parts.write_part = deadly
     try:
         train(rank, 2, spec, attempt, EVERY_EPOCH)
     finally:

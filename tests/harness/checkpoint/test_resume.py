@@ -10,8 +10,9 @@ from harness.runs.records import SegmentRecord
 from tests.harness.checkpoint.runs import METHODS, cell, new_attempt, train
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "world_size"), [("comm_opt", 1), *((method, 2) for method in METHODS), ("comm_opt", 4)]
+)
 def test_parameters_state_and_records_are_those_of_an_uninterrupted_run(world, tmp_path, method, world_size):
     ranks, spec = world(world_size), cell(method, world_size)
     whole = ranks.run(train, spec, new_attempt(tmp_path / "whole", spec))

@@ -20,7 +20,7 @@ from harness.launchers.local import mpiexec
 from harness.launchers.site_profile import read_site
 from harness.runs.store import Attempt, sweep_folder
 from harness.study.submit import submit
-from harness.training.malloc import keep_freed_memory
+from harness.training.rank_process import keep_freed_memory
 from tests.harness.checkpoint.runs import train
 from tests.kfac_core.mpi_worlds import MPIEXEC
 
@@ -129,7 +129,7 @@ def test_an_mpiexec_that_does_not_know_hydras_options_is_the_cause(
 FINDS_MPI = """
 import json, logging, os, sys
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
-from harness.training.world.mpi import find_mpi
+from harness.training.world.world import find_mpi
 started = dict(os.environ)
 for case, (rank, size) in json.loads(sys.argv[1]).items():
     os.environ.update(started)
@@ -158,7 +158,8 @@ def test_mpi_is_used_only_if_its_rank_and_size_are_the_launchers():
 
 def test_a_plain_rank_starts_no_mpi():
     program = (
-        "import sys; from harness.training.world.mpi import find_mpi; print(find_mpi(0, 2, required=False));"
+        "import sys; from harness.training.world.world import find_mpi\n"
+        "print(find_mpi(0, 2, required=False));"
         "sys.exit('mpi4py.MPI' in sys.modules)"
     )
     plain = {name: value for name, value in os.environ.items() if "PMI" not in name}

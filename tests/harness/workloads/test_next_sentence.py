@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness.errors import DataError
-from harness.training.micro_batches import micro_batches
+from harness.training.passes import micro_batches
 from harness.workloads import WORKLOADS
 from harness.workloads.language.bert import Bert
 from harness.workloads.language.corpus import Sequences
