@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from harness.runs.attempt_outcome import State
+
 if TYPE_CHECKING:
     from harness.cell import Cell
-    from harness.launchers.attempt_state import AttemptState
-    from harness.launchers.cost_estimate import CostEstimate
+    from harness.launchers.cost import CostEstimate
     from harness.launchers.launch import Launch
     from harness.launchers.site_profile import Site
     from harness.runs.store import Attempt, SweepFolder
+
+
+@dataclass(frozen=True)
+class AttemptState:
+    """State of an attempt without an outcome.
+
+    Attributes:
+        state: None if the attempt's files have the right one.
+        cause: one sentence for the user.
+        failed_nodes: hosts that failed while the attempt ran.
+        sure: whether the attempt has certainly ended, so that the reader may write its outcome.
+    """
+
+    state: State | None
+    cause: str
+    sure: bool = False
+    failed_nodes: tuple[str, ...] = ()
 
 
 class Launcher(Protocol):

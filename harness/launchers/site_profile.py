@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 
 from harness.cell import Spec
 from harness.errors import NoSiteError, SiteError
 from harness.launchers.slurm_profile import START_MINUTES, SlurmProfile
-from harness.launchers.time_limits import TimeLimits
 from harness.shipped import find, find_all
 from harness.yaml_files.document import Place, read_document, value_at
 from harness.yaml_files.validation_messages import did_you_mean, explain, not_allowed
@@ -303,3 +303,31 @@ def _useless_signal(site: Site, seconds: int) -> Iterator[tuple[Place, str]]:
             ("slurm", "signal_seconds"),
             f"={seconds} would end a job as soon as it starts: timeout_minutes is {most:g} s; use less",
         )
+
+
+def _checked(value: object) -> object:
+    """One limit, or limits by world size with numbers as keys, which JSON has as text."""
+    if not isinstance(value, dict):
+        return _minutes(value, "")
+    if not value:
+        raise ValueError("must have a limit for at least one world size")
+    return {
+        _world_size(size): _minutes(minutes, f" for world size {size}") for size, minutes in value.items()
+    }
+
+
+def _minutes(value: object, of: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
+        allowed = "must be a number > 0" if of else "must be a number > 0, or such numbers by world size"
+        raise ValueError(f"{allowed}, got {value!r}{of}")
+    return float(value)
+
+
+def _world_size(value: object) -> int:
+    if not str(value).isdecimal() or int(str(value)) < 1:
+        raise ValueError(f"must have world sizes as keys, whole numbers >= 1, got {value!r}")
+    return int(str(value))
+
+
+TimeLimits = Annotated[float | dict[int, float], BeforeValidator(_checked)]
+"""Minutes, for every world size or by world size."""

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from harness.cell import Cell
 from harness.errors import SiteError, StoreError
 from harness.launchers import LAUNCHERS
-from harness.launchers.budget import open_budget
-from harness.launchers.cost_estimate import CostEstimate
+from harness.launchers.cost import CostEstimate, open_budget
 from harness.launchers.launch import WORKER_COMMAND, Launch
 from harness.launchers.site_profile import Site
 from harness.runs.checkpoint_store import CheckpointStore

@@ -12,10 +12,9 @@ from pathlib import Path
 from harness.cell import Cell
 from harness.errors import StoreError
 from harness.launchers import LAUNCHERS
-from harness.launchers.budget import StartBudget
-from harness.launchers.cost_estimate import CostEstimate
+from harness.launchers.cost import CostEstimate, StartBudget
 from harness.launchers.launch import WORKER_COMMAND, Launch
-from harness.launchers.outcome import cancelled_before_start
+from harness.launchers.ranks.outcome import cancelled_before_start
 from harness.launchers.site_profile import Site
 from harness.runs.attempt_outcome import State
 from harness.runs.locks import exclusive

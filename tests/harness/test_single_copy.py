@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from harness.launchers.launch import Launch
-from harness.launchers.outcome import _LOST_PEER
+from harness.launchers.ranks.outcome import _LOST_PEER
 from harness.launchers.site_profile import Site
 from harness.training.world import single_copy
 from harness.training.world.single_copy import PeerProcess, find_readable_peers

@@ -6,9 +6,9 @@ from harness.cell import Cell
 from harness.errors import SiteError
 from harness.launchers import LAUNCHERS
 from harness.launchers.launch import Launch
+from harness.launchers.ranks.watching import Stop, stop_request
 from harness.launchers.site_profile import Site, read_site
 from harness.launchers.slurm.job_layout import lay_out
-from harness.launchers.stopping import Stop, stop_request
 from harness.runs.store import Attempt
 
 BY_SIZE = "timeout_minutes: {16: 1200, 256: 120}\n"

@@ -14,19 +14,19 @@ from pathlib import Path
 
 from harness.cell import Cell
 from harness.errors import SiteError, StoredFileError
-from harness.launchers.attempt_state import AttemptState
-from harness.launchers.cost_estimate import CostEstimate
+from harness.launchers import AttemptState
+from harness.launchers.cost import CostEstimate
 from harness.launchers.launch import (
     SHARED_RUNS,
     WORKER_COMMAND,
     Launch,
+    ProcessIdentity,
     rank_words,
     request_cancel,
     supervisor_identity,
 )
-from harness.launchers.local.mpiexec import NO_MPIEXEC, find_mpiexec
-from harness.launchers.local.waiting import waiting
-from harness.launchers.process_identity import ProcessIdentity
+from harness.launchers.local.host_locks import waiting
+from harness.launchers.ranks.local import NO_MPIEXEC, find_mpiexec
 from harness.launchers.site_profile import Site
 from harness.runs.store import Attempt, SweepFolder
 from harness.runs.stored_files import foreign, user_name

@@ -21,9 +21,8 @@ from typing import Any
 import submitit
 
 from harness.errors import ForeignError, StoredFileError
-from harness.launchers.launch import SHARED_RUNS, Launch, RanksStarted, supervisor_identity
+from harness.launchers.launch import SHARED_RUNS, Launch, ProcessIdentity, RanksStarted, supervisor_identity
 from harness.launchers.local.supervisor import supervise_attempt
-from harness.launchers.process_identity import ProcessIdentity
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.locks import exclusive, take
 from harness.runs.store import Attempt, SweepFolder

@@ -10,17 +10,19 @@ from pathlib import Path
 from types import FrameType
 
 from harness.errors import StoreError
-from harness.launchers.budget import StartBudget
-from harness.launchers.continuing import continued, not_started
-from harness.launchers.launch import Launch, RanksStarted, cancel_requested
+from harness.launchers.cost import StartBudget
+from harness.launchers.launch import Launch, ProcessIdentity, RanksStarted, cancel_requested
 from harness.launchers.local.host_locks import locked, pools_of
 from harness.launchers.local.launcher import LocalLauncher
-from harness.launchers.local.ranks import Ranks
-from harness.launchers.oom import oom_kills
-from harness.launchers.outcome import cancelled_before_start, outcome_of_ranks, outcome_without_ranks
-from harness.launchers.process_identity import ProcessIdentity
-from harness.launchers.rank_exits import RanksEnd
-from harness.launchers.stopping import Stop, stop_request
+from harness.launchers.ranks.local import Ranks
+from harness.launchers.ranks.outcome import (
+    cancelled_before_start,
+    oom_kills,
+    outcome_of_ranks,
+    outcome_without_ranks,
+)
+from harness.launchers.ranks.watching import RanksEnd, Stop, stop_request
+from harness.launchers.resuming import continued, not_started
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.checkpoint_store import kept_step
 from harness.runs.locks import exclusive, take

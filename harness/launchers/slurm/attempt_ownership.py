@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 
 from harness.launchers.launch import Launch, RanksStarted, cancel_requested
-from harness.launchers.outcome import outcome_without_ranks
+from harness.launchers.ranks.outcome import outcome_without_ranks
 from harness.launchers.slurm.submission_manifest import SubmissionManifest
 from harness.runs.attempt_outcome import Outcome, State
 from harness.runs.checkpoint_store import CheckpointStore, kept_step

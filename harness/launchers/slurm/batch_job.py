@@ -20,15 +20,14 @@ from pathlib import Path
 from types import FrameType
 
 from harness.errors import StoreError
-from harness.launchers.budget import StartBudget
-from harness.launchers.continuing import continued, not_started
+from harness.launchers.cost import StartBudget
 from harness.launchers.launch import SHARED_RUNS, Launch, RanksStarted, cancel_requested
-from harness.launchers.outcome import cancelled_before_start, outcome_without_ranks
+from harness.launchers.ranks.outcome import cancelled_before_start, outcome_without_ranks
+from harness.launchers.ranks.srun import in_words, outcome_of_step, run_step
+from harness.launchers.resuming import continued, not_started
 from harness.launchers.slurm.attempt_ownership import acquire_attempt
 from harness.launchers.slurm.job_layout import slurm
 from harness.launchers.slurm.scheduler import NO_ANSWER, NoAnswerError, requeue
-from harness.launchers.slurm.step import run_step
-from harness.launchers.slurm.step_outcome import in_words, outcome_of_step
 from harness.launchers.slurm.submission_manifest import SubmissionManifest
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.checkpoint_store import kept_step

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 
 from harness.cell import Cell
 from harness.errors import SiteError
-from harness.launchers.cost_estimate import CostEstimate
+from harness.launchers.cost import CostEstimate
 from harness.launchers.site_profile import Site
 from harness.launchers.slurm_profile import START_MINUTES, SlurmProfile
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import shutil
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
 
 from harness.cell import Cell
 from harness.errors import SchedulerError, SiteError
-from harness.launchers.attempt_state import AttemptState
-from harness.launchers.cost_estimate import CostEstimate
+from harness.launchers import AttemptState
+from harness.launchers.cost import CostEstimate
 from harness.launchers.launch import (
     WORKER_COMMAND,
     Launch,
@@ -21,7 +22,6 @@ from harness.launchers.launch import (
     request_cancel,
 )
 from harness.launchers.site_profile import Site
-from harness.launchers.slurm.bad_nodes import exclude_bad_nodes
 from harness.launchers.slurm.job_layout import lay_out, nodes_of, slurm
 from harness.launchers.slurm.sbatch import batch_text, submit_manifest, write_script
 from harness.launchers.slurm.scheduler import (
@@ -274,3 +274,25 @@ def _no_answer(error: NoAnswerError, folder: SweepFolder, launch: Launch) -> Sch
     return SchedulerError(
         f"Slurm did not answer ({error}); nothing is lost, to finish the submission: {again}"
     )
+
+
+ENOUGH = 2  # one failure is chance; a node that fails twice under one sweep would fail every retry
+
+
+def bad_nodes(attempts: Iterable[Attempt]) -> tuple[str, ...]:
+    """Nodes that failed at least `ENOUGH` times under earlier attempts at the same cells."""
+    outcomes = (earlier.outcome() for one in attempts for earlier in one.cell_folder.attempts())
+    failures = Counter(node for outcome in outcomes if outcome for node in outcome.failed_nodes)
+    return tuple(sorted(node for node, count in failures.items() if count >= ENOUGH))
+
+
+def exclude_bad_nodes(launches: Mapping[Attempt, Launch]) -> dict[Attempt, Launch]:
+    """The launches with the bad nodes added to the nodes that their site excludes."""
+    bad = bad_nodes(launches)
+    if not bad:
+        return dict(launches)
+    site = next(iter(launches.values())).site
+    profile = slurm(site)
+    excluded = tuple(sorted({*profile.exclude_nodes, *bad}))
+    changed = site.model_copy(update={"slurm": profile.model_copy(update={"exclude_nodes": excluded})})
+    return {one: launch.model_copy(update={"site": changed}) for one, launch in launches.items()}

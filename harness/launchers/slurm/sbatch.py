@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from harness.errors import SiteError
 from harness.launchers.launch import SHARED_RUNS, job_python
-from harness.launchers.rank_environment import hidden_from_jobs, own_variables
+from harness.launchers.ranks.environment import hidden_from_jobs, own_variables
 from harness.launchers.slurm.job_layout import slurm
 from harness.launchers.slurm.scheduler import NO_ANSWER, NoAnswerError
 from harness.runs.stored_files import write_atomically

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.launchers.rank_environment import MPI_IDENTITY
+from harness.launchers.ranks.environment import MPI_IDENTITY
 
 if TYPE_CHECKING:
     from mpi4py import MPI

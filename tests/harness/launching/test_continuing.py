@@ -9,13 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from harness.launchers import LAUNCHERS
-from harness.launchers.budget import StartBudget, open_budget
-from harness.launchers.continuing import continued
-from harness.launchers.cost_estimate import CostEstimate
+from harness.launchers.cost import CostEstimate, StartBudget, open_budget
 from harness.launchers.launch import Launch, request_cancel
 from harness.launchers.local import supervisor
-from harness.launchers.outcome import outcome_of_ranks
-from harness.launchers.rank_exits import RankDeath, RanksEnd
+from harness.launchers.ranks.outcome import outcome_of_ranks
+from harness.launchers.ranks.watching import RankDeath, RanksEnd
+from harness.launchers.resuming import continued
 from harness.launchers.site_profile import Site
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.store import Attempt, sweep_folder
@@ -114,7 +113,7 @@ def test_a_budget_pays_for_starts_until_one_more_could_exceed_it_and_gets_unused
     met_limit, tmp_path, monkeypatch
 ):
     clock = SimpleNamespace(monotonic=lambda: now[0], strftime=time.strftime)
-    monkeypatch.setattr("harness.launchers.budget.time", clock)
+    monkeypatch.setattr("harness.launchers.cost.time", clock)
     now, folder = [1000.0], sweep_folder("study", tmp_path)
     folder.make()
     name = open_budget(folder, 1.2, LONG)  # one start could cost 0.5
@@ -147,7 +146,7 @@ def test_what_is_cancelled_before_it_starts_costs_nothing_however_long_it_waited
 ):
     quarters = itertools.count(0.0, 900.0)  # each look at the clock is a quarter of an hour later
     clock = SimpleNamespace(monotonic=lambda: next(quarters), strftime=time.strftime)
-    monkeypatch.setattr("harness.launchers.budget.time", clock)
+    monkeypatch.setattr("harness.launchers.cost.time", clock)
     monkeypatch.setattr(supervisor.signal, "signal", lambda *_: None)
     folder = sweep_folder("study", tmp_path)
     folder.make()

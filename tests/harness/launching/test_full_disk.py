@@ -11,7 +11,7 @@ from harness.cli import main
 from harness.doctor.storage import check_storage
 from harness.errors import StoreError
 from harness.launchers.local import LocalLauncher
-from harness.launchers.outcome import outcome_without_ranks
+from harness.launchers.ranks.outcome import outcome_without_ranks
 from harness.runs.store import sweep_folder
 from harness.runs.stored_files import write_once
 from harness.study.status import read_statuses

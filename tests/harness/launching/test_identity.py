@@ -7,7 +7,7 @@ import pytest
 from harness.errors import StoredFileError
 from harness.launchers.launch import Launch
 from harness.launchers.local import LocalLauncher
-from harness.launchers.outcome import outcome_without_ranks
+from harness.launchers.ranks.outcome import outcome_without_ranks
 from harness.runs.checkpoint_store import FORMAT_VERSION, CheckpointStore, Manifest
 from harness.runs.store import sweep_folder
 from harness.study.submit import retry, submit

@@ -16,7 +16,7 @@ from harness.cell import Cell
 from harness.errors import SiteError
 from harness.launchers import LAUNCHERS
 from harness.launchers.launch import Launch
-from harness.launchers.local import mpiexec
+from harness.launchers.ranks import local as mpiexec
 from harness.launchers.site_profile import read_site
 from harness.runs.store import Attempt, sweep_folder
 from harness.study.submit import submit

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.launchers.oom import slurm_killed
+from harness.launchers.ranks.outcome import slurm_killed
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,8 @@ import pytest
 
 from harness.cli import main, status_view
 from harness.cli.status_view import print_log
-from harness.launchers import LAUNCHERS
-from harness.launchers.attempt_state import AttemptState
-from harness.launchers.outcome import outcome_without_ranks
+from harness.launchers import LAUNCHERS, AttemptState
+from harness.launchers.ranks.outcome import outcome_without_ranks
 from harness.launchers.site_profile import Site
 from harness.runs.store import sweep_folder
 from harness.study.submit import submit

@@ -3,7 +3,7 @@
 import pytest
 
 from harness.cli import main
-from harness.launchers.outcome import outcome_without_ranks
+from harness.launchers.ranks.outcome import outcome_without_ranks
 from harness.runs.store import CellFolder
 
 

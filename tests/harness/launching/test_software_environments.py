@@ -12,8 +12,8 @@ from harness.doctor.examine import check_program
 from harness.errors import SiteError
 from harness.launchers import LAUNCHERS
 from harness.launchers.launch import job_python, rank_words
+from harness.launchers.ranks import srun as step
 from harness.launchers.site_profile import Site, read_site
-from harness.launchers.slurm import step
 from harness.launchers.slurm.job_layout import JobLayout
 from harness.launchers.slurm.sbatch import batch_text
 from harness.launchers.slurm.submission_manifest import SubmissionManifest

@@ -12,9 +12,8 @@ import pytest
 
 from harness.errors import SiteError
 from harness.launchers import LAUNCHERS
-from harness.launchers.launch import Launch, RanksStarted
-from harness.launchers.outcome import outcome_without_ranks
-from harness.launchers.process_identity import ProcessIdentity
+from harness.launchers.launch import Launch, ProcessIdentity, RanksStarted
+from harness.launchers.ranks.outcome import outcome_without_ranks
 from harness.launchers.site_profile import Site
 from harness.runs.locks import exclusive
 from harness.runs.store import sweep_folder

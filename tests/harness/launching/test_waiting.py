@@ -1,9 +1,9 @@
 """Promise: `status` says why a cell is pending: what it waits for, and who has it."""
 
 from harness.cli import main
+from harness.launchers.launch import ProcessIdentity
 from harness.launchers.local.host_locks import holders, locked
 from harness.launchers.local.queue import pending
-from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.slurm import scheduler_state
 from harness.launchers.slurm.scheduler import Job
 from harness.runs.store import sweep_folder

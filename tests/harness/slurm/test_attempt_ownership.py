@@ -7,10 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from harness.errors import BudgetError, ForeignError, SchedulerError
-from harness.launchers.budget import open_budget
-from harness.launchers.cost_estimate import CostEstimate
+from harness.launchers.cost import CostEstimate, open_budget
 from harness.launchers.launch import Launch, RanksStarted, request_cancel
-from harness.launchers.outcome import outcome_without_ranks
+from harness.launchers.ranks.outcome import outcome_without_ranks
 from harness.launchers.slurm import batch_job, launcher
 from harness.launchers.slurm.attempt_ownership import acquire_attempt
 from harness.launchers.slurm.job_layout import lay_out
@@ -160,7 +159,7 @@ def test_a_start_that_slurm_repeats_after_a_preemption_gives_no_time_back_twice(
     name = open_budget(manifest.sweep, two_jobs.counted, two_jobs)
     manifest = replace(manifest, launch=manifest.launch.model_copy(update={"budget": name}))
     now = [0.0]
-    monkeypatch.setattr("harness.launchers.budget.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("harness.launchers.cost.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(batch_job.signal, "signal", lambda *_: None)
     monkeypatch.setattr(batch_job, "_requeue", lambda: "")
     monkeypatch.setattr(batch_job, "slurm", lambda _: SimpleNamespace(requeue=True, signal_seconds=None))

@@ -3,8 +3,8 @@
 import pytest
 
 from harness.launchers.slurm import scheduler
-from harness.launchers.slurm.pending_reasons import asks_about_nodes, waiting_in_words
 from harness.launchers.slurm.scheduler import Job, PartitionState, partition_states
+from harness.launchers.slurm.scheduler_state import asks_about_nodes, waiting_in_words
 
 SINFO = "main|2|idle\nmain|1|draining\nmain|1|down*\nurgent|3|mixed\nurgent|1|idle*\n"
 

@@ -13,7 +13,7 @@ import pytest
 
 from harness.cli import main
 from harness.launchers.launch import RanksStarted
-from harness.launchers.outcome import outcome_without_ranks
+from harness.launchers.ranks.outcome import outcome_without_ranks
 from harness.launchers.slurm.launcher import SlurmLauncher
 from harness.runs.store import Attempt, sweep_folder
 from harness.study.status import LauncherReports, read_statuses

@@ -1,14 +1,15 @@
-"""Stops ranks before they are done: why, and whether they may save a checkpoint first."""
+"""Watches the ranks of an attempt, however they were started: deaths, time limits, requests to stop."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from harness.launchers.launch import cancel_requested
 from harness.runs.store import Attempt
+from harness.runs.stored_files import parse_object, read_bytes
 
 Reason = Literal["ranks", "timeout", "cancel", "preempt"]
 
@@ -86,3 +87,34 @@ def watch_ranks(
                 requested_at = now
         wait()
     return reason
+
+
+@dataclass(frozen=True)
+class RankDeath:
+    """The end of one rank.
+
+    Attributes:
+        exit_code: as of `subprocess`: minus the signal's number when killed by one.
+        own: whether the rank ended by itself; false when its launcher ended it.
+    """
+
+    rank: int
+    exit_code: int
+    own: bool
+
+
+@dataclass(frozen=True)
+class RanksEnd:
+    """Why the ranks ended, and all deaths in the order in which they were seen."""
+
+    reason: Reason
+    deaths: tuple[RankDeath, ...]
+
+
+def end_lines(attempt: Attempt, rank: int) -> list[dict[str, Any]]:
+    """Lines of the rank's end file, which `wrapper.py` writes: one from its start, one from its end."""
+    try:
+        text = read_bytes(path := attempt.path / f"rank-{rank:05}.end")
+    except FileNotFoundError:
+        return []
+    return [parse_object(line, path) for line in text.splitlines(keepends=True) if line.endswith(b"\n")]

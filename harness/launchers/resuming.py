@@ -6,9 +6,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from harness.errors import StoreError
-from harness.launchers.budget import StartBudget
+from harness.launchers.cost import StartBudget
 from harness.launchers.launch import Launch, cancel_requested
-from harness.launchers.outcome import outcome_without_ranks
+from harness.launchers.ranks.outcome import outcome_without_ranks
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.checkpoint_store import CheckpointStore, kept_step
 from harness.runs.records import SegmentRecord

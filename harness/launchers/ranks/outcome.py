@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
+from pathlib import Path
 from typing import Any
 
 from harness.cell import Target
 from harness.errors import StoreError
-from harness.launchers.oom import is_memory_error
-from harness.launchers.rank_exits import RankDeath, RanksEnd
-from harness.launchers.stopping import Reason
+from harness.launchers.ranks.watching import RankDeath, RanksEnd, Reason
 from harness.runs.attempt_outcome import Outcome, RankExit, Result, State
 from harness.runs.checkpoint_store import PREEMPTED_EXIT_CODE, kept_step
 from harness.runs.record_lines import effective_evaluations, last_lines, last_record
@@ -235,3 +234,56 @@ def _signal_name(exit_code: int) -> str | None:
         return signal.Signals(-exit_code).name
     except ValueError:  # a real-time signal has no name
         return f"signal {-exit_code}"
+
+
+_MEMORY_ERRORS = ("MemoryError", "OutOfMemoryError", "out of memory", "can't allocate memory")
+_SLURM_KILLED = re.compile(
+    r"oom[-_ ]?kill|out[-_ ]of[-_ ]memory", re.IGNORECASE
+)  # not: a node called bloom01
+_COUNTERS = {1: "memory.oom_control", 2: "memory.events"}
+
+
+def is_memory_error(text: str) -> bool:
+    """Whether the first line of an exception reports that host or device memory ran out."""
+    return any(words in text for words in _MEMORY_ERRORS)
+
+
+def slurm_killed(log: str) -> bool:
+    """Whether srun's output reports that a step was killed for memory."""
+    return _SLURM_KILLED.search(log) is not None
+
+
+def oom_kills() -> int | None:
+    """Processes of this control group that the kernel killed for memory; None if there is no such count."""
+    for version, folder in memory_groups():
+        path = folder / _COUNTERS[version]
+        try:
+            fields = dict(line.split() for line in path.read_text().splitlines())
+            return int(fields["oom_kill"])
+        except (OSError, KeyError, ValueError):  # a container may show another hierarchy than it names
+            continue
+    return None
+
+
+_MEMBERSHIP = Path("/proc/self/cgroup")
+_MOUNTED = Path("/sys/fs/cgroup")
+
+
+def memory_groups(membership: Path = _MEMBERSHIP, mounted: Path = _MOUNTED) -> Iterator[tuple[int, Path]]:
+    """Version and folder of each group around this process, from the innermost to the outermost.
+
+    Folders may be missing: a container may show another hierarchy than it names.
+    """
+    for line in membership.read_text().splitlines() if membership.exists() else []:
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            version, top = 2, mounted
+        elif "memory" in controllers.split(","):
+            version, top = 1, mounted / "memory"
+        else:
+            continue
+        folder = top / group.lstrip("/")
+        yield version, folder
+        while folder != top:
+            folder = folder.parent
+            yield version, folder

@@ -4,35 +4,37 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.launchers import rank_wrapper
 from harness.launchers.address_board import VARIABLE, AddressBoard, new_secret
 from harness.launchers.launch import Launch
-from harness.launchers.local.ranks import TERM_SECONDS
-from harness.launchers.oom import slurm_killed
-from harness.launchers.rank_environment import own_variables
-from harness.launchers.rank_exits import RankDeath, RanksEnd, end_lines
+from harness.launchers.ranks import wrapper
+from harness.launchers.ranks.environment import own_variables
+from harness.launchers.ranks.local import TERM_SECONDS
+from harness.launchers.ranks.outcome import outcome_of_ranks, slurm_killed
+from harness.launchers.ranks.watching import RankDeath, RanksEnd, Stop, end_lines, stop_request, watch_ranks
 from harness.launchers.slurm.job_layout import JobLayout, slurm
 from harness.launchers.slurm.scheduler import kill_step
-from harness.launchers.stopping import Stop, stop_request, watch_ranks
+from harness.runs.attempt_outcome import Outcome
 from harness.runs.checkpoint_store import PREEMPTED_EXIT_CODE
+from harness.runs.record_lines import last_lines
 from harness.runs.store import Attempt
 from harness.runs.stored_files import parse_object, read_bytes, write_atomically
 
 _WATCH_SECONDS = 0.2
 # After this error Slurm's pmi2 no longer answers the rank, and all ranks hang in MPI's initialization.
 _PMI_BROKE = b"mpi/pmi2: invalid client request"
-_ORPHANED = "orphaned.jsonl"  # written by `rank_wrapper`
+_ORPHANED = "orphaned.jsonl"  # written by `wrapper.py`
 _WAIT_SECONDS = 60  # srun's --wait: how long other tasks may run after the first has ended with 0
 
 
@@ -156,7 +158,7 @@ def srun_command(attempt: Attempt, launch: Launch, layout: JobLayout) -> list[st
     # All of a cell's GPUs on a node are visible to all of its ranks there.
     options = profile.gpu_option(layout.ranks_per_node * site.gpus_per_rank)
     words += [f"--{name}={value}" for name, value in options.items()]
-    start = [sys.executable, "-I", "-S", str(Path(rank_wrapper.__file__))]
+    start = [sys.executable, "-I", "-S", str(Path(wrapper.__file__))]
     return [*words, *profile.srun, *start, str(attempt.path), str(launch.cpus_per_rank), "-", *launch.command]
 
 
@@ -236,3 +238,48 @@ def _starts(attempt: Attempt) -> Mapping[int, dict[str, Any]]:
         if lines:
             found[rank] = lines[0]
     return found
+
+
+_FULL_BYTES = 1024 * 1024
+
+
+def outcome_of_step(attempt: Attempt, end: StepEnd, started_at: float) -> Outcome:
+    """The outcome of an attempt whose step has ended.
+
+    Args:
+        attempt: read for heartbeats, records and logs; not written.
+        end: of the step.
+        started_at: Unix time, seconds.
+    """
+    outcome = outcome_of_ranks(attempt, end.ending, started_at, time.time(), end.out_of_memory)
+    if outcome.state != "FAILED" or end.ending.reason != "ranks":
+        return outcome
+    if end.hung:  # its ranks were killed and left no exit line, but no node failed
+        cause = "the ranks hung in MPI's initialization: Slurm's mpi/pmi2 rejected one of their requests"
+        return replace(outcome, cause=cause)
+    if end.orphaned or end.lost_nodes:
+        return _of_nodes(outcome, end)
+    if not end.started:
+        printed = [line for line in last_lines(attempt.path / "logs" / "srun.log") if line.strip()]
+        message = printed[-1].strip() if printed else ""
+        cause = f"srun started no rank and ended with {end.exit_code}: {message}"
+        return replace(outcome, cause=cause, ranks=())
+    if shutil.disk_usage(attempt.path).free < _FULL_BYTES:
+        return replace(outcome, cause=f"{outcome.cause}; no space is left on the disk of {attempt.path}")
+    return outcome
+
+
+def in_words(nodes: Sequence[str]) -> str:
+    """Such as `node n1` or `nodes n1, n2`."""
+    return f"node {nodes[0]}" if len(nodes) == 1 else f"nodes {', '.join(nodes)}"
+
+
+def _of_nodes(outcome: Outcome, end: StepEnd) -> Outcome:
+    if end.orphaned:
+        nodes = tuple(sorted(end.orphaned))
+        ranks = ", ".join(str(rank) for node in nodes for rank in sorted(end.orphaned[node]))
+        what = f"slurmstepd on {in_words(nodes)} is gone, and its ranks ({ranks}) were ended"
+    else:
+        nodes = end.lost_nodes
+        what = f"{in_words(nodes)} failed with all ranks there"
+    return replace(outcome, state="NODE_FAIL", cause=f"{what}; {outcome.cause}", failed_nodes=nodes)
