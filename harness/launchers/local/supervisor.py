@@ -14,14 +14,12 @@ from harness.launchers.cost import StartBudget
 from harness.launchers.launch import Launch, ProcessIdentity, RanksStarted, cancel_requested
 from harness.launchers.local.host_locks import locked, pools_of
 from harness.launchers.local.launcher import LocalLauncher
-from harness.launchers.ranks.local import Ranks
+from harness.launchers.ranks.local import local_ranks
 from harness.launchers.ranks.outcome import (
     cancelled_before_start,
-    oom_kills,
-    outcome_of_ranks,
     outcome_without_ranks,
 )
-from harness.launchers.ranks.watching import RanksEnd, Stop, stop_request
+from harness.launchers.ranks.watching import Interruption
 from harness.launchers.resuming import continued, not_started
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.checkpoint_store import kept_step
@@ -131,23 +129,8 @@ class _Supervisor:
             self._budget = self._new_budget()  # whose time begins now
             started = RanksStarted(time.time(), held[0], held[1])
             started.write(self.attempt)
-            return self._run_ranks(started)
-
-    def _run_ranks(self, started: RanksStarted) -> Outcome:
-        self._limit_ends = time.monotonic() + self.launch.site.limit_minutes(self.world_size) * 60
-        kills_before = oom_kills()
-        try:
-            with Ranks(self.attempt) as ranks:
-                ranks.start(self.launch, started, self.world_size)
-                ending = ranks.watch(self._stop, self.launch.site.grace_seconds)
-        except OSError as error:
-            return outcome_without_ranks("FAILED", f"the ranks could not be run: {error}", started.started_at)
-        return self._outcome(ending, started, kills_before)
-
-    def _outcome(self, ending: RanksEnd, started: RanksStarted, kills_before: int | None) -> Outcome:
-        kills = oom_kills()
-        oom_killed = kills is not None and kills_before is not None and kills > kills_before
-        return outcome_of_ranks(self.attempt, ending, started.started_at, time.time(), oom_killed)
+            ranks = local_ranks(self.attempt, self.launch, self.world_size, started)
+            return ranks.run(started.started_at, self._interruption)
 
     def _write(self, outcome: Outcome) -> bool:
         """Write the outcome; returns whether this call did, as `Attempt.write_outcome`."""
@@ -163,16 +146,9 @@ class _Supervisor:
     def _cancelled(self) -> bool:
         return bool(self._signals) or cancel_requested(self.attempt) is not None
 
-    def _stop(self) -> Stop | None:
-        """Whether the ranks have to end.
-
-        SIGTERM ends them at once, unless the `cancel` file asks for a checkpoint first.
-        """
-        if self._signals - {signal.SIGUSR1} and cancel_requested(self.attempt) is None:
-            return Stop("cancel", save=False)
-        left = self._limit_ends - time.monotonic()
-        save_seconds = self.launch.site.save_seconds(self.world_size)
-        return stop_request(self.attempt, save_seconds, left, preempted=bool(self._signals))
+    def _interruption(self) -> Interruption | None:
+        """SIGUSR1 preempts the ranks, any other signal cancels them."""
+        return ("cancel" if self._signals - {signal.SIGUSR1} else "preempt") if self._signals else None
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals.add(number)

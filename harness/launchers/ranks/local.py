@@ -1,4 +1,4 @@
-"""Starts, watches and ends the rank processes of one attempt on this host."""
+"""Ranks on this host: processes of the supervisor, or one MPI world under MPICH's `mpiexec` (Hydra)."""
 
 from __future__ import annotations
 
@@ -10,27 +10,41 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import psutil
 
 from harness.launchers.launch import Launch, RanksStarted
 from harness.launchers.ranks import parent_death, wrapper
 from harness.launchers.ranks.environment import rank_environment
-from harness.launchers.ranks.watching import RankDeath, RanksEnd, Stop, end_lines, watch_ranks
+from harness.launchers.ranks.outcome import RankDeath, RanksEnd, Reason, oom_kills, outcome_of_ranks
+from harness.launchers.ranks.watching import TERM_SECONDS, WATCH_SECONDS, Ranks, end_lines
+from harness.runs.attempt_outcome import Outcome
 from harness.runs.checkpoint_store import PREEMPTED_EXIT_CODE
 from harness.runs.record_lines import last_lines
 from harness.runs.store import Attempt
 
 GRACE_SECONDS = 0.5  # a rank that dies this soon after the first may be the root cause too
-TERM_SECONDS = 5.0  # from SIGTERM to SIGKILL
 
-_WATCH_SECONDS = 0.2  # between checks of the time limit and of cancel requests; deaths wake `_wait` at once
+NO_MPIEXEC = (
+    f"backend: mpi needs the mpiexec of MPICH or a relative, found none beside {sys.executable} or on PATH: "
+    "pip install mpich, or use backend: gloo"
+)
+
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h: orphans of ranks become children of the supervisor
+_START_SECONDS = 120.0  # a busy machine starts an interpreter per rank in seconds
+_POLL_SECONDS = 0.01
+# Hydra must not end the other ranks when one dies: the launcher does, once it has seen which was the first.
+_HYDRA_OPTIONS = ("-launcher", "fork", "-rmk", "user", "-disable-auto-cleanup")
+
+
+def local_ranks(attempt: Attempt, launch: Launch, world_size: int, started: RanksStarted) -> LocalRanks:
+    """The ranks of an attempt on this host, not started yet; `started` has their CPUs and GPUs."""
+    under_mpiexec = launch.site.backend == "mpi" and world_size > 1
+    return (MpiexecRanks if under_mpiexec else LocalRanks)(attempt, launch, world_size, started)
 
 
 @dataclass(frozen=True)
@@ -47,72 +61,89 @@ class _RunningRank:
     exit_code: Callable[[], int | None]
 
 
-@dataclass
-class Ranks:
-    """The running ranks of one attempt; leaving the `with` block ends all of them."""
+class LocalRanks(Ranks):
+    """Ranks that are processes of this one, each pinned to its CPUs."""
 
-    attempt: Attempt
-    _running: dict[int, _RunningRank] = field(default_factory=dict)
-    _groups: list[int] = field(default_factory=list)
-    _deaths: list[RankDeath] = field(default_factory=list)
-    _grace_ends: float = float("inf")
-    _mpiexec: subprocess.Popen[bytes] | None = None
-    _prefixed: bool = False
-
-    def __enter__(self) -> Self:
+    def __init__(self, attempt: Attempt, launch: Launch, world_size: int, started: RanksStarted) -> None:
+        super().__init__(attempt, launch, world_size)
+        self._started = started
+        self._environment = rank_environment(os.environ, launch, started.gpus)
+        self._running: dict[int, _RunningRank] = {}
+        self._groups: list[int] = []
+        self._deaths: list[RankDeath] = []
+        self._grace_ends = float("inf")
+        self._kills_before = oom_kills()
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._end_all()
-
-    def start(self, launch: Launch, started: RanksStarted, world_size: int) -> None:
-        """Start every rank, pinned to its CPUs.
-
-        Raises:
-            OSError: a process could not be started.
-        """
-        self._prefixed = bool(launch.site.launch_prefix)
-        environment = rank_environment(os.environ, launch, started.gpus)
-        cpus = [_cpus_of(rank, launch, started) for rank in range(world_size)]
-        if launch.site.backend == "mpi" and world_size > 1:
-            self._mpiexec = start_world(_tied(started.cpus), self.attempt, launch, cpus, environment)
-            for rank in range(world_size):
-                self._add(rank, *_under_wrapper(self.attempt, rank))
-            return
-        for rank in range(world_size):
+    def start(self) -> None:
+        """Start every rank in a session of its own."""
+        for rank in range(self.world_size):
             with self.attempt.log(rank).open("ab") as log:
                 process = subprocess.Popen(
-                    [*_tied(cpus[rank]), *rank_command(self.attempt, launch, rank, world_size)],
+                    [*_tied(self._cpus_of(rank)), *self._rank_command(rank)],
                     stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                    env=environment, start_new_session=True,
+                    env=self._environment, start_new_session=True,
                 )  # fmt: skip
-            self._add(rank, process.pid, os.pidfd_open(process.pid), process.poll)
+            self._add(rank, _RunningRank(process.pid, os.pidfd_open(process.pid), process.poll))
 
-    def _add(self, rank: int, pid: int, descriptor: int, exit_code: Callable[[], int | None]) -> None:
-        self._running[rank] = _RunningRank(pid, descriptor, exit_code)
-        self._groups.append(pid)
-
-    def watch(self, request: Callable[[], Stop | None], save_seconds: float) -> RanksEnd:
-        """Wait until all ranks have ended; end all of them if one fails or they have to stop.
-
-        Args:
-            request: whether they have to end; called a few times a second.
-            save_seconds: what they get to save a checkpoint, where they may.
-        """
-        reason = watch_ranks(
-            self._watching, request, self._request_checkpoint, self._wait_for_death, save_seconds
-        )
-        self._end_all()
-        return RanksEnd(reason, tuple(self._deaths))
-
-    def _watching(self) -> bool:
+    def running(self) -> bool:
+        """Whether ranks run and none failed, or the first failed just now."""
         return bool(self._running) and time.monotonic() <= self._grace_ends
 
-    def _wait_for_death(self) -> None:
-        self._wait(min(_WATCH_SECONDS, max(0.0, self._grace_ends - time.monotonic())))
+    def wait(self) -> None:
+        """Wait for a death, and note whether it was a failure."""
+        self._wait(min(WATCH_SECONDS, max(0.0, self._grace_ends - time.monotonic())))
         if self._reap(own=True) and self._grace_ends == float("inf"):
             self._grace_ends = time.monotonic() + GRACE_SECONDS
+
+    def request_checkpoint(self) -> None:
+        """Send SIGUSR1 to the ranks, not to their groups: data loaders have nothing to save."""
+        for running in self._running.values():
+            with suppress(ProcessLookupError):
+                if self.launch.site.launch_prefix:  # the rank may be a child of what starts its container
+                    os.killpg(running.pid, signal.SIGUSR1)
+                else:
+                    os.kill(running.pid, signal.SIGUSR1)
+
+    def end(self) -> None:
+        """End the ranks and every descendant of this process."""
+        self._end_ranks()
+        for child in psutil.Process().children(recursive=True):  # those that left their rank's group
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+
+    def outcome(self, reason: Reason, started_at: float) -> Outcome:
+        """The outcome, from the deaths in the order in which they were seen."""
+        kills = oom_kills()
+        oom_killed = kills is not None and self._kills_before is not None and kills > self._kills_before
+        ending = RanksEnd(reason, tuple(self._deaths))
+        return outcome_of_ranks(self.attempt, ending, started_at, time.time(), oom_killed)
+
+    def _end_ranks(self) -> None:
+        self._reap(own=True)
+        self._signal_groups(signal.SIGTERM)
+        deadline = time.monotonic() + TERM_SECONDS
+        while self._running and time.monotonic() < deadline:
+            self._wait(deadline - time.monotonic())
+            self._reap(own=False, foreign=(-signal.SIGKILL,))  # nobody here has sent that yet
+        self._signal_groups(signal.SIGKILL)
+        while self._running:  # SIGKILL cannot be ignored; a rank stuck in the kernel is worth waiting for
+            self._wait(WATCH_SECONDS)
+            self._reap(own=False)
+
+    def _rank_command(self, rank: int) -> list[str]:
+        options = {"rank": rank, "world-size": self.world_size, "local-rank": rank}
+        options["threads"] = self.launch.cpus_per_rank
+        words = (word for name, value in options.items() for word in (f"--{name}", str(value)))
+        return [*self.launch.command, str(self.attempt.path), *words]
+
+    def _cpus_of(self, rank: int) -> tuple[int, ...]:
+        share, cpus = self.launch.cpus_per_rank, self._started.cpus
+        return cpus if self.launch.oversubscribed else cpus[rank * share : (rank + 1) * share]
+
+    def _add(self, rank: int, running: _RunningRank) -> None:
+        self._running[rank] = running
+        self._groups.append(running.pid)
 
     def _wait(self, seconds: float) -> None:
         poll = select.poll()
@@ -139,90 +170,76 @@ class Ranks:
         return any(death.exit_code not in (0, PREEMPTED_EXIT_CODE) for death in new)
 
     def _ended_at(self, rank: int) -> float:
-        """Unix time at which a rank of mpiexec ended; infinite where its wrapper was killed with it."""
-        if self._mpiexec is None:
-            return 0.0
-        last = end_lines(self.attempt, rank)[-1]
-        return last["at"] if "exit_code" in last else float("inf")
-
-    def _request_checkpoint(self) -> None:
-        for running in self._running.values():  # not their groups: data loaders have nothing to save
-            with suppress(ProcessLookupError):
-                if self._prefixed:  # the rank may be a child of what starts its container
-                    os.killpg(running.pid, signal.SIGUSR1)
-                else:
-                    os.kill(running.pid, signal.SIGUSR1)
-
-    def _end_all(self) -> None:
-        self._reap(own=True)
-        self._signal_groups(signal.SIGTERM)
-        deadline = time.monotonic() + TERM_SECONDS
-        while self._running and time.monotonic() < deadline:
-            self._wait(deadline - time.monotonic())
-            self._reap(own=False, foreign=(-signal.SIGKILL,))  # nobody here has sent that yet
-        self._signal_groups(signal.SIGKILL)
-        while self._running:  # SIGKILL cannot be ignored; a rank stuck in the kernel is worth waiting for
-            self._wait(_WATCH_SECONDS)
-            self._reap(own=False)
-        if self._mpiexec is not None:  # it ends after its ranks, and removes its files
-            with suppress(subprocess.TimeoutExpired):
-                self._mpiexec.wait(TERM_SECONDS)
-        for child in psutil.Process().children(recursive=True):  # those that left their rank's group
-            with suppress(psutil.NoSuchProcess):
-                child.kill()
-        self._groups.clear()
+        """Unix time at which a rank ended, where that is known."""
+        del rank
+        return 0.0
 
     def _signal_groups(self, number: signal.Signals) -> None:
         for group in self._groups:
-            try:
+            with suppress(ProcessLookupError):  # the whole group is gone
                 os.killpg(group, number)
-            except ProcessLookupError:  # the whole group is gone
-                continue
 
 
-def rank_command(attempt: Attempt, launch: Launch, rank: int, world_size: int) -> list[str]:
-    """The command line of one rank."""
-    options = {"rank": rank, "world-size": world_size, "local-rank": rank, "threads": launch.cpus_per_rank}
-    words = (word for name, value in options.items() for word in (f"--{name}", str(value)))
-    return [*launch.command, str(attempt.path), *words]
+class MpiexecRanks(LocalRanks):
+    """Ranks that are children of wrappers, which mpiexec has started; the wrappers write how they ended."""
 
+    _mpiexec: subprocess.Popen[bytes] | None = None
 
-def _cpus_of(rank: int, launch: Launch, started: RanksStarted) -> tuple[int, ...]:
-    share = launch.cpus_per_rank
-    return started.cpus if launch.oversubscribed else started.cpus[rank * share : (rank + 1) * share]
+    def start(self) -> None:
+        """Start mpiexec; returns once every rank has a line in its end file.
 
+        Raises:
+            OSError: there is no mpiexec, or it did not start the ranks.
+        """
+        mpiexec = find_mpiexec()
+        if mpiexec is None:
+            raise FileNotFoundError(NO_MPIEXEC)
+        by_rank = ";".join(",".join(map(str, self._cpus_of(rank))) for rank in range(self.world_size))
+        parents = [sys.executable, "-I", "-S", str(Path(wrapper.__file__)), str(self.attempt.path)]
+        log = self.attempt.path / "logs" / "mpiexec.log"
+        with log.open("ab") as file:
+            self._mpiexec = subprocess.Popen(
+                [
+                    *_tied(self._started.cpus), str(mpiexec), *_HYDRA_OPTIONS, "-n", str(self.world_size),
+                    *parents, str(self.launch.cpus_per_rank), by_rank, *self.launch.command,
+                ],
+                stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=self._environment,
+                start_new_session=True,
+            )  # fmt: skip
+        deadline = time.monotonic() + _START_SECONDS
+        while not all(end_lines(self.attempt, rank) for rank in range(self.world_size)):
+            if self._mpiexec.poll() is not None or time.monotonic() > deadline:
+                printed = [line.strip() for line in last_lines(log) if line.strip()]
+                detail = printed[-1] if printed else "it printed nothing"
+                raise OSError(f"{mpiexec} did not start {self.world_size} ranks: {detail}")
+            time.sleep(_POLL_SECONDS)
+        for rank in range(self.world_size):
+            self._add(rank, self._under_wrapper(rank))
 
-def _tied(cpus: Sequence[int]) -> list[str]:
-    """Prefix of a command that pins it and has it die with this process."""
-    program = str(Path(parent_death.__file__))
-    return [sys.executable, "-I", "-S", program, str(os.getpid()), ",".join(map(str, cpus))]
+    def _end_ranks(self) -> None:
+        super()._end_ranks()
+        if self._mpiexec is not None:  # it ends after its ranks, and removes its files
+            with suppress(subprocess.TimeoutExpired):
+                self._mpiexec.wait(TERM_SECONDS)
 
+    def _under_wrapper(self, rank: int) -> _RunningRank:
+        start = end_lines(self.attempt, rank)[0]
+        try:
+            descriptor = os.pidfd_open(start["wrapper"])
+        except ProcessLookupError:  # it has ended already
+            descriptor = os.open(os.devnull, os.O_RDONLY)  # always readable
 
-def _under_wrapper(attempt: Attempt, rank: int) -> tuple[int, int, Callable[[], int | None]]:
-    """Process, descriptor and exit code of a rank that mpiexec has started."""
-    start = end_lines(attempt, rank)[0]
-    try:
-        descriptor = os.pidfd_open(start["wrapper"])
-    except ProcessLookupError:  # it has ended already
-        descriptor = os.open(os.devnull, os.O_RDONLY)  # always readable
+        def exit_code() -> int | None:
+            wrapper_ended = bool(select.select([descriptor], [], [], 0)[0])
+            code = end_lines(self.attempt, rank)[-1].get("exit_code")
+            return -signal.SIGKILL if code is None and wrapper_ended else code
 
-    def exit_code() -> int | None:
-        wrapper_ended = bool(select.select([descriptor], [], [], 0)[0])
-        code = end_lines(attempt, rank)[-1].get("exit_code")
-        return -signal.SIGKILL if code is None and wrapper_ended else code
+        return _RunningRank(start["pid"], descriptor, exit_code)
 
-    return start["pid"], descriptor, exit_code
-
-
-NO_MPIEXEC = (
-    f"backend: mpi needs the mpiexec of MPICH or a relative, found none beside {sys.executable} or on PATH: "
-    "pip install mpich, or use backend: gloo"
-)
-
-_START_SECONDS = 120.0  # a busy machine starts an interpreter per rank in seconds
-_POLL_SECONDS = 0.01
-# Hydra must not end the other ranks when one dies: the launcher does, once it has seen which was the first.
-_OPTIONS = ("-launcher", "fork", "-rmk", "user", "-disable-auto-cleanup")
+    def _ended_at(self, rank: int) -> float:
+        """By its wrapper's line; infinite where the wrapper was killed with it."""
+        last = end_lines(self.attempt, rank)[-1]
+        return last["at"] if "exit_code" in last else float("inf")
 
 
 def find_mpiexec() -> Path | None:
@@ -234,44 +251,7 @@ def find_mpiexec() -> Path | None:
     return Path(on_path) if on_path is not None else None
 
 
-def start_world(
-    prefix: Sequence[str],
-    attempt: Attempt,
-    launch: Launch,
-    cpus: Sequence[Sequence[int]],
-    environment: Mapping[str, str],
-) -> subprocess.Popen[bytes]:
-    """Start a rank for each of `cpus`; returns mpiexec once every rank has a line in its end file.
-
-    Args:
-        prefix: of mpiexec's command line, which has it die with this process.
-        attempt: of the ranks.
-        launch: of the attempt.
-        cpus: CPU numbers by rank.
-        environment: of every rank.
-
-    Raises:
-        OSError: there is no mpiexec, or it did not start the ranks.
-    """
-    mpiexec = find_mpiexec()
-    if mpiexec is None:
-        raise FileNotFoundError(NO_MPIEXEC)
-    by_rank = ";".join(",".join(map(str, numbers)) for numbers in cpus)
-    parents = [sys.executable, "-I", "-S", str(Path(wrapper.__file__)), str(attempt.path)]
-    log = attempt.path / "logs" / "mpiexec.log"
-    with log.open("ab") as file:
-        process = subprocess.Popen(
-            [
-                *prefix, str(mpiexec), *_OPTIONS, "-n", str(len(cpus)),
-                *parents, str(launch.cpus_per_rank), by_rank, *launch.command,
-            ],
-            stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True,
-        )  # fmt: skip
-    deadline = time.monotonic() + _START_SECONDS
-    while not all(end_lines(attempt, rank) for rank in range(len(cpus))):
-        if process.poll() is not None or time.monotonic() > deadline:
-            printed = [line.strip() for line in last_lines(log) if line.strip()]
-            detail = printed[-1] if printed else "it printed nothing"
-            raise OSError(f"{mpiexec} did not start {len(cpus)} ranks: {detail}")
-        time.sleep(_POLL_SECONDS)
-    return process
+def _tied(cpus: Sequence[int]) -> list[str]:
+    """Prefix of a command that pins it and has it die with this process."""
+    program = str(Path(parent_death.__file__))
+    return [sys.executable, "-I", "-S", program, str(os.getpid()), ",".join(map(str, cpus))]

@@ -6,13 +6,13 @@ import re
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from harness.cell import Target
 from harness.errors import StoreError
-from harness.launchers.ranks.watching import RankDeath, RanksEnd, Reason
 from harness.runs.attempt_outcome import Outcome, RankExit, Result, State
 from harness.runs.checkpoint_store import PREEMPTED_EXIT_CODE, kept_step
 from harness.runs.record_lines import effective_evaluations, last_lines, last_record
@@ -28,6 +28,32 @@ _LOST_PEER = re.compile(
 
 # What launchers, Slurm and Hydra end ranks with.
 _ENDING = (-signal.SIGTERM, -signal.SIGUSR1, -signal.SIGKILL)
+
+
+Reason = Literal["ranks", "timeout", "cancel", "preempt"]
+"""Why ranks had to end; "ranks" if nobody asked them to."""
+
+
+@dataclass(frozen=True)
+class RankDeath:
+    """The end of one rank.
+
+    Attributes:
+        exit_code: as of `subprocess`: minus the signal's number when killed by one.
+        own: whether the rank ended by itself; false when its launcher ended it.
+    """
+
+    rank: int
+    exit_code: int
+    own: bool
+
+
+@dataclass(frozen=True)
+class RanksEnd:
+    """Why the ranks ended, and all deaths in the order in which they were seen."""
+
+    reason: Reason
+    deaths: tuple[RankDeath, ...]
 
 
 def outcome_of_ranks(

@@ -1,4 +1,7 @@
-"""Runs one attempt as one step of a job: `srun` with a task per rank."""
+"""Ranks as one step of a Slurm job: `srun` with a task per rank, on one or more nodes.
+
+What Slurm did explains what the ranks did: a lost node or slurmstepd, no memory, a hang of its PMI.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from functools import partial
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,8 @@ from harness.launchers.address_board import VARIABLE, AddressBoard, new_secret
 from harness.launchers.launch import Launch
 from harness.launchers.ranks import wrapper
 from harness.launchers.ranks.environment import own_variables
-from harness.launchers.ranks.local import TERM_SECONDS
-from harness.launchers.ranks.outcome import outcome_of_ranks, slurm_killed
-from harness.launchers.ranks.watching import RankDeath, RanksEnd, Stop, end_lines, stop_request, watch_ranks
+from harness.launchers.ranks.outcome import RankDeath, RanksEnd, Reason, outcome_of_ranks, slurm_killed
+from harness.launchers.ranks.watching import TERM_SECONDS, WATCH_SECONDS, Ranks, end_lines
 from harness.launchers.slurm.job_layout import JobLayout, slurm
 from harness.launchers.slurm.scheduler import kill_step
 from harness.runs.attempt_outcome import Outcome
@@ -31,38 +32,15 @@ from harness.runs.record_lines import last_lines
 from harness.runs.store import Attempt
 from harness.runs.stored_files import parse_object, read_bytes, write_atomically
 
-_WATCH_SECONDS = 0.2
 # After this error Slurm's pmi2 no longer answers the rank, and all ranks hang in MPI's initialization.
 _PMI_BROKE = b"mpi/pmi2: invalid client request"
 _ORPHANED = "orphaned.jsonl"  # written by `wrapper.py`
 _WAIT_SECONDS = 60  # srun's --wait: how long other tasks may run after the first has ended with 0
+_FULL_BYTES = 1024 * 1024
 
 
-@dataclass(frozen=True)
-class StepEnd:
-    """How a step ended.
-
-    Attributes:
-        ending: of the ranks, for the outcome.
-        lost_nodes: nodes on which no rank left an exit line.
-        out_of_memory: whether Slurm killed processes for memory.
-        started: whether any rank was started.
-        exit_code: srun's.
-        hung: whether the ranks hung in MPI's initialization.
-        orphaned: ranks by node whose slurmstepd was gone.
-    """
-
-    ending: RanksEnd
-    lost_nodes: tuple[str, ...]
-    out_of_memory: bool
-    started: bool
-    exit_code: int
-    hung: bool
-    orphaned: Mapping[str, Sequence[int]] = field(default_factory=dict)
-
-
-def run_step(attempt: Attempt, launch: Launch, layout: JobLayout, job_ending: Callable[[], bool]) -> StepEnd:
-    """Run the attempt's ranks in this job; returns when all have ended.
+class SrunRanks(Ranks):
+    """The ranks of an attempt in the job of this process.
 
     Args:
         attempt: its `begun.json` is written.
@@ -70,75 +48,146 @@ def run_step(attempt: Attempt, launch: Launch, layout: JobLayout, job_ending: Ca
         layout: of the job.
         job_ending: called a few times a second; true once Slurm ends the job.
 
-    Raises:
-        OSError: srun could not be started.
+    Attributes:
+        lost_nodes: once they have ended, nodes on which all ranks started and none left an exit line.
     """
-    with ExitStack() as open_board:
-        board = _open_board(attempt, open_board) if layout.nodes > 1 else ""
-        return _run(attempt, launch, layout, job_ending, board)
 
+    def __init__(
+        self, attempt: Attempt, launch: Launch, layout: JobLayout, job_ending: Callable[[], bool]
+    ) -> None:
+        super().__init__(attempt, launch, layout.world_size)
+        self.lost_nodes: tuple[str, ...] = ()
+        self._layout, self._job_ending = layout, job_ending
+        self._srun: subprocess.Popen[bytes] | None = None
+        self._log = attempt.path / "logs" / "srun.log"
+        self._board = ExitStack()
+        self._hung = False
 
-def _open_board(attempt: Attempt, stack: ExitStack) -> str:
-    """Open a board for ranks of several hosts, and leave them its secret; returns its address."""
-    secret = new_secret()
-    board = stack.enter_context(AddressBoard(secret))
-    write_atomically(attempt.path / "rendezvous.json", json.dumps({"secret": secret.hex()}), private=True)
-    return board.address
+    def start(self) -> None:
+        """Start srun, with a board on which ranks of several hosts find rank 0."""
+        board = self._open_board() if self._layout.nodes > 1 else ""
+        with self._log.open("ab") as file:
+            self._srun = subprocess.Popen(
+                srun_command(self.attempt, self.launch, self._layout),
+                env=_environment(self.launch, board), start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+            )  # fmt: skip
 
-
-def _run(
-    attempt: Attempt, launch: Launch, layout: JobLayout, job_ending: Callable[[], bool], board: str
-) -> StepEnd:
-    process = _start(attempt, launch, layout, board)
-    site = launch.site
-    deadline = time.monotonic() + site.limit_minutes(layout.world_size) * 60
-    save_seconds = site.save_seconds(layout.world_size)
-
-    def running() -> bool:
-        if process.poll() is not None or job_ending() or (attempt.path / _ORPHANED).exists():
+    def running(self) -> bool:
+        """Whether srun runs, neither Slurm nor a lost slurmstepd ends the step, and no rank hangs in MPI."""
+        if self._srun is None or self._srun.poll() is not None:
             return False
-        return not _hangs(attempt, layout)
+        if self._job_ending() or (self.attempt.path / _ORPHANED).exists():
+            return False
+        self._hung = self._hangs()
+        return not self._hung
 
-    def request() -> Stop | None:
-        return stop_request(attempt, save_seconds, deadline - time.monotonic(), preempted=False)
+    def wait(self) -> None:
+        """Wait for srun, which ends the other ranks itself when one has failed."""
+        self._wait(WATCH_SECONDS)
 
-    def request_checkpoint() -> None:
-        process.send_signal(signal.SIGUSR1)  # srun passes it on
+    def request_checkpoint(self) -> None:
+        """Send SIGUSR1 to srun, which passes it on."""
+        if self._srun is not None:
+            self._srun.send_signal(signal.SIGUSR1)
 
-    try:
-        reason = watch_ranks(
-            running, request, request_checkpoint, partial(_wait, process, _WATCH_SECONDS), site.grace_seconds
-        )
-        hung = process.poll() is None and _hangs(attempt, layout)
-    finally:
-        _end(process, attempt)
-    output = (attempt.path / "logs" / "srun.log").read_text(errors="replace")
-    return StepEnd(
-        ending=RanksEnd(reason, tuple(_deaths(attempt, layout))),
-        lost_nodes=_lost_nodes(attempt, layout),
-        out_of_memory=slurm_killed(output),
-        started=bool(_starts(attempt)),
-        exit_code=process.returncode,
-        hung=hung,
-        orphaned=_orphaned(attempt),
-    )
+    def end(self) -> None:
+        """End the step by SIGTERM, then through Slurm: a killed srun leaves its tasks running."""
+        if self._srun is None:
+            return
+        if self._srun.poll() is None:
+            self._srun.send_signal(signal.SIGTERM)
+            self._wait(TERM_SECONDS)
+        if self._srun.poll() is None:
+            for step in {line["step"] for line in _starts(self.attempt).values()}:
+                kill_step(step)
+            self._wait(TERM_SECONDS)
+        if self._srun.poll() is None:
+            self._srun.kill()
+            self._srun.wait()
+        self._board.close()
 
+    def outcome(self, reason: Reason, started_at: float) -> Outcome:
+        """The outcome, from the lines that the ranks' parents have left and from what srun printed."""
+        self.lost_nodes = self._nodes_without_ends()
+        ending = RanksEnd(reason, tuple(self._deaths()))
+        out_of_memory = slurm_killed(self._log.read_text(errors="replace"))
+        outcome = outcome_of_ranks(self.attempt, ending, started_at, time.time(), out_of_memory)
+        return self._explained(outcome) if outcome.state == "FAILED" and reason == "ranks" else outcome
 
-def _start(attempt: Attempt, launch: Launch, layout: JobLayout, board: str) -> subprocess.Popen[bytes]:
-    with (attempt.path / "logs" / "srun.log").open("ab") as file:
-        return subprocess.Popen(
-            srun_command(attempt, launch, layout),
-            env=_environment(launch, board), start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-        )  # fmt: skip
+    def _explained(self, outcome: Outcome) -> Outcome:
+        """The outcome of ranks that failed, with what Slurm has to do with it."""
+        if self._hung:  # its ranks were killed and left no exit line, but no node failed
+            cause = "the ranks hung in MPI's initialization: Slurm's mpi/pmi2 rejected one of their requests"
+            return replace(outcome, cause=cause)
+        if orphaned := self._orphaned():
+            nodes = tuple(sorted(orphaned))
+            ranks = ", ".join(str(rank) for node in nodes for rank in sorted(orphaned[node]))
+            what = f"slurmstepd on {in_words(nodes)} is gone, and its ranks ({ranks}) were ended"
+            return _node_fail(outcome, what, nodes)
+        if self.lost_nodes:
+            what = f"{in_words(self.lost_nodes)} failed with all ranks there"
+            return _node_fail(outcome, what, self.lost_nodes)
+        if not _starts(self.attempt):
+            printed = [line for line in last_lines(self._log) if line.strip()]
+            message = printed[-1].strip() if printed else ""
+            code = self._srun.returncode if self._srun is not None else None
+            cause = f"srun started no rank and ended with {code}: {message}"
+            return replace(outcome, cause=cause, ranks=())
+        if shutil.disk_usage(self.attempt.path).free < _FULL_BYTES:
+            path = self.attempt.path
+            return replace(outcome, cause=f"{outcome.cause}; no space is left on the disk of {path}")
+        return outcome
 
+    def _open_board(self) -> str:
+        """Open a board, and leave the ranks its secret; returns its address."""
+        secret = new_secret()
+        board = self._board.enter_context(AddressBoard(secret))
+        text = json.dumps({"secret": secret.hex()})
+        write_atomically(self.attempt.path / "rendezvous.json", text, private=True)
+        return board.address
 
-def _hangs(attempt: Attempt, layout: JobLayout) -> bool:
-    """Whether Slurm's PMI failed before any rank was in training."""
-    if _PMI_BROKE not in (attempt.path / "logs" / "srun.log").read_bytes():
-        return False
-    heartbeats = [attempt.last_heartbeat(rank) for rank in range(layout.world_size)]
-    return all(last is None or last.phase == "start" for last in heartbeats)
+    def _wait(self, seconds: float) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            if self._srun is not None:
+                self._srun.wait(seconds)
+
+    def _hangs(self) -> bool:
+        """Whether Slurm's PMI failed before any rank was in training."""
+        if _PMI_BROKE not in self._log.read_bytes():
+            return False
+        heartbeats = [self.attempt.last_heartbeat(rank) for rank in range(self.world_size)]
+        return all(last is None or last.phase == "start" for last in heartbeats)
+
+    def _deaths(self) -> list[RankDeath]:
+        """Ends of all ranks in order of time; a rank without an exit line was killed with its parent."""
+        ends = {rank: end_lines(self.attempt, rank)[-1] for rank in _starts(self.attempt)}
+        ended = sorted((end["at"], rank) for rank, end in ends.items() if "exit_code" in end)
+        deaths = [RankDeath(rank, ends[rank]["exit_code"], ends[rank]["own"]) for _, rank in ended]
+        silent = [rank for rank in range(self.world_size) if "exit_code" not in ends.get(rank, {})]
+        alone = all(death.exit_code in (0, PREEMPTED_EXIT_CODE) or not death.own for death in deaths)
+        return deaths + [RankDeath(rank, -signal.SIGKILL, alone) for rank in silent]
+
+    def _nodes_without_ends(self) -> tuple[str, ...]:
+        """Nodes, other than this one, on which all ranks started and none left an exit line."""
+        silent: dict[str, int] = {}
+        for rank, start in _starts(self.attempt).items():
+            if "exit_code" not in end_lines(self.attempt, rank)[-1]:
+                silent[start["node"]] = silent.get(start["node"], 0) + 1
+        here, full = os.environ.get("SLURMD_NODENAME"), self._layout.ranks_per_node
+        return tuple(sorted(node for node, count in silent.items() if count == full and node != here))
+
+    def _orphaned(self) -> dict[str, list[int]]:
+        """Ranks by node whose slurmstepd was gone."""
+        try:
+            lines = read_bytes(path := self.attempt.path / _ORPHANED).splitlines()
+        except FileNotFoundError:
+            return {}
+        orphaned: dict[str, list[int]] = {}
+        for line in lines:
+            entry = parse_object(line, path)
+            orphaned.setdefault(str(entry["node"]), []).append(int(entry["rank"]))
+        return orphaned
 
 
 def srun_command(attempt: Attempt, launch: Launch, layout: JobLayout) -> list[str]:
@@ -176,110 +225,20 @@ def _environment(launch: Launch, board: str) -> dict[str, str]:
     return own_variables(launch) | environment | ({VARIABLE: board} if board else {})
 
 
-def _end(process: subprocess.Popen[bytes], attempt: Attempt) -> None:
-    """End the step with SIGTERM, then by killing it through Slurm: a killed srun leaves its tasks running."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        _wait(process, TERM_SECONDS)
-    if process.poll() is None:
-        steps = {line["step"] for line in _starts(attempt).values()}
-        for step in steps:
-            kill_step(step)
-        _wait(process, TERM_SECONDS)
-    if process.poll() is None:
-        process.kill()
-        process.wait()
-
-
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return
-
-
-def _deaths(attempt: Attempt, layout: JobLayout) -> list[RankDeath]:
-    """Ends of all ranks in order of time; a rank without an exit line was killed with its parent."""
-    ends = {rank: end_lines(attempt, rank)[-1] for rank in _starts(attempt)}
-    ended = sorted((end["at"], rank) for rank, end in ends.items() if "exit_code" in end)
-    deaths = [RankDeath(rank, ends[rank]["exit_code"], ends[rank]["own"]) for _, rank in ended]
-    silent = [rank for rank in range(layout.world_size) if "exit_code" not in ends.get(rank, {})]
-    alone = all(death.exit_code in (0, PREEMPTED_EXIT_CODE) or not death.own for death in deaths)
-    return deaths + [RankDeath(rank, -signal.SIGKILL, alone) for rank in silent]
-
-
-def _lost_nodes(attempt: Attempt, layout: JobLayout) -> tuple[str, ...]:
-    """Nodes, other than this one, on which all ranks started and none left an exit line."""
-    silent: dict[str, int] = {}
-    for rank, start in _starts(attempt).items():
-        if "exit_code" not in end_lines(attempt, rank)[-1]:
-            silent[start["node"]] = silent.get(start["node"], 0) + 1
-    here = os.environ.get("SLURMD_NODENAME")
-    return tuple(sorted(n for n, count in silent.items() if count == layout.ranks_per_node and n != here))
-
-
-def _orphaned(attempt: Attempt) -> dict[str, list[int]]:
-    try:
-        lines = read_bytes(path := attempt.path / _ORPHANED).splitlines()
-    except FileNotFoundError:
-        return {}
-    found: dict[str, list[int]] = {}
-    for line in lines:
-        entry = parse_object(line, path)
-        found.setdefault(str(entry["node"]), []).append(int(entry["rank"]))
-    return found
-
-
-def _starts(attempt: Attempt) -> Mapping[int, dict[str, Any]]:
-    found = {}
-    for path in sorted(attempt.path.glob("rank-*.end")):
-        rank = int(path.stem.removeprefix("rank-"))
-        lines = end_lines(attempt, rank)
-        if lines:
-            found[rank] = lines[0]
-    return found
-
-
-_FULL_BYTES = 1024 * 1024
-
-
-def outcome_of_step(attempt: Attempt, end: StepEnd, started_at: float) -> Outcome:
-    """The outcome of an attempt whose step has ended.
-
-    Args:
-        attempt: read for heartbeats, records and logs; not written.
-        end: of the step.
-        started_at: Unix time, seconds.
-    """
-    outcome = outcome_of_ranks(attempt, end.ending, started_at, time.time(), end.out_of_memory)
-    if outcome.state != "FAILED" or end.ending.reason != "ranks":
-        return outcome
-    if end.hung:  # its ranks were killed and left no exit line, but no node failed
-        cause = "the ranks hung in MPI's initialization: Slurm's mpi/pmi2 rejected one of their requests"
-        return replace(outcome, cause=cause)
-    if end.orphaned or end.lost_nodes:
-        return _of_nodes(outcome, end)
-    if not end.started:
-        printed = [line for line in last_lines(attempt.path / "logs" / "srun.log") if line.strip()]
-        message = printed[-1].strip() if printed else ""
-        cause = f"srun started no rank and ended with {end.exit_code}: {message}"
-        return replace(outcome, cause=cause, ranks=())
-    if shutil.disk_usage(attempt.path).free < _FULL_BYTES:
-        return replace(outcome, cause=f"{outcome.cause}; no space is left on the disk of {attempt.path}")
-    return outcome
-
-
 def in_words(nodes: Sequence[str]) -> str:
     """Such as `node n1` or `nodes n1, n2`."""
     return f"node {nodes[0]}" if len(nodes) == 1 else f"nodes {', '.join(nodes)}"
 
 
-def _of_nodes(outcome: Outcome, end: StepEnd) -> Outcome:
-    if end.orphaned:
-        nodes = tuple(sorted(end.orphaned))
-        ranks = ", ".join(str(rank) for node in nodes for rank in sorted(end.orphaned[node]))
-        what = f"slurmstepd on {in_words(nodes)} is gone, and its ranks ({ranks}) were ended"
-    else:
-        nodes = end.lost_nodes
-        what = f"{in_words(nodes)} failed with all ranks there"
+def _node_fail(outcome: Outcome, what: str, nodes: tuple[str, ...]) -> Outcome:
     return replace(outcome, state="NODE_FAIL", cause=f"{what}; {outcome.cause}", failed_nodes=nodes)
+
+
+def _starts(attempt: Attempt) -> Mapping[int, dict[str, Any]]:
+    """First lines of the ranks' end files, by rank."""
+    starts = {}
+    for path in sorted(attempt.path.glob("rank-*.end")):
+        rank = int(path.stem.removeprefix("rank-"))
+        if lines := end_lines(attempt, rank):
+            starts[rank] = lines[0]
+    return starts

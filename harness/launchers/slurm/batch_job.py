@@ -23,7 +23,7 @@ from harness.errors import StoreError
 from harness.launchers.cost import StartBudget
 from harness.launchers.launch import SHARED_RUNS, Launch, RanksStarted, cancel_requested
 from harness.launchers.ranks.outcome import cancelled_before_start, outcome_without_ranks
-from harness.launchers.ranks.srun import in_words, outcome_of_step, run_step
+from harness.launchers.ranks.srun import SrunRanks, in_words
 from harness.launchers.resuming import continued, not_started
 from harness.launchers.slurm.attempt_ownership import acquire_attempt
 from harness.launchers.slurm.job_layout import slurm
@@ -134,16 +134,13 @@ class Supervisor:
             return outcome_without_ranks("NODE_FAIL", cause, checkpoint_step=kept_step(attempt))
         started_at = time.time()
         RanksStarted(started_at, (), ()).write(attempt)
-        try:
-            end = run_step(attempt, launch, self._manifest.layout, self._ending.is_set)
-        except OSError as error:
-            return outcome_without_ranks("FAILED", f"the ranks could not be run: {error}", started_at)
+        ranks = SrunRanks(attempt, launch, self._manifest.layout, self._ending.is_set)
+        outcome = ranks.run(started_at)
         if self._ending.is_set() and cancel_requested(attempt) is None:
             self._repeated = True
             return None
-        outcome = outcome_of_step(attempt, end, started_at)
         if outcome.state == "NODE_FAIL":
-            self._lost_nodes = (*self._lost_nodes, *end.lost_nodes)
+            self._lost_nodes = (*self._lost_nodes, *ranks.lost_nodes)
         if outcome.state == "PREEMPTED" and self._at_time_limit(launch):
             cause = outcome.cause.replace("preempted", "stopped before its job's time limit", 1)
             outcome = replace(outcome, state="TIMEOUT", cause=cause)

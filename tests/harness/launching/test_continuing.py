@@ -12,8 +12,7 @@ from harness.launchers import LAUNCHERS
 from harness.launchers.cost import CostEstimate, StartBudget, open_budget
 from harness.launchers.launch import Launch, request_cancel
 from harness.launchers.local import supervisor
-from harness.launchers.ranks.outcome import outcome_of_ranks
-from harness.launchers.ranks.watching import RankDeath, RanksEnd
+from harness.launchers.ranks.outcome import RankDeath, RanksEnd, outcome_of_ranks
 from harness.launchers.resuming import continued
 from harness.launchers.site_profile import Site
 from harness.runs.attempt_outcome import Outcome

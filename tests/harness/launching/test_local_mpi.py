@@ -15,8 +15,8 @@ import pytest
 from harness.cell import Cell
 from harness.errors import SiteError
 from harness.launchers import LAUNCHERS
-from harness.launchers.launch import Launch
-from harness.launchers.ranks import local as mpiexec
+from harness.launchers.local.supervisor import supervise_attempt
+from harness.launchers.ranks import local as local_ranks
 from harness.launchers.site_profile import read_site
 from harness.runs.store import Attempt, sweep_folder
 from harness.study.submit import submit
@@ -120,10 +120,11 @@ def test_an_mpiexec_that_does_not_know_hydras_options_is_the_cause(
     other = tmp_path / "mpiexec"
     other.write_text("#!/bin/sh\necho unknown option $1 >&2; exit 213\n")
     other.chmod(0o755)
-    monkeypatch.setattr(mpiexec, "find_mpiexec", lambda: other)
+    monkeypatch.setattr(local_ranks, "find_mpiexec", lambda: other)
     attempt = make_attempt(make_cell(2), backend="mpi")
-    with pytest.raises(OSError, match="did not start 2 ranks: unknown option -launcher"):
-        mpiexec.start_world([], attempt, Launch.read(attempt), [[0], [1]], dict(os.environ))
+    supervise_attempt(str(attempt.path))
+    assert "could not be run" in (cause := attempt.outcome().cause)
+    assert "did not start 2 ranks: unknown option -launcher" in cause
 
 
 FINDS_MPI = """

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.launchers.launch import request_cancel
-from harness.launchers.ranks.local import GRACE_SECONDS, TERM_SECONDS
+from harness.launchers.ranks.local import GRACE_SECONDS
+from harness.launchers.ranks.watching import TERM_SECONDS
 from harness.launchers.site_profile import Site
 from tests.harness.launching.conftest import evaluation_line
 

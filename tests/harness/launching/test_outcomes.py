@@ -8,8 +8,8 @@ import signal
 import pytest
 
 from harness.launchers.launch import request_cancel
-from harness.launchers.ranks.outcome import outcome_of_ranks
-from harness.launchers.ranks.watching import RankDeath, RanksEnd, Stop, stop_request
+from harness.launchers.ranks.outcome import RankDeath, RanksEnd, outcome_of_ranks
+from harness.launchers.ranks.watching import Stop, stop_request
 from harness.runs.checkpoint_store import FORMAT_VERSION, CheckpointStore, Manifest
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import CheckpointRecord, FailureRecord, to_line

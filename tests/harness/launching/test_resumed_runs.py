@@ -5,8 +5,7 @@ import time
 import pytest
 
 from harness.launchers.launch import Launch, RanksStarted
-from harness.launchers.ranks.outcome import outcome_of_ranks
-from harness.launchers.ranks.watching import RankDeath, RanksEnd
+from harness.launchers.ranks.outcome import RankDeath, RanksEnd, outcome_of_ranks
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import SegmentRecord, to_line
 from harness.runs.store import sweep_folder
