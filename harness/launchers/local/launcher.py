@@ -147,7 +147,7 @@ class LocalLauncher:
             except StoredFileError:  # the supervisor, if there is one, still reads the request
                 continue
             if supervisor is not None and not foreign(attempt.path / "supervisor.json", _sweep(attempt)):
-                supervisor.terminate()  # at once, and also while it waits for the lock of the queue
+                supervisor.terminate()
 
 
 def _sweep(attempt: Attempt) -> Path:

@@ -54,10 +54,6 @@ def supervise_attempt(path: str, *, shared_runs: bool = False) -> str | None:
         return None if attempt.outcome() is not None else _Supervisor(attempt, launch, shared_runs).run()
 
 
-class _Interrupted(BaseException):
-    """A signal arrived while the supervisor waited for locks."""
-
-
 class _Supervisor:
     def __init__(self, attempt: Attempt, launch: Launch, shared_runs: bool) -> None:
         self.attempt = attempt
@@ -66,7 +62,6 @@ class _Supervisor:
         self.cell = attempt.cell_folder.cell()
         self.world_size = self.cell.world_size
         self._signals: set[int] = set()
-        self._waiting = False
         self._budget = self._new_budget()
 
     def _new_budget(self) -> StartBudget:
@@ -80,18 +75,10 @@ class _Supervisor:
         )
 
     def run(self) -> str | None:
-        self._waiting = True
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._on_signal)
-        try:
-            self.attempt.write("supervisor.json", ProcessIdentity.mine().to_dict())
-            outcome = self._run_with_locks()
-        except _Interrupted:
-            outcome = cancelled_before_start(self.attempt)
-            if self._signals == {signal.SIGUSR1}:
-                cause = "preempted before it started"
-                step = kept_step(self.attempt)
-                outcome = outcome_without_ranks("PREEMPTED", cause, checkpoint_step=step)
+        self.attempt.write("supervisor.json", ProcessIdentity.mine().to_dict())
+        outcome = self._run_with_locks()
         if outcome is None:
             return None
         outcome, following = continued(self.attempt, self.launch, outcome, self._budget)
@@ -121,16 +108,21 @@ class _Supervisor:
     def _run_with_locks(self) -> Outcome | None:
         pools = pools_of(self.launch, self.world_size)
         with locked(pools, give_up=self._cancelled, label=str(self.attempt.path.resolve())) as held:
-            self._waiting = False
             if self.attempt.outcome() is not None:  # cancelled by another process while this one waited
                 return None
             if held is None or self._cancelled():
-                return cancelled_before_start(self.attempt)
+                return self._ended_before_start()
             self._budget = self._new_budget()  # whose time begins now
             started = RanksStarted(time.time(), held[0], held[1])
             started.write(self.attempt)
             ranks = local_ranks(self.attempt, self.launch, self.world_size, started)
             return ranks.run(started.started_at, self._interruption)
+
+    def _ended_before_start(self) -> Outcome:
+        if self._signals == {signal.SIGUSR1} and cancel_requested(self.attempt) is None:
+            cause, step = "preempted before it started", kept_step(self.attempt)
+            return outcome_without_ranks("PREEMPTED", cause, checkpoint_step=step)
+        return cancelled_before_start(self.attempt)
 
     def _write(self, outcome: Outcome) -> bool:
         """Write the outcome; returns whether this call did, as `Attempt.write_outcome`."""
@@ -152,6 +144,3 @@ class _Supervisor:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals.add(number)
-        if self._waiting:  # a wait for the queue lock cannot poll; once ranks run, `_stop` is polled
-            self._waiting = False
-            raise _Interrupted

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.launchers.local import host_locks
-from harness.launchers.local.host_locks import holders, lock_folder, locked, queued
+from harness.launchers.local.host_locks import holders, lock_folder, locked
 
 POOL = tuple(range(4))
 FORK = multiprocessing.get_context("fork")
@@ -63,9 +62,8 @@ def hold_until(ended, journal, name):
         hold(1, 0.01, journal, name)
 
 
-def test_a_supervisor_that_needs_many_locks_is_not_starved_by_others(tmp_path, wait_for, monkeypatch):
+def test_a_supervisor_that_needs_many_locks_is_not_starved_by_others(tmp_path, wait_for):
     """Others take locks again and again, until it has had its own: starved, it would never get them."""
-    monkeypatch.setattr(host_locks, "PASSABLE_SECONDS", 0.2)
     journal, ended = tmp_path / "journal", FORK.Event()
     names = {f"narrow-{number}" for number in range(4)}
     narrow = [FORK.Process(target=hold_until, args=(ended, journal, name)) for name in names]
@@ -91,7 +89,7 @@ def test_the_kernel_frees_the_locks_of_a_supervisor_killed_with_sigkill(tmp_path
         assert got == [POOL]
 
 
-def test_a_wait_for_locks_can_be_given_up_and_frees_the_queue_lock():
+def test_a_wait_for_locks_can_be_given_up_and_lets_others_wait():
     with locked([("cpu", POOL, 3)]):
         with locked([("cpu", POOL, 2)], give_up=lambda: True) as got:
             assert got is None
@@ -105,85 +103,30 @@ def waiting(pools, label, got, ended):
         ended.wait(60)
 
 
-class Line:
-    """Processes that hold locks or wait for them; this one must hold none, for a fork would keep them."""
+def test_what_is_free_is_kept_for_the_first_that_waits_until_that_is_killed(tmp_path, wait_for):
+    """Three of four are held, and one waits for all: nobody may take the fourth before it."""
+    got, ended = FORK.Queue(), FORK.Event()
 
-    def __init__(self):
-        self.processes, self.ended, self.got = {}, {}, FORK.Queue()
+    def start_waiting(label, needed):
+        process = FORK.Process(target=waiting, args=([("cpu", POOL, needed)], label, got, ended))
+        process.start()
+        return process
 
-    def start(self, label, needed, pool=POOL):
-        self.ended[label] = FORK.Event()
-        arguments = ([("cpu", pool, needed)], label, self.got, self.ended[label])
-        self.processes[label] = FORK.Process(target=waiting, args=arguments)
-        self.processes[label].start()
-
-    def next(self):
-        return self.got.get(timeout=60)
-
-    def end(self, label):
-        self.ended[label].set()
-        self.processes.pop(label).join(60)
-
-
-@pytest.fixture
-def line(wait_for):
-    found = Line()
-    found.waits = lambda *labels: wait_for(lambda: [one.label for one in queued()] == list(labels), 60)
-    yield found
-    for process in found.processes.values():
-        process.kill()
-        process.join()
-
-
-def test_the_first_to_come_is_the_first_to_be_served(line):
-    line.start("holder", 4)
-    assert line.next()[0] == "holder"
-    for count, name in enumerate("abc", 1):
-        line.start(name, 2)
-        line.waits(*"abc"[:count])
-    line.end("holder")
-    assert {line.next()[0] for _ in range(2)} == {"a", "b"}
-    line.waits("c")
-    line.end("b")
-    assert line.next()[0] == "c"
-
-
-def test_smaller_work_that_fits_is_not_blocked_by_larger_work_that_waits(line):
-    line.start("holder", 3)
-    assert line.next()[0] == "holder"
-    line.start("wide", 4)
-    line.waits("wide")
-    line.start("narrow", 1)
-    assert line.next() == ("narrow", [(3,)])
-    line.waits("wide")
-
-
-def test_who_has_waited_long_is_not_passed_any_more(line, monkeypatch):
-    monkeypatch.setattr(host_locks, "PASSABLE_SECONDS", 0.0)
-    line.start("holder", 3)
-    assert line.next()[0] == "holder"
-    for count, (name, needed) in enumerate((("wide", 4), ("narrow", 1)), 1):
-        line.start(name, needed)
-        line.waits(*("wide", "narrow")[:count])
-    line.start("elsewhere", 1, pool=(7,))  # nobody waits for these
-    assert line.next() == ("elsewhere", [(7,)])
-    line.waits("wide", "narrow")
-    line.end("holder")
-    assert line.next() == ("wide", [POOL])
-
-
-def test_a_killed_supervisor_leaves_the_line(line):
-    line.start("holder", 4)
-    assert line.next()[0] == "holder"
-    line.start("killed", 4)
-    line.waits("killed")
-    line.processes["killed"].kill()
-    line.processes["killed"].join()
-    assert queued() == []
-    line.end("holder")
-    with locked([("cpu", POOL, 4)]) as found:
-        assert found == [POOL]
-    assert list(lock_folder().glob("*.waiting")) == []
+    processes = [start_waiting("holder", 3)]
+    try:
+        assert got.get(timeout=60)[0] == "holder"
+        processes.append(start_waiting("wide", 4))
+        wait_for(lambda: holders().get("queue") == "wide")
+        processes.append(start_waiting("narrow", 1))
+        with pytest.raises(queue.Empty):
+            got.get(timeout=0.5)
+        processes[1].kill()
+        assert got.get(timeout=60) == ("narrow", [(3,)])
+        assert "queue" not in holders()
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
 
 
 @pytest.mark.parametrize("used", [True, False])
@@ -228,8 +171,7 @@ def test_users_of_a_host_share_its_locks_and_see_who_has_them(monkeypatch, wait_
         assert got.get(timeout=60) == (label, [(0, 1, 2)])
         assert holders() == dict.fromkeys(("cpu-0", "cpu-1", "cpu-2"), f"{label} of user 65001")
         second.start()
-        wait_for(queued)
-        assert [(one.label, one.user) for one in queued()] == [("second", "65002")]
+        wait_for(lambda: holders().get("queue") == "second of user 65002")
         with pytest.raises(queue.Empty):
             got.get_nowait()
         first.kill()

@@ -15,7 +15,6 @@ import pytest
 from harness.cell import Cell
 from harness.errors import SiteError
 from harness.launchers import LAUNCHERS
-from harness.launchers.local.supervisor import supervise_attempt
 from harness.launchers.ranks import local as local_ranks
 from harness.launchers.site_profile import read_site
 from harness.runs.store import Attempt, sweep_folder
@@ -115,16 +114,16 @@ def test_without_mpiexec_a_cell_is_refused_before_anything_is_written(
 
 
 def test_an_mpiexec_that_does_not_know_hydras_options_is_the_cause(
-    make_cell, make_attempt, tmp_path, monkeypatch
+    make_cell, make_attempt, start_supervisor, tmp_path, monkeypatch
 ):
     other = tmp_path / "mpiexec"
     other.write_text("#!/bin/sh\necho unknown option $1 >&2; exit 213\n")
     other.chmod(0o755)
     monkeypatch.setattr(local_ranks, "find_mpiexec", lambda: other)
     attempt = make_attempt(make_cell(2), backend="mpi")
-    supervise_attempt(str(attempt.path))
-    assert "could not be run" in (cause := attempt.outcome().cause)
-    assert "did not start 2 ranks: unknown option -launcher" in cause
+    cause = start_supervisor(attempt).outcome().cause
+    assert cause.startswith("the ranks could not be run: ")
+    assert cause.endswith("did not start 2 ranks: unknown option -launcher")
 
 
 FINDS_MPI = """
