@@ -64,17 +64,6 @@ class CostEstimate:
             max(self.continuations, other.continuations),
         )
 
-    def __mul__(self, times: int) -> CostEstimate:
-        return CostEstimate(
-            self.gpu_hours * times,
-            self.core_hours * times,
-            self.requeued,
-            self.jobs * times,
-            self.largest_ranks,
-            self.largest_nodes,
-            self.continuations,
-        )
-
     def __str__(self) -> str:
         if not self.continuations:
             return f"at most {self.hours}{self._per_start}"

@@ -63,7 +63,7 @@ class Launch(Spec):
         cpus_per_rank: CPUs, and so threads, of each rank.
         oversubscribed: whether the ranks share fewer CPUs than `cpus_per_rank` requires.
         submitted_at: Unix time, seconds; attempts are started in this order.
-        job_id: the job's id in submitit, once known.
+        job_id: in files up to 0.1.0, the job's id in submitit.
         continues: number of the attempt from whose checkpoints this one resumes; None starts from scratch.
         order_seed: seed of the random order in which the cells of a block were submitted together; None in
             older files.

@@ -15,6 +15,7 @@ from harness.launchers import LAUNCHERS
 from harness.launchers.cost import CostEstimate, StartBudget
 from harness.launchers.launch import WORKER_COMMAND, Launch
 from harness.launchers.ranks.outcome import cancelled_before_start
+from harness.launchers.resuming import continued_attempts, refuse_change
 from harness.launchers.site_profile import Site
 from harness.runs.attempt_outcome import State
 from harness.runs.locks import exclusive
@@ -22,7 +23,7 @@ from harness.runs.store import DEFAULT_ROOT, Attempt, SweepFolder, sweep_folder
 from harness.runs.stored_files import refuse_foreign
 from harness.study.cell_states import IN_FLIGHT, RETRYABLE
 from harness.study.expected_cost import expected_cost
-from harness.study.next_attempt import Terms, continued_attempts, in_blocks, refuse_change, start_cells
+from harness.study.start_cells import Terms, in_blocks, start_cells
 from harness.study.status import CellStatus, LauncherReports, launcher_of, read_statuses, stalled_launchers
 
 _CANCEL_POLL_SECONDS = 0.05

@@ -17,8 +17,8 @@ import socket
 import stat
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -222,30 +222,21 @@ def _has_supervisor(attempt: Attempt) -> bool:
 
 
 def _missing_locks(attempt: Attempt, *, or_alone: bool) -> str:
-    """What it waits for; with `or_alone` only where the site runs cells one at a time."""
+    """What it waits for, and who has it; with `or_alone` only where the site runs cells one at a time."""
     launch = Launch.read(attempt)
     if launch is None or (or_alone and not launch.site.one_at_a_time):
         return ""
-    held, own = holders(), _name(str(attempt.path.resolve()))
-    by_holder = {lock: _name(label) for lock, label in held.items()}
+    holder_by_lock, own = holders(), str(attempt.path.resolve())
     parts = []
     for kind, numbers, needed in pools_of(launch, attempt.cell_folder.cell().world_size):
-        others: dict[str, list[int]] = defaultdict(list)
-        for number in numbers:
-            others[by_holder.get(f"{kind}-{number}", "")].append(number)
-        others.pop("", None)
-        missing = needed - len(others.pop(own, ()))
-        if missing > 0 and others:
-            more = f"{missing} more" if missing < needed else str(missing)
-            parts.append(f"waits for {more} of {kind.upper()}s {_ranges(numbers)}; {_in_words(kind, others)}")
-    first = by_holder.get(_QUEUE, own)
+        held = Counter(holder_by_lock.get(f"{kind}-{number}", own) for number in numbers)
+        if needed > held.pop(own, 0):
+            others = ", ".join(f"{_name(holder)} holds {count}" for holder, count in held.items())
+            parts.append(f"waits for {needed} of {len(numbers)} {kind.upper()}s; {others}")
+    first = holder_by_lock.get(_QUEUE, own)
     if first != own:
-        parts.append(f"after {first}, which came first")
+        parts.append(f"after {_name(first)}, which came first")
     return "; ".join(parts)
-
-
-def _in_words(kind: str, others: Mapping[str, Sequence[int]]) -> str:
-    return ", ".join(f"{holder} holds {kind.upper()} {_ranges(held)}" for holder, held in others.items())
 
 
 def _name(label: str) -> str:
@@ -253,14 +244,3 @@ def _name(label: str) -> str:
     text, of_user, user = label.partition(" of user ")
     path = Path(text)
     return f"{path.parts[-3]}/{path.parts[-2]}{of_user}{user}" if path.name.startswith("attempt-") else label
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as `0-3,7`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

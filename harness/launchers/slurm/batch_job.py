@@ -1,9 +1,12 @@
 """Supervisor of a job, on its first node: `python -m harness.launchers.slurm.batch_job MANIFEST`.
 
-With `--shared-runs` it runs attempts too that another user may have written.
 Runs the attempts of this job of the array, slots side by side, and writes the outcome of each. If Slurm ends
 the job, the supervisor writes none: only Slurm knows why, and whether it starts the job again. `status` then
-gets the state from Slurm.
+gets the state from Slurm. With `--shared-runs` it runs attempts too that another user may have written.
+
+At most one job ever runs an attempt, whatever happened to the submission. The submit lock keeps two
+submitters apart, and `resume` looks for the jobs of an unconfirmed manifest before it submits it again. If
+file locks fail or sbatch ran twice, `taken.json` decides: only one job can create it.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import threading
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -24,14 +27,14 @@ from harness.launchers.cost import StartBudget
 from harness.launchers.launch import SHARED_RUNS, Launch, RanksStarted, cancel_requested
 from harness.launchers.ranks.outcome import cancelled_before_start, outcome_without_ranks
 from harness.launchers.ranks.srun import SrunRanks, in_words
-from harness.launchers.resuming import continued, not_started
-from harness.launchers.slurm.attempt_ownership import acquire_attempt
+from harness.launchers.resuming import continued, not_started, resumed
 from harness.launchers.slurm.job_layout import slurm
 from harness.launchers.slurm.scheduler import NO_ANSWER, NoAnswerError, requeue
 from harness.launchers.slurm.submission_manifest import SubmissionManifest
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.checkpoint_store import kept_step
 from harness.runs.store import Attempt
+from harness.runs.stored_files import STRICT, Count, Seconds, with_checksum, write_once
 
 _REQUEUE_SECONDS = 90.0  # of the two minutes that a job has more than its attempts
 _REQUEUE_PAUSE_SECONDS = 3.0
@@ -172,6 +175,76 @@ def main(path: Path, *, shared_runs: bool) -> int:
     os.umask(os.umask(0) | 0o022)  # nobody else may write what supervisors and ranks make
     manifest = SubmissionManifest.read_to_execute(path, shared_runs=shared_runs)
     return Supervisor(manifest, int(os.environ["SLURM_ARRAY_TASK_ID"]), shared_runs=shared_runs).run()
+
+
+@dataclass(frozen=True)
+class _Owner:
+    """The job that runs an attempt: the content of `taken.json`.
+
+    Attributes:
+        restart: how often Slurm had started the job again by then.
+        at: Unix time, seconds.
+    """
+
+    __pydantic_config__ = STRICT
+    job: str
+    restart: Count
+    node: str
+    at: Seconds
+
+
+def acquire_attempt(listed: Attempt, manifest: SubmissionManifest) -> Attempt | None:
+    """The attempt that this job has to run for `listed`, now owned by the job; None if there is none.
+
+    A job that Slurm starts again writes the outcome of the attempt that it had started, and resumes it in a
+    new attempt, unless the old one was cancelled.
+    """
+    if (manifest.submitted or {}).get("refused"):
+        return None
+    chain = manifest.chain(listed)
+    if not chain or chain[-1].outcome() is not None:
+        return None
+    last = chain[-1]
+    holder = last.read_as(_Owner, "taken.json")
+    if holder is None:
+        other = _earlier_attempt(last, manifest)
+        if other is not None:
+            last.write_outcome(
+                outcome_without_ranks("CANCELLED", f"attempt {other.number} of this cell was first")
+            )
+            return None
+        return last if _acquire(last) else None
+    if holder.job != _this_job() or holder.restart >= _restarts():
+        return None
+    following = resumed(last)
+    return following if following is not None and _acquire(following) else None
+
+
+def _acquire(attempt: Attempt) -> bool:
+    owner = _Owner(_this_job(), _restarts(), os.environ.get("SLURMD_NODENAME", ""), time.time())
+    return write_once(attempt.path / "taken.json", with_checksum(asdict(owner)))
+
+
+def _earlier_attempt(own: Attempt, manifest: SubmissionManifest) -> Attempt | None:
+    """An attempt at the same cell from another manifest that is running or has completed."""
+    for attempt in own.cell_folder.attempts():
+        launch = attempt.read("launch.json")
+        if launch is None or launch.get("manifest") == manifest.path.name:
+            continue
+        outcome = attempt.outcome()
+        if outcome is None and (attempt.path / "taken.json").exists():
+            return attempt
+        if outcome is not None and outcome.state == "COMPLETED":
+            return attempt
+    return None
+
+
+def _this_job() -> str:
+    return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+
+
+def _restarts() -> int:
+    return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 
 
 if __name__ == "__main__":

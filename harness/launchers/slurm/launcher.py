@@ -77,7 +77,7 @@ class SlurmLauncher:
     def estimate_cost(self, cells: Sequence[Cell], site: Site) -> CostEstimate:
         """Upper bound of the cost of one start of each job."""
         jobs = lay_out(((cell, cell) for cell in cells), site)
-        costs = (layout.estimate_cost(site) * len(found) for layout, found in jobs.items())
+        costs = (layout.estimate_cost(site) for layout, found in jobs.items() for _ in found)
         return reduce(add, costs, CostEstimate())
 
     def preview(self, folder: SweepFolder, cells: Sequence[Cell], site: Site) -> str:

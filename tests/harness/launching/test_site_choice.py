@@ -12,13 +12,13 @@ from harness.cli import main
 from harness.errors import SiteError
 from harness.launchers import LAUNCHERS
 from harness.launchers.local import launcher as local
+from harness.launchers.resuming import continued_attempts, refuse_change
 from harness.launchers.site_profile import Site, read_site
 from harness.launchers.slurm import launcher as slurm
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.checkpoint_store import CheckpointStore
 from harness.runs.store import sweep_folder
 from harness.study.expected_cost import expected_cost
-from harness.study.next_attempt import continued_attempts, refuse_change
 from harness.study.site_choice import chosen_site
 
 GONE = "launcher: slurm\ntimeout_minutes: 60\nslurm: {ranks_per_node: 2, partition: gone}\n"

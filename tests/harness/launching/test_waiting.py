@@ -32,7 +32,7 @@ def test_the_first_waits_for_locks_and_the_others_for_the_first(make_cell, make_
     folder = sweep_folder("study", tmp_path)
     with locked(POOL, label="/runs/other/k-p2-s0-0123456789/attempt-3"):
         causes = [one.cause for one in read_statuses(folder, cells)]
-    assert causes[0] == "waits for 4 of CPUs 0-3; other/k-p2-s0-0123456789 holds CPU 0-1"
+    assert causes[0] == "waits for 4 of 4 CPUs; other/k-p2-s0-0123456789 holds 2"
     assert causes[1:] == [f"queued behind {cells[0].id}"] * 2
     assert {one.state for one in read_statuses(folder, cells)} == {"PENDING"}
 
@@ -47,7 +47,7 @@ def test_where_cells_run_one_at_a_time_none_has_a_supervisor_while_another_runs(
         attempt.write("launch.json", launch | {"cpus": [0, 1, 2, 3], "site": site})
     with locked(POOL, label="/runs/study/k-p2-s7-0123456789/attempt-1"):
         causes = [one.cause for one in read_statuses(sweep_folder("study", tmp_path), cells)]
-    assert causes == ["waits for 4 of CPUs 0-3; study/k-p2-s7-0123456789 holds CPU 0-1"] * 2
+    assert causes == ["waits for 4 of 4 CPUs; study/k-p2-s7-0123456789 holds 2"] * 2
 
 
 def test_what_a_cell_has_already_counts(make_cell, make_attempt, tmp_path):
@@ -64,8 +64,7 @@ def test_what_a_cell_has_already_counts(make_cell, make_attempt, tmp_path):
     ):
         (one,) = read_statuses(folder, [cell])
     assert one.cause == (
-        "waits for 2 more of CPUs 0-1,5,7; demo/a-p1-s0-0123456789 holds CPU 5, "
-        "demo/b-p1-s0-0123456789 holds CPU 7"
+        "waits for 4 of 4 CPUs; demo/a-p1-s0-0123456789 holds 1, demo/b-p1-s0-0123456789 holds 1"
     )
     assert read_statuses(folder, [cell])[0].cause == ""  # all are free: it starts at any moment
 

@@ -11,7 +11,7 @@ from harness.launchers.cost import CostEstimate, open_budget
 from harness.launchers.launch import Launch, RanksStarted, request_cancel
 from harness.launchers.ranks.outcome import outcome_without_ranks
 from harness.launchers.slurm import batch_job, launcher
-from harness.launchers.slurm.attempt_ownership import acquire_attempt
+from harness.launchers.slurm.batch_job import acquire_attempt
 from harness.launchers.slurm.job_layout import lay_out
 from harness.launchers.slurm.launcher import SlurmLauncher
 from harness.launchers.slurm.sbatch import batch_text
@@ -145,7 +145,7 @@ def test_the_outcome_has_the_error_of_a_supervisor_that_failed(listed, as_job, m
     def fail(*_):
         raise KeyError("node")
 
-    monkeypatch.setattr(batch_job, "run_step", fail)
+    monkeypatch.setattr(batch_job.SrunRanks, "run", fail)
     assert batch_job.Supervisor(manifest, 0).run() == 1
     outcome = attempts[0].outcome()
     assert (outcome.state, outcome.cause) == ("FAILED", "its supervisor failed: KeyError: 'node'")
@@ -163,14 +163,13 @@ def test_a_start_that_slurm_repeats_after_a_preemption_gives_no_time_back_twice(
     monkeypatch.setattr(batch_job.signal, "signal", lambda *_: None)
     monkeypatch.setattr(batch_job, "_requeue", lambda: "")
     monkeypatch.setattr(batch_job, "slurm", lambda _: SimpleNamespace(requeue=True, signal_seconds=None))
-    monkeypatch.setattr(batch_job, "run_step", lambda *_: None)
 
     def start(state, share_of_limit):
         def end(*_):
             now[0] += share_of_limit * minutes * 60
             return Outcome(state, "it ended", None, "error", 1.0, 2.0)
 
-        monkeypatch.setattr(batch_job, "outcome_of_step", end)
+        monkeypatch.setattr(batch_job.SrunRanks, "run", end)
         assert batch_job.Supervisor(manifest, 0).run() == 0
         return Attempt(manifest.sweep.path / "budgets").read(f"{name}.json")["committed"] / cost.counted
 
