@@ -177,7 +177,7 @@ class Site(Spec):
         named = [("launch_prefix", word) for word in self.launch_prefix]
         for name, word in [*named, ("python", "python" if self.python is None else self.python)]:
             if not word or "\0" in word or "\n" in word:
-                raise ValueError(f"{name} has the word {word!r}, which is empty or has a line break or NUL")
+                raise ValueError(f"{name}={word!r} is a word that is empty or has a line break or NUL")
         return self
 
     @model_validator(mode="after")

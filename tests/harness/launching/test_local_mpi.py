@@ -16,7 +16,6 @@ from harness.cell import Cell
 from harness.errors import SiteError
 from harness.launchers import LAUNCHERS
 from harness.launchers.ranks import local as local_ranks
-from harness.launchers.site_profile import read_site
 from harness.runs.store import Attempt, sweep_folder
 from harness.study.submit import submit
 from harness.training.malloc import keep_freed_memory
@@ -187,19 +186,3 @@ def test_asking_for_mpi_without_an_mpi_launch_fails_with_what_to_do(real_attempt
     assert done.returncode == 1
     assert "backend=mpi, but MPI reports rank 0 of 1, the launcher reports rank 0 of 2" in done.stderr
     assert "or use backend: gloo" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("lines", "sentence"),
-    [
-        ("backend: nccl", "backend=nccl moves GPU memory; set gpus_per_rank: 1"),
-        ("backend: gloo\ngpus_per_rank: 1", "backend=gloo moves CPU memory; set gpus_per_rank: 0"),
-        ("backend: ncll", "backend='ncll' is not one of auto, nccl, gloo, mpi; did you mean nccl?"),
-    ],
-)
-def test_a_backend_that_cannot_reach_the_device_is_refused_when_the_site_is_read(tmp_path, lines, sentence):
-    path = tmp_path / "here.yaml"
-    path.write_text(f"launcher: local\n{lines}\n")
-    with pytest.raises(SiteError) as refused:
-        read_site(str(path))
-    assert sentence in str(refused.value)
