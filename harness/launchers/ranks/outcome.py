@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
@@ -263,10 +264,8 @@ def _signal_name(exit_code: int) -> str | None:
 
 
 _MEMORY_ERRORS = ("MemoryError", "OutOfMemoryError", "out of memory", "can't allocate memory")
-_SLURM_KILLED = re.compile(
-    r"oom[-_ ]?kill|out[-_ ]of[-_ ]memory", re.IGNORECASE
-)  # not: a node called bloom01
-_COUNTERS = {1: "memory.oom_control", 2: "memory.events"}
+# Not: a node called bloom01.
+_SLURM_KILLED = re.compile(r"oom[-_ ]?kill|out[-_ ]of[-_ ]memory", re.IGNORECASE)
 
 
 def is_memory_error(text: str) -> bool:
@@ -280,36 +279,23 @@ def slurm_killed(log: str) -> bool:
 
 
 def oom_kills() -> int | None:
-    """Processes of this control group that the kernel killed for memory; None if there is no such count."""
-    for version, folder in memory_groups():
-        path = folder / _COUNTERS[version]
-        try:
-            fields = dict(line.split() for line in path.read_text().splitlines())
-            return int(fields["oom_kill"])
-        except (OSError, KeyError, ValueError):  # a container may show another hierarchy than it names
-            continue
-    return None
+    """Processes of this control group that the kernel killed for memory; None if there is no such count.
 
-
-_MEMBERSHIP = Path("/proc/self/cgroup")
-_MOUNTED = Path("/sys/fs/cgroup")
-
-
-def memory_groups(membership: Path = _MEMBERSHIP, mounted: Path = _MOUNTED) -> Iterator[tuple[int, Path]]:
-    """Version and folder of each group around this process, from the innermost to the outermost.
-
-    Folders may be missing: a container may show another hierarchy than it names.
+    From the innermost group that has the count, of cgroups version 2 or 1. A container may show another
+    hierarchy than it names.
     """
+    membership, mounted = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
     for line in membership.read_text().splitlines() if membership.exists() else []:
         _, controllers, group = line.split(":", 2)
         if controllers == "":
-            version, top = 2, mounted
+            top, counter = mounted, "memory.events"
         elif "memory" in controllers.split(","):
-            version, top = 1, mounted / "memory"
+            top, counter = mounted / "memory", "memory.oom_control"
         else:
             continue
         folder = top / group.lstrip("/")
-        yield version, folder
-        while folder != top:
-            folder = folder.parent
-            yield version, folder
+        for path in (folder, *folder.parents[: len(folder.relative_to(top).parts)]):
+            with suppress(OSError, KeyError, ValueError):
+                fields = dict(line.split() for line in (path / counter).read_text().splitlines())
+                return int(fields["oom_kill"])
+    return None
