@@ -38,6 +38,10 @@ from harness.runs.commands import command
 from harness.runs.store import Attempt, SweepFolder
 from harness.runs.stored_files import refuse_foreign, user_name
 
+_FAILURES = (
+    2  # one is chance; a node that failed twice under a sweep would fail every retry, so it is excluded
+)
+
 
 class SlurmLauncher:
     """Submits cells to a cluster's Slurm.
@@ -94,7 +98,7 @@ class SlurmLauncher:
             SiteError: sbatch refused; the refused attempts are as if never launched.
             SchedulerError: Slurm did not answer; attempts that were not submitted wait for `resume`.
         """
-        planned = exclude_bad_nodes(dict(launches))
+        planned = _excluding_bad_nodes(dict(launches))
         site = next(iter(planned.values())).site
         items = [(attempt, attempt.cell_folder.cell()) for attempt in planned]
         manifests = list(_manifests(folder, items, planned, site))
@@ -276,17 +280,14 @@ def _no_answer(error: NoAnswerError, folder: SweepFolder, launch: Launch) -> Sch
     )
 
 
-ENOUGH = 2  # one failure is chance; a node that fails twice under one sweep would fail every retry
-
-
 def bad_nodes(attempts: Iterable[Attempt]) -> tuple[str, ...]:
-    """Nodes that failed at least `ENOUGH` times under earlier attempts at the same cells."""
+    """Nodes that failed at least `_FAILURES` times under earlier attempts at the same cells."""
     outcomes = (earlier.outcome() for one in attempts for earlier in one.cell_folder.attempts())
     failures = Counter(node for outcome in outcomes if outcome for node in outcome.failed_nodes)
-    return tuple(sorted(node for node, count in failures.items() if count >= ENOUGH))
+    return tuple(sorted(node for node, count in failures.items() if count >= _FAILURES))
 
 
-def exclude_bad_nodes(launches: Mapping[Attempt, Launch]) -> dict[Attempt, Launch]:
+def _excluding_bad_nodes(launches: Mapping[Attempt, Launch]) -> dict[Attempt, Launch]:
     """The launches with the bad nodes added to the nodes that their site excludes."""
     bad = bad_nodes(launches)
     if not bad:
