@@ -1,12 +1,10 @@
-"""Promise: submit may be repeated, run twice at once and interrupted; each cell runs once."""
+"""Promise: submit may be repeated and interrupted; each cell runs once."""
 
 import json
-import multiprocessing
 import os
 import shutil
 import signal
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +12,6 @@ from harness.errors import SiteError
 from harness.launchers.launch import Launch, ProcessIdentity, RanksStarted
 from harness.launchers.ranks.outcome import outcome_without_ranks
 from harness.launchers.site_profile import Site
-from harness.runs.locks import exclusive
 from harness.runs.store import sweep_folder
 from harness.runs.stored_files import read_as
 from harness.study.status import is_stalled, read_statuses
@@ -97,34 +94,6 @@ def test_deleting_a_cells_folder_makes_exactly_that_cell_run_again(
     assert submit(ended, site, tmp_path, command).new == (good,)
     assert finish(ended) == {0: "COMPLETED", 1: "FAILED"}
     assert folder.cell_folder(bad).latest().outcome() == before
-
-
-def waiting_for(lock):
-    """Processes that the kernel lets wait for a lock on a file."""
-    inode = f":{lock.stat().st_ino} "
-    return [line for line in Path("/proc/locks").read_text().splitlines() if " -> " in line and inode in line]
-
-
-def test_submitters_at_once_never_double_a_cell(make_cell, site, tmp_path, command, folder, wait_for):
-    cells = [make_cell(seed=seed, steps=3000) for seed in range(10)]
-    context = multiprocessing.get_context("fork")
-    folder.path.mkdir()
-    go = context.Event()  # they are forked before this test has the lock, which a fork would inherit
-
-    def submit_when_told():
-        go.wait()
-        submit(cells, site, tmp_path, command)
-
-    submitters = [context.Process(target=submit_when_told) for _ in range(4)]
-    for process in submitters:
-        process.start()
-    with exclusive(lock := folder.path / "submit.lock"):
-        go.set()
-        wait_for(lambda: len(waiting_for(lock)) == 4)
-    for process in submitters:
-        process.join()
-    assert [len(one.attempts()) for one in folder.cell_folders()] == [1] * 10
-    assert len(cancel(cells, tmp_path)) == 10
 
 
 def test_a_killed_queue_loses_nothing(make_cell, site, tmp_path, command, folder, finish, wait_for):
