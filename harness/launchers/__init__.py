@@ -69,14 +69,14 @@ class Launcher(Protocol):
     def interrupted(self, folder: SweepFolder) -> bool:
         """Whether a `launch` was interrupted in a way that its attempts' files do not show."""
 
-    def resume(self, folder: SweepFolder, *, shared_runs: bool) -> None:
+    def finish_submission(self, folder: SweepFolder, *, shared_runs: bool) -> None:
         """Have pending attempts start; the caller holds the sweep's submit lock.
 
         With `shared_runs` also those that other users may have written.
         """
 
     def starts_pending(self, folder: SweepFolder) -> bool:
-        """Whether pending attempts will start without `resume`."""
+        """Whether pending attempts will start without `finish_submission`."""
 
     def attempt_states(self, attempts: Sequence[Attempt]) -> Mapping[Attempt, AttemptState]:
         """States of attempts without an outcome, where they differ from the attempts' files."""

@@ -104,7 +104,7 @@ def submit(
         cost = start_cells(new, site, folder, Terms(command, budget, ask))
         for name in stalled_launchers(folder, statuses):
             if not new or name != site.launcher:  # whose `launch` has done so
-                LAUNCHERS[name].resume(folder, shared_runs=site.shared_runs)
+                LAUNCHERS[name].finish_submission(folder, shared_runs=site.shared_runs)
     return Submission(
         new=tuple(new),
         already_done=_cells(statuses, lambda status: status.state == "COMPLETED"),
@@ -245,7 +245,7 @@ def _own_folder(cells: Sequence[Cell], site: Site, root: Path) -> SweepFolder:
 def _finish_interrupted(folder: SweepFolder, site: Site) -> None:
     for launcher in LAUNCHERS.values():
         if launcher.interrupted(folder):
-            launcher.resume(folder, shared_runs=site.shared_runs)
+            launcher.finish_submission(folder, shared_runs=site.shared_runs)
 
 
 def _cancel(attempts: Sequence[Attempt], *, checkpoint: bool) -> None:

@@ -67,7 +67,7 @@ def hints(text: str) -> list[str]:
 
 
 def test_submit_advises_a_retry_of_what_failed_on_the_same_site(runs, printed, monkeypatch):
-    monkeypatch.setattr(LAUNCHERS["local"], "resume", lambda *_, **__: None, raising=False)
+    monkeypatch.setattr(LAUNCHERS["local"], "finish_submission", lambda *_, **__: None, raising=False)
     text = printed("submit", "demo", "--runs", str(runs), "--site", "jobs/sites/local.yaml")
     (hint,) = hints(text)
     name, parameters = parsed(hint)
@@ -81,7 +81,10 @@ def test_status_advises_to_restart_a_killed_queue_by_the_sweeps_name(runs, print
     assert (name, len(cells_of(parameters))) == ("submit", 3)
     resumed = []
     monkeypatch.setattr(
-        LAUNCHERS["local"], "resume", lambda folder, **_: resumed.append(folder.path), raising=False
+        LAUNCHERS["local"],
+        "finish_submission",
+        lambda folder, **_: resumed.append(folder.path),
+        raising=False,
     )
     assert main(shlex.split(hint)[1:]) == 0  # it does what it says
     assert resumed == [runs / "demo"]

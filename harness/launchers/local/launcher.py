@@ -104,13 +104,15 @@ class LocalLauncher:
             launch.prepare(attempt)
         for attempt in planned:
             Launch.publish(attempt)
-        self.resume(folder, shared_runs=any(launch.site.shared_runs for launch in planned.values()))
+        self.finish_submission(
+            folder, shared_runs=any(launch.site.shared_runs for launch in planned.values())
+        )
 
     def interrupted(self, folder: SweepFolder) -> bool:
         """Never: a pending attempt is one whose `launch.json` was written."""
         return False
 
-    def resume(self, folder: SweepFolder, *, shared_runs: bool) -> None:
+    def finish_submission(self, folder: SweepFolder, *, shared_runs: bool) -> None:
         """Start the sweep's queue if none is alive; the caller holds the sweep's submit lock."""
         if self.starts_pending(folder):
             return

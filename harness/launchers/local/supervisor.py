@@ -101,7 +101,7 @@ class _Supervisor:
         folder = SweepFolder(following.path.parent.parent)
         try:
             with exclusive(folder.path / "submit.lock"):
-                LocalLauncher().resume(folder, shared_runs=self.shared_runs)
+                LocalLauncher().finish_submission(folder, shared_runs=self.shared_runs)
         except (OSError, StoreError) as error:
             following.write_outcome(not_started(following, f"its queue could not be started: {error}"))
 

@@ -5,8 +5,8 @@ the job, the supervisor writes none: only Slurm knows why, and whether it starts
 gets the state from Slurm. With `--shared-runs` it runs attempts too that another user may have written.
 
 At most one job ever runs an attempt, whatever happened to the submission. The submit lock keeps two
-submitters apart, and `resume` looks for the jobs of an unconfirmed manifest before it submits it again. If
-file locks fail or sbatch ran twice, `taken.json` decides: only one job can create it.
+submitters apart, and `finish_submission` looks for the jobs of an unconfirmed manifest before it submits that
+again. If file locks fail or sbatch ran twice, `taken.json` decides: only one job can create it.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class SlurmLauncher:
 
         Raises:
             SiteError: sbatch refused; the refused attempts are as if never launched.
-            SchedulerError: Slurm did not answer; attempts that were not submitted wait for `resume`.
+            SchedulerError: Slurm did not answer; what was not submitted waits for `finish_submission`.
         """
         planned = _excluding_bad_nodes(dict(launches))
         site = next(iter(planned.values())).site
@@ -121,7 +121,7 @@ class SlurmLauncher:
         """Whether there are manifests of which it is not known whether they were submitted."""
         return bool(unconfirmed(folder))
 
-    def resume(self, folder: SweepFolder, *, shared_runs: bool) -> None:
+    def finish_submission(self, folder: SweepFolder, *, shared_runs: bool) -> None:
         """Finish interrupted submissions: find their jobs, or submit them now.
 
         Raises:
@@ -145,7 +145,7 @@ class SlurmLauncher:
         _submit(unsubmitted)
 
     def starts_pending(self, folder: SweepFolder) -> bool:
-        """Whether pending attempts will start without `resume`."""
+        """Whether pending attempts will start without `finish_submission`."""
         return not unconfirmed(folder)
 
     def attempt_states(self, attempts: Sequence[Attempt]) -> Mapping[Attempt, AttemptState]:

@@ -24,7 +24,7 @@ DISK_BYTES = 1024 * 1024
 def queues(monkeypatch):
     """Queues that submissions would have started."""
     started = []
-    monkeypatch.setattr(LocalLauncher, "resume", lambda _, folder, **__: started.append(folder))
+    monkeypatch.setattr(LocalLauncher, "finish_submission", lambda _, folder, **__: started.append(folder))
     return started
 
 

@@ -240,7 +240,7 @@ def test_a_run_that_has_used_up_its_budget_ends_with_its_checkpoint(make_cell, t
 @pytest.fixture
 def retried(tmp_path, make_cell, site, monkeypatch):
     """A cell's folder with a failed attempt that saved a checkpoint, and the attempt that continues it."""
-    monkeypatch.setattr(LocalLauncher, "resume", lambda *_, **__: None)
+    monkeypatch.setattr(LocalLauncher, "finish_submission", lambda *_, **__: None)
 
     def make(name):
         root = tmp_path / name

@@ -30,7 +30,7 @@ from harness.study.submit import retry, submit
 
 @pytest.fixture(autouse=True)
 def _no_queue(monkeypatch):
-    monkeypatch.setattr(LocalLauncher, "resume", lambda *_, **__: None)
+    monkeypatch.setattr(LocalLauncher, "finish_submission", lambda *_, **__: None)
 
 
 @pytest.fixture

@@ -225,7 +225,7 @@ def test_a_manifest_that_others_can_have_written_is_not_submitted_run_or_used_to
     (manifest.path / "submitted.json").unlink()
     monkeypatch.setattr(launcher, "find_array", lambda *_: pytest.fail("Slurm was asked"))
     with pytest.raises(ForeignError, match="may be written by other users"):
-        SlurmLauncher().resume(manifest.sweep, shared_runs=False)
+        SlurmLauncher().finish_submission(manifest.sweep, shared_runs=False)
     manifest.path.chmod(0o700)
     attempt.path.chmod(0o777)
     assert batch_job.Supervisor(manifest, 0).run() == 1
