@@ -93,19 +93,19 @@ class SrunRanks(Ranks):
 
     def end(self) -> None:
         """End the step by SIGTERM, then through Slurm: a killed srun leaves its tasks running."""
-        if self._srun is None:
-            return
-        if self._srun.poll() is None:
-            self._srun.send_signal(signal.SIGTERM)
-            self._wait(TERM_SECONDS)
-        if self._srun.poll() is None:
-            for step in {line["step"] for line in _starts(self.attempt).values()}:
-                kill_step(step)
-            self._wait(TERM_SECONDS)
-        if self._srun.poll() is None:
-            self._srun.kill()
-            self._srun.wait()
-        self._board.close()
+        with self._board:
+            if self._srun is None:  # it could not be started
+                return
+            if self._srun.poll() is None:
+                self._srun.send_signal(signal.SIGTERM)
+                self._wait(TERM_SECONDS)
+            if self._srun.poll() is None:
+                for step in {line["step"] for line in _starts(self.attempt).values()}:
+                    kill_step(step)
+                self._wait(TERM_SECONDS)
+            if self._srun.poll() is None:
+                self._srun.kill()
+                self._srun.wait()
 
     def outcome(self, reason: Reason, started_at: float) -> Outcome:
         """The outcome, from the lines that the ranks' parents have left and from what srun printed."""
