@@ -1,9 +1,10 @@
 """Locks on this host's CPUs and GPUs: no two supervisors, of any users, ever hold the same one.
 
 The lock is one on a file named after the CPU or GPU, in a folder that all users of the host share. The
-supervisor's process holds it, so the kernel frees it whatever happens to that process. Who waits for CPUs or
-GPUs holds the lock of the queue until it has all that it needs, and the others wait for that lock: so two
-supervisors cannot hold half of each other's locks, and narrow cells cannot starve a wide one.
+supervisor's process holds it, so the kernel frees it whatever happens to that process. It takes all that it
+needs or nothing, so two supervisors cannot hold half of each other's locks. Who waits holds the lock of a
+queue, and those that come later for the same GPUs or CPUs wait for that lock: narrow cells cannot starve a
+wide one.
 
 A holder writes the path of its attempt into the file. The text stays when the holder ends, so it counts only
 while the kernel lists the lock.
@@ -35,7 +36,6 @@ FOLDER_VARIABLE = "KRONSCALE_LOCKS"
 Pool = tuple[str, Sequence[int], int]
 """A kind of resource, `cpu` or `gpu`, the numbers to choose from, and how many are needed."""
 
-_QUEUE = "queue"
 _POLL_SECONDS = 0.05  # delay to notice a freed lock
 _SHARED = 0o1777  # everyone adds files, and removes only own ones
 
@@ -89,7 +89,7 @@ def locked(
     folder = lock_folder()
     with ExitStack() as held:
         taken = None
-        with closing(_open(folder / f"{_QUEUE}.lock")) as queue:
+        with closing(_open(folder / f"{_queue_of(pools)}.lock")) as queue:
             first = False  # in the queue
             while taken is None and not give_up():
                 if not first and (first := _take(queue)):
@@ -101,7 +101,7 @@ def locked(
 
 
 def holders() -> dict[str, str]:
-    """Who holds which lock now, `cpu-0`, `gpu-0` or `queue`; empty where it is not known.
+    """Who holds which lock now, `cpu-0`, `gpu-0`, or `cpu-0-queue`; empty where it is not known.
 
     A holder is the path of its attempt, or `process <pid>` if it wrote none, and its user if it is another.
     Takes no lock, so no supervisor ever waits for a reader.
@@ -146,6 +146,15 @@ def _make_shared(folder: Path) -> None:
         made.rmdir()
         if not os.path.lexists(folder):
             raise
+
+
+def _queue_of(pools: Sequence[Pool]) -> str:
+    """Name of a queue's lock, after the first GPU of those that may be taken, else after the first CPU.
+
+    Who uses other GPUs of the host, or other CPUs, does not wait in that queue.
+    """
+    kind, numbers, _ = next((pool for pool in reversed(pools) if pool[2]), pools[0])
+    return f"{kind}-{min(numbers, default=0)}-queue"
 
 
 def _take_all(
@@ -228,12 +237,13 @@ def _missing_locks(attempt: Attempt, *, or_alone: bool) -> str:
         return ""
     holder_by_lock, own = holders(), str(attempt.path.resolve())
     parts = []
-    for kind, numbers, needed in pools_of(launch, attempt.cell_folder.cell().world_size):
+    pools = pools_of(launch, attempt.cell_folder.cell().world_size)
+    for kind, numbers, needed in pools:
         held = Counter(holder_by_lock.get(f"{kind}-{number}", own) for number in numbers)
         if needed > held.pop(own, 0):
             others = ", ".join(f"{_name(holder)} holds {count}" for holder, count in held.items())
             parts.append(f"waits for {needed} of {len(numbers)} {kind.upper()}s; {others}")
-    first = holder_by_lock.get(_QUEUE, own)
+    first = holder_by_lock.get(_queue_of(pools), own)
     if first != own:
         parts.append(f"after {_name(first)}, which came first")
     return "; ".join(parts)

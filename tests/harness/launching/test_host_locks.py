@@ -126,13 +126,15 @@ def test_what_is_free_is_kept_for_the_first_that_waits_until_that_is_killed(tmp_
     try:
         assert got.get(timeout=60)[0] == "holder"
         processes.append(start_waiting("wide", 4))
-        wait_for(lambda: holders().get("queue") == "wide")
+        wait_for(lambda: holders().get("cpu-0-queue") == "wide")
         processes.append(start_waiting("narrow", 1))
         with pytest.raises(queue.Empty):
             got.get(timeout=0.5)
+        with locked([("cpu", (5, 6), 1)]) as elsewhere:  # nobody waits for these
+            assert elsewhere == [(5,)]
         processes[1].kill()
         assert got.get(timeout=60) == ("narrow", [(3,)])
-        assert "queue" not in holders()
+        assert "cpu-0-queue" not in holders()
     finally:
         for process in processes:
             process.kill()
@@ -181,7 +183,7 @@ def test_users_of_a_host_share_its_locks_and_see_who_has_them(monkeypatch, wait_
         assert got.get(timeout=60) == (label, [(0, 1, 2)])
         assert holders() == dict.fromkeys(("cpu-0", "cpu-1", "cpu-2"), f"{label} of user 65001")
         second.start()
-        wait_for(lambda: holders().get("queue") == "second of user 65002")
+        wait_for(lambda: holders().get("cpu-0-queue") == "second of user 65002")
         with pytest.raises(queue.Empty):
             got.get_nowait()
         first.kill()
