@@ -222,6 +222,11 @@ def read_site(name: str, folder: Path = DEFAULT_FOLDER) -> Site:
     for key in document.content:
         if key not in Site.model_fields:
             raise document.error((key,), f" is not a key of a site{not_allowed(key, Site.model_fields)}")
+    section = document.content.get("slurm")
+    for key in section if isinstance(section, dict) else ():
+        if key not in SlurmProfile.model_fields:
+            allowed = not_allowed(key, SlurmProfile.model_fields)
+            raise document.error(("slurm", key), f" is not a key of a site's slurm section{allowed}")
     if document.content.get("name", path.stem) != path.stem:
         raise document.error(("name",), f"={document.content['name']!r} is not the file's name, {path.stem}")
     try:

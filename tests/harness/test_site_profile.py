@@ -54,10 +54,13 @@ def test_a_world_smaller_than_every_listed_one_is_refused_before_anything_is_wri
         LAUNCHERS[launcher].check(cell(8), site)
 
 
-def test_a_stored_launch_keeps_the_limits_of_its_site(read, tmp_path):
+def test_a_stored_launch_keeps_its_site_without_fields_that_are_gone(read, tmp_path):
     attempt = Attempt(tmp_path)
-    LAUNCHERS["slurm"].plan(cell(16), read(BY_SIZE + SLURM)).write(attempt)
-    assert Launch.read(attempt).site.timeout_minutes == {16: 1200.0, 256: 120.0}
+    planned = LAUNCHERS["slurm"].plan(cell(16), read(BY_SIZE + SLURM))
+    stored = planned.to_dict()
+    stored["site"]["slurm"]["wckey"] = "k"  # as version 0.1.0 wrote it
+    attempt.write("launch.json", stored)
+    assert Launch.read(attempt) == planned
 
 
 def test_ranks_are_asked_to_save_before_the_limit_of_their_world_size(tmp_path):
@@ -98,6 +101,10 @@ SIGNAL = (
         (
             "launcher: slurm\nmax_continuations: 3\nslurm: {ranks_per_node: 4, requeue: false}\n",
             "2: max_continuations=3 cannot act with slurm.requeue=false",
+        ),
+        (
+            "launcher: slurm\nslurm: {ranks_per_node: 4, wckey: k}\n",
+            "2: slurm.wckey is not a key of a site's slurm section; allowed: ranks_per_node, partition",
         ),
         ("backend: nccl\n", "1: backend=nccl moves GPU memory; set gpus_per_rank: 1"),
         ("backend: gloo\ngpus_per_rank: 1\n", "1: backend=gloo moves CPU memory; set gpus_per_rank: 0"),

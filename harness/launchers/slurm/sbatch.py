@@ -147,7 +147,7 @@ def _parameters(manifest: SubmissionManifest) -> dict[str, Any]:
         "account": profile.account,
         "qos": profile.qos,
         "constraint": profile.constraint,
-        "wckey": profile.wckey,
+        "wckey": None,  # else submitit has one of its own
         "exclude": ",".join(profile.exclude_nodes) or None,
         "nodes": layout.nodes,
         "ntasks_per_node": ranks,
