@@ -37,17 +37,19 @@ def test_a_run_of_three_time_limits_completes_by_itself_while_nodes_are_drained_
     wait_for(lambda: look().step)
     first = look().attempt
     on_slurm.run("scontrol", "update", "NodeName=n[1-4]", "State=DRAIN", "Reason=kernel")
-    on_slurm.stop("slurmctld")  # the first limit is met while nobody can take the job back
     try:
-        wait_for(first.outcome)
+        on_slurm.stop("slurmctld")  # a limit is met while nobody can take the job back
+        try:
+            wait_for(first.outcome)
+        finally:
+            on_slurm.start("slurmctld")
+        assert first.outcome().cause.endswith(f"; continued by attempt {first.number + 1}")
+        wait_for(lambda: "drained or down" in look().cause)
+        waiting = look()
+        assert (waiting.state, waiting.attempt.number) == ("PENDING", first.number + 1)
+        assert "4 of 4 nodes of main are drained or down" in waiting.cause
     finally:
-        on_slurm.start("slurmctld")
-    assert first.outcome().cause.endswith("; continued by attempt 2")
-    wait_for(lambda: "drained or down" in look().cause)
-    waiting = look()
-    assert (waiting.state, waiting.attempt.number) == ("PENDING", 2)
-    assert "4 of 4 nodes of main are drained or down" in waiting.cause
-    on_slurm.run("scontrol", "update", "NodeName=n[1-4]", "State=RESUME")
+        on_slurm.run("scontrol", "update", "NodeName=n[1-4]", "State=RESUME")
     wait_for(lambda: look().final)
 
     *cut, last = first.cell_folder.attempts()
