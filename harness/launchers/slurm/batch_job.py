@@ -38,6 +38,7 @@ from harness.runs.stored_files import STRICT, Count, Seconds, with_checksum, wri
 
 _REQUEUE_SECONDS = 90.0  # of the two minutes that a job has more than its attempts
 _REQUEUE_PAUSE_SECONDS = 3.0
+_ENDED_SECONDS = 1.0  # between the signals of Slurm to the processes of one job
 _SIGNAL_SECONDS = 180  # Slurm signals up to a minute early, and the profile's setup may have taken two
 
 
@@ -118,10 +119,21 @@ class Supervisor:
     def _start_again(self) -> None:
         """Have Slurm start this job again for the attempts that follow; waits for a restarting controller."""
         gives_up = time.monotonic() + _REQUEUE_SECONDS
-        while (why := _requeue()) and time.monotonic() < gives_up and NO_ANSWER.search(why):
+        while (why := self._requeue()) and time.monotonic() < gives_up and NO_ANSWER.search(why):
             self._ending.wait(_REQUEUE_PAUSE_SECONDS)
         for attempt in self._following if why else ():
             attempt.write_outcome(not_started(attempt, f"Slurm did not requeue its job: {why}"))
+
+    def _requeue(self) -> str:
+        """Put this job back into the queue; why that failed, or empty.
+
+        Slurm then ends this job, and with it a scontrol that it has not answered yet.
+        """
+        try:
+            requeue(os.environ["SLURM_JOB_ID"])
+        except NoAnswerError as error:
+            return "" if self._ending.wait(_ENDED_SECONDS) else str(error)
+        return ""
 
     def _record_failure(self, attempt: Attempt, error: Exception) -> None:
         with suppress(OSError):
@@ -147,7 +159,7 @@ class Supervisor:
         if outcome.state == "PREEMPTED" and self._at_time_limit(launch):
             cause = outcome.cause.replace("preempted", "stopped before its job's time limit", 1)
             outcome = replace(outcome, state="TIMEOUT", cause=cause)
-        if outcome.state == "PREEMPTED" and slurm(launch.site).requeue and not _requeue():
+        if outcome.state == "PREEMPTED" and slurm(launch.site).requeue and not self._requeue():
             self._repeated = True
             return None  # the job resumes from the checkpoint when Slurm starts it again
         return outcome
@@ -159,15 +171,6 @@ class Supervisor:
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._ending.set()
-
-
-def _requeue() -> str:
-    """Put this job back into the queue; why that failed, or empty."""
-    try:
-        requeue(os.environ["SLURM_JOB_ID"])
-    except NoAnswerError as error:
-        return str(error)
-    return ""
 
 
 def main(path: Path, *, shared_runs: bool) -> int:

@@ -15,7 +15,7 @@ from harness.launchers.slurm.batch_job import acquire_attempt
 from harness.launchers.slurm.job_layout import lay_out
 from harness.launchers.slurm.launcher import SlurmLauncher
 from harness.launchers.slurm.sbatch import batch_text
-from harness.launchers.slurm.scheduler import Job
+from harness.launchers.slurm.scheduler import Job, NoAnswerError
 from harness.launchers.slurm.submission_manifest import SubmissionManifest
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.store import Attempt, sweep_folder
@@ -161,7 +161,7 @@ def test_a_start_that_slurm_repeats_after_a_preemption_gives_no_time_back_twice(
     now = [0.0]
     monkeypatch.setattr("harness.launchers.cost.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(batch_job.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(batch_job, "_requeue", lambda: "")
+    monkeypatch.setattr(batch_job.Supervisor, "_requeue", lambda _: "")
     monkeypatch.setattr(batch_job, "slurm", lambda _: SimpleNamespace(requeue=True, signal_seconds=None))
 
     def start(state, share_of_limit):
@@ -178,6 +178,28 @@ def test_a_start_that_slurm_repeats_after_a_preemption_gives_no_time_back_twice(
     assert attempt.outcome() is None
     as_job(0, 1)
     assert start("COMPLETED", 0.5) == pytest.approx(1.5)  # of this job half, and all of the other
+
+
+@pytest.mark.parametrize("ended_by_slurm", [True, False])
+def test_a_requeue_is_done_if_slurm_ends_the_job_before_scontrol_has_its_answer(
+    listed, monkeypatch, ended_by_slurm
+):
+    manifest, (following,) = listed()
+    supervisor = batch_job.Supervisor(manifest, 0)
+
+    def end(_job):
+        if ended_by_slurm:
+            supervisor._on_signal(15, None)
+        raise NoAnswerError("scontrol ended with -15")
+
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setattr(batch_job, "requeue", end)
+    monkeypatch.setattr(batch_job, "_ENDED_SECONDS", 0.1)
+    supervisor._following.append(following)
+    supervisor._start_again()
+    outcome = following.outcome()
+    assert (outcome is None) == ended_by_slurm
+    assert outcome is None or "Slurm did not requeue its job: scontrol ended with -15" in outcome.cause
 
 
 def test_the_files_of_a_submission_keep_their_keys(listed):
