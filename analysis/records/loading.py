@@ -212,7 +212,7 @@ def _attempt_fields(files: RunFiles) -> dict[str, Any]:
 def _block(files: RunFiles) -> str:
     """The block of a run: its allocation or, on one host, its seed; runs of a block share conditions.
 
-    A local queue starts cells seed after seed (`harness.study.next_attempt.in_blocks`), so runs of one seed
+    A local queue starts cells seed after seed (`harness.study.start_cells.in_blocks`), so runs of one seed
     are neighbours in time.
     """
     launch, folder = files.launch, files.folder

@@ -30,8 +30,7 @@ from harness.study.sweep.content import (
 from harness.workloads import WORKLOADS
 from harness.workloads.cards.card import MOST
 from kfac_core.config import Costs, KFACConfig
-from kfac_core.schedule import Curve, Decay
-from kfac_core.schedule import Milestones
+from kfac_core.schedule import Curve, Decay, Milestones
 
 Model = type[Any]
 

@@ -11,7 +11,7 @@ import typer
 from harness.errors import CostlyError
 
 if TYPE_CHECKING:
-    from harness.launchers.cost_estimate import CostEstimate
+    from harness.launchers.cost import CostEstimate
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ import typer
 from harness.cell import Cell
 from harness.cli.cost_consent import cost_in_words, with_consent
 from harness.cli.submissions import count, print_submission, site_for, start
-from harness.launchers.cost_estimate import CostEstimate
+from harness.launchers.cost import CostEstimate
 from harness.launchers.site_profile import Site
 from harness.runs.archive import SUFFIX
 from harness.runs.commands import runs_option

@@ -16,8 +16,8 @@ from harness.launchers.site_profile import Site
 from harness.runs.commands import command
 from harness.runs.run_place import has_native_bfloat16
 from harness.runs.store import sweep_folder
-from harness.study.next_attempt import Terms
 from harness.study.site_choice import chosen_site
+from harness.study.start_cells import Terms
 from harness.study.submit import Preview, Submission, preview, retry, submit
 
 

@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from harness.runs.attempt_outcome import State
+
 if TYPE_CHECKING:
     from harness.cell import Cell
-    from harness.launchers.attempt_state import AttemptState
-    from harness.launchers.cost_estimate import CostEstimate
+    from harness.launchers.cost import CostEstimate
     from harness.launchers.launch import Launch
     from harness.launchers.site_profile import Site
     from harness.runs.store import Attempt, SweepFolder
+
+
+@dataclass(frozen=True)
+class AttemptState:
+    """State of an attempt without an outcome.
+
+    Attributes:
+        state: None if the attempt's files have the right one.
+        cause: one sentence for the user.
+        failed_nodes: hosts that failed while the attempt ran.
+        sure: whether the attempt has certainly ended, so that the reader may write its outcome.
+    """
+
+    state: State | None
+    cause: str
+    sure: bool = False
+    failed_nodes: tuple[str, ...] = ()
 
 
 class Launcher(Protocol):
@@ -50,14 +69,14 @@ class Launcher(Protocol):
     def interrupted(self, folder: SweepFolder) -> bool:
         """Whether a `launch` was interrupted in a way that its attempts' files do not show."""
 
-    def resume(self, folder: SweepFolder, *, shared_runs: bool) -> None:
+    def finish_submission(self, folder: SweepFolder, *, shared_runs: bool) -> None:
         """Have pending attempts start; the caller holds the sweep's submit lock.
 
         With `shared_runs` also those that other users may have written.
         """
 
     def starts_pending(self, folder: SweepFolder) -> bool:
-        """Whether pending attempts will start without `resume`."""
+        """Whether pending attempts will start without `finish_submission`."""
 
     def attempt_states(self, attempts: Sequence[Attempt]) -> Mapping[Attempt, AttemptState]:
         """States of attempts without an outcome, where they differ from the attempts' files."""

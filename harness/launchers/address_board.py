@@ -7,13 +7,13 @@ secret in a private file of the attempt's folder, which each rank reads once.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import secrets
-import selectors
 import socket
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, Self
 
 VARIABLE = "KRONSCALE_BOARD"
@@ -39,11 +39,10 @@ class AddressBoard:
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
-        self._posted: bytes | None = None
-        self._waiting: list[socket.socket] = []
-        self._selector = selectors.DefaultSelector()
         self._listener = socket.create_server(("", 0), backlog=_BACKLOG)
-        self._stop, self._stopped = socket.socketpair()
+        self._loop = asyncio.new_event_loop()
+        self._posted: asyncio.Future[bytes] = self._loop.create_future()
+        self._closed: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
     @property
@@ -52,60 +51,35 @@ class AddressBoard:
         return f"{reachable_name()}:{self._listener.getsockname()[1]}"
 
     def __enter__(self) -> Self:
-        self._listener.setblocking(False)
-        for file in (self._listener, self._stopped):
-            self._selector.register(file, selectors.EVENT_READ)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.close()
+        self._loop.call_soon_threadsafe(self._closed.set_result, None)
         self._thread.join()
 
     def _serve(self) -> None:
-        while True:
-            for key, _ in self._selector.select():
-                if key.fileobj is self._stopped:
-                    self._close()
-                    return
-                with suppress(OSError):  # one that is gone costs nobody else anything
-                    if key.fileobj is self._listener:
-                        connection, _ = self._listener.accept()
-                        connection.setblocking(False)
-                        self._selector.register(connection, selectors.EVENT_READ, bytearray())
-                    else:
-                        self._read(key.fileobj, key.data)  # type: ignore[arg-type]  # a socket, as registered
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve_until_closed())
 
-    def _read(self, connection: socket.socket, received: bytearray) -> None:
-        try:
-            data = connection.recv(_MOST_BYTES)
-        except OSError:
-            data = b""
-        received += data
-        if data and b"\n" not in received and len(received) < _MOST_BYTES:
-            return
-        self._selector.unregister(connection)
-        token, _, request = bytes(received).partition(b"\n")[0].partition(b" ")
-        if not data or not hmac.compare_digest(token, _token(self._secret, request)):
-            connection.close()
-            return
-        if request != b"get":
-            self._posted = request
-        self._waiting.append(connection)
-        if self._posted is not None:
-            for one in self._waiting:
-                with suppress(OSError):
-                    one.sendall(self._posted + b"\n")
-                one.close()
-            self._waiting.clear()
+    async def _serve_until_closed(self) -> None:
+        server = await asyncio.start_server(
+            self._answer, sock=self._listener, backlog=_BACKLOG, limit=_MOST_BYTES
+        )
+        async with server:
+            await self._closed
 
-    def _close(self) -> None:
-        for key in list(self._selector.get_map().values()):
-            with suppress(OSError):
-                key.fileobj.close()  # type: ignore[union-attr]  # all are sockets
-        for connection in self._waiting:
-            connection.close()
-        self._selector.close()
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one rank, once rank 0 has posted; one that is gone costs nobody else anything."""
+        with closing(writer), suppress(OSError, EOFError, asyncio.LimitOverrunError):
+            line = await reader.readuntil(b"\n")
+            token, _, request = line.removesuffix(b"\n").partition(b" ")
+            if not hmac.compare_digest(token, _token(self._secret, request)):
+                return
+            if request != b"get" and not self._posted.done():
+                self._posted.set_result(request)
+            writer.write(await asyncio.shield(self._posted) + b"\n")
+            await writer.drain()
 
 
 def post_address(board: str, secret: bytes, where: dict[str, Any], seconds: float) -> None:

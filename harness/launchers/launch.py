@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import socket
 import stat
 import sys
@@ -17,14 +18,23 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
+import psutil
 from pydantic import AliasChoices, Field
 
 from harness.cell import Spec
 from harness.errors import StoredFileError
-from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.site_profile import Site
 from harness.runs.store import Attempt
-from harness.runs.stored_files import STRICT, Count, Seconds, file_as, read_bytes, read_own, write_atomically
+from harness.runs.stored_files import (
+    STRICT,
+    Count,
+    Positive,
+    Seconds,
+    file_as,
+    read_bytes,
+    read_own,
+    write_atomically,
+)
 
 SHARED_RUNS = "--shared-runs"
 """Word of the command lines of queues and of jobs whose site has `shared_runs`."""
@@ -53,7 +63,7 @@ class Launch(Spec):
         cpus_per_rank: CPUs, and so threads, of each rank.
         oversubscribed: whether the ranks share fewer CPUs than `cpus_per_rank` requires.
         submitted_at: Unix time, seconds; attempts are started in this order.
-        job_id: the job's id in submitit, once known.
+        job_id: in files up to 0.1.0, the job's id in submitit.
         continues: number of the attempt from whose checkpoints this one resumes; None starts from scratch.
         order_seed: seed of the random order in which the cells of a block were submitted together; None in
             older files.
@@ -211,3 +221,50 @@ def cancel_requested(attempt: Attempt) -> Literal["checkpoint", "now"] | None:
     except StoredFileError:  # whatever it is, somebody put it there
         return "now"
     return "checkpoint" if request.strip() == b"checkpoint" else "now"
+
+
+_CLOCK_TOLERANCE_SECONDS = 2.0  # creation times are relative to a boot time that clock corrections move
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """A process on a host; its creation time tells it from a later one with the same number.
+
+    Attributes:
+        created: Unix time at which the process was created, seconds.
+    """
+
+    __pydantic_config__ = STRICT
+    host: str
+    pid: Positive
+    created: Seconds
+
+    @classmethod
+    def mine(cls) -> Self:
+        """This process."""
+        return cls(socket.gethostname(), os.getpid(), psutil.Process().create_time())
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a JSON file."""
+        return asdict(self)
+
+    def alive(self) -> bool:
+        """Whether the process is alive; a process on another host cannot be checked and counts as alive."""
+        if self.host != socket.gethostname():
+            return True
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.created) < _CLOCK_TOLERANCE_SECONDS
+            return same and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    def terminate(self) -> bool:
+        """Send SIGTERM; returns whether the process was alive on this host."""
+        if self.host != socket.gethostname() or not self.alive():
+            return False
+        try:
+            os.kill(self.pid, signal.SIGTERM)
+        except ProcessLookupError:
+            return False
+        return True

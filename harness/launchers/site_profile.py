@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from harness.cell import Spec
 from harness.errors import NoSiteError, SiteError
 from harness.launchers.slurm_profile import START_MINUTES, SlurmProfile
-from harness.launchers.time_limits import TimeLimits
 from harness.shipped import find, find_all
 from harness.yaml_files.document import Place, read_document, value_at
 from harness.yaml_files.validation_messages import did_you_mean, explain, not_allowed
@@ -172,7 +172,7 @@ class Site(Spec):
         named = [("launch_prefix", word) for word in self.launch_prefix]
         for name, word in [*named, ("python", "python" if self.python is None else self.python)]:
             if not word or "\0" in word or "\n" in word:
-                raise ValueError(f"{name} has the word {word!r}, which is empty or has a line break or NUL")
+                raise ValueError(f"{name}={word!r} is a word that is empty or has a line break or NUL")
         return self
 
     @model_validator(mode="after")
@@ -217,6 +217,11 @@ def read_site(name: str, folder: Path = DEFAULT_FOLDER) -> Site:
     for key in document.content:
         if key not in Site.model_fields:
             raise document.error((key,), f" is not a key of a site{not_allowed(key, Site.model_fields)}")
+    section = document.content.get("slurm")
+    for key in section if isinstance(section, dict) else ():
+        if key not in SlurmProfile.model_fields:
+            allowed = not_allowed(key, SlurmProfile.model_fields)
+            raise document.error(("slurm", key), f" is not a key of a site's slurm section{allowed}")
     if document.content.get("name", path.stem) != path.stem:
         raise document.error(("name",), f"={document.content['name']!r} is not the file's name, {path.stem}")
     try:
@@ -296,3 +301,31 @@ def _useless_signal(site: Site, seconds: int) -> Iterator[tuple[Place, str]]:
             ("slurm", "signal_seconds"),
             f"={seconds} would end a job as soon as it starts: timeout_minutes is {most:g} s; use less",
         )
+
+
+def _checked(value: object) -> object:
+    """One limit, or limits by world size with numbers as keys, which JSON has as text."""
+    if not isinstance(value, dict):
+        return _minutes(value, "")
+    if not value:
+        raise ValueError("must have a limit for at least one world size")
+    return {
+        _world_size(size): _minutes(minutes, f" for world size {size}") for size, minutes in value.items()
+    }
+
+
+def _minutes(value: object, of: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
+        allowed = "must be a number > 0" if of else "must be a number > 0, or such numbers by world size"
+        raise ValueError(f"{allowed}, got {value!r}{of}")
+    return float(value)
+
+
+def _world_size(value: object) -> int:
+    if not str(value).isdecimal() or int(str(value)) < 1:
+        raise ValueError(f"must have world sizes as keys, whole numbers >= 1, got {value!r}")
+    return int(str(value))
+
+
+TimeLimits = Annotated[float | dict[int, float], BeforeValidator(_checked)]
+"""Minutes, for every world size or by world size."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from harness.cell import Spec
 
@@ -30,6 +30,9 @@ _SET_BY = {"time": "timeout_minutes", "time-min": "timeout_minutes", "signal": "
 class SlurmProfile(Spec):
     """Facts about one cluster, and how cells are laid out in its jobs."""
 
+    # Launches of earlier versions have fields that are gone. `read_site` refuses unknown keys of a profile.
+    model_config = ConfigDict(extra="ignore")
+
     ranks_per_node: int = Field(ge=1)
     """Most ranks of a cell on a node; a wider cell takes several nodes, all equally full. Example: `4`."""
 
@@ -44,9 +47,6 @@ class SlurmProfile(Spec):
 
     constraint: str | None = None
     """Features of the nodes, as `sbatch --constraint`. Example: `a100`."""
-
-    wckey: str | None = None
-    """Workload characterisation key, as `sbatch --wckey`. Example: `kfac`."""
 
     exclude_nodes: tuple[str, ...] = ()
     """Nodes that no job may get. Example: `[node017]`."""
@@ -111,7 +111,7 @@ class SlurmProfile(Spec):
 
     @model_validator(mode="after")
     def _options_are_single_lines(self) -> Self:
-        named = {name: getattr(self, name) for name in ("partition", "account", "qos", "constraint", "wckey")}
+        named = {name: getattr(self, name) for name in ("partition", "account", "qos", "constraint")}
         options = named | {f"sbatch.{name}": value for name, value in self.sbatch.items()}
         for name, value in (*options.items(), *(("exclude_nodes", node) for node in self.exclude_nodes)):
             if any(sign in str(value) for sign in "\n\r\0'"):

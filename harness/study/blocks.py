@@ -17,7 +17,7 @@ from harness.runs.archive import SUFFIX, read_manifest, write_archive
 from harness.runs.store import SweepFolder
 from harness.runs.stored_files import STRICT, read_as, with_checksum, write_atomically
 from harness.study.cell_states import stored_states
-from harness.study.next_attempt import in_blocks
+from harness.study.start_cells import in_blocks
 
 _SET_ASIDE = "set-aside"
 

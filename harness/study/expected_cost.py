@@ -10,7 +10,7 @@ from statistics import fmean
 
 from harness.cell import Cell
 from harness.launchers import LAUNCHERS
-from harness.launchers.cost_estimate import CostEstimate
+from harness.launchers.cost import CostEstimate
 from harness.launchers.site_profile import Site
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from harness.cell import Cell
 from harness.errors import StoreError
-from harness.launchers import LAUNCHERS
-from harness.launchers.attempt_state import AttemptState
+from harness.launchers import LAUNCHERS, AttemptState
 from harness.runs.attempt_outcome import FINAL_STATES, Outcome, RankExit, State
 from harness.runs.checkpoint_store import kept_step, resumable
 from harness.runs.record_lines import effective_evaluations, last_record
@@ -290,7 +289,7 @@ def _corrected(status: CellStatus, reported: AttemptState | None) -> CellStatus:
     if status.state == "RUNNING":
         cause += f"; last seen {_place(status)}"
     status = replace(status, checkpoint_step=kept_step(attempt))
-    from harness.launchers.outcome import checkpoint_note  # noqa: PLC0415  slow to load, see _progress
+    from harness.launchers.ranks.outcome import checkpoint_note  # noqa: PLC0415  slow to load, see _progress
 
     cause += checkpoint_note(status.checkpoint_step)
     if not reported.sure:

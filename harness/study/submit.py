@@ -12,10 +12,10 @@ from pathlib import Path
 from harness.cell import Cell
 from harness.errors import StoreError
 from harness.launchers import LAUNCHERS
-from harness.launchers.budget import StartBudget
-from harness.launchers.cost_estimate import CostEstimate
+from harness.launchers.cost import CostEstimate, StartBudget
 from harness.launchers.launch import WORKER_COMMAND, Launch
-from harness.launchers.outcome import cancelled_before_start
+from harness.launchers.ranks.outcome import cancelled_before_start
+from harness.launchers.resuming import continued_attempts, refuse_change
 from harness.launchers.site_profile import Site
 from harness.runs.attempt_outcome import State
 from harness.runs.locks import exclusive
@@ -23,7 +23,7 @@ from harness.runs.store import DEFAULT_ROOT, Attempt, SweepFolder, sweep_folder
 from harness.runs.stored_files import refuse_foreign
 from harness.study.cell_states import IN_FLIGHT, RETRYABLE
 from harness.study.expected_cost import expected_cost
-from harness.study.next_attempt import Terms, continued_attempts, in_blocks, refuse_change, start_cells
+from harness.study.start_cells import Terms, in_blocks, start_cells
 from harness.study.status import CellStatus, LauncherReports, launcher_of, read_statuses, stalled_launchers
 
 _CANCEL_POLL_SECONDS = 0.05
@@ -104,7 +104,7 @@ def submit(
         cost = start_cells(new, site, folder, Terms(command, budget, ask))
         for name in stalled_launchers(folder, statuses):
             if not new or name != site.launcher:  # whose `launch` has done so
-                LAUNCHERS[name].resume(folder, shared_runs=site.shared_runs)
+                LAUNCHERS[name].finish_submission(folder, shared_runs=site.shared_runs)
     return Submission(
         new=tuple(new),
         already_done=_cells(statuses, lambda status: status.state == "COMPLETED"),
@@ -245,7 +245,7 @@ def _own_folder(cells: Sequence[Cell], site: Site, root: Path) -> SweepFolder:
 def _finish_interrupted(folder: SweepFolder, site: Site) -> None:
     for launcher in LAUNCHERS.values():
         if launcher.interrupted(folder):
-            launcher.resume(folder, shared_runs=site.shared_runs)
+            launcher.finish_submission(folder, shared_runs=site.shared_runs)
 
 
 def _cancel(attempts: Sequence[Attempt], *, checkpoint: bool) -> None:

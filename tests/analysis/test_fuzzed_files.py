@@ -15,9 +15,8 @@ from analysis.records.loading import _read
 from analysis.records.run_files import read_run
 from harness.cell import Cell
 from harness.errors import StoreError
-from harness.launchers.launch import Launch, RanksStarted, supervisor_identity
+from harness.launchers.launch import Launch, ProcessIdentity, RanksStarted, supervisor_identity
 from harness.launchers.local.launcher import LocalLauncher
-from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.site_profile import Site
 from harness.runs.attempt_outcome import Result
 from harness.runs.checkpoint_store import Manifest, PartSum

@@ -17,7 +17,7 @@ from harness.launchers.slurm.scheduler import NoAnswerError
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.store import sweep_folder
 from harness.study.papers import read_paper
-from harness.study.submit import Submission, submit
+from harness.study.submit import Submission
 from harness.study.sweep import read_sweep
 
 DEMO = "jobs/sweeps/demo.yaml"
@@ -25,17 +25,17 @@ HINT = re.compile(r"(?:: |`)(kronscale [^`\n]+)")
 GROUP = command_line()
 
 
-@pytest.fixture(params=["runs", "my runs"])
-def runs(request, tmp_path):
-    """Two failed cells of the demo, and a pending one without a queue; the folder may need quotes."""
-    folder = sweep_folder("demo", tmp_path / request.param)
+@pytest.fixture
+def runs(tmp_path):
+    """Two failed cells of the demo, and a pending one without a queue, in a folder that needs quotes."""
+    folder = sweep_folder("demo", tmp_path / "my runs")
     cells = read_sweep(Path(DEMO)).cells
     for cell in cells[:3]:
         attempt = folder.stage(cell).new_attempt()
         LAUNCHERS["local"].plan(cell, Site(name="local", oversubscribe=True)).write(attempt)
         if cell is not cells[2]:
             attempt.write_outcome(Outcome("FAILED", "it broke", None, "error", 1.0, 2.0))
-    return tmp_path / request.param
+    return tmp_path / "my runs"
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def hints(text: str) -> list[str]:
 
 
 def test_submit_advises_a_retry_of_what_failed_on_the_same_site(runs, printed, monkeypatch):
-    monkeypatch.setattr(LAUNCHERS["local"], "resume", lambda *_, **__: None, raising=False)
+    monkeypatch.setattr(LAUNCHERS["local"], "finish_submission", lambda *_, **__: None, raising=False)
     text = printed("submit", "demo", "--runs", str(runs), "--site", "jobs/sites/local.yaml")
     (hint,) = hints(text)
     name, parameters = parsed(hint)
@@ -81,25 +81,17 @@ def test_status_advises_to_restart_a_killed_queue_by_the_sweeps_name(runs, print
     assert (name, len(cells_of(parameters))) == ("submit", 3)
     resumed = []
     monkeypatch.setattr(
-        LAUNCHERS["local"], "resume", lambda folder, **_: resumed.append(folder.path), raising=False
+        LAUNCHERS["local"],
+        "finish_submission",
+        lambda folder, **_: resumed.append(folder.path),
+        raising=False,
     )
     assert main(shlex.split(hint)[1:]) == 0  # it does what it says
     assert resumed == [runs / "demo"]
 
 
-def test_a_killed_local_queue_is_restarted_whatever_site_is_named(runs, monkeypatch):
-    resumed = []
-    monkeypatch.setattr(
-        LAUNCHERS["local"], "resume", lambda folder, **_: resumed.append(folder.path), raising=False
-    )
-    cells = read_sweep(Path(DEMO)).cells[:3]
-    submit(cells, read_site("slurm-test"), runs)
-    assert resumed == [runs / "demo"]
-
-
-@pytest.mark.parametrize("where", ["", "demo/"])
-def test_an_unknown_cell_advises_a_list_of_the_ids(where, runs, printed):
-    (hint,) = hints(printed("logs", f"{where}nothing", "--runs", str(runs)))
+def test_an_unknown_cell_advises_a_list_of_the_ids(runs, printed):
+    (hint,) = hints(printed("logs", "demo/nothing", "--runs", str(runs)))
     text = printed(*shlex.split(hint)[1:])
     assert all(cell.id in text for cell in read_sweep(Path(DEMO)).cells[:3])
 

@@ -5,7 +5,7 @@ import pytest
 from analysis.records.loading import load
 from harness.cli import main
 from harness.errors import StoreError
-from harness.launchers.outcome import outcome_without_ranks
+from harness.launchers.ranks.outcome import outcome_without_ranks
 from harness.runs.checkpoint_store import CheckpointStore
 from harness.runs.store import Attempt, CellFolder, sweep_folder
 from tests.harness.checkpoint.runs import cell

@@ -1,12 +1,10 @@
 """Locks on this host's CPUs and GPUs: no two supervisors, of any users, ever hold the same one.
 
 The lock is one on a file named after the CPU or GPU, in a folder that all users of the host share. The
-supervisor's process holds it, so the kernel frees it whatever happens to that process. A supervisor that
-waits has an entry in the queue, a locked file that says what it needs. Whoever looks for locks holds the lock
-of the queue, and considers the entries before its own: first come, first served. Those that cannot start yet
-are passed by smaller ones that fit, but only while they have waited for less than `PASSABLE_SECONDS`; then
-what becomes free is kept for them. So two supervisors cannot hold half of each other's locks, and later
-narrow cells cannot starve a wide one.
+supervisor's process holds it, so the kernel frees it whatever happens to that process. It takes all that it
+needs or nothing, so two supervisors cannot hold half of each other's locks. Who waits holds the lock of a
+queue, and those that come later for the same GPUs or CPUs wait for that lock: narrow cells cannot starve a
+wide one.
 
 A holder writes the path of its attempt into the file. The text stays when the holder ends, so it counts only
 while the kernel lists the lock.
@@ -15,55 +13,31 @@ while the kernel lists the lock.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
+import socket
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from harness.errors import SiteError
-from harness.launchers.launch import Launch
+from harness.launchers import AttemptState
+from harness.launchers.launch import Launch, supervisor_identity
+from harness.runs.store import Attempt
 from harness.runs.stored_files import user_name
 
 FOLDER_VARIABLE = "KRONSCALE_LOCKS"
 """Environment variable with another folder of locks, for hosts that are divided by other means."""
 
-PASSABLE_SECONDS = 600.0
-"""How long smaller work may go ahead of a supervisor that waits."""
-
 Pool = tuple[str, Sequence[int], int]
 """A kind of resource, `cpu` or `gpu`, the numbers to choose from, and how many are needed."""
 
-_QUEUE = "queue"
 _POLL_SECONDS = 0.05  # delay to notice a freed lock
 _SHARED = 0o1777  # everyone adds files, and removes only own ones
-
-
-@dataclass(frozen=True)
-class QueueEntry:
-    """A supervisor that waits.
-
-    Attributes:
-        came: monotonic clock of the host, nanoseconds.
-        label: the attempt's path.
-        pools: what it needs.
-        user: whose it is.
-    """
-
-    came: int
-    label: str
-    pools: tuple[Pool, ...]
-    user: str
-
-    @property
-    def passable(self) -> bool:
-        """Whether smaller work may still go ahead of it."""
-        return time.monotonic_ns() - self.came < PASSABLE_SECONDS * 1e9
 
 
 def lock_folder() -> Path:
@@ -95,44 +69,6 @@ def pools_of(launch: Launch, world_size: int) -> list[Pool]:
     return [("cpu", launch.cpus, cpus), ("gpu", launch.gpus, gpus)]
 
 
-def holders() -> dict[str, str]:
-    """Who holds which lock now, `cpu-0` or `gpu-0`; empty where it is not known.
-
-    A holder is the path of its attempt, or `process <pid>` if it wrote none, and its user if it is another.
-    Takes no lock, so no supervisor ever waits for a reader.
-    """
-    try:
-        listed = (line.split() for line in Path("/proc/locks").read_text().splitlines())
-        pids = {line[5].rpartition(":")[2]: line[4] for line in listed if line[1] == "FLOCK"}
-        found = {}
-        for path in _lock_path().glob("*.lock"):
-            pid = pids.get(str(path.stat().st_ino))
-            if pid is not None and path.stem != _QUEUE:
-                label = path.read_text(errors="replace").strip() or f"process {pid}"
-                found[path.stem] = label + _other_user(pid)
-    except (OSError, IndexError):
-        return {}
-    return found
-
-
-def queued(*, remove_dead: bool = False) -> list[QueueEntry]:
-    """The supervisors that wait, of all users, in order of arrival.
-
-    Args:
-        remove_dead: remove entries of killed supervisors; only who holds the queue's lock can tell them.
-    """
-    found = []
-    for path in _lock_path().glob("*.waiting"):
-        with suppress(OSError, ValueError, TypeError, KeyError):  # it has gone, or was never complete
-            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with os.fdopen(file, "rb") as entry:
-                if _is_locked(entry):
-                    found.append(_read_entry(entry))
-                elif remove_dead:
-                    path.unlink()
-    return sorted(found, key=lambda one: (one.came, one.label))
-
-
 @contextmanager
 def locked(
     pools: Sequence[Pool], give_up: Callable[[], bool] = lambda: False, label: str = ""
@@ -152,12 +88,52 @@ def locked(
             raise SiteError(f"{needed} {kind} locks are needed, only {len(numbers)} exist")
     folder = lock_folder()
     with ExitStack() as held:
-        with _queued(folder, pools, label) as own:
-            got = _take_all(folder, held, own)
-            while got is None and not give_up():
-                time.sleep(_POLL_SECONDS)
-                got = _take_all(folder, held, own)
-        yield got
+        taken = None
+        with closing(_open(folder / f"{_queue_of(pools)}.lock")) as queue:
+            first = False  # in the queue
+            while taken is None and not give_up():
+                if not first and (first := _take(queue)):
+                    _sign(queue, label)
+                taken = _take_all(folder, pools, label, held) if first else None
+                if taken is None:
+                    time.sleep(_POLL_SECONDS)
+        yield taken
+
+
+def holders() -> dict[str, str]:
+    """Who holds which lock now, `cpu-0`, `gpu-0`, or `cpu-0-queue`; empty where it is not known.
+
+    A holder is the path of its attempt, or `process <pid>` if it wrote none, and its user if it is another.
+    Takes no lock, so no supervisor ever waits for a reader.
+    """
+    try:
+        listed = (line.split() for line in Path("/proc/locks").read_text().splitlines())
+        pids = {line[5].rpartition(":")[2]: line[4] for line in listed if line[1] == "FLOCK"}
+        held = {}
+        for path in _lock_path().glob("*.lock"):
+            pid = pids.get(str(path.stat().st_ino))
+            if pid is not None:
+                label = path.read_text(errors="replace").strip() or f"process {pid}"
+                held[path.stem] = label + _other_user(pid)
+    except (OSError, IndexError):
+        return {}
+    return held
+
+
+def waiting(attempts: Iterable[Attempt]) -> dict[Attempt, AttemptState]:
+    """For attempts that have not started, what they wait for; without those of which nothing is known."""
+    by_sweep: dict[Path, list[Attempt]] = defaultdict(list)
+    for attempt in attempts:
+        by_sweep[attempt.path.parent.parent].append(attempt)
+    states: dict[Attempt, AttemptState] = {}
+    for pending in by_sweep.values():
+        first = next(filter(_has_supervisor, pending), None)  # a queue has one attempt wait at a time
+        missing = _missing_locks(first or pending[0], or_alone=first is None)
+        for attempt in pending:
+            why = f"queued behind {first.cell_folder.id}" if first and attempt != first else missing
+            if why:
+                states[attempt] = AttemptState(None, why)
+    return states
 
 
 def _make_shared(folder: Path) -> None:
@@ -172,85 +148,46 @@ def _make_shared(folder: Path) -> None:
             raise
 
 
-def _take_all(folder: Path, held: ExitStack, own: QueueEntry) -> list[tuple[int, ...]] | None:
-    """Take what the entry needs, if it is free and not for those before it; None if it is not."""
-    with closing(_open(folder / f"{_QUEUE}.lock")) as lock, ExitStack() as looked_at:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        waiting = queued(remove_dead=True)
-        before = [one for one in waiting if (one.came, one.label) < (own.came, own.label)]
-        wanted = {
-            (kind, number) for one in (*before, own) for kind, numbers, _ in one.pools for number in numbers
-        }
-        files = {}
-        for kind, number in sorted(wanted):
-            file = looked_at.enter_context(closing(_open(folder / f"{kind}-{number}.lock")))
-            if not _is_locked(file):
-                files[kind, number] = file
-        free = set(files)
-        for one in before:
-            chosen = _choose(one.pools, free, whole=one.passable)
-            free -= chosen
-        chosen = _choose(own.pools, free, whole=True)
-        if len(chosen) < sum(needed for _, _, needed in own.pools):
-            return None
-        for resource in sorted(chosen):
-            file = os.fdopen(os.dup(files[resource].fileno()), "rb+")  # the lock goes with it
-            held.enter_context(file)
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _sign(file, own.label)
-    return [
-        tuple(sorted(number for of, number in chosen if of == kind and number in numbers))
-        for kind, numbers, _ in own.pools
-    ]
+def _queue_of(pools: Sequence[Pool]) -> str:
+    """Name of a queue's lock, after the first GPU of those that may be taken, else after the first CPU.
+
+    Who uses other GPUs of the host, or other CPUs, does not wait in that queue.
+    """
+    kind, numbers, _ = next((pool for pool in reversed(pools) if pool[2]), pools[0])
+    return f"{kind}-{min(numbers, default=0)}-queue"
 
 
-def _choose(pools: Sequence[Pool], free: Collection[tuple[str, int]], *, whole: bool) -> set[tuple[str, int]]:
-    """The free locks that would be taken, or kept; with `whole` all that are needed or none."""
-    chosen: set[tuple[str, int]] = set()
-    for kind, numbers, needed in pools:
-        found = [(kind, number) for number in sorted(numbers) if (kind, number) in free][:needed]
-        if whole and len(found) < needed:
-            return set()
-        chosen.update(found)
-    return chosen
+def _take_all(
+    folder: Path, pools: Sequence[Pool], label: str, held: ExitStack
+) -> list[tuple[int, ...]] | None:
+    """Take all that is needed into `held`, or nothing if too little is free."""
+    with ExitStack() as taken:
+        numbers_by_pool, locks = [], []
+        for kind, numbers, needed in pools:
+            free: list[int] = []
+            for number in sorted(numbers):
+                if len(free) == needed:
+                    break
+                lock = taken.enter_context(closing(_open(folder / f"{kind}-{number}.lock")))
+                if _take(lock):
+                    locks.append(lock)
+                    free.append(number)
+            if len(free) < needed:
+                return None
+            numbers_by_pool.append(tuple(free))
+        held.enter_context(taken.pop_all())
+    for lock in locks:
+        _sign(lock, label)
+    return numbers_by_pool
 
 
-@contextmanager
-def _queued(folder: Path, pools: Sequence[Pool], label: str) -> Iterator[QueueEntry]:
-    """An entry of the queue that is there during the `with` block."""
-    own = QueueEntry(time.monotonic_ns(), label or f"process {os.getpid()}", tuple(pools), "")
-    path = folder / f"{own.came}-{os.getpid()}.waiting"
-    content = {"came": own.came, "label": own.label, "pools": own.pools}
-    with closing(_open(folder / f"{_QUEUE}.lock")) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # else it could be seen before it is locked
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "rb+")
-        os.fchmod(file.fileno(), 0o644)
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with suppress(OSError):  # on a full disk nobody lets it go first
-            file.write(json.dumps(content).encode())
-            file.flush()
+def _take(lock: IO[bytes]) -> bool:
+    """Take a file's lock unless somebody holds it."""
     try:
-        yield own
-    finally:
-        path.unlink(missing_ok=True)
-        file.close()
-
-
-def _read_entry(file: IO[bytes]) -> QueueEntry:
-    content = json.loads(file.read())
-    pools = tuple((str(kind), tuple(numbers), int(needed)) for kind, numbers, needed in content["pools"])
-    owner = os.fstat(file.fileno()).st_uid
-    return QueueEntry(int(content["came"]), str(content["label"]), pools, user_name(owner))
-
-
-def _is_locked(file: IO[bytes]) -> bool:
-    """Whether somebody holds the file's lock; it is not held after this."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
-    fcntl.flock(file, fcntl.LOCK_UN)
-    return False
+        return False
+    return True
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -286,3 +223,34 @@ def _other_user(pid: str) -> str:
 def _lock_path() -> Path:
     named = os.environ.get(FOLDER_VARIABLE)
     return Path(named) if named else Path("/tmp/kronscale-locks")  # noqa: S108  shared by all users on purpose
+
+
+def _has_supervisor(attempt: Attempt) -> bool:
+    supervisor = supervisor_identity(attempt)
+    return supervisor is not None and supervisor.host == socket.gethostname() and supervisor.alive()
+
+
+def _missing_locks(attempt: Attempt, *, or_alone: bool) -> str:
+    """What it waits for, and who has it; with `or_alone` only where the site runs cells one at a time."""
+    launch = Launch.read(attempt)
+    if launch is None or (or_alone and not launch.site.one_at_a_time):
+        return ""
+    holder_by_lock, own = holders(), str(attempt.path.resolve())
+    parts = []
+    pools = pools_of(launch, attempt.cell_folder.cell().world_size)
+    for kind, numbers, needed in pools:
+        held = Counter(holder_by_lock.get(f"{kind}-{number}", own) for number in numbers)
+        if needed > held.pop(own, 0):
+            others = ", ".join(f"{_name(holder)} holds {count}" for holder, count in held.items())
+            parts.append(f"waits for {needed} of {len(numbers)} {kind.upper()}s; {others}")
+    first = holder_by_lock.get(_queue_of(pools), own)
+    if first != own:
+        parts.append(f"after {_name(first)}, which came first")
+    return "; ".join(parts)
+
+
+def _name(label: str) -> str:
+    """`sweep/cell` of an attempt's path, with its user if it is another; any other label as it is."""
+    text, of_user, user = label.partition(" of user ")
+    path = Path(text)
+    return f"{path.parts[-3]}/{path.parts[-2]}{of_user}{user}" if path.name.startswith("attempt-") else label

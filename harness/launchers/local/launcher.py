@@ -14,19 +14,19 @@ from pathlib import Path
 
 from harness.cell import Cell
 from harness.errors import SiteError, StoredFileError
-from harness.launchers.attempt_state import AttemptState
-from harness.launchers.cost_estimate import CostEstimate
+from harness.launchers import AttemptState
+from harness.launchers.cost import CostEstimate
 from harness.launchers.launch import (
     SHARED_RUNS,
     WORKER_COMMAND,
     Launch,
+    ProcessIdentity,
     rank_words,
     request_cancel,
     supervisor_identity,
 )
-from harness.launchers.local.mpiexec import NO_MPIEXEC, find_mpiexec
-from harness.launchers.local.waiting import waiting
-from harness.launchers.process_identity import ProcessIdentity
+from harness.launchers.local.host_locks import waiting
+from harness.launchers.ranks.local import NO_MPIEXEC, find_mpiexec
 from harness.launchers.site_profile import Site
 from harness.runs.store import Attempt, SweepFolder
 from harness.runs.stored_files import foreign, user_name
@@ -104,13 +104,15 @@ class LocalLauncher:
             launch.prepare(attempt)
         for attempt in planned:
             Launch.publish(attempt)
-        self.resume(folder, shared_runs=any(launch.site.shared_runs for launch in planned.values()))
+        self.finish_submission(
+            folder, shared_runs=any(launch.site.shared_runs for launch in planned.values())
+        )
 
     def interrupted(self, folder: SweepFolder) -> bool:
         """Never: a pending attempt is one whose `launch.json` was written."""
         return False
 
-    def resume(self, folder: SweepFolder, *, shared_runs: bool) -> None:
+    def finish_submission(self, folder: SweepFolder, *, shared_runs: bool) -> None:
         """Start the sweep's queue if none is alive; the caller holds the sweep's submit lock."""
         if self.starts_pending(folder):
             return
@@ -147,7 +149,7 @@ class LocalLauncher:
             except StoredFileError:  # the supervisor, if there is one, still reads the request
                 continue
             if supervisor is not None and not foreign(attempt.path / "supervisor.json", _sweep(attempt)):
-                supervisor.terminate()  # at once, and also while it waits for the lock of the queue
+                supervisor.terminate()
 
 
 def _sweep(attempt: Attempt) -> Path:

@@ -21,9 +21,8 @@ from typing import Any
 import submitit
 
 from harness.errors import ForeignError, StoredFileError
-from harness.launchers.launch import SHARED_RUNS, Launch, RanksStarted, supervisor_identity
+from harness.launchers.launch import SHARED_RUNS, Launch, ProcessIdentity, RanksStarted, supervisor_identity
 from harness.launchers.local.supervisor import supervise_attempt
-from harness.launchers.process_identity import ProcessIdentity
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.locks import exclusive, take
 from harness.runs.store import Attempt, SweepFolder
@@ -93,11 +92,7 @@ def _submit(attempt: Attempt, *, shared_runs: bool) -> Any:
     attempt.make_folder("submitit")
     executor = submitit.LocalExecutor(folder=attempt.path / "submitit")
     executor.update_parameters(timeout_min=_YEAR_MINUTES, tasks_per_node=1, gpus_per_node=0)
-    job = executor.submit(supervise_attempt, str(attempt.path), shared_runs=shared_runs)
-    launch = Launch.read(attempt)
-    if launch is not None:
-        launch.model_copy(update={"job_id": job.job_id}).write(attempt)
-    return job
+    return executor.submit(supervise_attempt, str(attempt.path), shared_runs=shared_runs)
 
 
 def _wait_until_started(attempt: Attempt, jobs: list[Any]) -> None:

@@ -10,17 +10,17 @@ from pathlib import Path
 from types import FrameType
 
 from harness.errors import StoreError
-from harness.launchers.budget import StartBudget
-from harness.launchers.continuing import continued, not_started
-from harness.launchers.launch import Launch, RanksStarted, cancel_requested
+from harness.launchers.cost import StartBudget
+from harness.launchers.launch import Launch, ProcessIdentity, RanksStarted, cancel_requested
 from harness.launchers.local.host_locks import locked, pools_of
 from harness.launchers.local.launcher import LocalLauncher
-from harness.launchers.local.ranks import Ranks
-from harness.launchers.oom import oom_kills
-from harness.launchers.outcome import cancelled_before_start, outcome_of_ranks, outcome_without_ranks
-from harness.launchers.process_identity import ProcessIdentity
-from harness.launchers.rank_exits import RanksEnd
-from harness.launchers.stopping import Stop, stop_request
+from harness.launchers.ranks.local import local_ranks
+from harness.launchers.ranks.outcome import (
+    cancelled_before_start,
+    outcome_without_ranks,
+)
+from harness.launchers.ranks.watching import Interruption
+from harness.launchers.resuming import continued, not_started
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.checkpoint_store import kept_step
 from harness.runs.locks import exclusive, take
@@ -54,10 +54,6 @@ def supervise_attempt(path: str, *, shared_runs: bool = False) -> str | None:
         return None if attempt.outcome() is not None else _Supervisor(attempt, launch, shared_runs).run()
 
 
-class _Interrupted(BaseException):
-    """A signal arrived while the supervisor waited for locks."""
-
-
 class _Supervisor:
     def __init__(self, attempt: Attempt, launch: Launch, shared_runs: bool) -> None:
         self.attempt = attempt
@@ -66,7 +62,6 @@ class _Supervisor:
         self.cell = attempt.cell_folder.cell()
         self.world_size = self.cell.world_size
         self._signals: set[int] = set()
-        self._waiting = False
         self._budget = self._new_budget()
 
     def _new_budget(self) -> StartBudget:
@@ -80,18 +75,10 @@ class _Supervisor:
         )
 
     def run(self) -> str | None:
-        self._waiting = True
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._on_signal)
-        try:
-            self.attempt.write("supervisor.json", ProcessIdentity.mine().to_dict())
-            outcome = self._run_with_locks()
-        except _Interrupted:
-            outcome = cancelled_before_start(self.attempt)
-            if self._signals == {signal.SIGUSR1}:
-                cause = "preempted before it started"
-                step = kept_step(self.attempt)
-                outcome = outcome_without_ranks("PREEMPTED", cause, checkpoint_step=step)
+        self.attempt.write("supervisor.json", ProcessIdentity.mine().to_dict())
+        outcome = self._run_with_locks()
         if outcome is None:
             return None
         outcome, following = continued(self.attempt, self.launch, outcome, self._budget)
@@ -114,38 +101,28 @@ class _Supervisor:
         folder = SweepFolder(following.path.parent.parent)
         try:
             with exclusive(folder.path / "submit.lock"):
-                LocalLauncher().resume(folder, shared_runs=self.shared_runs)
+                LocalLauncher().finish_submission(folder, shared_runs=self.shared_runs)
         except (OSError, StoreError) as error:
             following.write_outcome(not_started(following, f"its queue could not be started: {error}"))
 
     def _run_with_locks(self) -> Outcome | None:
         pools = pools_of(self.launch, self.world_size)
         with locked(pools, give_up=self._cancelled, label=str(self.attempt.path.resolve())) as held:
-            self._waiting = False
             if self.attempt.outcome() is not None:  # cancelled by another process while this one waited
                 return None
             if held is None or self._cancelled():
-                return cancelled_before_start(self.attempt)
+                return self._ended_before_start()
             self._budget = self._new_budget()  # whose time begins now
             started = RanksStarted(time.time(), held[0], held[1])
             started.write(self.attempt)
-            return self._run_ranks(started)
+            ranks = local_ranks(self.attempt, self.launch, self.world_size, started)
+            return ranks.run(started.started_at, self._interruption)
 
-    def _run_ranks(self, started: RanksStarted) -> Outcome:
-        self._limit_ends = time.monotonic() + self.launch.site.limit_minutes(self.world_size) * 60
-        kills_before = oom_kills()
-        try:
-            with Ranks(self.attempt) as ranks:
-                ranks.start(self.launch, started, self.world_size)
-                ending = ranks.watch(self._stop, self.launch.site.grace_seconds)
-        except OSError as error:
-            return outcome_without_ranks("FAILED", f"the ranks could not be run: {error}", started.started_at)
-        return self._outcome(ending, started, kills_before)
-
-    def _outcome(self, ending: RanksEnd, started: RanksStarted, kills_before: int | None) -> Outcome:
-        kills = oom_kills()
-        oom_killed = kills is not None and kills_before is not None and kills > kills_before
-        return outcome_of_ranks(self.attempt, ending, started.started_at, time.time(), oom_killed)
+    def _ended_before_start(self) -> Outcome:
+        if self._signals == {signal.SIGUSR1} and cancel_requested(self.attempt) is None:
+            cause, step = "preempted before it started", kept_step(self.attempt)
+            return outcome_without_ranks("PREEMPTED", cause, checkpoint_step=step)
+        return cancelled_before_start(self.attempt)
 
     def _write(self, outcome: Outcome) -> bool:
         """Write the outcome; returns whether this call did, as `Attempt.write_outcome`."""
@@ -161,19 +138,9 @@ class _Supervisor:
     def _cancelled(self) -> bool:
         return bool(self._signals) or cancel_requested(self.attempt) is not None
 
-    def _stop(self) -> Stop | None:
-        """Whether the ranks have to end.
-
-        SIGTERM ends them at once, unless the `cancel` file asks for a checkpoint first.
-        """
-        if self._signals - {signal.SIGUSR1} and cancel_requested(self.attempt) is None:
-            return Stop("cancel", save=False)
-        left = self._limit_ends - time.monotonic()
-        save_seconds = self.launch.site.save_seconds(self.world_size)
-        return stop_request(self.attempt, save_seconds, left, preempted=bool(self._signals))
+    def _interruption(self) -> Interruption | None:
+        """SIGUSR1 preempts the ranks, any other signal cancels them."""
+        return ("cancel" if self._signals - {signal.SIGUSR1} else "preempt") if self._signals else None
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals.add(number)
-        if self._waiting:  # a wait for the queue lock cannot poll; once ranks run, `_stop` is polled
-            self._waiting = False
-            raise _Interrupted

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Self, TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from harness.cell import Cell
 from harness.errors import SiteError
-from harness.launchers.cost_estimate import CostEstimate
+from harness.launchers.cost import CostEstimate
 from harness.launchers.site_profile import Site
 from harness.launchers.slurm_profile import START_MINUTES, SlurmProfile
+from harness.runs.stored_files import STRICT, Positive
 
 Item = TypeVar("Item")
 Job = Sequence[Sequence[Item]]
@@ -34,24 +35,16 @@ class JobLayout:
         length: most cells in a slot.
     """
 
-    world_size: int
-    nodes: int
-    slots: int
-    length: int
+    __pydantic_config__ = STRICT
+    world_size: Positive
+    nodes: Positive
+    slots: Positive
+    length: Positive
 
     @property
     def ranks_per_node(self) -> int:
         """Ranks of one cell on a node."""
         return self.world_size // self.nodes
-
-    def to_dict(self) -> dict[str, int]:
-        """For a JSON file."""
-        return asdict(self)
-
-    @classmethod
-    def read(cls, raw: Mapping[Any, int]) -> Self:
-        """From the result of `to_dict`."""
-        return cls(raw["world_size"], raw["nodes"], raw["slots"], raw["length"])
 
     def minutes(self, site: Site) -> int:
         """Time limit of a job, in which each of its cells can use all of its own limit."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import shutil
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
 
 from harness.cell import Cell
 from harness.errors import SchedulerError, SiteError
-from harness.launchers.attempt_state import AttemptState
-from harness.launchers.cost_estimate import CostEstimate
+from harness.launchers import AttemptState
+from harness.launchers.cost import CostEstimate
 from harness.launchers.launch import (
     WORKER_COMMAND,
     Launch,
@@ -21,7 +22,6 @@ from harness.launchers.launch import (
     request_cancel,
 )
 from harness.launchers.site_profile import Site
-from harness.launchers.slurm.bad_nodes import exclude_bad_nodes
 from harness.launchers.slurm.job_layout import lay_out, nodes_of, slurm
 from harness.launchers.slurm.sbatch import batch_text, submit_manifest, write_script
 from harness.launchers.slurm.scheduler import (
@@ -37,6 +37,10 @@ from harness.launchers.slurm.submission_manifest import SubmissionManifest, unco
 from harness.runs.commands import command
 from harness.runs.store import Attempt, SweepFolder
 from harness.runs.stored_files import refuse_foreign, user_name
+
+_FAILURES = (
+    2  # one is chance; a node that failed twice under a sweep would fail every retry, so it is excluded
+)
 
 
 class SlurmLauncher:
@@ -77,7 +81,7 @@ class SlurmLauncher:
     def estimate_cost(self, cells: Sequence[Cell], site: Site) -> CostEstimate:
         """Upper bound of the cost of one start of each job."""
         jobs = lay_out(((cell, cell) for cell in cells), site)
-        costs = (layout.estimate_cost(site) * len(found) for layout, found in jobs.items())
+        costs = (layout.estimate_cost(site) for layout, found in jobs.items() for _ in found)
         return reduce(add, costs, CostEstimate())
 
     def preview(self, folder: SweepFolder, cells: Sequence[Cell], site: Site) -> str:
@@ -92,9 +96,9 @@ class SlurmLauncher:
 
         Raises:
             SiteError: sbatch refused; the refused attempts are as if never launched.
-            SchedulerError: Slurm did not answer; attempts that were not submitted wait for `resume`.
+            SchedulerError: Slurm did not answer; what was not submitted waits for `finish_submission`.
         """
-        planned = exclude_bad_nodes(dict(launches))
+        planned = _excluding_bad_nodes(dict(launches))
         site = next(iter(planned.values())).site
         items = [(attempt, attempt.cell_folder.cell()) for attempt in planned]
         manifests = list(_manifests(folder, items, planned, site))
@@ -117,7 +121,7 @@ class SlurmLauncher:
         """Whether there are manifests of which it is not known whether they were submitted."""
         return bool(unconfirmed(folder))
 
-    def resume(self, folder: SweepFolder, *, shared_runs: bool) -> None:
+    def finish_submission(self, folder: SweepFolder, *, shared_runs: bool) -> None:
         """Finish interrupted submissions: find their jobs, or submit them now.
 
         Raises:
@@ -141,7 +145,7 @@ class SlurmLauncher:
         _submit(unsubmitted)
 
     def starts_pending(self, folder: SweepFolder) -> bool:
-        """Whether pending attempts will start without `resume`."""
+        """Whether pending attempts will start without `finish_submission`."""
         return not unconfirmed(folder)
 
     def attempt_states(self, attempts: Sequence[Attempt]) -> Mapping[Attempt, AttemptState]:
@@ -274,3 +278,22 @@ def _no_answer(error: NoAnswerError, folder: SweepFolder, launch: Launch) -> Sch
     return SchedulerError(
         f"Slurm did not answer ({error}); nothing is lost, to finish the submission: {again}"
     )
+
+
+def bad_nodes(attempts: Iterable[Attempt]) -> tuple[str, ...]:
+    """Nodes that failed at least `_FAILURES` times under earlier attempts at the same cells."""
+    outcomes = (earlier.outcome() for one in attempts for earlier in one.cell_folder.attempts())
+    failures = Counter(node for outcome in outcomes if outcome for node in outcome.failed_nodes)
+    return tuple(sorted(node for node, count in failures.items() if count >= _FAILURES))
+
+
+def _excluding_bad_nodes(launches: Mapping[Attempt, Launch]) -> dict[Attempt, Launch]:
+    """The launches with the bad nodes added to the nodes that their site excludes."""
+    bad = bad_nodes(launches)
+    if not bad:
+        return dict(launches)
+    site = next(iter(launches.values())).site
+    profile = slurm(site)
+    excluded = tuple(sorted({*profile.exclude_nodes, *bad}))
+    changed = site.model_copy(update={"slurm": profile.model_copy(update={"exclude_nodes": excluded})})
+    return {one: launch.model_copy(update={"site": changed}) for one, launch in launches.items()}

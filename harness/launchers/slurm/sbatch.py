@@ -1,4 +1,4 @@
-"""Turns a manifest into a batch script, through submitit, and submits it.
+"""Turns a manifest into a batch script, by submitit, and submits it.
 
 Paths and values of a profile are quoted in the script; only the profile's `setup` lines are not.
 """
@@ -17,14 +17,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 from harness.errors import SiteError
 from harness.launchers.launch import SHARED_RUNS, job_python
-from harness.launchers.rank_environment import hidden_from_jobs, own_variables
+from harness.launchers.ranks.environment import hidden_from_jobs, own_variables
 from harness.launchers.slurm.job_layout import slurm
 from harness.launchers.slurm.scheduler import NO_ANSWER, NoAnswerError
 from harness.runs.stored_files import write_atomically
 
 if TYPE_CHECKING:
     from harness.launchers.site_profile import Site
-    from harness.launchers.slurm.executor import ManifestExecutor
     from harness.launchers.slurm.submission_manifest import SubmissionManifest
 
 _SCRIPT = "sbatch.sh"
@@ -35,7 +34,14 @@ _PATIENCE_SECONDS = 180.0  # sbatch itself retries for a quarter of an hour wher
 
 def batch_text(manifest: SubmissionManifest) -> str:
     """The batch script of a manifest's jobs."""
-    return _executor(manifest).text(_command(manifest))
+    from submitit.slurm.slurm import _make_sbatch_string  # noqa: PLC0415  # slow to import
+
+    # Submitit has no public way to get a script without calling sbatch, which `--dry-run` must not. What it
+    # prints is submitted, letter for letter.
+    text: str = _make_sbatch_string(_command(manifest), manifest.path, **_parameters(manifest))
+    if manifest.site.slurm and manifest.site.slurm.signal_seconds:
+        return text
+    return re.sub(r"#SBATCH --signal=.*\n", "", text)
 
 
 def write_script(manifest: SubmissionManifest) -> None:
@@ -54,8 +60,8 @@ def submit_manifest(manifest: SubmissionManifest) -> str:
         SiteError: sbatch refused; nothing was submitted.
         NoAnswerError: Slurm did not answer; the job may have been submitted or not.
     """
-    executor = _executor(manifest)
-    return executor.job_id(_call(executor.command(manifest.path / _SCRIPT), manifest.site).stdout)
+    answer = _call(["sbatch", "--parsable", str(manifest.path / _SCRIPT)], manifest.site).stdout
+    return answer.strip().partition(";")[0]  # behind it is the cluster, if there are several
 
 
 def rehearse(text: str, site: Site) -> str:
@@ -127,14 +133,6 @@ def _pass_on(errors: IO[str], read: list[str]) -> None:
             sys.stderr.flush()
 
 
-def _executor(manifest: SubmissionManifest) -> ManifestExecutor:
-    from harness.launchers.slurm.executor import ManifestExecutor  # noqa: PLC0415  # slow to import
-
-    executor = ManifestExecutor(manifest.path)
-    executor.parameters.update(_parameters(manifest))
-    return executor
-
-
 def _parameters(manifest: SubmissionManifest) -> dict[str, Any]:
     site, layout = manifest.site, manifest.layout
     profile = slurm(site)
@@ -149,7 +147,7 @@ def _parameters(manifest: SubmissionManifest) -> dict[str, Any]:
         "account": profile.account,
         "qos": profile.qos,
         "constraint": profile.constraint,
-        "wckey": profile.wckey,
+        "wckey": None,  # else submitit has one of its own
         "exclude": ",".join(profile.exclude_nodes) or None,
         "nodes": layout.nodes,
         "ntasks_per_node": ranks,

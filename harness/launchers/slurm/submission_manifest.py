@@ -14,9 +14,9 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field
 
@@ -91,8 +91,7 @@ class SubmissionManifest:
     @classmethod
     def _parse(cls, path: Path, text: bytes) -> Self:
         stored = file_as(_Stored, text, path / _FILE)
-        layout = JobLayout.read(stored.shape)
-        return cls(path, layout, stored.launch, stored.jobs, stored.continues, stored.orders)
+        return cls(path, stored.shape, stored.launch, stored.jobs, stored.continues, stored.orders)
 
     def write(self) -> None:
         """Write `manifest.json`; the attempts are pending once their `launch.json` is written too."""
@@ -100,7 +99,7 @@ class SubmissionManifest:
             make_inside(self.path.parent)
         make_inside(self.path)
         launch = self.launch.to_dict()
-        content = {"shape": self.layout.to_dict(), "launch": launch, "jobs": self.jobs}
+        content = {"shape": asdict(self.layout), "launch": launch, "jobs": self.jobs}
         of_attempts = {"continues": self.continues, "orders": self.orders}
         Attempt(self.path).write(_FILE, {**content, **of_attempts})
 
@@ -155,15 +154,11 @@ class _Stored:
     """The content of `manifest.json`."""
 
     __pydantic_config__ = STRICT
-    shape: dict[Literal["world_size", "nodes", "slots", "length"], Positive]
+    shape: JobLayout
     launch: Launch
     jobs: list[list[list[Annotated[str, Field(pattern=r"^[^/]+/attempt-[1-9][0-9]*$")]]]]
     continues: dict[str, Positive]
     orders: dict[str, Count] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if missing := {"world_size", "nodes", "slots", "length"} - self.shape.keys():
-            raise ValueError(f"shape.{min(missing)} is missing")
 
 
 def _name(attempt: Attempt) -> str:

@@ -19,7 +19,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # public, but
 
 from harness.errors import SiteError
 from harness.launchers.launch import Launch
-from harness.launchers.rank_environment import MPI_IDENTITY
+from harness.launchers.ranks.environment import MPI_IDENTITY
 from harness.launchers.site_profile import Site
 from harness.runs.store import Attempt
 from harness.training.world.rendezvous import (

@@ -1,4 +1,6 @@
-"""Promise: no CPU is locked twice, every wait ends, and the kernel frees the locks of killed processes."""
+"""Promise: no CPU is locked twice, every wait ends, the killed free theirs; `status` says who has what."""
+
+from __future__ import annotations
 
 import multiprocessing
 import os
@@ -11,8 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from harness.launchers.local import host_locks
-from harness.launchers.local.host_locks import holders, lock_folder, locked, queued
+from harness.cli import main
+from harness.launchers.launch import ProcessIdentity
+from harness.launchers.local.host_locks import holders, lock_folder, locked
+from harness.launchers.local.queue import pending
+from harness.launchers.slurm import scheduler_state
+from harness.launchers.slurm.scheduler import Job
+from harness.runs.store import sweep_folder
+from harness.study.status import read_statuses
+from harness.study.submit import cancel
 
 POOL = tuple(range(4))
 FORK = multiprocessing.get_context("fork")
@@ -63,9 +72,8 @@ def hold_until(ended, journal, name):
         hold(1, 0.01, journal, name)
 
 
-def test_a_supervisor_that_needs_many_locks_is_not_starved_by_others(tmp_path, wait_for, monkeypatch):
+def test_a_supervisor_that_needs_many_locks_is_not_starved_by_others(tmp_path, wait_for):
     """Others take locks again and again, until it has had its own: starved, it would never get them."""
-    monkeypatch.setattr(host_locks, "PASSABLE_SECONDS", 0.2)
     journal, ended = tmp_path / "journal", FORK.Event()
     names = {f"narrow-{number}" for number in range(4)}
     narrow = [FORK.Process(target=hold_until, args=(ended, journal, name)) for name in names]
@@ -91,7 +99,7 @@ def test_the_kernel_frees_the_locks_of_a_supervisor_killed_with_sigkill(tmp_path
         assert got == [POOL]
 
 
-def test_a_wait_for_locks_can_be_given_up_and_frees_the_queue_lock():
+def test_a_wait_for_locks_can_be_given_up_and_lets_others_wait():
     with locked([("cpu", POOL, 3)]):
         with locked([("cpu", POOL, 2)], give_up=lambda: True) as got:
             assert got is None
@@ -105,85 +113,32 @@ def waiting(pools, label, got, ended):
         ended.wait(60)
 
 
-class Line:
-    """Processes that hold locks or wait for them; this one must hold none, for a fork would keep them."""
+def test_what_is_free_is_kept_for_the_first_that_waits_until_that_is_killed(tmp_path, wait_for):
+    """Three of four are held, and one waits for all: nobody may take the fourth before it."""
+    got, ended = FORK.Queue(), FORK.Event()
 
-    def __init__(self):
-        self.processes, self.ended, self.got = {}, {}, FORK.Queue()
+    def start_waiting(label, needed):
+        process = FORK.Process(target=waiting, args=([("cpu", POOL, needed)], label, got, ended))
+        process.start()
+        return process
 
-    def start(self, label, needed, pool=POOL):
-        self.ended[label] = FORK.Event()
-        arguments = ([("cpu", pool, needed)], label, self.got, self.ended[label])
-        self.processes[label] = FORK.Process(target=waiting, args=arguments)
-        self.processes[label].start()
-
-    def next(self):
-        return self.got.get(timeout=60)
-
-    def end(self, label):
-        self.ended[label].set()
-        self.processes.pop(label).join(60)
-
-
-@pytest.fixture
-def line(wait_for):
-    found = Line()
-    found.waits = lambda *labels: wait_for(lambda: [one.label for one in queued()] == list(labels), 60)
-    yield found
-    for process in found.processes.values():
-        process.kill()
-        process.join()
-
-
-def test_the_first_to_come_is_the_first_to_be_served(line):
-    line.start("holder", 4)
-    assert line.next()[0] == "holder"
-    for count, name in enumerate("abc", 1):
-        line.start(name, 2)
-        line.waits(*"abc"[:count])
-    line.end("holder")
-    assert {line.next()[0] for _ in range(2)} == {"a", "b"}
-    line.waits("c")
-    line.end("b")
-    assert line.next()[0] == "c"
-
-
-def test_smaller_work_that_fits_is_not_blocked_by_larger_work_that_waits(line):
-    line.start("holder", 3)
-    assert line.next()[0] == "holder"
-    line.start("wide", 4)
-    line.waits("wide")
-    line.start("narrow", 1)
-    assert line.next() == ("narrow", [(3,)])
-    line.waits("wide")
-
-
-def test_who_has_waited_long_is_not_passed_any_more(line, monkeypatch):
-    monkeypatch.setattr(host_locks, "PASSABLE_SECONDS", 0.0)
-    line.start("holder", 3)
-    assert line.next()[0] == "holder"
-    for count, (name, needed) in enumerate((("wide", 4), ("narrow", 1)), 1):
-        line.start(name, needed)
-        line.waits(*("wide", "narrow")[:count])
-    line.start("elsewhere", 1, pool=(7,))  # nobody waits for these
-    assert line.next() == ("elsewhere", [(7,)])
-    line.waits("wide", "narrow")
-    line.end("holder")
-    assert line.next() == ("wide", [POOL])
-
-
-def test_a_killed_supervisor_leaves_the_line(line):
-    line.start("holder", 4)
-    assert line.next()[0] == "holder"
-    line.start("killed", 4)
-    line.waits("killed")
-    line.processes["killed"].kill()
-    line.processes["killed"].join()
-    assert queued() == []
-    line.end("holder")
-    with locked([("cpu", POOL, 4)]) as found:
-        assert found == [POOL]
-    assert list(lock_folder().glob("*.waiting")) == []
+    processes = [start_waiting("holder", 3)]
+    try:
+        assert got.get(timeout=60)[0] == "holder"
+        processes.append(start_waiting("wide", 4))
+        wait_for(lambda: holders().get("cpu-0-queue") == "wide")
+        processes.append(start_waiting("narrow", 1))
+        with pytest.raises(queue.Empty):
+            got.get(timeout=0.5)
+        with locked([("cpu", (5, 6), 1)]) as elsewhere:  # nobody waits for these
+            assert elsewhere == [(5,)]
+        processes[1].kill()
+        assert got.get(timeout=60) == ("narrow", [(3,)])
+        assert "cpu-0-queue" not in holders()
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
 
 
 @pytest.mark.parametrize("used", [True, False])
@@ -228,8 +183,7 @@ def test_users_of_a_host_share_its_locks_and_see_who_has_them(monkeypatch, wait_
         assert got.get(timeout=60) == (label, [(0, 1, 2)])
         assert holders() == dict.fromkeys(("cpu-0", "cpu-1", "cpu-2"), f"{label} of user 65001")
         second.start()
-        wait_for(queued)
-        assert [(one.label, one.user) for one in queued()] == [("second", "65002")]
+        wait_for(lambda: holders().get("cpu-0-queue") == "second of user 65002")
         with pytest.raises(queue.Empty):
             got.get_nowait()
         first.kill()
@@ -245,3 +199,93 @@ def test_users_of_a_host_share_its_locks_and_see_who_has_them(monkeypatch, wait_
                 user.kill()
                 user.join()
         shutil.rmtree(folder)
+
+
+TWO_CPUS = [("cpu", (0, 1, 2, 3), 2)]
+
+
+def test_a_lock_names_its_holder_while_it_is_held(tmp_path):
+    assert holders() == {}
+    with locked(TWO_CPUS, label="/runs/demo/sgd-p2-s0-0123456789/attempt-1"):
+        assert holders() == dict.fromkeys(("cpu-0", "cpu-1"), "/runs/demo/sgd-p2-s0-0123456789/attempt-1")
+        with locked([("cpu", (2,), 1)]):
+            assert holders()["cpu-2"].startswith("process ")
+    assert holders() == {}
+
+
+def test_the_first_waits_for_locks_and_the_others_for_the_first(make_cell, make_attempt, tmp_path):
+    cells = [make_cell(2, seed=seed) for seed in range(3)]
+    attempts = [make_attempt(cell, oversubscribe=False) for cell in cells]
+    for attempt in attempts:
+        launch = attempt.read("launch.json")
+        attempt.write("launch.json", launch | {"cpus": [0, 1, 2, 3], "cpus_per_rank": 2})
+    attempts[0].write("supervisor.json", ProcessIdentity.mine().to_dict())
+    folder = sweep_folder("study", tmp_path)
+    with locked(TWO_CPUS, label="/runs/other/k-p2-s0-0123456789/attempt-3"):
+        causes = [one.cause for one in read_statuses(folder, cells)]
+    assert causes[0] == "waits for 4 of 4 CPUs; other/k-p2-s0-0123456789 holds 2"
+    assert causes[1:] == [f"queued behind {cells[0].id}"] * 2
+    assert {one.state for one in read_statuses(folder, cells)} == {"PENDING"}
+
+
+def test_where_cells_run_one_at_a_time_none_has_a_supervisor_while_another_runs(
+    make_cell, make_attempt, tmp_path
+):
+    cells = [make_cell(2, seed=seed) for seed in range(2)]
+    for attempt in map(make_attempt, cells):
+        launch = attempt.read("launch.json")
+        site = launch["site"] | {"one_at_a_time": True}
+        attempt.write("launch.json", launch | {"cpus": [0, 1, 2, 3], "site": site})
+    with locked(TWO_CPUS, label="/runs/study/k-p2-s7-0123456789/attempt-1"):
+        causes = [one.cause for one in read_statuses(sweep_folder("study", tmp_path), cells)]
+    assert causes == ["waits for 4 of 4 CPUs; study/k-p2-s7-0123456789 holds 2"] * 2
+
+
+def test_what_a_cell_has_already_counts(make_cell, make_attempt, tmp_path):
+    cell = make_cell(2)
+    attempt = make_attempt(cell)
+    attempt.write("launch.json", attempt.read("launch.json") | {"cpus": [0, 1, 5, 7], "cpus_per_rank": 2,
+                                                                "oversubscribed": False})  # fmt: skip
+    attempt.write("supervisor.json", ProcessIdentity.mine().to_dict())
+    folder = sweep_folder("study", tmp_path)
+    with (
+        locked([("cpu", (0, 1), 2)], label=str(attempt.path.resolve())),
+        locked([("cpu", (5,), 1)], label="/runs/demo/a-p1-s0-0123456789/attempt-1"),
+        locked([("cpu", (7,), 1)], label="/runs/demo/b-p1-s0-0123456789/attempt-1"),
+    ):
+        (one,) = read_statuses(folder, [cell])
+    assert one.cause == (
+        "waits for 4 of 4 CPUs; demo/a-p1-s0-0123456789 holds 1, demo/b-p1-s0-0123456789 holds 1"
+    )
+    assert read_statuses(folder, [cell])[0].cause == ""  # all are free: it starts at any moment
+
+
+def test_a_cell_whose_supervisor_is_not_known_holds_up_no_other_and_can_be_cancelled(
+    make_cell, make_attempt, tmp_path, capsys
+):
+    cells = [make_cell(seed=seed) for seed in range(2)]
+    damaged, whole = (make_attempt(cell) for cell in cells)
+    path, folder = damaged.path / "supervisor.json", sweep_folder("study", tmp_path)
+    path.write_text("")
+    assert list(pending(folder)) == [whole]
+    assert capsys.readouterr().err.startswith(f"kronscale: passed over: {path}: holds nothing")
+    first, second = read_statuses(folder, cells)
+    assert (first.state, second.state, second.cause) == ("PENDING", "PENDING", "")
+    assert first.cause.startswith(f"no queue starts it: {path}: holds nothing")
+    assert first.cause.endswith("; cancel it, then retry it")
+    assert cancel(cells, tmp_path) == cells
+    assert [one.state for one in read_statuses(folder, cells)] == ["CANCELLED"] * 2
+
+
+def test_a_pending_job_has_the_schedulers_reason(make_cell, make_attempt, tmp_path, monkeypatch, capsys):
+    cell = make_cell()
+    attempt = make_attempt(cell)
+    launch = attempt.read("launch.json") | {"launcher": "slurm", "manifest": "m1", "manifest_job": 4}
+    attempt.write("launch.json", launch)
+    manifest = tmp_path / "study" / "jobs" / "m1"
+    manifest.mkdir(parents=True)
+    (manifest / "submitted.json").write_text('{"job_id": "77"}')
+    job = Job("77_4", "PENDING", "PENDING", "", "QOSMaxGRESPerUser", 0)
+    monkeypatch.setattr(scheduler_state, "jobs_of", lambda users: {"77_4": job})
+    assert main(["status", "study", "--runs", str(tmp_path)]) == 0
+    assert "job 77_4 waits: QOSMaxGRESPerUser" in " ".join(capsys.readouterr().out.split())

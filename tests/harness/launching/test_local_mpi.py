@@ -15,9 +15,7 @@ import pytest
 from harness.cell import Cell
 from harness.errors import SiteError
 from harness.launchers import LAUNCHERS
-from harness.launchers.launch import Launch
-from harness.launchers.local import mpiexec
-from harness.launchers.site_profile import read_site
+from harness.launchers.ranks import local as local_ranks
 from harness.runs.store import Attempt, sweep_folder
 from harness.study.submit import submit
 from harness.training.rank_process import keep_freed_memory
@@ -115,15 +113,16 @@ def test_without_mpiexec_a_cell_is_refused_before_anything_is_written(
 
 
 def test_an_mpiexec_that_does_not_know_hydras_options_is_the_cause(
-    make_cell, make_attempt, tmp_path, monkeypatch
+    make_cell, make_attempt, start_supervisor, tmp_path, monkeypatch
 ):
     other = tmp_path / "mpiexec"
     other.write_text("#!/bin/sh\necho unknown option $1 >&2; exit 213\n")
     other.chmod(0o755)
-    monkeypatch.setattr(mpiexec, "find_mpiexec", lambda: other)
+    monkeypatch.setattr(local_ranks, "find_mpiexec", lambda: other)
     attempt = make_attempt(make_cell(2), backend="mpi")
-    with pytest.raises(OSError, match="did not start 2 ranks: unknown option -launcher"):
-        mpiexec.start_world([], attempt, Launch.read(attempt), [[0], [1]], dict(os.environ))
+    cause = start_supervisor(attempt).outcome().cause
+    assert cause.startswith("the ranks could not be run: ")
+    assert cause.endswith("did not start 2 ranks: unknown option -launcher")
 
 
 FINDS_MPI = """
@@ -188,19 +187,3 @@ def test_asking_for_mpi_without_an_mpi_launch_fails_with_what_to_do(real_attempt
     assert done.returncode == 1
     assert "backend=mpi, but MPI reports rank 0 of 1, the launcher reports rank 0 of 2" in done.stderr
     assert "or use backend: gloo" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("lines", "sentence"),
-    [
-        ("backend: nccl", "backend=nccl moves GPU memory; set gpus_per_rank: 1"),
-        ("backend: gloo\ngpus_per_rank: 1", "backend=gloo moves CPU memory; set gpus_per_rank: 0"),
-        ("backend: ncll", "backend='ncll' is not one of auto, nccl, gloo, mpi; did you mean nccl?"),
-    ],
-)
-def test_a_backend_that_cannot_reach_the_device_is_refused_when_the_site_is_read(tmp_path, lines, sentence):
-    path = tmp_path / "here.yaml"
-    path.write_text(f"launcher: local\n{lines}\n")
-    with pytest.raises(SiteError) as refused:
-        read_site(str(path))
-    assert sentence in str(refused.value)

@@ -8,51 +8,23 @@ from pathlib import Path
 import pytest
 
 from harness.launchers.launch import request_cancel
-from harness.launchers.local.ranks import GRACE_SECONDS, TERM_SECONDS
+from harness.launchers.ranks.local import GRACE_SECONDS
+from harness.launchers.ranks.watching import TERM_SECONDS
 from harness.launchers.site_profile import Site
-from tests.harness.launching.conftest import evaluation_line
 
 
-@pytest.fixture(params=["gloo", "mpi"])
+@pytest.fixture
 def site(request):
-    """Ranks that are children of the supervisor, and ranks that `mpiexec` starts."""
-    return Site(name="test", oversubscribe=True, backend=request.param)
+    return Site(name="test", oversubscribe=True, backend=getattr(request, "param", "gloo"))
 
 
-whatever_starts_the_ranks = pytest.mark.parametrize("site", ["gloo"], indirect=True)
-"""Of tests of what ranks wrote: how ranks end is passed on by both launches, which other tests try."""
+however_ranks_start = pytest.mark.parametrize("site", ["gloo", "mpi"], indirect=True)
+"""As children of the supervisor, or of `mpiexec`; most promises are tried on the first alone."""
 
 
 def in_training(attempt, ranks=1):
     heartbeats = [attempt.last_heartbeat(rank) for rank in range(ranks)]
     return all(last is not None and last.step >= 1 for last in heartbeats)
-
-
-def test_ranks_that_all_exit_with_0_and_a_result_complete_the_attempt(
-    make_cell, make_attempt, start_supervisor
-):
-    outcome = start_supervisor(make_attempt(make_cell(2))).outcome()
-    assert (outcome.state, outcome.cause, outcome.reached_target) == ("COMPLETED", "", True)
-    assert {rank.rank: rank.exit_code for rank in outcome.ranks} == {0: 0, 1: 0}
-
-
-@whatever_starts_the_ranks
-def test_a_missed_target_is_a_completed_attempt_with_the_best_value_as_cause(
-    make_cell, make_attempt, start_supervisor
-):
-    attempt = make_attempt(make_cell(reached=False))
-    lines = [evaluation_line(2 * epoch, epoch, value) for epoch, value in ((29, 0.96), (30, 0.95))]
-    attempt.records(0).write_text("".join(lines))
-    outcome = start_supervisor(attempt).outcome()
-    assert outcome.state == "COMPLETED"
-    assert outcome.cause == "target accuracy >= 0.97 not reached: best 0.96 after 30 epochs"
-
-
-@whatever_starts_the_ranks
-def test_an_attempt_without_a_result_is_not_completed(make_cell, make_attempt, start_supervisor):
-    outcome = start_supervisor(make_attempt(make_cell(result=False))).outcome()
-    assert outcome.state == "FAILED"
-    assert "result.json" in outcome.cause
 
 
 @pytest.mark.parametrize(
@@ -90,6 +62,7 @@ def test_a_rank_that_lost_its_peer_is_not_the_cause_even_if_it_dies_first(
     assert outcome.ranks[1].error.startswith("RuntimeError: [gloo]")
 
 
+@however_ranks_start
 @pytest.mark.parametrize(("last", "first"), [("exit", "term"), ("term", "exit")])
 def test_a_rank_that_was_signalled_is_not_the_cause_if_another_exited_by_itself(
     make_cell, make_attempt, start_supervisor, last, first
@@ -102,6 +75,7 @@ def test_a_rank_that_was_signalled_is_not_the_cause_if_another_exited_by_itself(
     assert (outcome.ranks[1].rank, outcome.ranks[1].signal) == (ended, "SIGTERM")
 
 
+@however_ranks_start
 def test_a_killed_rank_that_is_slow_to_disappear_is_the_cause(make_cell, make_attempt, start_supervisor):
     """Its peer noticed and ended before; only SIGTERM was sent to the killed one, so SIGKILL is not ours."""
     cell = make_cell(2, act="late_kill", at_rank=0, also_rank=1, also_act="lost_peer", steps=3000)
@@ -126,6 +100,7 @@ def _words(pid):
     return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
+@however_ranks_start
 def test_grandchildren_do_not_outlive_the_attempt(
     make_cell, make_attempt, start_supervisor, wait_for, is_gone
 ):
@@ -136,6 +111,7 @@ def test_grandchildren_do_not_outlive_the_attempt(
     wait_for(lambda: all(map(is_gone, grandchildren)))  # by a signal, which takes a while on a busy machine
 
 
+@however_ranks_start
 def test_ranks_do_not_outlive_a_supervisor_killed_with_sigkill(
     make_cell, make_attempt, start_supervisor, wait_for, is_gone
 ):

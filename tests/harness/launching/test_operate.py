@@ -1,4 +1,4 @@
-"""Promise: commands print in one line what they did, exit with 0, 1 or 2, and never import torch."""
+"""Promise: commands print in one line what they did, exit with 0, 1 or 2."""
 
 import contextlib
 import io
@@ -12,26 +12,13 @@ import pytest
 
 from harness.cli import main, status_view
 from harness.cli.status_view import print_log
-from harness.launchers import LAUNCHERS
-from harness.launchers.attempt_state import AttemptState
-from harness.launchers.outcome import outcome_without_ranks
+from harness.launchers import LAUNCHERS, AttemptState
+from harness.launchers.ranks.outcome import outcome_without_ranks
 from harness.launchers.site_profile import Site
-from harness.runs.store import sweep_folder
 from harness.study.submit import submit
 from tests.harness.launching.conftest import FAKE_RANK, digits_cell
 
 pytestmark = pytest.mark.ranks
-
-SWEEP = """
-sweep: study
-workload: digits
-target: {{metric: accuracy, at_least: 0.97}}
-training: {{global_batch_size: 840, epochs: 30}}
-optimizer: {{lr: 0.1}}
-methods: [{{name: sgd}}]
-grid: {{world_size: [1]}}
-repeats: {repeats}
-"""
 
 
 def call(root, *arguments):
@@ -146,31 +133,6 @@ def test_cancel_and_retry_without_a_matching_cell_report_it(ended):
     code, printed = cli("cancel", "studie")
     assert code == 2
     assert "study" in printed
-
-
-def test_submitting_a_finished_sweep_again_is_quick_and_loads_no_torch(tmp_path):
-    file = tmp_path / "study.yaml"
-    file.write_text(SWEEP.format(repeats=50))
-    from harness.runs.attempt_outcome import Outcome
-    from harness.study.sweep import read_sweep
-
-    folder = sweep_folder("study", tmp_path / "runs")
-    for cell in read_sweep(file).cells:
-        attempt = folder.stage(cell).new_attempt()
-        attempt.write_outcome(Outcome("COMPLETED", "", True, "target", 1.0, 2.0))
-    program = (
-        "import sys; from harness.cli import main; code = main(sys.argv[1:]);"
-        "assert not {'torch', 'submitit', 'pandas'} & set(sys.modules); sys.exit(code)"
-    )
-    arguments = ["submit", "-f", str(file), "--runs", str(tmp_path / "runs")]
-    before = os.times()
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
-    )
-    after = os.times()
-    assert (done.returncode, done.stdout) == (0, "nothing to do: 50 cells completed already\n"), done.stderr
-    assert after.children_user - before.children_user < 5  # CPU seconds: the machine may be busy
-    assert not (folder.path / "queue.log").exists()
 
 
 def test_ctrl_c_stops_the_watching_and_not_the_runs(make_cell, site, tmp_path, command, wait_for, cli):

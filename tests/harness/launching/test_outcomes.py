@@ -8,9 +8,8 @@ import signal
 import pytest
 
 from harness.launchers.launch import request_cancel
-from harness.launchers.outcome import outcome_of_ranks
-from harness.launchers.rank_exits import RankDeath, RanksEnd
-from harness.launchers.stopping import Stop, stop_request
+from harness.launchers.ranks.outcome import RankDeath, RanksEnd, outcome_of_ranks, slurm_killed
+from harness.launchers.ranks.watching import Stop, stop_request
 from harness.runs.checkpoint_store import FORMAT_VERSION, CheckpointStore, Manifest
 from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import CheckpointRecord, FailureRecord, to_line
@@ -189,3 +188,18 @@ def test_a_short_run_is_not_asked_to_save_before_half_of_its_time(make_attempt, 
     attempt = make_attempt(make_cell())
     assert stop_request(attempt, short.save_seconds(1), 16.0, preempted=False) is None
     assert stop_request(attempt, short.save_seconds(1), 14.0, preempted=False) == Stop("timeout", save=True)
+
+
+@pytest.mark.parametrize(
+    ("output", "killed"),
+    [  # messages of slurmstepd and srun 20.11 to 23.11
+        (
+            "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0. Some of your processes may have",
+            True,
+        ),
+        ("srun: error: n1: task 0: Out Of Memory", True),
+        ("srun: error: bloom01: task 3: Killed", False),
+    ],
+)
+def test_a_kill_is_for_memory_if_slurm_reports_it_and_not_because_of_a_nodes_name(output, killed):
+    assert slurm_killed(output) == killed

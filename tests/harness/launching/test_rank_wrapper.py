@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from harness.launchers import rank_wrapper
+from harness.launchers.ranks import wrapper
 
 
 @pytest.mark.parametrize(("folder_mode", "file_mode"), [(0o2750, 0o640), (0o700, 0o600)])
@@ -29,7 +29,7 @@ def test_the_group_may_read_the_files_if_it_may_enter_the_folder(tmp_path, folde
     }
     command = [sys.executable, "-c", "print('here')"]
     done = subprocess.run(
-        [sys.executable, "-I", "-S", rank_wrapper.__file__, str(attempt), "1", "-", *command],
+        [sys.executable, "-I", "-S", wrapper.__file__, str(attempt), "1", "-", *command],
         env=os.environ | variables, umask=0o027, check=False,
     )  # fmt: skip
     assert done.returncode == 0
@@ -44,17 +44,17 @@ def test_signals_until_it_is_gone_change_neither_line_nor_exit_code(tmp_path, nu
     """Hydra sends SIGUSR1 when a peer has ended, and SIGKILL to all others once that has killed a wrapper."""
     (tmp_path / "logs").mkdir()
     cpu = str(min(os.sched_getaffinity(0)))
-    wrapper = subprocess.Popen(
-        [sys.executable, "-I", "-S", rank_wrapper.__file__, str(tmp_path), "1", cpu, "/bin/sleep", "0.2"],
+    parent = subprocess.Popen(
+        [sys.executable, "-I", "-S", wrapper.__file__, str(tmp_path), "1", cpu, "/bin/sleep", "0.2"],
         env=os.environ | {"PMI_RANK": "0", "PMI_SIZE": "1"},
     )  # fmt: skip
     end = tmp_path / "rank-00000.end"
     while not end.exists() or not end.read_text().endswith("\n"):
-        assert wrapper.poll() is None or end.exists()
-    while wrapper.poll() is None:
-        wrapper.send_signal(number)
+        assert parent.poll() is None or end.exists()
+    while parent.poll() is None:
+        parent.send_signal(number)
         time.sleep(0.0002)  # without a pause it would do nothing but handle signals
-    assert wrapper.returncode == 1  # of `sleep`, which knows no --rank
+    assert parent.returncode == 1  # of `sleep`, which knows no --rank
     assert [json.loads(line).get("exit_code") for line in end.read_text().splitlines()] == [None, 1]
 
 
@@ -62,5 +62,5 @@ def test_a_rank_that_ended_before_it_was_watched_is_no_error_and_no_orphan():
     rank = subprocess.Popen(["/bin/true"])
     rank.wait()
     gone = threading.Event()
-    rank_wrapper._end_with_parent(os.getpid(), rank.pid, gone)
+    wrapper._end_with_parent(os.getpid(), rank.pid, gone)
     assert not gone.is_set()

@@ -1,7 +1,6 @@
 """Promise: a sweep goes where it was last submitted, never silently elsewhere; nobody pays much unasked."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,13 @@ from harness.cli import main
 from harness.errors import SiteError
 from harness.launchers import LAUNCHERS
 from harness.launchers.local import launcher as local
+from harness.launchers.resuming import continued_attempts, refuse_change
 from harness.launchers.site_profile import Site, read_site
 from harness.launchers.slurm import launcher as slurm
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.checkpoint_store import CheckpointStore
 from harness.runs.store import sweep_folder
 from harness.study.expected_cost import expected_cost
-from harness.study.next_attempt import continued_attempts, refuse_change
 from harness.study.site_choice import chosen_site
 
 GONE = "launcher: slurm\ntimeout_minutes: 60\nslurm: {ranks_per_node: 2, partition: gone}\n"
@@ -203,16 +202,6 @@ def test_expected_hours_are_those_of_completed_cells(make_cell):
     assert expected_cost([make_cell()], [], site) is None
     cost = expected_cost([make_cell(2, seed=2)], [(make_cell(2, seed=0), 1e6)], site)
     assert cost.core_hours == 2 * 2 * 1.0  # none takes longer than its limit
-
-
-def test_reproduce_says_what_all_sweeps_cost_and_starts_nothing(submitted, tmp_path, capsys):
-    words = ["reproduce", "sc20", "--size", "full", "--site", "slurm-test", "--runs", str(tmp_path / "runs")]
-    assert main([*words, "--dry-run"]) == 0
-    shown = capsys.readouterr().out
-    assert "all sweeps: 232 jobs, the largest of 256 ranks on 128 nodes; at most" in shown
-    assert main(words) == 4
-    assert submitted == []
-    assert not os.path.lexists(tmp_path / "runs")
 
 
 def test_after_a_refusal_plan_status_and_submit_agree(submitted, tmp_path, monkeypatch, capsys):

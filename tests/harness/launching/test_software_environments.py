@@ -9,11 +9,10 @@ import pytest
 
 from harness.cli import main
 from harness.doctor.examine import check_program
-from harness.errors import SiteError
 from harness.launchers import LAUNCHERS
 from harness.launchers.launch import job_python, rank_words
+from harness.launchers.ranks import srun as step
 from harness.launchers.site_profile import Site, read_site
-from harness.launchers.slurm import step
 from harness.launchers.slurm.job_layout import JobLayout
 from harness.launchers.slurm.sbatch import batch_text
 from harness.launchers.slurm.submission_manifest import SubmissionManifest
@@ -126,17 +125,3 @@ def test_setup_has_the_last_word_over_environment_and_threads(manifest, tmp_path
     assert {name: of_ranks[name] for name in ("MINE", "BOTH", "OMP_NUM_THREADS")} == {
         "MINE": "from $HOME", "BOTH": "environment and setup", "OMP_NUM_THREADS": "7",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("launch_prefix: [apptainer, '']\n", "launch_prefix has the word '', which is empty"),
-        ('python: ""\n', "python has the word '', which is empty"),
-        ("peer_minutes: 0\n", "peer_minutes"),
-    ],
-)
-def test_words_and_waits_that_cannot_be_are_refused(text, message, tmp_path):
-    (tmp_path / "here.yaml").write_text(text)
-    with pytest.raises(SiteError, match=message):
-        read_site(str(tmp_path / "here.yaml"))

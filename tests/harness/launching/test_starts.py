@@ -11,19 +11,18 @@ import pytest
 
 from harness.errors import BudgetError, CostlyError
 from harness.launchers import LAUNCHERS
-from harness.launchers.cost_estimate import CostEstimate
-from harness.launchers.launch import Launch, RanksStarted
+from harness.launchers.cost import CostEstimate
+from harness.launchers.launch import Launch, ProcessIdentity, RanksStarted
 from harness.launchers.local import LocalLauncher
 from harness.launchers.local.host_locks import pools_of
 from harness.launchers.local.queue import pending
-from harness.launchers.outcome import outcome_without_ranks
-from harness.launchers.process_identity import ProcessIdentity
-from harness.launchers.slurm.bad_nodes import bad_nodes
+from harness.launchers.ranks.outcome import outcome_without_ranks
+from harness.launchers.resuming import continued_attempts
 from harness.launchers.slurm.job_layout import JobLayout, lay_out, nodes_of
+from harness.launchers.slurm.launcher import bad_nodes
 from harness.launchers.slurm_profile import SlurmProfile
 from harness.runs.checkpoint_store import FORMAT_VERSION, CheckpointStore, Manifest
 from harness.runs.store import sweep_folder
-from harness.study.next_attempt import continued_attempts
 from harness.study.site_choice import last_launch
 from harness.study.status import CellStatus
 from harness.study.submit import retry, submit
@@ -31,7 +30,7 @@ from harness.study.submit import retry, submit
 
 @pytest.fixture(autouse=True)
 def _no_queue(monkeypatch):
-    monkeypatch.setattr(LocalLauncher, "resume", lambda *_, **__: None)
+    monkeypatch.setattr(LocalLauncher, "finish_submission", lambda *_, **__: None)
 
 
 @pytest.fixture

@@ -30,17 +30,6 @@ def test_a_supervisor_killed_with_sigkill_is_a_lost_cell_with_its_last_step(
     assert "in backward" in read_statuses(folder)[0].cause
 
 
-def test_a_cell_is_staged_then_pending_then_final(make_cell, make_attempt, tmp_path):
-    cell = make_cell()
-    folder = sweep_folder("study", tmp_path)
-    assert read_statuses(folder, [cell])[0].state == "STAGED"
-    attempt = make_attempt(cell)
-    assert read_statuses(folder, [cell])[0].state == "PENDING"
-    attempt.write_outcome(Outcome("COMPLETED", "", True, "target", 10.0, 14.0, value=0.98))
-    (done,) = read_statuses(folder)
-    assert (done.state, done.elapsed_seconds, done.value, done.final) == ("COMPLETED", 4.0, 0.98, True)
-
-
 def test_the_step_of_a_running_cell_is_that_of_the_rank_furthest_behind(make_cell, make_attempt, tmp_path):
     cell = make_cell(2)
     attempt = make_attempt(cell)

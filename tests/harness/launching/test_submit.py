@@ -1,26 +1,21 @@
-"""Promise: submit may be repeated, run twice at once and interrupted; each cell runs once."""
+"""Promise: submit may be repeated and interrupted; each cell runs once."""
 
 import json
-import multiprocessing
 import os
 import shutil
 import signal
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
 from harness.errors import SiteError
-from harness.launchers import LAUNCHERS
-from harness.launchers.launch import Launch, RanksStarted
-from harness.launchers.outcome import outcome_without_ranks
-from harness.launchers.process_identity import ProcessIdentity
+from harness.launchers.launch import Launch, ProcessIdentity, RanksStarted
+from harness.launchers.ranks.outcome import outcome_without_ranks
 from harness.launchers.site_profile import Site
-from harness.runs.locks import exclusive
 from harness.runs.store import sweep_folder
 from harness.runs.stored_files import read_as
 from harness.study.status import is_stalled, read_statuses
-from harness.study.submit import cancel, in_blocks, preview, retry, submit
+from harness.study.submit import cancel, in_blocks, retry, submit
 from tests.harness.launching.conftest import FAKE_RANK, digits_cell
 from tests.waiting import wait_for as wait_until
 
@@ -90,13 +85,6 @@ def test_cells_run_once_in_order_and_never_more_at_a_time_than_locks(
     assert started == sorted(started)
 
 
-def test_submitting_again_does_nothing_and_reports_why(ended, site, tmp_path, command, finish):
-    good, bad = ended
-    assert finish([good, bad]) == {0: "COMPLETED", 1: "FAILED"}
-    again = submit([good, bad], site, tmp_path, command)
-    assert (again.new, again.already_done, again.failed_before) == ((), (good,), (bad,))
-
-
 def test_deleting_a_cells_folder_makes_exactly_that_cell_run_again(
     ended, site, tmp_path, command, folder, finish
 ):
@@ -106,34 +94,6 @@ def test_deleting_a_cells_folder_makes_exactly_that_cell_run_again(
     assert submit(ended, site, tmp_path, command).new == (good,)
     assert finish(ended) == {0: "COMPLETED", 1: "FAILED"}
     assert folder.cell_folder(bad).latest().outcome() == before
-
-
-def waiting_for(lock):
-    """Processes that the kernel lets wait for a lock on a file."""
-    inode = f":{lock.stat().st_ino} "
-    return [line for line in Path("/proc/locks").read_text().splitlines() if " -> " in line and inode in line]
-
-
-def test_submitters_at_once_never_double_a_cell(make_cell, site, tmp_path, command, folder, wait_for):
-    cells = [make_cell(seed=seed, steps=3000) for seed in range(10)]
-    context = multiprocessing.get_context("fork")
-    folder.path.mkdir()
-    go = context.Event()  # they are forked before this test has the lock, which a fork would inherit
-
-    def submit_when_told():
-        go.wait()
-        submit(cells, site, tmp_path, command)
-
-    submitters = [context.Process(target=submit_when_told) for _ in range(4)]
-    for process in submitters:
-        process.start()
-    with exclusive(lock := folder.path / "submit.lock"):
-        go.set()
-        wait_for(lambda: len(waiting_for(lock)) == 4)
-    for process in submitters:
-        process.join()
-    assert [len(one.attempts()) for one in folder.cell_folders()] == [1] * 10
-    assert len(cancel(cells, tmp_path)) == 10
 
 
 def test_a_killed_queue_loses_nothing(make_cell, site, tmp_path, command, folder, finish, wait_for):
@@ -233,26 +193,6 @@ def test_one_at_a_time_no_cell_runs_beside_another_and_each_has_its_place_in_the
     submitted_at = [job.stat().st_mtime for job in jobs]  # before its supervisor starts
     ended_at = [attempt.outcome().ended_at for attempt in attempts]
     assert all(ended <= came for ended, came in zip(ended_at[:-1], submitted_at[1:], strict=True))
-
-
-def test_repeating_runs_completed_cells_again_from_the_beginning(
-    ended, site, tmp_path, command, folder, finish
-):
-    completed = ended[:1]
-    assert retry(completed, site, tmp_path, command).new == ()
-    assert preview(completed, site, tmp_path, again=True, repeat=True).new == tuple(completed)
-    assert retry(completed, site, tmp_path, command, repeat=True).new == tuple(completed)
-    assert finish(completed) == {0: "COMPLETED"}
-    (again,) = read_statuses(folder, completed)
-    assert again.attempt.number == 2
-    assert Launch.read(again.attempt).continues is None
-
-
-def test_launch_json_says_how_the_attempt_was_launched(ended, site, command, folder):
-    launch = Launch.read(folder.cell_folder(ended[0]).latest())
-    assert launch.launcher in LAUNCHERS
-    assert (launch.site, launch.command, launch.oversubscribed) == (site, command, False)
-    assert launch.job_id is not None
 
 
 def test_cells_start_in_blocks_of_one_seed_with_the_arms_mixed(make_cell):

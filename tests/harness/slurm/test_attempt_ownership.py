@@ -7,16 +7,15 @@ from types import SimpleNamespace
 import pytest
 
 from harness.errors import BudgetError, ForeignError, SchedulerError
-from harness.launchers.budget import open_budget
-from harness.launchers.cost_estimate import CostEstimate
+from harness.launchers.cost import CostEstimate, open_budget
 from harness.launchers.launch import Launch, RanksStarted, request_cancel
-from harness.launchers.outcome import outcome_without_ranks
+from harness.launchers.ranks.outcome import outcome_without_ranks
 from harness.launchers.slurm import batch_job, launcher
-from harness.launchers.slurm.attempt_ownership import acquire_attempt
+from harness.launchers.slurm.batch_job import acquire_attempt
 from harness.launchers.slurm.job_layout import lay_out
 from harness.launchers.slurm.launcher import SlurmLauncher
 from harness.launchers.slurm.sbatch import batch_text
-from harness.launchers.slurm.scheduler import Job
+from harness.launchers.slurm.scheduler import Job, NoAnswerError
 from harness.launchers.slurm.submission_manifest import SubmissionManifest
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.store import Attempt, sweep_folder
@@ -146,7 +145,7 @@ def test_the_outcome_has_the_error_of_a_supervisor_that_failed(listed, as_job, m
     def fail(*_):
         raise KeyError("node")
 
-    monkeypatch.setattr(batch_job, "run_step", fail)
+    monkeypatch.setattr(batch_job.SrunRanks, "run", fail)
     assert batch_job.Supervisor(manifest, 0).run() == 1
     outcome = attempts[0].outcome()
     assert (outcome.state, outcome.cause) == ("FAILED", "its supervisor failed: KeyError: 'node'")
@@ -160,18 +159,17 @@ def test_a_start_that_slurm_repeats_after_a_preemption_gives_no_time_back_twice(
     name = open_budget(manifest.sweep, two_jobs.counted, two_jobs)
     manifest = replace(manifest, launch=manifest.launch.model_copy(update={"budget": name}))
     now = [0.0]
-    monkeypatch.setattr("harness.launchers.budget.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("harness.launchers.cost.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(batch_job.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(batch_job, "_requeue", lambda: "")
+    monkeypatch.setattr(batch_job.Supervisor, "_requeue", lambda _: "")
     monkeypatch.setattr(batch_job, "slurm", lambda _: SimpleNamespace(requeue=True, signal_seconds=None))
-    monkeypatch.setattr(batch_job, "run_step", lambda *_: None)
 
     def start(state, share_of_limit):
         def end(*_):
             now[0] += share_of_limit * minutes * 60
             return Outcome(state, "it ended", None, "error", 1.0, 2.0)
 
-        monkeypatch.setattr(batch_job, "outcome_of_step", end)
+        monkeypatch.setattr(batch_job.SrunRanks, "run", end)
         assert batch_job.Supervisor(manifest, 0).run() == 0
         return Attempt(manifest.sweep.path / "budgets").read(f"{name}.json")["committed"] / cost.counted
 
@@ -180,6 +178,28 @@ def test_a_start_that_slurm_repeats_after_a_preemption_gives_no_time_back_twice(
     assert attempt.outcome() is None
     as_job(0, 1)
     assert start("COMPLETED", 0.5) == pytest.approx(1.5)  # of this job half, and all of the other
+
+
+@pytest.mark.parametrize("ended_by_slurm", [True, False])
+def test_a_requeue_is_done_if_slurm_ends_the_job_before_scontrol_has_its_answer(
+    listed, monkeypatch, ended_by_slurm
+):
+    manifest, (following,) = listed()
+    supervisor = batch_job.Supervisor(manifest, 0)
+
+    def end(_job):
+        if ended_by_slurm:
+            supervisor._on_signal(15, None)
+        raise NoAnswerError("scontrol ended with -15")
+
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setattr(batch_job, "requeue", end)
+    monkeypatch.setattr(batch_job, "_ENDED_SECONDS", 0.1)
+    supervisor._following.append(following)
+    supervisor._start_again()
+    outcome = following.outcome()
+    assert (outcome is None) == ended_by_slurm
+    assert outcome is None or "Slurm did not requeue its job: scontrol ended with -15" in outcome.cause
 
 
 def test_the_files_of_a_submission_keep_their_keys(listed):
@@ -227,7 +247,7 @@ def test_a_manifest_that_others_can_have_written_is_not_submitted_run_or_used_to
     (manifest.path / "submitted.json").unlink()
     monkeypatch.setattr(launcher, "find_array", lambda *_: pytest.fail("Slurm was asked"))
     with pytest.raises(ForeignError, match="may be written by other users"):
-        SlurmLauncher().resume(manifest.sweep, shared_runs=False)
+        SlurmLauncher().finish_submission(manifest.sweep, shared_runs=False)
     manifest.path.chmod(0o700)
     attempt.path.chmod(0o777)
     assert batch_job.Supervisor(manifest, 0).run() == 1

@@ -60,14 +60,10 @@ def test_two_ranks_on_each_of_two_nodes_have_no_fault(doctor, on_slurm, tmp_path
     assert on_slurm.run("squeue", "--noheader") == ""
 
 
-@pytest.mark.parametrize(
-    ("profile", "field"),
-    [(f"{PROFILE}  partition: gpu\n", "slurm.partition"), (PROFILE.replace("20", "200"), "timeout_minutes")],
-)
-def test_what_sbatch_refuses_is_named_by_its_field_and_nothing_is_started(doctor, on_slurm, profile, field):
-    code, found, _ = doctor(profile)
+def test_what_sbatch_refuses_is_named_by_its_field_and_nothing_is_started(doctor, on_slurm):
+    code, found, _ = doctor(f"{PROFILE}  partition: gpu\n")
     assert code == 1
-    assert field in found["slurm: sbatch"]["advice"]
+    assert "slurm.partition" in found["slurm: sbatch"]["advice"]
     assert found["ranks: job"]["state"] == "skipped"
     assert on_slurm.run("squeue", "--noheader") == ""
 
@@ -95,8 +91,7 @@ def test_a_job_that_starts_no_rank_is_a_fault_with_the_reason(doctor, on_slurm, 
     assert on_slurm.run("squeue", "--noheader") == ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopping_the_examination_ends_its_job_and_removes_its_files(on_slurm, tmp_path, number):
+def test_stopping_the_examination_ends_its_job_and_removes_its_files(on_slurm, tmp_path):
     site = tmp_path / "here.yaml"
     site.write_text(f"{PROFILE}  sbatch: {{begin: now+1hour}}\n")
     words = ["-m", "harness.cli", "doctor", "--site", str(site), "--runs", str(tmp_path / "runs")]
@@ -108,7 +103,7 @@ def test_stopping_the_examination_ends_its_job_and_removes_its_files(on_slurm, t
         text=True,
     ) as process:
         wait_for(lambda: on_slurm.run("squeue", "--noheader"))
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         _, complaints = process.communicate(timeout=60)
     assert process.returncode == 130, complaints
     assert "Traceback" not in complaints

@@ -11,7 +11,7 @@ from harness.launchers.slurm import sbatch
 from harness.launchers.slurm_profile import SlurmProfile
 from harness.runs.store import sweep_folder
 from harness.study.status import read_statuses
-from harness.study.submit import retry, submit
+from harness.study.submit import submit
 from tests.harness.launching import counting_rank
 from tests.harness.launching.counting_rank import digest_of
 from tests.harness.slurm.conftest import FAKE_RANK
@@ -37,17 +37,19 @@ def test_a_run_of_three_time_limits_completes_by_itself_while_nodes_are_drained_
     wait_for(lambda: look().step)
     first = look().attempt
     on_slurm.run("scontrol", "update", "NodeName=n[1-4]", "State=DRAIN", "Reason=kernel")
-    on_slurm.stop("slurmctld")  # the first limit is met while nobody can take the job back
     try:
-        wait_for(first.outcome)
+        on_slurm.stop("slurmctld")  # a limit is met while nobody can take the job back
+        try:
+            wait_for(first.outcome)
+        finally:
+            on_slurm.start("slurmctld")
+        assert first.outcome().cause.endswith(f"; continued by attempt {first.number + 1}")
+        wait_for(lambda: "drained or down" in look().cause)
+        waiting = look()
+        assert (waiting.state, waiting.attempt.number) == ("PENDING", first.number + 1)
+        assert "4 of 4 nodes of main are drained or down" in waiting.cause
     finally:
-        on_slurm.start("slurmctld")
-    assert first.outcome().cause.endswith("; continued by attempt 2")
-    wait_for(lambda: "drained or down" in look().cause)
-    waiting = look()
-    assert (waiting.state, waiting.attempt.number) == ("PENDING", 2)
-    assert "4 of 4 nodes of main are drained or down" in waiting.cause
-    on_slurm.run("scontrol", "update", "NodeName=n[1-4]", "State=RESUME")
+        on_slurm.run("scontrol", "update", "NodeName=n[1-4]", "State=RESUME")
     wait_for(lambda: look().final)
 
     *cut, last = first.cell_folder.attempts()
@@ -56,31 +58,6 @@ def test_a_run_of_three_time_limits_completes_by_itself_while_nodes_are_drained_
     assert {one.outcome().state for one in cut} == {"TIMEOUT"}
     assert last.read("result.json")["parameters_sha256"] == digest_of(160)
     assert len({one.read("taken.json")["job"] for one in (*cut, last)}) == 1  # started again each time
-
-
-def test_a_run_that_has_used_up_its_budget_ends_with_its_checkpoint_and_a_new_budget_finishes_it(
-    on_slurm, tmp_path, make_cell
-):
-    """A start may cost 3 core-minutes and uses about 0.1: 0.12 are used up by the first or the second."""
-    cell = make_cell(world_size=1, steps=120, step_seconds=0.1)
-    profile = SlurmProfile(ranks_per_node=1, requeue=True)
-    site = Site(name="test", launcher="slurm", timeout_minutes=0.1, max_continuations=60, slurm=profile)
-    folder = sweep_folder("study", tmp_path)
-
-    def run_to_its_end(submission, minutes, site=site):
-        submission([cell], site, tmp_path, COUNTING_RANK, budget=minutes / 60)
-        wait_for(lambda: read_statuses(folder)[0].final)
-        return folder.cell_folder(cell).attempts()
-
-    *cut, last = run_to_its_end(submit, 3.12)
-    outcome = last.outcome()
-    assert outcome.state == "TIMEOUT"
-    assert "; not continued: the budget of 0.052 core-hours has 0.0" in outcome.cause
-    assert cut and all("; continued by attempt" in one.outcome().cause for one in cut)
-    assert outcome.checkpoint_step > cut[-1].outcome().checkpoint_step > 0
-    *_, last = run_to_its_end(retry, 60, site.model_copy(update={"timeout_minutes": 5.0}))
-    assert last.outcome().state == "COMPLETED", last.outcome().cause
-    assert last.read("result.json")["parameters_sha256"] == digest_of(120)
 
 
 def test_a_partition_that_is_down_is_waited_out_and_status_says_so(

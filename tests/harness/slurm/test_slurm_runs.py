@@ -11,7 +11,7 @@ import pytest
 from harness.cell import Target
 from harness.cli import main
 from harness.errors import BudgetError
-from harness.launchers.outcome import outcome_without_ranks
+from harness.launchers.ranks.outcome import outcome_without_ranks
 from harness.runs.store import sweep_folder
 from harness.study.status import read_statuses
 from harness.study.submit import cancel, preview, retry, submit

@@ -31,17 +31,12 @@ echo '{"reached_target": true, "stop_reason": "target", "train_seconds": 1.0, "v
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [({"partition": "nowhere"}, "invalid partition"), ({"timeout_minutes": 600}, "time limit"),
-     ({"ranks_per_node": 64}, "more processors|not available|Requested node configuration")],
-)  # fmt: skip
 def test_a_refusal_of_sbatch_is_an_error_and_leaves_no_cell_pending(
-    on_slurm, tmp_path, make_cell, make_site, ended, look, wrong, words
+    on_slurm, tmp_path, make_cell, make_site, ended, look
 ):
     cell = make_cell(world_size=8)
-    with pytest.raises(SiteError, match=rf"(?i)sbatch refused: .*({words})"):
-        submit([cell], make_site(**wrong), tmp_path, FAKE_RANK)
+    with pytest.raises(SiteError, match=r"sbatch refused: .*invalid partition"):
+        submit([cell], make_site(partition="nowhere"), tmp_path, FAKE_RANK)
     assert look(cell)[0].state == "STAGED"
     assert submit([cell], make_site(), tmp_path, FAKE_RANK).new == (cell,)
     (one,) = ended([cell])

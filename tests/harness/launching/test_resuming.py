@@ -1,6 +1,9 @@
-"""Promise: a run that meets its time limit goes on by itself, as long as it may, and says why it does not."""
+"""Promise: a run goes on by itself as long as it may, from its own attempt, and all of its segments count."""
+
+from __future__ import annotations
 
 import itertools
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -8,20 +11,24 @@ from types import SimpleNamespace
 
 import pytest
 
+from harness.cli import main
+from harness.errors import StoredFileError
 from harness.launchers import LAUNCHERS
-from harness.launchers.budget import StartBudget, open_budget
-from harness.launchers.continuing import continued
-from harness.launchers.cost_estimate import CostEstimate
-from harness.launchers.launch import Launch, request_cancel
-from harness.launchers.local import supervisor
-from harness.launchers.outcome import outcome_of_ranks
-from harness.launchers.rank_exits import RankDeath, RanksEnd
+from harness.launchers.cost import CostEstimate, StartBudget, open_budget
+from harness.launchers.launch import Launch, RanksStarted, request_cancel
+from harness.launchers.local import LocalLauncher, supervisor
+from harness.launchers.ranks.outcome import RankDeath, RanksEnd, outcome_of_ranks, outcome_without_ranks
+from harness.launchers.resuming import continued
 from harness.launchers.site_profile import Site
 from harness.runs.attempt_outcome import Outcome
-from harness.runs.store import Attempt, sweep_folder
+from harness.runs.checkpoint_store import FORMAT_VERSION, CheckpointStore, Manifest
+from harness.runs.heartbeat import HeartbeatWriter
+from harness.runs.records import SegmentRecord, to_line
+from harness.runs.store import Attempt, CellFolder, sweep_folder
 from harness.study.status import read_statuses
-from harness.study.submit import cancel, submit
+from harness.study.submit import cancel, retry, submit
 from tests.harness.launching import counting_rank
+from tests.harness.launching.conftest import evaluation_line
 from tests.harness.launching.counting_rank import digest_of
 
 COUNTING_RANK = (sys.executable, str(Path(counting_rank.__file__)))
@@ -114,7 +121,7 @@ def test_a_budget_pays_for_starts_until_one_more_could_exceed_it_and_gets_unused
     met_limit, tmp_path, monkeypatch
 ):
     clock = SimpleNamespace(monotonic=lambda: now[0], strftime=time.strftime)
-    monkeypatch.setattr("harness.launchers.budget.time", clock)
+    monkeypatch.setattr("harness.launchers.cost.time", clock)
     now, folder = [1000.0], sweep_folder("study", tmp_path)
     folder.make()
     name = open_budget(folder, 1.2, LONG)  # one start could cost 0.5
@@ -147,7 +154,7 @@ def test_what_is_cancelled_before_it_starts_costs_nothing_however_long_it_waited
 ):
     quarters = itertools.count(0.0, 900.0)  # each look at the clock is a quarter of an hour later
     clock = SimpleNamespace(monotonic=lambda: next(quarters), strftime=time.strftime)
-    monkeypatch.setattr("harness.launchers.budget.time", clock)
+    monkeypatch.setattr("harness.launchers.cost.time", clock)
     monkeypatch.setattr(supervisor.signal, "signal", lambda *_: None)
     folder = sweep_folder("study", tmp_path)
     folder.make()
@@ -228,3 +235,110 @@ def test_a_run_that_has_used_up_its_budget_ends_with_its_checkpoint(make_cell, t
     assert outcome.state == "TIMEOUT"
     assert "; not continued: the budget of 0.0035 core-hours has 0.0" in outcome.cause
     assert outcome.checkpoint_step > cut[-1].outcome().checkpoint_step > 0
+
+
+@pytest.fixture
+def retried(tmp_path, make_cell, site, monkeypatch):
+    """A cell's folder with a failed attempt that saved a checkpoint, and the attempt that continues it."""
+    monkeypatch.setattr(LocalLauncher, "finish_submission", lambda *_, **__: None)
+
+    def make(name):
+        root = tmp_path / name
+        submit([make_cell()], site, root)
+        folder = sweep_folder("study", root).cell_folder(make_cell())
+        store = CheckpointStore(folder.latest())
+        store.begin(7)
+        store.publish(7, Manifest(FORMAT_VERSION, 7, 1, 0, "interval", 1.0, {}))
+        folder.latest().write_outcome(outcome_without_ranks("FAILED", "killed"))
+        retry([make_cell()], site, root)
+        return folder
+
+    return make
+
+
+def test_attempts_have_identities_and_name_the_one_that_they_continue(retried):
+    first, second = (Launch.read(attempt) for attempt in retried("here").attempts())
+    assert first.continues_id is None
+    assert (second.continues, second.continues_id) == (1, first.id)
+    assert len({first.id, second.id, None}) == 3
+
+
+def test_an_attempt_that_was_copied_beside_another_run_does_not_join_it(retried):
+    here, there = retried("here"), retried("there")
+    assert [one.number for one in here.latest().lineage()] == [2, 1]
+    shutil.rmtree(here.path / "attempt-2")
+    shutil.copytree(there.path / "attempt-2", here.path / "attempt-2")
+    with pytest.raises(
+        StoredFileError, match=r"attempt-2/launch.json: continues=1 .* copied into each other"
+    ):
+        here.latest().lineage()
+
+
+def test_attempts_of_older_versions_are_joined_by_their_numbers(retried):
+    folder = retried("here")
+    for attempt in folder.attempts():
+        launch = attempt.read("launch.json")
+        attempt.write(
+            "launch.json", {name: launch[name] for name in launch if name not in ("id", "continues_id")}
+        )
+    assert [one.number for one in folder.latest().lineage()] == [2, 1]
+
+
+MISSED = {"reached_target": False, "stop_reason": "epochs", "train_seconds": 1.0, "value": 0.8, "steps": 40,
+          "parameters_sha256": "0" * 64}  # fmt: skip
+
+
+def write_records(attempt, first_step, *evaluations):
+    """Write rank 0's records: its first step, and (step, value) of evaluations; ten steps per epoch."""
+    lines = [to_line(SegmentRecord(0, 0, first_step, None, 0.0, 0.0, True))]
+    lines += [evaluation_line(step, step / 10, value) for step, value in evaluations]
+    attempt.records(0).write_text("".join(lines))
+
+
+@pytest.fixture
+def second_segment(make_cell, make_attempt):
+    """The second attempt, second_segment at step 20 of a first one that had reached step 30."""
+    cell = make_cell()
+    first, second = make_attempt(cell), make_attempt(cell)
+    launch = Launch.read(second)
+    launch.model_copy(update={"continues": 1}).write(second)
+    write_records(first, 0, (10, 0.9), (20, 0.95), (30, 0.99))
+    return second
+
+
+def test_the_best_value_is_the_best_of_all_segments_but_for_what_was_done_again(second_segment):
+    write_records(second_segment, 20, (30, 0.7), (40, 0.8))
+    second_segment.write("result.json", MISSED)
+    outcome = outcome_of_ranks(second_segment, RanksEnd("ranks", (RankDeath(0, 0, True),)), 0.0, 1.0, False)
+    assert outcome.cause == "target accuracy >= 0.97 not reached: best 0.95 after 4 epochs"
+
+
+def test_a_run_that_was_not_evaluated_since_it_was_resumed_shows_the_value_before(second_segment, tmp_path):
+    write_records(second_segment, 20)
+    RanksStarted(time.time(), (0,), ()).write(second_segment)
+    HeartbeatWriter(second_segment.heartbeat(0)).write("forward")
+    second_segment.write("supervisor.json", {"host": "elsewhere", "pid": 1, "created": 0.0})
+    (seen,) = read_statuses(sweep_folder("study", tmp_path))
+    assert (seen.state, seen.value) == ("RUNNING", 0.95)
+
+
+@pytest.fixture
+def renamed(make_attempt, make_cell):
+    """A pending attempt at a cell that has another id in this version."""
+
+    def make(**cell):
+        attempt = make_attempt(make_cell(**cell))
+        then = attempt.path.parent.with_name(f"sgd-p1-s{cell.get('seed', 0)}-0123456789")
+        attempt.path.parent.rename(then)
+        return CellFolder(then).latest()
+
+    return make
+
+
+def test_a_retry_of_cells_of_another_version_says_what_to_do(tmp_path, renamed, capsys):
+    renamed().write_outcome(outcome_without_ranks("FAILED", "it was killed"))
+    assert main(["retry", "study", "--runs", str(tmp_path), "--site", "local"]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert errors[-1].startswith(
+        "error: no cell of study can be started again by this version of Kronscale; retry"
+    )

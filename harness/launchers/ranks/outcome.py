@@ -6,14 +6,14 @@ import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from math import isnan
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from harness.cell import Target
 from harness.errors import StoreError
-from harness.launchers.oom import is_memory_error
-from harness.launchers.rank_exits import RankDeath, RanksEnd
-from harness.launchers.stopping import Reason
 from harness.runs.attempt_outcome import Outcome, RankExit, Result, State
 from harness.runs.checkpoint_store import PREEMPTED_EXIT_CODE, kept_step
 from harness.runs.record_lines import effective_evaluations, last_lines, last_record
@@ -29,6 +29,32 @@ _LOST_PEER = re.compile(
 
 # What launchers, Slurm and Hydra end ranks with.
 _ENDING = (-signal.SIGTERM, -signal.SIGUSR1, -signal.SIGKILL)
+
+
+Reason = Literal["ranks", "timeout", "cancel", "preempt"]
+"""Why ranks had to end; "ranks" if nobody asked them to."""
+
+
+@dataclass(frozen=True)
+class RankDeath:
+    """The end of one rank.
+
+    Attributes:
+        exit_code: as of `subprocess`: minus the signal's number when killed by one.
+        own: whether the rank ended by itself; false when its launcher ended it.
+    """
+
+    rank: int
+    exit_code: int
+    own: bool
+
+
+@dataclass(frozen=True)
+class RanksEnd:
+    """Why the ranks ended, and all deaths in the order in which they were seen."""
+
+    reason: Reason
+    deaths: tuple[RankDeath, ...]
 
 
 def outcome_of_ranks(
@@ -235,3 +261,41 @@ def _signal_name(exit_code: int) -> str | None:
         return signal.Signals(-exit_code).name
     except ValueError:  # a real-time signal has no name
         return f"signal {-exit_code}"
+
+
+_MEMORY_ERRORS = ("MemoryError", "OutOfMemoryError", "out of memory", "can't allocate memory")
+# Not: a node called bloom01.
+_SLURM_KILLED = re.compile(r"oom[-_ ]?kill|out[-_ ]of[-_ ]memory", re.IGNORECASE)
+
+
+def is_memory_error(text: str) -> bool:
+    """Whether the first line of an exception reports that host or device memory ran out."""
+    return any(words in text for words in _MEMORY_ERRORS)
+
+
+def slurm_killed(log: str) -> bool:
+    """Whether srun's output reports that a step was killed for memory."""
+    return _SLURM_KILLED.search(log) is not None
+
+
+def oom_kills() -> int | None:
+    """Processes of this control group that the kernel killed for memory; None if there is no such count.
+
+    From the innermost group that has the count, of cgroups version 2 or 1. A container may show another
+    hierarchy than it names.
+    """
+    membership, mounted = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+    for line in membership.read_text().splitlines() if membership.exists() else []:
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            top, counter = mounted, "memory.events"
+        elif "memory" in controllers.split(","):
+            top, counter = mounted / "memory", "memory.oom_control"
+        else:
+            continue
+        folder = top / group.lstrip("/")
+        for path in (folder, *folder.parents[: len(folder.relative_to(top).parts)]):
+            with suppress(OSError, KeyError, ValueError):
+                fields = dict(line.split() for line in (path / counter).read_text().splitlines())
+                return int(fields["oom_kill"])
+    return None

@@ -1,4 +1,4 @@
-"""Parent of one rank: `python rank_wrapper.py ATTEMPT THREADS CPUS COMMAND...` under srun or Hydra's mpiexec.
+"""Parent of one rank: `python wrapper.py ATTEMPT THREADS CPUS COMMAND...` under srun or Hydra's mpiexec.
 
 Neither srun nor mpiexec reports how a single rank ended. This program does: `rank-00001.end` gets a line when
 the rank starts and, however the rank ends, a line when it ends. The program also redirects the rank's output

@@ -1,6 +1,7 @@
-"""The next attempt of a cell: what it resumes, whether site and budget allow it, and how it is launched.
+"""Starts cells: whether site and budget allow it, a new attempt of each, in which order they are launched.
 
-If one attempt of a submission cannot be launched, all are withdrawn.
+`harness.launchers.resuming` says what an attempt resumes. If one attempt of a submission cannot be launched,
+all are withdrawn.
 """
 
 from __future__ import annotations
@@ -8,19 +9,17 @@ from __future__ import annotations
 import random
 import secrets
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from harness.cell import Cell
-from harness.errors import SiteError, StoreError
+from harness.errors import StoreError
 from harness.launchers import LAUNCHERS
-from harness.launchers.budget import open_budget
-from harness.launchers.cost_estimate import CostEstimate
+from harness.launchers.cost import CostEstimate, open_budget
 from harness.launchers.launch import WORKER_COMMAND, Launch
+from harness.launchers.resuming import continued_attempts, discard, refuse_change
 from harness.launchers.site_profile import Site
-from harness.runs.checkpoint_store import CheckpointStore
-from harness.runs.run_place import RunPlace
 from harness.runs.store import Attempt, CellFolder, SweepFolder
 from harness.study.cell_states import stored_state
 
@@ -118,34 +117,6 @@ def in_blocks(cells: Sequence[Cell], order_seed: int = 0) -> list[Cell]:
     return [cell for block in blocks.values() for cell in block]
 
 
-def continued_attempts(cells: Sequence[Cell], folder: SweepFolder) -> dict[str, Attempt]:
-    """The attempt from whose checkpoints a new one would resume, by cell id, where there is one."""
-    found = {}
-    for cell in cells:
-        for attempt in reversed(folder.cell_folder(cell).attempts()):
-            if CheckpointStore(attempt).newest_first():
-                found[cell.id] = attempt
-                break
-    return found
-
-
-def refuse_change(continued: Mapping[str, Attempt], site: Site) -> None:
-    """Refuse to continue a run elsewhere: its clock would add up the times of two machines.
-
-    Raises:
-        SiteError: a run would change its site, launcher or kind of node.
-    """
-    planned = RunPlace.planned(site.model_dump(mode="json"))
-    for cell_id, attempt in continued.items():
-        changes = RunPlace.of_attempt(attempt).changes(planned)
-        if changes:
-            raise SiteError(
-                f"{cell_id} would continue attempt {attempt.number} elsewhere: {'; '.join(changes)}. "
-                "Its times would be of two machines: give the earlier --site, start from the beginning with "
-                "--fresh, or allow it with --change-site, which the report marks; nothing was submitted"
-            )
-
-
 def _new(
     cell: Cell,
     site: Site,
@@ -181,9 +152,8 @@ def _withdraw(made: Sequence[Attempt | CellFolder]) -> None:
     """
     for folder in reversed(made):
         if isinstance(folder, Attempt):
-            Launch.withdraw(folder)
+            discard(folder)
         elif folder.latest() is None:
             (folder.path / "cell.json").unlink(missing_ok=True)
-        for path in (folder.path / "logs", folder.path):
             with suppress(OSError):
-                path.rmdir()
+                folder.path.rmdir()

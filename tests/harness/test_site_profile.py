@@ -1,4 +1,4 @@
-"""Promise: limits may differ by world size; a profile whose limits or signals cannot act is refused."""
+"""Promise: a site profile is read as it says, or refused in one line with file, line and field."""
 
 import pytest
 
@@ -6,9 +6,9 @@ from harness.cell import Cell
 from harness.errors import SiteError
 from harness.launchers import LAUNCHERS
 from harness.launchers.launch import Launch
+from harness.launchers.ranks.watching import Stop, stop_request
 from harness.launchers.site_profile import Site, read_site
 from harness.launchers.slurm.job_layout import lay_out
-from harness.launchers.stopping import Stop, stop_request
 from harness.runs.store import Attempt
 
 BY_SIZE = "timeout_minutes: {16: 1200, 256: 120}\n"
@@ -54,10 +54,13 @@ def test_a_world_smaller_than_every_listed_one_is_refused_before_anything_is_wri
         LAUNCHERS[launcher].check(cell(8), site)
 
 
-def test_a_stored_launch_keeps_the_limits_of_its_site(read, tmp_path):
+def test_a_stored_launch_keeps_its_site_without_fields_that_are_gone(read, tmp_path):
     attempt = Attempt(tmp_path)
-    LAUNCHERS["slurm"].plan(cell(16), read(BY_SIZE + SLURM)).write(attempt)
-    assert Launch.read(attempt).site.timeout_minutes == {16: 1200.0, 256: 120.0}
+    planned = LAUNCHERS["slurm"].plan(cell(16), read(BY_SIZE + SLURM))
+    stored = planned.to_dict()
+    stored["site"]["slurm"]["wckey"] = "k"  # as version 0.1.0 wrote it
+    attempt.write("launch.json", stored)
+    assert Launch.read(attempt) == planned
 
 
 def test_ranks_are_asked_to_save_before_the_limit_of_their_world_size(tmp_path):
@@ -65,24 +68,6 @@ def test_ranks_are_asked_to_save_before_the_limit_of_their_world_size(tmp_path):
     assert [site.save_seconds(size) for size in (1, 8)] == [90, 60]
     asked = [stop_request(Attempt(tmp_path), 60.0, left, preempted=False) for left in (61, 59, -1)]
     assert asked == [None, Stop("timeout", save=True), Stop("timeout", save=False)]
-
-
-@pytest.mark.parametrize(
-    ("value", "sentence"),
-    [
-        ("0", " must be a number > 0, or such numbers by world size, got 0"),
-        ("true", " must be a number > 0, or such numbers by world size, got True"),
-        ("long", " must be a number > 0, or such numbers by world size, got 'long'"),
-        ("{}", " must have a limit for at least one world size"),
-        ("{0: 5}", " must have world sizes as keys, whole numbers >= 1, got '0'"),
-        ("{many: 5}", " must have world sizes as keys, whole numbers >= 1, got 'many'"),
-        ("{16: -5}", " must be a number > 0, got -5 for world size 16"),
-    ],
-)
-def test_a_limit_that_is_none_is_one_line(read, tmp_path, value, sentence):
-    with pytest.raises(SiteError) as error:
-        read(f"timeout_minutes: {value}\n")
-    assert str(error.value) == f"{tmp_path / 'here.yaml'}:1: timeout_minutes{sentence}"
 
 
 SIGNAL = (
@@ -94,27 +79,57 @@ SIGNAL = (
     ("text", "sentence"),
     [
         (
+            "timeout_minutes: true\n",
+            "1: timeout_minutes must be a number > 0, or such numbers by world",
+        ),
+        ("timeout_minutes: {}\n", "1: timeout_minutes must have a limit for at least one world size"),
+        (
+            "timeout_minutes: {0: 5}\n",
+            "1: timeout_minutes must have world sizes as keys, whole numbers >= 1",
+        ),
+        ("timeout_minutes: {16: -5}\n", "1: timeout_minutes must be a number > 0, got -5 for world size 16"),
+        (
             f"{SIGNAL}180\n",
-            "6: slurm.signal_seconds=180 cannot act: ranks are asked to save 180 s before the end",
+            "6: slurm.signal_seconds=180 cannot act: ranks are asked to save 180 s",
         ),
         (f"{SIGNAL}1200\n", "6: slurm.signal_seconds=1200 would end a job as soon as it starts"),
-        (
-            "timeout_minutes: 2\ngrace_seconds: 61\n",
-            "2: grace_seconds=61 is more than half of timeout_minutes=2",
-        ),
         (
             "timeout_minutes: {1: 60, 8: 2}\ngrace_seconds: 61\n",
             "2: grace_seconds=61 is more than half of timeout_minutes=2",
         ),
-        ("timeout_minutes: 30\ncheckpoint_every_minutes: 30\n", "2: checkpoint_every_minutes=30 cannot act"),
         ("timeout_minutes: 9\npeer_minutes: 10\n", "2: peer_minutes=10 cannot act: an attempt ends after"),
         (
             "launcher: slurm\nmax_continuations: 3\nslurm: {ranks_per_node: 4, requeue: false}\n",
             "2: max_continuations=3 cannot act with slurm.requeue=false",
         ),
+        (
+            "launcher: slurm\nslurm: {ranks_per_node: 4, wckey: k}\n",
+            "2: slurm.wckey is not a key of a site's slurm section; allowed: ranks_per_node, partition",
+        ),
+        ("backend: nccl\n", "1: backend=nccl moves GPU memory; set gpus_per_rank: 1"),
+        ("backend: gloo\ngpus_per_rank: 1\n", "1: backend=gloo moves CPU memory; set gpus_per_rank: 0"),
+        ("launch_prefix: [apptainer, '']\n", "1: launch_prefix='' is a word that is empty"),
+        ('environment: {"A=B": "1"}\n', "1: environment='A=B' is no name of a variable"),
+        ('environment: {"A": "x\\0y"}\n', "1: environment.A='x\\x00y' contains NUL"),
+        (
+            "launcher: slurm\nslurm: {ranks_per_node: 4, sbatch: {time: 30}}\n",
+            "2: slurm.sbatch='time' is set by timeout_minutes: change that, and remove this",
+        ),
+        (
+            "launcher: slurm\nslurm: {ranks_per_node: 4, mpi: pmix-v4}\n",
+            "2: slurm.mpi='pmix-v4' must have lower-case letters, digits and '_' only",
+        ),
+        (
+            "launcher: slurm\nslurm: {ranks_per_node: 4, sbatch: {array: 1}}\n",
+            "2: slurm.sbatch='array' must be an option of sbatch, and none of array,",
+        ),
+        (
+            'launcher: slurm\nslurm: {ranks_per_node: 4, partition: "a\\nb"}\n',
+            "2: slurm.partition='a\\nb' has a line break or a quote",
+        ),
     ],
 )
-def test_what_cannot_act_within_the_limits_is_refused(read, tmp_path, text, sentence):
+def test_what_no_site_can_have_or_what_cannot_act_is_refused(read, tmp_path, text, sentence):
     with pytest.raises(SiteError) as error:
         read(text)
     assert str(error.value).startswith(f"{tmp_path / 'here.yaml'}:{sentence}")
@@ -124,10 +139,9 @@ def test_what_cannot_act_within_the_limits_is_refused(read, tmp_path, text, sent
     "text",
     [
         f"{SIGNAL}181\n",
-        "timeout_minutes: 2\ngrace_seconds: 60\n",
         "timeout_minutes: {1: 60, 8: 20}\ncheckpoint_every_minutes: 30\n",
-        "timeout_minutes: 2\n",  # defaults that are longer stand
-        "max_continuations: 3\n",
+        "timeout_minutes: 2\ngrace_seconds: 60\n",  # defaults that are longer stand
+        'environment: {NCCL_DEBUG: "a=b", EMPTY: ""}\n',
     ],
 )
 def test_what_can_act_is_read(read, text):
