@@ -28,7 +28,7 @@ from harness.study.sweep.content import (
     TuningContent,
 )
 from harness.workloads import WORKLOADS
-from harness.workloads.cards.card import MOST
+from harness.workloads.description import MOST
 from kfac_core.config import Costs, KFACConfig
 from kfac_core.curve import Curve, Decay
 from kfac_core.schedule import Milestones

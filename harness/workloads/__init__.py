@@ -8,12 +8,14 @@ the rest. To add one, write `harness/workloads/<name>.py` with `build(options, s
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from harness.workloads.cards.card import WorkloadCard
-from harness.workloads.cards.detection import COCO
-from harness.workloads.cards.language import BERT, GPT
-from harness.workloads.cards.segmentation import BRAIN_MRI
-from harness.workloads.cards.translation import MULTI30K
-from harness.workloads.cards.vision import CIFAR10, CIFAR100, DIGITS, IMAGENET
+from harness.workloads.brain_mri import BRAIN_MRI
+from harness.workloads.cifar import CIFAR10, CIFAR100
+from harness.workloads.coco import COCO
+from harness.workloads.description import WorkloadCard
+from harness.workloads.digits import DIGITS
+from harness.workloads.imagenet import IMAGENET
+from harness.workloads.language import BERT, GPT
+from harness.workloads.translation import MULTI30K
 
 __all__ = ["WORKLOADS", "WorkloadCard"]
 

@@ -1,19 +1,28 @@
-"""The protocol of a workload: what the training loop calls."""
+"""What the training loop calls of a workload, and what a rank sees: its share, the order and the loading.
+
+The order of examples is a function of seed and epoch, the same in every world. All ranks draw one permutation
+and cut it into global batches; each takes its slice of every batch. The incomplete last batch is dropped. So
+every example occurs at most once an epoch, and exactly once if the batch size divides their number. A resumed
+epoch begins with the step after the last one done.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
+from harness.errors import DataError
 from harness.workloads import WORKLOADS
 
 if TYPE_CHECKING:  # not at run time: the GPU acceptance runs where pydantic may be missing
     from harness.cell import Cell
+
 
 Batch = Any
 
@@ -123,3 +132,90 @@ def build_workload(cell: Cell, share: Share) -> Workload:
     build = getattr(import_module(card.module), card.builder)
     workload: Workload = build({**card.options, **cell.workload.options}, share)
     return workload
+
+
+def epoch_generator(share: Share, epoch: int) -> torch.Generator:
+    """The generator of an epoch's random numbers, the same on every rank and in every world."""
+    return torch.Generator().manual_seed(share.seed * 1_000_003 + epoch)
+
+
+def seed_this_rank(share: Share) -> None:
+    """Seed torch's own generator differently on each rank: for dropout and sampling in the model.
+
+    To be called once the weights are initialised, which must be the same on all ranks.
+    """
+    torch.manual_seed(share.seed * 1_000_003 + share.rank)
+
+
+def steps_per_epoch(share: Share, examples: int) -> int:
+    """Complete global batches in an epoch."""
+    return examples // share.global_batch_size
+
+
+def global_batches(share: Share, order: Tensor, first_step: int) -> Iterator[Tensor]:
+    """Indices of all ranks, step by step, of an epoch's `order` from `first_step` on."""
+    steps = steps_per_epoch(share, len(order))
+    yield from order.split(share.global_batch_size)[first_step:steps]
+
+
+def local_batches(share: Share, order: Tensor, first_step: int) -> Iterator[Tensor]:
+    """Indices of this rank, step by step."""
+    for global_batch in global_batches(share, order, first_step):
+        yield share.slice_of(global_batch)
+
+
+class Examples(Dataset[Any]):
+    """Examples by index, or the error message of one that cannot be read.
+
+    An exception would leave a worker process wrapped in its traceback.
+    """
+
+    def __init__(self, read: Callable[[int], Any]) -> None:
+        self._read = read
+
+    def __getitem__(self, index: int) -> Any:
+        """The example, or a message."""
+        try:
+            return self._read(index)
+        except DataError as error:
+            return str(error)
+
+
+def load_batches(
+    read: Callable[[int], Any],
+    batches: Sequence[list[int]],
+    workers: int,
+    collate: Callable[[list[Any]], Any],
+    device: torch.device,
+) -> Iterator[Any]:
+    """Collated batches of what `read` returns for each index, in order.
+
+    Args:
+        read: an example by its index; raises DataError.
+        batches: indices of each batch.
+        workers: processes that read; 0 reads in this one.
+        collate: makes a batch of examples.
+        device: of the model; memory for a GPU is pinned.
+
+    Raises:
+        DataError: an example cannot be read.
+    """
+
+    def collate_or_fail(examples: list[Any]) -> Any:
+        return next((example for example in examples if isinstance(example, str)), None) or collate(examples)
+
+    workers = min(workers, len(batches))
+    loader = DataLoader(
+        Examples(read),
+        batch_sampler=batches,
+        num_workers=workers,
+        # A spawned worker would import MPI again and abort; a forked one has it already.
+        multiprocessing_context="fork" if workers else None,
+        collate_fn=collate_or_fail,
+        pin_memory=device.type == "cuda",
+        generator=torch.Generator(),  # its own: the global one's state must survive a resumed epoch
+    )
+    for loaded in loader:
+        if isinstance(loaded, str):
+            raise DataError(loaded)
+        yield loaded

@@ -15,11 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.workloads.cifar.batch_files import VARIANTS, Images, Variant
-from harness.workloads.cifar.cifar_files import read_cifar
+from harness.workloads.cifar.cifar_files import VARIANTS, Images, Variant, read_cifar
 from harness.workloads.models import CifarVGG16, cifar_resnet
-from harness.workloads.sources.sampling import epoch_generator, local_batches, steps_per_epoch
-from harness.workloads.workload import Share
+from harness.workloads.workload import Share, epoch_generator, local_batches, steps_per_epoch
 
 PAD = 4
 TEST_BATCH = 500  # divides 10,000; its activations need less memory than a training step

@@ -22,7 +22,7 @@ import numpy as np
 from harness.errors import DataError
 from harness.workloads.coco.annotation_index import AGAIN, SOURCE, one_line, read_index
 from harness.workloads.coco.json_lists import Buffer, FileBuffer, parse
-from harness.workloads.sources.extras import import_extra
+from harness.workloads.sources.files import import_extra
 
 Array = np.ndarray[Any, Any]
 

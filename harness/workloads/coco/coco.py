@@ -20,18 +20,22 @@ from torch import Tensor, nn
 
 from harness.errors import DataError
 from harness.workloads import WORKLOADS
-from harness.workloads.cards.card import EMBEDDED, FILES, SYNTHETIC
 from harness.workloads.coco.annotation_index import SOURCE
 from harness.workloads.coco.annotations import Annotations, read_annotations, same_categories
 from harness.workloads.coco.scenes import Pictures, digit_scenes, noise
 from harness.workloads.coco.scores import METRICS, Detection, average_precision, detections, matched, truth_of
+from harness.workloads.description import EMBEDDED, FILES, SYNTHETIC
 from harness.workloads.models.detection import mask_rcnn
-from harness.workloads.sources.data_folder import data_folder, how_to_point
-from harness.workloads.sources.images import read_image
-from harness.workloads.sources.loading import load_batches
-from harness.workloads.sources.sampling import epoch_generator, local_batches, seed_this_rank, steps_per_epoch
-from harness.workloads.sources.staging import staged
-from harness.workloads.workload import Share
+from harness.workloads.sources.files import data_folder, how_to_point, read_image
+from harness.workloads.sources.folders import staged
+from harness.workloads.workload import (
+    Share,
+    epoch_generator,
+    load_batches,
+    local_batches,
+    seed_this_rank,
+    steps_per_epoch,
+)
 
 OBJECTS = 7  # in a synthetic image; COCO has 7.3 on average
 SYNTHETIC_TEST = 4  # images

@@ -3,10 +3,18 @@
 Training is SC20's: random resized crops and mirrors, label smoothing; warm-up and milestones belong to the
 optimizer. What a rank is shown is a function of seed, epoch and example, whatever the world and the number of
 workers.
+
+Crops of an image for training and testing (no torch).
+
+They are those of torchvision's reference training, bit for bit for the same random numbers: random resized
+crop and mirror for training, the centre for testing. torchvision's own cannot be used: their random numbers
+must be a function of seed, epoch and example, and torchvision works only with the torch that it was built
+for.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from random import Random
@@ -14,21 +22,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.errors import DataError
 from harness.workloads import WORKLOADS
-from harness.workloads.cards.card import EMBEDDED, SYNTHETIC
+from harness.workloads.description import EMBEDDED, SYNTHETIC
 from harness.workloads.imagenet.image_folders import SOURCE, ImageFiles, list_images, unpack_embedded
-from harness.workloads.imagenet.views import View, centre_view, training_view
 from harness.workloads.models import imagenet_network
-from harness.workloads.sources.data_folder import data_folder, how_to_point
-from harness.workloads.sources.images import read_image
-from harness.workloads.sources.loading import load_batches
-from harness.workloads.sources.sampling import epoch_generator, local_batches, steps_per_epoch
-from harness.workloads.sources.staging import staged
-from harness.workloads.workload import Share
+from harness.workloads.sources.files import data_folder, how_to_point, read_image
+from harness.workloads.sources.folders import staged
+from harness.workloads.workload import Share, epoch_generator, load_batches, local_batches, steps_per_epoch
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as torchvision's models expect
 SIDES = {"inception_v3": 299}  # 224 for the others
@@ -167,3 +172,44 @@ def _collate(examples: list[tuple[View, int]]) -> Batch:
     """Bytes `[B, 3, side, side]`, channels innermost in memory, and labels."""
     views, labels = zip(*examples, strict=True)
     return torch.from_numpy(np.stack(views)).permute(0, 3, 1, 2), torch.tensor(labels)
+
+
+AREA = (0.08, 1.0)  # of the image that a crop takes, and
+ASPECT = (3 / 4, 4 / 3)  # its width by its height (Szegedy et al. 2015, section 6)
+TRIES = 10
+CENTRE = 0.875  # of the shorter side that a test image keeps: 224 of 256, 299 of 342
+
+Box = tuple[int, int, int, int]
+View = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def training_view(image: Image.Image, size: int, random: Random) -> View:
+    """A random crop, mirrored with probability 1/2: uint8 `[size, size, 3]`."""
+    left, top, width, height = random_box(image.width, image.height, random)
+    crop = image.crop((left, top, left + width, top + height)).resize((size, size), Image.Resampling.BILINEAR)
+    view = np.asarray(crop)
+    return np.ascontiguousarray(view[:, ::-1]) if random.random() < 0.5 else view
+
+
+def random_box(width: int, height: int, random: Random) -> Box:
+    """Left, top, width and height of a crop of 8 to 100 % of the area, with an aspect of 3:4 to 4:3."""
+    for _ in range(TRIES):
+        area = width * height * random.uniform(*AREA)
+        aspect = math.exp(random.uniform(math.log(ASPECT[0]), math.log(ASPECT[1])))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            return random.randint(0, width - w), random.randint(0, height - h), w, h
+    w = min(width, round(height * ASPECT[1]))  # no crop fits: the centre, with the nearest allowed aspect
+    h = min(height, round(width / ASPECT[0]))
+    return (width - w) // 2, (height - h) // 2, w, h
+
+
+def centre_view(image: Image.Image, size: int) -> View:
+    """The centre of the image: uint8 `[size, size, 3]`."""
+    short = round(size / CENTRE)
+    width, height = image.size
+    portrait = width <= height
+    scaled = (short, int(short * height / width)) if portrait else (int(short * width / height), short)
+    image = image.resize(scaled, Image.Resampling.BILINEAR)
+    left, top = (round((side - size) / 2) for side in image.size)
+    return np.asarray(image.crop((left, top, left + size, top + size)))

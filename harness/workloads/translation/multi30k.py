@@ -21,18 +21,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.errors import DataError
-from harness.workloads.cards.translation import BEGIN, END, PAD
-from harness.workloads.models.translation import Transformer, translate
-from harness.workloads.sources.extras import import_extra
-from harness.workloads.sources.sampling import (
-    epoch_generator,
-    global_batches,
-    seed_this_rank,
-    steps_per_epoch,
-)
+from harness.workloads.models.language import Transformer, translate
+from harness.workloads.sources.files import import_extra
 from harness.workloads.sources.tokenizer import Ids
+from harness.workloads.translation import BEGIN, END, PAD
 from harness.workloads.translation.pairs import Pairs, ParallelText, Sentences, read_pairs
-from harness.workloads.workload import Share
+from harness.workloads.workload import Share, epoch_generator, global_batches, seed_this_rank, steps_per_epoch
 
 TEST_SENTENCES = 64  # of an evaluation batch; its scores are this times tokens times the vocabulary
 EXTRA_TOKENS = 50  # of a translation at most, beyond its source's (Vaswani et al. 2017, section 6.1)

@@ -12,9 +12,8 @@ from PIL import Image
 
 from harness.errors import DataError
 from harness.workloads import WORKLOADS
-from harness.workloads.brain_mri.brain_mri import BrainMRI, build, moved, soft_dice
-from harness.workloads.brain_mri.patients import scenes, split_patients
-from harness.workloads.models.unet import UNet
+from harness.workloads.brain_mri.brain_mri import BrainMRI, build, moved, scenes, soft_dice, split_patients
+from harness.workloads.models.vision import UNet
 from kfac_core import KFAC, KFACConfig
 from tests.harness.workloads.texts import share
 

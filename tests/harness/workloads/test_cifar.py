@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from harness.workloads.cifar.batch_files import VARIANTS
 from harness.workloads.cifar.cifar import MOMENTS, build_cifar10, build_cifar100
-from harness.workloads.cifar.cifar_files import read_cifar
+from harness.workloads.cifar.cifar_files import VARIANTS, read_cifar
 from tests.harness.workloads.batch_files import (
     TEST,
     TRAIN,

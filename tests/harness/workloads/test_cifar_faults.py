@@ -17,9 +17,8 @@ import requests
 
 from harness.cli import main
 from harness.errors import DataError
-from harness.workloads.cifar.batch_files import VARIANTS
-from harness.workloads.cifar.cifar_files import read_cifar
-from harness.workloads.sources.download import download_archive
+from harness.workloads.cifar.cifar_files import VARIANTS, read_cifar
+from harness.workloads.sources.folders import download_archive
 from tests.harness.workloads.batch_files import (
     TEST,
     TRAIN,

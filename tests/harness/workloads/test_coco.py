@@ -12,7 +12,7 @@ from pycocotools import mask as coding
 
 from harness.workloads.coco.annotations import Annotations
 from harness.workloads.coco.scenes import SIDE, digit_scenes, run_lengths
-from harness.workloads.digits import split_digits
+from harness.workloads.digits.digits import split_digits
 from tests.harness.workloads.batch_files import options, torchvision_or_skip
 from tests.harness.workloads.coco_folders import (
     CATEGORIES,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.errors import DataError
-from harness.workloads.sources import extras
+from harness.workloads.sources import files
 from tests.harness.workloads.batch_files import torchvision_or_skip
 from tests.harness.workloads.coco_folders import coco, write_coco
 
@@ -152,7 +152,7 @@ def without(library, error):
 def test_a_torchvision_that_does_not_load_is_one_line(root, monkeypatch):
     workload = coco(root)
     error = RuntimeError("operator torchvision::nms does not exist\nhere")
-    monkeypatch.setattr(extras, "import_module", without("torchvision", error))
+    monkeypatch.setattr(files, "import_module", without("torchvision", error))
     with pytest.raises(ModuleNotFoundError) as raised:
         workload.model()
     message = str(raised.value)
@@ -162,7 +162,7 @@ def test_a_torchvision_that_does_not_load_is_one_line(root, monkeypatch):
 
 
 def test_pycocotools_that_is_missing_is_one_line(root, monkeypatch):
-    monkeypatch.setattr(extras, "import_module", without("pycocotools", ImportError("No module")))
+    monkeypatch.setattr(files, "import_module", without("pycocotools", ImportError("No module")))
     with pytest.raises(ModuleNotFoundError, match=r"^workload coco needs pycocotools: pip install 'kron"):
         coco(root)
 

@@ -15,7 +15,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from harness.cli import main
-from harness.workloads.imagenet.prepare import DEVKIT, TRAIN_TAR, VALIDATION_TAR
+from harness.workloads.imagenet.image_folders import DEVKIT, TRAIN_TAR, VALIDATION_TAR
 from tests.harness.workloads.batch_files import write_cifar10
 from tests.harness.workloads.coco_folders import CATEGORIES, TRAINABLE, write_coco
 

@@ -17,10 +17,9 @@ from harness.training.train import Trainer
 from harness.training.world import World
 from harness.workloads import WORKLOADS
 from harness.workloads.imagenet.image_folders import SOURCE, list_images
-from harness.workloads.imagenet.imagenet import DEVIATION, MEAN, build
-from harness.workloads.imagenet.views import centre_view, random_box, training_view
+from harness.workloads.imagenet.imagenet import DEVIATION, MEAN, build, centre_view, random_box, training_view
 from harness.workloads.models import cifar_resnet, imagenet_resnet
-from harness.workloads.sources.images import read_image
+from harness.workloads.sources.files import read_image
 from kfac_core import KFAC, KFACConfig
 from tests.harness.workloads.batch_files import CPU, options, share, torchvision_or_skip
 from tests.harness.workloads.image_folders import CLASSES, SIDE, TEST_EACH, TRAIN_EACH, imagenet, write_images

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from harness.errors import DataError
-from harness.workloads.sources import extras
-from harness.workloads.sources.data_folder import data_folder
+from harness.workloads.sources import files
+from harness.workloads.sources.files import data_folder
 from tests.harness.workloads.image_folders import imagenet, write_images
 
 
@@ -87,7 +87,7 @@ class TestStaging:
 
     def test_ranks_of_a_node_share_one_copy(self, root):
         program = (
-            "import sys; from pathlib import Path; from harness.workloads.sources.staging import staged; "
+            "import sys; from pathlib import Path; from harness.workloads.sources.folders import staged; "
             "print(staged(Path(sys.argv[1]), ('train', 'val')))"
         )
         ranks = [
@@ -131,7 +131,7 @@ def test_a_torchvision_that_does_not_load_is_one_line(root, monkeypatch):
         assert name == "torchvision"
         raise RuntimeError("operator torchvision::nms does not exist")
 
-    monkeypatch.setattr(extras, "import_module", failing)
+    monkeypatch.setattr(files, "import_module", failing)
     workload = imagenet(root, model="densenet201")
     with pytest.raises(ModuleNotFoundError) as raised:
         workload.model()

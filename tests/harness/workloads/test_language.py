@@ -15,10 +15,9 @@ import torch
 from torch import nn
 
 from harness.workloads import WORKLOADS
-from harness.workloads.cards.language import BERT_SPECIALS
-from harness.workloads.language.bert import Bert
+from harness.workloads.language import BERT_SPECIALS
 from harness.workloads.language.corpus import read_corpus
-from harness.workloads.language.gpt import Gpt
+from harness.workloads.language.language import Bert, Gpt
 from harness.workloads.models.language import bert, gpt2, with_linear_projections
 from harness.workloads.sources.tokenizer import read_tokenizer, train_tokenizer
 from kfac_core.config import KFACConfig

@@ -9,8 +9,7 @@ import pytest
 from harness.cli import main
 from harness.errors import DataError
 from harness.workloads import WORKLOADS
-from harness.workloads.language.bert import Bert
-from harness.workloads.language.gpt import Gpt
+from harness.workloads.language.language import Bert, Gpt
 from harness.workloads.models.language import bert, gpt2
 from tests.harness.workloads.texts import WORDS, options, share, write_texts, write_tokenizer
 

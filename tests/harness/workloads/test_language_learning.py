@@ -15,7 +15,7 @@ from harness.training.train import Trainer
 from harness.training.world import World
 from harness.workloads import WORKLOADS
 from harness.workloads.models.language import bert
-from harness.workloads.sources.weight_files import save_weights
+from harness.workloads.models.weights import save_weights
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,9 @@ import torch
 from harness.errors import DataError
 from harness.training.micro_batches import micro_batches
 from harness.workloads import WORKLOADS
-from harness.workloads.language.bert import Bert
 from harness.workloads.language.corpus import Sequences
-from harness.workloads.language.sentence_pairs import check_documents, draw_pairs
+from harness.workloads.language.language import Bert
+from harness.workloads.language.masking import check_documents, draw_pairs
 from harness.workloads.models.language import bert
 from kfac_core.config import KFACConfig
 from kfac_core.layers import find_layers

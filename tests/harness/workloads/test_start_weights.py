@@ -9,8 +9,7 @@ import torch
 
 from harness.errors import DataError
 from harness.workloads.models.language import bert
-from harness.workloads.models.start_weights import load_start
-from harness.workloads.sources.weight_files import OWN_FILE, find_weights, save_weights
+from harness.workloads.models.weights import OWN_FILE, find_weights, load_start, save_weights
 from tests.harness.workloads.texts import options
 
 SIZES = {"next_sentence": True, "sequence_length": 10, "positions": 16}

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness.errors import DataError
-from harness.workloads.language.bert import Bert
-from harness.workloads.language.corpus import read_corpus
-from harness.workloads.language.text_files import find_text
+from harness.workloads.language.corpus import find_text, read_corpus
+from harness.workloads.language.language import Bert
 from tests.harness.workloads.texts import independently, options, share, write_texts
 
 PUBLISHED = "w1 w2\nw3\n\n  \nw4 w5 w6\n\nw7\n"  # a sentence a line, documents with empty lines between

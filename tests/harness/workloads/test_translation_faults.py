@@ -12,8 +12,8 @@ import requests
 from harness.cli import main
 from harness.errors import DataError
 from harness.workloads import WORKLOADS
-from harness.workloads.translation import sentence_files
-from harness.workloads.translation.sentence_files import PUBLISHED, SOURCE
+from harness.workloads.translation import pairs as sentence_files
+from harness.workloads.translation.pairs import PUBLISHED, SOURCE
 from tests.harness.workloads.sentences import TRAIN, translation, write_pairs
 from tests.harness.workloads.server import Server
 from tests.harness.workloads.texts import WORDS, write_tokenizer

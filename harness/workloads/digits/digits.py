@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.workloads import WORKLOADS
-from harness.workloads.sources.sampling import epoch_generator, local_batches, steps_per_epoch
-from harness.workloads.workload import Share
+from harness.workloads.workload import Share, epoch_generator, local_batches, steps_per_epoch
 
 SPLIT_SEED = 0  # which images are held out is part of the workload, not of a run
 

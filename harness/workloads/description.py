@@ -1,4 +1,4 @@
-"""A workload's card: its options, metrics and sizes, known without torch and without its data."""
+"""A workload's description: its options, metrics and sizes, known without torch and without its data."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # it imports pydantic, which a host of `make gpu` may lack
     from harness.cell import AboutField, Cell
+
 
 Options = Mapping[str, Any]
 

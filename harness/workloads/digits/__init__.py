@@ -1,0 +1,26 @@
+"""Handwritten digits: what a login node knows of the workload (no torch)."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from harness.workloads.description import Options, WorkloadCard, check_minimum
+
+DIGITS_TRAIN = 1437
+
+
+def digits_examples(options: Options) -> int:
+    """Size of the training set, whatever the width of the network."""
+    check_minimum(options, {"width": 1})
+    return DIGITS_TRAIN
+
+
+DIGITS = WorkloadCard(
+    module="harness.workloads.digits.digits",
+    metrics=MappingProxyType({"accuracy": "higher", "loss": "lower"}),
+    options=MappingProxyType({"width": 16}),
+    meanings=MappingProxyType({"width": "channels of the first convolution"}),
+    train_examples=DIGITS_TRAIN,
+    counted=digits_examples,
+    about="1,797 real handwritten digits of 8x8 pixels (UCI, inside scikit-learn); a small ConvNet",
+)

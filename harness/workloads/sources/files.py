@@ -1,0 +1,89 @@
+"""Data folders, image files, subsets of examples and optional libraries (no torch)."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from harness.errors import DataError
+from harness.workloads.description import FILES
+
+DATA_VARIABLE = "KRONSCALE_DATA"
+DEFAULT = "data"
+EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
+
+
+def data_folder(option: str) -> Path:
+    """The folder that the option `data` means.
+
+    A path in the option is part of the cell and of its hash. `files` means the folder that the variable
+    KRONSCALE_DATA names (a site profile's `environment` sets it), or `data` in the working directory.
+    """
+    named = os.environ.get(DATA_VARIABLE) or DEFAULT if option == FILES else option
+    return Path(os.path.expandvars(named)).expanduser()
+
+
+def how_to_point(option: str) -> str:
+    """End of an error message about missing data: how to name another folder."""
+    if option == FILES:
+        return f"or name your copy's folder in {DATA_VARIABLE} or in workload.options.data"
+    return "or name another folder in workload.options.data"
+
+
+Labels = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def read_image(path: str, source: str) -> Image.Image:
+    """The image in red, green and blue.
+
+    Args:
+        path: the file.
+        source: where to get it again, for the error message.
+
+    Raises:
+        DataError: the file is missing, truncated or not an image.
+    """
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    # What Pillow raises for damaged files, depending on format and place of the damage.
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path} is not a readable image ({reason}); copy it again from {source}") from None
+
+
+def balanced_subset(labels: Labels, count: int) -> Labels:
+    """Indices, ascending, of `count` examples: the first of every class, the second of every class, ..."""
+    by_class = np.argsort(labels, kind="stable")
+    sizes = np.bincount(labels)
+    rank_in_class = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    round_robin: Labels = by_class[np.lexsort((labels[by_class], rank_in_class))]
+    return np.sort(round_robin[:count])
+
+
+def import_extra(module: str, needed_by: str, extra: str, alternative: str = "") -> ModuleType:
+    """Import an optional library.
+
+    Args:
+        module: its name.
+        needed_by: the option or workload that needs it, for the error message.
+        extra: the extra that installs it.
+        alternative: end of the error message: what else the user can do.
+
+    Raises:
+        ModuleNotFoundError: it is missing, or (torchvision) built for another version of torch.
+    """
+    try:
+        return import_module(module)
+    except (ImportError, RuntimeError) as error:  # torchvision for another torch lacks operators
+        reason = " ".join(str(error).split())
+        raise ModuleNotFoundError(
+            f"{needed_by} needs {module.partition('.')[0]}: pip install 'kronscale[{extra}]'{alternative} "
+            f"({reason})"
+        ) from None
