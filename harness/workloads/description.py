@@ -56,7 +56,7 @@ METRIC_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType({
 
 
 @dataclass(frozen=True)
-class WorkloadCard:
+class WorkloadDescription:
     """What planning needs to know of a workload.
 
     Attributes:
@@ -93,7 +93,7 @@ class WorkloadCard:
     no_batch_norm: Callable[[Options], str] = lambda _: "its network has no batch normalisation"
 
     def completed(self, given: Options) -> dict[str, Any]:
-        """The options with the card's defaults, which are part of a cell's id.
+        """The options with the description's defaults, which are part of a cell's id.
 
         Raises:
             ValueError: one is unknown, of another type than its default, or refused by `examples`; the
@@ -167,7 +167,7 @@ class WorkloadCard:
             )
 
     def examples(self, options: Options) -> int:
-        """Training examples of an epoch under these options; missing ones have the card's defaults.
+        """Training examples of an epoch under these options; missing ones have the description's defaults.
 
         Returns:
             Their number, or 0 if known only once the data is read.
@@ -184,7 +184,7 @@ class WorkloadCard:
         return means[metric]
 
     def values(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Every metric that was measured, in the card's order; those of an option that is not set are not."""
+        """Every metric that was measured, in this order; those of an option that is not set are not."""
         return {
             metric: self.value(metric, means)
             for metric in self.metrics

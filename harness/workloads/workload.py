@@ -88,7 +88,7 @@ class Pooled(Protocol):
     After `evaluate`, rank 0 computes these metrics from the findings of all ranks.
 
     Attributes:
-        pooled_metrics: their names; `evaluate` sums the others of the card.
+        pooled_metrics: their names; `evaluate` sums the others of the description.
     """
 
     pooled_metrics: Sequence[str]
@@ -128,9 +128,9 @@ class SumOfMeans(CountedLoss, Protocol):
 
 def build_workload(cell: Cell, share: Share) -> Workload:
     """The workload that `cell` names, as the rank of `share` sees it."""
-    card = WORKLOADS[cell.workload.name]
-    build = getattr(import_module(card.module), card.builder)
-    workload: Workload = build({**card.options, **cell.workload.options}, share)
+    description = WORKLOADS[cell.workload.name]
+    build = getattr(import_module(description.module), description.builder)
+    workload: Workload = build({**description.options, **cell.workload.options}, share)
     return workload
 
 

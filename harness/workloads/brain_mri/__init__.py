@@ -11,7 +11,7 @@ from harness.workloads.description import (
     FILES,
     SYNTHETIC,
     Options,
-    WorkloadCard,
+    WorkloadDescription,
     check_minimum,
     check_width,
     limited,
@@ -59,7 +59,7 @@ def brain_examples(options: Options) -> int:
     return int(options["train_examples"])
 
 
-BRAIN_MRI = WorkloadCard(
+BRAIN_MRI = WorkloadDescription(
     module="harness.workloads.brain_mri.brain_mri",
     metrics=MappingProxyType({"dice": "higher", "iou": "higher", "loss": "lower"}),
     options=MappingProxyType(_OPTIONS),

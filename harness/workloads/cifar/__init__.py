@@ -12,7 +12,7 @@ from harness.workloads.description import (
     FILES,
     SYNTHETIC,
     Options,
-    WorkloadCard,
+    WorkloadDescription,
     check_share,
     check_width,
     limited,
@@ -71,7 +71,7 @@ def cifar100_examples(options: Options) -> int:
     return cifar_examples(options)
 
 
-CIFAR10 = WorkloadCard(
+CIFAR10 = WorkloadDescription(
     module="harness.workloads.cifar.cifar",
     builder="build_cifar10",
     metrics=MappingProxyType({"accuracy": "higher", "loss": "lower"}),

@@ -11,7 +11,7 @@ from harness.workloads.description import (
     FILES,
     SYNTHETIC,
     Options,
-    WorkloadCard,
+    WorkloadDescription,
     check_minimum,
     limited,
 )
@@ -95,7 +95,7 @@ def frozen_batch_norm(options: Options) -> str:
     )
 
 
-COCO = WorkloadCard(
+COCO = WorkloadDescription(
     module="harness.workloads.coco.coco",
     metrics=MappingProxyType(
         {"box_map": "higher", "mask_map": "higher", "box_ap50": "higher", "mask_ap50": "higher"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from harness.workloads.description import Options, WorkloadCard, check_minimum
+from harness.workloads.description import Options, WorkloadDescription, check_minimum
 
 DIGITS_TRAIN = 1437
 
@@ -15,7 +15,7 @@ def digits_examples(options: Options) -> int:
     return DIGITS_TRAIN
 
 
-DIGITS = WorkloadCard(
+DIGITS = WorkloadDescription(
     module="harness.workloads.digits.digits",
     metrics=MappingProxyType({"accuracy": "higher", "loss": "lower"}),
     options=MappingProxyType({"width": 16}),

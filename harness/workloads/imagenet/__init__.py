@@ -11,7 +11,7 @@ from harness.workloads.description import (
     FILES,
     SYNTHETIC,
     Options,
-    WorkloadCard,
+    WorkloadDescription,
     check_minimum,
     check_share,
     limited,
@@ -75,7 +75,7 @@ def imagenet_examples(options: Options) -> int:
     return limited("train_examples", options, IMAGENET_TRAIN)
 
 
-IMAGENET = WorkloadCard(
+IMAGENET = WorkloadDescription(
     module="harness.workloads.imagenet.imagenet",
     metrics=MappingProxyType({"accuracy": "higher", "top5_accuracy": "higher", "loss": "lower"}),
     options=MappingProxyType(_IMAGENET_OPTIONS),

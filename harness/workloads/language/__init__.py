@@ -12,7 +12,7 @@ from harness.workloads.description import (
     FILES,
     SYNTHETIC,
     Options,
-    WorkloadCard,
+    WorkloadDescription,
     check_minimum,
     check_share,
 )
@@ -91,7 +91,7 @@ def check_sizes(options: Options, specials: int, minimum: Mapping[str, int]) -> 
     """Check a Transformer's sizes and its vocabulary, which has `specials` special tokens.
 
     Args:
-        options: of the card.
+        options: of the description.
         specials: how many.
         minimum: of the options that not every Transformer has.
 
@@ -123,7 +123,7 @@ _IGNORED = MappingProxyType({
     ("data", SYNTHETIC): ("train_text", "test_text", "tokenizer"),
 })  # fmt: skip
 
-BERT = WorkloadCard(
+BERT = WorkloadDescription(
     module="harness.workloads.language.language",
     builder="Bert",
     metrics=MappingProxyType({
@@ -149,7 +149,7 @@ BERT = WorkloadCard(
     about="masked words of a text, and next sentences, BERT of any size (Devlin et al. 2019); text files, "
     "a part of WikiText-2",
 )  # fmt: skip
-GPT = WorkloadCard(
+GPT = WorkloadDescription(
     module="harness.workloads.language.language",
     builder="Gpt",
     metrics=MappingProxyType({"accuracy": "higher", "loss": "lower", "perplexity": "lower"}),

@@ -5,7 +5,14 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from harness.workloads.description import EMBEDDED, FILES, SYNTHETIC, Options, WorkloadCard, check_share
+from harness.workloads.description import (
+    EMBEDDED,
+    FILES,
+    SYNTHETIC,
+    Options,
+    WorkloadDescription,
+    check_share,
+)
 from harness.workloads.language import TRANSFORMER_MEANINGS, check_sizes, text_examples
 
 PAD, BEGIN, END = SPECIALS = ("[PAD]", "[BOS]", "[EOS]")
@@ -58,7 +65,7 @@ def multi30k_examples(options: Options) -> int:
     return text_examples(options)
 
 
-MULTI30K = WorkloadCard(
+MULTI30K = WorkloadDescription(
     module="harness.workloads.translation.multi30k",
     metrics=MappingProxyType(
         {"accuracy": "higher", "loss": "lower", "perplexity": "lower", "bleu": "higher"}

@@ -265,7 +265,7 @@ def test_options_that_no_data_could_serve_are_refused_at_planning(changes, messa
     assert message in str(raised.value)
 
 
-def test_an_epoch_is_what_the_card_says():
+def test_an_epoch_is_what_the_description_says():
     from harness.workloads import WORKLOADS
 
     examples_of = WORKLOADS["coco"].examples

@@ -296,11 +296,11 @@ def test_synthetic_text_has_the_size_of_the_real_one_and_needs_no_file(name):
 
 
 def test_perplexity_is_e_to_the_mean_loss():
-    card = WORKLOADS["gpt"]
-    assert card.value("perplexity", {"loss": 2.0, "accuracy": 0.5}) == pytest.approx(math.e**2)
-    assert card.value("accuracy", {"loss": 2.0, "accuracy": 0.5}) == 0.5
-    assert math.isnan(card.value("perplexity", {"loss": math.nan}))
-    assert math.isfinite(card.value("perplexity", {"loss": 1e6}))
+    description = WORKLOADS["gpt"]
+    assert description.value("perplexity", {"loss": 2.0, "accuracy": 0.5}) == pytest.approx(math.e**2)
+    assert description.value("accuracy", {"loss": 2.0, "accuracy": 0.5}) == 0.5
+    assert math.isnan(description.value("perplexity", {"loss": math.nan}))
+    assert math.isfinite(description.value("perplexity", {"loss": 1e6}))
 
 
 def test_ranks_drop_different_units_and_start_from_the_same_weights(folder):

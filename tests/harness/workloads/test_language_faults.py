@@ -162,7 +162,7 @@ def test_a_run_without_its_text_fails_with_that_cause(tmp_path, capsys):
 
 def test_the_number_of_sequences_is_known_where_the_options_say_it():
     for name in ("bert", "gpt"):
-        card = WORKLOADS[name]
-        assert card.examples({}) == 0
-        assert card.examples({"train_examples": 70}) == 70
-        assert card.examples({"data": "synthetic"}) == 8192
+        description = WORKLOADS[name]
+        assert description.examples({}) == 0
+        assert description.examples({"train_examples": 70}) == 70
+        assert description.examples({"data": "synthetic"}) == 8192

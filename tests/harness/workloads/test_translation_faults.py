@@ -157,12 +157,12 @@ def test_options_that_cannot_be_are_refused_before_anything_runs(tmp_path, capsy
 
 
 def test_nothing_is_embedded_and_the_number_of_pairs_is_known_where_the_options_say_it():
-    card = WORKLOADS["multi30k"]
+    description = WORKLOADS["multi30k"]
     with pytest.raises(ValueError, match=r"data='embedded' has no parallel text; use files, synthetic or a"):
-        card.examples({"data": "embedded"})
-    assert card.examples({}) == 0
-    assert card.examples({"train_examples": 70}) == 70
-    assert card.examples({"data": "synthetic"}) == 8192
+        description.examples({"data": "embedded"})
+    assert description.examples({}) == 0
+    assert description.examples({"train_examples": 70}) == 70
+    assert description.examples({"data": "synthetic"}) == 8192
 
 
 @pytest.mark.parametrize(("missing", "bleu"), [("tokenizers", False), ("sacrebleu.metrics.bleu", True)])
