@@ -112,8 +112,7 @@ def _test_images(options: Options) -> int:
 
 
 def _check_coco(name: str, options: Options, most: int | None) -> list[Finding]:
-    from harness.workloads.coco.annotation_index import SOURCE  # noqa: PLC0415
-    from harness.workloads.coco.annotations import read_annotations  # noqa: PLC0415  loads numpy
+    from harness.workloads.coco.annotations import SOURCE, read_annotations  # noqa: PLC0415  loads numpy
 
     root, hint, findings = data_folder(options["data"]), how_to_point(options["data"]), []
     for split in (f"train{options['year']}", f"val{options['year']}"):

@@ -20,10 +20,18 @@ from torch import Tensor, nn
 
 from harness.errors import DataError
 from harness.workloads import WORKLOADS
-from harness.workloads.coco.annotation_index import SOURCE
-from harness.workloads.coco.annotations import Annotations, read_annotations, same_categories
+from harness.workloads.coco.annotations import (
+    METRICS,
+    SOURCE,
+    Annotations,
+    Detection,
+    average_precision,
+    detections,
+    matched,
+    read_annotations,
+    same_categories,
+)
 from harness.workloads.coco.scenes import Pictures, digit_scenes, noise
-from harness.workloads.coco.scores import METRICS, Detection, average_precision, detections, matched, truth_of
 from harness.workloads.description import EMBEDDED, FILES, SYNTHETIC
 from harness.workloads.models.detection import mask_rcnn
 from harness.workloads.sources.files import data_folder, how_to_point, read_image
@@ -123,7 +131,7 @@ class Coco:
         """Which detections match an object of this rank's test images."""
         if self._truth is None:
             own = [self._test_ids[index] for index in self._own_test()]
-            self._truth = truth_of(self._test.annotations.coco(own))
+            self._truth = self._test.annotations.part(own)
         return matched(self._truth, self._detections)
 
     def score(self, findings: Sequence[bytes]) -> Mapping[str, float]:
@@ -160,7 +168,7 @@ class SyntheticCoco(Coco):
         pictures = partial(noise, width=width, height=height, classes=classes, objects=OBJECTS)
         train = pictures(count=batch, seed=share.seed * 1_000_003 + share.rank)
         test = pictures(count=SYNTHETIC_TEST, seed=share.seed)
-        images = (_in_memory(part, "synthetic images", classes) for part in (train, test))
+        images = (_in_memory(part, "synthetic images") for part in (train, test))
         super().__init__({**options, "train_examples": batch}, share, *images)
         self.steps_per_epoch = steps_per_epoch(share, WORKLOADS["coco"].examples(options))
         examples = [_read_example(self._train, self._train_ids, None, index) for index in range(batch)]
@@ -178,7 +186,7 @@ def build(options: Mapping[str, Any], share: Share) -> Coco:
         return SyntheticCoco(options, share)
     classes = options["classes"]
     if options["data"] == EMBEDDED:
-        train, test = (_in_memory(part, "scenes of digits", classes) for part in digit_scenes())
+        train, test = (_in_memory(part, "scenes of digits") for part in digit_scenes())
         return Coco(options, share, train, test)
     year, hint = options["year"], how_to_point(options["data"])
     splits = tuple(f"{split}{year}" for split in ("train", "val"))
@@ -207,8 +215,8 @@ def _read_file(annotations: Annotations, folder: Path, number: int) -> Pixels:
     return np.asarray(image)
 
 
-def _in_memory(pictures: Pictures, name: str, classes: int) -> Images:
-    return Images(Annotations.of(pictures.content, name, classes), pictures.pixels.__getitem__)
+def _in_memory(pictures: Pictures, name: str) -> Images:
+    return Images(Annotations(pictures.content, name), pictures.pixels.__getitem__)
 
 
 def _training_ids(annotations: Annotations, wanted: int) -> list[int]:

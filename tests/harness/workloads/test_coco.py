@@ -201,7 +201,7 @@ class TestScenes:
         again, _ = digit_scenes()
         assert train.content == again.content
         assert all(np.array_equal(*pair) for pair in zip(train.pixels, again.pixels, strict=True))
-        annotations = Annotations.of(train.content, "scenes", 10)
+        annotations = Annotations(train.content, "scenes")
         assert len(annotations.trainable()) == len(annotations.ids) == 400
         for number in annotations.ids[:50]:
             objects = annotations.objects(number)

@@ -53,19 +53,19 @@ def test_a_file_that_is_no_json_is_one_line(root, content):
     path = root / "annotations" / "instances_train2017.json"
     path.write_bytes(content)
     message = error(root)
-    assert message.startswith(f"{path} is not readable JSON (")
+    assert message.startswith(f"{path} must be a file of COCO's instances: the file: Invalid JSON: ")
     assert "get it again from https://cocodataset.org" in message
 
 
 FAULTS = {
     "captions": (
         lambda c: [entry.pop("bbox") for entry in c["annotations"]],
-        "annotations[0] has no bbox; get it again",
+        "annotations[0].bbox: Field required; get it again",
     ),
-    "no images": (lambda c: c.pop("images"), "must be a file of COCO's instances, but has no list 'images'"),
-    "an image without a size": (lambda c: c["images"][2].pop("width"), "images[2] has no width"),
+    "no images": (lambda c: c.pop("images"), "must be a file of COCO's instances: images: Field required"),
+    "an image without a size": (lambda c: c["images"][2].pop("width"), "images[2].width: Field required"),
     "a text as an id": (
-        lambda c: c["images"][1].update(id="107"), "images[1].id must be a whole number, got '107'",
+        lambda c: c["images"][1].update(id="107"), "images[1].id: Input should be a valid integer",
     ),
     "two images of one id": (
         lambda c: c["images"][1].update(id=c["images"][0]["id"]), "images have id 191 more than once",
@@ -76,15 +76,15 @@ FAULTS = {
     ),
     "an unknown category": (
         lambda c: c["annotations"][3].update(category_id=91),
-        "annotations[3].category_id must be a listed category, got 91",
+        "annotations[3].category_id must be listed in categories, got 91",
     ),
     "an unknown image": (
         lambda c: c["annotations"][3].update(image_id=5),
-        "annotations[3].image_id must be a listed image, got 5",
+        "annotations[3].image_id must be listed in images, got 5",
     ),
     "half a box": (
         lambda c: c["annotations"][3].update(bbox=[1, 2]),
-        "annotations[3].bbox must be left, top, width and height, got [1, 2]",
+        "annotations[3].bbox: List should have at least 4 items after validation, not 2",
     ),
     "other categories than the test set": (
         lambda c: [c["categories"][0].update(id=5)]
@@ -121,10 +121,16 @@ def test_annotations_that_cannot_serve_are_one_line(root, fault):
 
 def test_a_list_in_place_of_a_mapping_and_an_empty_test_set_are_refused(root):
     (root / "annotations" / "instances_train2017.json").write_text("[1, 2]")
-    assert "has no list 'images'" in error(root)
+    assert "the file: Input should be an object" in error(root)
     write_coco(root.parent / "other")
     edit(root.parent / "other", lambda c: c.update(images=[], annotations=[]), "val2017")
     assert "instances_val2017.json must have an image, got none" in error(root.parent / "other")
+
+
+def test_a_test_object_without_a_readable_mask_is_one_line(root):
+    edit(root, lambda c: c["annotations"][0].update(segmentation="PPYo1"), "val2017")
+    with pytest.raises(DataError, match=r"val2017\.json: image 100 has an object without a readable mask"):
+        coco(root).findings()
 
 
 @pytest.mark.parametrize("workers", [0, 2])

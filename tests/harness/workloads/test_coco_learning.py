@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.workloads.coco.scores import METRICS
+from harness.workloads.coco.annotations import METRICS
 from harness.workloads.models.detection import mask_rcnn
 from kfac_core import KFAC, KFACConfig
 from tests.harness.checkpoint.runs import cell, new_attempt, train
