@@ -6,7 +6,6 @@ names the module with the rest. To add one, write `harness/workloads/<name>/<nam
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from harness.workloads.brain_mri import BRAIN_MRI
 from harness.workloads.cifar import CIFAR10, CIFAR100
@@ -19,16 +18,14 @@ from harness.workloads.translation import MULTI30K
 
 __all__ = ["WORKLOADS", "WorkloadDescription"]
 
-WORKLOADS: Mapping[str, WorkloadDescription] = MappingProxyType(
-    {
-        "digits": DIGITS,
-        "cifar10": CIFAR10,
-        "cifar100": CIFAR100,
-        "imagenet": IMAGENET,
-        "coco": COCO,
-        "brain_mri": BRAIN_MRI,
-        "bert": BERT,
-        "gpt": GPT,
-        "multi30k": MULTI30K,
-    }
-)
+WORKLOADS: Mapping[str, WorkloadDescription] = {
+    "digits": DIGITS,
+    "cifar10": CIFAR10,
+    "cifar100": CIFAR100,
+    "imagenet": IMAGENET,
+    "coco": COCO,
+    "brain_mri": BRAIN_MRI,
+    "bert": BERT,
+    "gpt": GPT,
+    "multi30k": MULTI30K,
+}

@@ -1,21 +1,15 @@
-"""What the training loop calls of a workload, and what a rank sees: its share, the order and the loading.
-
-The order of examples is a function of seed and epoch, the same in every world. All ranks draw one permutation
-and cut it into global batches; each takes its slice of every batch. The incomplete last batch is dropped. So
-every example occurs at most once an epoch, and exactly once if the batch size divides their number. A resumed
-epoch begins with the step after the last one done.
-"""
+"""What the training loop calls of a workload, and what a rank sees: its share, the order and the loading."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from harness.errors import DataError
 from harness.workloads import WORKLOADS
@@ -49,10 +43,25 @@ class Share:
         """Examples per step on all ranks together."""
         return self.local_batch_size * self.world_size
 
+    def steps_per_epoch(self, examples: int) -> int:
+        """Complete global batches in an epoch."""
+        return examples // self.global_batch_size
+
     def slice_of(self, global_batch: Tensor) -> Tensor:
         """This rank's part of the indices of one global batch."""
         start = self.rank * self.local_batch_size
         return global_batch[start : start + self.local_batch_size]
+
+    def held_out(self, examples: int) -> Tensor:
+        """Indices of this rank's held-out examples: every world_size-th."""
+        return torch.arange(examples)[self.rank :: self.world_size]
+
+    def seed_torch(self) -> None:
+        """Seed torch's own generator differently on each rank: for dropout and sampling in the model.
+
+        To be called once the weights are initialised, which must be the same on all ranks.
+        """
+        torch.manual_seed(self.seed * 1_000_003 + self.rank)
 
 
 class Workload(Protocol):
@@ -134,34 +143,40 @@ def build_workload(cell: Cell, share: Share) -> Workload:
     return workload
 
 
-def epoch_generator(share: Share, epoch: int) -> torch.Generator:
-    """The generator of an epoch's random numbers, the same on every rank and in every world."""
-    return torch.Generator().manual_seed(share.seed * 1_000_003 + epoch)
+class EpochSampler(Sampler[Tensor]):
+    """This rank's indices of each step of an epoch: a function of seed, epoch and step, in every world.
 
+    All ranks draw one permutation and cut it into global batches; each takes its slice of every batch. The
+    incomplete last batch is dropped. So every example occurs at most once an epoch, and exactly once if the
+    batch size divides their number.
 
-def seed_this_rank(share: Share) -> None:
-    """Seed torch's own generator differently on each rank: for dropout and sampling in the model.
+    Args:
+        share: of this rank.
+        examples: how many there are.
+        epoch: from 0.
+        first_step: with which a resumed epoch goes on.
+        device: of the indices.
 
-    To be called once the weights are initialised, which must be the same on all ranks.
+    Attributes:
+        generator: of further random numbers of the epoch, the same on every rank and in every world.
     """
-    torch.manual_seed(share.seed * 1_000_003 + share.rank)
 
+    def __init__(
+        self, share: Share, examples: int, epoch: int, first_step: int, device: torch.device | str = "cpu"
+    ) -> None:
+        self.generator = torch.Generator().manual_seed(share.seed * 1_000_003 + epoch)
+        order = torch.randperm(examples, generator=self.generator).to(device)
+        steps = share.steps_per_epoch(examples)
+        self.global_batches = order.split(share.global_batch_size)[first_step:steps]
+        self._share = share
 
-def steps_per_epoch(share: Share, examples: int) -> int:
-    """Complete global batches in an epoch."""
-    return examples // share.global_batch_size
+    def __len__(self) -> int:
+        """Steps that remain."""
+        return len(self.global_batches)
 
-
-def global_batches(share: Share, order: Tensor, first_step: int) -> Iterator[Tensor]:
-    """Indices of all ranks, step by step, of an epoch's `order` from `first_step` on."""
-    steps = steps_per_epoch(share, len(order))
-    yield from order.split(share.global_batch_size)[first_step:steps]
-
-
-def local_batches(share: Share, order: Tensor, first_step: int) -> Iterator[Tensor]:
-    """Indices of this rank, step by step."""
-    for global_batch in global_batches(share, order, first_step):
-        yield share.slice_of(global_batch)
+    def __iter__(self) -> Iterator[Tensor]:
+        """Indices of one local batch after another."""
+        return map(self._share.slice_of, self.global_batches)
 
 
 class Examples(Dataset[Any]):
@@ -183,7 +198,7 @@ class Examples(Dataset[Any]):
 
 def load_batches(
     read: Callable[[int], Any],
-    batches: Sequence[list[int]],
+    batches: Iterable[Tensor],
     workers: int,
     collate: Callable[[list[Any]], Any],
     device: torch.device,
@@ -204,10 +219,11 @@ def load_batches(
     def collate_or_fail(examples: list[Any]) -> Any:
         return next((example for example in examples if isinstance(example, str)), None) or collate(examples)
 
-    workers = min(workers, len(batches))
+    lists = [batch.tolist() for batch in batches if len(batch)]
+    workers = min(workers, len(lists))
     loader = DataLoader(
         Examples(read),
-        batch_sampler=batches,
+        batch_sampler=lists,
         num_workers=workers,
         # A spawned worker would import MPI again and abort; a forked one has it already.
         multiprocessing_context="fork" if workers else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Any
 
 from harness.workloads.coco import SCENE_TRAIN
@@ -61,15 +60,13 @@ def brain_examples(options: Options) -> int:
 
 BRAIN_MRI = WorkloadDescription(
     module="harness.workloads.brain_mri.brain_mri",
-    metrics=MappingProxyType({"dice": "higher", "iou": "higher", "loss": "lower"}),
-    options=MappingProxyType(_OPTIONS),
-    meanings=MappingProxyType(_MEANINGS),
-    choices=MappingProxyType({"model": ("unet",)}),
+    metrics={"dice": "higher", "iou": "higher", "loss": "lower"},
+    options=_OPTIONS,
+    meanings=_MEANINGS,
+    choices={"model": ("unet",)},
     train_examples=0,
     counted=brain_examples,
     no_batch_norm=lambda _: "",
-    ignored=MappingProxyType(
-        {("data", EMBEDDED): ("test_patients",), ("data", SYNTHETIC): ("test_patients", "augment")}
-    ),
+    ignored={("data", EMBEDDED): ("test_patients",), ("data", SYNTHETIC): ("test_patients", "augment")},
     about="abnormal tissue in slices of brain MRI (LGG, Buda et al. 2019); U-Net",
 )

@@ -30,7 +30,7 @@ from harness.workloads.coco.scenes import Pictures, digit_scenes
 from harness.workloads.description import EMBEDDED, SYNTHETIC
 from harness.workloads.models.vision import UNet
 from harness.workloads.sources.files import data_folder, how_to_point, read_image
-from harness.workloads.workload import Share, epoch_generator, local_batches, steps_per_epoch
+from harness.workloads.workload import EpochSampler, Share
 
 SCALE, DEGREES = 0.05, 15.0  # of the augmentation, as published
 SMOOTH = 1.0  # added to both counts of the soft Dice loss, as published
@@ -76,7 +76,7 @@ class BrainMRI:
             )
         self._train = Slices(*(torch.cat(column)[:count] for column in zip(*slices, strict=True)))
         self._test = test[share.rank :: share.world_size]
-        self.steps_per_epoch = steps_per_epoch(share, count)
+        self.steps_per_epoch = share.steps_per_epoch(count)
         if not self.steps_per_epoch:
             raise DataError(
                 f"there are {count} training slices, fewer than one global batch of {share.global_batch_size}"
@@ -88,8 +88,7 @@ class BrainMRI:
 
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Shuffled and augmented anew each epoch; the incomplete last batch is dropped."""
-        order = torch.randperm(len(self._train.masks), generator=epoch_generator(self._share, epoch))
-        for indices in local_batches(self._share, order, first_step):
+        for indices in EpochSampler(self._share, len(self._train.masks), epoch, first_step):
             chosen = Slices(*(column[indices] for column in self._train))
             images, masks = chosen.images(), chosen.masks
             if self._options["augment"] and self._options["data"] != SYNTHETIC:

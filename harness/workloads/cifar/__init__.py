@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from harness.workloads.description import (
@@ -74,13 +73,13 @@ def cifar100_examples(options: Options) -> int:
 CIFAR10 = WorkloadDescription(
     module="harness.workloads.cifar.cifar",
     builder="build_cifar10",
-    metrics=MappingProxyType({"accuracy": "higher", "loss": "lower"}),
-    options=MappingProxyType(_CIFAR_OPTIONS),
-    meanings=MappingProxyType(_CIFAR_MEANINGS),
-    choices=MappingProxyType({"model": CIFAR_MODELS}),
+    metrics={"accuracy": "higher", "loss": "lower"},
+    options=_CIFAR_OPTIONS,
+    meanings=_CIFAR_MEANINGS,
+    choices={"model": CIFAR_MODELS},
     train_examples=CIFAR_TRAIN,
     counted=cifar_examples,
-    ignored=MappingProxyType({("data", EMBEDDED): ("download",), ("data", SYNTHETIC): ("download",)}),
+    ignored={("data", EMBEDDED): ("download",), ("data", SYNTHETIC): ("download",)},
     least_local_batch=smallest_cifar_batch,
     no_batch_norm=lambda _: "",
     about="60,000 photographs of 32x32 pixels, 10 classes (Krizhevsky 2009); ResNet-8 to 110, VGG-16",

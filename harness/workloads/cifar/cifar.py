@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from harness.workloads.cifar.cifar_files import VARIANTS, Images, Variant, read_cifar
 from harness.workloads.models import CifarVGG16, cifar_resnet
-from harness.workloads.workload import Share, epoch_generator, local_batches, steps_per_epoch
+from harness.workloads.workload import EpochSampler, Share
 
 PAD = 4
 TEST_BATCH = 500  # divides 10,000; its activations need less memory than a training step
@@ -43,7 +43,7 @@ class Cifar:
         # (x / 255 - mean) / deviation in one multiplication and one addition
         self._scale = (1 / (255 * deviation)).view(3, 1, 1)
         self._shift = (-mean / deviation).view(3, 1, 1)
-        self.steps_per_epoch = steps_per_epoch(share, len(self._labels))
+        self.steps_per_epoch = share.steps_per_epoch(len(self._labels))
 
     def model(self) -> nn.Module:
         """The network that `model` names, `width` times as wide as published."""
@@ -57,11 +57,10 @@ class Cifar:
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Shuffled and augmented anew each epoch; the incomplete last batch is dropped."""
         examples, device = len(self._labels), self._share.device
-        generator = epoch_generator(self._share, epoch)
-        order = torch.randperm(examples, generator=generator).to(device)
-        corners = torch.randint(0, 2 * PAD + 1, (2, examples), generator=generator).to(device)
-        mirrored = torch.randint(0, 2, (examples,), generator=generator).bool().to(device)
-        for indices in local_batches(self._share, order, first_step):
+        sampler = EpochSampler(self._share, examples, epoch, first_step, device)
+        corners = torch.randint(0, 2 * PAD + 1, (2, examples), generator=sampler.generator).to(device)
+        mirrored = torch.randint(0, 2, (examples,), generator=sampler.generator).bool().to(device)
+        for indices in sampler:
             if self._crops is None:
                 pixels = self._pixels[indices]
             else:

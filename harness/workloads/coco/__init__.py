@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Any
 
 from harness.workloads.description import (
@@ -97,21 +96,17 @@ def frozen_batch_norm(options: Options) -> str:
 
 COCO = WorkloadDescription(
     module="harness.workloads.coco.coco",
-    metrics=MappingProxyType(
-        {"box_map": "higher", "mask_map": "higher", "box_ap50": "higher", "mask_ap50": "higher"}
-    ),
-    options=MappingProxyType(_OPTIONS),
-    meanings=MappingProxyType(_MEANINGS),
-    choices=MappingProxyType({"model": DETECTION_MODELS}),
+    metrics={"box_map": "higher", "mask_map": "higher", "box_ap50": "higher", "mask_ap50": "higher"},
+    options=_OPTIONS,
+    meanings=_MEANINGS,
+    choices={"model": DETECTION_MODELS},
     train_examples=COCO_TRAIN[2017],
     counted=coco_examples,
     no_batch_norm=frozen_batch_norm,
-    ignored=MappingProxyType(
-        {
-            ("data", EMBEDDED): ("year",),
-            ("data", SYNTHETIC): ("augment",),
-            ("backbone", ""): ("trainable_layers",),
-        }
-    ),
+    ignored={
+        ("data", EMBEDDED): ("year",),
+        ("data", SYNTHETIC): ("augment",),
+        ("backbone", ""): ("trainable_layers",),
+    },
     about="objects in photographs, their boxes and masks, 80 classes (COCO, Lin et al. 2014); Mask R-CNN",
 )

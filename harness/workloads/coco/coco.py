@@ -8,7 +8,7 @@ checkpoints contain: the same seed in the same world gives the same run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -36,14 +36,7 @@ from harness.workloads.description import EMBEDDED, FILES, SYNTHETIC
 from harness.workloads.models.detection import mask_rcnn
 from harness.workloads.sources.files import data_folder, how_to_point, read_image
 from harness.workloads.sources.folders import staged
-from harness.workloads.workload import (
-    Share,
-    epoch_generator,
-    load_batches,
-    local_batches,
-    seed_this_rank,
-    steps_per_epoch,
-)
+from harness.workloads.workload import EpochSampler, Share, load_batches
 
 OBJECTS = 7  # in a synthetic image; COCO has 7.3 on average
 SYNTHETIC_TEST = 4  # images
@@ -84,7 +77,7 @@ class Coco:
             raise DataError(f"{test.annotations.name} must have an image, got none")
         self._detections: list[Detection] = []
         self._truth: Any = None  # of this rank's test images, once they are scored
-        self.steps_per_epoch = steps_per_epoch(share, len(self._train_ids))
+        self.steps_per_epoch = share.steps_per_epoch(len(self._train_ids))
 
     def model(self) -> nn.Module:
         """Mask R-CNN, its backbone's weights from the file that `backbone` names."""
@@ -92,13 +85,12 @@ class Coco:
         folder = data_folder(FILES if data in (EMBEDDED, SYNTHETIC) else data)
         weights = folder / file if file else None
         model = mask_rcnn(self._options, weights).to(self._share.device)
-        seed_this_rank(self._share)  # ranks have the same weights, and sample different proposals
+        self._share.seed_torch()  # ranks have the same weights, and sample different proposals
         return model
 
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Shuffled and mirrored anew each epoch; the incomplete last batch is dropped."""
-        order = torch.randperm(len(self._train_ids), generator=epoch_generator(self._share, epoch))
-        batches = [indices.tolist() for indices in local_batches(self._share, order, first_step)]
+        batches = EpochSampler(self._share, len(self._train_ids), epoch, first_step)
         seed = f"{self._share.seed} {epoch}" if self._options["augment"] else None
         yield from self._load(partial(_read_example, self._train, self._train_ids, seed), batches)
 
@@ -114,9 +106,9 @@ class Coco:
         changes the detections, and batches differ between worlds.
         """
         self._detections = []
-        own = self._own_test()
-        loaded = self._load(partial(_read_pixels, self._test, self._test_ids), [[index] for index in own])
-        for index, (images, _) in zip(own, loaded, strict=True):
+        own = self._share.held_out(len(self._test_ids))
+        loaded = self._load(partial(_read_pixels, self._test, self._test_ids), own.split(1))
+        for index, (images, _) in zip(own.tolist(), loaded, strict=True):
             (result,) = model(images)
             boxes, labels, scores, masks = (
                 result[key].cpu().numpy() for key in ("boxes", "labels", "scores", "masks")
@@ -130,19 +122,15 @@ class Coco:
     def findings(self) -> bytes:
         """Which detections match an object of this rank's test images."""
         if self._truth is None:
-            own = [self._test_ids[index] for index in self._own_test()]
-            self._truth = self._test.annotations.part(own)
+            own = self._share.held_out(len(self._test_ids))
+            self._truth = self._test.annotations.part([self._test_ids[index] for index in own])
         return matched(self._truth, self._detections)
 
     def score(self, findings: Sequence[bytes]) -> Mapping[str, float]:
         """COCO's average precisions over the test images of all ranks."""
         return average_precision(self._test_ids, self._test.annotations.categories, findings)
 
-    def _own_test(self) -> range:
-        """Places of this rank's test images."""
-        return range(self._share.rank, len(self._test_ids), self._share.world_size)
-
-    def _load(self, read: Callable[[int], Example], batches: list[list[int]]) -> Iterator[Batch]:
+    def _load(self, read: Callable[[int], Example], batches: Iterable[Tensor]) -> Iterator[Batch]:
         workers, device = self._options["workers"], self._share.device
         for images, targets in load_batches(read, batches, workers, _collate, device):
             yield self._on_device(images, targets)
@@ -170,7 +158,7 @@ class SyntheticCoco(Coco):
         test = pictures(count=SYNTHETIC_TEST, seed=share.seed)
         images = (_in_memory(part, "synthetic images") for part in (train, test))
         super().__init__({**options, "train_examples": batch}, share, *images)
-        self.steps_per_epoch = steps_per_epoch(share, WORKLOADS["coco"].examples(options))
+        self.steps_per_epoch = share.steps_per_epoch(WORKLOADS["coco"].examples(options))
         examples = [_read_example(self._train, self._train_ids, None, index) for index in range(batch)]
         self._batch = self._on_device(*_collate(examples))
 

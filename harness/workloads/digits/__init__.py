@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 from harness.workloads.description import Options, WorkloadDescription, check_minimum
 
 DIGITS_TRAIN = 1437
@@ -17,9 +15,9 @@ def digits_examples(options: Options) -> int:
 
 DIGITS = WorkloadDescription(
     module="harness.workloads.digits.digits",
-    metrics=MappingProxyType({"accuracy": "higher", "loss": "lower"}),
-    options=MappingProxyType({"width": 16}),
-    meanings=MappingProxyType({"width": "channels of the first convolution"}),
+    metrics={"accuracy": "higher", "loss": "lower"},
+    options={"width": 16},
+    meanings={"width": "channels of the first convolution"},
     train_examples=DIGITS_TRAIN,
     counted=digits_examples,
     about="1,797 real handwritten digits of 8x8 pixels (UCI, inside scikit-learn); a small ConvNet",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Any
 
 from harness.workloads.cifar import EMBEDDED_CLASSES, EMBEDDED_TEST, EMBEDDED_TRAIN, IMAGE_MEANINGS
@@ -77,13 +76,13 @@ def imagenet_examples(options: Options) -> int:
 
 IMAGENET = WorkloadDescription(
     module="harness.workloads.imagenet.imagenet",
-    metrics=MappingProxyType({"accuracy": "higher", "top5_accuracy": "higher", "loss": "lower"}),
-    options=MappingProxyType(_IMAGENET_OPTIONS),
-    meanings=MappingProxyType(_IMAGENET_MEANINGS),
-    choices=MappingProxyType({"model": IMAGENET_MODELS}),
+    metrics={"accuracy": "higher", "top5_accuracy": "higher", "loss": "lower"},
+    options=_IMAGENET_OPTIONS,
+    meanings=_IMAGENET_MEANINGS,
+    choices={"model": IMAGENET_MODELS},
     train_examples=IMAGENET_TRAIN,
     counted=imagenet_examples,
-    ignored=MappingProxyType({("data", SYNTHETIC): ("augment", "test_examples", "workers")}),
+    ignored={("data", SYNTHETIC): ("augment", "test_examples", "workers")},
     least_local_batch=smallest_imagenet_batch,
     no_batch_norm=lambda _: "",
     about="1.28 million photographs, 1,000 classes (ILSVRC 2012); ResNet-50 to 152, DenseNet, Inception",

@@ -33,7 +33,7 @@ from harness.workloads.imagenet.image_folders import SOURCE, ImageFiles, list_im
 from harness.workloads.models import imagenet_network
 from harness.workloads.sources.files import data_folder, how_to_point, read_image
 from harness.workloads.sources.folders import staged
-from harness.workloads.workload import Share, epoch_generator, load_batches, local_batches, steps_per_epoch
+from harness.workloads.workload import EpochSampler, Share, load_batches
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as torchvision's models expect
 SIDES = {"inception_v3": 299}  # 224 for the others
@@ -52,7 +52,7 @@ class ImageNet:
             torch.tensor(values, device=share.device).view(3, 1, 1) for values in (MEAN, DEVIATION)
         )
         self._scale, self._shift = 1 / (255 * deviation), -mean / deviation
-        self.steps_per_epoch = steps_per_epoch(share, self._examples)
+        self.steps_per_epoch = share.steps_per_epoch(self._examples)
 
     def model(self) -> nn.Module:
         """The network that `model` names.
@@ -116,18 +116,15 @@ class FolderImageNet(ImageNet):
 
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Shuffled and cropped anew each epoch; the incomplete last batch is dropped."""
-        order = torch.randperm(self._examples, generator=epoch_generator(self._share, epoch))
-        batches = [indices.tolist() for indices in local_batches(self._share, order, first_step)]
+        batches = EpochSampler(self._share, self._examples, epoch, first_step)
         seed = f"{self._share.seed} {epoch}" if self._options["augment"] else None
         return self._load(self._train, seed, batches)
 
     def _test_batches(self) -> Iterator[Batch]:
-        indices = range(self._share.rank, len(self._test.paths), self._share.world_size)
-        size = self._share.local_batch_size
-        batches = [list(indices[start : start + size]) for start in range(0, len(indices), size)]
+        batches = self._share.held_out(len(self._test.paths)).split(self._share.local_batch_size)
         return self._load(self._test, None, batches)
 
-    def _load(self, files: ImageFiles, seed: str | None, batches: list[list[int]]) -> Iterator[Batch]:
+    def _load(self, files: ImageFiles, seed: str | None, batches: Iterable[Tensor]) -> Iterator[Batch]:
         read, workers = partial(_read_view, files, self._side, seed), self._options["workers"]
         for pixels, labels in load_batches(read, batches, workers, _collate, self._share.device):
             yield self._normalised(pixels, labels)

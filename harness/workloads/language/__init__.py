@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from harness.workloads.description import (
@@ -118,46 +117,46 @@ def _examples(options: Options, specials: int, shortest: int) -> int:
     return text_examples(options)
 
 
-_IGNORED = MappingProxyType({
+_IGNORED = {
     ("data", EMBEDDED): ("train_text", "test_text"),
     ("data", SYNTHETIC): ("train_text", "test_text", "tokenizer"),
-})  # fmt: skip
+}  # fmt: skip
 
 BERT = WorkloadDescription(
     module="harness.workloads.language.language",
     builder="Bert",
-    metrics=MappingProxyType({
+    metrics={
         "accuracy": "higher", "loss": "lower",
         "next_sentence_accuracy": "higher", "next_sentence_loss": "lower",
-    }),
-    options=MappingProxyType({
+    },
+    options={
         **_TEXT_OPTIONS, "vocabulary": 30522, "sequence_length": 128,
         "next_sentence": False, "documents": EMPTY_LINES, "positions": 0, "start": "",
-    }),
-    meanings=MappingProxyType(_BERT_MEANINGS),
-    choices=MappingProxyType({"documents": (EMPTY_LINES, TITLES)}),
+    },
+    meanings=_BERT_MEANINGS,
+    choices={"documents": (EMPTY_LINES, TITLES)},
     train_examples=0,
     counted=bert_examples,
-    needs=MappingProxyType({
+    needs={
         "next_sentence_accuracy": "next_sentence", "next_sentence_loss": "next_sentence",
-    }),
-    ignored=MappingProxyType({
+    },
+    ignored={
         ("data", EMBEDDED): (*_IGNORED["data", EMBEDDED], "documents"),
         ("data", SYNTHETIC): (*_IGNORED["data", SYNTHETIC], "documents"),
         ("next_sentence", False): ("documents",),
-    }),
+    },
     about="masked words of a text, and next sentences, BERT of any size (Devlin et al. 2019); text files, "
     "a part of WikiText-2",
 )  # fmt: skip
 GPT = WorkloadDescription(
     module="harness.workloads.language.language",
     builder="Gpt",
-    metrics=MappingProxyType({"accuracy": "higher", "loss": "lower", "perplexity": "lower"}),
-    options=MappingProxyType({**_TEXT_OPTIONS, "vocabulary": 50257, "sequence_length": 1024}),
-    meanings=MappingProxyType(_TEXT_MEANINGS),
+    metrics={"accuracy": "higher", "loss": "lower", "perplexity": "lower"},
+    options={**_TEXT_OPTIONS, "vocabulary": 50257, "sequence_length": 1024},
+    meanings=_TEXT_MEANINGS,
     train_examples=0,
     counted=gpt_examples,
     ignored=_IGNORED,
-    follows=MappingProxyType({"perplexity": "loss"}),
+    follows={"perplexity": "loss"},
     about="the next word of a text, GPT-2 of any size (Radford et al. 2019); the same texts",
 )

@@ -26,7 +26,7 @@ from harness.workloads.language.masking import check_documents, draw_pairs, mask
 from harness.workloads.models.language import bert, gpt2
 from harness.workloads.models.weights import load_start
 from harness.workloads.sources.tokenizer import Ids
-from harness.workloads.workload import Share, epoch_generator, local_batches, seed_this_rank, steps_per_epoch
+from harness.workloads.workload import EpochSampler, Share
 
 TEST_TOKENS = 8192  # of an evaluation batch; it has at most as many scores for each word of the vocabulary
 _HELD_OUT = 1 << 32  # instead of the seed in the keys of held-out sequences; no seed is as large
@@ -49,7 +49,7 @@ class Language(ABC):
     ) -> None:
         self._options, self._share = options, share
         self._corpus = corpus.read_corpus(options, specials, length, stride)
-        self.steps_per_epoch = steps_per_epoch(share, self._corpus.train.count)
+        self.steps_per_epoch = share.steps_per_epoch(self._corpus.train.count)
         if not self.steps_per_epoch:
             raise DataError(
                 f"the training text has {self._corpus.train.count} sequences, fewer than one global batch "
@@ -60,13 +60,12 @@ class Language(ABC):
         """The network of the options' size."""
         network = self._network().to(self._share.device)
         if self._options["dropout"]:
-            seed_this_rank(self._share)  # ranks have the same weights, and drop different units
+            self._share.seed_torch()  # ranks have the same weights, and drop different units
         return network
 
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Shuffled (and masked) anew each epoch; the incomplete last batch is dropped."""
-        order = torch.randperm(self._corpus.train.count, generator=epoch_generator(self._share, epoch))
-        for batch in local_batches(self._share, order, first_step):
+        for batch in EpochSampler(self._share, self._corpus.train.count, epoch, first_step):
             indices = batch.numpy()
             keys = [(self._share.seed, epoch, int(index)) for index in indices]
             yield self._on_device(self._inputs_and_targets(self._corpus.train, indices, keys))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from harness.workloads.sources.files import import_extra
 OWN_FILE = "model.pt"
 """In the folder of an attempt whose cell has `training.save_model`."""
 
+_LONGEST_REASON = 800  # characters of a message: a BERT has hundreds of names
 _HUGGING_FACE = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -82,30 +83,46 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
     return found
 
 
-_MOST_NAMES = 8  # of one kind of mismatch in a message
 _RENAMED = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 _COUNTERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")  # 0, 1, 2, ...: no weights
 _POSITIONS = "bert.embeddings.position_embeddings.weight"
 _NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")
 
 
-@torch.no_grad()
 def load_start(model: nn.Module, options: Mapping[str, Any]) -> None:
-    """Copy the weights that the option `start` names into a model.
+    """Start a BERT from the weights that the option `start` names.
+
+    Names and shapes must be those of the model, as Hugging Face's BertForPreTraining has them, also with
+    `gamma` and `beta` of the first conversions. Of weights that are tied the file may have one.
 
     Raises:
         DataError: the file is missing or damaged, or has other weights than the model.
     """
     path = find_weights(options["start"])
     weights = {_name_today(name): each for name, each in read_weights(path).items() if name not in _COUNTERS}
-    names: dict[nn.Parameter, list[str]] = {}  # tied weights have several
+    tied: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
-    wrong = [*_mismatches(weights, names), *_hints(weights, names, options)]
-    if wrong:
-        raise DataError(f"{path} does not fit the model: {'; '.join(wrong)}")
-    for parameter, aliases in names.items():
-        parameter.copy_(next(weights[name] for name in aliases if name in weights))
+        tied.setdefault(parameter, []).append(name)
+    for names in tied.values():
+        given = [weights[name] for name in names if name in weights]
+        weights |= {name: given[0] for name in names if given and name not in weights}
+    rows = len(model.get_parameter(_POSITIONS))
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        reasons = [" ".join(str(error).split())[:_LONGEST_REASON], *_hints(weights, rows, options)]
+        raise DataError(f"{path} does not fit the model: {'; '.join(reasons)}") from None
+    state = model.state_dict()
+    odd = [
+        name
+        for name, each in weights.items()
+        if not (each.isfinite().all() and torch.equal(state[name], each.to(state[name].dtype)))
+    ]
+    if odd:
+        raise DataError(
+            f"{path} does not fit the model: not finite, or tied in the model and different in the file: "
+            f"{', '.join(odd)[:_LONGEST_REASON]}"
+        )
 
 
 def _name_today(name: str) -> str:
@@ -115,57 +132,16 @@ def _name_today(name: str) -> str:
     return name
 
 
-def _mismatches(weights: Mapping[str, Tensor], names: Mapping[nn.Parameter, Sequence[str]]) -> Iterator[str]:
-    known = {name for aliases in names.values() for name in aliases}
-    missing = [aliases[0] for aliases in names.values() if not weights.keys() & set(aliases)]
-    pairs = [
-        (name, weights[name], parameter)
-        for parameter, aliases in names.items()
-        for name in aliases
-        if name in weights
-    ]
-    shapes = [
-        f"{name} {list(got.shape)} for {list(wanted.shape)}"
-        for name, got, wanted in pairs
-        if got.shape != wanted.shape
-    ]
-    bad = [
-        name for name, got, _ in pairs if not (got.is_floating_point() and bool(torch.isfinite(got).all()))
-    ]
-    yield from _listed("it lacks", missing)
-    yield from _listed("the model lacks", [name for name in weights if name not in known])
-    yield from _listed("other shapes:", shapes)
-    yield from _listed("not finite floating-point numbers:", bad)
-    yield from _listed("weights that are tied in the model differ in the file:", _untied(weights, names))
-
-
-def _untied(weights: Mapping[str, Tensor], names: Mapping[nn.Parameter, Sequence[str]]) -> list[str]:
-    found = []
-    for aliases in names.values():
-        first, *others = [name for name in aliases if name in weights] or [""]
-        found += [f"{first} and {name}" for name in others if not torch.equal(weights[first], weights[name])]
-    return found
-
-
-def _hints(
-    weights: Mapping[str, Tensor], names: Mapping[nn.Parameter, Sequence[str]], options: Mapping[str, Any]
-) -> Iterator[str]:
-    """Which option makes a common mismatch go away."""
+def _hints(weights: Mapping[str, Tensor], wanted: int, options: Mapping[str, Any]) -> Iterator[str]:
+    """Which option makes a common mismatch go away; the model has `wanted` positions."""
     has_heads = any(name.startswith(_NEXT_SENTENCE) for name in weights)
     if has_heads != options["next_sentence"]:
         yield f"set workload.options.next_sentence: {str(has_heads).lower()}"
-    rows = len(weights[_POSITIONS]) if _POSITIONS in weights else None
-    wanted = next(len(parameter) for parameter, aliases in names.items() if _POSITIONS in aliases)
-    if rows is not None and rows > wanted:
+    rows = len(weights[_POSITIONS]) if _POSITIONS in weights else wanted
+    if rows > wanted:
         yield f"set workload.options.positions: {rows}, of which sequences use the first ones"
-    elif rows is not None and rows < wanted:
+    elif rows < wanted:
         yield (
             f"its sequences had at most {rows} tokens: train the first phase with "
             f"workload.options.positions: {wanted}"
         )
-
-
-def _listed(kind: str, names: Sequence[str]) -> Iterator[str]:
-    if names:
-        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-        yield f"{kind} {', '.join(names[:_MOST_NAMES])}{more}"

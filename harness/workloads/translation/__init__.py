@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Any
 
 from harness.workloads.description import (
@@ -67,15 +66,13 @@ def multi30k_examples(options: Options) -> int:
 
 MULTI30K = WorkloadDescription(
     module="harness.workloads.translation.multi30k",
-    metrics=MappingProxyType(
-        {"accuracy": "higher", "loss": "lower", "perplexity": "lower", "bleu": "higher"}
-    ),
-    options=MappingProxyType(_OPTIONS),
-    meanings=MappingProxyType(_MEANINGS),
+    metrics={"accuracy": "higher", "loss": "lower", "perplexity": "lower", "bleu": "higher"},
+    options=_OPTIONS,
+    meanings=_MEANINGS,
     train_examples=0,
     counted=multi30k_examples,
-    ignored=MappingProxyType({("data", SYNTHETIC): ("source", "target", "download", "tokenizer")}),
-    follows=MappingProxyType({"perplexity": "loss"}),
-    needs=MappingProxyType({"bleu": "bleu"}),
+    ignored={("data", SYNTHETIC): ("source", "target", "download", "tokenizer")},
+    follows={"perplexity": "loss"},
+    needs={"bleu": "bleu"},
     about="captions translated (Multi30k, Elliott et al. 2016) or any text in two files; the Transformer",
 )
