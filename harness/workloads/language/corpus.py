@@ -1,9 +1,7 @@
-"""The text of a language workload: one file or many, read line by line (no torch).
+"""The text of a language workload as sequences of token ids, kept in the cache (no torch).
 
-Files are UTF-8, plain or compressed as `.gz` or `.xz`. A line is a sentence, as in BERT's published
-pre-processing, or a paragraph. Documents are separated by empty lines, or begin with a title as in WikiText.
-
-Texts of a language workload as sequences of token ids, kept in the cache (no torch).
+It is one file or many, read line by line. A line is a sentence, as in BERT's published pre-processing, or a
+paragraph. Documents are separated by empty lines, or begin with a title as in WikiText.
 
 One rank trains the tokenizer and encodes the texts, a few thousand lines at a time; the others wait, and
 later runs read the result. Lines are encoded one by one. Files of ids are memory-mapped, and so are the
@@ -12,24 +10,22 @@ places at which lines begin, so that no process holds a text.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import lzma
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import tee
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from harness.errors import DataError
 from harness.workloads.description import EMBEDDED, SYNTHETIC
 from harness.workloads.language import EMPTY_LINES, SYNTHETIC_TEST, SYNTHETIC_TRAIN, TITLES
-from harness.workloads.sources.files import EMBEDDED_FOLDER, data_folder, how_to_point
+from harness.workloads.sources.files import EMBEDDED_FOLDER, data_folder, how_to_point, read_lines
 from harness.workloads.sources.folders import file_stamp
-from harness.workloads.sources.tokenizer import Ids, Tokenizer, Vocabulary, encode_blocks, encode_once
+from harness.workloads.sources.tokenizer import Ids, Tokenizer, Vocabulary, encode, encode_once
 
 _TITLE = re.compile(r"= (?!= ).* =")  # WikiText's ` = Homarus gammarus = `; sections have more signs
 _PATTERN = re.compile(r"[*?\[]")
@@ -80,22 +76,13 @@ class Text:
 
     def _lines_of(self, path: Path) -> Iterator[Line]:
         begins = True
-        try:
-            with _opened(path) as file:
-                for line in file:
-                    if stripped := line.strip():
-                        begins |= self.documents == TITLES and _TITLE.fullmatch(stripped) is not None
-                        yield Line(stripped + "\n", begins)
-                        begins = False
-                    else:
-                        begins |= self.documents == EMPTY_LINES
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{path} must be UTF-8 text: {error.reason} at byte {error.start} of a block"
-            ) from None
-        except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise DataError(f"{path} cannot be read: {reason}") from None
+        for line in read_lines(path):
+            if line:
+                begins |= self.documents == TITLES and _TITLE.fullmatch(line) is not None
+                yield Line(line + "\n", begins)
+                begins = False
+            else:
+                begins |= self.documents == EMPTY_LINES
 
 
 def find_text(options: Mapping[str, Any], option: str) -> Text:
@@ -125,14 +112,6 @@ def find_text(options: Mapping[str, Any], option: str) -> Text:
     if not found:
         raise DataError(f"workload.options.{option}={options[option]!r} names no file; name one or more")
     return Text(tuple(found), options.get("documents", EMPTY_LINES))
-
-
-def _opened(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    if path.suffix == ".xz":
-        return lzma.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
 
 
 def _stamp(path: Path) -> str:
@@ -208,22 +187,20 @@ def read_corpus(options: Mapping[str, Any], specials: tuple[str, ...], length: i
 def _write(folder: Path, option: str, tokenizer: Tokenizer, lines: Iterable[Line]) -> None:
     """Ids, and where lines and documents begin; a line without a token begins nothing."""
     place, begins = 0, False
+    lines, texts = tee(lines)
     with (
         (folder / option).open("wb") as tokens,
         (folder / f"{option}.lines").open("wb") as line_starts,
         (folder / f"{option}.documents").open("wb") as document_starts,
     ):
-        for block, encoded in encode_blocks(tokenizer, lines):
-            starts, first = [], []
-            for line, ids in zip(block, encoded, strict=True):
-                begins |= line.begins_document
-                if ids:
-                    starts.append(place)
-                    first += [place] if begins else []
-                    begins, place = False, place + len(ids)
-            np.fromiter((index for ids in encoded for index in ids), np.uint32).tofile(tokens)
-            np.array(starts, np.int64).tofile(line_starts)
-            np.array(first, np.int64).tofile(document_starts)
+        for line, ids in zip(lines, encode(tokenizer, (line.text for line in texts)), strict=True):
+            begins |= line.begins_document
+            if ids:
+                start = np.int64(place).tobytes()
+                tokens.write(np.array(ids, np.uint32).tobytes())
+                line_starts.write(start)
+                document_starts.write(start if begins else b"")
+                begins, place = False, place + len(ids)
 
 
 def _sequences(

@@ -1,8 +1,12 @@
-"""Data folders, image files, subsets of examples and optional libraries (no torch)."""
+"""Data folders, images, texts, subsets of examples and optional libraries (no torch)."""
 
 from __future__ import annotations
 
+import gzip
+import lzma
 import os
+import zlib
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -56,6 +60,26 @@ def read_image(path: str, source: str) -> Image.Image:
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path} is not a readable image ({reason}); copy it again from {source}") from None
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a text in UTF-8, plain, `.gz` or `.xz`, stripped; streamed.
+
+    Raises:
+        DataError: it cannot be read, is damaged, or is not UTF-8.
+    """
+    opened: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    number = 0
+    try:
+        with opened(path, "rt", encoding="utf-8-sig", newline="\n") as file:
+            for line in file:
+                number += 1
+                yield line.strip()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} must be UTF-8 text: {error.reason} some lines after line {number}") from None
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path} cannot be read: {reason}; get another copy") from None
 
 
 def balanced_subset(labels: Labels, count: int) -> Labels:

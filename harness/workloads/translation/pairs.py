@@ -1,9 +1,7 @@
-"""Multi30k (Elliott et al. 2016), or any text in two languages, from its files (no torch).
+"""Multi30k (Elliott et al. 2016), or any text in two languages, as token ids kept in the cache (no torch).
 
 A split is two files, `train.de` and `train.en`, plain or gzipped; each line of one is the translation of the
 same line of the other. The text is not in the package: its terms allow non-commercial research only.
-
-Pairs of sentences as token ids, kept in the cache (no torch).
 
 Both languages share one vocabulary: of a given tokenizer, or of a byte-level BPE trained on both sides of the
 training text. Training pairs with more than `longest` tokens on a side are dropped, as is usual in
@@ -12,8 +10,6 @@ translation: a truncated pair would teach half a translation. No held-out pair i
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -25,9 +21,9 @@ import numpy as np
 from harness.errors import DataError
 from harness.workloads.description import SYNTHETIC
 from harness.workloads.language import SYNTHETIC_TEST, SYNTHETIC_TRAIN
-from harness.workloads.sources.files import data_folder, how_to_point
+from harness.workloads.sources.files import data_folder, how_to_point, read_lines
 from harness.workloads.sources.folders import Published, download_files, file_stamp
-from harness.workloads.sources.tokenizer import Ids, Tokenizer, Vocabulary, encode_each, encode_once
+from harness.workloads.sources.tokenizer import Ids, Tokenizer, Vocabulary, encode, encode_once
 from harness.workloads.translation import SPECIALS
 
 FOLDER = "multi30k"
@@ -109,19 +105,9 @@ def _find(folder: Path, name: str) -> Path | None:
 
 
 def _lines(path: Path) -> list[str]:
-    try:
-        raw = path.read_bytes()
-        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is truncated or damaged: {error}; get it again") from None
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise DataError(f"{path} must be UTF-8 text: {error.reason} in line {line}") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
-    if not text.strip():
+    lines = list(read_lines(path))
+    if not any(lines):
         raise DataError(f"{path} must have at least one line of text")
-    lines = [line.strip() for line in text.removesuffix("\n").split("\n")]
     if "" in lines:
         raise DataError(
             f"{path}: line {lines.index('') + 1} is empty; remove it, also from the other language"
@@ -205,7 +191,7 @@ def read_pairs(options: Mapping[str, Any]) -> ParallelText:
         tokenizer = tokenizer_of(chain(*splits["train"]))
         for split, sides in splits.items():
             for side, lines in zip(Files._fields, sides, strict=True):
-                ids = list(encode_each(tokenizer, lines))
+                ids = list(encode(tokenizer, lines))
                 starts = np.cumsum([0, *map(len, ids)], dtype=np.int64)
                 np.save(folder / f"{split}.{side}.starts.npy", starts)
                 np.save(
