@@ -142,8 +142,7 @@ def test_a_step_without_an_object_keeps_the_mask_heads_factors(workload):
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("method", ["comm_opt", "mem_opt"])
-@pytest.mark.parametrize("skip", [ROI_HEADS, EVERYTHING], ids=["roi heads", "everything"])
+@pytest.mark.parametrize(("method", "skip"), [("comm_opt", ROI_HEADS), ("mem_opt", EVERYTHING)])
 def test_two_ranks_train_alike_also_when_one_has_no_object(world, tmp_path, method, skip):
     asked = running(method, 2, skip)
     ranks = world(2).run(train_with_an_empty_rank, asked, new_attempt(tmp_path, asked))
@@ -170,8 +169,7 @@ def empty_on_rank_one(trainer):
     trainer.workload.batches = some_without
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_resumed_run_is_the_same_run(world, tmp_path, world_size):
+def test_a_resumed_run_is_the_same_run(world, tmp_path, world_size=2):
     """Stopped within an epoch: what the network samples next is in the checkpoint."""
     asked = running("mem_opt", world_size, ROI_HEADS)
     whole_attempt, first = (new_attempt(tmp_path / name, asked) for name in ("whole", "cut"))
