@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from harness.errors import DataError
@@ -133,6 +134,15 @@ class SumOfMeans(CountedLoss, Protocol):
     def loss_terms_of(self, batch: Batch) -> Mapping[str, float]:
         """Loss terms of a local batch by the name of a module that no other mean's gradient reaches."""
         ...
+
+
+def classified(scores: Tensor, classes: Tensor) -> dict[str, float]:
+    """Correct predictions and summed loss, of scores `[..., C]` and classes `[...]`."""
+    rows, wanted = scores.reshape(-1, scores.shape[-1]), classes.flatten()
+    return {
+        "accuracy": float((rows.argmax(1) == wanted).sum()),
+        "loss": float(functional.cross_entropy(rows, wanted, reduction="sum")),
+    }
 
 
 def build_workload(cell: Cell, share: Share) -> Workload:

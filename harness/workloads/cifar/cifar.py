@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from harness.workloads.cifar.cifar_files import VARIANTS, Images, Variant, read_cifar
 from harness.workloads.models import CifarVGG16, cifar_resnet
-from harness.workloads.workload import EpochSampler, Share
+from harness.workloads.workload import EpochSampler, Share, classified
 
 PAD = 4
 TEST_BATCH = 500  # divides 10,000; its activations need less memory than a training step
@@ -77,13 +77,12 @@ class Cifar:
 
     def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
         """Correct predictions and summed loss over every world_size-th test image."""
-        correct, loss = 0.0, 0.0
+        sums = {"accuracy": 0.0, "loss": 0.0}
         pixels, labels = self._test
         for images, targets in zip(pixels.split(TEST_BATCH), labels.split(TEST_BATCH), strict=True):
-            scores = model(self._normalised(images))
-            correct += float((scores.argmax(1) == targets).sum())
-            loss += float(functional.cross_entropy(scores, targets, reduction="sum"))
-        return {"accuracy": correct, "loss": loss}, len(labels)
+            found = classified(model(self._normalised(images)), targets)
+            sums = {metric: sums[metric] + found[metric] for metric in sums}
+        return sums, len(labels)
 
     def _normalised(self, pixels: Tensor) -> Tensor:
         images = torch.addcmul(self._shift, pixels.float(), self._scale)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import pickle
 import zlib
 from collections import Counter
@@ -154,7 +155,7 @@ def read_annotations(path: Path, classes: int, hint: str) -> Annotations:
         DataError: it is missing, truncated, of another kind, or has another number of categories.
     """
     try:
-        content = TypeAdapter(_File).validate_json(path.read_bytes(), strict=True)
+        content = TypeAdapter(_File).validate_python(json.loads(path.read_bytes()), strict=True)
     except FileNotFoundError:
         raise DataError(
             f"{path} does not exist; coco reads annotations/instances_train2017.json, train2017/*.jpg and "
@@ -169,6 +170,8 @@ def read_annotations(path: Path, classes: int, hint: str) -> Annotations:
             f"{path} must be a file of COCO's instances: {where.removeprefix('.') or 'the file'}: "
             f"{first['msg']}; {_AGAIN}"
         ) from None
+    except ValueError as error:
+        raise DataError(f"{path} is not readable JSON ({' '.join(str(error).split())}); {_AGAIN}") from None
     _check_ids(content, str(path), classes)
     return Annotations(content, str(path))
 

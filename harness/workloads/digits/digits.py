@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.workloads import WORKLOADS
-from harness.workloads.workload import EpochSampler, Share
+from harness.workloads.workload import EpochSampler, Share, classified
 
 SPLIT_SEED = 0  # which images are held out is part of the workload, not of a run
 
@@ -58,12 +58,7 @@ class Digits:
     def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
         """Correct predictions and summed loss over every world_size-th held-out image."""
         x, y = (part[self._share.rank :: self._share.world_size] for part in self._test)
-        scores = model(x)
-        correct = (scores.argmax(1) == y).sum()
-        return {
-            "accuracy": float(correct),
-            "loss": float(functional.cross_entropy(scores, y, reduction="sum")),
-        }, len(y)
+        return classified(model(x), y), len(y)
 
 
 def split_digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

@@ -26,7 +26,7 @@ from harness.workloads.language.masking import check_documents, draw_pairs, mask
 from harness.workloads.models.language import bert, gpt2
 from harness.workloads.models.weights import load_start
 from harness.workloads.sources.tokenizer import Ids
-from harness.workloads.workload import EpochSampler, Share
+from harness.workloads.workload import EpochSampler, Share, classified
 
 TEST_TOKENS = 8192  # of an evaluation batch; it has at most as many scores for each word of the vocabulary
 _HELD_OUT = 1 << 32  # instead of the seed in the keys of held-out sequences; no seed is as large
@@ -99,7 +99,7 @@ class Language(ABC):
 
     def _sums(self, model: nn.Module, batch: Batch) -> dict[str, float]:
         """Sums of the metrics over the predictions of a batch."""
-        return sums(self.scores(model, batch), batch[-1])
+        return classified(self.scores(model, batch), batch[-1])
 
     @abstractmethod
     def _network(self) -> nn.Module: ...
@@ -135,15 +135,6 @@ class Gpt(Language):
         inputs, _ = batch
         scores: Tensor = model(input_ids=inputs, position_ids=positions_of(inputs), use_cache=False).logits
         return scores
-
-
-def sums(scores: Tensor, targets: Tensor) -> dict[str, float]:
-    """Correct predictions and summed loss, of scores `[B, k, classes]` or `[B, classes]`."""
-    rows, wanted = scores.reshape(-1, scores.shape[-1]), targets.flatten()
-    return {
-        "accuracy": float((rows.argmax(1) == wanted).sum()),
-        "loss": float(functional.cross_entropy(rows, wanted, reduction="sum")),
-    }
 
 
 def positions_of(inputs: Tensor) -> Tensor:
@@ -227,9 +218,9 @@ class Bert(Language):
     def _sums(self, model: nn.Module, batch: Batch) -> dict[str, float]:
         """A next sentence counts once for each masked word of its sequence: all sums have one divisor."""
         scores, targets = self.all_scores(model, batch), batch[-1]
-        found = sums(scores.words, targets)
+        found = classified(scores.words, targets)
         if scores.sentences is not None:
-            own = sums(scores.sentences, batch[3])
+            own = classified(scores.sentences, batch[3])
             found |= {f"next_sentence_{name}": total * targets.shape[1] for name, total in own.items()}
         return found
 

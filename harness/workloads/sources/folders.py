@@ -13,6 +13,9 @@ from typing import NamedTuple
 from harness.errors import DataError
 from harness.runs.locks import exclusive
 
+CACHE_VARIABLE, STAGING_VARIABLE = "KRONSCALE_CACHE", "KRONSCALE_STAGING"
+_TIMEOUT_SECONDS = 60.0  # without a byte from the server
+
 
 def publish_folder(target: Path, fill: Callable[[Path], object], *, what: str, advice: str) -> Path:
     """Return `target`, after writing it if it does not exist.
@@ -81,9 +84,6 @@ def _reason(error: Exception, folder: Path) -> str:
     return text[:300] or type(error).__name__
 
 
-CACHE_VARIABLE = "KRONSCALE_CACHE"
-
-
 def cached(name: str, prepare: Callable[[Path], None], what: str) -> Path:
     """The cache's folder `name`, written by `prepare` if it does not exist.
 
@@ -106,9 +106,6 @@ def _folder() -> Path:
     if named:
         return Path(named).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kronscale"
-
-
-_TIMEOUT_SECONDS = 60.0  # without a byte from the server
 
 
 class Published(NamedTuple):
@@ -176,9 +173,6 @@ def _fetch(file: Published, folder: Path) -> None:
         raise OSError(str(error)) from error
 
 
-STAGING_VARIABLE = "KRONSCALE_STAGING"
-
-
 def staged(source: Path, parts: Iterable[str]) -> Path:
     """Where to read the folders `parts` of `source`: a local copy if KRONSCALE_STAGING is set.
 
@@ -211,9 +205,6 @@ def staged(source: Path, parts: Iterable[str]) -> Path:
         what=f"a local copy of {source}",
         advice=f"name a larger disk of the node in {STAGING_VARIABLE}, or unset it to read {source} directly",
     )
-
-
-_CHUNK_BYTES = 1 << 20
 
 
 def build_shard(folder: Path) -> Path | None:
@@ -271,8 +262,5 @@ def _files(folder: Path) -> Iterator[str]:
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while part := file.read(_CHUNK_BYTES):
-            digest.update(part)
-    return digest.hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

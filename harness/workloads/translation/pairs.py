@@ -28,6 +28,7 @@ from harness.workloads.translation import SPECIALS
 
 FOLDER = "multi30k"
 SOURCE = "https://github.com/multi30k/dataset"
+SYNTHETIC_TOKENS = (5, 22)  # of a synthetic sentence; a caption has twelve words
 TRAIN, TEST = "train", "val"  # val is what the authors of DP-KFAC evaluate on: 1,014 pairs
 
 _COMMIT = "a3d2e0d26b56f3846f66a952536ffed4e401d05a"
@@ -115,11 +116,6 @@ def _lines(path: Path) -> list[str]:
     return lines
 
 
-SYNTHETIC_TOKENS = (5, 22)  # of a synthetic sentence; a caption has twelve words
-
-Array = np.ndarray[Any, Any]
-
-
 @dataclass(frozen=True)
 class Sentences:
     """Sentences as token ids, without begin and end tokens.
@@ -129,7 +125,7 @@ class Sentences:
         starts: offset of each sentence, and the end of the last one, `[N + 1]`.
     """
 
-    tokens: Array
+    tokens: np.ndarray[Any, Any]
     starts: Ids
 
     @property

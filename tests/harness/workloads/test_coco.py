@@ -264,7 +264,7 @@ def test_a_file_that_is_no_json_is_one_line(fresh, content):
     path = fresh / "annotations" / "instances_train2017.json"
     path.write_bytes(content)
     message = error(fresh)
-    assert message.startswith(f"{path} must be a file of COCO's instances: the file: Invalid JSON: ")
+    assert message.startswith(f"{path} is not readable JSON (")
     assert "get it again from https://cocodataset.org" in message
 
 
@@ -332,7 +332,7 @@ def test_annotations_that_cannot_serve_are_one_line(fresh, fault):
 
 def test_a_list_in_place_of_a_mapping_and_an_empty_test_set_are_refused(fresh):
     (fresh / "annotations" / "instances_train2017.json").write_text("[1, 2]")
-    assert "the file: Input should be an object" in error(fresh)
+    assert "the file: Input should be a valid dictionary" in error(fresh)
     write_coco(fresh.parent / "other")
     edit(fresh.parent / "other", lambda c: c.update(images=[], annotations=[]), "val2017")
     assert "instances_val2017.json must have an image, got none" in error(fresh.parent / "other")
