@@ -15,17 +15,13 @@ import pytest
 import torch
 from PIL import Image
 
-from harness.cell import Cell
 from harness.errors import DataError
-from harness.runs.heartbeat import HeartbeatWriter
-from harness.training.train import Trainer
-from harness.training.world import World
 from harness.workloads.imagenet.image_folders import SOURCE, list_images
 from harness.workloads.imagenet.imagenet import DEVIATION, MEAN, build, centre_view, random_box, training_view
 from harness.workloads.models import cifar_resnet, imagenet_resnet
 from harness.workloads.sources.files import data_folder, read_image
 from kfac_core import KFAC, KFACConfig
-from tests.harness.workloads.batch_files import CPU, options, share, torchvision_or_skip
+from tests.harness.workloads.batch_files import options, share, torchvision_or_skip
 from tests.harness.workloads.image_folders import CLASSES, SIDE, TEST_EACH, TRAIN_EACH, imagenet, write_images
 
 COUNT = CLASSES * TRAIN_EACH
@@ -38,13 +34,6 @@ def root(tmp_path_factory):
 
 def draws_of(number):
     return Random(str(number))  # noqa: S311  not a secret
-
-
-def test_files_and_classes_are_those_of_the_folder(root):
-    images = list_images(root / "train", CLASSES, "")
-    names = sorted(path.name for path in (root / "train").iterdir())
-    assert sorted(images.paths) == sorted(str(path) for path in (root / "train").rglob("*.JPEG"))
-    assert [names[label] for label in images.labels] == [Path(path).parent.name for path in images.paths]
 
 
 def test_test_images_are_the_middle_of_each_image(root):
@@ -152,22 +141,6 @@ def test_synthetic_batches_need_no_files_and_train(tmp_path):
     assert abs(float(loss.detach()) - np.log(7)) < 1.5  # nothing is learned yet
     with torch.no_grad():
         assert workload.evaluate(model.eval())[1] == 4
-
-
-@pytest.mark.slow
-def test_a_run_ends_without_a_warning(tmp_path, recwarn):
-    asked = options("imagenet", data="synthetic", image_size=64, classes=7, train_examples=8)
-    cell = Cell.model_validate(
-        {
-            "sweep": "test", "method": "m", "world_size": 1,
-            "workload": {"name": "imagenet", "options": asked},
-            "target": {"metric": "accuracy", "at_least": 2.0}, "optimizer": {"lr": 0.01},
-            "training": {"global_batch_size": 4, "epochs": 1},
-        }
-    )  # fmt: skip
-    trainer = Trainer(cell, World(0, 1, CPU, "gloo"), HeartbeatWriter(tmp_path / "heartbeat"), lambda _: None)
-    assert trainer.run().steps == 2
-    assert [str(warning.message) for warning in recwarn] == []
 
 
 def test_kfac_computes_the_same_with_channels_last():

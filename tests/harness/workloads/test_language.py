@@ -88,12 +88,6 @@ def test_batches_hold_the_tokens_of_the_text(folder, name):
     assert len(set(seen)) == len(seen)
 
 
-def test_the_next_token_is_asked_for_everywhere(folder):
-    shown, wanted = next(workload("gpt", folder).batches(0))
-    assert shown.shape == wanted.shape == (12, 10)
-    assert torch.equal(shown[:, 1:], wanted[:, :-1])
-
-
 def test_a_trained_tokenizer_says_the_text_again_and_lines_stand_alone(token_cache):
     read = options("gpt", "embedded", tokenizer="", vocabulary=300)
     corpus = read_corpus(read, (), 11, 10)
@@ -141,33 +135,6 @@ def test_the_same_text_trains_the_same_tokenizer_in_any_process():
     assert len(sums) == 1
     tokenizer = train_tokenizer(embedded("test").splitlines(), 400, BERT_SPECIALS)
     assert [tokenizer.id_to_token(index) for index in range(5)] == list(BERT_SPECIALS)
-
-
-START = """\
-import sys
-from tests.harness.workloads.texts import options
-from harness.workloads.language.corpus import read_corpus
-asked = options("gpt", "embedded", tokenizer="", vocabulary=320)
-print(int(read_corpus(asked, (), 11, 10).train.tokens.astype("int64").sum()))
-"""
-
-
-@pytest.mark.ranks
-def test_of_ranks_that_start_at_once_one_prepares_and_all_read_the_same(tmp_path):
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", START],
-            env={**os.environ, "KRONSCALE_CACHE": str(tmp_path / "new" / "cache")},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    said = {rank.communicate(timeout=120)[0] for rank in ranks}
-    assert [rank.returncode for rank in ranks] == [0, 0]
-    assert len(said) == 1
-    left = sorted(path.name.partition("-")[0] for path in (tmp_path / "new" / "cache").iterdir())
-    assert left == [".text", "text"]  # a lock, and one folder
 
 
 def test_a_text_that_changed_is_read_anew(tmp_path):
@@ -320,20 +287,6 @@ def test_lines_are_streamed(tmp_path):
     assert sum(1 for _ in lines) < 49_999
 
 
-def test_texts_of_a_repeated_training_are_those_of_one_file(tmp_path):
-    write_texts(tmp_path)
-    whole = (tmp_path / "train.txt").read_text()
-    at = whole.index("\n", len(whole) // 2) + 1
-    for name, part in (("a.txt", whole[:at]), ("b.txt", whole[at:])):
-        (tmp_path / name).write_text(part)
-    one, two = (
-        [batch[0].tolist() for batch in Bert(options("bert", tmp_path, train_text=text), share()).batches(0)]
-        for text in ("train.txt", "a.txt,b.txt")
-    )
-    assert one == two
-    assert len(independently(tmp_path / "train.txt")) == 1300
-
-
 FAULTS = {
     "no match": ("none-*.txt", None, "/none-*.txt does not exist; put a text file there, name it in"),
     "one is missing": ("part-0.txt,gone.txt", None, "/gone.txt does not exist; put a text file there"),
@@ -429,14 +382,3 @@ def test_a_cache_that_cannot_be_written_names_the_way_out(tmp_path, monkeypatch)
         DataError, match=r"token ids could not be written to .*Not a directory.*KRONSCALE_CACHE"
     ):
         Gpt(options("gpt", tmp_path), share())
-
-
-def test_what_failed_leaves_nothing_in_the_cache(tmp_path, monkeypatch):
-    write_texts(tmp_path)
-    (tmp_path / "test.txt").write_text("")
-    monkeypatch.setenv("KRONSCALE_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(DataError):
-        Gpt(options("gpt", tmp_path), share())
-    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
-    write_texts(tmp_path)
-    assert Gpt(options("gpt", tmp_path), share()).steps_per_epoch == 10
