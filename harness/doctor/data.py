@@ -160,21 +160,19 @@ def _check_brain_mri(name: str, options: Options, most: int | None) -> list[Find
 
 
 def _check_text(name: str, options: Options, _: int | None) -> list[Finding]:
+    from harness.workloads.language.corpus import find_text  # noqa: PLC0415  loads numpy
+
     findings = []
     for option in ("train_text", "test_text"):
-        path, check = data_folder(options["data"]) / options[option], f"{name}: {option}"
-        if not path.is_file():
-            advice = f"put a text there, {how_to_point(options['data'])}"
-            findings.append(fault(check, f"{path} does not exist", advice))
-            continue
+        check = f"{name}: {option}"
         try:
-            with path.open(encoding="utf-8") as file:
-                lines = sum(1 for line in file if line.strip())
-        except UnicodeDecodeError as error:
-            findings.append(fault(check, f"{path} is not UTF-8 ({error.reason})", "convert it"))
+            text = find_text(options, option)
+            lines = sum(1 for _ in text.lines())
+        except DataError as error:
+            findings.append(fault(check, str(error), "correct that, and check again"))
             continue
-        found = f"{path}: {lines} lines, {in_bytes(path.stat().st_size)}"
-        findings.append(ok(check, found) if lines else fault(check, found, "it needs a line of text"))
+        size = sum(path.stat().st_size for path in text.paths)
+        findings.append(ok(check, f"{text.name}: {lines} lines, {in_bytes(size)}"))
     return findings
 
 
