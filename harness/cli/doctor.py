@@ -16,7 +16,7 @@ from harness.cli.output import print_findings
 from harness.launchers.site_profile import read_site
 from harness.workloads import WORKLOADS
 from harness.workloads.description import FILES
-from harness.workloads.sources.files import DATA_VARIABLE
+from harness.workloads.sources.folders import DATA_VARIABLE
 
 if TYPE_CHECKING:
     from harness.doctor.examine import Examination

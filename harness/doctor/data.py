@@ -10,7 +10,7 @@ from typing import Any
 from harness.doctor.findings import Finding, fault, in_bytes, ok, warning
 from harness.errors import DataError
 from harness.workloads.description import EMBEDDED, SYNTHETIC
-from harness.workloads.sources.files import data_folder, how_to_point
+from harness.workloads.sources.folders import data_folder, how_to_point
 
 SAMPLE = 200  # images that are read; --all reads every one
 

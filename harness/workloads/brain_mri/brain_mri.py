@@ -29,7 +29,8 @@ from harness.workloads.brain_mri import SOURCE, UNET_FEATURES, UNET_LEVELS
 from harness.workloads.coco.scenes import Pictures, digit_scenes
 from harness.workloads.description import EMBEDDED, SYNTHETIC
 from harness.workloads.models.vision import UNet
-from harness.workloads.sources.files import data_folder, how_to_point, read_image
+from harness.workloads.sources.files import read_image
+from harness.workloads.sources.folders import data_folder, how_to_point
 from harness.workloads.workload import EpochSampler, Share
 
 SCALE, DEGREES = 0.05, 15.0  # of the augmentation, as published

@@ -1,9 +1,7 @@
-"""CIFAR's batch files as published: the binary version and the Python version (no torch).
+"""CIFAR's images: published batch files, the embedded part, or synthetic ones (no torch).
 
 A file of the binary version is a table of bytes. One of the Python version is a pickle, which can run any
 code when it is loaded: it is loaded only if its checksum is the published one.
-
-CIFAR's images: published batch files, the embedded part, or synthetic ones (no torch).
 """
 
 from __future__ import annotations
@@ -23,8 +21,14 @@ from PIL import Image
 from harness.errors import DataError
 from harness.workloads.cifar import CIFAR_TEST, CIFAR_TRAIN
 from harness.workloads.description import EMBEDDED, SYNTHETIC
-from harness.workloads.sources.files import EMBEDDED_FOLDER, balanced_subset, data_folder, how_to_point
-from harness.workloads.sources.folders import Published, download_archive
+from harness.workloads.sources.files import balanced_subset
+from harness.workloads.sources.folders import (
+    EMBEDDED_FOLDER,
+    Published,
+    data_folder,
+    download_archive,
+    how_to_point,
+)
 
 PIXELS = 3 * 32 * 32
 

@@ -34,8 +34,8 @@ from harness.workloads.coco.annotations import (
 from harness.workloads.coco.scenes import Pictures, digit_scenes, noise
 from harness.workloads.description import EMBEDDED, FILES, SYNTHETIC
 from harness.workloads.models.detection import mask_rcnn
-from harness.workloads.sources.files import data_folder, how_to_point, read_image
-from harness.workloads.sources.folders import staged
+from harness.workloads.sources.files import read_image
+from harness.workloads.sources.folders import data_folder, how_to_point, staged
 from harness.workloads.workload import EpochSampler, Share, load_batches
 
 OBJECTS = 7  # in a synthetic image; COCO has 7.3 on average

@@ -1,6 +1,4 @@
-"""Image files in one folder for each class, as ImageNet is kept (no torch).
-
-Brings ImageNet as it is published into folders of classes (no torch).
+"""Image files in a folder for each class; brings ImageNet's published files there (no torch).
 
 Published are `ILSVRC2012_img_train.tar`, a tar of each class's tar; `ILSVRC2012_img_val.tar`, 50,000 images
 without classes; and the development kit, which has the classes of those images: line `k` of
@@ -24,8 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.errors import DataError
-from harness.workloads.sources.files import EMBEDDED_FOLDER, Labels, balanced_subset
-from harness.workloads.sources.folders import cached, publish_folder, unpack
+from harness.workloads.sources.files import Labels, balanced_subset
+from harness.workloads.sources.folders import EMBEDDED_FOLDER, cached, publish_folder, unpack
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".ppm", ".bmp", ".pgm", ".tif", ".tiff")
 SOURCE = "https://image-net.org/challenges/LSVRC/2012 (after signing up)"

@@ -4,12 +4,10 @@ Training is SC20's: random resized crops and mirrors, label smoothing; warm-up a
 optimizer. What a rank is shown is a function of seed, epoch and example, whatever the world and the number of
 workers.
 
-Crops of an image for training and testing (no torch).
-
-They are those of torchvision's reference training, bit for bit for the same random numbers: random resized
-crop and mirror for training, the centre for testing. torchvision's own cannot be used: their random numbers
-must be a function of seed, epoch and example, and torchvision works only with the torch that it was built
-for.
+Crops of an image are those of torchvision's reference training, bit for bit for the same random numbers:
+random resized crop and mirror for training, the centre for testing. torchvision's own cannot be used: their
+random numbers must be a function of seed, epoch and example, and torchvision works only with the torch that
+it was built for.
 """
 
 from __future__ import annotations
@@ -31,8 +29,8 @@ from harness.workloads import WORKLOADS
 from harness.workloads.description import EMBEDDED, SYNTHETIC
 from harness.workloads.imagenet.image_folders import SOURCE, ImageFiles, list_images, unpack_embedded
 from harness.workloads.models import imagenet_network
-from harness.workloads.sources.files import data_folder, how_to_point, read_image
-from harness.workloads.sources.folders import staged
+from harness.workloads.sources.files import read_image
+from harness.workloads.sources.folders import data_folder, how_to_point, staged
 from harness.workloads.workload import EpochSampler, Share, load_batches
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as torchvision's models expect

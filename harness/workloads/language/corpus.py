@@ -23,8 +23,8 @@ import numpy as np
 from harness.errors import DataError
 from harness.workloads.description import EMBEDDED, SYNTHETIC
 from harness.workloads.language import EMPTY_LINES, SYNTHETIC_TEST, SYNTHETIC_TRAIN, TITLES
-from harness.workloads.sources.files import EMBEDDED_FOLDER, data_folder, how_to_point, read_lines
-from harness.workloads.sources.folders import file_stamp
+from harness.workloads.sources.files import read_lines
+from harness.workloads.sources.folders import EMBEDDED_FOLDER, data_folder, file_stamp, how_to_point
 from harness.workloads.sources.tokenizer import Ids, Tokenizer, Vocabulary, encode, encode_once
 
 _TITLE = re.compile(r"= (?!= ).* =")  # WikiText's ` = Homarus gammarus = `; sections have more signs

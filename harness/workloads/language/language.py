@@ -1,11 +1,8 @@
-"""Language models: a text as one rank sees it; and `gpt`, which predicts the next word.
+"""`gpt` predicts the next word; `bert` masked words, and on request next sentences (Devlin et al. 2019, 3.1).
 
 All sequences have equal length. None is padded, and all have the same number of predictions, so that a mean
-over predictions is a mean over sequences, and over ranks.
-
-`bert`: masked words, and on request next sentences (Devlin et al. 2019, section 3.1).
-
-Masks and pairs are a function of seed, epoch and example, those of held-out text of the example alone.
+over predictions is a mean over sequences, and over ranks. BERT's masks and pairs are a function of seed,
+epoch and example, those of held-out text of the example alone.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
-"""BERT's masking (Devlin et al. 2019, section 3.1) as a function of seed, epoch and example (no torch).
+"""BERT's masks and pairs (Devlin et al. 2019, section 3.1 and A.2), from a key of each sequence (no torch).
 
-15 % of a sequence's tokens are to be predicted: 80 % of these are replaced by [MASK], 10 % by another token,
-and 10 % are unchanged. Every sequence has the same number of them, as in the released code, so that the mean
-over a batch's masked tokens is the mean over its sequences, in any world.
+Masks: 15 % of a sequence's tokens are to be predicted: 80 % of these are replaced by [MASK], 10 % by another
+token, and 10 % are unchanged. Every sequence has the same number of them, as in the released code, so that
+the mean over a batch's masked tokens is the mean over its sequences, in any world.
 
-Pairs of BERT's next-sentence task (Devlin et al. 2019, section 3.1 and A.2) on packed text (no torch).
-
-A sequence is a window of the text. It is divided in two at a random line start inside, and in half of the
-sequences the second part is replaced by as many tokens from a random place of another document. As in the
-paper, a "sentence" is a span of text. Windows are full and may run into the next document, so nothing is
-padded; the place of division is never a document's first line, so that what follows there does continue.
-Where it lies does not depend on whether the second part is replaced: neither lengths nor ends tell.
+Pairs of the next-sentence task: a sequence is a window of the text. It is divided in two at a random line
+start inside, and in half of the sequences the second part is replaced by as many tokens from a random place
+of another document. As in the paper, a "sentence" is a span of text. Windows are full and may run into the
+next document, so nothing is padded; the place of division is never a document's first line, so that what
+follows there does continue. Where it lies does not depend on whether the second part is replaced: neither
+lengths nor ends tell.
 """
 
 from __future__ import annotations

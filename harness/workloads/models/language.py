@@ -1,9 +1,8 @@
-"""BERT and GPT-2 of any size, from transformers, with every projection an `nn.Linear`.
+"""BERT and GPT-2 from transformers, and the Transformer of 2017; every projection is an `nn.Linear`.
 
-The Transformer of Vaswani et al. 2017, with every projection an `nn.Linear`.
-
-`nn.Transformer` stores three projections of an attention in one parameter, which K-FAC does not support. As
-in DP-KFAC's release, attention has no biases, and the target's embedding may share its weight with the head.
+The Transformer is that of Vaswani et al. 2017. `nn.Transformer` stores three projections of an attention in
+one parameter, which K-FAC does not support. As in DP-KFAC's release, attention has no biases, and the
+target's embedding may share its weight with the head.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Data folders, images, texts, subsets of examples and optional libraries (no torch)."""
+"""Images, texts, subsets of examples and optional libraries (no torch)."""
 
 from __future__ import annotations
 
 import gzip
 import lzma
-import os
 import zlib
 from collections.abc import Iterator
 from importlib import import_module
@@ -16,29 +15,6 @@ import numpy as np
 from PIL import Image
 
 from harness.errors import DataError
-from harness.workloads.description import FILES
-
-DATA_VARIABLE = "KRONSCALE_DATA"
-DEFAULT = "data"
-EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
-
-
-def data_folder(option: str) -> Path:
-    """The folder that the option `data` means.
-
-    A path in the option is part of the cell and of its hash. `files` means the folder that the variable
-    KRONSCALE_DATA names (a site profile's `environment` sets it), or `data` in the working directory.
-    """
-    named = os.environ.get(DATA_VARIABLE) or DEFAULT if option == FILES else option
-    return Path(os.path.expandvars(named)).expanduser()
-
-
-def how_to_point(option: str) -> str:
-    """End of an error message about missing data: how to name another folder."""
-    if option == FILES:
-        return f"or name your copy's folder in {DATA_VARIABLE} or in workload.options.data"
-    return "or name another folder in workload.options.data"
-
 
 Labels = np.ndarray[Any, np.dtype[np.int64]]
 

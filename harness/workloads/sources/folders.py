@@ -1,4 +1,4 @@
-"""Folders that are written once and appear whole: caches, downloads, local copies; shards (no torch)."""
+"""Folders of data, and those that are written once: caches, downloads, local copies; shards (no torch)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,29 @@ from typing import NamedTuple
 
 from harness.errors import DataError
 from harness.runs.locks import exclusive
+from harness.workloads.description import FILES
 
-CACHE_VARIABLE, STAGING_VARIABLE = "KRONSCALE_CACHE", "KRONSCALE_STAGING"
+DATA_VARIABLE, CACHE_VARIABLE, STAGING_VARIABLE = "KRONSCALE_DATA", "KRONSCALE_CACHE", "KRONSCALE_STAGING"
+DEFAULT = "data"
+EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
 _TIMEOUT_SECONDS = 60.0  # without a byte from the server
+
+
+def data_folder(option: str) -> Path:
+    """The folder that the option `data` means.
+
+    A path in the option is part of the cell and of its hash. `files` means the folder that the variable
+    KRONSCALE_DATA names (a site profile's `environment` sets it), or `data` in the working directory.
+    """
+    named = os.environ.get(DATA_VARIABLE) or DEFAULT if option == FILES else option
+    return Path(os.path.expandvars(named)).expanduser()
+
+
+def how_to_point(option: str) -> str:
+    """End of an error message about missing data: how to name another folder."""
+    if option == FILES:
+        return f"or name your copy's folder in {DATA_VARIABLE} or in workload.options.data"
+    return "or name another folder in workload.options.data"
 
 
 def publish_folder(target: Path, fill: Callable[[Path], object], *, what: str, advice: str) -> Path:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.errors import DataError
-from harness.workloads.sources.files import data_folder, import_extra
-from harness.workloads.sources.folders import cached, file_stamp
+from harness.workloads.sources.files import import_extra
+from harness.workloads.sources.folders import cached, data_folder, file_stamp
 
 _FORMAT = "2"  # of the folders with token ids; increase it with every change
 _LINES_AT_ONCE = 4096  # enough for the library's threads, with little memory

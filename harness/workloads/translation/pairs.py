@@ -21,8 +21,8 @@ import numpy as np
 from harness.errors import DataError
 from harness.workloads.description import SYNTHETIC
 from harness.workloads.language import SYNTHETIC_TEST, SYNTHETIC_TRAIN
-from harness.workloads.sources.files import data_folder, how_to_point, read_lines
-from harness.workloads.sources.folders import Published, download_files, file_stamp
+from harness.workloads.sources.files import read_lines
+from harness.workloads.sources.folders import Published, data_folder, download_files, file_stamp, how_to_point
 from harness.workloads.sources.tokenizer import Ids, Tokenizer, Vocabulary, encode, encode_once
 from harness.workloads.translation import SPECIALS
 

@@ -19,7 +19,8 @@ from harness.errors import DataError
 from harness.workloads.imagenet.image_folders import SOURCE, list_images
 from harness.workloads.imagenet.imagenet import DEVIATION, MEAN, build, centre_view, random_box, training_view
 from harness.workloads.models import cifar_resnet, imagenet_resnet
-from harness.workloads.sources.files import data_folder, read_image
+from harness.workloads.sources.files import read_image
+from harness.workloads.sources.folders import data_folder
 from kfac_core import KFAC, KFACConfig
 from tests.harness.workloads.batch_files import options, share, torchvision_or_skip
 from tests.harness.workloads.image_folders import CLASSES, SIDE, TEST_EACH, TRAIN_EACH, imagenet, write_images
