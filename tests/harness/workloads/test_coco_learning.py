@@ -14,7 +14,9 @@ from tests.harness.workloads.coco_folders import coco
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:K-FAC. the number of loss terms is guessed:RuntimeWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:K-FAC. (the number of loss terms is guessed|no statistics of):RuntimeWarning"
+    ),
 ]
 
 SMALL = {
