@@ -29,7 +29,7 @@ from harness.workloads.brain_mri import SOURCE, UNET_FEATURES, UNET_LEVELS
 from harness.workloads.coco.scenes import Pictures, digit_scenes
 from harness.workloads.description import EMBEDDED, SYNTHETIC
 from harness.workloads.models.vision import UNet
-from harness.workloads.sources.files import read_image
+from harness.workloads.sources.files import check_enough, read_image
 from harness.workloads.sources.folders import data_folder, how_to_point
 from harness.workloads.workload import EpochSampler, Share
 
@@ -70,11 +70,7 @@ class BrainMRI:
         slices = [_slices(patient, share.device) for patient in train]
         available = sum(len(part.masks) for part in slices)
         count = options["train_examples"] or available
-        if count > available:
-            raise DataError(
-                f"workload.options.train_examples={count} is more than the {available} slices of the "
-                "training patients"
-            )
+        check_enough("training patients", "slices", available, "train_examples", count)
         self._train = Slices(*(torch.cat(column)[:count] for column in zip(*slices, strict=True)))
         self._test = test[share.rank :: share.world_size]
         self.steps_per_epoch = share.steps_per_epoch(count)

@@ -21,7 +21,7 @@ from PIL import Image
 from harness.errors import DataError
 from harness.workloads.cifar import CIFAR_TEST, CIFAR_TRAIN
 from harness.workloads.description import EMBEDDED, SYNTHETIC
-from harness.workloads.sources.files import balanced_subset
+from harness.workloads.sources.files import balanced_subset, check_enough
 from harness.workloads.sources.folders import (
     EMBEDDED_FOLDER,
     Published,
@@ -217,8 +217,11 @@ def _read_files(variant: Variant, options: Mapping[str, Any]) -> tuple[Images, I
     version, folder = found[0]
     train = _read(variant, [folder / name for name in version.train])
     test = _read(variant, [folder / version.test])
-    _check_count(folder, "train_examples", train, options["train_examples"] or CIFAR_TRAIN)
-    _check_count(folder, "test_examples", test, options["test_examples"] or CIFAR_TEST)
+    for images, option, count in (
+        (train, "train_examples", CIFAR_TRAIN),
+        (test, "test_examples", CIFAR_TEST),
+    ):
+        check_enough(folder, "images", len(images.labels), option, options[option] or count)
     return train, test
 
 
@@ -232,14 +235,6 @@ def _read(variant: Variant, paths: list[Path]) -> Images:
             f"get {variant.archive.url}"
         )
     return images
-
-
-def _check_count(folder: Path, option: str, images: Images, wanted: int) -> None:
-    if len(images.labels) < wanted:
-        raise DataError(
-            f"{folder} must have {wanted} images, got {len(images.labels)}; get the complete files, or set "
-            f"workload.options.{option}: {len(images.labels)} to use this part"
-        )
 
 
 def _limited(images: Images, count: int) -> Images:

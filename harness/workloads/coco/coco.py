@@ -34,7 +34,7 @@ from harness.workloads.coco.annotations import (
 from harness.workloads.coco.scenes import Pictures, digit_scenes, noise
 from harness.workloads.description import EMBEDDED, FILES, SYNTHETIC
 from harness.workloads.models.detection import mask_rcnn
-from harness.workloads.sources.files import read_image
+from harness.workloads.sources.files import check_enough, read_image
 from harness.workloads.sources.folders import data_folder, how_to_point, staged
 from harness.workloads.workload import EpochSampler, Share, load_batches
 
@@ -209,11 +209,7 @@ def _in_memory(pictures: Pictures, name: str) -> Images:
 
 def _training_ids(annotations: Annotations, wanted: int) -> list[int]:
     ids = annotations.trainable()
-    if len(ids) < wanted:
-        raise DataError(
-            f"{annotations.name} must have {wanted} images with objects, got {len(ids)}; complete them, or "
-            f"set workload.options.train_examples: {len(ids)} to use this part"
-        )
+    check_enough(annotations.name, "images with objects", len(ids), "train_examples", wanted)
     return ids[:wanted]
 
 

@@ -24,12 +24,11 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.errors import DataError
 from harness.workloads import WORKLOADS
 from harness.workloads.description import EMBEDDED, SYNTHETIC
 from harness.workloads.imagenet.image_folders import SOURCE, ImageFiles, list_images, unpack_embedded
 from harness.workloads.models import imagenet_network
-from harness.workloads.sources.files import read_image
+from harness.workloads.sources.files import check_enough, read_image
 from harness.workloads.sources.folders import data_folder, how_to_point, staged
 from harness.workloads.workload import EpochSampler, Share, load_batches
 
@@ -103,11 +102,7 @@ class FolderImageNet(ImageNet):
             root, test_split = staged(data_folder(options["data"]), ("train", "val")), "val"
         hint = how_to_point(options["data"])
         train = list_images(root / "train", options["classes"], hint)
-        if len(train.paths) < self._examples:
-            raise DataError(
-                f"{root / 'train'} must have {self._examples} images, got {len(train.paths)}; complete them, "
-                f"or set workload.options.train_examples: {len(train.paths)} to use this part"
-            )
+        check_enough(root / "train", "images", len(train.paths), "train_examples", self._examples)
         self._train = train.limited(self._examples)
         test = list_images(root / test_split, options["classes"], hint)
         self._test = test.limited(options["test_examples"] or len(test.paths))

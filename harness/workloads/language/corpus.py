@@ -23,7 +23,7 @@ import numpy as np
 from harness.errors import DataError
 from harness.workloads.description import EMBEDDED, SYNTHETIC
 from harness.workloads.language import EMPTY_LINES, SYNTHETIC_TEST, SYNTHETIC_TRAIN, TITLES
-from harness.workloads.sources.files import read_lines
+from harness.workloads.sources.files import check_enough, read_lines
 from harness.workloads.sources.folders import EMBEDDED_FOLDER, data_folder, file_stamp, how_to_point
 from harness.workloads.sources.tokenizer import Ids, Tokenizer, Vocabulary, encode, encode_once
 
@@ -214,11 +214,7 @@ def _sequences(
             f"{text.name} has {len(tokens)} tokens, fewer than the {length} of one sequence; use a longer "
             f"text, or a smaller workload.options.sequence_length"
         )
-    if count < wanted:
-        raise DataError(
-            f"{text.name} has {count} sequences, but workload.options.{examples}={wanted}; use 0 for all, or "
-            f"1 to {count}"
-        )
+    check_enough(text.name, "sequences", count, examples, wanted)
     lines, documents = (
         np.memmap(folder / f"{option}.{kind}", np.int64, "r") for kind in ("lines", "documents")
     )

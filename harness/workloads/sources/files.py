@@ -67,6 +67,15 @@ def balanced_subset(labels: Labels, count: int) -> Labels:
     return np.sort(round_robin[:count])
 
 
+def check_enough(where: object, examples: str, got: int, option: str, wanted: int) -> None:
+    """Raise DataError if an option asks for more examples than there are."""
+    if got < wanted:
+        raise DataError(
+            f"{where} must have {wanted} {examples}, got {got}; complete them, or set "
+            f"workload.options.{option}: {got} to use this part"
+        )
+
+
 def import_extra(module: str, needed_by: str, extra: str, alternative: str = "") -> ModuleType:
     """Import an optional library.
 

@@ -21,7 +21,7 @@ import numpy as np
 from harness.errors import DataError
 from harness.workloads.description import SYNTHETIC
 from harness.workloads.language import SYNTHETIC_TEST, SYNTHETIC_TRAIN
-from harness.workloads.sources.files import read_lines
+from harness.workloads.sources.files import check_enough, read_lines
 from harness.workloads.sources.folders import Published, data_folder, download_files, file_stamp, how_to_point
 from harness.workloads.sources.tokenizer import Ids, Tokenizer, Vocabulary, encode, encode_once
 from harness.workloads.translation import SPECIALS
@@ -232,12 +232,8 @@ def _limited(
             f"{files.source}: no pair has at most {longest} tokens a side; use a larger "
             f"workload.options.longest"
         )
-    if len(indices) < wanted:
-        short = "" if longest is None else f" of at most {longest} tokens a side"
-        raise DataError(
-            f"{files.source} has {len(indices)} pairs{short}, but workload.options.{option}={wanted}; use 0 "
-            f"for all, or 1 to {len(indices)}"
-        )
+    short = "" if longest is None else f" of at most {longest} tokens a side"
+    check_enough(files.source, f"pairs{short}", len(indices), option, wanted)
     return Pairs(*sides, indices[:wanted])
 
 

@@ -133,5 +133,5 @@ def test_missing_and_damaged_files_are_named(tmp_path, harm, message):
 def test_a_missing_folder_and_too_many_slices_are_errors(folder, tmp_path):
     with pytest.raises(DataError, match="does not exist; get the files from https://www"):
         workload(tmp_path / "none")
-    with pytest.raises(DataError, match="train_examples=99 is more than the 30 slices"):
+    with pytest.raises(DataError, match="must have 99 slices, got 30; complete them"):
         workload(folder, train_examples=99)

@@ -352,8 +352,7 @@ UNFIT = {
     ),
     "fewer sequences than asked for": (
         lambda folder: None, {"train_examples": 1000},
-        "/train.txt has 162 sequences, but workload.options.train_examples=1000; use 0 for all, "
-        "or 1 to 162",
+        "/train.txt must have 1000 sequences, got 162; complete them, or set workload.options.train_ex",
     ),
 }  # fmt: skip
 

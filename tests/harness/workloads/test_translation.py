@@ -226,7 +226,7 @@ FAULTS = {
     ),
     "fewer pairs than asked for": (
         lambda folder: None, {"test_examples": 32},
-        "/val.de has 31 pairs, but workload.options.test_examples=32; use 0 for all, or 1 to 31",
+        "/val.de must have 32 pairs, got 31; complete them, or set workload.options.test_examples: 31",
     ),
     "less than a batch": (
         lambda folder: None, {"train_examples": 11},
