@@ -70,7 +70,7 @@ class Target(Spec):
 
 
 class Workload(Spec):
-    """A workload by name, with the options of its card."""
+    """A workload by name, with the options of its description."""
 
     name: str
     """The workload. `workload: digits` is short for `workload: {name: digits}`. Example: `digits`."""
@@ -351,7 +351,7 @@ class Cell(Spec):
         return self
 
     def unread(self) -> Iterator[AboutField]:
-        """Fields that no code of such a run reads, each with the reason; a workload's card has others."""
+        """Fields that no code of such a run reads, with the reason; a workload's description has others."""
         yield from self.optimizer.unread()
         if self.kfac is None:
             yield "training.factor_micro_batches", "without a kfac section"
@@ -373,7 +373,7 @@ class Cell(Spec):
     def conflicts(self) -> Iterator[AboutField]:
         """Settings that cannot be meant in such a run, though stored cells may have them.
 
-        A workload's card has others.
+        A workload's description has others.
         """
         if self.method in STRATEGIES:
             if self.kfac is None:

@@ -28,7 +28,7 @@ from harness.study.sweep.content import (
     TuningContent,
 )
 from harness.workloads import WORKLOADS
-from harness.workloads.cards.card import MOST
+from harness.workloads.description import MOST
 from kfac_core.config import Costs, KFACConfig
 from kfac_core.schedule import Curve, Decay, Milestones
 
@@ -121,9 +121,11 @@ def field_table(model: Model) -> str:
 def option_tables() -> str:
     """Metrics and options of every workload."""
     parts: list[str] = []
-    for name, card in WORKLOADS.items():
-        metrics = ", ".join(f"`{metric}` ({better} is better)" for metric, better in card.metrics.items())
-        parts += [f"### `{name}`", "", f"{_capital(card.about)}.", "", f"Metrics: {metrics}.", ""]
+    for name, description in WORKLOADS.items():
+        metrics = ", ".join(
+            f"`{metric}` ({better} is better)" for metric, better in description.metrics.items()
+        )
+        parts += [f"### `{name}`", "", f"{_capital(description.about)}.", "", f"Metrics: {metrics}.", ""]
         parts += ["| option | default | allowed | meaning |", "|---|---|---|---|"]
         parts += [f"| `{row[0]}` | {' | '.join(row[1:])} |" for row in option_rows(name)]
         parts.append("")
@@ -136,16 +138,16 @@ def option_rows(workload: str) -> Iterator[tuple[str, str, str, str]]:
     Raises:
         MissingDescriptionError: an option without a meaning.
     """
-    card = WORKLOADS[workload]
-    for option, default in card.options.items():
-        if not card.meanings.get(option):
+    description = WORKLOADS[workload]
+    for option, default in description.options.items():
+        if not description.meanings.get(option):
             raise MissingDescriptionError(
-                f"option {option} of workload {workload} has no meaning in its card"
+                f"option {option} of workload {workload} has no meaning in its description"
             )
-        chosen = ", ".join(f"`{choice}`" for choice in card.choices.get(option, ()))
+        chosen = ", ".join(f"`{choice}`" for choice in description.choices.get(option, ()))
         most = f", at most {MOST[option]:,}" if option in MOST and isinstance(default, int) else ""
         allowed = chosen or _TYPES[type(default)] + most
-        yield option, f"`{_yaml(default)}`", allowed, _capital(card.meanings[option])
+        yield option, f"`{_yaml(default)}`", allowed, _capital(description.meanings[option])
 
 
 def rows(model: Model) -> Iterator[FieldRow]:

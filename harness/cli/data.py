@@ -15,9 +15,8 @@ from harness.cli.output import print_findings
 from harness.errors import UserError
 from harness.study.sweep import read_sweep
 from harness.workloads import WORKLOADS
-from harness.workloads.imagenet import prepare as imagenet
-from harness.workloads.sources.data_folder import data_folder
-from harness.workloads.sources.shards import build_shard
+from harness.workloads.imagenet import image_folders as imagenet
+from harness.workloads.sources.folders import build_shard, data_folder
 
 if TYPE_CHECKING:
     from harness.doctor.findings import Finding

@@ -15,8 +15,8 @@ from harness.cli.options import RUNS, AsJson, Runs, SiteName
 from harness.cli.output import print_findings
 from harness.launchers.site_profile import read_site
 from harness.workloads import WORKLOADS
-from harness.workloads.cards.card import FILES
-from harness.workloads.sources.data_folder import DATA_VARIABLE
+from harness.workloads.description import FILES
+from harness.workloads.sources.folders import DATA_VARIABLE
 
 if TYPE_CHECKING:
     from harness.doctor.examine import Examination

@@ -9,8 +9,8 @@ from typing import Any
 
 from harness.doctor.findings import Finding, fault, in_bytes, ok, warning
 from harness.errors import DataError
-from harness.workloads.cards.card import EMBEDDED, SYNTHETIC
-from harness.workloads.sources.data_folder import data_folder, how_to_point
+from harness.workloads.description import EMBEDDED, SYNTHETIC
+from harness.workloads.sources.folders import data_folder, how_to_point
 
 SAMPLE = 200  # images that are read; --all reads every one
 
@@ -35,7 +35,7 @@ def check_data(name: str, options: Options, most: int | None = SAMPLE) -> list[F
 
 def read_sample(check: str, paths: Sequence[str], source: str, most: int | None) -> Finding:
     """Read images spread over all of them, and tell how long all would take."""
-    from harness.workloads.sources.images import read_image  # noqa: PLC0415  loads Pillow
+    from harness.workloads.sources.files import read_image  # noqa: PLC0415  loads Pillow
 
     step = max(1, len(paths) // most) if most else 1
     chosen = paths[::step]
@@ -59,8 +59,7 @@ def read_sample(check: str, paths: Sequence[str], source: str, most: int | None)
 
 
 def _check_cifar(name: str, options: Options, _: int | None) -> list[Finding]:
-    from harness.workloads.cifar.batch_files import VARIANTS  # noqa: PLC0415  loads numpy
-    from harness.workloads.cifar.cifar_files import read_cifar  # noqa: PLC0415
+    from harness.workloads.cifar.cifar_files import VARIANTS, read_cifar  # noqa: PLC0415  loads numpy
 
     began = time.perf_counter()
     variant = VARIANTS[10 if name == "cifar10" else 100]
@@ -74,9 +73,8 @@ def _check_cifar(name: str, options: Options, _: int | None) -> list[Finding]:
 
 
 def _check_imagenet(name: str, options: Options, most: int | None) -> list[Finding]:
-    from harness.workloads.imagenet.image_folders import SOURCE, list_images  # noqa: PLC0415  loads numpy
-    from harness.workloads.imagenet.prepare import VALIDATION_IMAGE  # noqa: PLC0415
-    from harness.workloads.sources.shards import check_shard  # noqa: PLC0415
+    from harness.workloads.imagenet.image_folders import SOURCE, VALIDATION_IMAGE, list_images  # noqa: PLC0415
+    from harness.workloads.sources.folders import check_shard  # noqa: PLC0415
 
     root, hint = data_folder(options["data"]), how_to_point(options["data"])
     findings, classes = [], {}
@@ -114,8 +112,7 @@ def _test_images(options: Options) -> int:
 
 
 def _check_coco(name: str, options: Options, most: int | None) -> list[Finding]:
-    from harness.workloads.coco.annotation_index import SOURCE  # noqa: PLC0415
-    from harness.workloads.coco.annotations import read_annotations  # noqa: PLC0415  loads numpy
+    from harness.workloads.coco.annotations import SOURCE, read_annotations  # noqa: PLC0415  loads numpy
 
     root, hint, findings = data_folder(options["data"]), how_to_point(options["data"]), []
     for split in (f"train{options['year']}", f"val{options['year']}"):
@@ -136,7 +133,7 @@ def _check_coco(name: str, options: Options, most: int | None) -> list[Finding]:
 
 
 def _check_brain_mri(name: str, options: Options, most: int | None) -> list[Finding]:
-    from harness.workloads.brain_mri.patients import SOURCE  # noqa: PLC0415  loads numpy
+    from harness.workloads.brain_mri import SOURCE  # noqa: PLC0415  others have the same name
 
     root, check = data_folder(options["data"]), f"{name}: slices"
     root = root / "kaggle_3m" if (root / "kaggle_3m").is_dir() else root
@@ -163,28 +160,26 @@ def _check_brain_mri(name: str, options: Options, most: int | None) -> list[Find
 
 
 def _check_text(name: str, options: Options, _: int | None) -> list[Finding]:
+    from harness.workloads.language.corpus import find_text  # noqa: PLC0415  loads numpy
+
     findings = []
     for option in ("train_text", "test_text"):
-        path, check = data_folder(options["data"]) / options[option], f"{name}: {option}"
-        if not path.is_file():
-            advice = f"put a text there, {how_to_point(options['data'])}"
-            findings.append(fault(check, f"{path} does not exist", advice))
-            continue
+        check = f"{name}: {option}"
         try:
-            with path.open(encoding="utf-8") as file:
-                lines = sum(1 for line in file if line.strip())
-        except UnicodeDecodeError as error:
-            findings.append(fault(check, f"{path} is not UTF-8 ({error.reason})", "convert it"))
+            text = find_text(options, option)
+            lines = sum(1 for _ in text.lines())
+        except DataError as error:
+            findings.append(fault(check, str(error), "correct that, and check again"))
             continue
-        found = f"{path}: {lines} lines, {in_bytes(path.stat().st_size)}"
-        findings.append(ok(check, found) if lines else fault(check, found, "it needs a line of text"))
+        size = sum(path.stat().st_size for path in text.paths)
+        findings.append(ok(check, f"{text.name}: {lines} lines, {in_bytes(size)}"))
     return findings
 
 
 def _check_multi30k(name: str, options: Options, _: int | None) -> list[Finding]:
     import hashlib  # noqa: PLC0415
 
-    from harness.workloads.translation.sentence_files import PUBLISHED, SOURCE, find_files, read_split  # noqa: PLC0415
+    from harness.workloads.translation.pairs import PUBLISHED, SOURCE, find_files, read_split  # noqa: PLC0415
 
     published = {one.name: one.checksum.removeprefix("sha256:") for one in PUBLISHED}
     findings = []

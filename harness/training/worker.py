@@ -30,7 +30,7 @@ from harness.training.gradient_averaging import averaging_method
 from harness.training.rank_process import RankArguments, exit_at_once, failure_record, keep_freed_memory
 from harness.training.train import Trainer
 from harness.training.world import finalize_world, join_world
-from harness.workloads.sources.weight_files import save_weights
+from harness.workloads.models.weights import save_weights
 from kfac_core.collectives import SplitWait
 
 

@@ -1,32 +1,31 @@
 """Registry of the workloads: data, model, loss and metrics of a learning problem.
 
-A workload is listed here by its card, which a login node reads without torch; the card names the module with
-the rest. To add one, write `harness/workloads/<name>.py` with `build(options, share)`, see
-`harness.workloads.workload`, and add its card.
+Each is a package. Its `__init__.py` describes it, and a login node reads that without torch; the description
+names the module with the rest. To add one, write `harness/workloads/<name>/<name>.py` with
+`build(options, share)`, see `harness.workloads.workload`, and a description beside it, and list it here.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
-from harness.workloads.cards.card import WorkloadCard
-from harness.workloads.cards.detection import COCO
-from harness.workloads.cards.language import BERT, GPT
-from harness.workloads.cards.segmentation import BRAIN_MRI
-from harness.workloads.cards.translation import MULTI30K
-from harness.workloads.cards.vision import CIFAR10, CIFAR100, DIGITS, IMAGENET
+from harness.workloads.brain_mri import BRAIN_MRI
+from harness.workloads.cifar import CIFAR10, CIFAR100
+from harness.workloads.coco import COCO
+from harness.workloads.description import WorkloadDescription
+from harness.workloads.digits import DIGITS
+from harness.workloads.imagenet import IMAGENET
+from harness.workloads.language import BERT, GPT
+from harness.workloads.translation import MULTI30K
 
-__all__ = ["WORKLOADS", "WorkloadCard"]
+__all__ = ["WORKLOADS", "WorkloadDescription"]
 
-WORKLOADS: Mapping[str, WorkloadCard] = MappingProxyType(
-    {
-        "digits": DIGITS,
-        "cifar10": CIFAR10,
-        "cifar100": CIFAR100,
-        "imagenet": IMAGENET,
-        "coco": COCO,
-        "brain_mri": BRAIN_MRI,
-        "bert": BERT,
-        "gpt": GPT,
-        "multi30k": MULTI30K,
-    }
-)
+WORKLOADS: Mapping[str, WorkloadDescription] = {
+    "digits": DIGITS,
+    "cifar10": CIFAR10,
+    "cifar100": CIFAR100,
+    "imagenet": IMAGENET,
+    "coco": COCO,
+    "brain_mri": BRAIN_MRI,
+    "bert": BERT,
+    "gpt": GPT,
+    "multi30k": MULTI30K,
+}

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from harness.workloads.cifar.batch_files import VARIANTS
+from harness.workloads.cifar.cifar_files import VARIANTS
 
 
 def main(archive: Path, out: Path) -> None:

@@ -19,7 +19,7 @@ from harness.launchers.site_profile import Site, read_site
 from harness.runs.store import Attempt, SweepFolder
 from harness.study.sweep import read_sweep
 from harness.workloads import WORKLOADS
-from harness.workloads.cards.card import METRIC_RANGES
+from harness.workloads.description import METRIC_RANGES
 from kfac_core.config import STRATEGIES, KFACConfig
 from kfac_core.placement.balance import measured
 from kfac_core.placement.placement import FactorShape, LayerShape

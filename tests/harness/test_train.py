@@ -19,7 +19,7 @@ from harness.runs.heartbeat import HeartbeatWriter
 from harness.runs.records import EvalRecord, PhaseRecord, Record
 from harness.training.train import Trainer, _digest
 from harness.training.world import World
-from harness.workloads.digits import build, read_table
+from harness.workloads.digits.digits import build, read_table
 from harness.workloads.workload import Share
 from kfac_core.phases import KFAC_PHASES
 

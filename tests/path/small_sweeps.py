@@ -20,7 +20,7 @@ from harness.runs.records import Record
 from harness.runs.store import SweepFolder
 from harness.training.train import Result, Trainer
 from harness.training.world import World
-from harness.workloads.digits import read_table
+from harness.workloads.digits.digits import read_table
 from kfac_core.config import KFACConfig
 from kfac_core.schedule import Milestones
 
@@ -147,7 +147,7 @@ def train(rank: int, world_size: int, cell: Cell, folder: str) -> tuple[Result, 
     world = World(rank, world_size, torch.device("cpu"), "gloo")
     heartbeat = HeartbeatWriter(Path(folder) / f"heartbeat-{rank}")
     with (
-        patch("harness.workloads.digits.read_table", _digits),
+        patch("harness.workloads.digits.digits.read_table", _digits),
         patch("harness.training.train.seconds_per_entry", lambda *_: 1e-6),
     ):
         trainer = Trainer(cell, world, heartbeat, records.append, traced_steps=range(1))

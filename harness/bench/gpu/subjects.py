@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from harness.bench.gpu.nets import Encoder
 from harness.workloads.models.language import bert
-from harness.workloads.models.resnet import cifar_resnet, resnet32, resnet50
+from harness.workloads.models.vision import cifar_resnet, resnet32, resnet50
 
 BERT_BASE = {"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 30522, "sequence_length": 128}
 _BERT_SMALL = {"layers": 1, "hidden": 16, "heads": 2, "vocabulary": 64, "sequence_length": 8}

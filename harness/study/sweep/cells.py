@@ -1,6 +1,6 @@
 """Makes a cell from settings: validated once by its models, then held against the rules of its fields.
 
-The rules are `Cell.unread`, `Cell.conflicts` and those of the workload's card.
+The rules are `Cell.unread`, `Cell.conflicts` and those of the workload's description.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ SHARED = (*SECTIONS, "world_size")
 """Sections and fields that a method may set; values at the top of the file are shared by all methods."""
 
 OPTION = "workload.options."
-"""Paths of workloads' options begin with it; each workload has its own, see its card."""
+"""Paths of workloads' options begin with it; each workload has its own, see its description."""
 
 
 def read_settings(
@@ -168,7 +168,7 @@ def refuse_repeats(document: Document, place: Place, values: Iterable[Any]) -> N
 
 
 def known_paths() -> list[str]:
-    """Dotted paths of a cell's fields, without the options of workloads, which their cards name."""
+    """Dotted paths of a cell's fields, without the options of workloads, which their descriptions name."""
     paths = [f"{section}.{field}" for section, fields in SECTIONS.items() for field in fields]
     return ["method", "world_size", "seed", "trial", *paths]
 

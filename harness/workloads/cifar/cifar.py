@@ -15,11 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.workloads.cifar.batch_files import VARIANTS, Images, Variant
-from harness.workloads.cifar.cifar_files import read_cifar
+from harness.workloads.cifar.cifar_files import VARIANTS, Images, Variant, read_cifar
 from harness.workloads.models import CifarVGG16, cifar_resnet
-from harness.workloads.sources.sampling import epoch_generator, local_batches, steps_per_epoch
-from harness.workloads.workload import Share
+from harness.workloads.workload import EpochSampler, Share, classified
 
 PAD = 4
 TEST_BATCH = 500  # divides 10,000; its activations need less memory than a training step
@@ -45,7 +43,7 @@ class Cifar:
         # (x / 255 - mean) / deviation in one multiplication and one addition
         self._scale = (1 / (255 * deviation)).view(3, 1, 1)
         self._shift = (-mean / deviation).view(3, 1, 1)
-        self.steps_per_epoch = steps_per_epoch(share, len(self._labels))
+        self.steps_per_epoch = share.steps_per_epoch(len(self._labels))
 
     def model(self) -> nn.Module:
         """The network that `model` names, `width` times as wide as published."""
@@ -59,11 +57,10 @@ class Cifar:
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Shuffled and augmented anew each epoch; the incomplete last batch is dropped."""
         examples, device = len(self._labels), self._share.device
-        generator = epoch_generator(self._share, epoch)
-        order = torch.randperm(examples, generator=generator).to(device)
-        corners = torch.randint(0, 2 * PAD + 1, (2, examples), generator=generator).to(device)
-        mirrored = torch.randint(0, 2, (examples,), generator=generator).bool().to(device)
-        for indices in local_batches(self._share, order, first_step):
+        sampler = EpochSampler(self._share, examples, epoch, first_step, device)
+        corners = torch.randint(0, 2 * PAD + 1, (2, examples), generator=sampler.generator).to(device)
+        mirrored = torch.randint(0, 2, (examples,), generator=sampler.generator).bool().to(device)
+        for indices in sampler:
             if self._crops is None:
                 pixels = self._pixels[indices]
             else:
@@ -80,13 +77,12 @@ class Cifar:
 
     def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
         """Correct predictions and summed loss over every world_size-th test image."""
-        correct, loss = 0.0, 0.0
+        sums = {"accuracy": 0.0, "loss": 0.0}
         pixels, labels = self._test
         for images, targets in zip(pixels.split(TEST_BATCH), labels.split(TEST_BATCH), strict=True):
-            scores = model(self._normalised(images))
-            correct += float((scores.argmax(1) == targets).sum())
-            loss += float(functional.cross_entropy(scores, targets, reduction="sum"))
-        return {"accuracy": correct, "loss": loss}, len(labels)
+            found = classified(model(self._normalised(images)), targets)
+            sums = {metric: sums[metric] + found[metric] for metric in sums}
+        return sums, len(labels)
 
     def _normalised(self, pixels: Tensor) -> Tensor:
         images = torch.addcmul(self._shift, pixels.float(), self._scale)

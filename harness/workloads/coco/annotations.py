@@ -1,30 +1,38 @@
-"""COCO's annotations (Lin et al. 2014): the objects of each image (no torch).
+"""COCO's annotations (Lin et al. 2014) and the average precision of detections, by pycocotools (no torch).
 
-A rank keeps where each object stands in the file, and reads objects when it needs them: 118,287 images with
-860,001 objects take tens of megabytes, not gigabytes. The cache of the host holds the file once for all of
-its ranks.
-
-The rules are those of torchvision's reference training: crowds and boxes without an area are not trained on,
-nor are images without annotations.
+Images to train on are those of torchvision's reference training: crowds and boxes without an area are not
+trained on, nor are images without annotations.
 """
 
 from __future__ import annotations
 
+import copy
+import io
 import json
-from bisect import bisect_left
+import pickle
+import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, NotRequired
 
 import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from harness.errors import DataError
-from harness.workloads.coco.annotation_index import AGAIN, SOURCE, one_line, read_index
-from harness.workloads.coco.json_lists import Buffer, FileBuffer, parse
-from harness.workloads.sources.extras import import_extra
+from harness.workloads.sources.files import import_extra
+
+SOURCE = "https://cocodataset.org/#download"
+METRICS = ("box_ap50", "box_map", "mask_ap50", "mask_map")
+
+_AGAIN = f"get it again from {SOURCE}"
+_KINDS = {"box": "bbox", "mask": "segm"}  # with COCOeval's name of each kind of overlap
+_READ = ("dtMatches", "dtIgnore", "gtIgnore")  # by COCOeval of an image's evaluation, beside the scores
 
 Array = np.ndarray[Any, Any]
+Detection = dict[str, Any]
 
 
 class Objects(NamedTuple):
@@ -49,62 +57,47 @@ class Objects(NamedTuple):
 
 
 class Annotations:
-    """A checked set of annotations.
+    """The annotations of a set of images, held in memory by pycocotools' COCO.
+
+    An object's `iscrowd` and `area`, which some tools omit, are filled in. Objects are numbered from 1 in the
+    order of the file, because COCOeval takes 0 for none.
 
     Args:
-        buffer: a file in COCO's format.
-        name: the file, for error messages.
-        classes: how many categories there must be.
+        content: of a file in COCO's format.
+        name: of the file, for error messages.
 
     Attributes:
         categories: COCO's id of each class, ascending; label `k` is `categories[k - 1]`.
         ids: of all images, ascending.
-
-    Raises:
-        DataError: it is not JSON, something is missing, or an image or category is not listed.
     """
 
-    def __init__(self, buffer: Buffer, name: str, classes: int) -> None:
-        _coding()  # if it is missing, fail before the file is read
-        self.name, self._buffer = name, buffer
-        self._index = read_index(buffer, name, classes)
-        self.categories, self.ids = self._index.categories, self._index.ids
+    def __init__(self, content: Mapping[str, Any], name: str) -> None:
+        self.name = name
+        for number, entry in enumerate(content["annotations"], 1):
+            entry["id"] = number
+            entry.setdefault("iscrowd", 0)
+            entry.setdefault("area", entry["bbox"][2] * entry["bbox"][3])
+        self._coco = _indexed(content)
+        self.categories, self.ids = sorted(self._coco.cats), sorted(self._coco.imgs)
         self._labels = {category: label for label, category in enumerate(self.categories, 1)}
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any], name: str, classes: int) -> Annotations:
-        """Annotations that were made in memory, in COCO's format."""
-        return cls(json.dumps(content).encode(), name, classes)
 
     def trainable(self) -> list[int]:
         """Images with an annotation whose box is more than a pixel wide and high."""
-        return [self.ids[place] for place in np.flatnonzero(self._index.trainable)]
+        return [
+            number for number in self.ids if any(min(one["bbox"][2:]) > 1 for one in self.entries(number))
+        ]
 
     def file_name(self, number: int) -> str:
         """The image's file."""
-        return str(self._read(self._index.images[self._place(number)])["file_name"])
+        return str(self._coco.imgs[number]["file_name"])
 
     def size(self, number: int) -> tuple[int, int]:
         """Width and height of the image."""
-        width, height = self._index.sizes[self._place(number)]
-        return int(width), int(height)
+        return self._coco.imgs[number]["width"], self._coco.imgs[number]["height"]
 
     def entries(self, number: int) -> list[dict[str, Any]]:
-        """The annotations of an image as in the file, in its order.
-
-        Its `iscrowd` and `area`, which some tools omit, are filled in, and annotations are numbered from 1,
-        because COCOeval takes 0 for none.
-        """
-        place = self._place(number)
-        chosen = slice(*self._index.first[place : place + 2])
-        found = []
-        for span, order in zip(self._index.annotations[chosen], self._index.order[chosen], strict=True):
-            entry = self._read(span)
-            entry["id"] = int(order) + 1
-            entry.setdefault("iscrowd", 0)
-            entry.setdefault("area", entry["bbox"][2] * entry["bbox"][3])
-            found.append(entry)
-        return found
+        """The annotations of an image, in the file's order."""
+        return list(self._coco.imgToAnns.get(number, ()))
 
     def objects(self, number: int) -> Objects:
         """The objects of an image.
@@ -121,63 +114,37 @@ class Annotations:
         valid = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
         kept = [entry for entry, keep in zip(entries, valid, strict=True) if keep]
         masks = np.zeros((len(kept), height, width), np.uint8)
-        for mask, entry in zip(masks, kept, strict=True):
-            mask[:] = self._mask(entry, height, width)
+        with self._readable(number):
+            for mask, entry in zip(masks, kept, strict=True):
+                mask[:] = self._coco.annToMask(entry).reshape(height, width)
         labels = np.array([self._labels[entry["category_id"]] for entry in kept], np.int64)
         return Objects(boxes[valid], labels, masks)
 
-    def coco(self, numbers: Sequence[int]) -> dict[str, Any]:
-        """The part about these images, as pycocotools' index takes it."""
-        return {
-            "images": [
-                {"id": number, "width": size[0], "height": size[1]}
-                for number, size in zip(numbers, map(self.size, numbers), strict=True)
-            ],
-            "annotations": [entry for number in numbers for entry in self._with_run_lengths(number)],
-            "categories": [{"id": category} for category in self.categories],
-        }
-
-    def _with_run_lengths(self, number: int) -> Iterator[dict[str, Any]]:
-        width, height = self.size(number)
-        for entry in self.entries(number):
-            with self._readable(entry):
-                entry["segmentation"] = _run_lengths(entry["segmentation"], height, width)
-            yield entry
-
-    def _place(self, number: int) -> int:
-        return bisect_left(self.ids, number)
-
-    def _read(self, span: Array) -> dict[str, Any]:
-        start, stop = span.tolist()
-        try:
-            entry: dict[str, Any] = parse(self._buffer, start, stop)
-        except (ValueError, OSError) as error:
-            raise DataError(
-                f"{self.name} has changed since it was opened, or has text that is not UTF-8 at byte {start} "
-                f"({one_line(error)}); {AGAIN}"
-            ) from None
-        return entry
-
-    def _mask(self, entry: dict[str, Any], height: int, width: int) -> Array:
-        with self._readable(entry):
-            mask: Array = (
-                _coding().decode(_run_lengths(entry["segmentation"], height, width)).reshape(height, width)
-            )
-        return mask
+    def part(self, numbers: Sequence[int]) -> Any:
+        """The index that pycocotools makes of these images' annotations, with masks as run lengths."""
+        annotations = []
+        for number in numbers:
+            with self._readable(number):
+                annotations += [
+                    {**entry, "segmentation": self._coco.annToRLE(entry)} for entry in self.entries(number)
+                ]
+        images = [self._coco.imgs[number] for number in numbers]
+        categories = list(self._coco.cats.values())
+        return _indexed({"images": images, "annotations": annotations, "categories": categories})
 
     @contextmanager
-    def _readable(self, entry: dict[str, Any]) -> Iterator[None]:
+    def _readable(self, number: int) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # pycocotools raises many kinds
+            reason = " ".join(str(error).split())[:200]
             raise DataError(
-                f"{self.name}: image {entry['image_id']} has an object without a readable mask "
-                f"({one_line(error)}); {AGAIN}"
+                f"{self.name}: image {number} has an object without a readable mask ({reason}); {_AGAIN}"
             ) from None
 
 
 def read_annotations(path: Path, classes: int, hint: str) -> Annotations:
-    """The annotations of a file, which stays open.
+    """The annotations of a file.
 
     Args:
         path: the file.
@@ -188,7 +155,7 @@ def read_annotations(path: Path, classes: int, hint: str) -> Annotations:
         DataError: it is missing, truncated, of another kind, or has another number of categories.
     """
     try:
-        return Annotations(FileBuffer(path), str(path), classes)
+        content = TypeAdapter(_File).validate_python(json.loads(path.read_bytes()), strict=True)
     except FileNotFoundError:
         raise DataError(
             f"{path} does not exist; coco reads annotations/instances_train2017.json, train2017/*.jpg and "
@@ -196,6 +163,17 @@ def read_annotations(path: Path, classes: int, hint: str) -> Annotations:
         ) from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+        raise DataError(
+            f"{path} must be a file of COCO's instances: {where.removeprefix('.') or 'the file'}: "
+            f"{first['msg']}; {_AGAIN}"
+        ) from None
+    except ValueError as error:
+        raise DataError(f"{path} is not readable JSON ({' '.join(str(error).split())}); {_AGAIN}") from None
+    _check_ids(content, str(path), classes)
+    return Annotations(content, str(path))
 
 
 def same_categories(train: Annotations, test: Annotations) -> None:
@@ -205,15 +183,151 @@ def same_categories(train: Annotations, test: Annotations) -> None:
         raise DataError(f"{test.name}: category {unmatched[0]} must be in both this file and {train.name}")
 
 
-def _run_lengths(segmentation: Any, height: int, width: int) -> Any:
-    """Polygons or run lengths as pycocotools compresses them."""
-    coding = _coding()
-    if isinstance(segmentation, list):
-        return coding.merge(coding.frPyObjects(segmentation, height, width))
-    if isinstance(segmentation["counts"], list):
-        return coding.frPyObjects(segmentation, height, width)
-    return segmentation
+def detections(
+    number: int, boxes: Array, labels: Array, scores: Array, masks: Array, categories: Sequence[int]
+) -> list[Detection]:
+    """A network's detections in an image, in COCO's format of results.
+
+    Args:
+        number: the image's id.
+        boxes: `[n, 4]`: left, top, right, bottom in pixels.
+        labels: `[n]`, from 1.
+        scores: `[n]`.
+        masks: bool `[n, H, W]`.
+        categories: COCO's id of each label, see `Annotations`.
+    """
+    from pycocotools import mask as coding  # noqa: PLC0415  an optional extra
+
+    return [
+        {
+            "image_id": number,
+            "category_id": categories[int(label) - 1],
+            "bbox": [left, top, right - left, bottom - top],
+            "score": score,
+            "segmentation": coding.encode(np.asfortranarray(mask, dtype=np.uint8)),
+        }
+        for (left, top, right, bottom), label, score, mask in zip(
+            boxes.tolist(), labels, scores.tolist(), masks, strict=True
+        )
+    ]
 
 
-def _coding() -> Any:
-    return import_extra("pycocotools.mask", "workload coco", "detection")
+def matched(truth: Any, results: Sequence[Detection]) -> bytes:
+    """COCOeval's evaluation of some images: which detections match an object.
+
+    Ranks exchange these matches, as in torchvision's reference, and neither objects nor masks.
+
+    Args:
+        truth: the annotations of these images, from `Annotations.part`.
+        results: their detections; equal scores in one image count in this order.
+    """
+    tables = {kind: _evaluated(truth, results, iou) for kind, iou in _KINDS.items()}
+    return zlib.compress(pickle.dumps((sorted(truth.imgs), tables)), 1)
+
+
+def average_precision(
+    images: Sequence[int], categories: Sequence[int], parts: Sequence[bytes]
+) -> Mapping[str, float]:
+    """The metrics of `METRICS`, whatever the division of the images.
+
+    Args:
+        images: ids of all evaluated images.
+        categories: ids of all categories.
+        parts: what `matched` found in the images of each rank.
+
+    Returns:
+        AP at IoU .50:.05:.95, COCO's mAP, and at .50; 0 without detections, -1 without objects.
+    """
+    from pycocotools.cocoeval import COCOeval  # noqa: PLC0415  an optional extra
+
+    ranks = [pickle.loads(zlib.decompress(part)) for part in parts]  # noqa: S301  of this run's own ranks
+    scores: dict[str, float] = {}
+    for kind, iou in _KINDS.items():
+        by_image = {
+            image: tables[kind][place :: len(own)] for own, tables in ranks for place, image in enumerate(own)
+        }
+        evaluation = COCOeval(iouType=iou)
+        evaluation.params.imgIds, evaluation.params.catIds = sorted(images), sorted(categories)
+        groups = zip(*(by_image[image] for image in sorted(images)), strict=True)  # by category and size
+        evaluation.evalImgs = [one for group in groups for one in group]
+        evaluation._paramsEval = copy.deepcopy(evaluation.params)
+        with redirect_stdout(io.StringIO()):  # it prints tables
+            evaluation.accumulate()
+            evaluation.summarize()
+        scores |= {f"{kind}_map": float(evaluation.stats[0]), f"{kind}_ap50": float(evaluation.stats[1])}
+    return scores
+
+
+class _Image(TypedDict):
+    id: int
+    file_name: str
+    width: int
+    height: int
+
+
+class _Category(TypedDict):
+    id: int
+
+
+class _Annotation(TypedDict):
+    image_id: int
+    category_id: int
+    bbox: Annotated[list[float], Field(min_length=4, max_length=4)]
+    segmentation: Any
+    iscrowd: NotRequired[int | bool]
+    area: NotRequired[float]
+
+
+class _File(TypedDict):
+    """What is read of a file; the rest, such as licences, is left out."""
+
+    images: list[_Image]
+    categories: list[_Category]
+    annotations: list[_Annotation]
+
+
+def _indexed(content: Mapping[str, Any]) -> Any:
+    """Pycocotools' index of a file's content."""
+    coco = import_extra("pycocotools.coco", "workload coco", "detection").COCO()
+    coco.dataset = content
+    with redirect_stdout(io.StringIO()):  # it prints its progress
+        coco.createIndex()
+    return coco
+
+
+def _check_ids(content: _File, name: str, classes: int) -> None:
+    """Ids of images and categories are unique, and objects name listed ones."""
+    listed: dict[str, Counter[int]] = {}
+    for part, entries in (("images", content["images"]), ("categories", content["categories"])):
+        listed[part] = Counter(entry["id"] for entry in entries)
+        if twice := [number for number, count in listed[part].items() if count > 1]:
+            raise DataError(f"{name}: {part} have id {twice[0]} more than once; {_AGAIN}")
+    if len(listed["categories"]) != classes:
+        raise DataError(
+            f"{name} must have {classes} categories, got {len(listed['categories'])}; get the annotations of "
+            f"instances, or set workload.options.classes: {len(listed['categories'])}"
+        )
+    for place, entry in enumerate(content["annotations"]):
+        for key, part in (("image_id", "images"), ("category_id", "categories")):
+            if entry[key] not in listed[part]:  # type: ignore[literal-required]
+                raise DataError(
+                    f"{name}: annotations[{place}].{key} must be listed in {part}, got {entry[key]}; {_AGAIN}"  # type: ignore[literal-required]
+                )
+
+
+def _evaluated(truth: Any, results: Sequence[Detection], iou: str) -> list[dict[str, Array] | None]:
+    """Of each category, size and image in this order, what COCOeval reads of their evaluation."""
+    from pycocotools.cocoeval import COCOeval  # noqa: PLC0415  an optional extra
+
+    # COCOeval takes a result with a box and a mask for a box, and its size class from the box's area.
+    unwanted = "segmentation" if iou == "bbox" else "bbox"
+    selected = [{key: value for key, value in result.items() if key != unwanted} for result in results]
+    with redirect_stdout(io.StringIO()):  # it prints its progress
+        # pycocotools cannot load an empty list
+        found = truth.loadRes(selected) if selected else _indexed({**truth.dataset, "annotations": []})
+        evaluation = COCOeval(truth, found, iou)
+        evaluation.evaluate()
+    return [
+        one and {"dtScores": np.array(one["dtScores"]), **{key: np.array(one[key]) != 0 for key in _READ}}
+        for one in evaluation.evalImgs
+    ]

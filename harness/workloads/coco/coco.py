@@ -8,7 +8,7 @@ checkpoints contain: the same seed in the same world gives the same run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -20,18 +20,23 @@ from torch import Tensor, nn
 
 from harness.errors import DataError
 from harness.workloads import WORKLOADS
-from harness.workloads.cards.card import EMBEDDED, FILES, SYNTHETIC
-from harness.workloads.coco.annotation_index import SOURCE
-from harness.workloads.coco.annotations import Annotations, read_annotations, same_categories
+from harness.workloads.coco.annotations import (
+    METRICS,
+    SOURCE,
+    Annotations,
+    Detection,
+    average_precision,
+    detections,
+    matched,
+    read_annotations,
+    same_categories,
+)
 from harness.workloads.coco.scenes import Pictures, digit_scenes, noise
-from harness.workloads.coco.scores import METRICS, Detection, average_precision, detections, matched, truth_of
+from harness.workloads.description import EMBEDDED, FILES, SYNTHETIC
 from harness.workloads.models.detection import mask_rcnn
-from harness.workloads.sources.data_folder import data_folder, how_to_point
-from harness.workloads.sources.images import read_image
-from harness.workloads.sources.loading import load_batches
-from harness.workloads.sources.sampling import epoch_generator, local_batches, seed_this_rank, steps_per_epoch
-from harness.workloads.sources.staging import staged
-from harness.workloads.workload import Share
+from harness.workloads.sources.files import check_enough, read_image
+from harness.workloads.sources.folders import data_folder, how_to_point, staged
+from harness.workloads.workload import EpochSampler, Share, load_batches
 
 OBJECTS = 7  # in a synthetic image; COCO has 7.3 on average
 SYNTHETIC_TEST = 4  # images
@@ -72,7 +77,7 @@ class Coco:
             raise DataError(f"{test.annotations.name} must have an image, got none")
         self._detections: list[Detection] = []
         self._truth: Any = None  # of this rank's test images, once they are scored
-        self.steps_per_epoch = steps_per_epoch(share, len(self._train_ids))
+        self.steps_per_epoch = share.steps_per_epoch(len(self._train_ids))
 
     def model(self) -> nn.Module:
         """Mask R-CNN, its backbone's weights from the file that `backbone` names."""
@@ -80,13 +85,12 @@ class Coco:
         folder = data_folder(FILES if data in (EMBEDDED, SYNTHETIC) else data)
         weights = folder / file if file else None
         model = mask_rcnn(self._options, weights).to(self._share.device)
-        seed_this_rank(self._share)  # ranks have the same weights, and sample different proposals
+        self._share.seed_torch()  # ranks have the same weights, and sample different proposals
         return model
 
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Shuffled and mirrored anew each epoch; the incomplete last batch is dropped."""
-        order = torch.randperm(len(self._train_ids), generator=epoch_generator(self._share, epoch))
-        batches = [indices.tolist() for indices in local_batches(self._share, order, first_step)]
+        batches = EpochSampler(self._share, len(self._train_ids), epoch, first_step)
         seed = f"{self._share.seed} {epoch}" if self._options["augment"] else None
         yield from self._load(partial(_read_example, self._train, self._train_ids, seed), batches)
 
@@ -102,9 +106,9 @@ class Coco:
         changes the detections, and batches differ between worlds.
         """
         self._detections = []
-        own = self._own_test()
-        loaded = self._load(partial(_read_pixels, self._test, self._test_ids), [[index] for index in own])
-        for index, (images, _) in zip(own, loaded, strict=True):
+        own = self._share.held_out(len(self._test_ids))
+        loaded = self._load(partial(_read_pixels, self._test, self._test_ids), own.split(1))
+        for index, (images, _) in zip(own.tolist(), loaded, strict=True):
             (result,) = model(images)
             boxes, labels, scores, masks = (
                 result[key].cpu().numpy() for key in ("boxes", "labels", "scores", "masks")
@@ -118,19 +122,15 @@ class Coco:
     def findings(self) -> bytes:
         """Which detections match an object of this rank's test images."""
         if self._truth is None:
-            own = [self._test_ids[index] for index in self._own_test()]
-            self._truth = truth_of(self._test.annotations.coco(own))
+            own = self._share.held_out(len(self._test_ids))
+            self._truth = self._test.annotations.part([self._test_ids[index] for index in own])
         return matched(self._truth, self._detections)
 
     def score(self, findings: Sequence[bytes]) -> Mapping[str, float]:
         """COCO's average precisions over the test images of all ranks."""
         return average_precision(self._test_ids, self._test.annotations.categories, findings)
 
-    def _own_test(self) -> range:
-        """Places of this rank's test images."""
-        return range(self._share.rank, len(self._test_ids), self._share.world_size)
-
-    def _load(self, read: Callable[[int], Example], batches: list[list[int]]) -> Iterator[Batch]:
+    def _load(self, read: Callable[[int], Example], batches: Iterable[Tensor]) -> Iterator[Batch]:
         workers, device = self._options["workers"], self._share.device
         for images, targets in load_batches(read, batches, workers, _collate, device):
             yield self._on_device(images, targets)
@@ -156,9 +156,9 @@ class SyntheticCoco(Coco):
         pictures = partial(noise, width=width, height=height, classes=classes, objects=OBJECTS)
         train = pictures(count=batch, seed=share.seed * 1_000_003 + share.rank)
         test = pictures(count=SYNTHETIC_TEST, seed=share.seed)
-        images = (_in_memory(part, "synthetic images", classes) for part in (train, test))
+        images = (_in_memory(part, "synthetic images") for part in (train, test))
         super().__init__({**options, "train_examples": batch}, share, *images)
-        self.steps_per_epoch = steps_per_epoch(share, WORKLOADS["coco"].examples(options))
+        self.steps_per_epoch = share.steps_per_epoch(WORKLOADS["coco"].examples(options))
         examples = [_read_example(self._train, self._train_ids, None, index) for index in range(batch)]
         self._batch = self._on_device(*_collate(examples))
 
@@ -174,7 +174,7 @@ def build(options: Mapping[str, Any], share: Share) -> Coco:
         return SyntheticCoco(options, share)
     classes = options["classes"]
     if options["data"] == EMBEDDED:
-        train, test = (_in_memory(part, "scenes of digits", classes) for part in digit_scenes())
+        train, test = (_in_memory(part, "scenes of digits") for part in digit_scenes())
         return Coco(options, share, train, test)
     year, hint = options["year"], how_to_point(options["data"])
     splits = tuple(f"{split}{year}" for split in ("train", "val"))
@@ -203,17 +203,13 @@ def _read_file(annotations: Annotations, folder: Path, number: int) -> Pixels:
     return np.asarray(image)
 
 
-def _in_memory(pictures: Pictures, name: str, classes: int) -> Images:
-    return Images(Annotations.of(pictures.content, name, classes), pictures.pixels.__getitem__)
+def _in_memory(pictures: Pictures, name: str) -> Images:
+    return Images(Annotations(pictures.content, name), pictures.pixels.__getitem__)
 
 
 def _training_ids(annotations: Annotations, wanted: int) -> list[int]:
     ids = annotations.trainable()
-    if len(ids) < wanted:
-        raise DataError(
-            f"{annotations.name} must have {wanted} images with objects, got {len(ids)}; complete them, or "
-            f"set workload.options.train_examples: {len(ids)} to use this part"
-        )
+    check_enough(annotations.name, "images with objects", len(ids), "train_examples", wanted)
     return ids[:wanted]
 
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness.workloads.cards.detection import SCENE_CLASSES, SCENE_TEST, SCENE_TRAIN
-from harness.workloads.digits import split_digits
+from harness.workloads.coco import SCENE_CLASSES, SCENE_TEST, SCENE_TRAIN
+from harness.workloads.digits.digits import split_digits
 
 SIDE = 96  # pixels of a scene
 SCALES = (2, 3, 4)  # of a digit of 8 pixels

@@ -3,10 +3,16 @@
 Training is SC20's: random resized crops and mirrors, label smoothing; warm-up and milestones belong to the
 optimizer. What a rank is shown is a function of seed, epoch and example, whatever the world and the number of
 workers.
+
+Crops of an image are those of torchvision's reference training, bit for bit for the same random numbers:
+random resized crop and mirror for training, the centre for testing. torchvision's own cannot be used: their
+random numbers must be a function of seed, epoch and example, and torchvision works only with the torch that
+it was built for.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from random import Random
@@ -14,21 +20,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.errors import DataError
 from harness.workloads import WORKLOADS
-from harness.workloads.cards.card import EMBEDDED, SYNTHETIC
+from harness.workloads.description import EMBEDDED, SYNTHETIC
 from harness.workloads.imagenet.image_folders import SOURCE, ImageFiles, list_images, unpack_embedded
-from harness.workloads.imagenet.views import View, centre_view, training_view
 from harness.workloads.models import imagenet_network
-from harness.workloads.sources.data_folder import data_folder, how_to_point
-from harness.workloads.sources.images import read_image
-from harness.workloads.sources.loading import load_batches
-from harness.workloads.sources.sampling import epoch_generator, local_batches, steps_per_epoch
-from harness.workloads.sources.staging import staged
-from harness.workloads.workload import Share
+from harness.workloads.sources.files import check_enough, read_image
+from harness.workloads.sources.folders import data_folder, how_to_point, staged
+from harness.workloads.workload import EpochSampler, Share, load_batches
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as torchvision's models expect
 SIDES = {"inception_v3": 299}  # 224 for the others
@@ -47,7 +49,7 @@ class ImageNet:
             torch.tensor(values, device=share.device).view(3, 1, 1) for values in (MEAN, DEVIATION)
         )
         self._scale, self._shift = 1 / (255 * deviation), -mean / deviation
-        self.steps_per_epoch = steps_per_epoch(share, self._examples)
+        self.steps_per_epoch = share.steps_per_epoch(self._examples)
 
     def model(self) -> nn.Module:
         """The network that `model` names.
@@ -100,29 +102,22 @@ class FolderImageNet(ImageNet):
             root, test_split = staged(data_folder(options["data"]), ("train", "val")), "val"
         hint = how_to_point(options["data"])
         train = list_images(root / "train", options["classes"], hint)
-        if len(train.paths) < self._examples:
-            raise DataError(
-                f"{root / 'train'} must have {self._examples} images, got {len(train.paths)}; complete them, "
-                f"or set workload.options.train_examples: {len(train.paths)} to use this part"
-            )
+        check_enough(root / "train", "images", len(train.paths), "train_examples", self._examples)
         self._train = train.limited(self._examples)
         test = list_images(root / test_split, options["classes"], hint)
         self._test = test.limited(options["test_examples"] or len(test.paths))
 
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Shuffled and cropped anew each epoch; the incomplete last batch is dropped."""
-        order = torch.randperm(self._examples, generator=epoch_generator(self._share, epoch))
-        batches = [indices.tolist() for indices in local_batches(self._share, order, first_step)]
+        batches = EpochSampler(self._share, self._examples, epoch, first_step)
         seed = f"{self._share.seed} {epoch}" if self._options["augment"] else None
         return self._load(self._train, seed, batches)
 
     def _test_batches(self) -> Iterator[Batch]:
-        indices = range(self._share.rank, len(self._test.paths), self._share.world_size)
-        size = self._share.local_batch_size
-        batches = [list(indices[start : start + size]) for start in range(0, len(indices), size)]
+        batches = self._share.held_out(len(self._test.paths)).split(self._share.local_batch_size)
         return self._load(self._test, None, batches)
 
-    def _load(self, files: ImageFiles, seed: str | None, batches: list[list[int]]) -> Iterator[Batch]:
+    def _load(self, files: ImageFiles, seed: str | None, batches: Iterable[Tensor]) -> Iterator[Batch]:
         read, workers = partial(_read_view, files, self._side, seed), self._options["workers"]
         for pixels, labels in load_batches(read, batches, workers, _collate, self._share.device):
             yield self._normalised(pixels, labels)
@@ -167,3 +162,44 @@ def _collate(examples: list[tuple[View, int]]) -> Batch:
     """Bytes `[B, 3, side, side]`, channels innermost in memory, and labels."""
     views, labels = zip(*examples, strict=True)
     return torch.from_numpy(np.stack(views)).permute(0, 3, 1, 2), torch.tensor(labels)
+
+
+AREA = (0.08, 1.0)  # of the image that a crop takes, and
+ASPECT = (3 / 4, 4 / 3)  # its width by its height (Szegedy et al. 2015, section 6)
+TRIES = 10
+CENTRE = 0.875  # of the shorter side that a test image keeps: 224 of 256, 299 of 342
+
+Box = tuple[int, int, int, int]
+View = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def training_view(image: Image.Image, size: int, random: Random) -> View:
+    """A random crop, mirrored with probability 1/2: uint8 `[size, size, 3]`."""
+    left, top, width, height = random_box(image.width, image.height, random)
+    crop = image.crop((left, top, left + width, top + height)).resize((size, size), Image.Resampling.BILINEAR)
+    view = np.asarray(crop)
+    return np.ascontiguousarray(view[:, ::-1]) if random.random() < 0.5 else view
+
+
+def random_box(width: int, height: int, random: Random) -> Box:
+    """Left, top, width and height of a crop of 8 to 100 % of the area, with an aspect of 3:4 to 4:3."""
+    for _ in range(TRIES):
+        area = width * height * random.uniform(*AREA)
+        aspect = math.exp(random.uniform(math.log(ASPECT[0]), math.log(ASPECT[1])))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            return random.randint(0, width - w), random.randint(0, height - h), w, h
+    w = min(width, round(height * ASPECT[1]))  # no crop fits: the centre, with the nearest allowed aspect
+    h = min(height, round(width / ASPECT[0]))
+    return (width - w) // 2, (height - h) // 2, w, h
+
+
+def centre_view(image: Image.Image, size: int) -> View:
+    """The centre of the image: uint8 `[size, size, 3]`."""
+    short = round(size / CENTRE)
+    width, height = image.size
+    portrait = width <= height
+    scaled = (short, int(short * height / width)) if portrait else (int(short * width / height), short)
+    image = image.resize(scaled, Image.Resampling.BILINEAR)
+    left, top = (round((side - size) / 2) for side in image.size)
+    return np.asarray(image.crop((left, top, left + size, top + size)))

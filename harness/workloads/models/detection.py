@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from harness.errors import DataError
-from harness.workloads.sources.extras import import_extra
+from harness.workloads.sources.files import import_extra
 
 LEVELS = 5  # of the pyramid: strides 4 to 64
 CHANNELS, REPRESENTATION, REGION = 256, 1024, 7  # of the published heads; a box's features are REGION squared

@@ -1,4 +1,9 @@
-"""BERT and GPT-2 of any size, from transformers, with every projection an `nn.Linear`."""
+"""BERT and GPT-2 from transformers, and the Transformer of 2017; every projection is an `nn.Linear`.
+
+The Transformer is that of Vaswani et al. 2017. `nn.Transformer` stores three projections of an attention in
+one parameter, which K-FAC does not support. As in DP-KFAC's release, attention has no biases, and the
+target's embedding may share its weight with the head.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
-from harness.workloads.sources.extras import import_extra
+from harness.workloads.sources.files import import_extra
 
 
 def bert(options: Mapping[str, Any]) -> nn.Module:
@@ -86,3 +92,171 @@ def with_linear_projections(model: nn.Module) -> nn.Module:
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, linear)
     return model
+
+
+class Transformer(nn.Module):
+    """Scores of the next target token from a source and the target so far.
+
+    Padding follows the sentence. No token attends to the source's padding or to later tokens of the target,
+    which include its padding: the scores of a token do not depend on padding.
+
+    Args:
+        options: `layers`, `hidden`, `feed_forward`, `heads`, `vocabulary`, `dropout`, `tied`.
+        padding: id of the token that pads shorter sources.
+    """
+
+    def __init__(self, options: Mapping[str, Any], padding: int) -> None:
+        super().__init__()
+        vocabulary, hidden = options["vocabulary"], options["hidden"]
+        sizes = hidden, options["feed_forward"], options["heads"], options["dropout"]
+        self._padding, self._scale = padding, hidden**0.5
+        self.source_embedding = nn.Embedding(vocabulary, hidden)
+        self.target_embedding = nn.Embedding(vocabulary, hidden)
+        self.dropout = nn.Dropout(options["dropout"])
+        self.encoder = nn.ModuleList(EncoderLayer(*sizes) for _ in range(options["layers"]))
+        self.decoder = nn.ModuleList(DecoderLayer(*sizes) for _ in range(options["layers"]))
+        self.head = nn.Linear(hidden, vocabulary, bias=False)
+        for name, parameter in self.named_parameters():
+            if "embedding" in name or name == "head.weight":
+                nn.init.normal_(parameter, std=hidden**-0.5)  # unit variance once scaled, and of scores
+            elif parameter.ndim > 1:
+                nn.init.xavier_uniform_(parameter)
+        if options["tied"]:
+            self.head.weight = self.target_embedding.weight
+
+    def forward(self, source: Tensor, shown: Tensor) -> Tensor:
+        """Scores `[B, T, vocabulary]` of what follows each token of `shown` [B, T], from `source` [B, S]."""
+        scores: Tensor = self.head(self.decode(*self.encode(source), shown))
+        return scores
+
+    def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Memory `[B, S, hidden]`, and a mask of what is not padding, `[B, 1, 1, S]`."""
+        real = (source != self._padding)[:, None, None]
+        memory = self._embedded(self.source_embedding, source)
+        for layer in self.encoder:
+            memory = layer(memory, real)
+        return memory, real
+
+    def decode(self, memory: Tensor, real: Tensor, shown: Tensor) -> Tensor:
+        """Features `[B, T, hidden]` of what follows each token of `shown`."""
+        features = self._embedded(self.target_embedding, shown)
+        for layer in self.decoder:
+            features = layer(features, memory, real)
+        return features
+
+    def _embedded(self, embedding: nn.Module, tokens: Tensor) -> Tensor:
+        vectors = embedding(tokens) * self._scale
+        positions = sinusoids(tokens.shape[1], vectors.shape[2], vectors.device)
+        embedded: Tensor = self.dropout(vectors + positions)
+        return embedded
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then a network on each token; each is added to its input and normalised."""
+
+    def __init__(self, hidden: int, feed_forward: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.attention = Attention(hidden, heads, dropout)
+        self.feed_forward = FeedForward(hidden, feed_forward, dropout)
+        self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(2))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tensor, real: Tensor) -> Tensor:
+        """`[B, S, hidden]` to the same."""
+        tokens = self.norms[0](tokens + self.dropout(self.attention(tokens, tokens, real)))
+        normalised: Tensor = self.norms[1](tokens + self.dropout(self.feed_forward(tokens)))
+        return normalised
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention to earlier tokens, attention to the source, a network on each token."""
+
+    def __init__(self, hidden: int, feed_forward: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.self_attention = Attention(hidden, heads, dropout)
+        self.cross_attention = Attention(hidden, heads, dropout)
+        self.feed_forward = FeedForward(hidden, feed_forward, dropout)
+        self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(3))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tensor, memory: Tensor, real: Tensor) -> Tensor:
+        """`[B, T, hidden]` and the source's `[B, S, hidden]` to `[B, T, hidden]`."""
+        tokens = self.norms[0](tokens + self.dropout(self.self_attention(tokens, tokens)))
+        tokens = self.norms[1](tokens + self.dropout(self.cross_attention(tokens, memory, real)))
+        normalised: Tensor = self.norms[2](tokens + self.dropout(self.feed_forward(tokens)))
+        return normalised
+
+
+class Attention(nn.Module):
+    """Multi-head scaled dot-product attention."""
+
+    def __init__(self, hidden: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(hidden, hidden, bias=False) for _ in range(4))
+        self._heads, self._dropout = heads, dropout
+
+    def forward(self, tokens: Tensor, memory: Tensor, real: Tensor | None = None) -> Tensor:
+        """`tokens` attend to `memory`.
+
+        Args:
+            tokens: queries, `[B, T, hidden]`.
+            memory: keys and values, `[B, S, hidden]`.
+            real: mask of `memory` without padding, `[B, 1, 1, S]`; None for a causal mask.
+        """
+        query, key, value = (
+            part.unflatten(2, (self._heads, -1)).transpose(1, 2)
+            for part in (self.query(tokens), self.key(memory), self.value(memory))
+        )
+        dropped = self._dropout if self.training else 0.0
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=real, dropout_p=dropped, is_causal=real is None
+        )
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class FeedForward(nn.Sequential):
+    """Two linear layers, applied to each token."""
+
+    def __init__(self, hidden: int, feed_forward: int, dropout: float) -> None:
+        super().__init__(
+            nn.Linear(hidden, feed_forward), nn.ReLU(), nn.Dropout(dropout), nn.Linear(feed_forward, hidden)
+        )
+
+
+def sinusoids(length: int, hidden: int, device: torch.device) -> Tensor:
+    """Fixed position encodings `[length, hidden]` (Vaswani et al. 2017, section 3.5)."""
+    places = torch.arange(length, dtype=torch.float32, device=device)
+    pairs = torch.arange(0, hidden, 2, dtype=torch.float32, device=device)
+    angles = places[:, None] * 10_000 ** (-pairs / hidden)
+    return torch.stack((angles.sin(), angles.cos()), dim=2).flatten(1)[:, :hidden]
+
+
+@torch.no_grad()
+def translate(model: Transformer, source: Tensor, maximum: Tensor, begin: int, end: int) -> list[list[int]]:
+    """Greedy decoding: the most probable token each time, until the end token or the maximum length.
+
+    Args:
+        model: in evaluation mode.
+        source: `[B, S]`.
+        maximum: tokens of each translation, `[B]`, >= 1.
+        begin: id of the token that begins a target.
+        end: id of the token that ends it.
+
+    Returns:
+        The ids of each translation, without begin and end.
+    """
+    translations: list[list[int]] = [[] for _ in range(len(source))]
+    memory, real = model.encode(source)
+    rows = torch.arange(len(source), device=source.device)  # unfinished sentences
+    shown = torch.full((len(source), 1), begin, device=source.device)
+    while len(rows):
+        tokens = model.head(model.decode(memory, real, shown)[:, -1]).argmax(1)
+        for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
+            if token != end:
+                translations[row].append(token)
+        unfinished = (tokens != end) & (maximum > shown.shape[1])
+        shown = torch.cat((shown, tokens[:, None]), dim=1)[unfinished]
+        rows, memory = rows[unfinished], memory[unfinished]
+        real, maximum = real[unfinished], maximum[unfinished]
+    return translations

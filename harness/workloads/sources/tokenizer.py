@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from harness.errors import DataError
-from harness.workloads.sources.cache import cached, file_stamp
-from harness.workloads.sources.data_folder import data_folder
-from harness.workloads.sources.extras import import_extra
+from harness.workloads.sources.files import import_extra
+from harness.workloads.sources.folders import cached, data_folder, file_stamp
 
 _FORMAT = "2"  # of the folders with token ids; increase it with every change
 _LINES_AT_ONCE = 4096  # enough for the library's threads, with little memory
@@ -27,17 +26,6 @@ _LINES_AT_ONCE = 4096  # enough for the library's threads, with little memory
 Tokenizer = Any  # of the optional library tokenizers
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
-
-
-class TextLine(Protocol):
-    """A line with its text."""
-
-    @property
-    def text(self) -> str: ...
-
-
-_T = TypeVar("_T")
-_L = TypeVar("_L", bound=TextLine)
 
 
 @dataclass(frozen=True)
@@ -171,26 +159,11 @@ def vocabulary_of(tokenizer: Tokenizer, specials: tuple[str, ...], where: str, s
     return Vocabulary({name: known[name] for name in specials}, np.array(ordinary, dtype=np.int64))
 
 
-def encode_each(tokenizer: Tokenizer, lines: Iterable[str]) -> Iterator[list[int]]:
+def encode(tokenizer: Tokenizer, lines: Iterable[str]) -> Iterator[list[int]]:
     """The ids of each line, without special tokens."""
-    for block in _blocks(lines):
-        yield from _encoded(tokenizer, block)
-
-
-def encode_blocks(tokenizer: Tokenizer, lines: Iterable[_L]) -> Iterator[tuple[list[_L], list[list[int]]]]:
-    """Some thousand lines at a time, and the ids of each, without special tokens."""
-    for block in _blocks(lines):
-        yield block, _encoded(tokenizer, [line.text for line in block])
-
-
-def _blocks(lines: Iterable[_T]) -> Iterator[list[_T]]:
     remaining = iter(lines)
     while block := list(islice(remaining, _LINES_AT_ONCE)):
-        yield block
-
-
-def _encoded(tokenizer: Tokenizer, block: list[str]) -> list[list[int]]:
-    return [line.ids for line in tokenizer.encode_batch_fast(block, add_special_tokens=False)]
+        yield from (line.ids for line in tokenizer.encode_batch_fast(block, add_special_tokens=False))
 
 
 def tokenizers_library() -> ModuleType:

@@ -21,18 +21,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.errors import DataError
-from harness.workloads.cards.translation import BEGIN, END, PAD
-from harness.workloads.models.translation import Transformer, translate
-from harness.workloads.sources.extras import import_extra
-from harness.workloads.sources.sampling import (
-    epoch_generator,
-    global_batches,
-    seed_this_rank,
-    steps_per_epoch,
-)
+from harness.workloads.models.language import Transformer, translate
+from harness.workloads.sources.files import import_extra
 from harness.workloads.sources.tokenizer import Ids
+from harness.workloads.translation import BEGIN, END, PAD
 from harness.workloads.translation.pairs import Pairs, ParallelText, Sentences, read_pairs
-from harness.workloads.workload import Share
+from harness.workloads.workload import EpochSampler, Share
 
 TEST_SENTENCES = 64  # of an evaluation batch; its scores are this times tokens times the vocabulary
 EXTRA_TOKENS = 50  # of a translation at most, beyond its source's (Vaswani et al. 2017, section 6.1)
@@ -65,7 +59,7 @@ class Translation:
         specials = self._text.vocabulary.specials
         self._padding, self._begin, self._end = specials[PAD], specials[BEGIN], specials[END]
         examples = len(self._text.train.indices)
-        self.steps_per_epoch = steps_per_epoch(share, examples)
+        self.steps_per_epoch = share.steps_per_epoch(examples)
         if not self.steps_per_epoch:
             raise DataError(
                 f"there are {examples} training pairs, fewer than one global batch of "
@@ -76,15 +70,14 @@ class Translation:
         """The Transformer of the options' size."""
         network = Transformer(self._options, self._padding).to(self._share.device)
         if self._options["dropout"]:
-            seed_this_rank(self._share)  # ranks have the same weights, and drop different units
+            self._share.seed_torch()  # ranks have the same weights, and drop different units
         return network
 
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Shuffled anew each epoch; the incomplete last batch is dropped."""
         pairs = self._text.train
-        order = torch.randperm(len(pairs.indices), generator=epoch_generator(self._share, epoch))
-        for global_batch in global_batches(self._share, order, first_step):
-            local_batch = self._share.slice_of(global_batch)
+        sampler = EpochSampler(self._share, len(pairs.indices), epoch, first_step)
+        for global_batch, local_batch in zip(sampler.global_batches, sampler, strict=True):
             yield self._batch(pairs, pairs.indices[local_batch.numpy()], pairs.indices[global_batch.numpy()])
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:

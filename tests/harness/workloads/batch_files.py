@@ -18,8 +18,7 @@ import pytest
 import torch
 
 from harness.workloads import WORKLOADS
-from harness.workloads.cifar.batch_files import VARIANTS, Images, Variant, read_batch
-from harness.workloads.cifar.cifar_files import read_embedded
+from harness.workloads.cifar.cifar_files import VARIANTS, Images, Variant, read_batch, read_embedded
 from harness.workloads.workload import Share
 
 TRAIN, TEST = 600, 200

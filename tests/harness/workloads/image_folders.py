@@ -1,4 +1,4 @@
-"""A small folder of images such as ImageNet's: the package's images enlarged to odd sizes."""
+"""Small folders of images: the package's, enlarged to odd sizes, in ImageNet's layout; and of patients."""
 
 from __future__ import annotations
 
@@ -43,3 +43,22 @@ def imagenet(root: Path, rank: int = 0, world_size: int = 1, batch: int = 12, **
     """The workload on that folder."""
     asked = options("imagenet", data=str(root), **{**LIMITS, **changes})
     return build(asked, share(rank, world_size, batch))
+
+
+PATIENTS = {"image_size": 32, "width": 0.125, "test_patients": 2}  # options for what `write_patients` writes
+SLICES = 12
+
+
+def write_patients(root: Path) -> Path:
+    """Patients as published; the pixels of slice n of patient p are 10 p + n, its mask is n columns wide."""
+    for patient in range(4):
+        name = f"TCGA_CS_{patient}_19990101"
+        (root / "kaggle_3m" / name).mkdir(parents=True)
+        for number in range(1, SLICES + 1):
+            file = root / "kaggle_3m" / name / f"{name}_{number}.tif"
+            pixels = np.full((32, 32, 3), 10 * patient + number, np.uint8)
+            mask = np.zeros((32, 32), np.uint8)
+            mask[:, :number] = 255
+            Image.fromarray(pixels).save(file)
+            Image.fromarray(mask).save(file.with_name(f"{name}_{number}_mask.tif"))
+    return root

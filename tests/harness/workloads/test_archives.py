@@ -5,7 +5,7 @@ import tarfile
 
 import pytest
 
-from harness.workloads.sources.publish import unpack
+from harness.workloads.sources.folders import unpack
 
 
 @pytest.fixture(params=["filters", "none, as before Python 3.11.4"])

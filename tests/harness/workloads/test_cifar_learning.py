@@ -8,7 +8,7 @@ import pytest
 
 from harness.cell import Cell
 from harness.runs.heartbeat import HeartbeatWriter
-from harness.runs.records import EvalRecord, PhaseRecord
+from harness.runs.records import EvalRecord
 from harness.training.train import Trainer
 from harness.training.world import World
 from tests.harness.workloads.batch_files import CPU, options
@@ -44,14 +44,3 @@ def test_a_third_is_right_of_ten_classes_after_minutes_at_most(tmp_path):
     assert result.reached_target
     assert evaluations[-1].value >= 0.33
     assert evaluations[-1].train_loss < evaluations[0].train_loss
-
-
-def test_the_data_phase_is_small_beside_a_step_of_resnet32(tmp_path):
-    asked = options(data="embedded", train_examples=192, test_examples=10)
-    training = {"global_batch_size": 64, "epochs": 2, "window_steps": 1, "stop_at_target": False}
-    _, records = train(
-        tmp_path, workload={"name": "cifar10", "options": asked}, optimizer={"lr": 0.1}, training=training
-    )
-    shares = sorted(r.seconds["data"] / r.wall_seconds for r in records if isinstance(r, PhaseRecord))
-    assert len(shares) == 6
-    assert shares[3] < 0.03  # the median: another process may take the CPU away in one step

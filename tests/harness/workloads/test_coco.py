@@ -1,8 +1,9 @@
-"""Promise: images and objects are those of COCO's files, each once an epoch, in any world, by any workers."""
+"""Promise: images and objects are those of COCO's files; files that cannot serve are one line."""
 
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ import torch
 from PIL import Image
 from pycocotools import mask as coding
 
+from harness.errors import DataError
 from harness.workloads.coco.annotations import Annotations
 from harness.workloads.coco.scenes import SIDE, digit_scenes, run_lengths
-from harness.workloads.digits import split_digits
-from tests.harness.workloads.batch_files import options, torchvision_or_skip
+from harness.workloads.digits.digits import split_digits
+from harness.workloads.sources import files
+from tests.harness.workloads.batch_files import torchvision_or_skip
 from tests.harness.workloads.coco_folders import (
     CATEGORIES,
     EMPTY,
@@ -95,16 +98,6 @@ def test_images_and_objects_are_those_of_the_files(root):
     assert checked > 30
 
 
-def test_masks_of_polygons_lie_where_their_corners_say(root):
-    """Without pycocotools: a square of whole numbers covers exactly its pixels."""
-    image, target = examples(root)[100]
-    assert target["boxes"][0].tolist() == [5, 6, 17, 18.5]
-    rows, columns = target["masks"][0].nonzero().T
-    assert (columns.min(), columns.max(), rows.min()) == (5, 16, 6)
-    assert rows.max() in (17, 18)
-    assert target["masks"].shape[1:] == image.shape[1:]
-
-
 def test_a_mirrored_example_is_the_mirror_image_of_everything(root):
     plain, mirrored = examples(root), 0
     for number in range(3):
@@ -125,31 +118,6 @@ def test_a_mirrored_example_is_the_mirror_image_of_everything(root):
                 assert torch.equal(target["boxes"], boxes)
                 assert torch.equal(target["labels"], wanted["labels"])
     assert 8 < mirrored < 28  # of 36
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_every_image_comes_once_an_epoch_and_in_the_same_global_batches(root, world_size):
-    together = epoch(root, world_size)
-    assert equal(together, epoch(root))
-    assert len({image.numpy().tobytes() for batch in together for image, _ in batch}) == TRAINABLE
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_workers_change_neither_order_nor_views(root, workers):
-    assert equal(epoch(root, workers=workers), epoch(root))
-
-
-def test_a_resumed_epoch_goes_on_where_it_was_left(root):
-    whole = epoch(root, 2, 3, batch=4)
-    assert equal(epoch(root, 2, 3, first=2, batch=4), whole[2:])
-    assert epoch(root, 2, 3, first=len(whole), batch=4) == []
-
-
-def test_epochs_differ_repeat_themselves_and_leave_the_global_generator_alone(root):
-    before = torch.get_rng_state()
-    assert equal(epoch(root, number=1), epoch(root, number=1, workers=1))
-    assert not equal(epoch(root, number=1), epoch(root, number=2))
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_year_and_parts_are_as_asked_for(root, tmp_path):
@@ -201,7 +169,7 @@ class TestScenes:
         again, _ = digit_scenes()
         assert train.content == again.content
         assert all(np.array_equal(*pair) for pair in zip(train.pixels, again.pixels, strict=True))
-        annotations = Annotations.of(train.content, "scenes", 10)
+        annotations = Annotations(train.content, "scenes")
         assert len(annotations.trainable()) == len(annotations.ids) == 400
         for number in annotations.ids[:50]:
             objects = annotations.objects(number)
@@ -244,36 +212,6 @@ def test_synthetic_batches_have_cocos_shapes_and_need_no_files():
     assert 1 <= int(targets[0]["labels"].min()) <= int(targets[0]["labels"].max()) <= 80
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"year": 2015}, "year=2015 is not allowed; use 2014 or 2017"),
-        ({"classes": 3}, "train_examples=0 means COCO's 117,266; with classes=3 give their number"),
-        ({"data": "embedded"}, "classes=80 is not allowed with data='embedded', scenes of digits; use 10"),
-        ({"max_size": 700}, "max_size=700 must be at least min_size=800"),
-        ({"train_examples": 200_000}, "train_examples=200000 is not allowed; use 0 for all, or 1 to 117266"),
-        ({"trainable_layers": 6}, "trainable_layers=6 is not allowed; use 0 to 5"),
-        ({"width": 0.0}, "width=0.0 is not allowed"),
-        ({"workers": -1}, "workers=-1 is not allowed; use a value >= 0"),
-    ],
-)
-def test_options_that_no_data_could_serve_are_refused_at_planning(changes, message):
-    from harness.workloads import WORKLOADS
-
-    with pytest.raises(ValueError, match=message.split("=", maxsplit=1)[0]) as raised:
-        WORKLOADS["coco"].examples(options("coco", **changes))
-    assert message in str(raised.value)
-
-
-def test_an_epoch_is_what_the_card_says():
-    from harness.workloads import WORKLOADS
-
-    examples_of = WORKLOADS["coco"].examples
-    assert (examples_of({}), examples_of({"year": 2014})) == (117_266, 82_081)
-    assert examples_of({"data": "embedded", "classes": 10}) == 400
-    assert examples_of({"classes": 3, "train_examples": 12}) == 12
-
-
 def test_torchvision_takes_a_batch(root):
     torchvision_or_skip()
     small = {"model": "maskrcnn_resnet18_fpn", "width": 0.125, "min_size": 64, "max_size": 96}
@@ -285,3 +223,187 @@ def test_torchvision_takes_a_batch(root):
     with torch.no_grad():
         assert workload.evaluate(model.eval()) == ({}, TEST)
     assert set(workload.score([workload.findings()])) == set(workload.pooled_metrics)
+
+
+@pytest.fixture
+def fresh(tmp_path):
+    return write_coco(tmp_path / "coco")
+
+
+def error(fresh, **changes) -> str:
+    with pytest.raises(DataError) as raised:
+        list(coco(fresh, **changes).batches(0))
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def edit(fresh, change, split="train2017"):
+    path = fresh / "annotations" / f"instances_{split}.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def test_what_is_missing_is_named_with_where_to_get_it(fresh, tmp_path):
+    message = error(tmp_path / "nowhere")
+    for part in (
+        f"{tmp_path}/nowhere/annotations/instances_train2017.json does not exist", "train2017/*.jpg",
+        "cocodataset.org", "options.data",
+    ):  # fmt: skip
+        assert part in message
+    assert "instances_train2014.json does not exist" in error(fresh, year=2014)
+    shutil.rmtree(fresh / "val2017")
+    message = error(fresh)
+    assert f"{fresh}/val2017 does not exist; coco reads val2017/*.jpg: get them from https://coco" in message
+    (fresh / "annotations" / "instances_val2017.json").unlink()
+    assert "instances_val2017.json does not exist" in error(fresh)
+
+
+@pytest.mark.parametrize("content", [b'{"images": [{"id": 1, "fil', b"\xff\xfe\x00"])
+def test_a_file_that_is_no_json_is_one_line(fresh, content):
+    path = fresh / "annotations" / "instances_train2017.json"
+    path.write_bytes(content)
+    message = error(fresh)
+    assert message.startswith(f"{path} is not readable JSON (")
+    assert "get it again from https://cocodataset.org" in message
+
+
+FAULTS = {
+    "captions": (
+        lambda c: [entry.pop("bbox") for entry in c["annotations"]],
+        "annotations[0].bbox: Field required; get it again",
+    ),
+    "no images": (lambda c: c.pop("images"), "must be a file of COCO's instances: images: Field required"),
+    "an image without a size": (lambda c: c["images"][2].pop("width"), "images[2].width: Field required"),
+    "a text as an id": (
+        lambda c: c["images"][1].update(id="107"), "images[1].id: Input should be a valid integer",
+    ),
+    "two images of one id": (
+        lambda c: c["images"][1].update(id=c["images"][0]["id"]), "images have id 191 more than once",
+    ),
+    "another number of categories": (
+        lambda c: c["categories"].append({"id": 4}),
+        "must have 3 categories, got 4; get the annotations of instances, or set workload.options.classes: 4",
+    ),
+    "an unknown category": (
+        lambda c: c["annotations"][3].update(category_id=91),
+        "annotations[3].category_id must be listed in categories, got 91",
+    ),
+    "an unknown image": (
+        lambda c: c["annotations"][3].update(image_id=5),
+        "annotations[3].image_id must be listed in images, got 5",
+    ),
+    "half a box": (
+        lambda c: c["annotations"][3].update(bbox=[1, 2]),
+        "annotations[3].bbox: List should have at least 4 items after validation, not 2",
+    ),
+    "other categories than the test set": (
+        lambda c: [c["categories"][0].update(id=5)]
+        + [entry.update(category_id=5) for entry in c["annotations"] if entry["category_id"] == 3],
+        "category 3 must be in both this file and ",
+    ),
+    "too few images": (
+        lambda c: c.update(annotations=[e for e in c["annotations"] if e["image_id"] < 170]),
+        "instances_train2017.json must have 12 images with objects, got 8; complete them, or set "
+        "workload.options.train_examples: 8 to use this part",
+    ),
+    "a mask of another kind": (
+        lambda c: c["annotations"][0].update(segmentation="PPYo1"),
+        "image 100 has an object without a readable mask (",
+    ),
+    "a mask of another size": (
+        lambda c: c["annotations"][0].update(segmentation={"size": [3, 4], "counts": [12]}),
+        "image 100 has an object without a readable mask (",
+    ),
+    "another image": (
+        lambda c: c["images"][-1].update(width=900, height=700), "must have 900x700 pixels as in ",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_annotations_that_cannot_serve_are_one_line(fresh, fault):
+    change, message = FAULTS[fault]
+    edit(fresh, change)
+    found = error(fresh)
+    assert message in found
+    assert str(fresh) in found
+
+
+def test_a_list_in_place_of_a_mapping_and_an_empty_test_set_are_refused(fresh):
+    (fresh / "annotations" / "instances_train2017.json").write_text("[1, 2]")
+    assert "the file: Input should be a valid dictionary" in error(fresh)
+    write_coco(fresh.parent / "other")
+    edit(fresh.parent / "other", lambda c: c.update(images=[], annotations=[]), "val2017")
+    assert "instances_val2017.json must have an image, got none" in error(fresh.parent / "other")
+
+
+def test_a_test_object_without_a_readable_mask_is_one_line(fresh):
+    edit(fresh, lambda c: c["annotations"][0].update(segmentation="PPYo1"), "val2017")
+    with pytest.raises(DataError, match=r"val2017\.json: image 100 has an object without a readable mask"):
+        coco(fresh).findings()
+
+
+@pytest.mark.parametrize(("damage", "workers"), [("cut", 0), ("gone", 2)])
+def test_a_corrupt_or_missing_image_is_named(fresh, workers, damage):
+    path = fresh / "train2017" / f"{107:012}.jpg"
+    content = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(content[: len(content) // 2])
+    message = error(fresh, workers=workers)
+    assert message.startswith(f"{path} is not a readable image (")
+    assert "copy it again from https://cocodataset.org" in message
+
+
+def without(library, error):
+    def importing(name):
+        assert name.split(".")[0] == library
+        raise error
+
+    return importing
+
+
+def test_a_torchvision_that_does_not_load_is_one_line(fresh, monkeypatch):
+    workload = coco(fresh)
+    error = RuntimeError("operator torchvision::nms does not exist\nhere")
+    monkeypatch.setattr(files, "import_module", without("torchvision", error))
+    with pytest.raises(ModuleNotFoundError) as raised:
+        workload.model()
+    message = str(raised.value)
+    assert "\n" not in message
+    assert "pip install 'kronscale[detection]'" in message
+    assert "torchvision::nms does not exist here" in message
+
+
+def test_pycocotools_that_is_missing_is_one_line(fresh, monkeypatch):
+    monkeypatch.setattr(files, "import_module", without("pycocotools", ImportError("No module")))
+    with pytest.raises(ModuleNotFoundError, match=r"^workload coco needs pycocotools: pip install 'kron"):
+        coco(fresh)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            None,
+            "/resnet18.pth does not exist; name a state_dict of torchvision's resnet18 in workload.options",
+        ),
+        (b"no weights", "/resnet18.pth must have the weights of resnet18 ("),
+        (
+            {"conv1.weight": torch.zeros(64, 3, 7, 7)},
+            "must have the weights of resnet18 (KeyError: 'bn1.weight')",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_one_line(fresh, content, message):
+    torchvision_or_skip()
+    if isinstance(content, bytes):
+        (fresh / "resnet18.pth").write_bytes(content)
+    elif content is not None:
+        torch.save(content, fresh / "resnet18.pth")
+    with pytest.raises(DataError) as raised:
+        coco(fresh, model="maskrcnn_resnet18_fpn", backbone="resnet18.pth").model()
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import shutil
@@ -15,7 +16,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from harness.cli import main
-from harness.workloads.imagenet.prepare import DEVKIT, TRAIN_TAR, VALIDATION_TAR
+from harness.workloads.imagenet.image_folders import DEVKIT, TRAIN_TAR, VALIDATION_TAR
 from tests.harness.workloads.batch_files import write_cifar10
 from tests.harness.workloads.coco_folders import CATEGORIES, TRAINABLE, write_coco
 
@@ -224,9 +225,12 @@ def test_texts_pairs_and_slices_are_checked(tmp_path, call):
     assert code == 1
     assert "test.txt does not exist" in text
     (tmp_path / "test.txt").write_bytes(b"\xff\xfe\n")
-    assert "is not UTF-8" in call("check", "bert", tmp_path)[1]
+    assert "must be UTF-8 text" in call("check", "bert", tmp_path)[1]
     (tmp_path / "test.txt").write_text("a line\n")
-    assert call("check", "gpt", tmp_path)[0] == 0
+    (tmp_path / "more.txt.gz").write_bytes(gzip.compress(b"a line\nanother\n"))
+    code, text = call("check", "gpt", tmp_path, "--option", "train_text=m*.gz, train.txt")
+    assert code == 0
+    assert "more.txt.gz and 1 more: 3 lines" in text
     for name in ("train.de", "train.en", "val.de", "val.en"):
         (tmp_path / name).write_text("ein Satz\n")
     assert "1 pairs" in call("check", "multi30k", tmp_path)[1]

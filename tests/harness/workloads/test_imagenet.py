@@ -1,7 +1,11 @@
-"""Promise: images are shown as torchvision would, each once an epoch, in any world, by any workers."""
+"""Promise: images are shown as torchvision would; those that are missing or damaged are one line."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from random import Random
@@ -11,18 +15,14 @@ import pytest
 import torch
 from PIL import Image
 
-from harness.cell import Cell
-from harness.runs.heartbeat import HeartbeatWriter
-from harness.training.train import Trainer
-from harness.training.world import World
-from harness.workloads import WORKLOADS
+from harness.errors import DataError
 from harness.workloads.imagenet.image_folders import SOURCE, list_images
-from harness.workloads.imagenet.imagenet import DEVIATION, MEAN, build
-from harness.workloads.imagenet.views import centre_view, random_box, training_view
+from harness.workloads.imagenet.imagenet import DEVIATION, MEAN, build, centre_view, random_box, training_view
 from harness.workloads.models import cifar_resnet, imagenet_resnet
-from harness.workloads.sources.images import read_image
+from harness.workloads.sources.files import read_image
+from harness.workloads.sources.folders import data_folder
 from kfac_core import KFAC, KFACConfig
-from tests.harness.workloads.batch_files import CPU, options, share, torchvision_or_skip
+from tests.harness.workloads.batch_files import options, share, torchvision_or_skip
 from tests.harness.workloads.image_folders import CLASSES, SIDE, TEST_EACH, TRAIN_EACH, imagenet, write_images
 
 COUNT = CLASSES * TRAIN_EACH
@@ -35,31 +35,6 @@ def root(tmp_path_factory):
 
 def draws_of(number):
     return Random(str(number))  # noqa: S311  not a secret
-
-
-def epoch(root, world_size=1, number=0, first=0, **changes):
-    """Global batches of an epoch, put together from all ranks."""
-    ranks = [
-        list(imagenet(root, rank, world_size, **changes).batches(number, first)) for rank in range(world_size)
-    ]
-    return [
-        (torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))
-        for parts in zip(*ranks, strict=True)
-    ]
-
-
-def equal(some, others):
-    return len(some) == len(others) and all(
-        torch.equal(x, also_x) and torch.equal(y, also_y)
-        for (x, y), (also_x, also_y) in zip(some, others, strict=True)
-    )
-
-
-def test_files_and_classes_are_those_of_the_folder(root):
-    images = list_images(root / "train", CLASSES, "")
-    names = sorted(path.name for path in (root / "train").iterdir())
-    assert sorted(images.paths) == sorted(str(path) for path in (root / "train").rglob("*.JPEG"))
-    assert [names[label] for label in images.labels] == [Path(path).parent.name for path in images.paths]
 
 
 def test_test_images_are_the_middle_of_each_image(root):
@@ -124,47 +99,7 @@ def test_an_image_too_long_for_a_crop_gives_its_middle():
     assert random_box(1000, 10, draws_of(0)) == ((1000 - 13) // 2, 0, 13, 10)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_every_image_comes_once_an_epoch_and_in_the_same_global_batches(root, world_size):
-    together = epoch(root, world_size)
-    assert equal(together, epoch(root))
-    plain = epoch(root, world_size, augment=False)
-    assert len({image.numpy().tobytes() for x, _ in plain for image in x}) == COUNT
-    labels = torch.cat([y for _, y in plain])
-    assert torch.bincount(labels).tolist() == [TRAIN_EACH] * CLASSES
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_workers_change_neither_order_nor_views(root, workers):
-    assert equal(epoch(root, workers=workers), epoch(root))
-
-
-def test_a_resumed_epoch_goes_on_where_it_was_left(root):
-    whole = epoch(root, 2, 3, batch=6)
-    assert equal(epoch(root, 2, 3, first=2, batch=6), whole[2:])
-    assert epoch(root, 2, 3, first=len(whole), batch=6) == []
-
-
-def test_the_global_generator_is_left_alone(root):
-    before = torch.get_rng_state()
-    epoch(root, workers=1)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_epochs_differ_and_repeat_themselves(root):
-    assert equal(epoch(root, number=1), epoch(root, number=1))
-    assert not equal(epoch(root, number=1), epoch(root, number=2))
-
-
-def test_ranks_share_the_test_images_and_batches_lie_as_asked(root):
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * SIDE * SIDE, CLASSES)).eval()
-    with torch.no_grad():
-        parts = [imagenet(root, rank, 2).evaluate(model) for rank in range(2)]
-        sums, count = imagenet(root).evaluate(model)
-    assert sum(part[1] for part in parts) == count == CLASSES * TEST_EACH
-    assert sum(part[0]["loss"] for part in parts) == pytest.approx(sums["loss"], rel=1e-5)
-    for metric in ("accuracy", "top5_accuracy"):
-        assert sum(part[0][metric] for part in parts) == sums[metric]
+def test_batches_lie_as_asked(root):
     for channels_last in (True, False):
         x, _ = next(imagenet(root, channels_last=channels_last).batches(0))
         assert x.is_contiguous(memory_format=torch.channels_last) == channels_last
@@ -209,22 +144,6 @@ def test_synthetic_batches_need_no_files_and_train(tmp_path):
         assert workload.evaluate(model.eval())[1] == 4
 
 
-@pytest.mark.slow
-def test_a_run_ends_without_a_warning(tmp_path, recwarn):
-    asked = options("imagenet", data="synthetic", image_size=64, classes=7, train_examples=8)
-    cell = Cell.model_validate(
-        {
-            "sweep": "test", "method": "m", "world_size": 1,
-            "workload": {"name": "imagenet", "options": asked},
-            "target": {"metric": "accuracy", "at_least": 2.0}, "optimizer": {"lr": 0.01},
-            "training": {"global_batch_size": 4, "epochs": 1},
-        }
-    )  # fmt: skip
-    trainer = Trainer(cell, World(0, 1, CPU, "gloo"), HeartbeatWriter(tmp_path / "heartbeat"), lambda _: None)
-    assert trainer.run().steps == 2
-    assert [str(warning.message) for warning in recwarn] == []
-
-
 def test_kfac_computes_the_same_with_channels_last():
     gradients = []
     for form in (torch.contiguous_format, torch.channels_last):
@@ -247,7 +166,7 @@ def test_resnets_have_the_parameters_of_torchvisions(depth, parameters):
     assert sum(p.numel() for p in ours.parameters()) == parameters
 
 
-@pytest.mark.parametrize("depth", [50, 101, 152])
+@pytest.mark.parametrize("depth", [50, 152])
 def test_resnets_compute_what_torchvisions_compute(depth):
     vision, ours = torchvision_or_skip(), imagenet_resnet(depth, 1000)
     theirs = getattr(vision.models, f"resnet{depth}")()
@@ -294,6 +213,110 @@ def test_the_embedded_images_are_those_of_the_archive_and_are_unpacked_once(tmp_
     ]
 
 
-def test_the_embedded_images_have_ten_classes():
-    with pytest.raises(ValueError, match=r"classes=1000 is not allowed with data='embedded'.*use 10"):
-        WORKLOADS["imagenet"].examples(options("imagenet", data="embedded"))
+@pytest.fixture
+def fresh(tmp_path):
+    return write_images(tmp_path / "imagenet")
+
+
+def error(fresh, **changes) -> str:
+    with pytest.raises(DataError) as raised:
+        list(imagenet(fresh, **changes).batches(0))
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_a_missing_folder_says_what_is_read_and_where_to_get_it(tmp_path, fresh, monkeypatch):
+    message = error(tmp_path / "nowhere")
+    for part in (f"{tmp_path}/nowhere/train does not exist", "image-net.org", "val/<class>", "options.data"):
+        assert part in message
+    shutil.rmtree(fresh / "val")
+    assert f"{fresh}/val does not exist" in error(fresh)
+    monkeypatch.setenv("KRONSCALE_DATA", str(tmp_path / "other"))
+    assert str(data_folder("files")) == str(tmp_path / "other")
+
+
+def test_a_wrong_number_of_classes_is_refused(fresh):
+    assert "must have 1000 folders of classes, got 3" in error(fresh, classes=1000)
+    (fresh / "val" / "n00000002").rename(fresh / "val" / ".gone")
+    shutil.rmtree(fresh / "val" / ".gone")
+    assert f"{fresh}/val must have 3 folders of classes, got 2" in error(fresh)
+
+
+def test_a_class_without_images_and_missing_images_are_refused(fresh):
+    message = error(fresh, train_examples=25)
+    assert "must have 25 images, got 24" in message
+    assert "workload.options.train_examples: 24" in message
+    for path in (fresh / "train" / "n00000001").iterdir():
+        path.rename(path.with_suffix(".txt"))
+    assert "n00000001 has no image" in error(fresh)
+
+
+@pytest.mark.parametrize(("damage", "workers"), [("cut", 0), ("noise", 0), ("gone", 2)])
+def test_a_corrupt_jpeg_is_named(fresh, workers, damage):
+    path = fresh / "train" / "n00000002" / "0020.JPEG"
+    content = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+        path.symlink_to("nowhere")
+    else:
+        path.write_bytes({"cut": content[: len(content) // 2], "noise": os.urandom(999)}[damage])
+    message = error(fresh, workers=workers)
+    assert message.startswith(f"{path} is not a readable image")
+    assert "copy it again" in message
+
+
+class TestStaging:
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path, monkeypatch):
+        self.place = tmp_path / "node"
+        monkeypatch.setenv("KRONSCALE_STAGING", "$NODE_DISK")
+        monkeypatch.setenv("NODE_DISK", str(self.place))
+
+    def test_data_is_copied_once_and_read_there(self, fresh):
+        first = imagenet(fresh)._train.paths
+        shutil.rmtree(fresh)  # a second copy could not be made
+        assert imagenet(fresh)._train.paths == first
+        assert all(path.startswith(f"{self.place}/kronscale-imagenet-") for path in first)
+        assert len(list(imagenet(fresh).batches(0))) == 2
+
+    def test_ranks_of_a_node_share_one_copy(self, fresh):
+        program = (
+            "import sys; from pathlib import Path; from harness.workloads.sources.folders import staged; "
+            "print(staged(Path(sys.argv[1]), ('train', 'val')))"
+        )
+        ranks = [
+            subprocess.Popen([sys.executable, "-c", program, str(fresh)], stdout=subprocess.PIPE, text=True)
+            for _ in range(3)
+        ]
+        told = {rank.communicate(timeout=60)[0] for rank in ranks}
+        assert len(told) == 1
+        assert len([path for path in self.place.iterdir() if path.is_dir()]) == 1
+
+    def test_an_archive_is_unpacked(self, fresh):
+        whole = sorted(path.split("train/")[1] for path in imagenet(fresh)._train.paths)
+        shutil.rmtree(self.place)
+        for part in ("train", "val"):
+            subprocess.run(
+                ["tar", "-C", str(fresh / part), "-cf", str(fresh / f"{part}.tar"), "."], check=True
+            )
+            shutil.rmtree(fresh / part)
+        assert sorted(path.split("train/")[1] for path in imagenet(fresh)._train.paths) == whole
+
+    def test_an_archive_without_a_place_to_unpack_it_says_so(self, fresh, monkeypatch):
+        monkeypatch.delenv("KRONSCALE_STAGING")
+        (fresh / "train").rename(fresh / "train.tar.d")
+        (fresh / "train.tar").touch()
+        assert "KRONSCALE_STAGING" in error(fresh)
+
+    def test_a_full_disk_is_said_and_given_back(self, fresh, small_disk):
+        small_disk(self.place, 24)
+        message = error(fresh)
+        assert f"a local copy of {fresh} could not be written to {self.place}: no space left, 0.0" in message
+        assert "KRONSCALE_STAGING" in message
+        assert [path.name for path in self.place.iterdir() if path.is_dir()] == []
+
+    def test_a_copy_that_was_killed_is_made_anew(self, fresh):
+        done = imagenet(fresh)._train.paths[0].split("/train/")[0]
+        Path(done).rename(f"{done}.unfinished")
+        (fresh / "train" / "n00000000" / "0000.JPEG").unlink()
+        assert len(imagenet(fresh, train_examples=23)._train.paths) == 23

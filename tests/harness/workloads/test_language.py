@@ -1,8 +1,9 @@
-"""Promise: language batches are the text's tokens; each comes once an epoch, in any world, resumed."""
+"""Promise: language batches are the tokens of any number of texts; what cannot serve is one line."""
 
 from __future__ import annotations
 
-import math
+import gzip
+import lzma
 import os
 import subprocess
 import sys
@@ -14,16 +15,24 @@ import pytest
 import torch
 from torch import nn
 
+from harness.errors import DataError
 from harness.workloads import WORKLOADS
-from harness.workloads.cards.language import BERT_SPECIALS
-from harness.workloads.language.bert import Bert
-from harness.workloads.language.corpus import read_corpus
-from harness.workloads.language.gpt import Gpt
+from harness.workloads.language import BERT_SPECIALS
+from harness.workloads.language.corpus import find_text, read_corpus
+from harness.workloads.language.language import Bert, Gpt
 from harness.workloads.models.language import bert, gpt2, with_linear_projections
 from harness.workloads.sources.tokenizer import read_tokenizer, train_tokenizer
 from kfac_core.config import KFACConfig
 from kfac_core.layers import find_layers
-from tests.harness.workloads.texts import SMALL, independently, options, share, write_texts
+from tests.harness.workloads.texts import (
+    SMALL,
+    WORDS,
+    independently,
+    options,
+    share,
+    write_texts,
+    write_tokenizer,
+)
 
 BUILD = {"bert": Bert, "gpt": Gpt}
 PUBLISHED_SKIP = {"bert": ("bert.embeddings", "cls"), "gpt": ("transformer.wpe", "lm_head")}
@@ -79,12 +88,6 @@ def test_batches_hold_the_tokens_of_the_text(folder, name):
     assert len(set(seen)) == len(seen)
 
 
-def test_the_next_token_is_asked_for_everywhere(folder):
-    shown, wanted = next(workload("gpt", folder).batches(0))
-    assert shown.shape == wanted.shape == (12, 10)
-    assert torch.equal(shown[:, 1:], wanted[:, :-1])
-
-
 def test_a_trained_tokenizer_says_the_text_again_and_lines_stand_alone(token_cache):
     read = options("gpt", "embedded", tokenizer="", vocabulary=300)
     corpus = read_corpus(read, (), 11, 10)
@@ -134,87 +137,12 @@ def test_the_same_text_trains_the_same_tokenizer_in_any_process():
     assert [tokenizer.id_to_token(index) for index in range(5)] == list(BERT_SPECIALS)
 
 
-START = """\
-import sys
-from tests.harness.workloads.texts import options
-from harness.workloads.language.corpus import read_corpus
-asked = options("gpt", "embedded", tokenizer="", vocabulary=320)
-print(int(read_corpus(asked, (), 11, 10).train.tokens.astype("int64").sum()))
-"""
-
-
-@pytest.mark.ranks
-def test_of_ranks_that_start_at_once_one_prepares_and_all_read_the_same(tmp_path):
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", START],
-            env={**os.environ, "KRONSCALE_CACHE": str(tmp_path / "new" / "cache")},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    said = {rank.communicate(timeout=120)[0] for rank in ranks}
-    assert [rank.returncode for rank in ranks] == [0, 0]
-    assert len(said) == 1
-    left = sorted(path.name.partition("-")[0] for path in (tmp_path / "new" / "cache").iterdir())
-    assert left == [".text", "text"]  # a lock, and one folder
-
-
 def test_a_text_that_changed_is_read_anew(tmp_path):
     write_texts(tmp_path)
     before = workload("gpt", tmp_path)._corpus.train.tokens.tolist()
     path = tmp_path / "train.txt"
     path.write_text(path.read_text() + "w1 w2\n")
     assert workload("gpt", tmp_path)._corpus.train.tokens.tolist() == [*before, 6, 7]
-
-
-@pytest.mark.parametrize("name", BUILD)
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_every_sequence_comes_once_an_epoch_in_the_same_global_batches(folder, name, world_size):
-    alone, together = epoch(name, folder), epoch(name, folder, world_size)
-    assert len(alone) == workload(name, folder).steps_per_epoch > 8
-    for one, many in zip(alone, together, strict=True):  # with the same holes
-        assert all(torch.equal(mine, theirs) for mine, theirs in zip(one, many, strict=True))
-    seen = sequences(name, together)
-    assert len(set(seen)) == len(seen) == 12 * len(alone)
-
-
-@pytest.mark.parametrize("name", BUILD)
-@pytest.mark.parametrize("first", [1, 5])
-def test_a_resumed_epoch_goes_on_where_it_was_left(folder, name, first):
-    whole, rest = epoch(name, folder, 2), epoch(name, folder, 2, first=first)
-    assert len(rest) == len(whole) - first
-    for one, other in zip(whole[first:], rest, strict=True):
-        assert all(torch.equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
-
-
-@pytest.mark.parametrize("name", BUILD)
-def test_epochs_and_seeds_differ_and_repeat_themselves(folder, name):
-    def first(number, seed):
-        return epoch(name, folder, 1, number, seed)[0][0]
-
-    assert torch.equal(first(4, 3), first(4, 3))
-    assert not torch.equal(first(4, 3), first(5, 3))
-    assert not torch.equal(first(4, 3), first(4, 2))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", BUILD)
-def test_held_out_text_is_shared_among_ranks_and_masked_the_same_for_every_seed(folder, name):
-    torch.manual_seed(0)
-    model = workload(name, folder).model().eval()
-    alone, count = workload(name, folder).evaluate(model)
-    totals = {"accuracy": 0.0, "loss": 0.0}
-    counted = 0
-    for rank in range(3):
-        sums, part = workload(name, folder, share(rank, 3, seed=8)).evaluate(model)
-        totals = {metric: totals[metric] + value for metric, value in sums.items()}
-        counted += part
-    length = len(independently(folder / "test.txt"))
-    assert counted == count == ((length // 8) * 1 if name == "bert" else ((length - 11) // 10 + 1) * 10)
-    assert totals["accuracy"] == alone["accuracy"]
-    assert totals["loss"] == pytest.approx(alone["loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", BUILD)
@@ -296,14 +224,6 @@ def test_synthetic_text_has_the_size_of_the_real_one_and_needs_no_file(name):
         assert mine.evaluate(mine.model())[1] == 7 * (1 if name == "bert" else 10)
 
 
-def test_perplexity_is_e_to_the_mean_loss():
-    card = WORKLOADS["gpt"]
-    assert card.value("perplexity", {"loss": 2.0, "accuracy": 0.5}) == pytest.approx(math.e**2)
-    assert card.value("accuracy", {"loss": 2.0, "accuracy": 0.5}) == 0.5
-    assert math.isnan(card.value("perplexity", {"loss": math.nan}))
-    assert math.isfinite(card.value("perplexity", {"loss": 1e6}))
-
-
 def test_ranks_drop_different_units_and_start_from_the_same_weights(folder):
     drops, weights = [], []
     for rank in range(2):
@@ -313,3 +233,151 @@ def test_ranks_drop_different_units_and_start_from_the_same_weights(folder):
         drops.append(nn.functional.dropout(torch.ones(64)))
     assert torch.equal(*weights)
     assert not np.array_equal(drops[0], drops[1])
+
+
+PUBLISHED = "w1 w2\nw3\n\n  \nw4 w5 w6\n\nw7\n"  # a sentence a line, documents with empty lines between
+WIKITEXT = " = w1 = \n\n w2 w3\n \n = = w4 = = \n \n w5\n = w6 w7 = \n \n w8 = w9\n"
+
+
+def read(folder: Path, text: str = "part-*.txt", **changes: object):
+    asked = options("bert", folder, train_text=text, sequence_length=5, **changes)
+    return read_corpus(asked, (), 2, 2).train
+
+
+@pytest.fixture
+def parts(tmp_path):
+    write_texts(tmp_path)
+    (tmp_path / "part-0.txt").write_text(PUBLISHED)
+    (tmp_path / "part-1.txt").write_text("w8 w9\nw10\n")
+    return tmp_path
+
+
+def test_files_follow_each_other_and_empty_lines_or_a_new_file_begin_a_document(parts):
+    found = read(parts)
+    assert found.tokens.tolist() == [5 + number for number in range(1, 11)]
+    assert found.lines.tolist() == [0, 2, 3, 6, 7, 9]
+    assert found.documents.tolist() == [0, 3, 6, 7]
+    other_way = read(parts, "part-1.txt, part-0.txt")
+    assert other_way.tokens.tolist()[:3] == [13, 14, 15]
+    assert other_way.documents.tolist() == [0, 3, 6, 9]
+
+
+def test_titles_begin_the_documents_of_wikitext_and_headings_of_sections_do_not(parts):
+    (parts / "wiki.txt").write_text(WIKITEXT)
+    (parts / "words.json").write_text((parts / "words.json").read_text().replace('"w39": 44', '"=": 44'))
+    found = read(parts, "wiki.txt", documents="titles")
+    assert found.lines.tolist() == [0, 3, 5, 10, 11, 15]
+    assert found.documents.tolist() == [0, 11]
+    assert read(parts, "wiki.txt").documents.tolist() == [0, 3, 5, 10, 15]
+
+
+def test_compressed_files_hold_the_same_text(parts):
+    plain = read(parts).tokens.tolist()
+    (parts / "zip-0.txt.gz").write_bytes(gzip.compress(PUBLISHED.encode()))
+    (parts / "zip-1.txt.xz").write_bytes(lzma.compress((parts / "part-1.txt").read_bytes()))
+    assert read(parts, "zip-*").tokens.tolist() == plain
+
+
+def test_lines_are_streamed(tmp_path):
+    """The first line of an endless file is there before its end."""
+    (tmp_path / "a.txt").write_text("w1\n" * 50_000)
+    lines = find_text(options("bert", tmp_path, train_text="a.txt"), "train_text").lines()
+    assert next(lines).text == "w1\n"
+    (tmp_path / "a.txt").write_text("w2\n")  # the rest was not read yet
+    assert sum(1 for _ in lines) < 49_999
+
+
+FAULTS = {
+    "no match": ("none-*.txt", None, "/none-*.txt does not exist; put a text file there, name it in"),
+    "one is missing": ("part-0.txt,gone.txt", None, "/gone.txt does not exist; put a text file there"),
+    "named twice": ("part-*.txt,part-1.txt", None, "part-1.txt is named twice in workload.options"),
+    "no name": (" , ", None, "workload.options.train_text=' , ' names no file; name one or more"),
+    "one is empty": ("part-*.txt", ("part-2.txt", b"\n \n"), "part-2.txt must have at least one line of"),
+    "one is no text": ("part-*.txt", ("part-2.txt", b"\xff\xfe\x00"), "part-2.txt must be UTF-8 text"),
+    "a cut archive": (
+        "x.gz", ("x.gz", gzip.compress(b"w1 w2\n" * 900)[:-9]),
+        "x.gz cannot be read: Compressed file ended before the end-of-stream marker was reached",
+    ),
+    "a damaged archive": (
+        "x.gz", ("x.gz", gzip.compress(b"w1 " * 99)[:-8] + b"\1" * 8), "x.gz cannot be read: CRC",
+    ),
+    "no archive": (
+        "x.xz", ("x.xz", b"w1 w2\n"), "x.xz cannot be read: Input format not supported by decoder",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_file_that_cannot_serve_is_one_line(parts, fault):
+    named, spoilt, message = FAULTS[fault]
+    if spoilt is not None:
+        (parts / spoilt[0]).write_bytes(spoilt[1])
+    with pytest.raises(DataError) as raised:
+        read(parts, named)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+WITHOUT_MASK = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]
+
+
+UNFIT = {
+    "no text": (
+        lambda folder: (folder / "train.txt").unlink(), {},
+        "/train.txt does not exist; put a text file there, name it in workload.options.train_text, or",
+    ),
+    "an empty text": (
+        lambda folder: (folder / "train.txt").write_text(""), {}, "train.txt must have at least one line",
+    ),
+    "no tokenizer": (
+        lambda folder: (folder / "words.json").unlink(), {},
+        "/words.json does not exist; name a tokenizer.json in workload.options.tokenizer, or omit the option",
+    ),
+    "a broken tokenizer": (
+        lambda folder: (folder / "words.json").write_text('{"version": "1.0", "model"'), {},
+        "/words.json is not a tokenizer.json that the library tokenizers reads (",
+    ),
+    "another tokenizer": (
+        lambda folder: write_tokenizer(folder / "words.json", WITHOUT_MASK), {},
+        "/words.json must have the tokens [PAD], [UNK], [CLS], [SEP], [MASK], but has no [MASK]; use another",
+    ),
+    "too small a vocabulary": (
+        lambda folder: None, {"vocabulary": 44},
+        "/words.json has ids up to 44, but workload.options.vocabulary=44; use a vocabulary of at least 45",
+    ),
+    "too short a text": (
+        lambda folder: None, {"sequence_length": 400},
+        "/test.txt has 300 tokens, fewer than the 398 of one sequence; use a longer text, or a smaller "
+        "workload.options.sequence_length",
+    ),
+    "fewer sequences than asked for": (
+        lambda folder: None, {"train_examples": 1000},
+        "/train.txt must have 1000 sequences, got 162; complete them, or set workload.options.train_ex",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", UNFIT)
+def test_a_text_or_tokenizer_that_cannot_serve_is_one_line(fault, tmp_path):
+    spoil, changes, message = UNFIT[fault]
+    write_texts(tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(DataError) as raised:
+        Bert(options("bert", tmp_path, **changes), share())
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_batch_beyond_the_text_is_one_line(tmp_path):
+    write_texts(tmp_path, train=100)
+    with pytest.raises(DataError, match=r"has 9 sequences, fewer than one global batch of 12; use a longer"):
+        Gpt(options("gpt", tmp_path), share())
+
+
+def test_a_cache_that_cannot_be_written_names_the_way_out(tmp_path, monkeypatch):
+    write_texts(tmp_path)
+    monkeypatch.setenv("KRONSCALE_CACHE", str(tmp_path / "train.txt" / "below"))
+    with pytest.raises(
+        DataError, match=r"token ids could not be written to .*Not a directory.*KRONSCALE_CACHE"
+    ):
+        Gpt(options("gpt", tmp_path), share())

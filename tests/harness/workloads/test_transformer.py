@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from harness.workloads import WORKLOADS
-from harness.workloads.models.translation import Attention, Transformer, sinusoids, translate
+from harness.workloads.models.language import Attention, Transformer, sinusoids, translate
 from harness.workloads.translation.multi30k import bleu
 from kfac_core.config import KFACConfig
 from kfac_core.layers import find_layers

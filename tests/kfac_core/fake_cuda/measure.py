@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from harness.bench.gpu.nets import ConvNet, Transformer
-from harness.workloads.models.resnet import resnet32, resnet50
+from harness.workloads.models.vision import resnet32, resnet50
 from kfac_core import KFAC, KFACConfig, Phase
 from kfac_core import packing as packing_tables
 from kfac_core.collectives import connect

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.bench.gpu.setting import Setting, spread
-from harness.workloads.models.resnet import resnet50
+from harness.workloads.models.vision import resnet50
 from kfac_core import KFACConfig
 from kfac_core.layers import find_layers
 from kfac_core.solvers.eigen import iterated

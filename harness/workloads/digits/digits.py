@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.workloads import WORKLOADS
-from harness.workloads.sources.sampling import epoch_generator, local_batches, steps_per_epoch
-from harness.workloads.workload import Share
+from harness.workloads.workload import EpochSampler, Share, classified
 
 SPLIT_SEED = 0  # which images are held out is part of the workload, not of a run
 
@@ -28,7 +27,7 @@ class Digits:
         (x, y), (test_x, test_y) = split_digits()
         self._train = x.to(share.device), y.to(share.device)
         self._test = test_x.to(share.device), test_y.to(share.device)
-        self.steps_per_epoch = steps_per_epoch(share, len(y))
+        self.steps_per_epoch = share.steps_per_epoch(len(y))
 
     def model(self) -> nn.Module:
         """Conv 3x3, conv 3x3 of stride 2, two linear layers."""
@@ -48,8 +47,7 @@ class Digits:
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Shuffled anew each epoch; the incomplete last batch is dropped."""
         x, y = self._train
-        order = torch.randperm(len(x), generator=epoch_generator(self._share, epoch)).to(x.device)
-        for indices in local_batches(self._share, order, first_step):
+        for indices in EpochSampler(self._share, len(x), epoch, first_step, x.device):
             yield x[indices], y[indices]
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -60,12 +58,7 @@ class Digits:
     def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
         """Correct predictions and summed loss over every world_size-th held-out image."""
         x, y = (part[self._share.rank :: self._share.world_size] for part in self._test)
-        scores = model(x)
-        correct = (scores.argmax(1) == y).sum()
-        return {
-            "accuracy": float(correct),
-            "loss": float(functional.cross_entropy(scores, y, reduction="sum")),
-        }, len(y)
+        return classified(model(x), y), len(y)
 
 
 def split_digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

@@ -1,4 +1,4 @@
-"""ResNets: the CIFAR family (He et al. 2016, section 4.2) and those with bottlenecks for ImageNet."""
+"""Networks for images: ResNets, VGG-16, the U-Net, and torchvision's DenseNet-201 and Inception-v3."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from harness.workloads.sources.files import import_extra
 
 
 class BasicBlock(nn.Module):
@@ -136,3 +138,101 @@ def imagenet_resnet(depth: int, classes: int) -> ImageNetResNet:
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     return network
+
+
+# 0: halve the sides
+_CHANNELS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
+
+
+class CifarVGG16(nn.Module):
+    """Convolutions with batch normalisation, and one linear layer instead of the paper's three.
+
+    Five poolings reduce 32 x 32 to one pixel, so that the two hidden layers of 4,096 would add nothing.
+
+    Args:
+        width: channels of the first stage; the paper has 64.
+    """
+
+    def __init__(self, classes: int = 10, width: int = 64) -> None:
+        super().__init__()
+        parts: list[nn.Module] = []
+        inputs = 3
+        for channels in _CHANNELS:
+            if not channels:
+                parts.append(nn.MaxPool2d(2))
+                continue
+            outputs = max(1, channels * width // 64)
+            parts += [nn.Conv2d(inputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+            nn.init.kaiming_normal_(parts[-3].weight, mode="fan_out", nonlinearity="relu")  # type: ignore[arg-type]
+            inputs = outputs
+        self.features = nn.Sequential(*parts)
+        self.fc = nn.Linear(inputs, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Class scores of `[B, 3, 32, 32]`."""
+        scores: Tensor = self.fc(torch.flatten(self.features(images), 1))
+        return scores
+
+
+def imagenet_network(name: str, classes: int) -> nn.Module:
+    """The network of that name, its weights random.
+
+    Raises:
+        ModuleNotFoundError: torchvision is missing, or built for another version of torch.
+    """
+    if name.startswith("resnet"):
+        return imagenet_resnet(int(name.removeprefix("resnet")), classes)
+    alternative = ", built for the installed torch, or use resnet50, resnet101 or resnet152, which need none"
+    models = import_extra("torchvision", f"workload.options.model={name}", "vision", alternative).models
+    if name == "densenet201":
+        network: nn.Module = models.densenet201(num_classes=classes)
+    else:
+        # The auxiliary classifier's gradient would enter the factors of the shared layers.
+        network = models.inception_v3(num_classes=classes, aux_logits=False, init_weights=True)
+    return network
+
+
+class UNet(nn.Module):
+    """Halvings, a bottom, and as many doublings that also see the level's own features.
+
+    Args:
+        features: channels of the first level; each level doubles them.
+        inputs: channels of an image.
+        levels: halvings of its sides.
+    """
+
+    def __init__(self, features: int = 32, inputs: int = 3, levels: int = 4) -> None:
+        super().__init__()
+        widths = [features * 2**level for level in range(levels + 1)]
+        before = [inputs, *widths[:-1]]
+        self.down = nn.ModuleList(
+            _two_convolutions(i, o) for i, o in zip(before[:-1], widths[:-1], strict=True)
+        )
+        self.bottom = _two_convolutions(before[-1], widths[-1])
+        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * width, width, 2, 2) for width in widths[-2::-1])
+        self.merge = nn.ModuleList(_two_convolutions(2 * width, width) for width in widths[-2::-1])
+        self.head = nn.Conv2d(features, 1, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Log odds of each pixel, `[B, 1, H, W]` for `[B, C, H, W]`; sides are multiples of 2^levels."""
+        levels = []
+        for down in self.down:
+            images = down(images)
+            levels.append(images)
+            images = nn.functional.max_pool2d(images, 2)
+        images = self.bottom(images)
+        for up, merge in zip(self.up, self.merge, strict=True):
+            images = merge(torch.cat((up(images), levels.pop()), dim=1))
+        scores: Tensor = self.head(images)
+        return scores
+
+
+def _two_convolutions(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
+    )

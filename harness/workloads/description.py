@@ -1,15 +1,15 @@
-"""A workload's card: its options, metrics and sizes, known without torch and without its data."""
+"""A workload's description: its options, metrics and sizes, known without torch and without its data."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # it imports pydantic, which a host of `make gpu` may lack
     from harness.cell import AboutField, Cell
+
 
 Options = Mapping[str, Any]
 
@@ -20,23 +20,23 @@ SYNTHETIC = "synthetic"
 FILES = "files"
 """Values of the option `data` that are not a folder; `files` is the folder that KRONSCALE_DATA names."""
 
-DATA_MEANINGS: Mapping[str, str] = MappingProxyType({
+DATA_MEANINGS: Mapping[str, str] = {
     "data": "`files` (the folder that `KRONSCALE_DATA` names, else `data/`), `synthetic` (random examples, "
     "for throughput), `embedded` (data inside the package, where there is some), or a folder",
     "train_examples": "how many training examples are used; 0 for all",
     "test_examples": "how many held-out examples are used; 0 for all",
-})  # fmt: skip
+}  # fmt: skip
 """Meanings of the options that say where the examples come from."""
 
-MOST: Mapping[str, int] = MappingProxyType({
+MOST: Mapping[str, int] = {
     "width": 4096, "hidden": 2**16, "heads": 2**12, "layers": 2**12, "feed_forward": 2**20,
     "vocabulary": 2**24, "sequence_length": 2**20, "longest": 2**20, "classes": 2**20, "image_size": 4096,
     "min_size": 2**14, "max_size": 2**14, "anchor_size": 2**14, "proposals": 2**20, "sampled_boxes": 2**20,
     "workers": 1024, "positions": 2**20,
-})  # fmt: skip
+}  # fmt: skip
 """Largest values of options that tensors' sizes follow from, beyond every model; torch fails far above."""
 
-METRIC_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType({
+METRIC_RANGES: Mapping[str, tuple[float, float]] = {
     "accuracy": (0.0, 1.0),
     "top5_accuracy": (0.0, 1.0),
     "loss": (0.0, math.inf),
@@ -50,12 +50,12 @@ METRIC_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType({
     "mask_map": (0.0, 1.0),
     "box_ap50": (0.0, 1.0),
     "mask_ap50": (0.0, 1.0),
-})  # fmt: skip
+}  # fmt: skip
 """Of every metric of every workload, what a target may be: above the first number and up to the second."""
 
 
 @dataclass(frozen=True)
-class WorkloadCard:
+class WorkloadDescription:
     """What planning needs to know of a workload.
 
     Attributes:
@@ -92,7 +92,7 @@ class WorkloadCard:
     no_batch_norm: Callable[[Options], str] = lambda _: "its network has no batch normalisation"
 
     def completed(self, given: Options) -> dict[str, Any]:
-        """The options with the card's defaults, which are part of a cell's id.
+        """The options with the description's defaults, which are part of a cell's id.
 
         Raises:
             ValueError: one is unknown, of another type than its default, or refused by `examples`; the
@@ -166,7 +166,7 @@ class WorkloadCard:
             )
 
     def examples(self, options: Options) -> int:
-        """Training examples of an epoch under these options; missing ones have the card's defaults.
+        """Training examples of an epoch under these options; missing ones have the description's defaults.
 
         Returns:
             Their number, or 0 if known only once the data is read.
@@ -183,7 +183,7 @@ class WorkloadCard:
         return means[metric]
 
     def values(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Every metric that was measured, in the card's order; those of an option that is not set are not."""
+        """Every metric that was measured, in this order; those of an option that is not set are not."""
         return {
             metric: self.value(metric, means)
             for metric in self.metrics
