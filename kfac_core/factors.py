@@ -52,7 +52,7 @@ class Factors:
         like: Tensor,
         execution: Execution,
     ) -> None:
-        self._communicator = communicator
+        self._communicator = self._shared = communicator
         self._config = config
         self._names = [shape.name for shape in shapes]
         self._like = like
@@ -61,7 +61,7 @@ class Factors:
         self._local_jobs = [job for job in self.own if not job.is_sent]
         self._buckets = buckets(self.jobs, communicator.world_size, overlap=config.overlap_factors)
         if config.overlap_factors and self._buckets:
-            self._communicator = communicator.duplicate()
+            self._communicator = communicator.duplicate()  # `close` gives it back
         self._stored = getattr(torch, config.factor_dtype) if config.factor_dtype else like.dtype
         self._in_place = self._stored == like.dtype
         decay = config.factor_decay
@@ -86,6 +86,12 @@ class Factors:
         self._in_flight: list[tuple[_Filled, PendingCollective]] = []
         self._unreleased: list[PendingCollective] = []
         self._received: list[_Received] = []
+
+    def close(self) -> None:
+        """Give back the communicator of the exchanges that overlap; nothing is sent after this."""
+        if self._communicator is not self._shared:
+            self._communicator.close()
+            self._communicator = self._shared
 
     def on_gradient(self, layer: int, statistics: Sequence[Statistics], *, complete: bool) -> bool:
         """Pack every bucket that this layer's gradient completes; `complete` if it is the layer's last one.

@@ -98,6 +98,10 @@ class Communicator(Protocol):
         """A communicator of the same ranks and counters, whose collectives may interleave with this one's."""
         ...
 
+    def close(self) -> None:
+        """Give back what this one made for itself: groups of ranks, and a duplicate its own world."""
+        ...
+
     def barrier(self, group: Ranks) -> None:
         """Return when every member of `group` has called this; not counted as traffic."""
         ...
@@ -137,6 +141,9 @@ class SingleCommunicator:
     def duplicate(self) -> SingleCommunicator:
         """This communicator: nothing can interleave."""
         return self
+
+    def close(self) -> None:
+        """Nothing was made."""
 
     def barrier(self, group: Ranks) -> None:
         """No other rank to wait for."""
@@ -198,6 +205,10 @@ class SplitWait:
     def duplicate(self) -> SplitWait:
         """This communicator: nothing overlaps, so nothing interleaves."""
         return self
+
+    def close(self) -> None:
+        """As the other one's."""
+        self._inner.close()
 
     def barrier(self, group: Ranks) -> None:
         """A barrier that is not timed: the caller has its own clock."""

@@ -121,6 +121,9 @@ class MPICommunicator:
         """This communicator: collectives that run when waited for do not interleave."""
         return self
 
+    def close(self) -> None:
+        """Nothing: a group is made once for all who use this communicator."""
+
     def barrier(self, group: Ranks) -> None:
         """A barrier of the group."""
         self.wait_all([self._group(group).Ibarrier()], "barrier")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -63,3 +65,29 @@ def test_a_block_in_eval_mode_inside_of_attention_does_not_end_what_is_listened_
     model(x).square().mean().backward()
     assert all(statistics.shares() is not None for statistics in kfac._capture.statistics)
     assert not any(statistics.shares() for statistics in other._capture.statistics)
+
+
+def _made_and_removed(rank: int, world_size: int, overlap: bool, refreshes: int) -> list[tuple[int, ...]]:
+    """Open files and threads of this rank after each KFAC."""
+    counts = []
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    for _ in range(4):
+        kfac = KFAC(wrapped, KFACConfig(**NOW, overlap_factors=overlap), lr=0.1)
+        for _ in range(1 + refreshes):
+            wrapped(torch.randn(3, 4)).square().mean().backward()
+            kfac.step()
+            if refreshes:
+                kfac.refresh()
+        kfac.remove()
+        saved = kfac.state_dict()  # still there for the next one
+        assert saved["steps"] == 1 + refreshes
+        counts.append((*(len(list(Path("/proc/self", kind).iterdir())) for kind in ("fd", "task")),))
+    return counts
+
+
+@pytest.mark.parametrize("refreshes", [0, 2])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_removed_kfac_leaves_no_process_group_behind(world, overlap, refreshes):
+    for counts in world(2).run(_made_and_removed, overlap, refreshes):
+        assert counts[1] == counts[3]
