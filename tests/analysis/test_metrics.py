@@ -1,5 +1,7 @@
 """Promise: the metrics of a study follow from its records by rules that can be checked by hand.
 
+Energy to the target is that of the windows before it; without a counter, the reason is given.
+
 References: hand-made curves, and the synthetic cost model with which the study was written.
 """
 
@@ -11,14 +13,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.metrics import (
-    aggregated,
-    arm_order,
-    finals,
-    scaling,
-    scaling_levels,
-    time_to_accuracy,
-)
+from analysis.energy import energy_to_target
+from analysis.figures import FIGURES, NothingToDraw
+from analysis.metrics import arm_order, finals, scaling, scaling_levels, time_to_accuracy
+from analysis.records.loading import load
 from analysis.rules import SCORINGS
 from analysis.steps import (
     closure,
@@ -32,6 +30,9 @@ from analysis.steps import (
     run_speeds,
     waits,
 )  # fmt: skip
+from harness.runs.record_lines import RecordWriter
+from harness.runs.records import DeviceRecord
+from tests.analysis.conftest import STEPS_PER_EPOCH, Plan
 
 
 def test_time_to_accuracy_is_the_first_evaluation_at_the_target_and_of_a_miss_the_last(study):
@@ -181,9 +182,36 @@ def test_last_and_best_values_are_those_of_the_records(study):
     assert not table["fixed_length"].any()
 
 
-def test_scores_of_all_rules_come_from_the_same_runs(study):
-    for scoring in SCORINGS.values():
-        table = aggregated(replace(study, scoring=scoring, cells=study.cells.assign(stop_reason="epochs")))
-        assert len(table) == 9
-        assert (table["runs"] == 3).all()
-        assert table.iloc[0, 0] == "sgd"  # in the order of every table, not by name
+WATTS = 300.0  # of every rank of the synthetic study
+
+
+def test_joules_are_those_of_all_ranks_until_the_target_and_none_of_a_run_that_missed(write_study):
+    study = load(write_study(Plan(gpus=True)))
+    runs = energy_to_target(study)
+    assert len(runs) == len(study.cells)
+    assert math.isinf(runs.loc[~runs["reached"], "joules"].item())
+    windows = study.windows
+    for run in runs[runs["reached"]].itertuples():
+        own = windows[windows["run"] == run.run]
+        before = own[own["first_step"] < run.epochs * STEPS_PER_EPOCH]
+        assert 0 < len(before) < len(own)
+        assert run.joules == pytest.approx(WATTS * before["wall_seconds"].sum())
+        assert run.all_joules == pytest.approx(WATTS * own["wall_seconds"].sum())
+        assert run.watts == pytest.approx(WATTS * run.world_size, rel=0.05)  # over the slowest rank's time
+    numbers = FIGURES["energy_to_accuracy"].draw(study).numbers  # joules, though the axis has kilojoules
+    for _, group in numbers[numbers["world_size"] < 4].groupby(["arm", "world_size"]):
+        assert group["joules_median"].unique() == pytest.approx([group["joules"].median()])
+
+
+def test_without_a_driver_the_figure_gives_the_reason_in_the_records(write_study):
+    folder = write_study(Plan(methods=("sgd",), world_sizes=(1,), seeds=(0,)))
+    with pytest.raises(NothingToDraw, match="older than device records"):
+        FIGURES["energy_to_accuracy"].draw(load(folder))
+    (file,) = folder.glob("*/attempt-1/rank-00000.jsonl")
+    with RecordWriter(file) as writer:
+        writer.write(DeviceRecord(0, 0, 0, 10, "the rank computes on cpu"))
+        writer.write_checksum(0)
+    study = load(folder)
+    assert study.devices["energy_joules"].isna().all()
+    with pytest.raises(NothingToDraw, match="the rank computes on cpu"):
+        FIGURES["energy_to_accuracy"].draw(study)

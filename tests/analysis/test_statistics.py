@@ -15,15 +15,6 @@ from analysis.statistics.intervals import RANKS_ONLY, holm, level, paired_ratio,
 from analysis.statistics.limits import largest_rank, mann_whitney_limits, order_statistic, signed_rank
 
 
-def test_one_or_two_runs_get_no_interval():
-    for runs in ([3.0], [3.0, 5.0]):
-        interval = level(runs)
-        assert (interval.low, interval.high) == (None, None)
-        assert "no interval" in interval.method
-    assert level([3.0, 5.0]).estimate == 4.0
-    assert ratio([2.0, 4.0], [1.0, 2.0, 3.0]).low is None
-
-
 def test_five_runs_get_the_wider_of_their_range_and_the_t_interval_of_their_logs_and_fewer_none():
     interval = level([math.exp(x) for x in (0.0, 1.0, 2.0, 3.0, 4.0)])
     half = 2.776445 * math.sqrt(2.5 / 5)  # t(0.975, 4 degrees of freedom); the logs' variance is 2.5

@@ -32,7 +32,7 @@ def fitted(folder) -> StudyModel:
     return study_model(measured(load(folder, cache=False)))
 
 
-@pytest.mark.parametrize("ranks", [4, 8, 16, 64])
+@pytest.mark.parametrize("ranks", [4, 64])
 def test_the_arm_with_the_least_time_to_the_target_is_named(fitted, ranks):
     """SGD needs two epochs, K-FAC one; what a step takes is known in closed form."""
     epochs = {"sgd": 2, "comm_opt": 1, "mem_opt": 1}
@@ -43,6 +43,11 @@ def test_the_arm_with_the_least_time_to_the_target_is_named(fitted, ranks):
     assert {arm: totals[arm] for arm in ARMS} == pytest.approx(expected)
     ran = [one.name for one in choice.candidates if one.ran]
     assert ran[0] == min(expected, key=lambda arm: expected[arm])
+    text = sentence(choice)
+    assert text.startswith(f"At {ranks} ranks use ")
+    assert "F = 5 and E = 10" in text
+    assert "epochs instead of" in text
+    assert "\n" not in text
 
 
 @pytest.mark.slow
@@ -129,15 +134,6 @@ def test_one_that_is_called_sure_is_the_faster_one_in_as_many_simulated_studies(
             right.append(truth[ran[0].name] < truth[ran[1].name])
     assert len(right) > 10
     assert fmean(right) >= 0.8
-
-
-def test_the_sentence_says_what_why_and_how_sure(fitted):
-    text = sentence(choose(fitted, 64))
-    assert text.startswith("At 64 ranks use ")
-    assert "F = 5 and E = 10" in text
-    assert "epochs instead of" in text
-    assert text.count(".") >= 1
-    assert "\n" not in text
 
 
 def test_without_a_reached_target_steps_are_compared_and_the_output_says_so(folder, capsys):
