@@ -5,7 +5,7 @@ import io
 import json
 import re
 import tarfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pandas as pd
@@ -167,7 +167,8 @@ def test_a_report_reads_archives_in_the_place_of_a_sweep(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = [
-        archived(tmp_path, name, runs_of(seeds)) for name, seeds in (("a", range(1)), ("b", range(1, 3)))
+        archived(tmp_path, name, [replace(run, oversubscribed=True) for run in runs_of(seeds)])
+        for name, seeds in (("a", range(1)), ("b", range(1, 3)))
     ]
     options = [word for path in paths for word in ("--archive", str(path))]
     few = ("--figure", "scaling", "--figure", "memory")
@@ -176,7 +177,8 @@ def test_a_report_reads_archives_in_the_place_of_a_sweep(
     assert f"report: {tmp_path}/page/report.html\n" in printed
     assert re.search(r"speedup: Hodges-Lehmann on logs.*no interval", printed)
     text = (tmp_path / "page" / "report.md").read_text()
-    assert "| sgd | 1 | 3 | 3 |" in text
+    assert "*: more ranks than CPUs, so their times say nothing about scaling" in printed
+    assert "| sgd | 1* | 3 | 3 |" in text
     drawn = {path.stem for path in (tmp_path / "page" / "figures").iterdir()}
     assert drawn == {"scaling", "memory"}
     assert main(["report", *options, "--out", str(tmp_path / "other"), "--figure", "scalng"]) == 2

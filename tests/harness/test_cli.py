@@ -134,6 +134,12 @@ def test_a_wrong_expression_names_what_is_allowed(expression, message):
     assert str(error.value).startswith(f"--where {expression!r}: ")
 
 
+def test_expressions_that_are_repeated_must_all_hold():
+    assert select(CELLS, "method=sgd", "seed=1") == [CELLS[1]]
+    with pytest.raises(FilterError, match="--where 'method=sgd' --where 'seed=2': none of the 4 cells match"):
+        select(CELLS, "method=sgd", "seed=2")
+
+
 def test_a_schedule_is_no_number_and_has_no_order():
     scheduled = _cell("k", 2, damping={"initial": 0.1, "factor": 0.5, "at": [3]})
     cells = [*CELLS, scheduled]

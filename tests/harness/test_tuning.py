@@ -43,6 +43,7 @@ tuning:
   study:
     sweep: study
     seeds: [0, 1, 2]
+    about: of the best trials
     grid: {world_size: [1, 2]}
     also: [{name: mem_opt, like: comm_opt, kfac: {strategy: mem_opt}}]
 """
@@ -206,6 +207,7 @@ def test_choose_writes_the_study_with_the_best_settings_and_fresh_seeds(
     tuned = {(cell.method, cell.trial): cell for cell in read_sweep(path).cells}
     assert main(["choose", "-f", str(path), "--runs", str(tmp_path / "runs")]) == 0
     study = read_sweep(tmp_path / "study.yaml")
+    assert study.about == "of the best trials"
     assert {cell.seed for cell in study.cells} == {0, 1, 2}
     assert {cell.world_size for cell in study.cells} == {1, 2}
     settings = {cell.method: (cell.optimizer, cell.kfac) for cell in study.cells}
