@@ -101,6 +101,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "ranks swapped": (swap, "must be 0 in this file"),
     "a value as text": (edit(RECORDS[0], '"value": ', '"value": "0.9", "x": '), RECORDS[0]),
     "NaN in a window": (edit(RECORDS[1], '"wall_seconds": ', '"wall_seconds": NaN, "x": '), RECORDS[1]),
+    "a window nested deep": (
+        edit(RECORDS[1], '"memory_bytes": {', '"memory_bytes": {"a": ' + "[" * 200_000), RECORDS[1]
+    ),
     "an unfinished line in the middle": (edit(RECORDS[1], '"wall_seconds"', '"wall_sec'), RECORDS[1]),
     "records that are a pipe": (pipe, "is a folder, pipe"),
     "a state that is no end": (edit("outcome.json", '"COMPLETED"', '"RUNNING"'), "state must be one"),

@@ -258,3 +258,40 @@ def test_a_legend_of_claims_has_no_arm_that_is_only_text_and_undecided_ones_are_
     (entry,) = FIGURES["break_even"].draw(nobody).figure.legends[0].legend_handles
     assert entry.get_markerfacecolor() == "none"
     assert words(FIGURES["fraction"].draw(fitting("fraction")).figure) == ["4* ranks"]
+
+
+def test_savings_without_an_upper_limit_have_an_arrow_to_the_edge(tmp_path):
+    """One of six runs of sgd missed, so that what comm_opt saves over it may be any number of epochs."""
+    runs = [Run("sgd", 1, seed, 8 + seed, 1.0, misses=seed == 5) for seed in range(6)]
+    runs += [Run("comm_opt", 1, seed, 4 + seed, 1.5 + 0.01 * seed) for seed in range(6)]
+    drawing = FIGURES["break_even"].draw(hand_made(tmp_path, runs))
+    (axis,) = drawing.figure.axes
+    (arrow,) = [text for text in axis.texts if not text.get_text()]
+    assert arrow.xycoords == ("data", "axes fraction")
+    assert arrow.xyann[1] == pytest.approx(drawing.numbers["fewer_epochs_low"].iloc[0])
+    assert set(drawing.numbers["fewer_epochs_high"]) == {math.inf}
+    assert "An arrow: misses leave the upper limit unknown." in drawing.caption
+
+
+def test_ideals_begin_at_the_base_of_their_arm_and_are_named_only_where_there_is_a_line(tmp_path, study):
+    runs = [Run("sgd", size, 0, 2, 4.0 / size) for size in (1, 2, 4)]
+    runs += [Run("comm_opt", size, 0, 2, 8.0 / size) for size in (2, 4)]
+    time, _, _ = FIGURES["scaling"].draw(hand_made(tmp_path, runs)).figure.axes
+    ideals = [line for line in time.lines if line.get_linestyle() == ":"]
+    assert [list(line.get_xdata()) for line in ideals] == [[0.0, 1.0, 2.0], [1.0, 2.0]]
+    for most, ideal in ((2, False), (4, True)):
+        figure = FIGURES["eigen_imbalance"].draw(study.only(study.cells["world_size"] <= most)).figure
+        assert ("ideal" in words(figure)) == ideal
+
+
+def test_an_arm_that_is_decided_is_filled_and_a_panel_too_many_is_off(tmp_path):
+    runs = [
+        Run(method, size, seed, 4, seconds + 0.01 * seed, oversubscribed=size > 1)
+        for size in (1, 2, 4, 8, 16)
+        for method, seconds in (("sgd", 3.0), ("comm_opt", 1.0))
+        for seed in range(4)
+    ]
+    figure = FIGURES["break_even"].draw(hand_made(tmp_path, runs)).figure
+    assert [axis.axison for axis in figure.axes] == [True] * 5 + [False]
+    (entry,) = figure.legends[0].legend_handles
+    assert entry.get_markerfacecolor() != "none"

@@ -16,10 +16,13 @@ from analysis.comparisons import comparisons
 from analysis.figures import FIGURES
 from analysis.metrics import time_to_accuracy
 from analysis.records.loading import load
+from analysis.report.answers import headline, recommendation
 from analysis.report.findings import cautions, findings
+from analysis.report.larger_worlds import beyond
 from analysis.report.markup import to_latex, to_markdown
-from analysis.report.page import write_report
+from analysis.report.page import Panel, write_report
 from analysis.report.tables import rules_table, summary_table
+from analysis.results import results
 from analysis.rules import SCORINGS
 from harness.runs.store import Attempt
 from tests.analysis.conftest import Plan
@@ -143,6 +146,23 @@ def test_every_link_of_the_page_leads_somewhere_and_every_run_is_listed_with_its
     for cell, path in zip(study.cells["cell"], study.cells["path"], strict=True):
         assert path in page
         assert f"--where &#34;id={cell}&#34;" in page
+
+
+@pytest.mark.slow
+def test_a_study_of_many_settings_is_summed_up_and_other_studies_are_listed(write_study, tmp_path, no_images):
+    widths = tuple({"workload.options": {"width": width}} for width in range(4, 18, 2))
+    plan = Plan(methods=("sgd", "comm_opt"), world_sizes=(2,), seeds=(0,), misses=(), patches=widths)
+    study = load(write_study(plan), cache=False)
+    shown = results(study)
+    assert headline(shown.places).startswith("Of 7 settings and world sizes, fastest were ")
+    assert "1 more settings: see the table of times." in recommendation(shown)
+    assert beyond(study, shown.places) == []
+    panels = [Panel("factor_sizes"), Panel("break_even")]
+    few = study.only(study.cells["arm"].isin(["sgd width=4", "comm_opt width=4"]))
+    page = write_report(few, tmp_path, panels, also=[study]).read_text()
+    assert "comm_opt width=4" in page
+    drawn = FIGURES["factor_sizes"].draw(study).numbers
+    assert len(drawn)
 
 
 def test_text_from_users_is_escaped(ordinary_folder, tmp_path):

@@ -17,6 +17,7 @@ from analysis.prediction.reading import measured
 from analysis.records.loading import load
 from analysis.report.larger_worlds import beyond
 from analysis.results import results
+from harness.cell import Training
 from harness.cli import main
 from tests.analysis.simulated_study import BATCH, LAYERS, N, simulated, step
 from tests.analysis.test_study_prediction import ARMS, fabricated, shaped_arms
@@ -201,5 +202,11 @@ def test_epochs_are_those_of_runs_that_reached_on_the_nearest_world(folder, fitt
     assert choice.to_target
     assert "mem_opt" in [one.name for one in choice.others]
     assert "left out: mem_opt: fewer than half of its runs reached the target" in choice.notes
+    weak = tuple(
+        replace(arm, training=Training(local_batch_size=16, epochs=1, gradient_averaging="flat"))
+        for arm in measured(study).arms
+    )
+    notes = choose(study_model(replace(measured(study), arms=weak)), 8).notes
+    assert any("epochs are those of the nearest measured world" in note for note in notes)
     arm = replace(fitted.arms["sgd"].arm, epochs={1: 5.0, 4: 7.0})
     assert [arm.epochs_at(size) for size in (1, 2, 4, 64)] == [5.0, 5.0, 7.0, 7.0]
