@@ -15,7 +15,7 @@ import pytest
 
 from analysis.energy import energy_to_target
 from analysis.figures import FIGURES, NothingToDraw
-from analysis.metrics import arm_order, finals, scaling, scaling_levels, time_to_accuracy
+from analysis.metrics import aggregated, arm_order, finals, scaling, scaling_levels, time_to_accuracy
 from analysis.records.loading import load
 from analysis.rules import SCORINGS
 from analysis.steps import (
@@ -169,6 +169,14 @@ def test_a_phase_of_every_second_window_is_amortised_over_all(study):
     costs = costs[costs["phase"].astype("str").str.endswith("_comm")].astype({"phase": "str"})
     means = costs.groupby(["run", "phase"])["seconds_per_step"].mean()
     assert total.to_dict() == pytest.approx(means.to_dict())
+
+
+def test_scores_of_all_rules_come_from_the_same_runs(study):
+    for scoring in SCORINGS.values():
+        table = aggregated(replace(study, scoring=scoring, cells=study.cells.assign(stop_reason="epochs")))
+        assert len(table) == 9
+        assert (table["runs"] == 3).all()
+        assert table.iloc[0, 0] == "sgd"  # in the order of every table, not by name
 
 
 def test_last_and_best_values_are_those_of_the_records(study):

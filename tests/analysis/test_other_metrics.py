@@ -87,9 +87,7 @@ def test_the_table_has_every_metric_at_the_end_and_at_the_target(made):
         assert table.loc[(arm, "loss"), "runs"] == 2
 
 
-def test_page_and_figure_show_what_the_target_does_not_name(study, ordinary_report):
-    assert '<section id="metrics">' in ordinary_report.read_text()
-    assert "## Every metric" in ordinary_report.with_name("report.md").read_text()
+def test_the_figure_shows_what_the_target_does_not_name(study):
     drawing = FIGURES["other_metrics"].draw(study)
     assert [axis.get_ylabel() for axis in drawing.figure.axes] == ["loss", ""]
     largest = study.cells[study.cells["world_size"] == 2]["run"]  # 4 ranks shared the CPUs

@@ -108,9 +108,11 @@ def test_what_a_study_lacks_comes_first(odd_studies):
     assert "some seeds are missing" in " ".join(cautions(odd_studies["two runs and one that failed"]))
 
 
-def test_the_page_comes_as_markdown_and_latex_too_with_special_characters_escaped(out):
+def test_the_page_comes_as_markdown_and_latex_too_with_special_characters_escaped(out, page):
     text, tex = (out / "report.md").read_text(), (out / "tables.tex").read_text()
     assert all(f"](figures/{name.name})" in text for name in (out / "figures").glob("*.png"))
+    assert "## Every metric" in text  # also of those that the target does not name
+    assert '<section id="metrics">' in page
     assert tex.count("\\begin{tabular}") == 4
     assert "comm\\_opt" in tex
     assert not re.search(r"(?<!\\)[%_#](?!\})", tex.replace("tab:", ""))
