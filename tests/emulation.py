@@ -1,30 +1,23 @@
-"""Emulates one rank of a world of any size: the real K-FAC step on tensors without values.
+"""Counts collectives, FLOPs by phase and stored bytes of a real K-FAC step on one rank of a world.
 
-torch's fake process group completes every collective at once, and fake tensors have shapes and sizes but no
-values, so that rank 1,000 of 4,096 with ResNet-152 takes seconds on a laptop. Counted are calls and bytes of
-every collective, FLOPs of every phase, and bytes of every stored tensor of the real code.
+In torch's fake process group every collective returns at once, so that one process is any of 4,096 ranks.
 """
 
 from __future__ import annotations
 
 import gc
-import math
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from harness.training.gradient_averaging import FlatAverage
 from kfac_core import KFAC, KFACConfig, Phase
-from kfac_core.collectives import Communicator, connect
+from kfac_core.collectives import Communicator
 from kfac_core.timing import PhaseTimer
 
 
@@ -83,23 +76,6 @@ class ParallelLayers(nn.Module):
         return total
 
 
-def emulate(
-    parts: Callable[[], dict[str, Part]],
-    other_parameters: int,
-    config: KFACConfig,
-    world_size: int,
-    ranks: Iterable[int],
-    batch_size: int = 1,
-) -> Iterator[Emulation]:
-    """Count a step with updates and one without on each of `ranks`."""
-    for rank in ranks:
-        with fake_world(world_size, rank), FakeTensorMode(), _ConstantScalars():  # type: ignore[no-untyped-call]  # torch's own
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about values that do not exist, such as skipped updates
-                emulation = count(ParallelLayers(parts(), other_parameters, batch_size), config, connect())
-            yield emulation
-
-
 def count(model: nn.Module, config: KFACConfig, communicator: Communicator) -> Emulation:
     """Count a step with updates and one without; the model is called without arguments."""
     config = replace(config, factor_update_steps=2, inverse_update_steps=2)
@@ -137,17 +113,6 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(storages.values())
 
 
-class _ConstantScalars(TorchDispatchMode):
-    """Gives fake tensors scalar values: every condition is true, every number is one."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:
-            return True if args[0].dtype == torch.bool else 1
-        return func(*args, **(kwargs or {}))
-
-
 class _FlopMeter:
     """Books torch's FLOP count on the open phase."""
 
@@ -158,7 +123,7 @@ class _FlopMeter:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        with FlopCounterMode(display=False, custom_mapping=_DECOMPOSITIONS) as self._counter:
+        with FlopCounterMode(display=False) as self._counter:
             self._booked = 0
             yield
             self.enter("other")
@@ -175,24 +140,6 @@ class _FlopMeter:
     def drain(self) -> dict[str, int]:
         flops, self._flops = self._flops, {}
         return flops
-
-
-def _cubic(factor: float) -> Callable[..., int]:
-    """FLOPs of a decomposition of `[..., n, n]`: `factor` n^3 for each matrix."""
-
-    def count(shape: Sequence[int], *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-        return int(factor * math.prod(shape[:-2]) * shape[-1] ** 3)
-
-    return count
-
-
-# torch counts products only. Golub & Van Loan, "Matrix Computations", sections 4.2 and 8.3: a symmetric
-# eigenproblem with vectors takes about 9 n^3, Cholesky n^3 / 3, the inverse from it 2 n^3 / 3.
-_DECOMPOSITIONS = {
-    torch.ops.aten._linalg_eigh: _cubic(9.0),
-    torch.ops.aten.linalg_cholesky_ex: _cubic(1 / 3),
-    torch.ops.aten.cholesky_inverse: _cubic(2 / 3),
-}
 
 
 @contextmanager

@@ -18,16 +18,9 @@ from tests.analysis.conftest import FITTING
 
 pytestmark = pytest.mark.parametrize("name", FIGURES)
 
-ODD = [
-    "only failed cells",
-    "no SGD arm",
-    "one world size",
-    "nobody reaches the target",
-    "weak scaling",
-    "two runs and one that failed",
-    "NaN losses",
-    "no cells",
-]
+ODD = ["only failed cells", "no SGD arm", "one world size", "nobody reaches the target", "weak scaling",
+       "two runs and one that failed"]  # fmt: skip
+"""In the study of weak scaling a run diverged, so that its losses are NaN."""
 
 
 @pytest.fixture(scope="module")
@@ -74,16 +67,12 @@ def test_a_figure_shows_runs_that_can_be_followed_back(fitting, drawn, name):
     assert ("* More ranks than CPUs" in drawing.caption) == starred
 
 
-def test_a_figure_has_a_journals_width_and_units_on_its_axes(drawn, name):
+def test_a_figure_has_a_journals_width_units_on_its_axes_and_its_legend_below_every_panel(drawn, name):
     figure = drawn(name).figure
     assert figure.get_size_inches()[0] in {ONE_COLUMN, TWO_COLUMNS}
-    drawn = [axis for axis in figure.axes if axis.axison]
-    assert all(axis.get_xlabel() for axis in drawn)
-    assert any(axis.get_ylabel() or name in ROWS_ARE_NAMED for axis in drawn)
-
-
-def test_a_legend_lies_below_every_panel(drawn, name):
-    figure = drawn(name).figure
+    shown = [axis for axis in figure.axes if axis.axison]
+    assert all(axis.get_xlabel() for axis in shown)
+    assert any(axis.get_ylabel() or name in ROWS_ARE_NAMED for axis in shown)
     FigureCanvasAgg(figure).draw()
     (legend,) = figure.legends
     top = legend.get_window_extent().y1
@@ -97,10 +86,10 @@ def test_a_figure_of_a_study_that_lacks_something_is_drawn_or_gives_a_reason(odd
     try:
         drawing = FIGURES[name].draw(odd_studies[lack])
     except NothingToDraw as reason:
-        assert lack in {"only failed cells", "no cells"} or name in NEEDS_MORE
+        assert lack == "only failed cells" or name in NEEDS_MORE
         assert str(reason).startswith("no ")
     else:
-        assert lack not in {"only failed cells", "no cells"}
+        assert lack != "only failed cells"
         drawing.figure.set_layout_engine("none")  # takes half of the time, and is tested above
         FigureCanvasAgg(drawing.figure).draw()
         if lack == "no SGD arm":
@@ -117,14 +106,11 @@ def test_a_figure_is_byte_identical_when_drawn_again(fitting, saved, name):
     assert pdf == (first / f"{name}.pdf").read_bytes()
     numbers = drawing.numbers.to_csv(index=False, lineterminator="\n")
     assert numbers.encode() == (first / f"{name}.csv").read_bytes()
+    read = pd.read_csv(first / f"{name}.csv")
+    assert {"run", "arm", "world_size", "seed"} <= set(read.columns)
+    assert len(read)
     if name == next(iter(FIGURES)):  # how a PNG is written does not depend on what it shows
         assert drawing.image("png") == (first / f"{name}.png").read_bytes()
-
-
-def test_the_numbers_beside_a_figure_are_a_readable_table(saved, name):
-    numbers = pd.read_csv(saved(name) / f"{name}.csv")
-    assert {"run", "arm", "world_size", "seed"} <= set(numbers.columns)
-    assert len(numbers)
 
 
 def test_a_figure_is_not_blank_and_not_cut_off(saved, name):

@@ -101,46 +101,13 @@ def test_a_slower_kfac_is_a_no_that_names_the_break_even(drawn, tmp_path):
     assert "1.33 times the epochs, each takes 1.10 times as long; it would break even at 0.75 times" in said
 
 
-def test_where_sgd_s_median_run_misses_the_page_says_so_and_the_figure_keeps_its_row(drawn, tmp_path):
-    runs = study(EPOCHS | {"nlcg": 2})
-    archive(tmp_path, "headline-tuning", block(100), trial=1)
-    archive(tmp_path, "headline", [replace(run, misses=run.method == "sgd" and run.seed < 3) for run in runs])
-    assert drawn()[1] == (
-        "Against `sgd` alone, with which the papers compare: no ratio, as a median run missed; "
-        "runs that reached it: `sgd` in 3 of 6, `comm_opt` in 6 of 6."
-    )
-    rows = pd.read_csv(tmp_path / "out" / "headline.csv").set_index("arm")
-    assert list(rows.index) == ["sgd", "comm_opt", "dp_kfac"]
-    assert pd.isna(rows.loc["sgd", "speedup"])
-
-
-def test_the_second_round_answers_and_other_points_follow(drawn, tmp_path):
-    archive(tmp_path, "headline-tuning", block(100, EPOCHS | {"dp_kfac": 1}), trial=1)
-    archive(tmp_path, "headline", study(EPOCHS | {"comm_opt": 8, "dp_kfac": 7}))
-    archive(tmp_path, "headline-tuning-again", block(101), trial=1)
-    archive(tmp_path, "headline-again", study(EPOCHS, range(10, 16)))
-    larger = {"training.global_batch_size": 128, "target.at_least": 0.93}
-    archive(tmp_path, "headline-128", study(EPOCHS | {"nlcg": 2}, patch=larger))
-    first, second = drawn()[:2]
-    assert first.startswith("**Yes**: ")
-    assert "K-FAC (`comm_opt`) reaches" in first  # its own trials chose it
-    assert second.startswith("**Yes**: On digits (its network, batch 128, float32, 2 ranks)")
-    assert "(digits: accuracy ≥ 0.93)" in second
-    assert " Against `sgd` alone, with which the papers compare: 45% less time" in second
-    table = pd.read_csv(tmp_path / "out" / "speedup.csv")
-    assert list(table[table["chosen"]][["study", "arm"]].itertuples(index=False, name=None)) == [
-        ("headline", "dp_kfac"), ("headline-128", "comm_opt"), ("headline-again", "comm_opt"),
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("seeds", "why"), [(6, "95 % interval of the saving"), (2, "no interval: too few")])
-def test_what_the_runs_cannot_tell_from_no_difference_is_not_shown(drawn, tmp_path, seeds, why):
+def test_what_the_runs_cannot_tell_from_no_difference_is_not_shown(drawn, tmp_path):
     archive(tmp_path, "headline-tuning", block(100), trial=1)
     runs = [
         Run(method, 2, seed, 6, 1.0 if method == "sgd" else 0.8 + 0.08 * seed)
-        for seed in range(seeds)
+        for seed in range(6)
         for method in ("sgd", "comm_opt")
     ]
     archive(tmp_path, "headline", runs)
     assert drawn()[0].startswith("**Not shown**: ")
-    assert why in drawn()[0]
+    assert "95 % interval of the saving" in drawn()[0]

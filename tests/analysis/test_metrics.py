@@ -1,5 +1,7 @@
 """Promise: the metrics of a study follow from its records by rules that can be checked by hand.
 
+Energy to the target is that of the windows before it; without a counter, the reason is given.
+
 References: hand-made curves, and the synthetic cost model with which the study was written.
 """
 
@@ -11,14 +13,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.metrics import (
-    aggregated,
-    arm_order,
-    finals,
-    scaling,
-    scaling_levels,
-    time_to_accuracy,
-)
+from analysis.energy import energy_to_target
+from analysis.figures import FIGURES, NothingToDraw
+from analysis.metrics import aggregated, arm_order, finals, scaling, scaling_levels, time_to_accuracy
+from analysis.records.loading import load
 from analysis.rules import SCORINGS
 from analysis.steps import (
     closure,
@@ -32,55 +30,32 @@ from analysis.steps import (
     run_speeds,
     waits,
 )  # fmt: skip
+from harness.runs.record_lines import RecordWriter
+from harness.runs.records import DeviceRecord
+from tests.analysis.conftest import STEPS_PER_EPOCH, Plan
 
 
-def test_time_to_accuracy_is_the_first_evaluation_at_the_target(study):
+def test_time_to_accuracy_is_the_first_evaluation_at_the_target_and_of_a_miss_the_last(study):
     scored = time_to_accuracy(study).set_index("run")
+    assert len(scored) == 27
     for run, history in study.evaluations.groupby("run", observed=True):
         crossed = history[history["value"] >= 0.95]
-        if len(crossed):
-            assert scored.loc[run, "seconds"] == crossed["train_seconds"].iloc[0]
-            assert scored.loc[run, "epochs"] == crossed["epoch"].iloc[0]
-    product = scored["epochs"] * scored["seconds_per_epoch"]
-    assert np.allclose(product, scored["seconds"])
+        at = crossed.iloc[0] if len(crossed) else history.iloc[-1]
+        assert tuple(scored.loc[run, ["seconds", "epochs"]]) == (at["train_seconds"], at["epoch"])
+    assert np.allclose(scored["epochs"] * scored["seconds_per_epoch"], scored["seconds"])
+    miss = scored[~scored["reached"]]
+    assert list(zip(miss["arm"], miss["world_size"], miss["seed"], strict=True)) == [("sgd", 4, 2)]
+    assert math.isinf(miss["scored_seconds"].item())
+    wall = time_to_accuracy(replace(study, scoring=SCORINGS["wall"])).set_index("run")
+    assert np.allclose(wall["seconds"] - scored["seconds"], 0.05 * scored["epochs"])
 
 
 def test_a_table_that_was_changed_changes_no_later_one(study):
     first = time_to_accuracy(study)
     first["seconds"] = -1.0
     assert (time_to_accuracy(study)["seconds"] > 0).all()
-    walls = time_to_accuracy(replace(study, scoring=SCORINGS["wall"]))
-    assert (walls["seconds"] > time_to_accuracy(study)["seconds"]).all()
     half = study.only(study.cells["seed"] == 0)
     assert set(time_to_accuracy(half)["seed"]) == {0}
-
-
-def test_a_miss_is_kept_with_the_time_at_which_it_stopped(study):
-    scored = time_to_accuracy(study)
-    miss = scored[~scored["reached"]]
-    assert list(zip(miss["arm"], miss["world_size"], miss["seed"], strict=True)) == [("sgd", 4, 2)]
-    history = study.evaluations[study.evaluations["run"] == miss["run"].item()]
-    assert miss["seconds"].item() == history["train_seconds"].max()
-    assert math.isinf(miss["scored_seconds"].item())
-    assert len(scored) == 27
-
-
-def test_the_wall_clock_counts_evaluation(study):
-    train, wall = time_to_accuracy(study), time_to_accuracy(replace(study, scoring=SCORINGS["wall"]))
-    assert np.allclose(wall["seconds"] - train["seconds"], 0.05 * train["epochs"])
-
-
-def test_lower_is_better_where_the_target_says_so(study):
-    cells = study.cells.assign(target_direction="lower", target_value=0.6)
-    scored = time_to_accuracy(replace(study, cells=cells))
-    assert (scored["epochs"] == 1).all()
-
-
-def test_a_run_that_died_before_its_first_evaluation_is_a_miss(study):
-    scored = time_to_accuracy(replace(study, evaluations=study.evaluations.iloc[:0]))
-    assert len(scored) == 27
-    assert not scored["reached"].any()
-    assert scored["seconds"].notna().all()
 
 
 def test_step_time_is_that_of_the_slowest_rank(study):
@@ -89,6 +64,11 @@ def test_step_time_is_that_of_the_slowest_rank(study):
         assert runs.loc[run, "seconds_per_step"] == group["seconds_per_step"].max()
         slowest = group.loc[group["seconds_per_step"].idxmax(), "rank"]
         assert runs.loc[run, "slowest_rank"] == slowest
+    costs = phase_costs(study)
+    total = costs.groupby("run")["seconds_per_step"].sum()
+    assert np.allclose(total.loc[runs.index], runs["seconds_per_step"])
+    assert set(costs.loc[costs["bytes_per_step"] > 0, "bytes_per_step"]) == {40_000}
+    assert set(costs.loc[costs["phase"] != "other", "calls_per_step"]) == {1}
 
 
 def test_the_first_window_and_a_broken_last_one_do_not_count(study):
@@ -100,28 +80,18 @@ def test_the_first_window_and_a_broken_last_one_do_not_count(study):
     assert len(counting_windows(replace(study, windows=only))) == len(only)
 
 
-def test_phase_costs_of_a_step_add_up_to_its_time(study):
-    total = phase_costs(study).groupby("run")["seconds_per_step"].sum()
-    expected = run_speeds(study).set_index("run")["seconds_per_step"]
-    assert np.allclose(total.loc[expected.index], expected)
-
-
-def test_traffic_is_counted_per_step(study):
-    costs = phase_costs(study)
-    assert set(costs.loc[costs["bytes_per_step"] > 0, "bytes_per_step"]) == {40_000}
-    assert set(costs.loc[costs["phase"] != "other", "calls_per_step"]) == {1}
-
-
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_strong_scaling_speed_up_is_the_ratio_of_step_times(study, world_size):
+def test_strong_scaling_speed_up_is_the_ratio_of_step_times(study, odd_studies):
     levels = scaling_levels(study).set_index(["arm", "world_size"])
     runs = scaling(study).groupby(["arm", "world_size"])["seconds_per_step"].apply(lambda s: np.log(s).mean())
     for arm in arm_order(study):
-        row = levels.loc[(arm, world_size)]
-        expected = math.exp(runs[arm, 1] - runs[arm, world_size])
+        row = levels.loc[(arm, 4)]
+        expected = math.exp(runs[arm, 1] - runs[arm, 4])
         assert row.speedup.estimate == pytest.approx(expected, rel=0.01)  # the scatter is 2 %
-        assert row.efficiency.estimate == pytest.approx(row.speedup.estimate / world_size)
+        assert row.efficiency.estimate == pytest.approx(row.speedup.estimate / 4)
         assert row.base_world_size == 1
+    alone = scaling_levels(odd_studies["one world size"])
+    assert set(alone["base_world_size"]) == {2}
+    assert all(speedup.estimate == 1 for speedup in alone["speedup"])
 
 
 def test_weak_scaling_speed_up_counts_the_larger_batch(odd_studies):
@@ -131,12 +101,6 @@ def test_weak_scaling_speed_up_counts_the_larger_batch(odd_studies):
     row = levels.loc[("sgd", 4)]
     assert row.efficiency.estimate == pytest.approx(seconds["sgd", 1] / seconds["sgd", 4])
     assert row.speedup.estimate == pytest.approx(4 * row.efficiency.estimate)
-
-
-def test_without_one_rank_the_smallest_world_is_the_base(odd_studies):
-    levels = scaling_levels(odd_studies["one world size"])
-    assert set(levels["base_world_size"]) == {2}
-    assert all(speedup.estimate == 1 for speedup in levels["speedup"])
 
 
 def test_windows_whose_phases_exceed_the_wall_do_not_close(study):
@@ -159,14 +123,19 @@ def test_memory_is_the_peak_by_rank_and_kind(study):
         peaks[(peaks["kind"] == "kfac_factors") & (peaks["world_size"] == 4)].groupby("arm")["bytes"].max()
     )
     assert owned.to_dict() == {"comm_opt": 3_000_000, "dp_kfac": 750_000}
+    of_run = study.cells.set_index("run")
+    state = kfac_bytes(study).set_index("run")["kfac_bytes"]
+    assert set(state[of_run.loc[state.index, "arm"] == "comm_opt"]) == {7_500_000}
+    worst = peak_bytes(study).set_index("run")
+    assert set(worst["peak_bytes"][of_run.loc[worst.index, "world_size"] == 4]) == {306_000_000}
+    assert set(worst["kind"]) == {"rss_peak"}
 
 
 def test_nothing_measured_gives_empty_tables_not_errors(odd_studies):
     for name in ("no cells", "only failed cells"):
         empty = odd_studies[name]
-        for table in (time_to_accuracy, scaling, scaling_levels, closure, phase_costs):
+        for table in (time_to_accuracy, scaling, scaling_levels, closure, phase_costs, memory_peaks):
             assert table(empty).empty
-        assert memory_peaks(empty).empty
 
 
 def test_waiting_is_what_ranks_spend_beyond_the_fastest_one(study):
@@ -202,12 +171,12 @@ def test_a_phase_of_every_second_window_is_amortised_over_all(study):
     assert total.to_dict() == pytest.approx(means.to_dict())
 
 
-def test_costs_of_the_slowest_rank_are_among_those_of_all_ranks(study):
-    own, ranks = phase_costs(study), rank_phase_costs(study)
-    slowest = run_speeds(study)[["run", "slowest_rank"]]
-    picked = ranks.merge(slowest, left_on=["run", "rank"], right_on=["run", "slowest_rank"])
-    assert len(picked) == len(own)
-    assert picked["seconds_per_step"].sum() == pytest.approx(own["seconds_per_step"].sum())
+def test_scores_of_all_rules_come_from_the_same_runs(study):
+    for scoring in SCORINGS.values():
+        table = aggregated(replace(study, scoring=scoring, cells=study.cells.assign(stop_reason="epochs")))
+        assert len(table) == 9
+        assert (table["runs"] == 3).all()
+        assert table.iloc[0, 0] == "sgd"  # in the order of every table, not by name
 
 
 def test_last_and_best_values_are_those_of_the_records(study):
@@ -221,30 +190,36 @@ def test_last_and_best_values_are_those_of_the_records(study):
     assert not table["fixed_length"].any()
 
 
-def test_bytes_are_those_of_the_rank_that_needs_most(study):
-    of_arm = study.cells.set_index("run")[["arm", "world_size"]]
-    state = kfac_bytes(study).set_index("run")["kfac_bytes"]
-    assert set(state[of_arm.loc[state.index, "arm"] == "comm_opt"]) == {7_500_000}
-    peaks = peak_bytes(study).set_index("run")
-    fours = peaks.loc[of_arm.loc[peaks.index, "world_size"] == 4]
-    assert set(fours["peak_bytes"]) == {306_000_000}
-    assert set(peaks["kind"]) == {"rss_peak"}
+WATTS = 300.0  # of every rank of the synthetic study
 
 
-def test_a_rule_with_several_evaluations_in_a_row_skips_runs_that_stopped_at_the_first(study):
-    asked = replace(study, scoring=SCORINGS["sustained"])
-    alive = time_to_accuracy(replace(asked, cells=study.cells.assign(stop_reason="epochs")))
-    assert len(alive) == 27
-    evaluations = study.evaluations
-    reached = evaluations["value"] >= 0.95
-    stopped = evaluations[~reached | ~reached.groupby(evaluations["run"]).cumsum().gt(1)]
-    left = time_to_accuracy(replace(asked, evaluations=stopped))
-    assert left.empty  # also of the point where one run missed: it alone would say "1 of 1 missed"
+def test_joules_are_those_of_all_ranks_until_the_target_and_none_of_a_run_that_missed(write_study):
+    study = load(write_study(Plan(gpus=True)))
+    runs = energy_to_target(study)
+    assert len(runs) == len(study.cells)
+    assert math.isinf(runs.loc[~runs["reached"], "joules"].item())
+    windows = study.windows
+    for run in runs[runs["reached"]].itertuples():
+        own = windows[windows["run"] == run.run]
+        before = own[own["first_step"] < run.epochs * STEPS_PER_EPOCH]
+        assert 0 < len(before) < len(own)
+        assert run.joules == pytest.approx(WATTS * before["wall_seconds"].sum())
+        assert run.all_joules == pytest.approx(WATTS * own["wall_seconds"].sum())
+        assert run.watts == pytest.approx(WATTS * run.world_size, rel=0.05)  # over the slowest rank's time
+    numbers = FIGURES["energy_to_accuracy"].draw(study).numbers  # joules, though the axis has kilojoules
+    for _, group in numbers[numbers["world_size"] < 4].groupby(["arm", "world_size"]):
+        assert group["joules_median"].unique() == pytest.approx([group["joules"].median()])
 
 
-def test_scores_of_all_rules_come_from_the_same_runs(study):
-    for scoring in SCORINGS.values():
-        table = aggregated(replace(study, scoring=scoring, cells=study.cells.assign(stop_reason="epochs")))
-        assert len(table) == 9
-        assert (table["runs"] == 3).all()
-        assert table.iloc[0, 0] == "sgd"  # in the order of every table, not by name
+def test_without_a_driver_the_figure_gives_the_reason_in_the_records(write_study):
+    folder = write_study(Plan(methods=("sgd",), world_sizes=(1,), seeds=(0,)))
+    with pytest.raises(NothingToDraw, match="older than device records"):
+        FIGURES["energy_to_accuracy"].draw(load(folder))
+    (file,) = folder.glob("*/attempt-1/rank-00000.jsonl")
+    with RecordWriter(file) as writer:
+        writer.write(DeviceRecord(0, 0, 0, 10, "the rank computes on cpu"))
+        writer.write_checksum(0)
+    study = load(folder)
+    assert study.devices["energy_joules"].isna().all()
+    with pytest.raises(NothingToDraw, match="the rank computes on cpu"):
+        FIGURES["energy_to_accuracy"].draw(study)

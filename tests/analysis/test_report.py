@@ -16,10 +16,13 @@ from analysis.comparisons import comparisons
 from analysis.figures import FIGURES
 from analysis.metrics import time_to_accuracy
 from analysis.records.loading import load
+from analysis.report.answers import headline, recommendation
 from analysis.report.findings import cautions, findings
+from analysis.report.larger_worlds import beyond
 from analysis.report.markup import to_latex, to_markdown
-from analysis.report.page import write_report
+from analysis.report.page import Panel, write_report
 from analysis.report.tables import rules_table, summary_table
+from analysis.results import results
 from analysis.rules import SCORINGS
 from harness.runs.store import Attempt
 from tests.analysis.conftest import Plan
@@ -47,7 +50,7 @@ class _Links(HTMLParser):
         self.sources += [given["src"]] if "src" in given else []
 
 
-def test_the_summary_names_every_point_with_its_speed_up(study):
+def test_the_summary_names_every_point_with_its_speed_up(study, odd_studies):
     table = summary_table(study).set_index(["arm", "world_size"])
     assert len(table) == 9
     assert ("comm_opt", "4*") in table.index
@@ -55,6 +58,14 @@ def test_the_summary_names_every_point_with_its_speed_up(study):
     assert (table.loc[("sgd", "4*"), "reached"], table.loc[("sgd", "4*"), "runs"]) == (2, 3)
     assert re.fullmatch(r"[\d.]+×", table.loc[("dp_kfac", "2"), "speedup"])  # three runs: no interval
     assert table.loc[("dp_kfac", "4*"), "speedup"] == "–"  # a miss is in half of the averages of three pairs
+    rules = rules_table(study).set_index(["arm", "world_size"])
+    assert set(rules.index) == set(table.index)
+    one = rules.loc[("comm_opt", "1")]
+    assert one["first"] == one["algoperf-style"]
+    assert float(one["wall"]) > float(one["first"])
+    missed = summary_table(odd_studies["nobody reaches the target"])
+    assert set(missed["median_seconds"]) == {"not reached"}
+    assert summary_table(odd_studies["no cells"]).empty
 
 
 def test_findings_come_first_and_are_significant(study, page, write_study):
@@ -97,32 +108,17 @@ def test_what_a_study_lacks_comes_first(odd_studies):
     assert "some seeds are missing" in " ".join(cautions(odd_studies["two runs and one that failed"]))
 
 
-def test_the_same_runs_are_scored_by_every_rule(study):
-    table = rules_table(study).set_index(["arm", "world_size"])
-    assert table.loc[("comm_opt", "1"), "first"] == table.loc[("comm_opt", "1"), "algoperf-style"]
-    assert float(table.loc[("comm_opt", "1"), "wall"]) > float(table.loc[("comm_opt", "1"), "first"])
-    assert len(table) == 9
-    assert ("comm_opt", "4*") in table.index
-
-
-def test_the_page_comes_as_markdown_and_latex_too(out):
+def test_the_page_comes_as_markdown_and_latex_too_with_special_characters_escaped(out, page):
     text, tex = (out / "report.md").read_text(), (out / "tables.tex").read_text()
     assert all(f"](figures/{name.name})" in text for name in (out / "figures").glob("*.png"))
+    assert "## Every metric" in text  # also of those that the target does not name
+    assert '<section id="metrics">' in page
     assert tex.count("\\begin{tabular}") == 4
     assert "comm\\_opt" in tex
     assert not re.search(r"(?<!\\)[%_#](?!\})", tex.replace("tab:", ""))
-
-
-def test_a_table_escapes_special_characters():
     table = pd.DataFrame({"a|b": ["50 % & x_1 {y} \\ 2×"]})
     assert "a\\|b" in to_markdown(table)
     assert r"50 \% \& x\_1 \{y\} \textbackslash{} 2$\times$" in to_latex(table, "c", "l")
-
-
-def test_a_study_where_most_runs_miss_says_so(odd_studies):
-    table = summary_table(odd_studies["nobody reaches the target"])
-    assert set(table["median_seconds"]) == {"not reached"}
-    assert summary_table(odd_studies["no cells"]).empty
 
 
 def test_the_page_holds_its_figures_and_loads_nothing_else(out, page):
@@ -137,29 +133,38 @@ def test_the_page_holds_its_figures_and_loads_nothing_else(out, page):
     }
     for name in set(FIGURES) - set(names):
         assert f"<li>{FIGURES[name].title}: no " in page
-
-
-def test_the_numbers_of_a_figure_can_be_taken_from_the_page_alone(out, page):
-    links = _Links()
-    links.feed(page)
     kept = [link for link in links.links if link.startswith("data:text/csv;base64,")]
     files = {path.read_bytes() for path in (out / "figures").glob("*.csv")}
     assert {base64.b64decode(link.partition(",")[2]) for link in kept} == files
 
 
-def test_every_link_of_the_page_leads_somewhere(page):
+def test_every_link_of_the_page_leads_somewhere_and_every_run_is_listed_with_its_command(study, page):
     links = _Links()
     links.feed(page)
     assert len(links.ids) == len(set(links.ids))
     inside = [link for link in links.links if not link.startswith("data:")]
     assert {link.removeprefix("#") for link in inside} <= set(links.ids)
     assert sum(link.startswith("#runs-") for link in links.links) == 9
-
-
-def test_every_run_is_listed_with_its_folder_and_its_command(study, page):
     for cell, path in zip(study.cells["cell"], study.cells["path"], strict=True):
         assert path in page
         assert f"--where &#34;id={cell}&#34;" in page
+
+
+@pytest.mark.slow
+def test_a_study_of_many_settings_is_summed_up_and_other_studies_are_listed(write_study, tmp_path, no_images):
+    widths = tuple({"workload.options": {"width": width}} for width in range(4, 18, 2))
+    plan = Plan(methods=("sgd", "comm_opt"), world_sizes=(2,), seeds=(0,), misses=(), patches=widths)
+    study = load(write_study(plan), cache=False)
+    shown = results(study)
+    assert headline(shown.places).startswith("Of 7 settings and world sizes, fastest were ")
+    assert "1 more settings: see the table of times." in recommendation(shown)
+    assert beyond(study, shown.places) == []
+    panels = [Panel("factor_sizes"), Panel("break_even")]
+    few = study.only(study.cells["arm"].isin(["sgd width=4", "comm_opt width=4"]))
+    page = write_report(few, tmp_path, panels, also=[study]).read_text()
+    assert "comm_opt width=4" in page
+    drawn = FIGURES["factor_sizes"].draw(study).numbers
+    assert len(drawn)
 
 
 def test_text_from_users_is_escaped(ordinary_folder, tmp_path):

@@ -57,9 +57,8 @@ def probed(page: Path, width: int) -> dict:
     return json.loads(found[1])
 
 
-@pytest.mark.parametrize("width", [1280, 500])  # the narrowest window that this browser opens
-def test_the_page_fits_its_window_sorts_and_stays_alone(page, width):
-    seen = probed(page, width)
+def test_the_page_fits_its_window_sorts_and_stays_alone(page):
+    seen = probed(page, 500)  # the narrowest window that this browser opens
     assert seen["wide"] <= seen["screen"]
     assert seen["up"] == sorted(seen["up"])
     assert seen["down"] == sorted(seen["up"], reverse=True)
@@ -93,7 +92,7 @@ def test_a_phone_shows_every_value_and_figure_whole(page):
     assert seen["cropped"] == []
 
 
-def test_a_link_into_a_folded_table_opens_it(page):
+def test_folded_tables_are_printed_and_a_link_into_one_opens_it(page):
     probe = """<script>
       addEventListener("hashchange", () => {
         const [open, others] = ["costs", "runs"].map(id => document.querySelector(`#${id} details`).open);
@@ -105,9 +104,6 @@ def test_a_link_into_a_folded_table_opens_it(page):
     found = re.search(r"PROBE(\{.*?\})", chromium(copy, "--dump-dom"))
     assert found
     assert json.loads(found[1]) == {"open": True, "others": False}
-
-
-def test_folded_tables_are_printed(page):
     closed = page.with_name("closed.html")
     text = page.read_text().replace('"beforeprint"', '"never"').replace("::details-content", "::nothing")
     closed.write_text(text)
@@ -117,11 +113,4 @@ def test_folded_tables_are_printed(page):
         chromium(one, f"--print-to-pdf={target}", "--no-pdf-header-footer")
         sizes.append(len(re.findall(rb"/Type\s*/Page\b", target.read_bytes())))
     assert sizes[0] > sizes[1] > 0
-
-
-def test_the_page_prints(page):
-    target = page.with_name("print.pdf")
-    chromium(page, f"--print-to-pdf={target}", "--no-pdf-header-footer")
-    content = target.read_bytes()
-    assert content.startswith(b"%PDF")
-    assert len(re.findall(rb"/Type\s*/Page\b", content)) >= 5
+    assert sizes[0] >= 5

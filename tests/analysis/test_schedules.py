@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from analysis import load
-from analysis.comparisons import baselines
 from analysis.figures import FIGURES
 from analysis.figures.drawing import NothingToDraw
 from analysis.report.tables import costs_table, summary_table
@@ -75,6 +74,13 @@ def test_methods_of_other_lengths_are_compared():
         for n in (10, 20)
     ]
     assert [setting for _, setting in name_arms(both)] == ["epochs=10", "epochs=20"] * 2
+    parts = [  # numbers of micro-batches that follow from the world are one arm
+        {**fields_of(make_cell("sgd", size, 0, Plan(epochs=10), {})), "training.accumulate": number}
+        for size, number in ((2, 4), (4, 2))
+    ]
+    assert name_arms(parts) == [("sgd", ""), ("sgd", "")]
+    parts[1]["world_size"] = 2
+    assert [setting for _, setting in name_arms(parts)] == ["accumulate=4", "accumulate=2"]
 
 
 def test_a_second_workload_is_named_without_the_options_that_only_it_has():
@@ -86,22 +92,3 @@ def test_a_second_workload_is_named_without_the_options_that_only_it_has():
     assert [setting for _, setting in name_arms([base, text, wide])] == [
         base["workload.name"], "gpt hidden=32", "gpt hidden=64",
     ]  # fmt: skip
-
-
-def test_worlds_of_other_numbers_of_micro_batches_are_one_arm():
-    rows = [
-        {**fields_of(make_cell("sgd", size, 0, Plan(epochs=10), {})), "training.accumulate": parts}
-        for size, parts in ((2, 4), (4, 2))
-    ]
-    assert name_arms(rows) == [("sgd", ""), ("sgd", "")]
-    rows[1]["world_size"] = 2
-    assert [setting for _, setting in name_arms(rows)] == ["accumulate=4", "accumulate=2"]
-
-
-def test_the_baseline_may_train_longer(write_study):
-    patches = {"training.epochs": 20}, {}
-    folder = write_study(small(methods=("sgd",), patches=patches[:1]))
-    assert baselines(load([folder, write_study(small(methods=("comm_opt",)))])) == {
-        "sgd": "sgd",
-        "comm_opt": "sgd",
-    }

@@ -15,15 +15,6 @@ from analysis.statistics.intervals import RANKS_ONLY, holm, level, paired_ratio,
 from analysis.statistics.limits import largest_rank, mann_whitney_limits, order_statistic, signed_rank
 
 
-def test_one_or_two_runs_get_no_interval():
-    for runs in ([3.0], [3.0, 5.0]):
-        interval = level(runs)
-        assert (interval.low, interval.high) == (None, None)
-        assert "no interval" in interval.method
-    assert level([3.0, 5.0]).estimate == 4.0
-    assert ratio([2.0, 4.0], [1.0, 2.0, 3.0]).low is None
-
-
 def test_five_runs_get_the_wider_of_their_range_and_the_t_interval_of_their_logs_and_fewer_none():
     interval = level([math.exp(x) for x in (0.0, 1.0, 2.0, 3.0, 4.0)])
     half = 2.776445 * math.sqrt(2.5 / 5)  # t(0.975, 4 degrees of freedom); the logs' variance is 2.5
@@ -40,7 +31,7 @@ def test_five_runs_get_the_wider_of_their_range_and_the_t_interval_of_their_logs
     assert (missed.low, missed.high) == (1.0, math.inf)
 
 
-@pytest.mark.parametrize(("n", "k"), [(6, 1), (7, 1), (8, 1), (9, 2), (12, 3), (20, 6)])
+@pytest.mark.parametrize(("n", "k"), [(6, 1), (8, 1), (9, 2), (10, 2), (20, 6)])
 def test_limits_of_a_median_lie_between_the_tabled_order_statistics_and_the_next(n, k):
     """Conover, Practical Nonparametric Statistics, table A3, two-sided 95 %."""
     runs = [float(value) for value in range(1, n + 1)]
@@ -48,23 +39,15 @@ def test_limits_of_a_median_lie_between_the_tabled_order_statistics_and_the_next
     assert order_statistic(n) == k
     assert k <= interval.low < k + 1
     assert n - k < interval.high <= n + 1 - k
+    if n == 8:  # Hettmansperger & Sheather (1986): k = 1 covers 254 of 256, k = 2 238, which is enough, too
+        share = (254 / 256 - 0.95) / (16 / 256)
+        weight = 7 * share / (1 + 6 * share)
+        assert (interval.low, interval.high) == pytest.approx((1 + weight, 8 - weight))
+    if n == 10:  # k = 2 covers 97.9 % and k = 3 only 89.1 %
+        assert (interval.low, interval.high) == (2, 9)
 
 
-def test_limits_of_a_median_of_eight_runs_worked_by_hand():
-    """Hettmansperger & Sheather (1986): k = 1 covers 254 of 256, k = 2 covers 238, which is enough, too."""
-    share = (254 / 256 - 0.95) / (16 / 256)
-    weight = 7 * share / (1 + 6 * share)
-    interval = level([float(value) for value in range(1, 9)])
-    assert (interval.low, interval.high) == pytest.approx((1 + weight, 8 - weight))
-
-
-def test_limits_of_a_median_are_order_statistics_where_the_next_ones_cover_too_little():
-    """At ten runs k = 2 covers 97.9 % and k = 3 only 89.1 %."""
-    interval = level([float(value) for value in range(10)])
-    assert (interval.low, interval.high) == (1, 8)
-
-
-@pytest.mark.parametrize(("m", "n", "critical"), [(4, 4, 0), (5, 5, 2), (6, 6, 5), (4, 8, 4), (8, 8, 13)])
+@pytest.mark.parametrize(("m", "n", "critical"), [(4, 4, 0), (4, 8, 4), (8, 8, 13)])
 def test_limits_of_a_ratio_are_the_tabled_mann_whitney_values(m, n, critical):
     """Two-sided 5 % critical values of U from Mann and Whitney's table; limits are the next difference."""
     top = [math.exp(100.0 * i) for i in range(m)]
@@ -75,7 +58,7 @@ def test_limits_of_a_ratio_are_the_tabled_mann_whitney_values(m, n, critical):
     assert high == pytest.approx(differences[-1 - critical], abs=1e-9)
 
 
-@pytest.mark.parametrize(("m", "n"), [(4, 4), (4, 12), (9, 6)])
+@pytest.mark.parametrize(("m", "n"), [(4, 12), (9, 6)])
 def test_unpaired_limits_are_the_wider_of_the_exact_ones_and_scipys_welch(m, n):
     rng = np.random.default_rng(m * n)
     seen = set()
@@ -93,7 +76,7 @@ def test_unpaired_limits_are_the_wider_of_the_exact_ones_and_scipys_welch(m, n):
     assert len(seen) == 2  # each is the wider one somewhere
 
 
-@pytest.mark.parametrize("n", [4, 5, 8])
+@pytest.mark.parametrize("n", [4, 8])
 def test_few_pairs_get_scipys_paired_t_limits_and_no_smaller_p_than_ranks_can_give(n):
     rng = np.random.default_rng(n)
     top, bottom = np.exp(rng.normal(0.1, 0.1, n)), np.exp(rng.normal(0, 0.1, n))
@@ -107,7 +90,7 @@ def test_few_pairs_get_scipys_paired_t_limits_and_no_smaller_p_than_ranks_can_gi
     assert clear.p_value == 2 / math.comb(2 * n, n) > smaller
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 9, 20])
+@pytest.mark.parametrize("n", [1, 3, 4, 9])
 def test_one_estimate_at_every_number_of_runs(n):
     """The median of all log ratios; of pairs, of all averages of two of them (Hodges and Lehmann 1963)."""
     rng = np.random.default_rng(n)
@@ -136,6 +119,10 @@ def test_a_ratio_with_misses_keeps_the_limit_that_is_known():
     assert (interval.low, interval.high) == (2.0, math.inf)
     assert ratio(baseline, [1.0, 2.0, 2.0, math.inf]).high == math.inf
     assert ratio(baseline, [1.0, 2.0, 2.0, math.inf]).low == 0.0
+    assert paired_ratio(baseline, arm) == interval  # too few pairs for signed ranks, and no logs for t
+    runs = np.log([1.0, 2.0, 3.0, 4.0, 5.0, math.inf])  # a miss over a miss is unknown: wider on both sides
+    with np.errstate(invalid="ignore"):
+        assert mann_whitney_limits(runs, runs) == (-math.inf, math.inf)
 
 
 def test_a_ratio_of_arms_that_mostly_miss_is_not_invented():
@@ -143,20 +130,6 @@ def test_a_ratio_of_arms_that_mostly_miss_is_not_invented():
         assert math.isnan(ratio(*arms).estimate)
         assert ratio(*arms).low is None
     assert "missed" in ratio([math.inf] * 4, [1.0] * 4).method
-
-
-def test_a_miss_over_a_miss_is_unknown_and_widens_both_limits():
-    """Of 36 differences five are infinite, five minus infinite, one unknown; the sixth from an end counts."""
-    runs = np.log([1.0, 2.0, 3.0, 4.0, 5.0, math.inf])
-    with np.errstate(invalid="ignore"):
-        low, high = mann_whitney_limits(runs, runs)
-    assert (low, high) == (-math.inf, math.inf)
-
-
-def test_misses_among_few_pairs_leave_what_ranks_know():
-    baseline, arm = [4.0, 4.1, 5.0, math.inf], [1.0, 2.0, 2.0, 2.0]
-    assert paired_ratio(baseline, arm) == ratio(baseline, arm)
-    assert paired_ratio(baseline, arm).low == 2.0
 
 
 def test_exact_p_values_agree_with_scipy():
@@ -169,11 +142,6 @@ def test_exact_p_values_agree_with_scipy():
     top, bottom = np.exp(rng.normal(0.1, 0.1, (2, 8)))
     exact = stats.wilcoxon(np.log(top / bottom), method="exact").pvalue
     assert paired_ratio(top, bottom).p_value == pytest.approx(exact)
-
-
-def test_ties_count_for_equality():
-    assert ratio([2.0] * 4, [2.0] * 4).p_value == 1.0
-    assert paired_ratio([2.0] * 6, [2.0] * 6).p_value == 1.0
 
 
 def test_an_interval_and_its_p_value_say_the_same():
@@ -207,23 +175,12 @@ def test_holm_worked_by_hand():
     assert holm([]) == []
 
 
-def test_swapping_the_arms_inverts_the_ratio():
-    top, bottom = [1.0, 1.4, 1.2, 1.9], [0.6, 0.7, 0.5, 0.9, 0.8]
-    there, back = ratio(top, bottom), ratio(bottom, top)
-    assert there.estimate == pytest.approx(1 / back.estimate)
-    assert there.low == pytest.approx(1 / back.high)
-
-
-def test_equal_runs_give_an_interval_of_no_width():
-    assert level([2.0] * 5).low == pytest.approx(2.0)
-    assert ratio([2.0] * 4, [1.0] * 4).low == pytest.approx(2.0)
-    assert paired_ratio([2.0] * 4, [1.0] * 4).low == pytest.approx(2.0)
-
-
 def test_runs_that_agree_to_the_last_digit_prove_no_more_than_their_ranks():
     for of in (ratio, paired_ratio):
         assert of([5] * 4, [6] * 4).p_value == 2 / 70
         assert of([5] * 4, [5] * 4).p_value == 1
+        assert of([2.0] * 4, [1.0] * 4).low == pytest.approx(2.0)
+    assert paired_ratio([2.0] * 6, [2.0] * 6).p_value == 1.0
     counted = ratio([5, 5, 5], [6, 6, 6], counted=True)
     assert (counted.p_value, counted.low, counted.high) == (0, 5 / 6, 5 / 6)
     assert ratio([5, 5, 5], [5, 5, 5], counted=True).p_value == 1

@@ -14,7 +14,6 @@ import analysis.records.cache
 from analysis.records.left_out_notes import LeftOutWarning
 from analysis.records.loading import load
 from harness.cell import Cell
-from harness.errors import StoreError
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.records import SCHEMA_VERSION
 from harness.runs.store import SweepFolder
@@ -44,13 +43,11 @@ def test_every_cell_is_one_row_with_its_settings_and_its_outcome(study):
     assert row.reached_target
 
 
-def test_phases_of_a_window_with_other_add_up_to_its_wall(study):
+def test_phases_of_a_window_with_other_add_up_to_its_wall_and_calls_and_bytes_stay_with_them(study):
     windows = study.windows
     assert np.allclose(windows.filter(like="seconds.").sum(axis=1), windows["wall_seconds"])
     assert windows["seconds.other"].notna().sum() == 3 * 3 * 7 * 24  # methods x seeds x ranks x windows
 
-
-def test_calls_and_bytes_stay_with_their_phase(study):
     sent = study.windows.filter(like="sent_bytes.")
     assert set(sent.columns[(sent > 0).any()]) == {
         f"sent_bytes.{phase}"
@@ -95,15 +92,12 @@ def test_a_failed_retry_does_not_hide_a_completed_attempt(folder):
     assert (row.state, row.attempt, row.attempts) == ("COMPLETED", 1, 2)
 
 
-def test_of_two_completed_attempts_the_latest_counts(folder):
+def test_of_two_completed_attempts_the_latest_counts_and_without_one_the_latest(folder):
     first = attempt_of(folder)
     shutil.copytree(first.path, first.path.with_name("attempt-2"))
     row = load(folder.path).cells.set_index("cell").loc[first.cell_folder.id]
     assert (row.state, row.attempt, row.valid) == ("COMPLETED", 2, True)
-
-
-def test_without_a_completed_attempt_the_latest_counts(folder):
-    attempt = attempt_of(folder)
+    attempt = attempt_of(folder, "sgd")
     (attempt.path / "outcome.json").unlink()
     attempt.write_outcome(Outcome("OOM", "killed", None, "error", 0.0, 1.0))
     attempt.cell_folder.new_attempt()
@@ -130,25 +124,12 @@ def test_a_study_of_nothing_has_the_columns_of_a_full_one(study, odd_studies):
         assert getattr(empty, name).empty
 
 
-def test_a_missing_folder_is_a_users_mistake(tmp_path):
-    with pytest.raises(StoreError, match="no run folder"):
-        load("nothing-here", root=tmp_path)
-
-
 def test_a_second_load_reads_no_record_file_and_gives_the_same(folder, monkeypatch):
     first = load(folder.path)
     monkeypatch.setattr("analysis.records.loading.read_records", lambda files: pytest.fail("read again"))
     second = load("synthetic", root=folder.path.parent)
     for name in ("cells", "windows", "evaluations", "environments"):
         pd.testing.assert_frame_equal(getattr(first, name), getattr(second, name))
-
-
-def test_a_changed_record_file_is_read_again(folder):
-    before = load(folder.path)
-    path = attempt_of(folder).records(0)
-    (path.parent / "outcome.json").unlink()
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-2]))  # checksum and an evaluation
-    assert len(load(folder.path).evaluations) == len(before.evaluations) - 1
 
 
 def test_a_file_of_the_same_size_that_was_written_later_is_read_again(folder):
@@ -166,13 +147,17 @@ def test_runs_of_one_seed_on_one_host_are_a_block(study):
     assert len({names[0] for names in blocks}) == 3
 
 
-def test_derived_frames_can_be_deleted(folder):
+def test_derived_frames_can_be_deleted_and_a_changed_record_file_is_read_again(folder):
     before = load(folder.path)
     derived = analysis.records.cache.derived_folder(folder.path)
     assert derived == folder.path.parent.parent / "derived" / "synthetic"
     assert list(derived.rglob("*.parquet"))
     shutil.rmtree(derived)
     pd.testing.assert_frame_equal(load(folder.path).windows, before.windows)
+    path = attempt_of(folder).records(0)
+    (path.parent / "outcome.json").unlink()
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-2]))  # checksum and an evaluation
+    assert len(load(folder.path).evaluations) == len(before.evaluations) - 1
 
 
 def test_arms_spell_out_only_what_varies(folder):
@@ -183,13 +168,10 @@ def test_arms_spell_out_only_what_varies(folder):
     folder.stage(Cell.model_validate(changed))
     arms = set(load(folder.path).cells["arm"])
     assert arms == {"sgd", "dp_kfac", "comm_opt damping=0.003", "comm_opt damping=0.01"}
-
-
-def test_runs_of_different_batch_sizes_are_never_one_arm(folder):
     cell = attempt_of(folder, "sgd").cell_folder.cell()
     changed = cell.model_dump(mode="json")
     changed["training"]["global_batch_size"] = 128
     folder.stage(Cell.model_validate(changed))
     cells = load(folder.path).cells
-    assert cells["setting"].nunique() == 2
+    assert cells["setting"].nunique() == 2  # runs of different batch sizes are never one arm
     assert cells.loc[cells["method"] == "sgd", "arm"].nunique() == 2

@@ -28,16 +28,7 @@ def test_every_figure_of_every_paper_has_one_row_in_the_papers_order():
         assert [row.shows for row in rows(paper, size)] == shown
 
 
-def test_the_page_has_the_papers_numbers_as_the_csv_files_have_them():
-    page = distance_reference()
-    assert "eigen 92.92, inverse 91.71 (recalled)" in page  # SC20, 8 GPUs
-    assert "18 to 25 percent less time (abstract)" in page
-    assert "NLCG 0.56, momentum 0.37 (release)" in page
-    assert "D-KFAC ms 852.5 (release); SPD-KFAC ms 675.5 (release)" in page
-    assert "10 percentage points or more (abstract)" in page
-
-
-def test_our_ratio_is_the_one_of_the_committed_report():
+def test_our_ratio_is_the_one_of_the_committed_report_and_the_papers_are_those_of_the_csv_files():
     """The report of the same runs, from another code path: K-FAC-opt of width 48 against SGD."""
     told = next(row for row in rows("sc20", "full") if row.shows == "Time to solution by world size")
     report = Path("results/figures/sc20-small/report.md").read_text(encoding="utf-8")
@@ -48,16 +39,13 @@ def test_our_ratio_is_the_one_of_the_committed_report():
         estimate = row.split("|")[6].split("×")[0].strip()
         assert f"{ranks} rank{'s' * (ranks == '2')}: {estimate} [" in told.ours
     assert told.verdict == "does not hold"
+    page = distance_reference()
+    assert "eigen 92.92, inverse 91.71 (recalled)" in page  # SC20, 8 GPUs
+    assert "18 to 25 percent less time (abstract)" in page
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "said"),
-    [
-        (1.01, 2.0, "holds"),
-        (0.5, 0.99, "does not hold"),
-        (0.9, 1.1, "not decided"),
-        (None, None, "not decided"),
-    ],
+    ("low", "high", "said"), [(1.01, 2.0, "holds"), (0.5, 0.99, "does not hold"), (0.9, 1.1, "not decided")]
 )
 def test_an_interval_decides(low, high, said):
     assert verdict(Interval(1.0 if low is None else math.sqrt(low * high), low, high, 6, "")) == said
@@ -81,6 +69,7 @@ def told(tmp_path, monkeypatch):
         figures = {figure.shows: {} for figure in read_paper("dp_kfac", "full")[0].figures}
         figures |= {shows: {"conclusion": "c", "ours": [ours | change]}}
         (tmp_path / "distance.yaml").write_text(yaml.safe_dump({"dp_kfac": {"full": figures}}))
+        (tmp_path / "jobs").unlink(missing_ok=True)
         (tmp_path / "jobs").symlink_to(FOLDER.resolve().parent)
         return ours | change
 
@@ -100,7 +89,6 @@ def test_a_runs_rows_are_added_up_and_arms_are_compared_by_run(told):
         ({"file": "gone.csv"}, "gone.csv does not exist"),
         ({"value": "hours"}, "no column 'hours', the file has"),
         ({"of": {"arm": "z"}}, "no row with {'arm': 'z'}"),
-        ({"of": {"colour": "z"}}, "no column 'colour'"),
     ],
 )
 def test_a_number_that_does_not_exist_stops_the_build(told, change, message):
@@ -108,9 +96,6 @@ def test_a_number_that_does_not_exist_stops_the_build(told, change, message):
     with pytest.raises(DistanceError, match=r"distance\.yaml: dp_kfac full, Memory") as error:
         list(rows("dp_kfac", "full"))
     assert message in str(error.value)
-
-
-def test_a_figure_too_many_stops_the_build(told):
     told({}, "Moon phases")
     with pytest.raises(DistanceError, match=r"has \['Moon phases'\], which is no figure of it"):
         list(rows("dp_kfac", "full"))

@@ -52,12 +52,8 @@ def test_a_command_is_one_that_the_command_line_understands(block, arguments):
         assert arguments[0] in command.commands, f"{block}: no command {arguments[0]}"
         command, arguments = command.commands[arguments[0]], arguments[1:]
     command.make_context(command.name, list(arguments), parent=context)  # raises a usage error
-
-
-def test_an_option_that_does_not_exist_is_not_understood():
-    block = Block("x.md", 1, "sh", frozenset(), "kronscale plan --no-such-option 1\n")
     with pytest.raises(Exception, match="--no-such-option"):
-        test_a_command_is_one_that_the_command_line_understands(block, block.commands[0])
+        command.make_context(command.name, ["--no-such-option"], parent=context)
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.targets], ids=str)
@@ -168,12 +164,10 @@ def on_a_rank(rank: int, world_size: int, text: str) -> float:
 @pytest.mark.parametrize("block", [one for one in PYTHON if "ranks" in one.words], ids=str)
 def test_a_python_block_runs_on_two_ranks(block, world):
     changes = world(2).run(on_a_rank, block.text)
-    assert changes[0] == pytest.approx(changes[1], abs=1e-9)
-    assert changes[0]
+    assert changes[0] == pytest.approx(changes[1], abs=1e-9) != 0
 
 
 @pytest.mark.parametrize("block", [one for one in PYTHON if "mpi" in one.words], ids=str)
 def test_a_python_block_runs_on_two_ranks_of_mpi(block, mpi_world):
     changes = mpi_world(2).run(on_a_rank, block.text)
-    assert changes[0] == pytest.approx(changes[1], abs=1e-9)
-    assert changes[0]
+    assert changes[0] == pytest.approx(changes[1], abs=1e-9) != 0

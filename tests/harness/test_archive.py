@@ -3,8 +3,9 @@
 import hashlib
 import io
 import json
+import re
 import tarfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pandas as pd
@@ -54,21 +55,15 @@ def test_the_same_runs_give_the_same_bytes_and_the_manifest_lists_them(tmp_path:
     assert sum(file.path.endswith("rank-00000.jsonl") for file in manifest.files) == 4
 
 
-def test_the_archives_of_two_machines_are_one_study(tmp_path: Path) -> None:
-    paths = [
-        archived(tmp_path, name, runs_of(seeds)) for name, seeds in (("a", range(2)), ("b", range(2, 5)))
-    ]
-    both = load(paths)
-    assert sorted(both.cells.query("arm == 'sgd'")["seed"]) == [0, 1, 2, 3, 4]
-    assert len(load([paths[0], paths[0]]).cells) == 4  # the same file twice counts once
-
-
-def test_a_cell_with_two_different_runs_is_refused(tmp_path: Path) -> None:
+def test_archives_of_two_machines_are_one_study_and_a_cell_run_twice_is_refused(tmp_path: Path) -> None:
     paths = [
         archived(tmp_path, name, runs_of(range(1), seconds)) for name, seconds in (("a", 1.0), ("b", 2.0))
     ]
+    paths.append(archived(tmp_path, "c", runs_of(range(2, 5))))  # of another machine
+    both = load([paths[0], paths[2], paths[0]])  # the same file twice counts once
+    assert sorted(both.cells.query("arm == 'sgd'")["seed"]) == [0, 2, 3, 4]
     with pytest.raises(StoreError, match=r"is another run than in a\.tar\.xz: a cell was run twice"):
-        load(paths)
+        load(paths[:2])
     with pytest.raises(StoreError, match=r"cell synthetic/\S+ is in .* and in a\.tar\.xz:.*leave one"):
         load([tmp_path / "a" / "runs" / "synthetic", paths[0]])
 
@@ -76,10 +71,7 @@ def test_a_cell_with_two_different_runs_is_refused(tmp_path: Path) -> None:
 def rewritten(path: Path, change: dict[str, bytes | None], *, extra: str = "") -> Path:
     """The archive with members changed, removed (None) or added."""
     out = path.with_name("changed.tar.xz")
-    with (
-        tarfile.open(path) as old,
-        tarfile.open(out, mode="w:xz") as new,
-    ):
+    with tarfile.open(path) as old, tarfile.open(out, mode="w:xz") as new:
         contents = {one.name: old.extractfile(one).read() for one in old.getmembers()}  # type: ignore[union-attr]
         kept = {name: change.get(name, content) for name, content in contents.items()}
         for name, content in {**kept, **({extra: b"{}"} if extra else {})}.items():
@@ -109,6 +101,12 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
         (tmp_path / "bad.tar.xz").write_bytes(damaged)
         with pytest.raises(StoreError, match=message.replace(".", r"\.")):
             unpack([tmp_path / "bad.tar.xz"], tmp_path / "out")
+    manifest = asdict(read_manifest(path))
+    for name in ("runs/synthetic/../../evil.json", "elsewhere/evil.json"):  # though the manifest lists it
+        evil = {"path": name, "bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}
+        text = json.dumps({**manifest, "files": [*manifest["files"], evil]}).encode()
+        with pytest.raises(StoreError, match="lies outside of the folders of an archive"):
+            unpack([rewritten(path, {"manifest.json": text}, extra=name)], tmp_path / "out" / "runs")
 
 
 def test_an_archive_is_verified_against_its_manifest_and_the_runs_own_checksums(
@@ -130,18 +128,6 @@ def test_an_archive_is_verified_against_its_manifest_and_the_runs_own_checksums(
     assert main(["archive", "synthetic", "--runs", runs, "--out", str(edited)]) == 0
     assert main(["archive", "--verify", str(edited)]) == 2
     assert "does not match the checksum at its end: records were changed" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["runs/synthetic/../../evil.json", "elsewhere/evil.json"])
-def test_a_file_outside_of_the_folders_is_refused_though_the_manifest_lists_it(
-    tmp_path: Path, name: str
-) -> None:
-    path = archived(tmp_path, "a", runs_of(range(1)))
-    manifest = asdict(read_manifest(path))
-    evil = {"path": name, "bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}
-    text = json.dumps({**manifest, "files": [*manifest["files"], evil]}).encode()
-    with pytest.raises(StoreError, match="lies outside of the folders of an archive"):
-        unpack([rewritten(path, {"manifest.json": text}, extra=name)], tmp_path / "out" / "runs")
 
 
 def test_an_archive_that_was_not_finished_has_not_its_name(tmp_path: Path, monkeypatch) -> None:
@@ -181,13 +167,18 @@ def test_a_report_reads_archives_in_the_place_of_a_sweep(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = [
-        archived(tmp_path, name, runs_of(seeds)) for name, seeds in (("a", range(1)), ("b", range(1, 3)))
+        archived(tmp_path, name, [replace(run, oversubscribed=True) for run in runs_of(seeds)])
+        for name, seeds in (("a", range(1)), ("b", range(1, 3)))
     ]
     options = [word for path in paths for word in ("--archive", str(path))]
     few = ("--figure", "scaling", "--figure", "memory")
     assert main(["report", *options, "--out", str(tmp_path / "page"), *few]) == 0
+    printed = capsys.readouterr().out
+    assert f"report: {tmp_path}/page/report.html\n" in printed
+    assert re.search(r"speedup: Hodges-Lehmann on logs.*no interval", printed)
     text = (tmp_path / "page" / "report.md").read_text()
-    assert "| sgd | 1 | 3 | 3 |" in text
+    assert "*: more ranks than CPUs, so their times say nothing about scaling" in printed
+    assert "| sgd | 1* | 3 | 3 |" in text
     drawn = {path.stem for path in (tmp_path / "page" / "figures").iterdir()}
     assert drawn == {"scaling", "memory"}
     assert main(["report", *options, "--out", str(tmp_path / "other"), "--figure", "scalng"]) == 2

@@ -44,28 +44,22 @@ def study(tmp_path: Path) -> Callable[[], list[Block]]:
     return lambda: open_blocks(blocks_of(cells), tmp_path / "archives")
 
 
-def test_every_block_has_every_arm_once(study: Callable[[], list[Block]]) -> None:
+def test_a_block_has_every_arm_of_a_seed_trial_and_world_size_once(study: Callable[[], list[Block]]) -> None:
     for block, seed in zip(study(), SEEDS, strict=True):
         assert Counter(cell.method for cell in block.cells) == dict.fromkeys(METHODS, 1)
         assert {cell.seed for cell in block.cells} == {seed}
-
-
-def test_world_sizes_are_blocks_of_their_own() -> None:
     cells = [make_cell(method, size, 0, Plan(), {}) for method in METHODS for size in (2, 1)]
     assert [(block.name, len(block.cells)) for block in blocks_of(cells)] == [
-        ("p1-seed-0", 3),
-        ("p2-seed-0", 3),
-    ]
-
-
-def test_a_trial_is_a_block_of_all_methods() -> None:
+        ("p1-seed-0", 3), ("p2-seed-0", 3),
+    ]  # fmt: skip
     cells = [
         make_cell(method, 1, 7, Plan(), {"optimizer.lr": rate}).model_copy(update={"trial": trial})
         for method in METHODS
         for trial, rate in ((1, 0.1), (2, 0.2))
     ]
-    assert [block.name for block in blocks_of(cells)] == ["p1-seed-7-trial-01", "p1-seed-7-trial-02"]
-    assert [len(block.cells) for block in blocks_of(cells)] == [3, 3]
+    assert [(block.name, len(block.cells)) for block in blocks_of(cells)] == [
+        ("p1-seed-7-trial-01", 3), ("p1-seed-7-trial-02", 3),
+    ]  # fmt: skip
 
 
 def test_no_block_begins_that_would_end_too_late(tmp_path: Path, study: Callable[[], list[Block]]) -> None:
@@ -82,17 +76,7 @@ def test_no_block_begins_that_would_end_too_late(tmp_path: Path, study: Callable
     assert len(load(archives).cells) == 12
 
 
-def test_the_same_machine_continues_a_block(tmp_path: Path, study: Callable[[], list[Block]]) -> None:
-    folder = sweep_folder("synthetic", tmp_path / "runs")
-    first = Machine(folder, "a", breaks_at=2)
-    with pytest.raises(KeyboardInterrupt):
-        first.go(study(), tmp_path / "archives", minutes=0)
-    second = Machine(folder, "a")
-    assert second.go(study(), tmp_path / "archives", minutes=0) == ["p1-seed-0"]
-    assert len(second.ran) == 1
-
-
-def test_another_machine_runs_the_whole_block_and_nothing_is_deleted(
+def test_the_same_machine_continues_a_block_and_another_runs_it_whole_and_deletes_nothing(
     tmp_path: Path, study: Callable[[], list[Block]]
 ) -> None:
     folder = sweep_folder("synthetic", tmp_path / "runs")
@@ -106,6 +90,12 @@ def test_another_machine_runs_the_whole_block_and_nothing_is_deleted(
     assert {path.name for path in aside.iterdir()} == {cell.id for cell in first.ran}
     manifest = read_manifest(tmp_path / "archives" / "synthetic-p1-seed-0.tar.xz")
     assert len(manifest.cells) == 3
+    broken = Machine(folder, "b", breaks_at=2)
+    with pytest.raises(KeyboardInterrupt):
+        broken.go(study(), tmp_path / "archives", minutes=0)
+    again = Machine(folder, "b")
+    assert again.go(study(), tmp_path / "archives", minutes=0) == ["p1-seed-1"]
+    assert len(again.ran) == 1
 
 
 def test_a_block_whose_machine_is_not_known_is_an_error_that_names_the_file(

@@ -1,11 +1,7 @@
 """Promise: a user's mistake is one line and exit code 2; a traceback means a bug."""
 
-from types import SimpleNamespace
-
-import pandas as pd
 import pytest
 
-from analysis.records.study import FRAMES, Study
 from harness import cli
 from harness.cell import Cell
 from harness.errors import FilterError
@@ -67,34 +63,8 @@ def test_version_and_help(capsys):
     assert capsys.readouterr().out.startswith("kronscale ")
     assert cli.main([]) == 2
     assert "Usage: kronscale" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("command", ["plan", "report"])
-def test_every_command_shows_an_example(command, capsys):
-    assert cli.main([command, "--help"]) == 0
-    assert f"Example: kronscale {command}" in capsys.readouterr().out
-
-
-def test_report_prints_the_summary_literally_and_the_path_of_the_page(monkeypatch, tmp_path, capsys):
-    summary = pd.DataFrame({
-        "arm": ["sgd"], "world_size": ["4*"], "runs": [3], "reached": ["3/3"], "epochs": ["5"],
-        "median_seconds": ["1.5 [bold, 2.0]"], "speedup": [""], "verdict": [""], "method": ["Welch t"],
-    })  # fmt: skip
-    monkeypatch.setattr("analysis.report.tables.summary_table", lambda _: summary)
-    monkeypatch.setattr(
-        "analysis.report.page.write_report", lambda _, out, panels, **said: out / "report.html"
-    )
-    monkeypatch.setattr("analysis.results.results", lambda _: SimpleNamespace(places=[], best=[]))
-    frames = ("cells", "fields", *FRAMES)
-    columns = {"segments": [], "run": [], "why": [], "valid": pd.Series(dtype="bool")}
-    empty = Study(**{name: pd.DataFrame(columns) for name in frames})
-    monkeypatch.setattr("analysis.records.loading.load", lambda folder: empty)
-    (tmp_path / "demo").mkdir()
-    assert cli.main(["report", "demo", "--runs", str(tmp_path)]) == 0
-    output = capsys.readouterr().out
-    assert "1.5 [bold, 2.0]" in output
-    assert "speedup: Welch t\n*: more ranks than CPUs" in output
-    assert f"report: {tmp_path}/demo/report/report.html\n" in output
+    assert cli.main(["report", "--help"]) == 0
+    assert "Example: kronscale report" in capsys.readouterr().out
 
 
 def _cell(method: str = "sgd", world_size: int = 1, seed: int = 0, **kfac: object) -> Cell:
@@ -120,17 +90,13 @@ CELLS = [_cell(), _cell(world_size=2, seed=1), _cell("k", 4, damping=0.01), _cel
         ("world_size>1 and world_size<=4", [1, 2]),
         ("seed in 1,2", [1, 3]),
         ("seed in 0, 1, method=k", [2]),
-        ("method in sgd,k and seed=2", [3]),
         ("kfac.damping<0.05", [2]),
         ("kfac.damping!=0.01", [0, 1, 3]),
         ("workload.options.width=16, training.stop_at_target=true, seed=1", [1]),
         (f"id={CELLS[2].id}", [2]),
-        ("kfac.kl_clip=0.001", [2, 3]),
         (f"id=s/{CELLS[2].id}", [2]),
         (f"id!={CELLS[2].id}", [0, 1, 3]),
         ("training.window_steps=null", [0, 1, 2, 3]),
-        ("kfac.eigen_rank=null", [0, 1, 2, 3]),
-        ("kfac.kl_clip!=null", [2, 3]),
         ("kfac.damping=null", [0, 1]),
         ("kfac.strategy in null", [0, 1]),
     ],
@@ -146,28 +112,20 @@ def test_a_filter_selects_exactly_the_matching_cells(expression, selected):
         ("world_size=two", "world_size is a whole number and cannot be compared by = with 'two'"),
         ("method<k", "method is text and cannot be compared by < with 'k'"),
         ("seed=", "'seed=' has no value after the operator"),
-        ("seed in 0,,1", "'seed in 0,,1' has no value after the operator"),
         ("seed=0 or seed=1", "`or` is not supported; list the values of one field"),
         ("sgd", "cannot read 'sgd'; write field=value"),
         ("seed=0 and ", "cannot read"),
         ("__class__=Cell", "__class__ is not a field"),
-        ("", "is empty, which would select every cell"),
         ("  ", "is empty, which would select every cell"),
         ("method!=kk", "none of the 4 cells has method=kk; their values: k, sgd"),
-        ("method in sgd,kk", "none of the 4 cells has method=kk"),
         ("seed!=7", "none of the 4 cells has seed=7; their values: 0, 1, 2"),
-        ("seed!=one", "seed is a whole number and cannot be compared by != with 'one'"),
         ("seed!=true", "seed is a whole number and cannot be compared by != with 'true'"),
         ("world_size=1.0", "world_size is a whole number"),
-        ("training.stop_at_target=1", "is true or false and cannot be compared by = with '1'"),
         ("training.stop_at_target<=true", "is true or false and cannot be compared by <="),
-        ("kfac.damping!=high", "kfac.damping is a number and cannot be compared by != with 'high'"),
         ("kfac.damping<nan", "cannot be compared by < with 'nan'"),
         ("kfac.skip!=fc", "is a list or a mapping"),
-        ("workload.options!=4", "is a list or a mapping"),
         ("workload.options.widht!=4", "is not an option of digits; allowed: width; did you mean width\\?"),
         ("id!=sgd-p1", "none of the 4 cells has id=sgd-p1"),
-        ("seed=null", "seed is a whole number and cannot be compared by = with 'null'"),
     ],
 )
 def test_a_wrong_expression_names_what_is_allowed(expression, message):

@@ -35,6 +35,13 @@ def test_help_starts_without_the_heavy_libraries():
     helps = done.stdout.split("Usage: kronscale")[1:]
     assert len(helps) == 18
     assert max(text.count("\n") for text in helps) <= 40  # each on one screen
+    light = ("pydantic", "yaml", "kfac_core.placement")
+    runner = (
+        "import sys; from harness.cli import main; code = main(['--help'])\n"
+        f"sys.exit(code or [name for name in {light} if name in sys.modules] or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", runner], text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")  # the list of commands loads even less
 
 
 @pytest.mark.slow  # new interpreters
@@ -42,9 +49,6 @@ def test_help_starts_without_the_heavy_libraries():
     "arguments",
     [
         ["plan", "-f", "jobs/sweeps/demo.yaml", "--site", "local", "--where", "world_size>=2"],
-        ["plan", "-f", "jobs/sweeps/gpt.yaml"],
-        ["plan", "-f", "jobs/papers/tpds22/embedded/bert.yaml"],
-        ["plan", "-f", "jobs/papers/tpds22/bert/phase2.yaml"],
         ["status", "-f", "jobs/sweeps/demo.yaml"],
         ["predict", "--model", "resnet152", "--world-size", "4096", "--memory-gib", "16"],
     ],
@@ -53,16 +57,10 @@ def test_plan_status_and_predict_start_without_the_heavy_libraries(arguments):
     done = start(*arguments)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
-
-
-def test_help_does_not_load_pydantic_or_rich():
-    runner = (
-        "import sys; from harness.cli import main; code = main(['--help'])\n"
-        "heavy = ('pydantic', 'yaml', 'kfac_core.placement')\n"
-        "sys.exit(code or [name for name in heavy if name in sys.modules] or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", runner], text=True, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    if arguments[0] == "predict":
+        assert "At 4096 ranks the fastest step with K-FAC is that of d_kfac with F = " in done.stdout
+        assert "it pays if it needs less than 0." in done.stdout
+        assert "rates: 64 RTX 2080 Ti" in done.stdout
 
 
 def test_no_color_is_respected_where_colour_is_forced():

@@ -32,12 +32,12 @@ def test_a_heartbeat_says_what_was_written_last(written):
     assert [one.time for one in said] == sorted(one.time for one in said)
 
 
-@pytest.mark.parametrize("unit", [1, 8])  # bytes that a memory copy may write at once
 @pytest.mark.parametrize("forward", [True, False])
-def test_a_write_that_was_cut_short_leaves_the_last_or_the_one_before(written, unit, forward):
+def test_a_write_that_was_cut_short_leaves_the_last_or_the_one_before(written, forward):
     path, contents, said = written
-    for (before, after), allowed in zip(itertools.pairwise(contents), itertools.pairwise(said), strict=True):
-        for cut in range(0, len(before) + 1, unit):
+    pairs = zip(itertools.pairwise(contents[-3:]), itertools.pairwise(said[-3:]), strict=True)
+    for (before, after), allowed in pairs:
+        for cut in range(len(before) + 1):  # also the 8 bytes that a memory copy may write at once
             torn = after[:cut] + before[cut:] if forward else before[:cut] + after[cut:]
             path.write_bytes(torn)
             assert read_heartbeat(path) in allowed

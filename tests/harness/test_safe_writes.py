@@ -14,7 +14,7 @@ import torch
 from harness.errors import SiteError
 from harness.launchers.local.host_locks import lock_folder
 from harness.runs.checkpoint_store import CheckpointStore, Request
-from harness.runs.record_lines import RecordWriter, segment_limits
+from harness.runs.record_lines import RecordWriter
 from harness.runs.records import FailureRecord
 from harness.runs.stored_files import make_inside, write_atomically, write_once
 from harness.training.checkpoint import Checkpoints, Schedule
@@ -77,11 +77,6 @@ def test_a_line_that_a_killed_rank_left_unfinished_is_ended_first(tmp_path):
     with RecordWriter(path) as writer:
         writer.write(FailureRecord(0, 1, "forward", "ValueError", "no", ""))
     assert path.read_bytes().startswith(b'{"schema": 5, "ki\n{"schema": 6, "kind": "failure"')
-
-
-def test_a_record_counts_up_to_the_earliest_later_start():
-    assert segment_limits({1: 30, 2: 10}) == {0: 10, 1: 10}
-    assert segment_limits({1: 10, 2: 30}) == {0: 10, 1: 30}
 
 
 @pytest.fixture

@@ -19,169 +19,87 @@ grid: {world_size: [2, 4]}
 repeats: 1
 """
 
-# Text to replace in the good file, its replacement, and the whole message after the file's name.
-MISTAKES = {
-    "an unknown key": (
-        "repeats: 1", "repeat: 1",
-        ":10: repeat is not a known key; allowed: sweep, about, workload, target, training, "
-        "optimizer, kfac, world_size, methods, grid, zip, exclude, repeats, seeds, tuning, tuned; "
-        "did you mean repeats?",
-    ),
-    "an unknown key in a section": (
-        "epochs: 30", "epoch: 30",
-        ":4: training.epoch is not a field of training; allowed: global_batch_size, local_batch_size, "
-        "epochs, evaluate_every_epochs, stop_at_target, window_steps, kfac_start_epoch, precision, "
-        "gradient_averaging, accumulate, sync_batch_norm, factor_micro_batches, save_model; "
-        "did you mean epochs?",
-    ),
-    "a misspelt strategy": (
-        "strategy: hybrid_opt, grad_worker_fraction: 0.5", "strategy: comm_op",
-        ":8: methods[1].kfac.strategy='comm_op' is not one of comm_opt, mem_opt, hybrid_opt, dp_kfac, "
-        "mpd_kfac, d_kfac, spd_kfac; "
-        "did you mean comm_opt?",
-    ),
-    "a fraction without a whole number of workers": (
-        "fraction: 0.5", "fraction: 0.3",
-        ":8: methods[1].kfac.grad_worker_fraction=0.3 gives 0.6 gradient workers in a world of 2; use a "
-        "fraction that gives a whole number dividing 2: 1/2, 2/2 (method hybrid, world_size=2)",
-    ),
-    "a world of no ranks": (
-        "[2, 4]", "[2, 0]", ":9: grid.world_size[1] must be >= 1, got 0",
-    ),
-    "half a rank": ("[2, 4]", "[2, 2.5]", ":9: grid.world_size[1] must be a whole number, got 2.5"),
-    "a number in quotes": ("lr: 0.1", "lr: '0.1'", ":5: optimizer.lr must be a number, got '0.1'"),
-    "a batch larger than the training set": (
-        "batch_size: 128", "batch_size: 1440",
-        ":4: training.global_batch_size=1440 makes a global batch of 1440, but digits has 1437 training "
-        "examples (method sgd, world_size=2)",
-    ),
-    "two batches": (
-        "batch_size: 128", "batch_size: 128, local_batch_size: 32",
-        ":4: training needs exactly one of global_batch_size (strong scaling) and local_batch_size "
-        "(weak scaling)",
-    ),
-    "two cells that compute the same": (
-        "{name: sgd}", "{name: sgd}\n  - {name: also}",
-        ":8: methods[1]: cell also-p2-s0-2685787740 computes the same as cell "
-        "sgd-p2-s0-2685787740; remove one",
-    ),
-    "a repeated point": ("[2, 4]", "[2, 2]", ":9: grid.world_size[1]=2 repeats item 0 of the list"),
-    "no target": (
-        "target: {metric: accuracy, at_least: 0.97}", "",
-        ":1: target is missing (method sgd, world_size=2)",
-    ),
-    "an unknown metric": (
-        "metric: accuracy", "metric: acuracy",
-        ":3: target.metric='acuracy' is not a metric of digits; allowed: accuracy, loss; "
-        "did you mean accuracy? (method sgd, world_size=2)",
-    ),
-    "a target in the wrong direction": (
-        "at_least: 0.97", "at_most: 0.97",
-        ":3: target.at_most=0.97 contradicts accuracy, where higher is better; use at_least "
-        "(method sgd, world_size=2)",
-    ),
-    "an unknown workload": (
-        "workload: digits", "workload: digit",
-        ":2: workload='digit' is not a workload; allowed: digits, cifar10, cifar100, imagenet, coco, "
-        "brain_mri, bert, gpt, multi30k; did you mean digits?",
-    ),
-    "an unknown option": (
-        "workload: digits", "workload: {name: digits, options: {widht: 8}}",
-        ":2: workload.options.widht=8 is not an option of this workload; allowed: width; did you mean width?",
-    ),
-    "an option of another type": (
-        "workload: digits", "workload: {name: digits, options: {width: wide}}",
-        ":2: workload.options.width must be a whole number, got 'wide' (default 16)",
-    ),
-    "two methods with one name": (
-        "name: hybrid", "name: sgd", ":8: methods[1].name='sgd' is already the name of methods[0]",
-    ),
-    "a method without a name": (
-        "{name: sgd}", "{}", ":7: methods[0].name is missing",
-    ),
-    "a name that cannot be a folder": (
-        "sweep: good", "sweep: a/b",
-        ":1: sweep must be a name of up to 64 letters, digits, '_', '.' and '-', starting with a letter "
-        "or a digit, got 'a/b'",
-    ),
-    "a schedule without its milestones": (
-        "strategy: hybrid_opt", "damping: {initial: 0.1, factor: 0.5}, strategy: hybrid_opt",
-        ":8: methods[1].kfac.damping.at is missing",
-    ),
-    "NLCG's steps scaled by kl-clip": (
-        "{name: hybrid,", "{name: hybrid, optimizer: {name: nlcg},",
-        ":8: methods[1].kfac.kl_clip=0.001 would scale NLCG's steps; write kl_clip: null "
-        "(method hybrid, world_size=2)",
-    ),
-    "shared K-FAC settings without K-FAC": (
-        "\n  - {name: hybrid, kfac: {strategy: hybrid_opt, grad_worker_fraction: 0.5}}",
-        "\nkfac: {damping: 1}",
-        ":8: kfac.damping has no effect without a kfac section, and no other method reads it; remove it",
-    ),
-    "an exclusion of nothing": (
-        "repeats: 1", "exclude: [{method: sgd, world_size: 3}]",
-        ":10: exclude[0] matches no cell: method=sgd, world_size=3",
-    ),
-    "an exclusion of an unknown method": (
-        "repeats: 1", "exclude: [{method: sdg}]",
-        ":10: exclude[0].method='sdg' is not a method; allowed: sgd, hybrid; did you mean sgd?",
-    ),
-    "a missing world size": (
-        "grid: {world_size: [2, 4]}", "",
-        ":1: world_size is missing (method sgd)",
-    ),
-    "no cell left": (
-        "repeats: 1", "exclude: [{method: sgd}, {method: hybrid}]",
-        ":1: no cell is left: exclude and the method axes drop all cells",
-    ),
-    "zipped lists of unequal length": (
-        "repeats: 1", "zip: [{optimizer.lr: [1, 2], training.epochs: [1]}]",
-        ":10: zip[0] has lists of unequal length: optimizer.lr has 2, training.epochs has 1",
-    ),
-    "zip as a mapping": (
-        "repeats: 1", "zip: {optimizer.lr: [1, 2]}",
-        ":10: zip must be a list, got a mapping",
-    ),
-    "one seed twice": (
-        "repeats: 1", "seeds: [3, 3]",
-        ":10: seeds must be different whole numbers, got [3, 3]",
-    ),
-    "a grid of too many cells": (
-        "repeats: 1", "repeats: 100000", ":9: grid expands to 400,000 cells; at most 100,000 are allowed",
-    ),
-    "a key given twice": ("repeats: 1", "sweep: again", ":10: sweep is given twice, first on line 1"),
-    "more images than there are": (
-        "workload: digits", "workload: {name: cifar10, options: {train_examples: 50001}}",
-        ":2: workload.options.train_examples=50001 is not allowed; use 0 for all, or 1 to 50000",
-    ),
-    "an infinite value": ("lr: 0.1", "lr: 1e999", ":5: optimizer.lr must be a finite number, got inf"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_written(mistake, tmp_path, monkeypatch, capsys):
-    before, after, message = MISTAKES[mistake]
-    assert GOOD.count(before) >= 1
-    assert _error(GOOD.replace(before, after), tmp_path, monkeypatch, capsys) == message
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", ":1: the file is empty"),
-        ("# nothing\n", ":1: the file is empty"),
-        ("- sgd\n", ":1: the top level is a list, not a mapping of keys to values"),
-        ("sweep: [a\nb: 1\n", ":2: not readable as YAML: did not find expected ',' or ']'"),
-        ("sweep: a\n---\nsweep: b\n", ":2: not readable as YAML: but found another document"),
-        ("sweep: &a [*a]\n", ":1: sweep[0] contains itself through an alias"),
-        ("sweep: !!python/name:os.system x\n", None),
-        ("1: a\n", ":1: key '1' must be text"),
-        ("sweep: a\nmethods: []\n", ":2: methods must have 1 or more entries, got []"),
-    ],
+UNKNOWN_KEY = (
+    ":10: repeat is not a known key; allowed: sweep, about, workload, target, training, optimizer, kfac, "
+    "world_size, methods, grid, zip, exclude, repeats, seeds, tuning, tuned; did you mean repeats?"
 )
+# Text to replace in the good file, its replacement, and what the message says after the file's name: the
+# first three whole, of the others where the mistake is, what was wrong and what would be right.
+MISTAKES = [
+    ("repeats: 1", "repeat: 1", UNKNOWN_KEY),
+    ("fraction: 0.5", "fraction: 0.3",
+     ":8: methods[1].kfac.grad_worker_fraction=0.3 gives 0.6 gradient workers in a world of 2; use a "
+     "fraction that gives a whole number dividing 2: 1/2, 2/2 (method hybrid, world_size=2)"),
+    ("repeats: 1", "exclude: [{method: sdg}]",
+     ":10: exclude[0].method='sdg' is not a method; allowed: sgd, hybrid; did you mean sgd?"),
+    ("epochs: 30", "epoch: 30", ":4: training.epoch is not a field of training; allowed:"),
+    ("strategy: hybrid_opt, grad_worker_fraction: 0.5", "strategy: comm_op",
+     ":8: methods[1].kfac.strategy='comm_op' is not one of comm_opt, mem_opt, "),
+    ("[2, 4]", "[2, 0]", ":9: grid.world_size[1] must be >= 1, got 0"),
+    ("[2, 4]", "[2, 2.5]", ":9: grid.world_size[1] must be a whole number, got 2.5"),
+    ("lr: 0.1", "lr: '0.1'", ":5: optimizer.lr must be a number, got '0.1'"),
+    ("lr: 0.1", "lr: 1e999", ":5: optimizer.lr must be a finite number, got inf"),
+    ("batch_size: 128", "batch_size: 1440", ":4: training.global_batch_size=1440 makes a global batch of"),
+    ("batch_size: 128", "batch_size: 128, local_batch_size: 32",
+     ":4: training needs exactly one of global_batch_size (strong scaling) and local_batch_size "),
+    ("{name: sgd}", "{name: sgd}\n  - {name: also}", ":8: methods[1]: cell also-p2-s0-2685787740 computes"),
+    ("[2, 4]", "[2, 2]", ":9: grid.world_size[1]=2 repeats item 0 of the list"),
+    ("target: {metric: accuracy, at_least: 0.97}", "", ":1: target is missing (method sgd, world_size=2)"),
+    ("metric: accuracy", "metric: acuracy", ":3: target.metric='acuracy' is not a metric of digits;"),
+    ("at_least: 0.97", "at_most: 0.97", ":3: target.at_most=0.97 contradicts accuracy, where higher is"),
+    ("workload: digits", "workload: digit", ":2: workload='digit' is not a workload; allowed: digits,"),
+    ("workload: digits", "workload: {name: digits, options: {widht: 8}}",
+     ":2: workload.options.widht=8 is not an option of this workload; allowed: width; did you mean width?"),
+    ("workload: digits", "workload: {name: digits, options: {width: wide}}",
+     ":2: workload.options.width must be a whole number, got 'wide' (default 16)"),
+    ("workload: digits", "workload: {name: cifar10, options: {train_examples: 50001}}",
+     ":2: workload.options.train_examples=50001 is not allowed; use 0 for all, or 1 to 50000"),
+    ("name: hybrid", "name: sgd", ":8: methods[1].name='sgd' is already the name of methods[0]"),
+    ("{name: sgd}", "{}", ":7: methods[0].name is missing"),
+    ("sweep: good", "sweep: a/b", ":1: sweep must be a name of up to 64 letters, digits, "),
+    ("strategy: hybrid_opt", "damping: {initial: 0.1, factor: 0.5}, strategy: hybrid_opt",
+     ":8: methods[1].kfac.damping.at is missing"),
+    ("{name: hybrid,", "{name: hybrid, optimizer: {name: nlcg},",
+     ":8: methods[1].kfac.kl_clip=0.001 would scale NLCG's steps; write kl_clip: null "),
+    ("repeats: 1", "exclude: [{method: sgd, world_size: 3}]",
+     ":10: exclude[0] matches no cell: method=sgd, world_size=3"),
+    ("grid: {world_size: [2, 4]}", "", ":1: world_size is missing (method sgd)"),
+    ("repeats: 1", "exclude: [{method: sgd}, {method: hybrid}]", ":1: no cell is left: exclude and the"),
+    ("repeats: 1", "zip: [{optimizer.lr: [1, 2], training.epochs: [1]}]",
+     ":10: zip[0] has lists of unequal length: optimizer.lr has 2, training.epochs has 1"),
+    ("repeats: 1", "zip: {optimizer.lr: [1, 2]}", ":10: zip must be a list, got a mapping"),
+    ("repeats: 1", "seeds: [3, 3]", ":10: seeds must be different whole numbers, got [3, 3]"),
+    ("repeats: 1", "repeats: 100000", ":9: grid expands to 400,000 cells; at most 100,000 are allowed"),
+    ("repeats: 1", "sweep: again", ":10: sweep is given twice, first on line 1"),
+]  # fmt: skip
+FILES = [
+    ("# nothing\n", ":1: the file is empty"),
+    ("- sgd\n", ":1: the top level is a list, not a mapping of keys to values"),
+    ("sweep: [a\nb: 1\n", ":2: not readable as YAML: did not find expected ',' or ']'"),
+    ("sweep: a\n---\nsweep: b\n", ":2: not readable as YAML: but found another document"),
+    ("sweep: &a [*a]\n", ":1: sweep[0] contains itself through an alias"),
+    ("sweep: !!python/name:os.system x\n", ":1: "),
+    ("1: a\n", ":1: key '1' must be text"),
+    ("sweep: a\nmethods: []\n", ":2: methods must have 1 or more entries, got []"),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "message"), MISTAKES)
+def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_written(
+    before, after, message, tmp_path, monkeypatch, capsys
+):
+    assert GOOD.count(before) >= 1
+    said = _error(GOOD.replace(before, after), tmp_path, monkeypatch, capsys)
+    assert said.startswith(message)
+    if (before, after, message) in MISTAKES[:3]:
+        assert said == message
+
+
+@pytest.mark.parametrize(("text", "message"), FILES)
 def test_a_file_that_is_not_a_mapping_is_one_line(text, message, tmp_path, monkeypatch, capsys):
     got = _error(text, tmp_path, monkeypatch, capsys)
-    assert got == message or (message is None and "tags are not allowed" in got)
+    assert got.startswith(message)
+    assert "python" not in text or "tags are not allowed" in got
 
 
 def test_with_several_workloads_an_error_names_the_one_that_it_is_about(tmp_path, monkeypatch, capsys):

@@ -8,7 +8,6 @@ import pytest
 from rich.console import Console
 
 from harness.cli import main
-from harness.cli.output import with_progress
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.store import sweep_folder
 from harness.study.progress import follow, left_seconds
@@ -94,11 +93,3 @@ def test_following_shows_the_time_left(terminal):
     assert "1 COMPLETED, 1 PENDING; about 1m05s left" in file.getvalue()
     assert ("\x1b" in file.getvalue()) == terminal
     assert ("1/2" in file.getvalue()) == terminal
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_slow_work_has_a_bar_in_a_terminal_and_is_silent_in_a_pipe(terminal):
-    file = io.StringIO()
-    screen = Console(file=file, force_terminal=terminal, width=80)
-    assert list(with_progress(["a", "b"], "drawing", screen)) == ["a", "b"]
-    assert ("drawing" in file.getvalue()) == terminal

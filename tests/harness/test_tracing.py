@@ -72,22 +72,6 @@ def test_profilers_show_the_phases_only_if_requested():
         assert ({"kronscale.forward", "kronscale.factor_compute"} <= seen) is ranges
 
 
-def test_a_sleep_is_booked_in_its_phase_and_step():
-    timer = PhaseTimer()
-    timer.start()
-    timer.sampled_step = 3
-    with timer.phase(Phase.FORWARD):
-        time.sleep(0.05)
-    timer.sampled_step = None
-    with timer.phase(Phase.BACKWARD):
-        pass
-    timer.stop()
-    spans = timer.drain_spans()
-    assert [(span.step, span.phase) for span in spans] == [(3, "other"), (3, "forward")]
-    assert spans[1].seconds >= 0.05
-    assert timer.drain_spans() == []
-
-
 def test_without_a_gpu_there_is_one_device_record_with_nulls_and_a_reason(world, tmp_path):
     (records,) = world(1).run(traced, cell("sgd", 1), str(tmp_path), range(0))
     (record,) = (record for record in records if isinstance(record, DeviceRecord))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from pathlib import Path
 
 import pytest
 
-from analysis.records.loading import load
 from analysis.report.page import Panel, write_report
 from harness.cell import Cell
 from harness.cli import main
@@ -77,7 +75,7 @@ def cell() -> Cell:
     })  # fmt: skip
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+@pytest.mark.parametrize("umask", [0o000, 0o077])
 def test_a_sweep_is_private_or_readable_by_its_group_with_any_umask(tmp_path, cell, umask):
     before = os.umask(umask)
     try:
@@ -102,17 +100,3 @@ def test_an_existing_folder_keeps_its_mode(tmp_path, cell):
     sweep.make()
     assert mode(sweep.path) == 0o755
     assert cancel([cell], tmp_path) == []
-
-
-def test_records_are_shown_as_text_and_never_run(tmp_path, cell):
-    """Causes contain messages of exceptions, which may come from data: the report shows them as text."""
-    sweep = sweep_folder("study", tmp_path)
-    attempt = sweep.stage(cell).new_attempt()
-    cause = "<img src=x onerror=alert(1)> \"'</td>"
-    attempt.write("outcome.json", {
-        "schema": 1, "state": "FAILED", "cause": cause, "reached_target": None, "stop_reason": "error",
-        "started_at": 1.0, "ended_at": 2.0,
-    })  # fmt: skip
-    html = write_report(load(sweep.path), tmp_path / "report", panels=()).read_text()
-    assert "onerror=alert(1)&gt;" in html
-    assert not re.search(r"<img[^>]*onerror", html)
