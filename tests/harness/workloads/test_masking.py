@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from harness.training.micro_batches import micro_batches
+from harness.training.passes import micro_batches
 
 from harness.errors import DataError
 from harness.workloads import WORKLOADS
