@@ -7,7 +7,6 @@ every collective, FLOPs of every phase, and bytes of every stored tensor of the 
 
 from __future__ import annotations
 
-import gc
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,6 +24,7 @@ from harness.training.gradient_averaging import FlatAverage
 from kfac_core import KFAC, KFACConfig, Phase
 from kfac_core.collectives import Communicator, connect
 from kfac_core.timing import PhaseTimer
+from tests.kfac_core.worlds import fake_world
 
 
 @dataclass(frozen=True)
@@ -193,19 +192,3 @@ _DECOMPOSITIONS = {
     torch.ops.aten.linalg_cholesky_ex: _cubic(1 / 3),
     torch.ops.aten.cholesky_inverse: _cubic(2 / 3),
 }
-
-
-@contextmanager
-def fake_world(world_size: int, rank: int) -> Iterator[None]:
-    """Make this process a rank of a world without other ranks: every collective returns at once."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    if world_size == 1:
-        yield
-        return
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-        gc.collect()

@@ -125,7 +125,7 @@ def run_every_size(rank: int, world_size: int, folder: str) -> list[tuple[int, K
 
 
 def test_executed_worlds_of_one_to_four_send_and_keep_what_was_predicted(tmp_path):
-    world = World(max(SIZES))
+    world = World(max(SIZES), "harness.training.train")
     checked = 0
     try:
         for rank, seen in enumerate(world.run(run_every_size, str(tmp_path))):

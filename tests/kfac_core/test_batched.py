@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.bench.gpu.nets import ConvNet, Transformer
 from kfac_core import KFAC, KFACConfig, device_grams
 from kfac_core.config import Execution
 from kfac_core.convolution import Geometry, patch_rows
@@ -18,6 +17,7 @@ from kfac_core.device_grams import DeviceGrams
 from kfac_core.errors import ConfigError
 from kfac_core.gradients import copy_together
 from kfac_core.packing import pack, pack_whole, packed_size
+from tests.kfac_core.nets import ConvNet, Transformer
 
 
 def trained(kind: str, execution: Execution, *, channels_last: bool = False, **options: Any) -> Tensor:

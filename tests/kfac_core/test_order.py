@@ -6,33 +6,22 @@ Fake worlds: the real step of every rank, over a backend that moves nothing.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from kfac_core import KFAC, KFACConfig
 from kfac_core.collectives.torch_distributed import TorchCommunicator, backend_on
 from kfac_core.config import Execution
+from tests.kfac_core.worlds import fake_world
 
 STRATEGIES = ("comm_opt", "mem_opt", "hybrid_opt", "dp_kfac", "mpd_kfac", "d_kfac", "spd_kfac")
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", "barrier")
 
 Issued = list[tuple[Any, ...]]
-
-
-@contextmanager
-def fake_world(rank: int, world_size: int) -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def issued_by(rank: int, world_size: int, config: KFACConfig, monkeypatch: pytest.MonkeyPatch) -> Issued:
@@ -50,7 +39,7 @@ def issued_by(rank: int, world_size: int, config: KFACConfig, monkeypatch: pytes
 
         return record
 
-    with fake_world(rank, world_size), monkeypatch.context() as patched, warnings.catch_warnings():
+    with fake_world(world_size, rank), monkeypatch.context() as patched, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in COLLECTIVES:
             patched.setattr(dist, name, recorded(name))
@@ -104,7 +93,7 @@ def test_groups_are_connected_before_the_first_step(monkeypatch):
 
 
 def test_the_backend_is_asked_by_device(monkeypatch):
-    with fake_world(0, 2):
+    with fake_world(2, 0):
         for config, cpu, cuda in (
             ("cpu:gloo,cuda:nccl", "gloo", "nccl"),
             ("cuda:nccl", "", "nccl"),

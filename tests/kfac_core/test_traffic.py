@@ -19,8 +19,8 @@ from kfac_core import KFAC, KFACConfig, Phase
 from kfac_core.collectives import connect
 from kfac_core.placement import LayerShape, Placement
 from kfac_core.timing import PhaseTimer
-from tests.emulation import fake_world
 from tests.kfac_core.nets import batch, conv_net
+from tests.kfac_core.worlds import fake_world
 
 FLOAT64 = 8
 STRATEGIES: list[tuple[str, float | None]] = [
