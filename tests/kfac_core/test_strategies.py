@@ -219,6 +219,12 @@ def test_by_measured_costs_two_ranks_end_resnet32s_decompositions_together(strat
     assert busiest_over_mean(place(by_clock, RESNET32, 2)) < 1.02
 
 
+def test_measured_costs_are_straight_in_logarithms_and_go_on_beyond_both_ends():
+    cubic = measured({16: 1e-4, 64: 6.4e-3})
+    for rows in (4, 32, 256):
+        assert cubic.inverse(FactorShape(rows)) == pytest.approx(1e-4 * (rows / 16) ** 3)
+
+
 def test_the_grid_is_kaisas():
     layers = [LayerShape(f"l{i}", FactorShape(10), FactorShape(10)) for i in range(4)]
     config = KFACConfig(strategy="hybrid_opt", grad_worker_fraction=0.25)
