@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.checkpoint import checkpoint
 
 from kfac_core import KFAC, ConfigError, KFACConfig
 from kfac_core.schedule import Milestones
@@ -70,29 +69,6 @@ def test_attention_of_an_unknown_class_keeps_plain_gradients():
     kfac = KFAC(nn.Sequential(nn.Linear(4, 4), OwnAttention(4, 2)), FRESH, lr=LR)
     assert kfac.plain_modules == ["1 (OwnAttention)", "1.out_proj (NonDynamicallyQuantizableLinear)"]
     assert [shape.name for shape in kfac.shapes] == ["0"]
-
-
-class Checkpointed(nn.Module):
-    """A stem, a block that is called twice and a head, the block run through `call`."""
-
-    def __init__(self, call: Callable[..., Tensor]) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.stem, self.block, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
-        self._call = call
-        self.double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.block(torch.tanh(self.stem(x)))  # once outside, once inside the checkpoint
-        return self.head(self._call(lambda z: torch.tanh(self.block(torch.tanh(z))), x))
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_activation_checkpointing_changes_no_statistic(reentrant):
-    x, y = data("mlp", 0)
-    want = one_step(Checkpointed(lambda block, z: block(z)), x, y)
-    got = one_step(Checkpointed(lambda block, z: checkpoint(block, z, use_reentrant=reentrant)), x, y)
-    assert_same(got, want, 1e-14)
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])

@@ -116,18 +116,6 @@ def test_rows_are_packed_as_their_scaled_product_is(n, blocks):
 
 
 @pytest.mark.usefixtures("way")
-def test_an_infinite_or_nan_element_stays_where_it_is():
-    matrix = torch.zeros(1, 6, 6)
-    matrix[0, 1, 4] = matrix[0, 4, 1] = float("nan")
-    matrix[0, 2, 2] = float("inf")
-    packed, back = torch.empty(1, packed_size(6)), torch.empty(1, 6, 6)
-    pack(matrix, packed)
-    unpack(packed, back)
-    assert torch.equal(back.isnan(), matrix.isnan())
-    assert torch.equal(back.isinf(), matrix.isinf())
-
-
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(  # in one piece and in strips
     ("n", "blocks"),
     [(1, 2), (2, 1), (3, 2), (9, 1), (1024, 1), (1025, 2), (1283, 1)],
