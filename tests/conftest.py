@@ -43,6 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # Fixtures.
 DRAW_EVERY_FIGURE = {"ordinary_report", "saved"}
+HARNESS = ("pandas", "harness.training.train")  # what ranks of its tests import
 START_RANKS = {"world", "mpi_world", "start_supervisor"}
 
 
@@ -148,7 +149,7 @@ def no_images(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def world() -> Iterator[Callable[[int], World]]:
     """`world(4)` is a world of four processes, started on first use."""
-    with _started_on_first_use(World) as of_size:
+    with _started_on_first_use(lambda size: World(size, *HARNESS)) as of_size:
         yield of_size
 
 
@@ -160,7 +161,7 @@ def mpi_world() -> Iterator[Callable[[int], World]]:
 
 
 @contextmanager
-def _started_on_first_use(kind: type[World]) -> Iterator[Callable[[int], World]]:
+def _started_on_first_use(kind: Callable[[int], World]) -> Iterator[Callable[[int], World]]:
     worlds: dict[int, World] = {}
 
     def of_size(world_size: int) -> World:

@@ -12,11 +12,10 @@ TOGETHER = {
         "tests/kfac_core/test_split_wait.py",
         "tests/docs/test_examples.py::test_a_python_block_runs_on_two_ranks",
     ),
-    "torch.compile": ("tests/kfac_core/test_compile.py", "tests/kfac_core/test_around.py"),
 }
 APART = ("tests/harness/launching/", "tests/harness/test_bench.py", "tests/path/")
 """Long tests that share nothing: each runs where a worker is free."""
-EARLY = ("tests/kfac_core/test_patches.py", "tests/analysis/test_broken_records.py")
+EARLY = ("tests/kfac_core/test_convolution.py", "tests/analysis/test_broken_records.py")
 """Files of many tests that would be the last to end."""
 
 

@@ -5,13 +5,11 @@ In torch's fake process group every collective returns at once, so that one proc
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -140,19 +138,3 @@ class _FlopMeter:
     def drain(self) -> dict[str, int]:
         flops, self._flops = self._flops, {}
         return flops
-
-
-@contextmanager
-def fake_world(world_size: int, rank: int) -> Iterator[None]:
-    """Make this process a rank of a world without other ranks: every collective returns at once."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    if world_size == 1:
-        yield
-        return
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-        gc.collect()

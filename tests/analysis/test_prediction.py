@@ -16,12 +16,13 @@ from analysis.prediction.errors import PredictionError
 from analysis.prediction.laws import Seconds, wire_bytes
 from analysis.prediction.loads import RankLoads
 from analysis.prediction.machine import RTX_2080_TI
-from analysis.prediction.networks import network_named, networks
-from analysis.prediction.work import Exchange, Setup
+from analysis.prediction.networks import Network, network_named, networks
+from analysis.prediction.work import Exchange, Setup, Work
 from harness.cli import main
 from jobs.experiments.network_tables import NETWORKS, table
 from kfac_core.config import STRATEGIES, KFACConfig
 from kfac_core.phases import COMM_PHASES, Phase
+from kfac_core.placement import FactorShape, LayerShape
 
 RESNET = network_named("resnet50")
 EVERY = {"factor_update_steps": 1, "inverse_update_steps": 1}
@@ -45,6 +46,17 @@ def phases(strategy: str, world_size: int, batch: int = 32, name: str = "resnet5
 
 def total(*arguments, **options) -> float:
     return Seconds.sum(phases(*arguments, **options).values()).central
+
+
+def test_the_predicted_memory_of_a_factor_beyond_the_bound_is_that_of_its_diagonal():
+    words = 30_522
+    head = LayerShape("head", FactorShape(769), FactorShape(words))
+    before, after = (
+        Work(Setup(Network("lm", (head,), 0), KFACConfig(strategy="mem_opt", max_factor_dim=bound), 1, 1))
+        for bound in (None, 8192)
+    )
+    spared = words * words - words
+    assert before.state_bytes["factors"][0] - after.state_bytes["factors"][0] == 4 * spared
 
 
 @pytest.mark.parametrize("name", ["resnet110", "resnet152"])

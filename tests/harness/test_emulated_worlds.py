@@ -16,8 +16,8 @@ from kfac_core.collectives import connect
 from kfac_core.layers import find_layers
 from kfac_core.placement.placement import state_bytes
 from kfac_core.placement.strategies import STRATEGIES, place
-from tests.emulation import Emulation, ParallelLayers, Part, count, fake_world
-from tests.kfac_core.worlds import World
+from tests.emulation import Emulation, ParallelLayers, Part, count
+from tests.kfac_core.worlds import World, fake_world
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +108,7 @@ def run_every_size(rank: int, world_size: int, folder: str) -> list[tuple[int, K
 
 
 def test_executed_worlds_of_one_to_four_send_and_keep_what_was_predicted(tmp_path):
-    world = World(max(SIZES))
+    world = World(max(SIZES), "harness.training.train")
     checked = 0
     try:
         for rank, seen in enumerate(world.run(run_every_size, str(tmp_path))):

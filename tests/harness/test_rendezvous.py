@@ -213,7 +213,7 @@ def test_ranks_of_the_local_launcher_listen_on_loopback_only(attempt):
     site = Site(name="here")
     launch = Launch(launcher="local", site=site, cpus_per_rank=1, host="h", user="u", submitted_at=0)
     launch.write(attempt)
-    context = rank_context()
+    context = rank_context("harness.training.train")
     found = context.Queue()
     ranks = [
         context.Process(target=_listening_rank, args=(attempt.path, rank, found), daemon=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 
 import torch
@@ -57,22 +58,21 @@ REDUCED = (
 )
 
 
-def _conv(
-    stride: int, dilation: int, groups: int, padding: object, mode: str, variant: int
-) -> Callable[[], nn.Module]:
-    """Kernel and bias alternate with the variant, so that every pair of options occurs."""
+def _conv(stride: int, dilation: int, groups: int, padding: object, mode: str, variant: int) -> nn.Module:
+    """Kernel and bias alternate with the variant."""
     kernel = ((3, 3), (2, 3))[variant % 2]
-    return lambda: nn.Conv2d(
+    return nn.Conv2d(
         2, 4, kernel, stride, padding, dilation, groups, bias=variant // 2 % 2 == 0, padding_mode=mode
     )
 
 
-for index, (mode, padding, stride, dilation, groups) in enumerate(
-    product(("zeros", "circular", "reflect", "replicate"), ("valid", "same", (2, 1)), (1, 2), (1, 2), (1, 2))
-):
-    if not (padding == "same" and stride > 1):  # torch has no such convolution
-        name = f"conv-{mode}-{padding}-stride{stride}-dilation{dilation}-groups{groups}".replace(" ", "")
-        CASES[name] = _conv(stride, dilation, groups, padding, mode, index // 2 + index // 8), (2, 5, 6)
+# Each pair of values of two options occurs; torch has no convolution of padding `same` with a stride.
+for index, (m, p) in enumerate(product(range(4), range(3))):
+    mode, padding = ("zeros", "circular", "reflect", "replicate")[m], ("valid", "same", (2, 1))[p]
+    stride = 1 if padding == "same" else 1 + (m + p // 2) % 2
+    dilation, groups = 1 + (m // 2 + p) % 2, 1 + (m + m // 2 + p // 2) % 2
+    name = f"conv-{mode}-{padding}-stride{stride}-dilation{dilation}-groups{groups}".replace(" ", "")
+    CASES[name] = partial(_conv, stride, dilation, groups, padding, mode, index), (2, 5, 6)
 
 
 def module_and_batch(name: str) -> tuple[nn.Module, Tensor, Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kfac_core import KFAC, KFACConfig
+from kfac_core.config import Execution
 from kfac_core.placement import FactorShape
 from kfac_core.placement.placement import data_elements
 from kfac_core.solvers import solver_of
@@ -60,18 +61,24 @@ def train(
 ) -> list[dict[str, Tensor]]:
     """Train with plain SGD after K-FAC; returns the preconditioned gradients of every step."""
     history = []
-    for step in steps:
-        x, y = data(net, step)
-        mine = slice(rank * GLOBAL_BATCH // world_size, (rank + 1) * GLOBAL_BATCH // world_size)
-        model.zero_grad()
-        functional.cross_entropy(model(x[mine]), y[mine]).backward()
-        average_gradients(model, world_size)
-        kfac.step()
-        history.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    for number in steps:
+        history.append(step(model, kfac, *data(net, number), rank, world_size))
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.sub_(LR * parameter.grad)
     return history
+
+
+def step(
+    model: nn.Module, kfac: KFAC, x: Tensor, y: Tensor, rank: int = 0, world_size: int = 1
+) -> dict[str, Tensor]:
+    """A step on this rank's share of a batch; the preconditioned gradients."""
+    mine = slice(rank * len(x) // world_size, (rank + 1) * len(x) // world_size)
+    model.zero_grad()
+    functional.cross_entropy(model(x[mine]), y[mine]).backward()
+    average_gradients(model, world_size)
+    kfac.step()
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
 def average_gradients(model: nn.Module, world_size: int) -> None:
@@ -83,12 +90,18 @@ def average_gradients(model: nn.Module, world_size: int) -> None:
 
 
 def run(
-    rank: int, world_size: int, net: str, options: dict[str, Any], steps: int
+    rank: int,
+    world_size: int,
+    net: str,
+    options: dict[str, Any],
+    steps: int,
+    execution: Execution | None = None,
 ) -> tuple[list[dict[str, Tensor]], dict[str, tuple[int, ...]]]:
     """Gradients of every step on this rank, and each layer's factor workers."""
     model = build(net)
-    kfac = KFAC(model, KFACConfig(**options), lr=LR)
+    kfac = KFAC(model, KFACConfig(**options), lr=LR, execution=execution)
     history = train(model, kfac, net, range(steps), rank, world_size)
+    kfac.remove()
     return history, {name: layer.factor_workers for name, layer in kfac.placement.layers.items()}
 
 

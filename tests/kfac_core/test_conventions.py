@@ -62,27 +62,15 @@ def statistics() -> list[Tensor]:
     return running(kfac)
 
 
-def after_one_step(**options: Any) -> list[Tensor]:
+@pytest.mark.parametrize("decay", [0.9, 0.05])  # DP-KFAC's release weights the new statistics with 0.95
+def test_factor_decay_is_the_weight_of_the_old_factor(decay):
     model = conv()
-    kfac = make(model, **options)
+    kfac = make(model, factor_decay=decay)
     backward(model)
     kfac.step()
-    return running(kfac)
-
-
-@pytest.mark.parametrize("decay", [0.9, 0.1])
-def test_factor_decay_is_the_weight_of_the_old_factor(decay):
-    for got, new in zip(after_one_step(factor_decay=decay), statistics(), strict=True):
+    for got, new in zip(running(kfac), statistics(), strict=True):
         old = torch.eye(new.shape[-1], dtype=new.dtype)
         torch.testing.assert_close(got, decay * old + (1 - decay) * new, rtol=1e-12, atol=1e-14)
-        assert not torch.allclose(got, (1 - decay) * old + decay * new, rtol=1e-3)
-
-
-def test_one_minus_the_decay_turns_it_into_the_weight_of_the_new_factor():
-    theirs = 0.95  # DP-KFAC's release weights the new statistics with its factor_decay
-    for got, new in zip(after_one_step(factor_decay=1 - theirs), statistics(), strict=True):
-        want = torch.lerp(torch.eye(new.shape[-1], dtype=new.dtype), new, theirs)
-        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
 
 
 def test_factor_start_first_drops_the_identity_and_nothing_else():
@@ -111,19 +99,6 @@ def test_damping_never_accumulates_in_the_factors(solver):
     assert all(torch.equal(a, b) for a, b in zip(before, running(kfac), strict=True))
 
 
-def test_accumulated_damping_would_be_detected():
-    model, once, five_times = conv(), [], []
-    kfac = make(model, solver="inverse", damping=0.5)
-    backward(model)
-    kfac.step()
-    once = [data.clone() for data in kfac._second_order.data.values()]
-    for factor in kfac._factors.running.values():  # the effect of lzhangbv's add_ in place
-        factor.diagonal(dim1=-2, dim2=-1).add_(5 * 0.5)
-    kfac._update_second_order()
-    five_times = list(kfac._second_order.data.values())
-    assert all((a - b).norm() > 0.1 * a.norm() for a, b in zip(once, five_times, strict=True))
-
-
 def test_factors_change_only_every_factor_steps_and_from_that_step_alone():
     model = conv()
     kfac = make(model, factor_decay=0.0, factor_update_steps=2, inverse_update_steps=2)
@@ -148,7 +123,7 @@ def test_eigenvalues_below_1e_10_count_as_zero():
     torch.testing.assert_close(found, want, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("dim", [255, 256, 300])
+@pytest.mark.parametrize("dim", [255, 256])
 def test_the_eigenvectors_of_large_factors_too_make_up_the_factor_which_stays_as_it_is(dim):
     factor = torch.randn(2, dim, dim, dtype=torch.float64)
     factor = factor @ factor.mT
@@ -159,37 +134,14 @@ def test_the_eigenvectors_of_large_factors_too_make_up_the_factor_which_stays_as
     assert torch.equal(factor, before)
 
 
-def convolution_factors() -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    """Ours, the definition's, and the output positions T."""
+def test_the_scale_of_a_convolution_is_kfcs():
     model = nn.Sequential(conv()[0], nn.Tanh(), nn.Flatten(), conv()[4])
     kfac = make(model, factor_decay=0.0)
     backward(model)
     kfac.step()
     (a,), (g,) = factors(model, *batch())["0"]
-    return kfac._factors.running[0, "a"][0], kfac._factors.running[0, "g"][0], a, g, 9
-
-
-def test_the_scale_of_a_convolution_is_kfcs():
-    got_a, got_g, a, g, _ = convolution_factors()
-    assert abs(float(got_a.norm() * got_g.norm() / (a.norm() * g.norm())) - 1) < 1e-10
+    got_a, got_g = (kfac._factors.running[0, kind][0] for kind in "ag")
     torch.testing.assert_close(torch.kron(got_g, got_a), torch.kron(g, a), rtol=1e-10, atol=1e-14)
-
-
-def test_the_scale_that_one_release_uses_is_off_by_n_squared_t_to_the_fifth():
-    got_a, got_g, _, _, positions = convolution_factors()
-    # rows of a and g over T, both then averaged over N * T rows, g still that of the batch mean
-    their_a, their_g = got_a / positions, got_g / (BATCH**2 * positions**4)
-    ratio = float(their_a.norm() * their_g.norm() / (got_a.norm() * got_g.norm()))
-    assert ratio == pytest.approx(1 / (BATCH**2 * positions**5), rel=1e-10)
-    gradient = torch.randn(3, 19, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-
-    def cosine(a: Tensor, g: Tensor) -> float:
-        system = torch.kron(g, a) + 0.003 * torch.eye(gradient.numel(), dtype=a.dtype)
-        solved = torch.linalg.solve(system, gradient.flatten())
-        return float(functional.cosine_similarity(solved, gradient.flatten(), dim=0))
-
-    assert cosine(their_a, their_g) > 1 - 1e-6  # K-FAC turned into a rescaled gradient
-    assert cosine(got_a, got_g) < 0.999
 
 
 def clipped(lr: float, kl_clip: float | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -214,14 +166,6 @@ def test_kl_clip_is_one_scalar_over_all_layers_with_the_square_of_the_rate(lr):
     got, _ = clipped(lr, kl_clip)
     for name in PRECONDITIONED:
         torch.testing.assert_close(got[name], nu * unclipped[name], rtol=1e-12, atol=0)
-
-
-def test_kl_clip_bounds_the_predicted_divergence_by_kl_clip():
-    got, plain = clipped(10.0, 0.001)
-    unclipped, _ = clipped(10.0, None)
-    nu = float(got["0.weight"].norm() / unclipped["0.weight"].norm())
-    step = sum(float((got[name] * plain[name]).sum()) for name in PRECONDITIONED)
-    assert 10.0**2 * nu * step == pytest.approx(0.001, rel=1e-10)
 
 
 def test_kl_clip_never_scales_up():

@@ -1,4 +1,7 @@
-"""Promise: kfac_core opens no file or socket, starts no process, reads no environment and prints nothing."""
+"""Promise: kfac_core opens no file or socket, starts no process, reads no environment and prints nothing.
+
+Whoever takes it out takes its tests along: they import nothing of this project but the two of them.
+"""
 
 import ast
 import sys
@@ -48,3 +51,14 @@ def test_the_library_imports_torch_and_itself_and_mpi4py_only():
     for path in ROOT.rglob("*.py"):
         foreign |= imported(ast.parse(path.read_text())) - set(sys.stdlib_module_names)
     assert foreign == {"torch", "kfac_core", "mpi4py"}
+
+
+def test_its_tests_import_nothing_else_of_this_project():
+    seen = set()
+    for path in Path(__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            seen |= {".".join(name.split(".")[: 2 if name.startswith("tests") else 1]) for name in names}
+    ours = {"kfac_core", "tests", "harness", "analysis", "jobs"}
+    assert {name for name in seen if name.partition(".")[0] in ours} == {"kfac_core", "tests.kfac_core"}

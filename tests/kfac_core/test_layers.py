@@ -1,7 +1,7 @@
 """Promise: every layer kind and option has the factors of its definition and the gradient of a dense solve.
 
 The definition is Grosse & Martens 2016 (KFC), A = 1/(B S^2) sum a aT and G = B S sum g gT, on rows that
-`per_example.py` derives with autograd.
+`dense.py` derives with autograd.
 """
 
 from __future__ import annotations
@@ -15,12 +15,19 @@ from torch import Tensor, nn
 
 from kfac_core import KFAC, KFACConfig
 from kfac_core.config import Execution
-from tests.kfac_core.dense import DenseKFAC, DenseSettings
+from tests.kfac_core.dense import DenseKFAC, DenseSettings, factors, supported
 from tests.kfac_core.layer_cases import CASES, EXAMPLES, REDUCED, loss, module_and_batch
-from tests.kfac_core.per_example import factors, supported
+from tests.kfac_core.runs import assert_same
 
 EVERY_CASE = [(name, "expand") for name in CASES] + [(name, "reduce") for name in REDUCED]
-SOME_CASES = [*EVERY_CASE[:33], *EVERY_CASE[33:-5:5], *EVERY_CASE[-5:]]  # of the convolutions, one in five
+ONE_OF_A_KIND = [
+    ("linear", "expand"), ("linear-two-sequence-dimensions", "expand"),
+    ("linear-called-three-times", "reduce"), ("conv1d-groups-dilation", "expand"),
+    ("conv-depthwise", "expand"), ("conv-called-twice", "expand"), ("conv3d-strided", "expand"),
+    ("transposed2d-groups", "expand"), ("embedding-called-twice", "expand"),
+    ("conv1d-of-transformers-sequence", "reduce"),
+    ("conv-circular-valid-stride2-dilation1-groups2", "expand"),
+]  # fmt: skip
 EVERY_STEP = {"factor_update_steps": 1, "inverse_update_steps": 1}
 AN_EXAMPLE_EACH = {"loss_terms": "example", **EVERY_STEP}
 
@@ -57,7 +64,7 @@ def test_factors_equal_their_definition(case, sequence, execution):
         torch.testing.assert_close(got[f"{name}.g"], torch.block_diag(*g), rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.parametrize(("case", "sequence"), SOME_CASES)
+@pytest.mark.parametrize(("case", "sequence"), ONE_OF_A_KIND)
 def test_the_scale_is_the_same_however_the_batch_is_split(case, sequence):
     module, x, y = module_and_batch(case)
     whole = factors_of(module, [(x, y)], sequence)
@@ -105,12 +112,14 @@ def dense(case: str, sequence: str, solver: str) -> dict[str, Tensor]:
     return DenseKFAC(module, every_step).step(x, y, whole_batch)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize(("case", "sequence"), SOME_CASES)
-def test_preconditioned_gradients_equal_the_dense_solve(world, world_size, case, sequence):
+@pytest.mark.parametrize(("case", "sequence"), EVERY_CASE)
+def test_preconditioned_gradients_equal_the_dense_solve(case, sequence):
     solver = ("eigen", "inverse", "inverse_pi")[EVERY_CASE.index((case, sequence)) % 3]
-    want = dense(case, sequence, solver)
-    for got in world(world_size).run(preconditioned, case, sequence, solver):
-        assert got.keys() == want.keys()
-        for name, value in want.items():
-            assert (got[name] - value).norm() <= 1e-8 * value.norm(), name
+    assert_same(preconditioned(0, 1, case, sequence, solver), dense(case, sequence, solver), 1e-8)
+
+
+@pytest.mark.parametrize(("case", "sequence"), ONE_OF_A_KIND)
+def test_they_do_so_on_two_ranks(world, case, sequence):
+    solver = ("eigen", "inverse", "inverse_pi")[ONE_OF_A_KIND.index((case, sequence)) % 3]
+    for got in world(2).run(preconditioned, case, sequence, solver):
+        assert_same(got, dense(case, sequence, solver), 1e-8)

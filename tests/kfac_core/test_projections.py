@@ -1,23 +1,24 @@
-"""Promise: attention's projections and fused experts are layers with the factors of their definition.
+"""Promise: attention, fused experts and tied words are layers with the factors of their definition.
 
-The reference is the same model written with a Linear a projection, whose factors come from autograd.
+The reference is the same model written with a Linear a projection, or both uses of a tied weight: autograd.
 """
 
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from kfac_core import KFAC, KFACConfig
 from kfac_core.config import Execution
-from tests.kfac_core.dense import solve
+from tests.kfac_core.dense import factors, solve
 from tests.kfac_core.layer_cases import loss
-from tests.kfac_core.per_example import factors
 
 BATCH, LENGTH, WIDTH, HEADS = 3, 4, 4, 2
 NOW = {"factor_decay": 0.0, "factor_update_steps": 1, "inverse_update_steps": 1, "loss_terms": "example"}
@@ -103,9 +104,16 @@ def by_name(kfac: KFAC) -> dict[str, tuple[Tensor, Tensor]]:
     return {s.name: (found[i, "a"][0], found[i, "g"][0]) for i, s in enumerate(kfac.shapes)}
 
 
-@pytest.mark.parametrize("execution", Execution)
-@pytest.mark.parametrize("sequence", ["expand", "reduce"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "sequence", "execution"),
+    [
+        ("self", "expand", Execution.BATCHED), ("self", "reduce", Execution.SEQUENTIAL),
+        ("no bias", "expand", Execution.SEQUENTIAL), ("cross", "expand", Execution.SEQUENTIAL),
+        ("cross", "reduce", Execution.BATCHED), ("keys are values", "expand", Execution.BATCHED),
+        ("other widths", "reduce", Execution.SEQUENTIAL), ("other widths", "expand", Execution.BATCHED),
+        ("time first", "expand", Execution.SEQUENTIAL), ("time first", "reduce", Execution.BATCHED),
+    ],
+)  # fmt: skip
 def test_attention_has_the_factors_of_four_linear_layers(kind, sequence, execution):
     model, explicit, x, y = attention_case(kind)
     kfac = KFAC(model, KFACConfig(**NOW, sequence=sequence), lr=0.1, execution=execution)
@@ -223,13 +231,124 @@ def test_experts_that_run_together_are_left_plain_and_named():
     assert any("MixtralExperts" in name for name in kfac.plain_modules)
 
 
-def test_parametrised_weights_are_left_plain_and_named():
-    model = nn.Sequential(
-        nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), nn.Linear(3, 3),
-        nn.utils.parametrizations.spectral_norm(nn.Conv1d(3, 3, 1)),
-    )  # fmt: skip
+WORDS, FEATURES, TOKENS, DAMPING = 7, 3, 4, 0.01
+TIED_NOW = {
+    "factor_decay": 0.0,
+    "factor_update_steps": 1,
+    "inverse_update_steps": 1,
+    "damping": DAMPING,
+    "kl_clip": None,
+}
+
+
+class Tied(nn.Module):
+    def __init__(self, *, bias: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(WORDS, FEATURES).double()
+        self.mix = nn.Linear(FEATURES, FEATURES).double()
+        self.head = nn.Linear(FEATURES, WORDS, bias=bias).double()
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.mix(self.embedding(tokens))))
+
+
+def tokens_of(world_size: int) -> tuple[Tensor, Tensor]:
+    """Rank r has r + 1 sequences."""
+    generator = torch.Generator().manual_seed(2)
+    size = (world_size * (world_size + 1) // 2, TOKENS)
+    return tuple(torch.randint(0, WORDS, size, generator=generator) for _ in range(2))  # type: ignore[return-value]
+
+
+def tied_step(
+    rank: int, world_size: int, options: dict[str, Any], execution: Execution
+) -> tuple[dict[str, Tensor], Tensor]:
+    model, (x, y) = Tied(), tokens_of(world_size)
+    mine = slice(rank * (rank + 1) // 2, (rank + 1) * (rank + 2) // 2)
+    kfac = KFAC(model, KFACConfig(**TIED_NOW, **options), lr=0.1, execution=execution)
+    functional.cross_entropy(model(x[mine]).flatten(0, 1), y[mine].flatten()).backward()
+    for parameter in model.parameters():
+        parameter.grad *= len(x[mine]) / len(x)  # a mean over the world's tokens
+        if world_size > 1:
+            dist.all_reduce(parameter.grad)
+    kfac.step()
+    index = [shape.name for shape in kfac.shapes].index("embedding")
+    running = {kind: kfac._factors.running.get((index, kind)) for kind in "ag"}
+    kfac.remove()
+    return {
+        kind: factor for kind, factor in running.items() if factor is not None
+    }, model.embedding.weight.grad
+
+
+def tied_reference(world_size: int) -> tuple[Tensor, Tensor, Tensor, float]:
+    """The words' diagonal, the features' factor, the gradient, and the trace of the sum of both uses."""
+    model, (x, y) = Tied(), tokens_of(world_size)
+    count = x.numel()
+    inner = model.embedding(x)
+    inner.retain_grad()
+    hidden = torch.tanh(model.mix(inner))
+    scores = hidden @ model.head.weight.T
+    scores.retain_grad()
+    functional.cross_entropy(scores.flatten(0, 1), y.flatten()).backward()
+    g, delta = inner.grad.reshape(-1, FEATURES) * count, scores.grad.reshape(-1, WORDS) * count
+    hidden = hidden.detach().reshape(-1, FEATURES)
+    uses = [
+        (torch.bincount(x.flatten(), minlength=WORDS).double() / count, g.T @ g / count),
+        (delta.square().sum(0) / count, hidden.T @ hidden / count),
+    ]
+    trace = sum(float(u.sum() * w.trace()) for u, w in uses)
+    words = sum(u * w.trace() for u, w in uses) / trace
+    return words, sum(w * u.sum() for u, w in uses), model.embedding.weight.grad, trace
+
+
+@pytest.mark.parametrize(
+    ("world_size", "options", "execution"),
+    [
+        (1, {}, Execution.BATCHED), (1, {"solver": "inverse"}, Execution.SEQUENTIAL),
+        (2, {"strategy": "mem_opt"}, Execution.BATCHED), (3, {"overlap_factors": True}, Execution.SEQUENTIAL),
+        (4, {"strategy": "hybrid_opt", "grad_worker_fraction": 0.5}, Execution.SEQUENTIAL),
+    ],
+)  # fmt: skip
+def test_a_tied_weight_has_the_partial_traces_of_both_uses_whatever_the_ranks(
+    world, world_size, options, execution
+):
+    words, features, gradient, trace = tied_reference(world_size)
+    seen = set()
+    for running, got in world(world_size).run(tied_step, options, execution):
+        if "a" in running:
+            torch.testing.assert_close(running["a"].flatten(), words, rtol=1e-10, atol=1e-14)
+        if "g" in running:
+            torch.testing.assert_close(running["g"][0], features, rtol=1e-10, atol=1e-14)
+            assert float(running["g"][0].trace()) == pytest.approx(trace, rel=1e-10)
+        seen |= running.keys()
+        if options.get("solver") == "inverse":
+            eye = torch.eye(FEATURES, dtype=torch.float64)
+            want = torch.linalg.solve(features + DAMPING * eye, gradient.T).T / (words + DAMPING)[:, None]
+        else:
+            system = torch.kron(words.diag(), features) + DAMPING * torch.eye(
+                WORDS * FEATURES, dtype=torch.float64
+            )
+            want = torch.linalg.solve(system, gradient.flatten()).view_as(gradient)
+        assert (got - want).norm() <= 1e-8 * want.norm()
+    assert seen == {"a", "g"}
+
+
+def test_the_heads_bias_and_a_skipped_tie_stay_plain():
+    model = Tied(bias=True)
     kfac = KFAC(model, KFACConfig(), lr=0.1)
-    assert [shape.name for shape in kfac.shapes] == ["1"]
-    assert [name for name in kfac.plain_modules if "Parametrized" in name] == [
-        "0 (ParametrizedLinear)", "2 (ParametrizedConv1d)",
-    ]  # fmt: skip
+    assert [shape.name for shape in kfac.shapes] == ["embedding", "mix"]
+    assert kfac.plain_modules == ["head (Linear)"]  # its bias
+    kfac.remove()
+    for skip in ("head", "embedding"):
+        kfac = KFAC(model, KFACConfig(skip=(skip,)), lr=0.1)
+        assert [shape.name for shape in kfac.shapes] == ["mix"]
+        kfac.remove()
+
+
+def test_a_tie_of_other_modules_stays_plain():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Linear(3, 2))
+    model[2].weight = model[0].weight
+    kfac = KFAC(model, KFACConfig(), lr=0.1)
+    assert [shape.name for shape in kfac.shapes] == ["3"]
+    assert kfac.plain_modules == ["0 (Linear)", "2 (Linear)"]

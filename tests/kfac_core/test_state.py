@@ -20,6 +20,7 @@ from kfac_core.schedule import Milestones
 from kfac_core.state import merge_shards
 from tests.kfac_core.dense import solve
 from tests.kfac_core.runs import LR, assert_same, build, data, train
+from tests.kfac_core.test_guards import backward, stepped
 
 INTERVALS = {"damping": 0.01, "factor_update_steps": 2, "inverse_update_steps": 4}
 
@@ -59,7 +60,8 @@ def stop_and_go_on(
     for first, stop in pairwise([0, *stops]):
         train(model, kfac, "mlp", range(first, stop), rank, world_size)
         saved.append(save(model, kfac))
-    dist.broadcast_object_list(saved)
+    if world_size > 1:
+        dist.broadcast_object_list(saved)
     resumed = [go(rank, world_size, options, stop, last, at) for stop, at in zip(stops, saved, strict=True)]
     return whole, [parameters for _, parameters in resumed]
 
@@ -69,22 +71,37 @@ def hybrid(strategy: str) -> dict[str, Any]:
     return {"strategy": strategy, **fraction}
 
 
-@pytest.mark.parametrize("solver", ["eigen", "inverse_pi"])
-@pytest.mark.parametrize("strategy", ["comm_opt", "mem_opt", "hybrid_opt", "dp_kfac", "d_kfac"])
-def test_going_on_from_a_checkpoint_gives_the_same_bits(world, strategy, solver):
-    ranks, options = world(4 if strategy == "hybrid_opt" else 2), {**hybrid(strategy), "solver": solver}
-    stops = [10, 11, 12]  # in the middle of E, of F and E, on both
-    for want, at_stops in ranks.run(stop_and_go_on, options, stops, 20):
-        assert len(at_stops) == len(stops)
+STOPS = [10, 11, 12]  # in the middle of E, of F and E, on both
+
+
+def assert_the_same_bits(results: list[tuple[dict[str, Tensor], list[dict[str, Tensor]]]]) -> None:
+    for want, at_stops in results:
+        assert len(at_stops) == len(STOPS)
         for resumed in at_stops:
             assert_same(resumed, want, 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"solver": "inverse"}, {"eigen_start": "warm"}])
+def test_going_on_from_a_checkpoint_gives_the_same_bits(options):
+    assert_the_same_bits([stop_and_go_on(0, 1, options, STOPS, 20)])
+
+
+@pytest.mark.parametrize(
+    ("world_size", "strategy", "solver"),
+    [
+        (2, "comm_opt", "inverse_pi"), (2, "mem_opt", "eigen"), (4, "hybrid_opt", "eigen"),
+        (4, "mem_opt", "inverse_pi"), (2, "dp_kfac", "inverse_pi"), (2, "d_kfac", "eigen"),
+    ],
+)  # fmt: skip
+def test_it_does_so_on_ranks(world, world_size, strategy, solver):
+    options = {**hybrid(strategy), "solver": solver}
+    assert_the_same_bits(world(world_size).run(stop_and_go_on, options, STOPS, 20))
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
     [
         ((4, "comm_opt"), (2, "comm_opt")),
-        ((2, "comm_opt"), (2, "mem_opt")),
         ((4, "hybrid_opt"), (2, "mem_opt")),
         ((1, "d_kfac"), (4, "hybrid_opt")),
         ((4, "spd_kfac"), (1, "mpd_kfac")),
@@ -112,35 +129,47 @@ def state_after(rank: int, world_size: int, options: dict[str, Any], steps: int)
     return kfac.state_dict()
 
 
-def test_another_solver_solves_the_saved_factors_at_once():
+@pytest.mark.parametrize(
+    ("old", "new", "way"),
+    [
+        ({"solver": "eigen"}, {"solver": "inverse"}, "state_dict"),
+        ({"solver": "inverse"}, {"solver": "inverse", "damping": 0.3}, "state_shard"),
+        ({"solver": "inverse_pi"}, {"solver": "inverse_pi", "damping": 0.3}, "merge_shards"),
+        ({"solver": "inverse_pi"}, {"solver": "inverse_pi", "damping": 0.3}, "state_dict"),
+    ],
+)
+def test_data_of_another_solver_or_damping_are_solved_again_from_the_saved_factors(old, new, way):
     """In the middle of both intervals, the first step already equals the dense solve of what was saved."""
-    eigen_model, eigen = start({"solver": "eigen"})
-    train(eigen_model, eigen, "mlp", range(5))
-    saved = save(eigen_model, eigen)
-    model, kfac = start({"solver": "inverse", "kl_clip": None}, saved)
+    old_model, old_kfac = start(old)
+    train(old_model, old_kfac, "mlp", range(5))
+    model, kfac = start({**new, "kl_clip": None})
+    model.load_state_dict(old_model.state_dict())
+    if way == "state_shard":
+        kfac.load_state_shard(old_kfac.state_shard())
+    else:
+        whole = old_kfac.state_dict() if way == "state_dict" else merge_shards([old_kfac.state_shard()])
+        kfac.load_state_dict(whole)
     (got,) = train(model, kfac, "mlp", [5])
     plain = build("mlp")
-    plain.load_state_dict(eigen_model.state_dict())
+    plain.load_state_dict(old_model.state_dict())
     x, y = data("mlp", 5)
     functional.cross_entropy(plain(x), y).backward()
-    factors = eigen.state_dict()["factors"]
+    factors = old_kfac.state_dict()["factors"]
     for name in ("0", "2", "4"):
         layer = plain.get_submodule(name)
         gradient = torch.cat([layer.weight.grad, layer.bias.grad[:, None]], 1)
         a, g = factors[f"{name}.a"][0], factors[f"{name}.g"][0]
-        want = solve("inverse", INTERVALS["damping"], a, g, gradient, (1.0, 1.0))
-        assert_same(
-            {"w": got[f"{name}.weight"], "b": got[f"{name}.bias"]},
-            {"w": want[:, :-1], "b": want[:, -1]},
-            1e-8,
-        )
+        means = (float(a.diagonal().mean()), float(g.diagonal().mean()))
+        damping = new.get("damping", INTERVALS["damping"])
+        want = solve(new["solver"], damping, a, g, gradient, means)
+        expected = {"w": want[:, :-1], "b": want[:, -1]}
+        assert_same({"w": got[f"{name}.weight"], "b": got[f"{name}.bias"]}, expected, 1e-8)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda s: s.update(version=3), "state of version 3; this one reads 1 and 2"),
-        (lambda s: s["factors"].pop("0.a"), r"of other layers: missing 0\.a; strict=False"),
         (
             lambda s: s["factors"].update({"0.a": torch.eye(3)[None]}),
             r"0\.a is saved as \[1, 3, 3\].*\[1, 5, 5\]",
@@ -191,12 +220,14 @@ def measured(
     return said, sizes
 
 
-STRATEGIES = ["comm_opt", "mem_opt", "hybrid_opt", "dp_kfac", "mpd_kfac", "d_kfac", "spd_kfac"]
-
-
-@pytest.mark.parametrize("largest_whole", [0, 320])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("strategy", "world_size", "largest_whole"),
+    [
+        ("comm_opt", 1, 320), ("comm_opt", 4, 0), ("mem_opt", 2, 0), ("mem_opt", 4, 320),
+        ("hybrid_opt", 3, 320), ("hybrid_opt", 4, 0), ("dp_kfac", 4, 320), ("mpd_kfac", 4, 0),
+        ("d_kfac", 2, 320), ("d_kfac", 4, 0), ("spd_kfac", 3, 0),
+    ],
+)  # fmt: skip
 def test_memory_is_that_of_the_tensors_on_every_rank(world, world_size, strategy, largest_whole):
     options = {"strategy": strategy, "solver": ("eigen", "inverse")[world_size % 2]}
     if strategy == "hybrid_opt":
@@ -208,10 +239,9 @@ def test_memory_is_that_of_the_tensors_on_every_rank(world, world_size, strategy
         assert all(said[rank] == sizes for said, _ in results)
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_mem_opt_shards_its_state(world, world_size):
-    _, alone = world(1).run(measured, {"strategy": "mem_opt"}, 320)[0]
-    shards = [sizes for _, sizes in world(world_size).run(measured, {"strategy": "mem_opt"}, 320)]
+def test_mem_opt_shards_its_state(world):
+    _, alone = measured(0, 1, {"strategy": "mem_opt"}, 320)
+    shards = [sizes for _, sizes in world(3).run(measured, {"strategy": "mem_opt"}, 320)]
     for kind in ("factors", "second_order"):
         assert sum(sizes[kind] for sizes in shards) == alone[kind]
 
@@ -252,40 +282,7 @@ def test_a_state_of_the_version_before_is_read():
     assert_same(got, want, 0)
 
 
-@pytest.mark.parametrize("way", ["state_dict", "state_shard", "merge_shards"])
-@pytest.mark.parametrize("solver", ["inverse", "inverse_pi"])
-def test_inverses_of_another_damping_are_solved_again_from_the_saved_factors(way, solver):
-    """In the middle of both intervals; the reference saw the other damping when it last solved."""
-    old, new = ({"solver": solver, "damping": damping, "kl_clip": None} for damping in (0.01, 0.3))
-    old_model, old_kfac = start(old)
-    train(old_model, old_kfac, "mlp", range(5))
-    model, kfac = start(new)
-    model.load_state_dict(old_model.state_dict())
-    if way == "state_dict":
-        kfac.load_state_dict(old_kfac.state_dict())
-    elif way == "state_shard":
-        kfac.load_state_shard(old_kfac.state_shard())
-    else:
-        kfac.load_state_dict(merge_shards([old_kfac.state_shard()]))
-    want_model, want_kfac = start(new)
-    want_model.load_state_dict(old_model.state_dict())
-    want_kfac.load_state_dict({**old_kfac.state_dict(), "must_solve": True})
-    (got,), (want,) = (train(*pair, "mlp", range(5, 6)) for pair in ((model, kfac), (want_model, want_kfac)))
-    assert_same(got, want, 0)
-    plain = build("mlp")
-    plain.load_state_dict(old_model.state_dict())
-    x, y = data("mlp", 5)
-    functional.cross_entropy(plain(x), y).backward()
-    factors = old_kfac.state_dict()["factors"]
-    layer = plain.get_submodule("2")
-    gradient = torch.cat([layer.weight.grad, layer.bias.grad[:, None]], 1)
-    a, g = factors["2.a"][0], factors["2.g"][0]
-    means = (float(a.diagonal().mean()), float(g.diagonal().mean()))
-    solved = solve(solver, 0.3, a, g, gradient, means)
-    assert_same({"w": got["2.weight"], "b": got["2.bias"]}, {"w": solved[:, :-1], "b": solved[:, -1]}, 1e-8)
-
-
-@pytest.mark.parametrize("options", [{"solver": "eigen"}, {"solver": "inverse"}, {"eigen_rank": 3}])
+@pytest.mark.parametrize("options", [{"solver": "eigen"}, {"solver": "inverse"}])
 def test_the_same_schedule_of_the_damping_solves_nothing_again(options):
     """At step 6 the damping is another than at step 4, when the data were solved."""
     options = {**options, "damping": Milestones(initial=0.01, factor=0.5, at=(2, 5), unit="steps")}
@@ -294,3 +291,95 @@ def test_the_same_schedule_of_the_damping_solves_nothing_again(options):
     _, other = start(options)
     other.load_state_dict(kfac.state_dict())
     assert not other._must_solve
+
+
+class Headed(nn.Module):
+    """A trunk, and a head of any number of classes."""
+
+    def __init__(self, classes: int, name: str = "head") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh())
+        self.add_module(name, nn.Linear(5, classes))
+        self._name = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.get_submodule(self._name)(self.trunk(x))
+
+
+def fine_tuned(options: dict[str, Any]) -> tuple[KFAC, Headed, KFAC]:
+    """A trained K-FAC, and the model and K-FAC of another task."""
+    model, other = Headed(3), Headed(7, "classes")
+    kfac = KFAC(model, KFACConfig(factor_update_steps=1, inverse_update_steps=1, **options), lr=LR)
+    stepped(model, kfac, 4)
+    return (
+        kfac,
+        other,
+        KFAC(other, KFACConfig(factor_update_steps=1, inverse_update_steps=1, **options), lr=LR),
+    )
+
+
+@pytest.mark.parametrize("options", [{"solver": "inverse"}, {"eigen_start": "warm"}])
+def test_a_state_of_partly_other_layers_loads_what_matches_and_says_what_does_not(options):
+    kfac, model, other = fine_tuned(options)
+    found = other.load_state_dict(kfac.state_dict(), strict=False)
+    assert found.missing_keys == ["classes.a", "classes.g"]
+    assert found.unexpected_keys == ["head.a", "head.g"]
+    assert found.mismatched_keys == []
+    names = [shape.name for shape in other.shapes]
+    for (layer, kind), factor in other._factors.running.items():
+        want = (
+            kfac._factors.running[layer, kind]
+            if names[layer] != "classes"
+            else torch.eye(len(factor[0]))[None]
+        )
+        assert torch.equal(factor, want)
+    assert other.steps == 4
+    assert stepped(model, other) == []
+
+
+def test_a_state_of_other_layers_is_refused_with_all_their_names():
+    kfac, _, other = fine_tuned({})
+    with pytest.raises(ConfigError) as error:
+        other.load_state_dict(kfac.state_dict())
+    assert "missing classes.a, classes.g; unexpected head.a, head.g; strict=False loads" in str(error.value)
+    assert other.steps == 0
+
+
+def test_factors_of_another_shape_stay_as_they_are():
+    kfac, _, _ = fine_tuned({})
+    other = KFAC(Headed(7), KFACConfig(), lr=LR)
+    found = other.load_state_dict(kfac.state_dict(), strict=False)
+    assert found == ([], [], ["head.g"])
+    keys = other._snapshot().keys()
+    assert torch.equal(other._factors.running[keys["head.g"]][0], torch.eye(7))
+    assert torch.equal(other._factors.running[keys["head.a"]], kfac._factors.running[keys["head.a"]])
+
+
+def test_a_state_that_matches_loads_the_same_without_being_strict():
+    model, kfac = start({})
+    train(model, kfac, "mlp", [0])
+    _, other = start({})
+    assert other.load_state_dict(kfac.state_dict(), strict=False) == ([], [], [])
+    assert not other._must_solve
+
+
+def loaded_in_part(rank: int, world_size: int, strategy: str) -> list[Tensor]:
+    """Gradients of the step after a state of another head was loaded."""
+    kfac, model, other = fine_tuned({"strategy": strategy})
+    other.load_state_dict(kfac.state_dict(), strict=False)
+    backward(model)
+    other.step()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def test_every_rank_loads_its_part_of_what_matches(world):
+    want = loaded_in_part(0, 1, "comm_opt")
+    for got in world(2).run(loaded_in_part, "mem_opt"):
+        for one, two in zip(got, want, strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+
+
+def test_a_state_that_is_no_mapping_is_refused():
+    with pytest.raises(ConfigError, match="a K-FAC state must be a mapping, got a"):
+        KFAC(build("mlp"), lr=LR).load_state_dict([1])

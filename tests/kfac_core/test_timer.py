@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -22,18 +21,6 @@ def spin(monkeypatch):
         now[0] += seconds
 
     return spend
-
-
-def test_phases_add_up_to_the_wall_on_the_real_clock():
-    timer = PhaseTimer()
-    timer.start()
-    for _ in range(20):
-        with timer.phase(Phase.FORWARD), timer.phase(Phase.FACTOR_COMPUTE):
-            time.sleep(0.001)
-    timer.stop()
-    totals = timer.drain()
-    assert totals.seconds["factor_compute"] >= 0.02
-    assert sum(totals.seconds.values()) == pytest.approx(totals.wall_seconds, rel=0.02)
 
 
 def test_nested_phases_are_exclusive_and_add_up_to_the_wall(spin):
@@ -63,20 +50,6 @@ def test_time_between_stop_and_start_is_not_booked(spin):
     assert timer.drain().wall_seconds == 0.0
 
 
-def test_traffic_inside_a_phase_is_booked_on_it():
-    traffic = Traffic()
-    timer = PhaseTimer(traffic=traffic)
-    timer.start()
-    with timer.phase(Phase.FACTOR_COMM):
-        traffic.calls += 2
-        traffic.sent_bytes += 100
-    timer.stop()
-    totals = timer.drain()
-    assert totals.calls["factor_comm"] == 2
-    assert totals.sent_bytes == {"factor_comm": 100}
-    assert timer.drain().sent_bytes == {}
-
-
 def test_traffic_of_an_inner_phase_is_not_booked_on_the_outer_one():
     traffic = Traffic()
     timer = PhaseTimer(traffic=traffic)
@@ -91,6 +64,7 @@ def test_traffic_of_an_inner_phase_is_not_booked_on_the_outer_one():
     totals = timer.drain()
     assert totals.calls == {"update": 1, "factor_comm": 1}
     assert totals.sent_bytes == {"factor_comm": 100}
+    assert timer.drain().sent_bytes == {}
 
 
 def test_an_exception_leaves_the_timer_consistent(spin):

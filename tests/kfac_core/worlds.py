@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing as mp
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -14,24 +16,39 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 START_SECONDS, RUN_SECONDS = 120, 240
-PRELOADED = ["torch.distributed", "torch._dynamo", "pandas", "pytest", "harness.training.train"]
+PRELOADED = ("torch.distributed", "torch._dynamo", "pytest")
 """What tests import on ranks; torch's optimizers import its compiler. Every rank would take 2 CPU seconds."""
 
 
-def rank_context() -> ForkServerContext:
-    """Starts processes that have loaded torch already: forks of a process that has not used it."""
+def rank_context(*preloaded: str) -> ForkServerContext:
+    """Starts processes that have loaded torch and `preloaded`: forks of a process that has not used them."""
     context = mp.get_context("forkserver")  # a fork of one that has used torch can hang
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload([*PRELOADED, *preloaded])
     return context
+
+
+@contextmanager
+def fake_world(world_size: int, rank: int) -> Iterator[None]:
+    """Make this process a rank of a world without other ranks: every collective returns at once."""
+    if world_size == 1:
+        yield
+        return
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        gc.collect()
 
 
 class World:
     """`world_size` processes joined by Gloo; `run` calls a module-level function on each."""
 
-    def __init__(self, world_size: int) -> None:
-        context = rank_context()
+    def __init__(self, world_size: int, *preloaded: str) -> None:
+        context = rank_context(*preloaded)
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
         self._pipes: list[Connection] = []

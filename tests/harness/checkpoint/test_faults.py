@@ -222,7 +222,7 @@ def die_while_others_save(rank, folder, attempt, spec):
 def test_a_rank_that_dies_while_others_save_loses_only_that_checkpoint(world, tmp_path, uninterrupted):
     spec = cell("mem_opt", 2)
     attempt = new_attempt(tmp_path / "killed", spec)
-    arguments, context = (str(tmp_path), attempt, spec), rank_context()
+    arguments, context = (str(tmp_path), attempt, spec), rank_context("harness.training.train")
     ranks = [context.Process(target=die_while_others_save, args=(rank, *arguments)) for rank in range(2)]
     for process in ranks:
         process.start()

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from harness.training.passes import micro_batches
 
 from harness.errors import DataError
+from harness.training.passes import micro_batches
 from harness.workloads import WORKLOADS
 from harness.workloads.language.corpus import Sequences
 from harness.workloads.language.language import Bert

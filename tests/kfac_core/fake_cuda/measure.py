@@ -1,4 +1,4 @@
-"""Counts what K-FAC's steps would do on a GPU: `python -m tests.kfac_core.fake_cuda.measure --help`.
+"""Counts what K-FAC's steps would do on a GPU: `python -m tests.kfac_core.fake_cuda.measure < cases.json`.
 
 K-FAC's launches are those of a training step with it minus those without it. Needs g++, or a CUDA build.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from tests.kfac_core.fake_cuda.device import Watch, pretend_cuda  # isort: skip  first: before torch
 
 import argparse
-import csv
 import json
 import sys
 import warnings
@@ -17,20 +16,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from harness.bench.gpu.nets import ConvNet, Transformer
-from harness.workloads.models.vision import resnet32, resnet50
 from kfac_core import KFAC, KFACConfig, Phase
 from kfac_core import packing as packing_tables
 from kfac_core.collectives import connect
 from kfac_core.timing import PhaseTimer
+from tests.kfac_core.nets import ConvNet, Transformer, resnet50
+from tests.kfac_core.worlds import fake_world
 
 STEPS = ("all", "plain", "factors")  # with F = 2 and E = 4
 _MODEL_PHASES = ("forward", "backward", "update")
@@ -112,7 +109,7 @@ def _train(case: Case, *, with_kfac: bool) -> list[tuple[int, int, dict[str, Any
 
 
 def _counted(case: Case, *, with_kfac: bool) -> list[tuple[int, int, dict[str, Any]]]:
-    with _fake_world(case), FakeTensorMode(), warnings.catch_warnings():
+    with fake_world(case.world_size, case.rank), FakeTensorMode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.device("cuda"):
             model, inputs = _made(case)
@@ -155,11 +152,11 @@ def _counted(case: Case, *, with_kfac: bool) -> list[tuple[int, int, dict[str, A
 
 
 def _made(case: Case) -> tuple[nn.Module, Tensor]:
-    models = {"resnet50": resnet50, "resnet32": resnet32, "conv": ConvNet, "transformer": Transformer}
+    models = {"resnet50": resnet50, "conv": ConvNet, "transformer": Transformer}
     model = models[case.model]()
     if case.model == "transformer":
         return model, torch.zeros(case.batch, 16, dtype=torch.long)
-    side = {"resnet50": 224, "resnet32": 32, "conv": 64}[case.model]
+    side = {"resnet50": 224, "conv": 64}[case.model]
     inputs = torch.randn(case.batch, 3, side, side)
     if case.channels_last:
         for module in model.modules():  # not Module.to(), which cannot swap fake tensors
@@ -192,70 +189,12 @@ def _tf32(allowed: bool) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-@contextmanager
-def _fake_world(case: Case) -> Iterator[None]:
-    if case.world_size == 1:
-        yield
-        return
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=case.rank, world_size=case.world_size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-NETWORKS = [
-    Case("resnet50", 32),
-    Case("resnet50", 32, channels_last=True),
-    Case("resnet50", 32, {"solver": "inverse"}),
-    Case("resnet50", 32, world_size=8, rank=3),
-    Case("resnet50", 32, scaler=True, autocast="float16"),
-    Case("resnet32", 128),
-]
-"""The cases of `results/core/gpu_counts.csv`."""
-
-_COLUMNS = (
-    "when", "model", "batch", "layout", "solver", "ranks", "scaler", "step", "launches", "gemms", "waits",
-    "transient_mb",
-)  # fmt: skip
-
-
-def rows(when: str, case: Case) -> list[dict[str, Any]]:
-    """One row of the table for each kind of step."""
-    about = {
-        "when": when, "model": case.model, "batch": case.batch,
-        "layout": "nhwc" if case.channels_last else "nchw",
-        "solver": case.config.get("solver", "eigen"), "ranks": case.world_size, "scaler": int(case.scaler),
-    }  # fmt: skip
-    return [
-        {**about, "step": each.step, "launches": each.launches, "gemms": each.gemms,
-         "waits": sum(each.waits.values()), "transient_mb": round(each.transient_mb, 1)}
-        for each in measure(case)
-    ]  # fmt: skip
-
-
 def main() -> None:
-    """Print the counts of cases as JSON, or add a table of the networks to a CSV file."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--csv", type=Path, help="append the networks' counts to this file")
-    parser.add_argument("--when", default="now", help="first column of the table")
-    parser.add_argument("--cases", help="JSON list of cases; by default read from standard input")
-    arguments = parser.parse_args()
+    """Read a JSON list of cases from standard input and print their counts as JSON."""
+    argparse.ArgumentParser(description=main.__doc__).parse_args()
     pretend_cuda()
-    if arguments.csv is None:
-        cases = json.loads(arguments.cases or sys.stdin.read())
-        json.dump([[asdict(step) for step in measure(Case(**case))] for case in cases], sys.stdout)
-        return
-    new = not arguments.csv.exists()
-    with arguments.csv.open("a", newline="") as file:
-        writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        for case in NETWORKS:
-            writer.writerows(rows(arguments.when, case))
-            file.flush()
+    cases = json.load(sys.stdin)
+    json.dump([[asdict(step) for step in measure(Case(**case))] for case in cases], sys.stdout)
 
 
 if __name__ == "__main__":
