@@ -139,7 +139,6 @@ class KFAC(Resumable):
         refuse_unsupported(model)
         self._model, self._wrapper = unwrap(model)
         ddp_group = self._wrapper.process_group if self._wrapper is not None else None
-        self._connected = communicator is None
         self._communicator = communicator if communicator is not None else connect(process_group or ddp_group)
         self._timer.count(self._communicator.traffic)
         self._cost, self._asked_execution = cost, execution
@@ -349,12 +348,10 @@ class KFAC(Resumable):
         self._must_solve = self.steps > 0
 
     def remove(self) -> None:
-        """Take K-FAC's hooks off the model, and give back its process groups; every rank calls it."""
+        """Take K-FAC's hooks off the model; with `overlap_factors` every rank calls this."""
         self._capture.remove()
         self._gradient_check.remove()
         self._factors.close()
-        if self._connected:
-            self._communicator.close()
 
     def _snapshot(self) -> Snapshot:
         self._settle(leave=0)

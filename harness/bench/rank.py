@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # public, but hidden from checkers
 
-from harness.training.rank_process import keep_freed_memory
+from harness.training.malloc import keep_freed_memory
 
 
 @dataclass(frozen=True)

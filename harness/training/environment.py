@@ -32,7 +32,7 @@ class Environment:
         threads: threads that torch uses in each rank.
         hosts: host of every rank, in rank order.
         gradient_averaging: how ranks average gradients, an `AveragingMethod`.
-        keeps_freed_memory: whether malloc keeps freed memory (`rank_process.keep_freed_memory`).
+        keeps_freed_memory: whether malloc keeps freed memory (`malloc.keep_freed_memory`).
         native_bfloat16: whether the CPUs compute in bfloat16 without emulating it; None if not known.
     """
 

@@ -27,7 +27,8 @@ from harness.training.checkpoint import Checkpoints, Schedule
 from harness.training.compiler import do_without_compiler
 from harness.training.environment import read_environment
 from harness.training.gradient_averaging import averaging_method
-from harness.training.rank_process import RankArguments, exit_at_once, failure_record, keep_freed_memory
+from harness.training.malloc import keep_freed_memory
+from harness.training.rank_process import RankArguments, exit_at_once, failure_record
 from harness.training.train import Trainer
 from harness.training.world import finalize_world, join_world
 from harness.workloads.models.weights import save_weights

@@ -99,7 +99,7 @@ class Communicator(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what this one made for itself: groups of ranks, and a duplicate its own world."""
+        """Give a duplicate back, for the next `duplicate`; every rank calls it at the same time."""
         ...
 
     def barrier(self, group: Ranks) -> None:
@@ -143,7 +143,7 @@ class SingleCommunicator:
         return self
 
     def close(self) -> None:
-        """Nothing was made."""
+        """Nothing was made for it."""
 
     def barrier(self, group: Ranks) -> None:
         """No other rank to wait for."""
@@ -207,8 +207,7 @@ class SplitWait:
         return self
 
     def close(self) -> None:
-        """As the other one's."""
-        self._inner.close()
+        """Nothing was made for it."""
 
     def barrier(self, group: Ranks) -> None:
         """A barrier that is not timed: the caller has its own clock."""

@@ -122,7 +122,7 @@ class MPICommunicator:
         return self
 
     def close(self) -> None:
-        """Nothing: a group is made once for all who use this communicator."""
+        """Nothing was made for it."""
 
     def barrier(self, group: Ranks) -> None:
         """A barrier of the group."""

@@ -27,6 +27,10 @@ _RECEIVE_ELEMENTS = 2**20  # of all receive buffers of a rank together, 4 MiB of
 _MIN_PIECE_ELEMENTS = 2**14
 
 
+_SPARE: dict[dist.ProcessGroup, list[dist.ProcessGroup]] = {}
+"""Process groups of duplicates that were closed, by the group that they duplicate."""
+
+
 class TorchCommunicator:
     """A process group, and subgroups of it.
 
@@ -53,7 +57,7 @@ class TorchCommunicator:
         self.traffic = Traffic()
         self._timeout = _timeout(whole)  # else a new group waits for a lost peer as long as torch's default
         self._device: torch.device | None = None
-        self._is_duplicate = False
+        self._duplicate_of: dist.ProcessGroup | None = None
         self._tag = 0  # of the newest exchange that goes straight from rank to rank
         self._groups: dict[Ranks, dist.ProcessGroup] = {tuple(range(self.world_size)): self._all}
 
@@ -128,21 +132,20 @@ class TorchCommunicator:
 
     def duplicate(self) -> TorchCommunicator:
         """A process group of its own for the same ranks."""
-        made = self._made(self._global_ranks, member=True)
+        spare = _SPARE.get(self._all)
+        made = spare.pop() if spare else self._made(self._global_ranks, member=True)
         assert made is not None  # noqa: S101  this rank is a member
         other = TorchCommunicator(made)
-        other._is_duplicate = True
+        other._duplicate_of = self._all
         if self._device is not None:  # connected now, not in a hook that not all ranks may reach at once
             other.prepare((), torch.empty(0, device=self._device))
         other.traffic = self.traffic
         return other
 
     def close(self) -> None:
-        """Destroy the groups; nothing is left of them once torch.distributed has ended."""
-        made = [group for group in self._groups.values() if group is not self._all or self._is_duplicate]
-        self._groups = {ranks: group for ranks, group in self._groups.items() if group is self._all}
-        for group in made if dist.is_initialized() else ():
-            dist.destroy_process_group(group)
+        """Keep the process group for the next duplicate: its ranks need not find each other again."""
+        if self._duplicate_of is not None:
+            _SPARE.setdefault(self._duplicate_of, []).append(self._all)
 
     def barrier(self, group: Ranks) -> None:
         """A barrier of the group; over Gloo a word from each member to each other.

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from harness.training.rank_process import keep_freed_memory
+from harness.training.malloc import keep_freed_memory
 
 STEPS = """
 import ctypes, resource, sys
-from harness.training.rank_process import keep_freed_memory
+from harness.training.malloc import keep_freed_memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p

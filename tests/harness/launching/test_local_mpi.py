@@ -18,7 +18,7 @@ from harness.launchers import LAUNCHERS
 from harness.launchers.ranks import local as local_ranks
 from harness.runs.store import Attempt, sweep_folder
 from harness.study.submit import submit
-from harness.training.rank_process import keep_freed_memory
+from harness.training.malloc import keep_freed_memory
 from tests.harness.checkpoint.runs import train
 from tests.kfac_core.mpi_worlds import MPIEXEC
 
