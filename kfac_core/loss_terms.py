@@ -260,7 +260,7 @@ class ForwardPass:
         """Note the model's output: a tensor, or what holds one."""
         self._of_model = True
         found = output if isinstance(output, Tensor) else _scores(output)
-        rows = strided(found.detach()) if found is not None else None
+        rows = strided(found) if found is not None else None
         self._sizes = rows.shape if rows is not None else None
         self._is_ragged = found is not None and found.is_nested
 
