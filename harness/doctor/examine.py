@@ -37,7 +37,7 @@ from harness.study.cell_states import IN_FLIGHT
 from harness.study.status import CellStatus, LauncherReports, read_statuses
 from harness.study.submit import cancel, submit
 
-PROBE_COMMAND = (sys.executable, "-m", "harness.doctor.probe")
+PROBE_COMMAND = (sys.executable, "-P", "-m", "harness.doctor.probe")
 
 _RANKS_A_NODE = 2
 _JOB_MINUTES = 10.0  # a short job starts sooner; ranks that are not done by then are stuck

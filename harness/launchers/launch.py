@@ -39,7 +39,7 @@ from harness.runs.stored_files import (
 SHARED_RUNS = "--shared-runs"
 """Word of the command lines of queues and of jobs whose site has `shared_runs`."""
 
-WORKER_COMMAND = (sys.executable, "-m", "harness.training.worker")
+WORKER_COMMAND = (sys.executable, "-P", "-m", "harness.training.worker")  # no module of the working folder
 
 
 def rank_words(site: Site, command: Sequence[str]) -> tuple[str, ...]:

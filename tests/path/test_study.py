@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -177,3 +178,23 @@ def training_ranks(cell: CellFolder) -> list[psutil.Process]:
         if "harness.training.worker" in arguments and str(attempt.path) in arguments:
             found[int(arguments[arguments.index("--rank") + 1])] = process
     return [found[rank] for rank in sorted(found)]
+
+
+def test_files_named_like_modules_in_the_working_folder_are_not_imported(folder):
+    for name in ("random.py", "platform.py", "types.py", "harness/__init__.py", "torch/__init__.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("raise SystemExit('a file of the working folder was imported')\n")
+    (folder / "one.yaml").write_text(
+        "sweep: one\nworkload: digits\ntarget: {metric: accuracy, at_least: 0.5}\n"
+        "training: {global_batch_size: 256, epochs: 1}\n"
+        "optimizer: {lr: 0.1}\nmethods: [{name: sgd}]\ngrid: {world_size: [1, 2]}\nrepeats: 1\n"
+    )
+    command = "import sys; from harness.cli import main; sys.exit(main(sys.argv[1:]))"
+    arguments = ["run", "-f", "one.yaml", "--site", site(folder), "--runs", str(folder / "runs")]
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", command, *arguments],
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    cells = sweep_folder("one", folder / "runs").cell_folders()
+    assert [cell.latest().outcome().state for cell in cells] == ["COMPLETED"] * 2

@@ -116,7 +116,7 @@ class LocalLauncher:
         """Start the sweep's queue if none is alive; the caller holds the sweep's submit lock."""
         if self.starts_pending(folder):
             return
-        words = [sys.executable, "-m", "harness.launchers.local.queue", str(folder.path.resolve())]
+        words = [sys.executable, "-P", "-m", "harness.launchers.local.queue", str(folder.path.resolve())]
         with (folder.path / "queue.log").open("ab") as log:
             subprocess.Popen(
                 [*words, SHARED_RUNS] if shared_runs else words,

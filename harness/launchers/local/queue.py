@@ -115,5 +115,6 @@ def _wait_until_ended_if_alone(attempt: Attempt, job: Any) -> None:
 
 
 if __name__ == "__main__":
+    os.environ["PYTHONSAFEPATH"] = "1"  # as `-P`, for submitit's process of each attempt
     os.umask(os.umask(0) | 0o022)  # nobody else may write what supervisors and ranks make
     run_queue(SweepFolder(Path(sys.argv[1])), shared_runs=SHARED_RUNS in sys.argv[2:])

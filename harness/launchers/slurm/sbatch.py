@@ -176,5 +176,6 @@ def _exports(manifest: SubmissionManifest) -> list[str]:
 
 
 def _command(manifest: SubmissionManifest) -> str:
-    words = [job_python(manifest.site), "-u", "-m", "harness.launchers.slurm.batch_job", str(manifest.path)]
+    module = "harness.launchers.slurm.batch_job"
+    words = [job_python(manifest.site), "-P", "-u", "-m", module, str(manifest.path)]
     return f"exec {shlex.join([*words, SHARED_RUNS] if manifest.site.shared_runs else words)}"

@@ -115,7 +115,7 @@ def test_setup_has_the_last_word_over_environment_and_threads(manifest, tmp_path
     shell = {**os.environ, "SLURM_ARRAY_TASK_ID": "0", "OMP_NUM_THREADS": "99", "BOTH": "shell"}
     subprocess.run(["bash", "-c", batch_text(manifest)], env=shell, check=True)
     environment, words = json.loads((tmp_path / "seen").read_text())
-    assert words[:3] == ["-u", "-m", "harness.launchers.slurm.batch_job"]
+    assert words[:4] == ["-P", "-u", "-m", "harness.launchers.slurm.batch_job"]
     assert environment["MINE"] == "from $HOME"
     assert environment["BOTH"] == "environment and setup"
     assert environment["OMP_NUM_THREADS"] == "7"
