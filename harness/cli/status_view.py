@@ -11,6 +11,7 @@ from rich.text import Text
 
 from harness.cli.output import console, print_line, print_lines, state_text
 from harness.errors import UserError
+from harness.launchers.slurm import job_log
 from harness.runs.arms import differences
 from harness.runs.commands import command
 from harness.runs.store import Attempt, CellFolder, SweepFolder, sweep_folder
@@ -72,8 +73,11 @@ def print_log(folder: CellFolder, rank: int | None, *, follow: bool) -> None:
     if number >= status.cell.world_size:
         raise UserError(f"rank={number}: {folder.id} has ranks 0 to {status.cell.world_size - 1}")
     log = attempt.log(number)
-    if not log.exists() and not follow:
-        raise UserError(f"{log} does not exist: the attempt is {status.state} {status.cause}")
+    if not log.exists() and (status.final or not follow):
+        if rank is not None or (of_job := job_log(attempt)) is None:
+            raise UserError(f"{log} does not exist: the attempt is {status.state} {status.cause}")
+        typer.echo(f"no rank has started; its job has printed, in {of_job}:", err=True)
+        log = of_job
     read = _print_from(log, 0)
     if not read and status.final:
         typer.echo(f"{log} is empty: rank {number} wrote nothing", err=True)
@@ -84,7 +88,10 @@ def print_log(folder: CellFolder, rank: int | None, *, follow: bool) -> None:
         ended = attempt.outcome() is not None
         if not ended and time.monotonic() - queried_at > _QUERY_SECONDS:
             ended, queried_at = _is_lost(attempt), time.monotonic()
-    _print_from(log, read)
+    if log.exists():
+        _print_from(log, read)
+    else:
+        print_log(folder, rank, follow=False)
 
 
 def _is_lost(attempt: Attempt) -> bool:

@@ -260,7 +260,7 @@ def _wait_for_exit(cell: Cell, sweep: SweepFolder) -> None:
     pause = _POLL_SECONDS
     while time.monotonic() < ends:
         if name is not None:
-            job = jobs_of([launch.user]).get(name)
+            job = jobs_of([name]).get(name)
             busy = job is not None and job.state in IN_FLIGHT
         else:
             busy = launch.launcher == "local" and LAUNCHERS["local"].starts_pending(sweep)

@@ -237,6 +237,8 @@ def read_site(name: str, folder: Path = DEFAULT_FOLDER) -> Site:
     for place, sentence in _cannot_act(site):
         if place in document.lines:
             raise document.error(place, sentence)
+    for place, sentence in site.slurm.refused() if site.slurm is not None else ():
+        raise document.error(place, sentence)
     return site
 
 
@@ -253,7 +255,7 @@ def _unread(site: Site) -> Iterator[tuple[Place, str]]:
         for field in ("cpus_per_node", "gpus_per_node"):
             yield ("slurm", field), "without exclusive: true: the cost of a job is what it requests"
     if not site.gpus_per_rank:
-        for place in (("gpus",), ("slurm", "gpus_by")):
+        for place in (("gpus",), ("slurm", "gpus_by"), ("slurm", "gpu_type")):
             yield place, "with gpus_per_rank=0"
 
 
@@ -275,6 +277,14 @@ def _cannot_act(site: Site) -> Iterator[tuple[Place, str]]:
                 f"={minutes:g} cannot act: an attempt ends after timeout_minutes={longest:g}; use less, or "
                 "leave it out",
             )
+    if site.slurm is not None and site.slurm.exclusive:
+        missing = [
+            field
+            for field, needed in (("cpus_per_node", True), ("gpus_per_node", site.gpus_per_rank > 0))
+            if needed and getattr(site.slurm, field) is None
+        ]
+        if missing:
+            yield ("slurm", "exclusive"), f"=true needs {' and '.join(missing)}, to count what a job holds"
     if site.slurm is not None and site.max_continuations and not site.slurm.requeue:
         yield (
             ("max_continuations",),

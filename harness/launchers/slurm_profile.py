@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -12,19 +13,35 @@ from harness.cell import Spec
 START_MINUTES = 2
 """For starting and ending ranks, in addition to the limits of the cells."""
 
-_RESERVED = (
-    "array",
-    "comment",
-    "job-name",
-    "nodes",
-    "ntasks-per-node",
-    "output",
-    "error",
-    "open-mode",
-    "requeue",
-)
-# What budgets and the supervisor's deadline depend on, with the field that sets it.
-_SET_BY = {"time": "timeout_minutes", "time-min": "timeout_minutes", "signal": "slurm.signal_seconds"}
+# Options of sbatch by the field that sets them: costs, limits and the ranks depend on it.
+_SET_BY = {
+    "timeout_minutes": "time time-min",
+    "cpus_per_rank": "cpus-per-task cpus-per-gpu mincpus overcommit",
+    "gpus_per_rank": "gpus gpus-per-node gpus-per-socket gpus-per-task tres-per-task",
+    "slurm.ranks_per_node": "nodes ntasks ntasks-per-node ntasks-per-core ntasks-per-gpu ntasks-per-socket",
+    "slurm.at_once": "array",
+    "slurm.requeue": "requeue no-requeue",
+    "slurm.signal_seconds": "signal",
+    "slurm.exclusive": "exclusive",
+    "slurm.exclude_nodes": "exclude",
+    "slurm.partition": "partition",
+    "slurm.account": "account",
+    "slurm.qos": "qos",
+    "slurm.constraint": "constraint",
+    "slurm.memory_gb_per_node": "mem",
+}
+FIELDS = {option: field for field, options in _SET_BY.items() for option in options.split()}
+# With these kronscale would not find its jobs, or they would be none.
+RESERVED = (
+    "clusters", "comment", "error", "help", "job-name", "no-kill", "open-mode", "output", "parsable",
+    "test-only", "usage", "version", "wait", "wrap",
+)  # fmt: skip
+WHOLE_NODES = ("core-spec", "thread-spec")
+# Options of srun without which ranks would not start, end or report as they should.
+_RESERVED_OF_SRUN = (
+    "cpus-per-task", "error", "export", "input", "kill-on-bad-exit", "mpi", "nodes", "ntasks",
+    "ntasks-per-node", "output", "wait",
+)  # fmt: skip
 
 
 class SlurmProfile(Spec):
@@ -56,17 +73,21 @@ class SlurmProfile(Spec):
     nothing, so that the cluster's default applies. Example: `480`."""
 
     exclusive: bool = False
-    """Whether jobs get whole nodes; the cost estimate then counts whole nodes. Example: `true`."""
+    """Whether jobs get whole nodes, which are counted; needs `cpus_per_node`, and with GPUs `gpus_per_node`.
+    Example: `true`."""
 
     cpus_per_node: int | None = Field(default=None, ge=1)
-    """CPUs of a whole node; only for the cost estimate. Example: `64`."""
+    """CPUs of a whole node, for the cost of `exclusive` jobs. Example: `64`."""
 
     gpus_per_node: int | None = Field(default=None, ge=0)
-    """GPUs of a whole node; only for the cost estimate. Example: `4`."""
+    """GPUs of a whole node, for the cost of `exclusive` jobs. Example: `4`."""
 
     gpus_by: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
     """How GPUs are requested: the option `gpus-per-node`, `gres` (as `gres=gpu:4`), or `none` where whole
     nodes come with all of theirs. Example: `gres`."""
+
+    gpu_type: str | None = None
+    """Type of GPU that is requested, where nodes differ. Example: `a100`."""
 
     mpi: str = "none"
     """Value of `srun --mpi`, a name that `srun --mpi=list` prints: `pmi2` for MPICH, `pmix` for Open MPI, or
@@ -107,25 +128,42 @@ class SlurmProfile(Spec):
         """Option of sbatch or srun that requests `count` GPUs on each node; empty if none is needed."""
         if not count or self.gpus_by == "none":
             return {}
-        return {self.gpus_by: f"gpu:{count}" if self.gpus_by == "gres" else str(count)}
+        words = ("gpu" if self.gpus_by == "gres" else None, self.gpu_type, str(count))
+        return {self.gpus_by: ":".join(filter(None, words))}
 
     @model_validator(mode="after")
     def _options_are_single_lines(self) -> Self:
-        named = {name: getattr(self, name) for name in ("partition", "account", "qos", "constraint")}
+        names = ("partition", "account", "qos", "constraint", "gpu_type")
+        named = {name: getattr(self, name) for name in names}
         options = named | {f"sbatch.{name}": value for name, value in self.sbatch.items()}
         for name, value in (*options.items(), *(("exclude_nodes", node) for node in self.exclude_nodes)):
             if any(sign in str(value) for sign in "\n\r\0'"):
                 raise ValueError(
                     f"{name}={value!r} has a line break or a quote, which #SBATCH lines cannot hold"
                 )
-        for name in self.sbatch:
-            if name in _SET_BY:
-                raise ValueError(f"sbatch={name!r} is set by {_SET_BY[name]}: change that, and remove this")
-            if not name.replace("-", "").isalnum() or name in _RESERVED:
-                raise ValueError(
-                    f"sbatch={name!r} must be an option of sbatch, and none of {', '.join(_RESERVED)}"
-                )
         return self
+
+    def refused(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        """Options that a new profile may not have, each with the rest of a sentence about it.
+
+        Sbatch and srun also take any unique beginning of an option's name.
+        """
+        for name, value in self.sbatch.items():
+            place = ("slurm", "sbatch", name)
+            known = len(name) > 1 and name.replace("-", "").isalnum()
+            if not known or any(one.startswith(name) for one in RESERVED):
+                listed = ", ".join(RESERVED)
+                yield place, f" must be the long name of an option of sbatch, and none of {listed}"
+            elif field := next((FIELDS[one] for one in sorted(FIELDS) if one.startswith(name)), None):
+                yield place, f" is set by {field}: change that, and remove this"
+            elif name == "gres" and "gpu" in str(value):
+                yield place, f"={value} requests GPUs, set by gpus_per_rank, slurm.gpus_by and slurm.gpu_type"
+            elif name in WHOLE_NODES and not self.exclusive:
+                yield place, " takes whole nodes: set slurm.exclusive: true, so that they are counted"
+        for number, word in enumerate(self.srun):
+            name = word.removeprefix("--").partition("=")[0]
+            if word.startswith("--") and any(one.startswith(name) for one in _RESERVED_OF_SRUN):
+                yield ("slurm", "srun", number), f"={word} must not be one of {', '.join(_RESERVED_OF_SRUN)}"
 
     @model_validator(mode="after")
     def _mpi_is_a_plugin_of_srun(self) -> Self:

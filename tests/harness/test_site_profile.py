@@ -1,15 +1,19 @@
 """Promise: a site profile is read as it says, or refused in one line with file, line and field."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from harness.cell import Cell
 from harness.errors import SiteError
-from harness.launchers import LAUNCHERS
+from harness.launchers import LAUNCHERS, slurm_profile
 from harness.launchers.launch import Launch
 from harness.launchers.ranks.watching import Stop, stop_request
 from harness.launchers.site_profile import Site, read_site
 from harness.launchers.slurm.job_layout import lay_out
-from harness.runs.store import Attempt
+from harness.launchers.slurm_profile import SlurmProfile
+from harness.runs.store import Attempt, sweep_folder
 
 BY_SIZE = "timeout_minutes: {16: 1200, 256: 120}\n"
 SLURM = "launcher: slurm\nslurm: {ranks_per_node: 4}\n"
@@ -54,6 +58,25 @@ def test_a_world_smaller_than_every_listed_one_is_refused_before_anything_is_wri
         LAUNCHERS[launcher].check(cell(8), site)
 
 
+@pytest.mark.slurm
+def test_every_option_of_sbatch_is_taken_or_refused_by_its_own_name(cluster):
+    options = set(re.findall(r"(?<!\S)--([a-z][a-z-]+)", cluster.run("sbatch", "--help")))
+    profiles = {name: SlurmProfile(ranks_per_node=4, sbatch={name: "1"}) for name in options}
+    refused = {name for name, profile in profiles.items() if list(profile.refused())}
+    assert refused == options & {*slurm_profile.FIELDS, *slurm_profile.RESERVED, *slurm_profile.WHOLE_NODES}
+    assert {"begin", "mem-per-cpu", "nice", "reservation"} < options - refused
+
+
+def test_gpus_are_requested_with_their_type_and_beside_other_resources(read):
+    site = read(
+        "launcher: slurm\ngpus_per_rank: 1\nslurm: {ranks_per_node: 4, gpus_by: gres, gpu_type: a100, "
+        'sbatch: {gres: "lustre:1"}}\n'
+    )
+    assert "#SBATCH --gres=gpu:a100:4,lustre:1" in LAUNCHERS["slurm"].preview(
+        sweep_folder("study", Path("runs")), [cell(4)], site
+    )
+
+
 def test_a_stored_launch_keeps_its_site_without_fields_that_are_gone(read, tmp_path):
     attempt = Attempt(tmp_path)
     planned = LAUNCHERS["slurm"].plan(cell(16), read(BY_SIZE + SLURM))
@@ -61,6 +84,11 @@ def test_a_stored_launch_keeps_its_site_without_fields_that_are_gone(read, tmp_p
     stored["site"]["slurm"]["wckey"] = "k"  # as version 0.1.0 wrote it
     attempt.write("launch.json", stored)
     assert Launch.read(attempt) == planned
+    stored["site"]["slurm"]["sbatch"] = {"exclusive": None}  # which new profiles may not have
+    attempt = Attempt(tmp_path / "other")
+    attempt.path.mkdir()
+    attempt.write("launch.json", stored)
+    assert Launch.read(attempt).site.slurm.sbatch == {"exclusive": None}
 
 
 def test_ranks_are_asked_to_save_before_the_limit_of_their_world_size(tmp_path):
@@ -113,7 +141,7 @@ SIGNAL = (
         ('environment: {"A": "x\\0y"}\n', "1: environment.A='x\\x00y' contains NUL"),
         (
             "launcher: slurm\nslurm: {ranks_per_node: 4, sbatch: {time: 30}}\n",
-            "2: slurm.sbatch='time' is set by timeout_minutes: change that, and remove this",
+            "2: slurm.sbatch.time is set by timeout_minutes: change that, and remove this",
         ),
         (
             "launcher: slurm\nslurm: {ranks_per_node: 4, mpi: pmix-v4}\n",
@@ -121,7 +149,36 @@ SIGNAL = (
         ),
         (
             "launcher: slurm\nslurm: {ranks_per_node: 4, sbatch: {array: 1}}\n",
-            "2: slurm.sbatch='array' must be an option of sbatch, and none of array,",
+            "2: slurm.sbatch.array is set by slurm.at_once",
+        ),
+        *(
+            (f"launcher: slurm\nslurm:\n  ranks_per_node: 4\n  {option}\n", f"4: slurm.{sentence}")
+            for option, sentence in (
+                ("sbatch: {exclusive: null}", "sbatch.exclusive is set by slurm.exclusive"),
+                ("sbatch: {exclusi: null}", "sbatch.exclusi is set by slurm.exclusive"),
+                ("sbatch: {gpus: 2}", "sbatch.gpus is set by gpus_per_rank"),
+                (
+                    'sbatch: {gres: "gpu:3"}',
+                    "sbatch.gres=gpu:3 requests GPUs, set by gpus_per_rank",
+                ),
+                ("sbatch: {cpus-per-task: 2}", "sbatch.cpus-per-task is set by cpus_per_rank"),
+                ("sbatch: {no-requeue: null}", "sbatch.no-requeue is set by slurm.requeue"),
+                ("sbatch: {exclude: n1}", "sbatch.exclude is set by slurm.exclude_nodes"),
+                (
+                    "sbatch: {test-only: null}",
+                    "sbatch.test-only must be the long name of an option",
+                ),
+                (
+                    "sbatch: {n: 4}",
+                    "sbatch.n must be the long name of an option of sbatch",
+                ),
+                ("sbatch: {core-spec: 1}", "sbatch.core-spec takes whole nodes: set slurm.exclusive: true"),
+                ("exclusive: true", "exclusive=true needs cpus_per_node, to count what a job holds"),
+                (
+                    'srun: ["--label", "--export=NONE"]',
+                    "srun[1]=--export=NONE must not be one of",
+                ),
+            )
         ),
         (
             'launcher: slurm\nslurm: {ranks_per_node: 4, partition: "a\\nb"}\n',

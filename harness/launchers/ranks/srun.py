@@ -221,7 +221,8 @@ def _environment(launch: Launch, board: str) -> dict[str, str]:
 
     The batch script sets the ranks' variables before those lines; scripts of older versions did not.
     """
-    environment = {name: value for name, value in os.environ.items() if name != "SLURM_ARRAY_TASK_ID"}
+    hidden = ("SLURM_ARRAY_TASK_ID", "SLURM_EXPORT_ENV")  # with the latter srun passes on less than this
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
     return own_variables(launch) | environment | ({VARIABLE: board} if board else {})
 
 

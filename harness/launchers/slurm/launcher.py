@@ -27,10 +27,10 @@ from harness.launchers.slurm.sbatch import batch_text, submit_manifest, write_sc
 from harness.launchers.slurm.scheduler import (
     Job,
     NoAnswerError,
-    cluster_name,
     end_jobs,
     find_array,
     jobs_of,
+    this_cluster,
 )
 from harness.launchers.slurm.scheduler_state import attempt_states, manifest_path
 from harness.launchers.slurm.submission_manifest import SubmissionManifest, unconfirmed
@@ -176,7 +176,7 @@ class SlurmLauncher:
 def _refuse_elsewhere(manifest: SubmissionManifest) -> None:
     """Refuse another cluster, where the same job id may belong to another job of this user."""
     cluster = (manifest.submitted or {}).get("cluster")
-    if cluster is not None and cluster != (here := cluster_name()):
+    if cluster is not None and cluster != (here := this_cluster().name):
         raise SchedulerError(
             f"waiting jobs of {manifest.job_name} are on cluster {cluster}, and this is {here}: cancel "
             "there; running attempts, and those that start, still end"
@@ -195,7 +195,7 @@ def _unwanted(attempts: Sequence[Attempt]) -> Iterator[tuple[SubmissionManifest,
             continue
         ending = [number for number in range(len(manifest.jobs)) if _is_unwanted(manifest, number)]
         started = {number for number in ending if _has_started(manifest, number)}
-        jobs = jobs_of([manifest.launch.user]) if started else {}
+        jobs = jobs_of([array]) if started else {}
         waiting = {number for number in started if _waits(jobs.get(f"{array}_{number}"))}
         indexes = [number for number in ending if number not in started or number in waiting]
         if indexes:
@@ -261,7 +261,7 @@ def _record(manifest: SubmissionManifest, job_id: str, cluster: Mapping[str, str
 def _cluster() -> dict[str, str]:
     """Name of the cluster, for `submitted.json`; empty if it is not known."""
     try:
-        return {"cluster": cluster_name()}
+        return {"cluster": this_cluster().name}
     except NoAnswerError:
         return {}
 

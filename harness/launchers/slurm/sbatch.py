@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from harness.launchers.site_profile import Site
     from harness.launchers.slurm.submission_manifest import SubmissionManifest
 
+SETUP_FAILED = 231
+"""Exit code of a job whose script ended before its supervisor started; no error number is that high."""
+
 _SCRIPT = "sbatch.sh"
 
 _RETRIES = re.compile(r"sleeping|retrying|please wait|pending", re.IGNORECASE)
@@ -138,8 +141,9 @@ def _parameters(manifest: SubmissionManifest) -> dict[str, Any]:
     profile = slurm(site)
     ranks = layout.ranks_per_node * layout.slots
     options: dict[str, Any] = {"output": "/dev/null", "requeue" if profile.requeue else "no-requeue": True}
-    options |= profile.gpu_option(ranks * site.gpus_per_rank)
     options |= {name: True if value is None else value for name, value in profile.sbatch.items()}
+    for name, value in profile.gpu_option(ranks * site.gpus_per_rank).items():
+        options[name] = f"{value},{options[name]}" if name in options else value  # gres of other kinds
     memory = layout.memory_mb(site, layout.slots)
     return {
         "job_name": manifest.job_name,
@@ -160,9 +164,17 @@ def _parameters(manifest: SubmissionManifest) -> dict[str, Any]:
         "signal_delay_s": profile.signal_seconds or 0,
         "stderr_to_stdout": True,
         "use_srun": False,
-        "setup": [_log_line(manifest), *_exports(manifest), *profile.setup],
+        "setup": [_log_line(manifest), *_AT_EXIT, *_exports(manifest), *profile.setup],
         "additional_parameters": options,
     }
+
+
+# Bash runs no trap where exec fails, unless the shell goes on after it.
+_AT_EXIT = (
+    f'trap \'code=$?; echo "the script of the job ended with $code before its supervisor started"; '
+    f"exit {SETUP_FAILED}' EXIT",
+    "shopt -s execfail",
+)
 
 
 def _log_line(manifest: SubmissionManifest) -> str:

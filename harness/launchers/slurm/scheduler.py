@@ -13,6 +13,7 @@ from harness.runs.attempt_outcome import State
 
 _ANSWER_SECONDS = 30.0  # a controller that takes longer counts as down
 _IDS_PER_CALL = 1000  # job ids in one command line
+_ALLOWED = ("SLURM_CONF", "SLURM_JWT")  # which cluster and who asks; all others change what is asked
 
 # Slurm's states, sacct(1); squeue shows flags such as COMPLETING instead of the state.
 _STATES: Mapping[str, State] = {
@@ -28,6 +29,7 @@ _STATES: Mapping[str, State] = {
 
 # States of sinfo, with flags such as `*` behind them, in which a node takes no more jobs.
 _UNUSABLE = re.compile(r"down|drain|fail|maint|unk|no_respond|inval|.*\*")
+_FILTERS = re.compile("(SLURM|SQUEUE|SACCT|SINFO|SCANCEL|SCONTROL)_")
 _NOTHING = ("None", "N/A", "(null)", "None assigned", "")
 _QUEUE_FIELDS = "ArrayJobID:|,ArrayTaskID:|,JobID:|,State:|,NodeList:|,Partition:|,Reason:|,exit_code: "
 
@@ -75,15 +77,27 @@ class PartitionState:
     unusable: int
 
 
-def jobs_of(users: Iterable[str]) -> dict[str, Job]:
-    """All jobs of `users` that the controller still knows, by id, in one call; ended ones for some minutes.
+def jobs_of(ids: Iterable[str]) -> dict[str, Job]:
+    """Jobs of these arrays that the controller still knows, by id, in one call; ended ones for some minutes.
+
+    They are asked for by number alone: what is missing in the answer is not known to the controller.
+
+    Args:
+        ids: of jobs or of whole arrays.
 
     Raises:
         NoAnswerError: the controller did not answer.
     """
-    words = ["squeue", "--noheader", "--array", "--states=all", f"--user={','.join(sorted(set(users)))}"]
-    rows = (line.split("|") for line in run_command([*words, f"--Format={_QUEUE_FIELDS}"]).splitlines())
+    arrays = ",".join(sorted({name.split("_")[0] for name in ids}))
+    words = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={arrays}"]
+    try:
+        lines = run_command([*words, f"--Format={_QUEUE_FIELDS}"]).splitlines()
+    except NoAnswerError as error:
+        if "Invalid job id" not in str(error):
+            raise
+        lines = []
     found = {}
+    rows = (line.split("|") for line in lines)
     for array, index, job, slurm_state, nodes, partition, reason, status in rows:
         name = f"{array}_{index}" if index not in _NOTHING else job
         code = os.waitstatus_to_exitcode(int(status))
@@ -91,16 +105,24 @@ def jobs_of(users: Iterable[str]) -> dict[str, Job]:
     return found
 
 
-def cluster_name() -> str:
-    """Name of the cluster whose controller answers here.
+@dataclass(frozen=True)
+class Cluster:
+    """The cluster whose controller answers here; with `hides_jobs` users see their own jobs only."""
+
+    name: str
+    hides_jobs: bool
+
+
+def this_cluster() -> Cluster:
+    """The cluster whose controller answers here.
 
     Raises:
         NoAnswerError: the controller did not answer.
     """
-    found = re.search(r"^ClusterName\s*=\s*(\S+)", run_command(["scontrol", "show", "config"]), re.MULTILINE)
-    if found is None:
+    found = dict(re.findall(r"^(\w+)\s*= (.*)", run_command(["scontrol", "show", "config"]), re.MULTILINE))
+    if "ClusterName" not in found:
         raise NoAnswerError("scontrol show config has no ClusterName")
-    return found[1]
+    return Cluster(found["ClusterName"].strip(), "jobs" in found.get("PrivateData", ""))
 
 
 def accounted(ids: Sequence[str]) -> dict[str, Job]:
@@ -202,15 +224,20 @@ def requeue(job_id: str) -> None:
 
 
 def run_command(command: Sequence[str]) -> str:
-    """Output of one of Slurm's commands.
+    """Output of one of Slurm's commands, which a user's variables such as SQUEUE_PARTITION do not change.
 
     Raises:
         NoAnswerError: it is not installed here, took too long, or failed; with its message.
     """
     if shutil.which(command[0]) is None:
         raise NoAnswerError(f"{command[0]} is not installed here")
+    environment = {
+        name: value for name, value in os.environ.items() if name in _ALLOWED or not _FILTERS.match(name)
+    }
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False
+        )
     except subprocess.TimeoutExpired:
         raise NoAnswerError(f"{command[0]} did not answer in {_ANSWER_SECONDS:.0f} s") from None
     if done.returncode != 0:

@@ -11,18 +11,21 @@ from typing import Any
 
 from harness.launchers import AttemptState
 from harness.launchers.ranks.srun import ranks_nodes
+from harness.launchers.slurm.sbatch import SETUP_FAILED
 from harness.launchers.slurm.scheduler import (
     Job,
     NoAnswerError,
     PartitionState,
     accounted,
-    cluster_name,
     down_nodes,
     jobs_of,
     partition_states,
+    this_cluster,
 )
 from harness.runs.commands import command
+from harness.runs.record_lines import last_lines
 from harness.runs.store import Attempt
+from harness.runs.stored_files import user_name
 
 
 def manifest_path(attempt: Attempt) -> Path | None:
@@ -39,9 +42,9 @@ def scheduler_ids(attempts: Sequence[Attempt]) -> dict[Attempt, str]:
 def attempt_states(attempts: Sequence[Attempt]) -> dict[Attempt, AttemptState]:
     """States of attempts without an outcome, in at most five calls of Slurm's commands.
 
-    One call gets all jobs of the controller, one more those that ended long ago, one the failed nodes, one
-    the partitions of jobs that wait for nodes. Before any attempt counts as ended, one checks that its own
-    cluster answers: another cluster does not know the job, and running attempts would count as lost.
+    One call gets the jobs that the controller knows, one more those that ended long ago, one the failed
+    nodes, one the partitions of jobs that wait for nodes. Before any attempt counts as ended, one checks that
+    its own cluster answers and shows us its jobs: else running attempts would count as lost.
     """
     ids = scheduler_ids(attempts)
     found = {
@@ -49,9 +52,8 @@ def attempt_states(attempts: Sequence[Attempt]) -> dict[Attempt, AttemptState]:
     }
     if not ids:
         return found
-    users = {str((attempt.read("launch.json") or {}).get("user", "")) for attempt in ids}
     try:
-        jobs: Mapping[str, Job] = jobs_of(users)
+        jobs: Mapping[str, Job] = jobs_of(ids.values())
     except NoAnswerError as error:
         return found | {attempt: AttemptState(None, f"Slurm does not answer: {error}") for attempt in ids}
     gone = sorted({name for name in ids.values() if name not in jobs})
@@ -61,13 +63,13 @@ def attempt_states(attempts: Sequence[Attempt]) -> dict[Attempt, AttemptState]:
     waiting = [jobs[name] for name in ids.values() if name in jobs and jobs[name].state == "PENDING"]
     partitions = partition_states() if any(map(asks_about_nodes, waiting)) else {}
     for attempt, name in ids.items():
-        reported = _state_of(name, jobs.get(name), partitions, started=(attempt.path / "begun.json").exists())
+        reported = _state_of(attempt, name, jobs.get(name), partitions)
         if reported is not None and reported.state == "NODE_FAIL":
             reported = _with_nodes(reported, tuple(sorted(down & ranks_nodes(attempt))))
         if reported is not None:
             found[attempt] = reported
     if any(reported.sure for reported in found.values()):
-        return found | _elsewhere(attempts)
+        return found | _not_shown_here(attempts, jobs)
     return found
 
 
@@ -83,10 +85,12 @@ class _SubmittedJob:
 
     Attributes:
         cluster: on which it was submitted; None if not known.
+        user: who submitted it.
     """
 
     id: str
     cluster: str | None
+    user: str
 
 
 def _submitted_jobs(attempts: Sequence[Attempt]) -> dict[Attempt, _SubmittedJob]:
@@ -100,7 +104,8 @@ def _submitted_jobs(attempts: Sequence[Attempt]) -> dict[Attempt, _SubmittedJob]
         array = submissions[manifest].get("job_id")
         if array is not None:
             job = launch.get("manifest_job", launch.get("claim_job"))
-            found[attempt] = _SubmittedJob(f"{array}_{job}", submissions[manifest].get("cluster"))
+            cluster, user = submissions[manifest].get("cluster"), str(launch.get("user", ""))
+            found[attempt] = _SubmittedJob(f"{array}_{job}", cluster, user)
     return found
 
 
@@ -108,27 +113,34 @@ def _manifest_name(launch: Mapping[str, Any]) -> Any:
     return launch.get("manifest", launch.get("claim"))  # the key of versions up to 0.1.0
 
 
-def _elsewhere(attempts: Sequence[Attempt]) -> dict[Attempt, AttemptState]:
-    """States of attempts on another cluster than the one that answers here."""
-    jobs = {attempt: job for attempt, job in _submitted_jobs(attempts).items() if job.cluster is not None}
+def _not_shown_here(attempts: Sequence[Attempt], known: Mapping[str, Job]) -> dict[Attempt, AttemptState]:
+    """States of attempts of which the cluster that answers here does not tell us: another's, or hidden."""
+    found, me = {}, user_name()
+    jobs = {
+        attempt: job
+        for attempt, job in _submitted_jobs(attempts).items()
+        if job.cluster is not None or job.user != me
+    }
     if not jobs:
         return {}
     try:
-        here = cluster_name()
+        here = this_cluster()
     except NoAnswerError as error:
         return {attempt: AttemptState(None, f"Slurm does not answer: {error}") for attempt in jobs}
-    return {
-        attempt: AttemptState(
-            None, f"job {job.id} is on cluster {job.cluster}, and this is {here}: run kronscale there"
-        )
-        for attempt, job in jobs.items()
-        if job.cluster != here
-    }
+    for attempt, job in jobs.items():
+        if job.cluster not in (None, here.name):
+            cause = f"job {job.id} is on cluster {job.cluster}, and this is {here.name}: run kronscale there"
+            found[attempt] = AttemptState(None, cause)
+        elif here.hides_jobs and job.user != me and job.id not in known:
+            cause = f"Slurm does not show job {job.id} of {job.user} to {me}: {job.user} has to ask"
+            found[attempt] = AttemptState(None, cause)
+    return found
 
 
 def _state_of(
-    name: str, job: Job | None, partitions: Mapping[str, PartitionState], *, started: bool
+    attempt: Attempt, name: str, job: Job | None, partitions: Mapping[str, PartitionState]
 ) -> AttemptState | None:
+    started = (attempt.path / "begun.json").exists()
     if job is None:
         return AttemptState(
             "LOST", f"Slurm no longer knows its job {name}, and it left no outcome", sure=True
@@ -143,7 +155,7 @@ def _state_of(
     nodes = f" on {job.nodes}" if job.nodes else ""
     because = f", {job.reason}" if job.reason else ""
     when = "" if started else " before the attempt started"
-    cause = f"job {name}{nodes} ended {job.slurm_state}{because}{when}{_write_error(job)}"
+    cause = f"job {name}{nodes} ended {job.slurm_state}{because}{when}{_why_failed(attempt, job)}"
     return AttemptState("LOST" if job.state == "COMPLETED" else job.state, cause, sure=True)
 
 
@@ -153,11 +165,25 @@ def _with_nodes(reported: AttemptState, failed: tuple[str, ...]) -> AttemptState
     return replace(reported, cause=cause, failed_nodes=failed)
 
 
-def _write_error(job: Job) -> str:
-    """The supervisor's exit code is an error number if it could not write the outcome."""
-    if job.state == "FAILED" and job.exit_code in errno.errorcode:
+def job_log(attempt: Attempt) -> Path | None:
+    """What `setup` and the supervisor of the attempt's job have printed; None if there is no such file."""
+    manifest, launch = manifest_path(attempt), attempt.read("launch.json") or {}
+    if manifest is None:
+        return None
+    log = manifest / f"job-{launch.get('manifest_job', launch.get('claim_job')):05}.log"
+    return log if log.exists() else None
+
+
+def _why_failed(attempt: Attempt, job: Job) -> str:
+    """What a job without an outcome has left: the supervisor's exit code, or the last line of its log."""
+    if job.state != "FAILED":
+        return ""
+    if job.exit_code not in (1, SETUP_FAILED) and job.exit_code in errno.errorcode:
         return f": it could not write its outcome, {os.strerror(job.exit_code)}"
-    return ""
+    log = job_log(attempt)
+    said = [line for line in last_lines(log) if line.strip()] if log is not None else []
+    shown = "; ".join(line.strip() for line in said[-2 if job.exit_code == SETUP_FAILED else -1 :])
+    return f": {shown} ({log})" if said else ""
 
 
 _NODES = "nodes that it needs are down, drained or reserved; it starts when they are back"

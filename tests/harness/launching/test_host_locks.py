@@ -286,6 +286,6 @@ def test_a_pending_job_has_the_schedulers_reason(make_cell, make_attempt, tmp_pa
     manifest.mkdir(parents=True)
     (manifest / "submitted.json").write_text('{"job_id": "77"}')
     job = Job("77_4", "PENDING", "PENDING", "", "QOSMaxGRESPerUser", 0)
-    monkeypatch.setattr(scheduler_state, "jobs_of", lambda users: {"77_4": job})
+    monkeypatch.setattr(scheduler_state, "jobs_of", lambda ids: {"77_4": job})
     assert main(["status", "study", "--runs", str(tmp_path)]) == 0
     assert "job 77_4 waits: QOSMaxGRESPerUser" in " ".join(capsys.readouterr().out.split())

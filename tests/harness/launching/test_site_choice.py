@@ -14,6 +14,7 @@ from harness.launchers.local import launcher as local
 from harness.launchers.resuming import continued_attempts, refuse_change
 from harness.launchers.site_profile import Site, read_site
 from harness.launchers.slurm import launcher as slurm
+from harness.launchers.slurm.scheduler import Cluster
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.checkpoint_store import CheckpointStore
 from harness.runs.store import sweep_folder
@@ -38,7 +39,7 @@ def submitted(monkeypatch):
     """What would be given to sbatch; nothing is started on this host."""
     found = []
     monkeypatch.setattr(slurm, "submit_manifest", lambda manifest: found.append(manifest) or "77")
-    monkeypatch.setattr(slurm, "cluster_name", lambda: "here")
+    monkeypatch.setattr(slurm, "this_cluster", lambda: Cluster("here", False))
     monkeypatch.setattr(local.LocalLauncher, "launch", lambda *_: pytest.fail("started on this host"))
     monkeypatch.delenv("KRONSCALE_SITE", raising=False)
     return found

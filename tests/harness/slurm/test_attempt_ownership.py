@@ -15,7 +15,7 @@ from harness.launchers.slurm.batch_job import acquire_attempt
 from harness.launchers.slurm.job_layout import lay_out
 from harness.launchers.slurm.launcher import SlurmLauncher
 from harness.launchers.slurm.sbatch import batch_text
-from harness.launchers.slurm.scheduler import Job, NoAnswerError
+from harness.launchers.slurm.scheduler import Cluster, Job, NoAnswerError
 from harness.launchers.slurm.submission_manifest import SubmissionManifest
 from harness.runs.attempt_outcome import Outcome
 from harness.runs.store import Attempt, sweep_folder
@@ -61,8 +61,8 @@ def scancel_calls(monkeypatch):
     def watch(cluster="hill", **states):
         calls = []
         jobs = {name: Job(name, state, state, "", "", 0) for name, state in states.items()}
-        monkeypatch.setattr(launcher, "jobs_of", lambda _users: jobs)
-        monkeypatch.setattr(launcher, "cluster_name", lambda: cluster)
+        monkeypatch.setattr(launcher, "jobs_of", lambda _ids: jobs)
+        monkeypatch.setattr(launcher, "this_cluster", lambda: Cluster(cluster, False))
         monkeypatch.setattr(launcher, "end_jobs", lambda array, indexes: calls.append((array, indexes)))
         return calls
 
@@ -216,7 +216,7 @@ def test_every_attempt_of_an_array_has_its_own_place_in_the_order_of_the_submiss
     tmp_path, make_cell, make_site, monkeypatch
 ):
     monkeypatch.setattr(launcher, "submit_manifest", lambda _manifest: "77")
-    monkeypatch.setattr(launcher, "cluster_name", lambda: "hill")
+    monkeypatch.setattr(launcher, "this_cluster", lambda: Cluster("hill", False))
     cells = [make_cell(seed=seed) for seed in range(3)]  # one to a block, so that chance decides nothing
     submit(cells, make_site(), tmp_path)
     folder = sweep_folder("study", tmp_path)

@@ -5,12 +5,14 @@ The outcomes are tabulated in harness/launchers/slurm/README.md.
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 
 import psutil
 import pytest
 
+from harness.cli import main
 from harness.study.submit import cancel, retry, submit
 from tests.harness.slurm.conftest import FAKE_RANK
 from tests.waiting import wait_for
@@ -170,6 +172,50 @@ def test_accounting_is_not_needed(on_slurm, tmp_path, make_cell, make_site, ende
         good, bad = ended(cells)
         assert (good.state, bad.state) == ("COMPLETED", "FAILED")
         assert "rank 2 exited with code 3" in bad.cause
+    finally:
+        on_slurm.start("slurmdbd")
+
+
+@pytest.mark.parametrize(
+    ("setup", "python", "cause"),
+    [
+        ("module() { echo no such module; return 28; }; module load x || exit", None, "no such module;"),
+        ("set -u; echo $CONDA_SHLVL", None, "CONDA_SHLVL: unbound variable;"),
+        ("", "/gone/python", "/gone/python: No such file or directory;"),
+        ("", sys._base_executable, "No module named 'harness') ("),
+    ],
+)
+def test_a_job_that_ends_before_its_supervisor_starts_shows_its_own_words(
+    on_slurm, tmp_path, make_cell, make_site, ended, capsys, setup, python, cause
+):
+    cell = make_cell(world_size=1)
+    site = make_site(setup=(setup,)).model_copy(update={"python": python})
+    submit([cell], site, tmp_path, FAKE_RANK)
+    (one,) = ended([cell])
+    assert one.state == "FAILED"
+    assert cause in one.cause
+    assert "could not write" not in one.cause
+    assert main(["logs", cell.id, "--runs", str(tmp_path)]) == 0
+    shown = capsys.readouterr()
+    assert cause.rstrip(" (;") in shown.out
+    assert re.search(r"no rank has started; its job has printed, in .*/job-00000.log:", shown.err)
+
+
+def test_a_users_filters_of_slurms_commands_hide_no_running_job(
+    on_slurm, tmp_path, make_cell, make_site, training, look, monkeypatch
+):
+    cell = make_cell(steps=FOREVER)
+    submit([cell], make_site(), tmp_path, FAKE_RANK)
+    training(cell)
+    names = ("SQUEUE_PARTITION", "SQUEUE_ACCOUNT", "SACCT_STATE", "SINFO_PARTITION", "SCANCEL_PARTITION")
+    on_slurm.stop("slurmdbd")
+    try:
+        with monkeypatch.context() as users:
+            for name in (*names, "SLURM_CLUSTERS"):
+                users.setenv(name, "urgent")
+            assert look(cell)[0].state == "RUNNING"
+            assert retry([cell], make_site(), tmp_path, FAKE_RANK).in_flight == (cell,)
+            assert cancel([cell], tmp_path) == [cell]
     finally:
         on_slurm.start("slurmdbd")
 

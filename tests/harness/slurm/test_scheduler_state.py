@@ -18,7 +18,7 @@ from harness.launchers.launch import RanksStarted
 from harness.launchers.ranks.outcome import outcome_without_ranks
 from harness.launchers.slurm import scheduler, scheduler_state
 from harness.launchers.slurm.launcher import SlurmLauncher
-from harness.launchers.slurm.scheduler import Job, PartitionState, partition_states
+from harness.launchers.slurm.scheduler import Cluster, Job, PartitionState, partition_states
 from harness.launchers.slurm.scheduler_state import asks_about_nodes, attempt_states, waiting_in_words
 from harness.runs.store import Attempt, sweep_folder
 from harness.runs.stored_files import user_name
@@ -47,11 +47,11 @@ def submitted(tmp_path):
 def slurm(monkeypatch):
     """Have Slurm report these states of jobs."""
 
-    def report(cluster="hill", **states):
+    def report(cluster="hill", hides_jobs=False, **states):
         jobs = {name: Job(name, state, state, "", "", 0) for name, state in states.items()}
-        monkeypatch.setattr(scheduler_state, "jobs_of", lambda _users: jobs)
+        monkeypatch.setattr(scheduler_state, "jobs_of", lambda _ids: jobs)
         monkeypatch.setattr(scheduler_state, "accounted", lambda _ids: {})
-        monkeypatch.setattr(scheduler_state, "cluster_name", lambda: cluster)
+        monkeypatch.setattr(scheduler_state, "this_cluster", lambda: Cluster(cluster, hides_jobs))
         monkeypatch.setattr(scheduler_state, "down_nodes", lambda: frozenset({"n1"}))
 
     return report
@@ -70,6 +70,16 @@ def test_a_job_that_its_own_cluster_no_longer_knows_is_lost(submitted, slurm, su
     (one,) = submitted(1, **submission)
     slurm()
     assert (attempt_states([one])[one].state, attempt_states([one])[one].sure) == ("LOST", True)
+
+
+def test_another_user_s_job_that_slurm_hides_is_not_lost(submitted, slurm):
+    (one,) = submitted(1)
+    slurm(hides_jobs=True)
+    found = attempt_states([one])[one]
+    assert (found.state, found.sure) == (None, False)
+    assert found.cause == f"Slurm does not show job 77_0 of me to {user_name()}: me has to ask"
+    slurm(hides_jobs=True, **{"77_0": "CANCELLED"})  # an operator sees it
+    assert (attempt_states([one])[one].state, attempt_states([one])[one].sure) == ("CANCELLED", True)
 
 
 def test_the_user_comes_from_the_system_or_is_its_number_and_never_a_variable(monkeypatch):

@@ -137,6 +137,45 @@ def test_variables_of_the_submitting_allocation_do_not_reach_ranks(
     assert environment["OMP_NUM_THREADS"] == "1"
 
 
+@pytest.mark.parametrize("export", ["NONE", "HOME,PATH"])
+def test_ranks_have_the_sites_variables_where_sbatch_exports_none(
+    on_slurm, tmp_path, make_cell, make_site, ended, export
+):
+    site = make_site(sbatch={"export": export}, setup=("export SET_UP=yes", 'PATH="/own/bin:$PATH"'))
+    cell = make_cell()
+    submit([cell], site.model_copy(update={"environment": {"SITES": "own"}}), tmp_path, FAKE_RANK)
+    (one,) = ended([cell])
+    assert one.state == "COMPLETED", one.cause
+    for rank in range(4):
+        environment = json.loads((one.attempt.path / f"used-{rank}.json").read_text())["environment"]
+        names = ("SITES", "SET_UP", "OMP_NUM_THREADS")
+        assert [environment[name] for name in names] == ["own", "yes", "1"]
+        assert environment["PATH"].startswith("/own/bin:")
+
+
+@pytest.mark.parametrize("command", ["run", "reproduce"])
+def test_files_named_like_modules_in_the_working_folder_are_not_imported(on_slurm, tmp_path, command):
+    for name in ("random.py", "platform.py", "types.py", "harness/__init__.py", "torch/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("raise SystemExit('a file of the working folder was imported')\n")
+    sweeps = tmp_path / "jobs" / "papers" / "tiny" / "small"
+    sweeps.mkdir(parents=True)
+    one_epoch = STUDY.replace("epochs: 6", "epochs: 1").replace(", warmup_epochs: 2", "")
+    (sweeps / "study.yaml").write_text(one_epoch.replace("sweep: study", "sweep: tiny-small-study"))
+    figure = {"shows": "Fig. 1", "figure": "learning_curves", "sweep": "study"}
+    paper = {"paper": "tiny", "title": "Tiny", "about": "digits", "summary": "study", "figures": [figure]}
+    (sweeps.parent / "small.yaml").write_text(json.dumps(paper))
+    what = ["-f", "jobs/papers/tiny/small/study.yaml"] if command == "run" else ["tiny", "--watch"]
+    started = subprocess.run(
+        [sys.executable, "-P", "-c", "import sys; from harness.cli import main; sys.exit(main(sys.argv[1:]))",
+         command, *what, "--site", "slurm-test", "--runs", "runs"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert started.returncode == 0, started.stdout + started.stderr
+    (cell,) = sweep_folder("tiny-small-study", tmp_path / "runs").cell_folders()
+    assert cell.latest().outcome().state == "COMPLETED"
+
+
 def test_cancelling_ends_running_and_waiting_cells(on_slurm, tmp_path, make_cell, make_site, training):
     cells = [make_cell(seed=seed, steps=100_000) for seed in range(3)]
     submit(cells, make_site(at_once=1), tmp_path, FAKE_RANK)
