@@ -384,7 +384,11 @@ class Cell(Spec):
                     f"{self.method}}}}}",
                 )
             elif self.kfac.strategy != self.method:
-                yield "method", f"={self.method!r} has strategy={self.kfac.strategy}; give it another name"
+                yield (
+                    "method",
+                    f"={self.method!r} has strategy={self.kfac.strategy}; set kfac.strategy: {self.method}, "
+                    "or give it another name",
+                )
         elif self.method in OPTIMIZER_FIELDS and self.method != self.optimizer.name:
             yield (
                 "method",

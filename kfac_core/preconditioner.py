@@ -368,6 +368,7 @@ class KFAC(Resumable):
             module.reshard()
 
     def _damping_at(self, step: int) -> float:
+        """The damping of a step; `solvers/` say how it enters."""
         return value_at(self.config.damping, step, self._steps_per_epoch)
 
     def _read_guards(self) -> None:

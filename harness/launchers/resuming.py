@@ -6,9 +6,10 @@
 | Slurm, which requeued its job after a preemption or a lost node | the job's next start, by `resumed` |
 | anything else | the user by `retry`, from `continued_attempts` (`harness.study.start_cells`) |
 
-`continues` in `launch.json` names the attempt whose checkpoints are read; `harness.training.checkpoint` reads
-them, and `Attempt.lineage` follows the names back to the first attempt. `refuse_change` refuses to continue a
-run at another site.
+`continues` in `launch.json` names the attempt whose checkpoints are read, and `Attempt.lineage` follows the
+names back to the first attempt. `resumable` of `harness.runs.checkpoint_store` lists the checkpoints,
+`harness.training.checkpoint` chooses one (`parts.load_newest`) and restores it (`Checkpoints.restore`).
+`refuse_change` refuses to continue a run at another site.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The training loop and its clock: an optimizer, or the same optimizer behind K-FAC.
 
-The train clock runs from the request for the first batch to the last update. It stops during evaluations,
-checkpoints and the writing of records. Evaluations and checkpoints have clocks of their own, so that other
-rules can be scored later.
+The train clock runs from the request for the first batch to the last update; building the workload and
+staging data come before. It stops during evaluations, checkpoints and the writing of records. Evaluations and
+checkpoints have clocks of their own, so that other rules can be scored later.
 """
 
 from __future__ import annotations

@@ -196,7 +196,8 @@ def _stopped(attempt: Attempt, ending: RanksEnd) -> tuple[State, str]:
         return state, f"{words}; rank 0 recorded no checkpoint"
     if record["error"]:
         return state, f"{words}; no checkpoint could be saved at step {record['step']}: {record['error']}"
-    return state, f"{words} by {record['reason']} with a checkpoint at step {record['step']}"
+    by = f" by {record['reason']}" if ending.reason == "ranks" else ""
+    return state, f"{words}{by} with a checkpoint at step {record['step']}"
 
 
 def _ended_from_outside(ending: RanksEnd, exits: Sequence[RankExit]) -> tuple[State, str]:

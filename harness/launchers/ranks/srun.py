@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -34,6 +35,7 @@ from harness.runs.stored_files import parse_object, read_bytes, write_atomically
 
 # After this error Slurm's pmi2 no longer answers the rank, and all ranks hang in MPI's initialization.
 _PMI_BROKE = b"mpi/pmi2: invalid client request"
+_NODE_FAILED = re.compile(r"^srun: error: Node failure on (\S+)", re.MULTILINE)
 _ORPHANED = "orphaned.jsonl"  # written by `wrapper.py`
 _WAIT_SECONDS = 60  # srun's --wait: how long other tasks may run after the first has ended with 0
 _FULL_BYTES = 1024 * 1024
@@ -50,6 +52,7 @@ class SrunRanks(Ranks):
 
     Attributes:
         lost_nodes: once they have ended, nodes on which all ranks started and none left an exit line.
+        failed_nodes: once they have ended, nodes of which Slurm reported a failure: it ends the job.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class SrunRanks(Ranks):
     ) -> None:
         super().__init__(attempt, launch, layout.world_size)
         self.lost_nodes: tuple[str, ...] = ()
+        self.failed_nodes: tuple[str, ...] = ()
         self._layout, self._job_ending = layout, job_ending
         self._srun: subprocess.Popen[bytes] | None = None
         self._log = attempt.path / "logs" / "srun.log"
@@ -110,8 +114,10 @@ class SrunRanks(Ranks):
     def outcome(self, reason: Reason, started_at: float) -> Outcome:
         """The outcome, from the lines that the ranks' parents have left and from what srun printed."""
         self.lost_nodes = self._nodes_without_ends()
+        printed = self._log.read_text(errors="replace")
+        self.failed_nodes = tuple(sorted(set(_NODE_FAILED.findall(printed))))
         ending = RanksEnd(reason, tuple(self._deaths()))
-        out_of_memory = slurm_killed(self._log.read_text(errors="replace"))
+        out_of_memory = slurm_killed(printed)
         outcome = outcome_of_ranks(self.attempt, ending, started_at, time.time(), out_of_memory)
         return self._explained(outcome) if outcome.state == "FAILED" and reason == "ranks" else outcome
 
@@ -125,12 +131,11 @@ class SrunRanks(Ranks):
             ranks = ", ".join(str(rank) for node in nodes for rank in sorted(orphaned[node]))
             what = f"slurmstepd on {in_words(nodes)} is gone, and its ranks ({ranks}) were ended"
             return _node_fail(outcome, what, nodes)
-        if self.lost_nodes:
-            what = f"{in_words(self.lost_nodes)} failed with all ranks there"
-            return _node_fail(outcome, what, self.lost_nodes)
+        if nodes := self.lost_nodes or self.failed_nodes:
+            ranks = " with all ranks there" if self.lost_nodes else ""
+            return _node_fail(outcome, f"{in_words(nodes)} failed{ranks}", nodes)
         if not _starts(self.attempt):
-            printed = [line for line in last_lines(self._log) if line.strip()]
-            message = printed[-1].strip() if printed else ""
+            message = "; ".join([line.strip() for line in last_lines(self._log) if line.strip()][-2:])
             code = self._srun.returncode if self._srun is not None else None
             cause = f"srun started no rank and ended with {code}: {message}"
             return replace(outcome, cause=cause, ranks=())

@@ -1,7 +1,7 @@
 """Runs the ranks of an attempt, however they are started: notices the first death, ends the rest.
 
 `Ranks.run` is the only loop that waits for ranks. `LocalRanks`, `MpiexecRanks` and `SrunRanks` say how ranks
-are started, what they died of and how they are ended.
+are started, what they died of and how they are ended; `outcome.py` says which death was the cause.
 """
 
 from __future__ import annotations

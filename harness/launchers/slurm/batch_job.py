@@ -151,7 +151,9 @@ class Supervisor:
         RanksStarted(started_at, (), ()).write(attempt)
         ranks = SrunRanks(attempt, launch, self._manifest.layout, self._ending.is_set)
         outcome = ranks.run(started_at)
-        if self._ending.is_set() and cancel_requested(attempt) is None:
+        if ranks.failed_nodes and slurm(launch.site).requeue:
+            self._ending.set()  # Slurm starts this job again, and its signal reaches no node without slurmd
+        if self._ending.is_set() and cancel_requested(attempt) is None and outcome.state != "COMPLETED":
             self._repeated = True
             return None
         if outcome.state == "NODE_FAIL":

@@ -1,1 +1,1 @@
-"""What is measured beside the phase timer: the run's clocks, traced steps, memory, load and the GPU."""
+"""What is measured beside the phase timer: traced steps, memory, load and the GPU."""

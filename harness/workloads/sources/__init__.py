@@ -1,1 +1,1 @@
-"""Shared by the workloads: data folders, downloads, caches, tokenizers, sampling and loading of examples."""
+"""Shared by the workloads: data folders, images, downloads, caches, staging and tokenizers."""

@@ -18,7 +18,7 @@ from tests.harness.launching import counting_rank
 
 pytestmark = pytest.mark.ranks
 
-STOPPED = "stopped before the site's timeout_minutes by SIGUSR1 with a checkpoint at step "
+STOPPED = "stopped before the site's timeout_minutes with a checkpoint at step "
 
 
 @pytest.fixture

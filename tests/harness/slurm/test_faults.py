@@ -142,6 +142,26 @@ def test_cancelling_a_requeued_job_removes_it_from_the_queue(
     wait_for(lambda: not on_slurm.run("squeue", "--noheader"))
 
 
+def test_a_job_that_slurm_requeues_because_its_slurmd_is_gone_resumes_though_its_supervisor_lives(
+    on_slurm, tmp_path, make_cell, make_site, ended, training, look
+):
+    cell = make_cell(world_size=2, act="hang", at_step=3, once=True, steps=5)
+    submit([cell], make_site(requeue=True), tmp_path, FAKE_RANK)
+    attempt = training(cell)
+    node = head_of(attempt)
+    on_slurm.stop(f"slurmd-{node}")
+    try:
+        wait_for(lambda: look(cell)[0].state == "PENDING")
+        assert "requeued its job" in look(cell)[0].cause
+        (done,) = ended([cell])
+    finally:
+        on_slurm.start(f"slurmd-{node}")
+        wait_for(lambda: not ranks_of(attempt))
+        wait_for(lambda: "4 idle" in on_slurm.run("sinfo", "-h", "-p", "main", "-o", "%D %t"))
+    assert (done.state, done.attempt.number) == ("COMPLETED", 2)
+    assert attempt.outcome().state == "PREEMPTED"
+
+
 def test_a_time_limit_that_is_too_short_is_a_timeout(on_slurm, tmp_path, make_cell, make_site, ended):
     cell = make_cell(steps=FOREVER)
     submit([cell], make_site(timeout_minutes=0.05), tmp_path, FAKE_RANK)
