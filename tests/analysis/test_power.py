@@ -58,6 +58,7 @@ def test_a_detectable_ratio_is_found_in_about_three_of_four_studies():
         found += p is not None and p * family < 0.05
     assert 0.7 <= found / 400 <= 0.85
     assert detectable_ratio(scatter, 4, 2) is None
+    assert detectable_ratio(scatter, 4, 1) is not None
 
 
 def test_the_report_says_what_its_runs_cannot_decide_and_three_decide_nothing(tmp_path):

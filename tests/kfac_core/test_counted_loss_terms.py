@@ -205,14 +205,15 @@ def test_stated_tokens_are_counted_in_every_shape_of_the_scores(shape, execution
 
 
 @pytest.mark.parametrize(
-    ("shape", "stated"),
+    ("features", "shape", "stated"),
     [
-        (lambda y: y.mT, None),
-        (lambda y: y.mean(-1), "token"),
+        (OUTPUTS, lambda y: y.mT, None),
+        (1, lambda y: y.squeeze(-1), None),
+        (OUTPUTS, lambda y: y.mean(-1), "token"),
     ],
 )
-def test_a_count_that_is_a_guess_is_a_warning_once_that_names_the_statement(shape, stated, recwarn):
-    model = Reshaped(OUTPUTS, shape)
+def test_a_count_that_is_a_guess_is_a_warning_once_that_names_the_statement(features, shape, stated, recwarn):
+    model = Reshaped(features, shape)
     kfac = KFAC(model, KFACConfig(**NOW, loss_terms=stated), lr=0.1)
     for _ in range(3):
         model(numbers(BATCH, TOKENS, WIDTH)).square().mean().backward()

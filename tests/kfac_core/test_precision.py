@@ -8,13 +8,17 @@ inverses have no remedy: K-FAC says where they are of rounding errors.
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from kfac_core import KFAC, KFACConfig
+from kfac_core.collectives.communicator import SingleCommunicator
 from kfac_core.config import Execution
+from kfac_core.overflow import Overflow
 from kfac_core.second_order import SecondOrder
 from kfac_core.state import merge_shards
 from tests.kfac_core.runs import LR, assert_same, average_gradients, build, data
@@ -138,6 +142,14 @@ def test_an_overflow_in_a_layer_without_kfac_skips_the_step_too():
     kfac.step()
     assert (kfac.steps, kfac.skipped_steps) == (0, 1)
     assert torch.equal(model[0].weight.grad, before)
+
+
+@pytest.mark.parametrize(("value", "overflows"), [(1.0, False), (math.inf, True), (math.nan, True)])
+def test_gradients_tell_an_overflow_where_the_scaler_was_not_asked_to_unscale_them(value, overflows):
+    weight = nn.Parameter(torch.ones(2))
+    weight.grad = torch.tensor([0.5, value])
+    overflow = Overflow(torch.amp.GradScaler("cpu"), SingleCommunicator(), torch.zeros(()))
+    assert bool(overflow.on_device([weight])) == overflow.on_host([weight]) == overflows
 
 
 @pytest.mark.parametrize("net", ["conv", "mlp"])
