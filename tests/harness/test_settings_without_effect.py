@@ -122,7 +122,7 @@ WRONG_FOR_THE_RUN = [
      "kfac.inverse_update_steps.initial=0.1 must be >= 1 step"),
     (arm(kfac={"skip": ["a", "a"]}), "kfac.skip=['a', 'a'] names a pattern twice"),
     ({"methods": [{"name": "comm_opt"}]}, "methods[0].name='comm_opt' is a strategy of K-FAC but the"),
-    ({"methods": [{"name": "mem_opt", "kfac": {}}]}, "name='mem_opt' has strategy=comm_opt; set kfac.strategy: mem_opt"),
+    ({"methods": [{"name": "mem_opt", "kfac": {}}]}, "name='mem_opt' has strategy=comm_opt; set kfac"),
     ({"methods": [{"name": "adam"}]}, "name='adam' has optimizer.name=sgd; set optimizer.name: adam, or"),
     ({"seeds": [2**32]}, "seeds[0] must be < 4294967296, got 4294967296"),
     ({"world_size": 100_001}, "world_size must be <= 100000, got 100001"),
