@@ -260,7 +260,7 @@ def _unread(site: Site) -> Iterator[tuple[Place, str]]:
 
 
 def _cannot_act(site: Site) -> Iterator[tuple[Place, str]]:
-    """Settings that can never act within the time limits, each with the rest of a sentence about it."""
+    """Settings that can never act, or whose cost could not be counted, each with the rest of a sentence."""
     limits = site.limits_minutes
     shortest, longest = min(limits), max(limits)
     if site.grace_seconds > shortest * 30:

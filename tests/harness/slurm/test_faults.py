@@ -231,8 +231,10 @@ def test_a_users_filters_of_slurms_commands_hide_no_running_job(
     on_slurm.stop("slurmdbd")
     try:
         with monkeypatch.context() as users:
-            for name in (*names, "SLURM_CLUSTERS"):
+            for name in names:
                 users.setenv(name, "urgent")
+            assert look(cell)[0].state == "RUNNING"
+            users.setenv("SLURM_CLUSTERS", "urgent")
             assert look(cell)[0].state == "RUNNING"
             assert retry([cell], make_site(), tmp_path, FAKE_RANK).in_flight == (cell,)
             assert cancel([cell], tmp_path) == [cell]

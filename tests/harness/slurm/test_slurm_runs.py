@@ -92,14 +92,16 @@ def test_arms_of_a_block_run_in_one_job_one_after_another(on_slurm, tmp_path, ma
         assert first[1] <= second[0]
 
 
-def test_small_cells_share_a_job_side_by_side(on_slurm, tmp_path, make_cell, make_site, ended):
-    cells = [make_cell(world_size=2, seed=seed, steps=100) for seed in range(2)]
+def test_small_cells_share_a_job_side_by_side(
+    on_slurm, tmp_path, make_cell, make_site, training, look, ended
+):
+    cells = [make_cell(world_size=2, seed=seed, steps=100_000) for seed in range(2)]  # none ends by itself
     submit(cells, make_site(cells_per_job=2, ranks_per_node=4), tmp_path, FAKE_RANK)
-    assert {one.state for one in ended(cells)} == {"COMPLETED"}
-    attempts = [sweep_folder("study", tmp_path).cell_folder(cell).latest() for cell in cells]
-    times = [json.loads((attempt.path / "used-0.json").read_text()) for attempt in attempts]
-    assert len({json.loads((attempt.path / "taken.json").read_text())["job"] for attempt in attempts}) == 1
-    assert max(one["from"] for one in times) < min(one["to"] for one in times)
+    attempts = [training(cell) for cell in cells]
+    assert [one.state for one in look(*cells)] == ["RUNNING"] * 2
+    assert len({attempt.read("taken.json")["job"] for attempt in attempts}) == 1
+    cancel(cells, tmp_path)
+    assert {one.state for one in ended(cells)} == {"CANCELLED"}
 
 
 def test_names_are_never_interpreted_by_a_shell(on_slurm, tmp_path, make_cell, make_site, ended, monkeypatch):
