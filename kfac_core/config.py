@@ -139,9 +139,10 @@ class KFACConfig:
     """Share of the local batch whose examples make the factors' statistics; the first ones, at least one.
     Range: (0, 1]. Example: `0.25`."""
 
-    factor_start: Literal["identity", "first"] = "identity"
-    """The running factor before the first update: `identity` (the released codes), or `first`, which takes
-    the first statistics as they are. Example: `first`."""
+    factor_start: Literal["mean", "identity", "first"] = "identity"
+    """How a running factor starts: `mean` gives the first statistics the weights 1, 1/2, 1/3 and so on, until
+    `factor_decay` binds; `identity` starts from the identity, as the released codes do, and is mostly that
+    for 1 / (1 - `factor_decay`) updates; `first` starts from the first statistics. Example: `mean`."""
 
     factor_update_steps: Interval = 10
     """Steps between two updates of the factors (F); may be scheduled like the damping. Range: [1, inf).
@@ -270,7 +271,7 @@ class KFACConfig:
                     f"eigen_rank={self.eigen_rank} has no meaning for solver={self.solver}; leave it out, or "
                     "use solver=eigen"
                 )
-        _one_of("factor_start", self.factor_start, ("identity", "first"))
+        _one_of("factor_start", self.factor_start, ("mean", "identity", "first"))
         _one_of("sequence", self.sequence, ("expand", "reduce"))
         _one_of("loss_reduction", self.loss_reduction, ("mean", "sum"))
         if self.gram_precision is not None:

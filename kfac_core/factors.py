@@ -256,10 +256,10 @@ class Factors:
             fold(total, (1.0 - decay) * scale, self.running[key], decay)
 
     def _decay(self, key: Key) -> float:
-        """The weight of a running mean in its next update."""
-        if self._config.factor_start == "first" and self._in_place and not self.updates[key]:
-            return 0.0
-        return self.decay
+        """The weight of a running mean in its next update, where the host decides it."""
+        if self._config.factor_start == "identity" or not self._in_place:
+            return self.decay
+        return min(self.decay, 1.0 - float(_least_weight(self.updates[key], self._config)))
 
     def _is_usable(self, key: Key, size: Tensor) -> bool:
         """Whether an update with this trace is finite (see `grams.is_finite`); counts it either way."""
@@ -271,10 +271,9 @@ class Factors:
         """The same without a host synchronisation to learn whether the mean is finite."""
         key = job.layer, job.kind
         running, updates = self.running[key], self.updates[key]
-        new_weight = 1.0 - self.decay
-        weight = torch.full_like(updates, new_weight)
-        if self._config.factor_start == "first":
-            weight = torch.where(updates == 0, torch.ones_like(weight), weight)
+        weight = torch.full_like(updates, 1.0 - self.decay)
+        if self._config.factor_start != "identity":
+            weight = torch.maximum(weight, _least_weight(updates, self._config))
         renewed = torch.lerp(running.to(mean.dtype), mean, weight).to(running.dtype)
         finite = is_finite(renewed)  # as it would be stored: float16 overflows at 65504
         running.copy_(torch.where(finite, renewed, running))
@@ -333,6 +332,11 @@ class Factors:
         if counts:
             torch._foreach_zero_([place for place, _ in counts])
             torch._foreach_add_([place for place, _ in counts], [float(count) for _, count in counts])
+
+
+def _least_weight(updates: Tensor, config: KFACConfig) -> Tensor:
+    """The least weight of the next statistics after so many updates: 1, 1/2, 1/3 ... or 1, 0, 0 ..."""
+    return (updates == 0).to(updates.dtype) if config.factor_start == "first" else 1.0 / (updates + 1.0)
 
 
 def _kept(share: Share) -> Gram:
@@ -445,8 +449,9 @@ class BatchedMeans:
             mean, present = self._means(part, shape, scales)
             old = running.to(mean.dtype)
             weight: Tensor | float = 1.0 - self.decay
-            if self._config.factor_start == "first":
-                weight = torch.where(updates == 0, 1.0, weight).to(mean.dtype)[:, None, None, None]
+            if self._config.factor_start != "identity":
+                least = _least_weight(updates, self._config).clamp(min=weight)
+                weight = least.to(mean.dtype)[:, None, None, None]
             renewed = torch.lerp(old, mean, weight).to(running.dtype)  # as stored: float16 ends at 65,504
             size = renewed.diagonal(dim1=-2, dim2=-1).sum((-2, -1), dtype=mean.dtype)
             finite = size.abs() < inf

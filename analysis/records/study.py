@@ -85,6 +85,27 @@ class Study:
             self, cells=cells, **{name: frame.reset_index(drop=True) for name, frame in kept.items()}
         )
 
+    def at_target(self, value: float) -> Study:
+        """The study as if every run had had this target, on the metric that it was trained for.
+
+        Raises:
+            ValueError: runs have targets of several metrics, or stopped at a target that is easier.
+        """
+        cells = self.cells
+        kinds = cells[["target_metric", "target_direction"]].drop_duplicates().to_numpy().tolist()
+        if len(kinds) > 1:
+            names = ", ".join(sorted({metric for metric, _ in kinds}))
+            raise ValueError(f"runs have targets of several metrics, {names}: one value cannot replace them")
+        easier = cells["target_value"].lt(value) == (cells["target_direction"] == "higher")
+        stopped = cells[easier & cells["target_value"].ne(value) & cells["stop_reason"].eq("target")]
+        if len(stopped):
+            raise ValueError(
+                f"{len(stopped)} of {len(cells)} runs, such as {stopped['cell'].iloc[0]}, stopped at their "
+                f"own target, {stopped['target_value'].iloc[0]:g}, so when they would have reached {value:g} "
+                "is not known; train them with training.stop_at_target: false"
+            )
+        return replace(self, cells=cells.assign(target_value=float(value)))
+
     def of_cells(self, ids: Collection[str]) -> Study:
         """The study as if only these cells were stored: arms and settings are named after what they vary.
 

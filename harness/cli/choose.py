@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from harness.cli.options import RUNS, Runs, SweepFile
 from harness.cli.output import console, text_table
-from harness.cli.scoring_rules import ABOUT_RULES, read_rule
+from harness.cli.scoring_rules import OtherTarget, Rule, read_rule, scored
 from harness.errors import SweepError, UserError
 from harness.runs.commands import command
 from harness.runs.store import sweep_folder
@@ -37,10 +36,8 @@ def choose(
         str | None,
         typer.Option(metavar="NAMES", help="Only these methods, such as sgd,comm_opt. Default: all."),
     ] = None,
-    rule: Annotated[
-        str,
-        typer.Option(metavar="NAME", help=ABOUT_RULES),
-    ] = "first",
+    rule: Rule = "first",
+    at: OtherTarget = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The study's sweep. Default: <its name>.yaml beside the file."),
@@ -61,10 +58,10 @@ def choose(
     study = sweep.content.tuning.study.sweep
     target = out or file.with_name(f"{study}.yaml")
     _refuse_after_the_study(study, runs, target)
-    trials, summary, slowed = _tables(sweep, runs, archives or [], chosen, rule)
+    trials, summary, slowed = _tables(sweep, runs, archives or [], chosen, rule, at)
     first = trials[trials["place"] == 1]
     best = {str(method): int(trial) for method, trial in zip(first["method"], first["trial"], strict=True)}
-    text = study_text(sweep, best)
+    text = study_text(sweep, best, at)
     table = target.with_name(f"{target.stem}.trials.csv")
     _write_checked(target, text)
     table.write_text(trials.to_csv(index=False, lineterminator="\n"), encoding="utf-8")
@@ -83,7 +80,7 @@ def choose(
 
 
 def _tables(
-    sweep: Sweep, runs: Path, archives: list[Path], chosen: list[str], rule: str
+    sweep: Sweep, runs: Path, archives: list[Path], chosen: list[str], rule: str, at: float | None
 ) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
     """All trials of the chosen methods, a row for each method, and which trials the load may have cost.
 
@@ -97,7 +94,7 @@ def _tables(
     scoring = read_rule(rule)
     folder = sweep_folder(sweep.name, runs).path
     with quietly():
-        study = replace(load([*archives] or folder), scoring=scoring)
+        study = scored(load([*archives] or folder), scoring, at)
     wanted = {cell.id: cell for cell in sweep.cells if cell.method in chosen}
     study = study.only(study.cells["cell"].isin(list(wanted)) & (study.cells["sweep"] == sweep.name))
     stored = dict(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,7 @@ import typer
 from harness.cli.cell_selection import selected_cells, stored_sweep
 from harness.cli.options import RUNS, FileInstead, Overrides, Runs, SweepName, Where
 from harness.cli.output import console, print_left_out, print_note, text_table, with_progress
-from harness.cli.scoring_rules import ABOUT_RULES, read_rule
+from harness.cli.scoring_rules import OtherTarget, Rule, read_rule, scored
 from harness.errors import UserError
 from harness.runs.commands import command
 from harness.runs.store import SweepFolder
@@ -41,10 +40,8 @@ def report(
         list[Path] | None,
         typer.Option("--archive", metavar="FILE", help="Report this archive, with --out; may be repeated."),
     ] = None,
-    rule: Annotated[
-        str,
-        typer.Option(metavar="NAME", help=ABOUT_RULES),
-    ] = "first",
+    rule: Rule = "first",
+    at: OtherTarget = None,
     figures: Annotated[
         list[str] | None,
         typer.Option(
@@ -58,7 +55,7 @@ def report(
     """
     folder = None if archives and not (sweep or file) else _folder(sweep, file, set_, runs)
     wanted = _wanted(sweep, file, set_, where, runs)
-    target = _report_folder(folder, archives, out, rule)
+    target = _report_folder(folder, archives, out, rule if at is None else f"{rule}-at-{at:g}")
     # imported after the arguments are checked: pandas and matplotlib are slow to load
     from analysis.records.left_out_notes import left_out_note, quietly  # noqa: PLC0415
     from analysis.records.loading import load  # noqa: PLC0415
@@ -73,7 +70,7 @@ def report(
     if folder is not None and (file or not where):  # with --where they have been printed
         print_left_out(SweepFolder(folder).unreadable())
     with quietly():
-        study = replace(load(archives or folder or ""), scoring=scoring)
+        study = scored(load(archives or folder or ""), scoring, at)
     study, selection = (study, "") if wanted is None else _selected(study, wanted, runs)
     print_note(left_out_note(study.cells))
     screen = console()

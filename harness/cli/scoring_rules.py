@@ -1,16 +1,41 @@
-"""The option `--rule`."""
+"""The options `--rule` and `--target`: how stored runs are scored."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from harness.errors import UserError
 from harness.yaml_files.validation_messages import not_allowed
 
 if TYPE_CHECKING:
+    from analysis.records.study import Study
     from analysis.rules import Scoring
 
 ABOUT_RULES = "Rule of time to accuracy: first, sustained, wall, mlperf-style or algoperf-style."
+
+Rule = Annotated[str, typer.Option("--rule", metavar="NAME", help=ABOUT_RULES)]
+OtherTarget = Annotated[
+    float | None,
+    typer.Option(
+        "--target", metavar="VALUE", help="Score the same runs by this value of the target's metric: 0.97."
+    ),
+]
+
+
+def scored(study: Study, rule: Scoring, target: float | None) -> Study:
+    """The study by this rule, and by another value of its target.
+
+    Raises:
+        UserError: runs have no common metric, or stopped before they could reach the value.
+    """
+    study = replace(study, scoring=rule)
+    try:
+        return study if target is None else study.at_target(target)
+    except ValueError as error:
+        raise UserError(f"--target={target:g}: {error}") from None
 
 
 def read_rule(rule: str) -> Scoring:

@@ -13,12 +13,13 @@ from harness.study.sweep import SHARED, Settings, Sweep, TuningContent, merged, 
 Nested = dict[str, Any]
 
 
-def study_text(sweep: Sweep, best: Mapping[str, int]) -> str:
+def study_text(sweep: Sweep, best: Mapping[str, int], at: float | None = None) -> str:
     """The study's sweep file.
 
     Args:
         sweep: the sweep with the trials.
         best: number of the chosen trial of every method that the study is to have.
+        at: value of the target by which trials were chosen, where it is not the sweep's; the study's target.
 
     Raises:
         SweepError: the sweep has no trials.
@@ -31,6 +32,10 @@ def study_text(sweep: Sweep, best: Mapping[str, int]) -> str:
     if about := study.about or sweep.about:
         content["about"] = about
     content |= {key: written[key] for key in SHARED if key in written}
+    if at is not None:
+        content["target"] = {
+            name: value if name == "metric" else at for name, value in written["target"].items()
+        }
     content["methods"] = _methods(sweep, tuning, best)
     if grid := study.grid or sweep.content.grid:
         content["grid"] = {path: list(values) for path, values in grid.items()}

@@ -19,7 +19,7 @@ import pytest
 from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
 
 from analysis.benchmarks import algoperf, mlperf, sentences
-from analysis.metrics import aggregated
+from analysis.metrics import aggregated, time_to_accuracy
 from analysis.rules import CLOCKS, RENAMED, SCORINGS, Rule, algoperf_score, median_score, mlperf_score
 from analysis.statistics.profiles import performance_ratios, profile, profile_score
 from analysis.statistics.reference_points import least_mean, reference_point
@@ -202,6 +202,23 @@ def test_algoperf_needs_equal_trials_of_every_method(tmp_path):
     ]
     study = replace(hand_made(tmp_path / "uneven", uneven), scoring=SCORINGS["algoperf-style"])
     assert aggregated(study)["seconds"].isna().all()  # the best of two is no match for the only one
+
+
+def test_another_target_scores_the_same_runs_unless_they_stopped_before_it(tmp_path, capsys):
+    study = hand_made(tmp_path, [Run("sgd", 1, seed, 4, 9.0) for seed in range(4)])
+    assert time_to_accuracy(study)["seconds"].tolist() == [36.0] * 4
+    easier = time_to_accuracy(study.at_target(0.1))
+    assert (easier["seconds"].tolist(), easier["epochs"].tolist()) == ([9.0] * 4, [1.0] * 4)
+    with pytest.raises(ValueError, match=r"4 of 4 runs, such as sgd-.*, stopped at their own target"):
+        study.at_target(0.99)
+    whole = replace(study, cells=study.cells.assign(stop_reason="epochs")).at_target(0.99)
+    assert time_to_accuracy(whole)["reached"].tolist() == [False] * 4
+    arguments = ["report", "synthetic", "--runs", str(tmp_path / "runs"), "--figure", "scaling", "--target"]
+    assert main([*arguments, "0.1"]) == 0
+    page = (tmp_path / "runs" / "synthetic" / "report-first-at-0.1" / "report.html").read_text()
+    assert "accuracy ≥ 0.1" in page
+    assert main([*arguments, "0.99"]) == 2
+    assert "--target=0.99: 4 of 4 runs" in capsys.readouterr().err
 
 
 def test_an_old_name_of_a_rule_is_refused_with_the_new_one(tmp_path, capsys):

@@ -222,6 +222,15 @@ def test_choose_writes_the_study_with_the_best_settings_and_fresh_seeds(
     assert "1.86×" in capsys.readouterr().out
 
 
+def test_trials_can_be_chosen_by_another_target_which_is_then_the_studys(tmp_path: Path) -> None:
+    path = fabricated(tmp_path)
+    trial = {(cell.method, cell.trial): cell.optimizer for cell in read_sweep(path).cells}
+    assert main(["choose", "-f", str(path), "--runs", str(tmp_path / "runs"), "--target", "0.1"]) == 0
+    cells = read_sweep(tmp_path / "study.yaml").cells
+    assert {cell.target.at_least for cell in cells} == {0.1}
+    assert {cell.optimizer for cell in cells if cell.method == "sgd"} == {trial["sgd", 1]}  # as fast as all
+
+
 def test_choose_names_the_trials_that_only_other_processes_may_have_kept_from_the_first_place(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kfac_core import KFAC, KFACConfig
+from kfac_core.config import Execution
 from tests.kfac_core.dense import factors
 from tests.kfac_core.runs import solved
 
@@ -34,9 +35,9 @@ def batch(seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, torch.randint(0, 3, (BATCH,), generator=generator)
 
 
-def make(model: nn.Module, lr: float = LR, **options: Any) -> KFAC:
+def make(model: nn.Module, lr: float = LR, execution: Execution | None = None, **options: Any) -> KFAC:
     every_step = {"factor_update_steps": 1, "inverse_update_steps": 1}
-    return KFAC(model, KFACConfig(**{**every_step, **options}), lr=lr)
+    return KFAC(model, KFACConfig(**{**every_step, **options}), lr=lr, execution=execution)
 
 
 def backward(model: nn.Module, seed: int = 0) -> None:
@@ -53,11 +54,11 @@ def running(kfac: KFAC) -> list[Tensor]:
     return [factor.clone() for factor in kfac._factors.running.values()]
 
 
-def statistics() -> list[Tensor]:
+def statistics(seed: int = 0) -> list[Tensor]:
     """What one step adds to the factors: the running means without memory."""
     model = conv()
     kfac = make(model, factor_decay=0.0)
-    backward(model)
+    backward(model, seed)
     kfac.step()
     return running(kfac)
 
@@ -85,6 +86,28 @@ def test_factor_start_first_drops_the_identity_and_nothing_else():
     kfac.step()
     for got, old in zip(running(kfac), first, strict=True):
         assert (got - old).norm() < 0.5 * old.norm()  # from the second step on the old weighs 0.9
+
+
+@pytest.mark.parametrize("execution", list(Execution))
+@pytest.mark.parametrize("stored", [None, "float32"])
+def test_factor_start_mean_is_the_mean_of_the_statistics_until_the_decay_binds(execution, stored):
+    model = conv()
+    kfac = make(model, execution=execution, factor_decay=0.7, factor_start="mean", factor_dtype=stored)
+    seen, expected = [], []
+    for update in range(6):
+        backward(model, seed=update)
+        kfac.step()
+        seen.append(statistics(seed=update))
+        weight = max(0.3, 1 / (update + 1))
+        expected = [
+            (1 - weight) * old + weight * new for old, new in zip(expected or seen[0], seen[-1], strict=True)
+        ]
+        if update == 2:  # the plain mean of three
+            for got, *each in zip(expected, *seen, strict=True):
+                torch.testing.assert_close(got, sum(each) / 3, rtol=1e-12, atol=1e-14)
+    tolerance = {"rtol": 1e-12, "atol": 1e-14} if stored is None else {"rtol": 1e-5, "atol": 1e-6}
+    for got, want in zip(running(kfac), expected, strict=True):
+        torch.testing.assert_close(got.double(), want, **tolerance)
 
 
 @pytest.mark.parametrize("solver", ["inverse", "inverse_pi", "eigen"])
