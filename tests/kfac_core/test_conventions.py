@@ -51,7 +51,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def running(kfac: KFAC) -> list[Tensor]:
-    return [factor.clone() for factor in kfac._factors.running.values()]
+    return [factor.clone() for _, factor in sorted(kfac._factors.running.items())]
 
 
 def statistics(seed: int = 0) -> list[Tensor]:
