@@ -407,7 +407,10 @@ class Cell(Spec):
         Raises:
             ValidationError: it is not a cell.
         """
-        cell = cls.model_validate_json(text)
+        stored = json.loads(text)
+        if stored.get("kfac"):
+            stored["kfac"] = {"grafting": False, "relative_damping": False, **stored["kfac"]}
+        cell = cls.model_validate_json(json.dumps(stored))
         if cell.world_size == 1 or "gradient_averaging" in cell.training.model_fields_set:
             return cell
         training = cell.training.model_copy(update={"gradient_averaging": "flat"})
@@ -437,7 +440,9 @@ class Cell(Spec):
         if fields["optimizer"]["schedule"] is None:
             del fields["optimizer"]["schedule"]  # added later, too
         kfac = fields["kfac"] or {}
-        for name in ("eigen_rank", "overlap_factors", "costs", "gram_precision", "grafting"):
+        for name in (
+            "eigen_rank", "overlap_factors", "costs", "gram_precision", "grafting", "relative_damping",
+        ):  # fmt: skip
             if not kfac.get(name, True):  # added later, too
                 del kfac[name]
         for name, default in (("loss_terms", None), ("batch_dim", None), ("max_factor_dim", 8192)):

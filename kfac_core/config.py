@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from kfac_core.errors import ConfigError
 from kfac_core.schedule import (
@@ -37,6 +37,19 @@ ITEM_BYTES: Mapping[str, int] = MappingProxyType({"float64": 8, "float32": 4, "b
 """Bytes of an element, by the dtypes that factors and second-order data may have."""
 
 DTYPES = tuple(ITEM_BYTES)
+
+
+_RELEASED = {"factor_start": "identity", "factor_decay": 0.95, "grafting": False, "kl_clip": 0.001}
+PAPERS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
+    "sc20": _RELEASED | {"damping": 0.001, "factor_update_steps": 10, "inverse_update_steps": 100},
+    "kaisa": _RELEASED | {"damping": 0.003, "factor_update_steps": 50, "inverse_update_steps": 500},
+    "dp_kfac": _RELEASED | {
+        "strategy": "dp_kfac", "solver": "inverse_pi", "damping": 0.002, "factor_decay": 0.05,
+        "factor_update_steps": 1, "inverse_update_steps": 1,
+    },
+})  # fmt: skip
+"""The settings of the papers' released codes for ResNet-50 on ImageNet: SC20 and KAISA on 64 GPUs, DP-KFAC,
+whose code calls the weight of the new factor by the name that here is that of the old one."""
 
 
 class Execution(StrEnum):
@@ -120,6 +133,11 @@ class KFACConfig:
     damping: Hyperparameter = 0.001
     """Tikhonov damping of the Kronecker product; a number, a schedule (`Milestones`), a curve (`Curve`), or
     in code a callable of the step. Range: (0, inf). Example: `0.003`."""
+
+    relative_damping: bool = False
+    """Whether the damping is a multiple of the mean eigenvalue of each layer's Kronecker product, so that it
+    means the same for every layer, scale of the loss and time in the training; inverses add its root, times
+    their own mean eigenvalue, to A and to G. Example: `true`."""
 
     factor_decay: Hyperparameter = 0.95
     """Weight of the OLD running factor in the running mean. The DP-KFAC release uses the same name for the
@@ -221,7 +239,7 @@ class KFACConfig:
         _scheduled("factor_decay", self.factor_decay, 0, 1)
         if self.kl_clip is not None:
             _scheduled("kl_clip", self.kl_clip, 0, math.inf, open_left=True)
-        for name in ("grafting", "overlap_factors"):
+        for name in ("relative_damping", "grafting", "overlap_factors"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r} is not one of true, false")
         self._check_choices()
@@ -236,6 +254,21 @@ class KFACConfig:
                 re.compile(pattern)
             except re.error as error:
                 raise ConfigError(f"skip pattern {pattern!r} must be a regular expression: {error}") from None
+
+    @classmethod
+    def sc20(cls, **changes: Any) -> Self:
+        """The settings of the SC20 paper's code (arXiv:2007.00784), with changes to some: see `PAPERS`."""
+        return cls(**{**PAPERS["sc20"], **changes})
+
+    @classmethod
+    def kaisa(cls, **changes: Any) -> Self:
+        """The settings of KAISA's code (arXiv:2107.01739), with changes to some: see `PAPERS`."""
+        return cls(**{**PAPERS["kaisa"], **changes})
+
+    @classmethod
+    def dp_kfac(cls, **changes: Any) -> Self:
+        """The settings of DP-KFAC's code (arXiv:2206.15143), with changes to some: see `PAPERS`."""
+        return cls(**{**PAPERS["dp_kfac"], **changes})
 
     @property
     def placed_by(self) -> Literal["balanced", "round_robin"]:

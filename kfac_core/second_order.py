@@ -93,12 +93,14 @@ class SecondOrder:
             (job.layer, job.kind): part for job, part in zip(shared + replicated, parts, strict=True)
         }
         self._views: dict[tuple[int, ...], Any] = {}
+        self._shifts: dict[tuple[int, ...], Tensor] = {}  # by layers, where the damping is relative
         whole = len(self._column) == communicator.world_size > 1
         self._shares_replicas = bool(replicated) and whole and not are_alike(communicator, like)
         self.own = [job for job in jobs if rank in job.inverse_workers]
         self.solved: set[Key] = set()
         self._means = like.new_zeros(len(shapes), 2)
-        self._means_travel = self._solver.needs_traces and any(
+        self._needs_traces = self._solver.needs_traces and not config.relative_damping
+        self._means_travel = self._needs_traces and any(
             layer.a_inverse_workers != layer.g_inverse_workers for layer in placement.layers.values()
         )
         # Of a factor that several ranks keep, one contributes, or the sum would count it several times.
@@ -108,7 +110,7 @@ class SecondOrder:
             if not self._means_travel or job.inverse_workers[0] == rank
         }
         self._last_shift: tuple[float, Tensor] | None = None
-        self._conditions: list[float] = []  # by layer, the largest eigenvalue of the Kronecker product
+        self._conditions: list[float] = []  # by layer, the product's largest eigenvalue, as the damping is
         self._asked: HostCopy | None = None
         self._asked_now = self._said_unresolved = False
         self.failures: list[Failure] = []
@@ -123,7 +125,7 @@ class SecondOrder:
 
     def exchange_means(self, factors: Mapping[Key, Tensor]) -> None:
         """Mean diagonal of every factor, for solvers that split the damping by it."""
-        if not self._solver.needs_traces:
+        if not self._needs_traces:
             return
         self._means.zero_()
         for (layer, kind), factor in factors.items():
@@ -170,6 +172,7 @@ class SecondOrder:
             self._communicator.gather_parts(shared, self._sizes, self._column)
         if self._shares_replicas:
             self._communicator.broadcast(self._buffer[self._shared :], self._column[0])
+        self._shifts = {}
         self._ask_conditions()
 
     def precondition(
@@ -184,11 +187,10 @@ class SecondOrder:
 
         `gradients` and `out` are lists over all layers; `timed` as in `solve`.
         """
-        shift = self._shift(damping)
         self._read_conditions()
         for layer in layers:
             with timed(self._shapes[layer].name):
-                noise = self._noise([layer], damping)
+                shift, noise = self._shift((layer,), damping), self._noise([layer], damping)
                 self._apply(self._viewed(layer), gradients[layer], shift, out[layer], noise)
 
     @property
@@ -209,6 +211,7 @@ class SecondOrder:
 
     def settle(self) -> None:
         """After data were loaded: what a running process would know by now."""
+        self._shifts = {}
         self._ask_conditions()
         self._asked_now = False
 
@@ -218,8 +221,9 @@ class SecondOrder:
 
     def _unresolved(self, factor: Tensor, damping: float) -> Tensor:
         """Whether the damping of an inverse is below the rounding errors of a factor `[..., n, n]`."""
-        eps = torch.finfo(self._like.dtype).eps
-        return factor.diagonal(dim1=-2, dim2=-1).sum(-1).amax(-1) * eps > damping
+        eps, largest = torch.finfo(self._like.dtype).eps, factor.diagonal(dim1=-2, dim2=-1).sum(-1).amax(-1)
+        relative = self._config.relative_damping
+        return largest * eps > (_relative(damping, factor).squeeze(-1) if relative else damping)
 
     def _say_unresolved(self, is_unresolved: bool, layer: int) -> None:
         if is_unresolved and not self._said_unresolved:
@@ -230,11 +234,30 @@ class SecondOrder:
                 self._config.solver, self._shapes[layer].name,
             )  # fmt: skip
 
-    def _shift(self, damping: float) -> Tensor:
-        """The damping on the device, sent when it changes."""
+    def _shift(self, layers: tuple[int, ...], damping: float) -> Tensor:
+        """The damping of these layers on the device, sent when it changes.
+
+        A relative one is multiplied by each layer's mean curvature: `[layers, 1, 1]` of several.
+        """
         if self._last_shift is None or self._last_shift[0] != damping:
             self._last_shift = damping, self._like.new_full((), damping, dtype=self._exact)
-        return self._last_shift[1]
+            self._shifts = {}
+        if not self._config.relative_damping or self._solver.holds_damping:
+            return self._last_shift[1]
+        if layers not in self._shifts:
+            curvatures = torch.stack([self._mean_curvature(layer) for layer in layers])
+            shifts = self._last_shift[1] * curvatures
+            self._shifts[layers] = shifts[0] if len(layers) == 1 else shifts.view(-1, 1, 1)
+        return self._shifts[layers]
+
+    def _mean_curvature(self, layer: int) -> Tensor:
+        """The mean eigenvalue of a layer's Kronecker product; 1 where that is zero."""
+        shape = self._shapes[layer]
+        of_a, of_g = (
+            self._solver.mean_eigenvalue(self.data[layer, kind].to(self._exact), getattr(shape, kind))
+            for kind in "ag"
+        )
+        return _or_one(of_a * of_g)
 
     def _ask_conditions(self) -> None:
         """Start to copy the largest eigenvalues of the layers that this rank preconditions."""
@@ -248,8 +271,10 @@ class SecondOrder:
             for kind in "ag"
             for layer in layers
         ]
-        largest = torch.stack(torch._foreach_max(values)).to(self._exact).view(2, -1)
-        self._asked, self._judged = copy_to_host(largest.prod(0, keepdim=True)), layers
+        largest = torch.stack(torch._foreach_max(values)).to(self._exact).view(2, -1).prod(0, keepdim=True)
+        if self._config.relative_damping:
+            largest = largest / torch.stack([self._mean_curvature(layer) for layer in layers])
+        self._asked, self._judged = copy_to_host(largest), layers
         self._asked_now = True
 
     def _read_conditions(self) -> None:
@@ -293,6 +318,8 @@ class SecondOrder:
         key = job.layer, job.kind
         means, data = self._means[job.layer].unbind(), self.data[key]
         split = self._solver.factor_damping(damping, *(means if job.kind == "a" else means[::-1]))
+        if self._config.relative_damping and self._solver.holds_damping:
+            split = _relative(damping, factor.to(self._like.dtype))
         try:
             last = data if self._warm and key in self.solved else None
             data.copy_(self._solve(factor, split, data.numel(), last))
@@ -392,13 +419,12 @@ class BatchedSecondOrder(SecondOrder):
         timed: Callable[[str], AbstractContextManager[None]],
     ) -> None:
         """The same for all layers of a run at once."""
-        shift = self._shift(damping)
         own = set(layers)
         self._read_conditions()
         for group in self._layer_groups:
             for run in self._runs(group) if group[0] in own else ():
                 with timed(self._shapes[run[0]].name):
-                    noise = self._noise(run, damping)
+                    shift, noise = self._shift(run, damping), self._noise(run, damping)
                     if len(run) == 1:
                         self._apply(self._viewed(run[0]), gradients[run[0]], shift, out[run[0]], noise)
                         continue
@@ -416,7 +442,8 @@ class BatchedSecondOrder(SecondOrder):
             last = torch.stack(data).to(matrices.dtype)
         try:
             with deferred_status(matrices) as statuses:
-                parts, failed = self._solver.solve_all(matrices, self._split(keys, shape, damping), last)
+                split = self._split(keys, shape, damping, matrices)
+                parts, failed = self._solver.solve_all(matrices, split, last)
         except LinAlgError:  # of which factor, only solving them one by one tells
             return stack.new_ones(len(keys), dtype=torch.bool)
         wide = torch.promote_types(self._buffer.dtype, torch.float32)  # a float16 sum overflows at 65,504
@@ -431,9 +458,14 @@ class BatchedSecondOrder(SecondOrder):
             torch.where(fails[run].unsqueeze(-1), place, solved[run], out=place)
         return fails
 
-    def _split(self, keys: Sequence[Key], shape: FactorShape, damping: float) -> Tensor | float:
+    def _split(
+        self, keys: Sequence[Key], shape: FactorShape, damping: float, matrices: Tensor
+    ) -> Tensor | float:
         """Damping of every matrix of these factors."""
-        if not self._solver.needs_traces:
+        if self._config.relative_damping and self._solver.holds_damping:
+            own = _relative(damping, matrices.view(len(keys), shape.blocks, shape.dim, shape.dim))
+            return own.expand(-1, shape.blocks).flatten()
+        if not self._needs_traces:
             return self._solver.factor_damping(damping, self._means, self._means)
         own = torch.stack([self._means[layer, int(kind == "g")] for layer, kind in keys])
         other = torch.stack([self._means[layer, int(kind == "a")] for layer, kind in keys])
@@ -460,6 +492,20 @@ class BatchedSecondOrder(SecondOrder):
             a, g = (_whole([self.data[layer, kind] for layer in run]).to(self._exact) for kind in "ag")
             views = self._views[run] = self._solver.views(a, g, shape)
         return views
+
+
+def _relative(damping: float, factor: Tensor) -> Tensor:
+    """Root of the damping times the mean eigenvalue of each factor `[.., blocks, n, n]`, as `[.., 1]`.
+
+    The product of those of A and G is the damping times the mean eigenvalue of their Kronecker product.
+    """
+    means = factor.diagonal(dim1=-2, dim2=-1).mean((-2, -1))
+    return _or_one(means).unsqueeze(-1) * damping**0.5
+
+
+def _or_one(mean: Tensor) -> Tensor:
+    """What nothing has been seen of has no scale of its own."""
+    return torch.where(mean > 0, mean, 1.0)
 
 
 def _stacks(means: BatchedMeans) -> Iterator[tuple[list[Key], FactorShape, Tensor]]:

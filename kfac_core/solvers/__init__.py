@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kfac_core.config import SOLVERS, KFACConfig
 from kfac_core.placement import FactorShape, LayerShape
-from kfac_core.solvers.eigen import LowRankEigenSolver
+from kfac_core.solvers.eigen import SMALLEST_EIGENVALUE, EigenSolver, LowRankEigenSolver
 
 # ------------------------------------------------------------
 # The solver protocol: from a factor to second-order data to a preconditioned gradient.
@@ -38,6 +38,10 @@ class Solver(Protocol):
 
     def eigenvalues(self, data: Tensor, shape: FactorShape) -> Tensor:
         """All eigenvalues in a factor's data, flat."""
+        ...
+
+    def mean_eigenvalue(self, data: Tensor, shape: FactorShape) -> Tensor:
+        """Of a factor, from its data; by a solver whose data are not of one damping."""
         ...
 
     def factor_damping(self, damping: float, own_mean: Tensor, other_mean: Tensor) -> Tensor | float:
@@ -98,8 +102,11 @@ __all__ = ["Solver", "solver_of"]
 
 def solver_of(config: KFACConfig) -> Solver:
     """The solver that a configuration asks for."""
+    smallest = 0.0 if config.relative_damping else SMALLEST_EIGENVALUE
     if config.eigen_rank is not None:
-        return LowRankEigenSolver(config.eigen_rank)
+        return LowRankEigenSolver(config.eigen_rank, smallest)
+    if config.solver == "eigen":
+        return EigenSolver(smallest)
     module, name = SOLVERS[config.solver]
     solver: Solver = getattr(import_module(f"{__name__}.{module}"), name)()
     return solver

@@ -16,7 +16,8 @@ UNRESOLVED = 1e-3
 5e-10 of the largest in float32. Rounding makes smaller ones zero. A factor of unlike inputs, as of a bias
 beside inputs a thousand times as large, has right ones at 1e-8 of the largest."""
 
-SMALLEST_EIGENVALUE = 1e-10  # below it an eigenvalue is rounding noise; the released SC20 code does the same
+SMALLEST_EIGENVALUE = 1e-10
+"""Below it an eigenvalue is rounding noise, as in the released SC20 code; a relative damping has no such."""
 
 _UPPER_FROM = 256  # rows, from which on MKL reduces an upper triangle faster than a lower one
 
@@ -53,6 +54,9 @@ class EigenSolver:
     tells_condition = True
     holds_damping = False
 
+    def __init__(self, smallest: float = SMALLEST_EIGENVALUE) -> None:
+        self.smallest = smallest
+
     def factor_damping(self, damping: float, own_mean: Tensor, other_mean: Tensor) -> float:
         """Zero: the product is damped when the gradient is preconditioned."""
         return 0.0
@@ -75,7 +79,7 @@ class EigenSolver:
             better, turned = iterated(factor, *_columns(last.to(factor.dtype), shape))
             values.copy_(better)
             vectors.copy_(turned)
-        torch.threshold_(values, SMALLEST_EIGENVALUE, 0.0)
+        torch.threshold_(values, self.smallest, 0.0)
 
     def solve_all(
         self, factors: Tensor, damping: Tensor | float, last: Tensor | None
@@ -87,7 +91,7 @@ class EigenSolver:
             values, vectors = decomposed(factors)
         else:
             values, vectors = iterated(factors, *_columns(last, FactorShape(factors.shape[-1], len(factors))))
-        return [vectors.mT.reshape(len(factors), -1), torch.threshold(values, SMALLEST_EIGENVALUE, 0.0)], None
+        return [vectors.mT.reshape(len(factors), -1), torch.threshold(values, self.smallest, 0.0)], None
 
     def views(self, a_data: Tensor, g_data: Tensor, shape: LayerShape) -> Eigenbases:
         """Both bases, in the form that `precondition` takes."""
@@ -107,6 +111,10 @@ class EigenSolver:
     def eigenvalues(self, data: Tensor, shape: FactorShape) -> Tensor:
         """Those in second-order data, of all blocks."""
         return _columns(data, shape)[1].flatten()
+
+    def mean_eigenvalue(self, data: Tensor, shape: FactorShape) -> Tensor:
+        """Over all blocks."""
+        return _columns(data, shape)[1].mean()
 
     def precondition(
         self, gradient: Tensor, views: Eigenbases, damping: Tensor, out: Tensor, noise: float = 0.0
@@ -241,12 +249,20 @@ class LowRankEigenSolver:
     tells_condition = False
     holds_damping = False
 
-    def __init__(self, rank: int) -> None:
-        self._rank, self._whole = rank, EigenSolver()
+    def __init__(self, rank: int, smallest: float = SMALLEST_EIGENVALUE) -> None:
+        self._rank, self._whole = rank, EigenSolver(smallest)
 
     def eigenvalues(self, data: Tensor, shape: FactorShape) -> Tensor:
         """Not known."""
         raise NotImplementedError
+
+    def mean_eigenvalue(self, data: Tensor, shape: FactorShape) -> Tensor:
+        """Over all blocks, those outside the kept eigenpairs included."""
+        pairs = self._eigenpairs(data, shape)
+        whole = pairs.values.sum(-1)
+        if pairs.residual is not None:
+            whole = whole + pairs.residual.squeeze(-1) * (shape.dim - pairs.values.shape[-1])
+        return whole.mean() / shape.dim
 
     def factor_damping(self, damping: float, own_mean: Tensor, other_mean: Tensor) -> float:
         """Zero, as with all eigenpairs."""
@@ -269,7 +285,7 @@ class LowRankEigenSolver:
         kept = self._eigenpairs(out, shape)
         kept.vectors.copy_(vectors)
         torch.cat([values, residual.unsqueeze(-1)], -1, out=out[vectors.numel() :].view(shape.blocks, -1))
-        torch.threshold_(out[vectors.numel() :], SMALLEST_EIGENVALUE, 0.0)
+        torch.threshold_(out[vectors.numel() :], self._whole.smallest, 0.0)
 
     def solve_all(
         self, factors: Tensor, damping: Tensor | float, last: Tensor | None
@@ -286,7 +302,7 @@ class LowRankEigenSolver:
             values, vectors = iterated(factors, before.vectors, before.values)
         residual = (factors.diagonal(dim1=-2, dim2=-1).sum(-1) - values.sum(-1)) / (dim - self._rank)
         numbers = torch.cat([values, residual.unsqueeze(-1)], -1)
-        return [vectors.mT.reshape(count, -1), torch.threshold(numbers, SMALLEST_EIGENVALUE, 0.0)], None
+        return [vectors.mT.reshape(count, -1), torch.threshold(numbers, self._whole.smallest, 0.0)], None
 
     def views(self, a_data: Tensor, g_data: Tensor, shape: LayerShape) -> Eigenbases | TruncatedEigenbases:
         """Both bases, in the form that `precondition` takes."""

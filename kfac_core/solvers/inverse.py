@@ -39,6 +39,10 @@ class InverseSolver:
         """Not known."""
         raise NotImplementedError
 
+    def mean_eigenvalue(self, data: Tensor, shape: FactorShape) -> Tensor:
+        """Not known."""
+        raise NotImplementedError
+
     def factor_damping(self, damping: float, own_mean: Tensor, other_mean: Tensor) -> Tensor | float:
         """The damping itself on both factors; the product then carries cross terms."""
         return damping

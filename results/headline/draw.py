@@ -2,7 +2,7 @@
 
     python results/headline/draw.py [OUT]
 
-The protocol, docs/headline.md, was fixed before the runs; what is computed from them is fixed here.
+The protocol, docs/lab-notebook/2026-11-24-headline-protocol.md, was fixed before the runs; what is computed from them is fixed here.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def main(out: Path) -> None:
         *tuning_said(study, tunings),
         "## Cautions\n\n" + "\n".join(f"- {line}" for line in cautions(alone)),
         "Archives: " + ", ".join(f"`{path.name}`" for path in archives) + ".",
-        "Drawn by `python results/headline/draw.py`; [the protocol](../../docs/headline.md) says what was "
+        "Drawn by `python results/headline/draw.py`; [the protocol](../../docs/lab-notebook/2026-11-24-headline-protocol.md) says what was "
         "fixed before which runs.",
     ]
     (out / "README.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")

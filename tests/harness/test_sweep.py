@@ -12,6 +12,7 @@ from harness.cell import Cell
 from harness.errors import SweepError
 from harness.runs.arms import differences
 from harness.study.sweep import DEFAULT_REPEATS, read_sweep
+from kfac_core import KFACConfig
 
 BASE = """\
 sweep: s
@@ -40,6 +41,16 @@ def test_fields_of_methods_override_shared_ones(tmp_path):
         0.0,
         0.1,
     )
+
+
+def test_a_papers_settings_hold_where_the_sweep_says_nothing(tmp_path):
+    methods = "methods: [{name: a, kfac: {solver: inverse}}, {name: b, kfac: {paper: dp_kfac}}]\n"
+    rest = "world_size: 1\nseeds: [0]\n"
+    a, b = read(tmp_path, f"{methods}kfac: {{damping: 0.03, paper: sc20}}\n{rest}").cells
+    assert a.kfac == KFACConfig.sc20(damping=0.03, solver="inverse")
+    assert b.kfac == KFACConfig.dp_kfac()
+    with pytest.raises(SweepError, match="kfac.paper='sc19' is not one of sc20, kaisa, dp_kfac"):
+        read(tmp_path, f"{methods}kfac: {{paper: sc19}}\n{rest}")
 
 
 def test_the_command_line_overrides_methods_with_yaml_values(tmp_path):

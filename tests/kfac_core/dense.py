@@ -136,11 +136,25 @@ class DenseSettings:
     lr: float
     loss: Loss = functional.cross_entropy
     sequence: str = "expand"
+    relative_damping: bool = False
 
 
-def solve(solver: str, damping: float, a: Tensor, g: Tensor, w: Tensor, means: tuple[float, float]) -> Tensor:
+def solve(
+    solver: str,
+    damping: float,
+    a: Tensor,
+    g: Tensor,
+    w: Tensor,
+    means: tuple[float, float],
+    relative: bool = False,
+) -> Tensor:
     """The damped Kronecker system, materialised and solved; `w` is [n_g, n_a]."""
     eye_a, eye_g = torch.eye(len(a), dtype=a.dtype), torch.eye(len(g), dtype=g.dtype)
+    if relative and solver != "eigen":
+        root = damping**0.5
+        system = torch.kron(g + root * means[1] * eye_g, a + root * means[0] * eye_a)
+        return torch.linalg.solve(system, w.flatten()).view_as(w)
+    damping *= means[0] * means[1] if relative else 1.0
     if solver == "eigen":
         system = torch.kron(g, a) + damping * torch.eye(w.numel(), dtype=w.dtype)
     elif solver == "inverse":
@@ -228,6 +242,6 @@ class DenseKFAC:
             weight = torch.cat([weight, module.bias.grad[:, None]], 1)
         means = tuple(float(torch.cat([m.diagonal() for m in blocks]).mean()) for blocks in (a, g))
         return [
-            (solve(s.solver, s.damping, a_block, g_block, w, means), w)  # type: ignore[arg-type]
+            (solve(s.solver, s.damping, a_block, g_block, w, means, s.relative_damping), w)  # type: ignore[arg-type]
             for a_block, g_block, w in zip(a, g, weight.chunk(len(a)), strict=True)
         ]

@@ -113,6 +113,9 @@ def test_a_gradient_is_preconditioned_by_the_dense_system_of_truncated_factors(n
     ]
     torch.testing.assert_close(out, torch.stack(want), rtol=1e-10, atol=1e-12)
     assert torch.equal(gradient, before), "the gradient must not change"
+    for part, seed, one in ((shape.a, 1, data[0]), (shape.g, 2, data[1])):  # what a relative damping is of
+        mean = factor(part, seed).diagonal(dim1=-2, dim2=-1).mean()
+        torch.testing.assert_close(solver.mean_eigenvalue(one, part), mean)
 
 
 @pytest.mark.parametrize("dim", [4, 5, 30])

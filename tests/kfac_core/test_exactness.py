@@ -42,10 +42,11 @@ Seen = tuple[tuple[str, tuple[int, ...]], ...]
 
 @cache
 def reference(
-    solver: str, seen: Seen, net: str = "conv", sequence: str = "expand"
+    solver: str, seen: Seen, net: str = "conv", sequence: str = "expand", relative: bool = False
 ) -> list[dict[str, Tensor]]:
     """Gradients of every step when each layer's factors see the given examples of the global batch."""
-    dense = DenseKFAC(build(net), DenseSettings(solver, **HYPERPARAMETERS, lr=LR, sequence=sequence))
+    settings = DenseSettings(solver, **HYPERPARAMETERS, lr=LR, sequence=sequence, relative_damping=relative)
+    dense = DenseKFAC(build(net), settings)
     return [dense.step(*data(net, step), dict(seen)) for step in range(STEPS)]
 
 
@@ -65,7 +66,10 @@ def assert_equals_the_reference(
         options["grad_worker_fraction"] = 1 / world_size if world_size % 2 else 0.5
     results = ranks(world_size).run(run, net, options | HYPERPARAMETERS, STEPS, execution)
     seen = seen_by(results[0][1], world_size)
-    expected = reference(options["solver"], seen, net, options.get("sequence", "expand"))
+    expected = reference(
+        options["solver"], seen, net, options.get("sequence", "expand"),
+        options.get("relative_damping", False),
+    )  # fmt: skip
     for history, _ in results:
         for got, want in zip(history, expected, strict=True):
             assert_same(got, want, 1e-8)
@@ -104,6 +108,15 @@ def test_what_a_gpu_would_run_equals_the_dense_reference_on_a_cpu(world, world_s
     assert_equals_the_reference(
         world, "conv", world_size, Execution.BATCHED, strategy=strategy, solver=solver, **extra
     )
+
+
+@pytest.mark.parametrize("execution", list(Execution))
+@pytest.mark.parametrize("net", ["conv", "tokens"])
+@pytest.mark.parametrize("solver", ["eigen", "inverse", "inverse_pi"])
+def test_a_damping_relative_to_the_mean_curvature_does_too(world, net, solver, execution):
+    options = {"solver": solver, "relative_damping": True}
+    for world_size, strategy in ((1, "comm_opt"), (2, "mem_opt")):
+        assert_equals_the_reference(world, net, world_size, execution, strategy=strategy, **options)
 
 
 @pytest.mark.parametrize("strategy", [name for name in NAMES if name != "dp_kfac"])

@@ -89,9 +89,12 @@ def test_an_input_without_batch_dimension_is_one_example(case, shape):
         torch.testing.assert_close(torch.block_diag(*kfac._factors.running[0, kind]), factor)
 
 
-def preconditioned(rank: int, world_size: int, case: str, sequence: str, solver: str) -> dict[str, Tensor]:
+def preconditioned(
+    rank: int, world_size: int, case: str, sequence: str, solver: str, **options: bool
+) -> dict[str, Tensor]:
     module, x, y = module_and_batch(case)
-    config = KFACConfig(strategy="mem_opt", solver=solver, sequence=sequence, damping=0.1, **AN_EXAMPLE_EACH)
+    options = {"damping": 0.1, **AN_EXAMPLE_EACH, **options}
+    config = KFACConfig(strategy="mem_opt", solver=solver, sequence=sequence, **options)
     kfac = KFAC(module, config, lr=0.1)
     share = slice(rank * EXAMPLES // world_size, (rank + 1) * EXAMPLES // world_size)
     loss(module(x[share]), y[share]).backward()
@@ -105,9 +108,9 @@ def preconditioned(rank: int, world_size: int, case: str, sequence: str, solver:
 
 
 @cache
-def dense(case: str, sequence: str, solver: str) -> dict[str, Tensor]:
+def dense(case: str, sequence: str, solver: str, relative: bool = False) -> dict[str, Tensor]:
     module, x, y = module_and_batch(case)
-    every_step = DenseSettings(solver, 0.1, 0.95, 0.001, 1, 1, 0.1, loss, sequence)
+    every_step = DenseSettings(solver, 0.1, 0.95, 0.001, 1, 1, 0.1, loss, sequence, relative)
     whole_batch = {name: range(EXAMPLES) for name, _ in supported(module)}
     return DenseKFAC(module, every_step).step(x, y, whole_batch)
 
@@ -116,6 +119,13 @@ def dense(case: str, sequence: str, solver: str) -> dict[str, Tensor]:
 def test_preconditioned_gradients_equal_the_dense_solve(case, sequence):
     solver = ("eigen", "inverse", "inverse_pi")[EVERY_CASE.index((case, sequence)) % 3]
     assert_same(preconditioned(0, 1, case, sequence, solver), dense(case, sequence, solver), 1e-8)
+
+
+@pytest.mark.parametrize(("case", "sequence"), ONE_OF_A_KIND)
+def test_they_do_so_where_the_damping_is_relative(case, sequence):
+    solver = ("inverse", "inverse_pi", "eigen")[ONE_OF_A_KIND.index((case, sequence)) % 3]
+    got = preconditioned(0, 1, case, sequence, solver, relative_damping=True)
+    assert_same(got, dense(case, sequence, solver, relative=True), 1e-8)
 
 
 @pytest.mark.parametrize(("case", "sequence"), ONE_OF_A_KIND)

@@ -136,6 +136,8 @@ def state_after(rank: int, world_size: int, options: dict[str, Any], steps: int)
         ({"solver": "inverse"}, {"solver": "inverse", "damping": 0.3}, "state_shard"),
         ({"solver": "inverse_pi"}, {"solver": "inverse_pi", "damping": 0.3}, "merge_shards"),
         ({"solver": "inverse_pi"}, {"solver": "inverse_pi", "damping": 0.3}, "state_dict"),
+        ({"solver": "inverse"}, {"solver": "inverse", "relative_damping": True}, "state_dict"),
+        ({"solver": "eigen"}, {"solver": "eigen", "relative_damping": True}, "merge_shards"),
     ],
 )
 def test_data_of_another_solver_or_damping_are_solved_again_from_the_saved_factors(old, new, way):
@@ -161,7 +163,8 @@ def test_data_of_another_solver_or_damping_are_solved_again_from_the_saved_facto
         a, g = factors[f"{name}.a"][0], factors[f"{name}.g"][0]
         means = (float(a.diagonal().mean()), float(g.diagonal().mean()))
         damping = new.get("damping", INTERVALS["damping"])
-        want = solve(new["solver"], damping, a, g, gradient, means)
+        relative = new.get("relative_damping", False)
+        want = solve(new["solver"], damping, a, g, gradient, means, relative)
         expected = {"w": want[:, :-1], "b": want[:, -1]}
         assert_same({"w": got[f"{name}.weight"], "b": got[f"{name}.bias"]}, expected, 1e-8)
 

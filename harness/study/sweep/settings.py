@@ -12,7 +12,7 @@ from harness.cell import Cell, Optimizer, Target, Training, Workload
 from harness.workloads import WORKLOADS
 from harness.yaml_files.document import Document, Place, described
 from harness.yaml_files.validation_messages import not_allowed
-from kfac_core.config import KFACConfig
+from kfac_core.config import PAPERS, KFACConfig
 
 
 class Setting(NamedTuple):
@@ -85,6 +85,9 @@ def insert(
         if not isinstance(value, dict):
             raise document.error(place, f" must be a mapping, got {described(value)}")
         settings.setdefault(section, {})  # `kfac: {}` is a section, too
+        if path == "kfac" and "paper" in value:
+            value = _papers_settings(document, (*place, "paper"), value["paper"]) | value
+            del value["paper"]
         for key, below in value.items():
             insert(document, settings, (*place, key), f"{path}.{key}", below, allowed)
         return
@@ -99,6 +102,12 @@ def insert(
     if name in inside:
         raise document.error(place, f" sets {path} a second time; give it once")
     inside[name] = Setting(value, place)
+
+
+def _papers_settings(document: Document, place: Place, paper: object) -> dict[str, Any]:
+    if not isinstance(paper, str) or paper not in PAPERS:
+        raise document.error(place, f"={paper!r} is not one of {', '.join(PAPERS)}")
+    return dict(PAPERS[paper])
 
 
 def merged(*layers: Settings) -> Settings:
