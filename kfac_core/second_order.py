@@ -500,7 +500,7 @@ def _relative(damping: float, factor: Tensor) -> Tensor:
     The product of those of A and G is the damping times the mean eigenvalue of their Kronecker product.
     """
     means = factor.diagonal(dim1=-2, dim2=-1).mean((-2, -1))
-    return _or_one(means).unsqueeze(-1) * damping**0.5
+    return _or_one(means).unsqueeze(-1) * math.sqrt(damping)
 
 
 def _or_one(mean: Tensor) -> Tensor:

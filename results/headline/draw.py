@@ -2,7 +2,7 @@
 
     python results/headline/draw.py [OUT]
 
-The protocol, docs/lab-notebook/2026-11-24-headline-protocol.md, was fixed before the runs; what is computed from them is fixed here.
+The protocol, in docs/lab-notebook, was fixed before the runs; what is computed from them is fixed here.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from analysis.statistics.intervals import level
 from analysis.tuning import slowed_trials, slowed_words, trials
 
 HERE = Path(__file__).parent
+PROTOCOL = "../../docs/lab-notebook/2026-11-24-headline-protocol.md"
 PILOT, TUNING = "-pilot", "-tuning"  # in the names of sweeps: of one that sets a target, of a study's trials
 ANSWERS = ("headline-again", "headline")
 """The studies that may answer, the first of them that was run; the protocol fixed it beforehand."""
@@ -83,8 +84,8 @@ def main(out: Path) -> None:
         *tuning_said(study, tunings),
         "## Cautions\n\n" + "\n".join(f"- {line}" for line in cautions(alone)),
         "Archives: " + ", ".join(f"`{path.name}`" for path in archives) + ".",
-        "Drawn by `python results/headline/draw.py`; [the protocol](../../docs/lab-notebook/2026-11-24-headline-protocol.md) says what was "
-        "fixed before which runs.",
+        f"Drawn by `python results/headline/draw.py`; [the protocol]({PROTOCOL}) says what was fixed before "
+        "which runs.",
     ]
     (out / "README.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
 

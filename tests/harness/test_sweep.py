@@ -49,7 +49,7 @@ def test_a_papers_settings_hold_where_the_sweep_says_nothing(tmp_path):
     a, b = read(tmp_path, f"{methods}kfac: {{damping: 0.03, paper: sc20}}\n{rest}").cells
     assert a.kfac == KFACConfig.sc20(damping=0.03, solver="inverse")
     assert b.kfac == KFACConfig.dp_kfac()
-    with pytest.raises(SweepError, match="kfac.paper='sc19' is not one of sc20, kaisa, dp_kfac"):
+    with pytest.raises(SweepError, match=r"kfac\.paper='sc19' is not one of sc20, kaisa, dp_kfac"):
         read(tmp_path, f"{methods}kfac: {{paper: sc19}}\n{rest}")
 
 
