@@ -409,7 +409,7 @@ class Cell(Spec):
         """
         stored = json.loads(text)
         if stored.get("kfac"):
-            stored["kfac"] = {"grafting": False, "relative_damping": False, **stored["kfac"]}
+            stored["kfac"] = {"grafting": False, **stored["kfac"]}
         cell = cls.model_validate_json(json.dumps(stored))
         if cell.world_size == 1 or "gradient_averaging" in cell.training.model_fields_set:
             return cell
@@ -468,7 +468,7 @@ class Cell(Spec):
 
 def _kfac_conflicts(config: KFACConfig, epochs: float) -> Iterator[AboutField]:
     """Schedules that do nothing in so many epochs with K-FAC, and what cancels itself."""
-    for field in ("damping", "factor_update_steps", "inverse_update_steps"):
+    for field in ("damping", "relative_damping", "factor_update_steps", "inverse_update_steps"):
         path, schedule = f"kfac.{field}", getattr(config, field)
         if isinstance(schedule, Curve) and schedule.unit == "epochs" and schedule.warmup >= epochs:
             yield f"{path}.warmup", f"={schedule.warmup:g} must be < the {epochs:g} epochs with K-FAC"
@@ -478,7 +478,7 @@ def _kfac_conflicts(config: KFACConfig, epochs: float) -> Iterator[AboutField]:
             yield f"{path}.factor", f"=1 changes nothing; write {field}: {schedule.initial:g}"
         if schedule.unit == "epochs" and schedule.at[0] >= epochs:
             yield f"{path}.at", f"={list(schedule.at)} has no milestone in the {epochs:g} epochs with K-FAC"
-        if field != "damping" and schedule.initial < 1:
+        if "damping" not in field and schedule.initial < 1:
             yield f"{path}.initial", f"={schedule.initial:g} must be >= 1 step"
     crossing = interval_below(config.inverse_update_steps, config.factor_update_steps)
     if crossing is not None:

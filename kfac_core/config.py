@@ -89,7 +89,10 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class KFACConfig:
-    """What K-FAC computes, and who computes it. Defaults are those of the SC20 runs on ImageNet.
+    """What K-FAC computes, and who computes it.
+
+    The defaults are what did best in the studies here (docs/headline.md); `sc20`, `kaisa` and `dp_kfac` have
+    the papers' settings.
 
     Raises:
         ConfigError: a value is outside its range, naming the value and what is allowed.
@@ -130,34 +133,37 @@ class KFACConfig:
     """Eigenpairs kept of each factor, at most, the largest; the others count as their mean. An approximation
     (for `eigen` only); null keeps all. Range: [1, inf). Example: `128`."""
 
-    damping: Hyperparameter = 0.001
+    damping: Hyperparameter | None = None
     """Tikhonov damping of the Kronecker product; a number, a schedule (`Milestones`), a curve (`Curve`), or
-    in code a callable of the step. Range: (0, inf). Example: `0.003`."""
+    in code a callable of the step. Null where `relative_damping` takes its place. Range: (0, inf).
+    Example: `0.003`."""
 
-    relative_damping: bool = False
-    """Whether the damping is a multiple of the mean eigenvalue of each layer's Kronecker product, so that it
-    means the same for every layer, scale of the loss and time in the training; inverses add its root, times
-    their own mean eigenvalue, to A and to G. Example: `true`."""
+    relative_damping: Hyperparameter | None = None
+    """Damping as a multiple of the mean eigenvalue of each layer's Kronecker product, so that it means the
+    same for every layer, scale of the loss and time in the training; inverses add its root, times their own
+    mean eigenvalue, to A and to G. Null is 0.3 where `damping` is not set. May be scheduled like the damping.
+    Range: (0, inf). Example: `0.1`."""
 
     factor_decay: Hyperparameter = 0.95
     """Weight of the OLD running factor in the running mean. The DP-KFAC release uses the same name for the
     weight of the new one: pass 1 minus theirs. May be scheduled like the damping. Range: [0, 1).
     Example: `0.9`."""
 
-    kl_clip: Hyperparameter | None = 0.001
+    kl_clip: Hyperparameter | None = None
     """Bound on the step's predicted KL divergence (kappa in the papers); null for none. May be scheduled like
     the damping. Range: (0, inf). Example: `0.01`."""
 
-    grafting: bool = False
-    """Whether each layer's preconditioned gradient gets the norm of its plain gradient, in the place of the
+    grafting: bool | None = None
+    """Whether each layer's preconditioned gradient gets the norm of its plain gradient, in the place of a
     kl-clip, so that the plain optimizer's learning rate keeps its meaning (Agarwal et al. 2020,
-    arXiv:2002.11803; Anil et al. 2021, section 3.5). Example: `true`."""
+    arXiv:2002.11803; Anil et al. 2021, section 3.5). Null is true unless `kl_clip` is set.
+    Example: `false`."""
 
     factor_batch_fraction: float = 1.0
     """Share of the local batch whose examples make the factors' statistics; the first ones, at least one.
     Range: (0, 1]. Example: `0.25`."""
 
-    factor_start: Literal["mean", "identity", "first"] = "identity"
+    factor_start: Literal["mean", "identity", "first"] = "mean"
     """How a running factor starts: `mean` gives the first statistics the weights 1, 1/2, 1/3 and so on, until
     `factor_decay` binds; `identity` starts from the identity, as the released codes do, and is mostly that
     for 1 / (1 - `factor_decay`) updates; `first` starts from the first statistics. Example: `mean`."""
@@ -234,14 +240,10 @@ class KFACConfig:
                 f"grad_worker_fraction={self.grad_worker_fraction} has no meaning for "
                 f"strategy={self.strategy}; leave it out, or use strategy=hybrid_opt"
             )
-        _scheduled("damping", self.damping, 0, math.inf, open_left=True)
+        self._check_damping()
         _in_range("factor_batch_fraction", self.factor_batch_fraction, 0, 1, open_left=True)
         _scheduled("factor_decay", self.factor_decay, 0, 1)
-        if self.kl_clip is not None:
-            _scheduled("kl_clip", self.kl_clip, 0, math.inf, open_left=True)
-        for name in ("relative_damping", "grafting", "overlap_factors"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name}={getattr(self, name)!r} is not one of true, false")
+        self._check_scale()
         self._check_choices()
         self._check_fisher()
         self._check_intervals()
@@ -276,6 +278,37 @@ class KFACConfig:
         if self.assignment is not None:
             return self.assignment
         return "round_robin" if self.strategy in ("dp_kfac", "mpd_kfac") else "balanced"
+
+    def _check_damping(self) -> None:
+        if self.damping is not None and self.relative_damping is not None:
+            raise ConfigError(
+                f"damping={self.damping} and relative_damping={self.relative_damping} are both set; leave "
+                "out one of them"
+            )
+        if self.damping is None and self.relative_damping is None:
+            object.__setattr__(self, "relative_damping", 0.3)
+        name = "damping" if self.relative_damping is None else "relative_damping"
+        _scheduled(name, getattr(self, name), 0, math.inf, open_left=True)
+
+    def _check_scale(self) -> None:
+        if self.kl_clip is not None:
+            _scheduled("kl_clip", self.kl_clip, 0, math.inf, open_left=True)
+        if self.grafting is None:
+            object.__setattr__(self, "grafting", self.kl_clip is None)
+        for name in ("grafting", "overlap_factors"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r} is not one of true, false")
+        if self.grafting and self.kl_clip is not None:
+            raise ConfigError(
+                f"kl_clip={self.kl_clip} has no meaning with grafting=True; leave out one of them"
+            )
+
+    @property
+    def any_damping(self) -> Hyperparameter:
+        """`damping`, or `relative_damping` in its place."""
+        damping = self.damping if self.relative_damping is None else self.relative_damping
+        assert damping is not None  # noqa: S101  one of them is set
+        return damping
 
     def _check_choices(self) -> None:
         if self.assignment is not None:
@@ -344,7 +377,7 @@ def check_schedules(config: KFACConfig, steps_per_epoch: int | None) -> None:
         ConfigError: a schedule's first value cannot be used, it needs `steps_per_epoch`, or the inverse
             interval falls below the factor interval.
     """
-    value_at(config.damping, 0, steps_per_epoch)
+    value_at(config.any_damping, 0, steps_per_epoch)
     decay_at(config.factor_decay, 0, steps_per_epoch)
     if config.kl_clip is not None:
         value_at(config.kl_clip, 0, steps_per_epoch)

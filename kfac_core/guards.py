@@ -34,7 +34,9 @@ from kfac_core.timing import PhaseTimer
 
 
 _SETTINGS = frozenset(field.name for field in fields(KFACConfig))
-_SCHEDULED = frozenset(("damping", "kl_clip", "factor_decay", "factor_update_steps", "inverse_update_steps"))
+_SCHEDULED = frozenset((
+    "damping", "relative_damping", "kl_clip", "factor_decay", "factor_update_steps", "inverse_update_steps",
+))  # fmt: skip
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType({
     "config": ((KFACConfig,), "a KFACConfig"),
     "cost": ((CostModel,), "a CostModel"),

@@ -369,7 +369,7 @@ class KFAC(Resumable):
 
     def _damping_at(self, step: int) -> float:
         """The damping of a step; `solvers/` say how it enters."""
-        return value_at(self.config.damping, step, self._steps_per_epoch)
+        return value_at(self.config.any_damping, step, self._steps_per_epoch)
 
     def _read_guards(self) -> None:
         """What the step before has asked the device for."""

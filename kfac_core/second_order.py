@@ -99,7 +99,7 @@ class SecondOrder:
         self.own = [job for job in jobs if rank in job.inverse_workers]
         self.solved: set[Key] = set()
         self._means = like.new_zeros(len(shapes), 2)
-        self._needs_traces = self._solver.needs_traces and not config.relative_damping
+        self._needs_traces = self._solver.needs_traces and config.relative_damping is None
         self._means_travel = self._needs_traces and any(
             layer.a_inverse_workers != layer.g_inverse_workers for layer in placement.layers.values()
         )
@@ -222,7 +222,7 @@ class SecondOrder:
     def _unresolved(self, factor: Tensor, damping: float) -> Tensor:
         """Whether the damping of an inverse is below the rounding errors of a factor `[..., n, n]`."""
         eps, largest = torch.finfo(self._like.dtype).eps, factor.diagonal(dim1=-2, dim2=-1).sum(-1).amax(-1)
-        relative = self._config.relative_damping
+        relative = self._config.relative_damping is not None
         return largest * eps > (_relative(damping, factor).squeeze(-1) if relative else damping)
 
     def _say_unresolved(self, is_unresolved: bool, layer: int) -> None:
@@ -242,7 +242,7 @@ class SecondOrder:
         if self._last_shift is None or self._last_shift[0] != damping:
             self._last_shift = damping, self._like.new_full((), damping, dtype=self._exact)
             self._shifts = {}
-        if not self._config.relative_damping or self._solver.holds_damping:
+        if self._config.relative_damping is None or self._solver.holds_damping:
             return self._last_shift[1]
         if layers not in self._shifts:
             curvatures = torch.stack([self._mean_curvature(layer) for layer in layers])
@@ -272,7 +272,7 @@ class SecondOrder:
             for layer in layers
         ]
         largest = torch.stack(torch._foreach_max(values)).to(self._exact).view(2, -1).prod(0, keepdim=True)
-        if self._config.relative_damping:
+        if self._config.relative_damping is not None:
             largest = largest / torch.stack([self._mean_curvature(layer) for layer in layers])
         self._asked, self._judged = copy_to_host(largest), layers
         self._asked_now = True
@@ -318,7 +318,7 @@ class SecondOrder:
         key = job.layer, job.kind
         means, data = self._means[job.layer].unbind(), self.data[key]
         split = self._solver.factor_damping(damping, *(means if job.kind == "a" else means[::-1]))
-        if self._config.relative_damping and self._solver.holds_damping:
+        if self._config.relative_damping is not None and self._solver.holds_damping:
             split = _relative(damping, factor.to(self._like.dtype))
         try:
             last = data if self._warm and key in self.solved else None
@@ -462,7 +462,7 @@ class BatchedSecondOrder(SecondOrder):
         self, keys: Sequence[Key], shape: FactorShape, damping: float, matrices: Tensor
     ) -> Tensor | float:
         """Damping of every matrix of these factors."""
-        if self._config.relative_damping and self._solver.holds_damping:
+        if self._config.relative_damping is not None and self._solver.holds_damping:
             own = _relative(damping, matrices.view(len(keys), shape.blocks, shape.dim, shape.dim))
             return own.expand(-1, shape.blocks).flatten()
         if not self._needs_traces:

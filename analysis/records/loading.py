@@ -145,7 +145,7 @@ CELL_COLUMNS = {
     "run": "str", "sweep": "str", "cell": "str", "method": "str", "world_size": "int64", "seed": "int64",
     "optimizer": "str", "strategy": "str", "solver": "str", "factor_update_steps": "Int64",
     "inverse_update_steps": "Int64", "grad_worker_fraction": "float64", "damping": "float64",
-    "schedules": "str",
+    "relative_damping": "float64", "schedules": "str",
     "workload": "str", "global_batch_size": "int64", "local_batch_size": "int64", "scaling": "str",
     "trial": "Int64", "target_metric": "str", "target_value": "float64", "target_direction": "str",
     "state": "str", "cause": "str", "stop_reason": "str", "reached_target": "boolean",
@@ -179,6 +179,7 @@ def _cell_row(files: RunFiles) -> dict[str, Any]:
 
 KFAC_COLUMNS = (
     "strategy", "solver", "factor_update_steps", "inverse_update_steps", "grad_worker_fraction", "damping",
+    "relative_damping",
 )  # fmt: skip
 OUTCOME_COLUMNS = (
     "state", "cause", "stop_reason", "reached_target", "train_seconds", "value", "started_at", "ended_at",

@@ -78,7 +78,11 @@ def arms(study: Study) -> list[tuple[str, str]]:
             )
             if not pd.isna(value)
         )
-        damping = "" if pd.isna(row.damping) else f", damping {row.damping:g}"
+        damping = "".join(
+            f", {what} {value:g}"
+            for what, value in (("damping", row.damping), ("relative damping", row.relative_damping))
+            if not pd.isna(value)
+        )
         schedules = f", {row.schedules}" if row.schedules else ""
         kfac = f"K-FAC, strategy {row.strategy}{fraction}, solver {row.solver}{intervals}{damping}{schedules}"
         found.append((str(row.arm), f"{kfac}; {optimizer}"))

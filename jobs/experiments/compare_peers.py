@@ -249,7 +249,7 @@ def _make_ours(model: nn.Module, case: Case, optimizer: torch.optim.Optimizer, r
         options["factor_start"] = "first"
     if "no_floor" in case.switches:
         kfac_core.solvers.eigen.SMALLEST_EIGENVALUE = 0.0
-    config = KFACConfig(
+    config = KFACConfig.sc20(
         damping=case.damping,
         factor_decay=1 - case.factor_decay if "same_decay" in case.switches else case.factor_decay,
         kl_clip=KL_CLIP,

@@ -327,6 +327,6 @@ def kept_columns(config: KFACConfig, factor: FactorShape) -> int:
 
 def data_layout(config: KFACConfig) -> str:
     """What second-order data means; saved data of another layout has to be solved anew."""
-    if config.relative_damping and config.solver != "eigen":
+    if config.relative_damping is not None and config.solver != "eigen":
         return f"{config.solver}, relative damping"
     return config.solver if config.eigen_rank is None else f"{config.solver} of rank {config.eigen_rank}"

@@ -102,7 +102,7 @@ __all__ = ["Solver", "solver_of"]
 
 def solver_of(config: KFACConfig) -> Solver:
     """The solver that a configuration asks for."""
-    smallest = 0.0 if config.relative_damping else SMALLEST_EIGENVALUE
+    smallest = SMALLEST_EIGENVALUE if config.relative_damping is None else 0.0
     if config.eigen_rank is not None:
         return LowRankEigenSolver(config.eigen_rank, smallest)
     if config.solver == "eigen":

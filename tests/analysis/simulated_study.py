@@ -91,7 +91,7 @@ def simulated(method: str, drift: float, random: Random, sizes: tuple[int, ...])
     config = (
         None
         if method == "sgd"
-        else KFACConfig(strategy=method, factor_update_steps=F, inverse_update_steps=E)
+        else KFACConfig.sc20(strategy=method, factor_update_steps=F, inverse_update_steps=E)
     )
     worlds = {}
     for size in sizes:

@@ -47,7 +47,7 @@ class Timed:
         config = None
         if name != "sgd":
             fraction = 0.5 if name == "hybrid_opt" else None
-            config = KFACConfig(strategy=name, grad_worker_fraction=fraction, solver=self.solver,
+            config = KFACConfig.sc20(strategy=name, grad_worker_fraction=fraction, solver=self.solver,
                                 factor_update_steps=2, inverse_update_steps=4)  # fmt: skip
         own = self.rows[self.rows["arm"] == name]
         worlds = {size: world(own[own["world_size"] == size]) for size in sizes}

@@ -40,7 +40,7 @@ PARAMETERS = {
 
 
 def phases(strategy: str, world_size: int, batch: int = 32, name: str = "resnet50", **options):
-    model = RTX_2080_TI.model(network_named(name), KFACConfig(solver="inverse", **options), batch)
+    model = RTX_2080_TI.model(network_named(name), KFACConfig.sc20(solver="inverse", **options), batch)
     return model.arms[strategy].phases(world_size)
 
 
@@ -52,7 +52,9 @@ def test_the_predicted_memory_of_a_factor_beyond_the_bound_is_that_of_its_diagon
     words = 30_522
     head = LayerShape("head", FactorShape(769), FactorShape(words))
     before, after = (
-        Work(Setup(Network("lm", (head,), 0), KFACConfig(strategy="mem_opt", max_factor_dim=bound), 1, 1))
+        Work(
+            Setup(Network("lm", (head,), 0), KFACConfig.sc20(strategy="mem_opt", max_factor_dim=bound), 1, 1)
+        )
         for bound in (None, 8192)
     )
     spared = words * words - words
@@ -122,7 +124,10 @@ def test_published_steps_of_64_gpus_are_met_within_15_percent_and_as_well_as_the
     errors = []
     for row in rows:
         strategy = {"D-KFAC": "d_kfac", "MPD-KFAC": "mpd_kfac"}[row["algorithm"]]
-        config, batch = KFACConfig(strategy=strategy, solver="inverse", **EVERY), int(row["local_batch_size"])
+        config, batch = (
+            KFACConfig.sc20(strategy=strategy, solver="inverse", **EVERY),
+            int(row["local_batch_size"]),
+        )
         network = network_named(names[row["model"]])
         found = phases(strategy, 64, batch, network.name, **EVERY)
         loads = RankLoads(Setup(network, config, 64, batch, layerwise=True), "nccl", 64)  # as in its release
@@ -150,7 +155,7 @@ def test_parts_sent_directly_are_bound_by_the_busiest_owner_or_by_all_others_par
 
 
 def test_every_fraction_of_a_world_is_a_candidate_and_what_does_not_fit_is_left_out():
-    model = RTX_2080_TI.model(RESNET, KFACConfig(solver="inverse"), 32)
+    model = RTX_2080_TI.model(RESNET, KFACConfig.sc20(solver="inverse"), 32)
     found = choose(model, 12).candidates
     fractions = {one.step.config.grad_worker_fraction for one in found if one.step.config} - {None}
     assert fractions == {workers / 12 for workers in (2, 3, 4, 6)}

@@ -147,7 +147,7 @@ def on_a_rank(rank: int, world_size: int, text: str) -> float:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     names |= {
         "model": model, "optimizer": optimizer, "torch": torch, "KFAC": KFAC,
-        "KFACConfig": KFACConfig, "config": KFACConfig(), "nullcontext": nullcontext,
+        "KFACConfig": KFACConfig, "config": KFACConfig.sc20(), "nullcontext": nullcontext,
     }  # fmt: skip
     before = float(sum(one.double().abs().sum() for one in model.parameters()))
     exec(compile(text, "page", "exec"), names)  # noqa: S102  our own pages

@@ -39,7 +39,7 @@ def parts() -> dict[str, Part]:
 
 
 def network(made: dict[str, Part], others: int = OTHERS) -> Network:
-    layers = find_layers(ParallelLayers(made, others, 1), KFACConfig())
+    layers = find_layers(ParallelLayers(made, others, 1), KFACConfig.sc20())
     return Network("parts", tuple(layer.shape for layer in layers), others)
 
 
@@ -51,15 +51,15 @@ def configs(world_size: int) -> Iterator[KFACConfig]:
     if world_size == 4:  # what a solver or a dtype changes does not depend on the size
         for strategy in STRATEGIES:
             for fraction in (0.25, 0.5, 1.0) if strategy == "hybrid_opt" else [None]:
-                yield KFACConfig(strategy=strategy, grad_worker_fraction=fraction)
+                yield KFACConfig.sc20(strategy=strategy, grad_worker_fraction=fraction)
         return
-    yield KFACConfig(strategy="mpd_kfac", solver="inverse")
-    yield KFACConfig(strategy="comm_opt", solver="inverse_pi")
-    yield KFACConfig(strategy="comm_opt", solver="inverse_pi", split_factors="never")
-    yield KFACConfig(strategy="comm_opt", inverse_dtype="bfloat16", factor_dtype="float64")
-    yield KFACConfig(strategy="comm_opt", eigen_rank=16)
-    yield KFACConfig(strategy="mem_opt", eigen_rank=16)
-    yield KFACConfig(strategy="dp_kfac", assignment="balanced", solver="inverse_pi")
+    yield KFACConfig.sc20(strategy="mpd_kfac", solver="inverse")
+    yield KFACConfig.sc20(strategy="comm_opt", solver="inverse_pi")
+    yield KFACConfig.sc20(strategy="comm_opt", solver="inverse_pi", split_factors="never")
+    yield KFACConfig.sc20(strategy="comm_opt", inverse_dtype="bfloat16", factor_dtype="float64")
+    yield KFACConfig.sc20(strategy="comm_opt", eigen_rank=16)
+    yield KFACConfig.sc20(strategy="mem_opt", eigen_rank=16)
+    yield KFACConfig.sc20(strategy="dp_kfac", assignment="balanced", solver="inverse_pi")
 
 
 def sent_by(exchange: Exchange, rank: int) -> tuple[int, int]:
@@ -133,7 +133,7 @@ def test_executed_worlds_of_one_to_four_send_and_keep_what_was_predicted(tmp_pat
 )
 def test_emulated_worlds_of_up_to_4096_send_and_keep_what_was_predicted(world_size, rank, strategy):
     fraction = 0.25 if strategy == "hybrid_opt" else None
-    config = KFACConfig(strategy=strategy, grad_worker_fraction=fraction, solver="inverse_pi")
+    config = KFACConfig.sc20(strategy=strategy, grad_worker_fraction=fraction, solver="inverse_pi")
     work = Work(Setup(SMALL, config, world_size, 1))
     with fake_world(world_size, rank), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # values from other ranks are missing
@@ -145,7 +145,9 @@ def test_emulated_worlds_of_up_to_4096_send_and_keep_what_was_predicted(world_si
 
 @pytest.mark.parametrize("strategy", ["comm_opt", "hybrid_opt", "dp_kfac"])
 def test_all_ranks_at_once_is_the_footprint_of_each(strategy):
-    config = KFACConfig(strategy=strategy, grad_worker_fraction=0.25 if strategy == "hybrid_opt" else None)
+    config = KFACConfig.sc20(
+        strategy=strategy, grad_worker_fraction=0.25 if strategy == "hybrid_opt" else None
+    )
     work = Work(Setup(network_named("resnet20"), config, 24, 1))
     shapes = network_named("resnet20").shapes
     placement = place(config, shapes, 24)

@@ -165,7 +165,9 @@ def test_an_unknown_site_lists_the_known_ones(capsys):
 
 def test_the_description_of_a_placement_counts_its_gradient_workers():
     assert placement_in_words(None, [1]) == "no K-FAC"
-    assert placement_in_words(KFACConfig(strategy="mem_opt"), [1, 64]).endswith("per layer: 1 of 1, 1 of 64")
-    assert placement_in_words(KFACConfig(strategy="comm_opt"), [64]).endswith("per layer: 64 of 64")
-    growing = KFACConfig(inverse_update_steps=Milestones(initial=20, factor=2, at=(3, 6)))
+    assert placement_in_words(KFACConfig.sc20(strategy="mem_opt"), [1, 64]).endswith(
+        "per layer: 1 of 1, 1 of 64"
+    )
+    assert placement_in_words(KFACConfig.sc20(strategy="comm_opt"), [64]).endswith("per layer: 64 of 64")
+    growing = KFACConfig.sc20(inverse_update_steps=Milestones(initial=20, factor=2, at=(3, 6)))
     assert placement_in_words(growing, [2]).endswith("; inverse_update_steps=20 x 2 at epochs 3, 6")

@@ -204,12 +204,12 @@ def test_a_strategy_reads_assignment_and_costs_exactly_where_a_sweep_may_set_the
     ]
     fraction = {"grad_worker_fraction": 0.5} if strategy == "hybrid_opt" else {}
     placements = {
-        assignment: place(KFACConfig(strategy=strategy, assignment=assignment, **fraction), layers, 4)
+        assignment: place(KFACConfig.sc20(strategy=strategy, assignment=assignment, **fraction), layers, 4)
         for assignment in ("balanced", "round_robin")
     }
     reads_assignment = placements["balanced"] != placements["round_robin"]
     for assignment in ("balanced", "round_robin"):
-        config = KFACConfig(strategy=strategy, assignment=assignment, **fraction)
+        config = KFACConfig.sc20(strategy=strategy, assignment=assignment, **fraction)
         flat = place(config, layers, 4, measured({64: 1.0, 1024: 1.0 + 1e-9}))
         costs = {"inverse_seconds": [[64, 1.0], [1024, 2.0]]}
         text = {"strategy": strategy, **fraction}

@@ -99,7 +99,7 @@ def run(
 ) -> tuple[list[dict[str, Tensor]], dict[str, tuple[int, ...]]]:
     """Gradients of every step on this rank, and each layer's factor workers."""
     model = build(net)
-    kfac = KFAC(model, KFACConfig(**options), lr=LR, execution=execution)
+    kfac = KFAC(model, KFACConfig.sc20(**options), lr=LR, execution=execution)
     history = train(model, kfac, net, range(steps), rank, world_size)
     kfac.remove()
     return history, {name: layer.factor_workers for name, layer in kfac.placement.layers.items()}

@@ -34,7 +34,7 @@ def small_conv_net() -> nn.Module:
 def running_after(batch: int, **options: Any) -> dict[Any, torch.Tensor]:
     """Running factors after one step on the first `batch` of 8 examples, their loss a mean over the 8."""
     model = small_conv_net()
-    kfac = KFAC(model, KFACConfig(factor_update_steps=1, inverse_update_steps=1, **options), lr=0.1)
+    kfac = KFAC(model, KFACConfig.sc20(factor_update_steps=1, inverse_update_steps=1, **options), lr=0.1)
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(8, 2, 8, 8, dtype=torch.float64, generator=generator)
     labels = torch.arange(8) % 5
@@ -58,7 +58,7 @@ def test_a_warm_basis_converges_to_the_eigenvectors_of_a_constant_factor():
     data = torch.cat([torch.eye(12).flatten(), torch.zeros(12)]).double()
     errors = []
     for _ in range(60):
-        data = solved(KFACConfig(), factor, last=data)
+        data = solved(KFACConfig.sc20(), factor, last=data)
         vectors, found = data[:-12].view(12, 12).T, data[-12:]
         errors.append(float((vectors * found @ vectors.T - factor).norm() / factor.norm()))
         assert torch.allclose(vectors.T @ vectors, torch.eye(12).double(), atol=1e-12)
@@ -96,7 +96,7 @@ def truncated(matrix: Tensor, rank: int) -> Tensor:
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_gradient_is_preconditioned_by_the_dense_system_of_truncated_factors(name):
     shape, rank = SHAPES[name], 4
-    config = KFACConfig(eigen_rank=rank)
+    config = KFACConfig.sc20(eigen_rank=rank)
     solver = solver_of(config)
     a, g = factor(shape.a, 1), factor(shape.g, 2)
     gradient = torch.randn(shape.a.blocks, shape.g.dim, shape.a.dim, dtype=torch.float64)
@@ -120,17 +120,17 @@ def test_a_gradient_is_preconditioned_by_the_dense_system_of_truncated_factors(n
 
 @pytest.mark.parametrize("dim", [4, 5, 30])
 def test_the_data_has_the_documented_size_and_is_smaller_than_full_data(dim):
-    shape, config = FactorShape(dim, 2), KFACConfig(eigen_rank=4)
+    shape, config = FactorShape(dim, 2), KFACConfig.sc20(eigen_rank=4)
     data = solved(config, factor(shape, 0), DAMPING)
     assert data.isfinite().all(), "written whole"
     assert data.numel() == data_elements(config, shape)
-    assert data_elements(config, shape) <= data_elements(KFACConfig(), shape)
+    assert data_elements(config, shape) <= data_elements(KFACConfig.sc20(), shape)
 
 
 def test_iteration_from_the_last_basis_finds_the_largest_eigenpairs():
     shape = FactorShape(12)
     matrix, other = factor(shape, 3), factor(shape, 4)
-    config = KFACConfig(eigen_rank=4)
+    config = KFACConfig.sc20(eigen_rank=4)
     data = solved(config, other, DAMPING)
     for _ in range(40):
         data = solved(config, matrix, DAMPING, last=data)
@@ -154,7 +154,7 @@ def test_many_ranks_step_as_one_does(strategy, start, world_size, world):
 def test_a_saved_state_of_another_eigen_rank_is_solved_again():
     def start(**options: Any) -> tuple[nn.Module, KFAC]:
         model = build("mlp")
-        return model, KFAC(model, KFACConfig(**{**OPTIONS, "inverse_update_steps": 5} | options), lr=LR)
+        return model, KFAC(model, KFACConfig.sc20(**{**OPTIONS, "inverse_update_steps": 5} | options), lr=LR)
 
     model, kfac = start(eigen_rank=2)
     train(model, kfac, "mlp", [0])
@@ -188,7 +188,7 @@ def case_of(name: str) -> tuple[nn.Module, Tensor, Tensor]:
 def test_a_factor_beyond_the_bound_is_the_diagonal_of_the_dense_one(name, bound, execution):
     largest, kinds = ONE[name] if bound == "one" else (BOTH, "ag")
     module, x, y = case_of(name)
-    kfac = KFAC(module, KFACConfig(**NOW, max_factor_dim=largest), lr=0.1, execution=execution)
+    kfac = KFAC(module, KFACConfig.sc20(**NOW, max_factor_dim=largest), lr=0.1, execution=execution)
     loss(module(x), y).backward()
     gradient = matrix_of(module)
     kfac.step()
@@ -216,7 +216,9 @@ def test_a_factor_beyond_the_bound_is_the_diagonal_of_the_dense_one(name, bound,
 def test_the_step_is_that_of_the_dense_system_with_the_diagonal(name, largest, solver, rank, execution):
     module, x, y = case_of(name)
     options = {"solver": solver, "eigen_rank": rank, "damping": 0.1, "kl_clip": None}
-    kfac = KFAC(module, KFACConfig(**NOW, **options, max_factor_dim=largest), lr=0.1, execution=execution)
+    kfac = KFAC(
+        module, KFACConfig.sc20(**NOW, **options, max_factor_dim=largest), lr=0.1, execution=execution
+    )
     loss(module(x), y).backward()
     gradient = matrix_of(module)
     kfac.step()
@@ -249,13 +251,13 @@ def test_costs_and_memory_are_those_of_a_dense_factor_and_of_a_diagonal():
     assert bounded.gradient_elements == head.gradient_elements == words * (width + 1)
     assert CUBIC.inverse(head.g) == float(words) ** 3
     assert CUBIC.inverse(bounded.g) == words
-    config = KFACConfig()
+    config = KFACConfig.sc20()
     assert data_elements(config, head.g) == words**2 + words
     assert data_elements(config, bounded.g) == 2 * words
 
 
 def test_the_default_bound_leaves_every_factor_of_the_conv_nets_and_of_bert_large_dense():
-    assert KFACConfig().max_factor_dim == 8192
+    assert KFACConfig.sc20().max_factor_dim == 8192
     for rows in (4608, 4097):  # ResNet-50, BERT-large
         shape = LayerShape("layer", FactorShape(rows), FactorShape(1024))
         assert shape.bounded(8192) == shape

@@ -177,7 +177,7 @@ def test_the_share_taken_is_known_and_steps_lower_the_loss(name, logged, recwarn
     torch.manual_seed(0)
     model, architecture = ARCHITECTURES[name].make().train(), ARCHITECTURES[name]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    config = KFACConfig(kl_clip=0.01, damping=0.01, factor_update_steps=1, inverse_update_steps=2)
+    config = KFACConfig.sc20(kl_clip=0.01, damping=0.01, factor_update_steps=1, inverse_update_steps=2)
     kfac = KFAC(model, config, lr=optimizer)
     share = kfac.summary().share
     assert share == pytest.approx(SHARES[name], abs=0.0006)

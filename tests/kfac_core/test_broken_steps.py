@@ -39,7 +39,7 @@ def made(options: dict[str, Any]) -> tuple[Net, KFAC]:
     buckets._MIN_ELEMENTS, buckets._MIN_ELEMENTS_AT_STEP, buckets._MAX_BUCKETS = 1, 1, 10**6
     model = Net()
     try:
-        return model, KFAC(model, KFACConfig(**options), lr=0.1)
+        return model, KFAC(model, KFACConfig.sc20(**options), lr=0.1)
     finally:
         buckets._MIN_ELEMENTS, buckets._MIN_ELEMENTS_AT_STEP, buckets._MAX_BUCKETS = before
 
@@ -167,7 +167,7 @@ def begins_again(rank: int, world_size: int) -> list[Any]:
     placed = CostModel(inverse=lambda factor: 10.0 * factor.dim, exchange=lambda _: 45.0)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-    config = KFACConfig(**EVERY_STEP, strategy="spd_kfac", overlap_factors=True)
+    config = KFACConfig.sc20(**EVERY_STEP, strategy="spd_kfac", overlap_factors=True)
     kfac = KFAC(model, config, lr=0.1, cost=placed)
     over, sent = kfac._factors._communicator, []
     assert [bucket.sizes is None for bucket in kfac._factors._buckets] == [False, True]
@@ -200,7 +200,7 @@ def warned_as_errors(rank: int, world_size: int) -> tuple[int, int]:
     """How often a rank's step raised, and its failures, where only the first has a factor to fail with."""
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
-    kfac = KFAC(model, KFACConfig(strategy="mem_opt", **EVERY_STEP), lr=0.1)
+    kfac = KFAC(model, KFACConfig.sc20(strategy="mem_opt", **EVERY_STEP), lr=0.1)
     raised = 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")

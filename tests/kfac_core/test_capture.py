@@ -25,7 +25,7 @@ from tests.kfac_core.nets import batch, conv_net
 from tests.kfac_core.runs import LR, assert_same, build, data, train
 
 EVERY_STEP = {"factor_update_steps": 1, "inverse_update_steps": 1}
-FRESH = KFACConfig(factor_decay=0.0, **EVERY_STEP)  # running factors are those of the last step alone
+FRESH = KFACConfig.sc20(factor_decay=0.0, **EVERY_STEP)  # running factors are those of the last step alone
 
 
 def running(kfac: KFAC) -> dict[str, Tensor]:
@@ -89,7 +89,7 @@ def test_evaluation_between_steps_adds_nothing():
     want, got = [], []
     for history, evaluates in ((want, False), (got, True)):
         model = build("mlp")
-        kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR)
+        kfac = KFAC(model, KFACConfig.sc20(**EVERY_STEP), lr=LR)
         for step in range(3):
             if evaluates:
                 model.eval()

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations, prune
 
 from kfac_core import KFAC, ConfigError, KFACConfig
 
-CONFIG = KFACConfig(factor_update_steps=1, inverse_update_steps=1, factor_decay=0.0, kl_clip=None)
+CONFIG = KFACConfig.sc20(factor_update_steps=1, inverse_update_steps=1, factor_decay=0.0, kl_clip=None)
 Change = Callable[[nn.Module], object]
 
 

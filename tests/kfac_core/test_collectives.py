@@ -38,7 +38,7 @@ def count(rank: int, world_size: int, options: dict[str, Any]) -> tuple[Any, ...
     """Bytes and calls by phase of an update step and of a step without update."""
     model, communicator = conv_net(), connect()
     timer = PhaseTimer(traffic=communicator.traffic)
-    config = KFACConfig(**options, factor_update_steps=2, inverse_update_steps=2)
+    config = KFACConfig.sc20(**options, factor_update_steps=2, inverse_update_steps=2)
     kfac = KFAC(model, config, lr=0.1, timer=timer, communicator=communicator)
     steps = []
     for seed in (rank, rank + 10):
@@ -125,7 +125,7 @@ def issued_by(rank: int, world_size: int, config: KFACConfig, monkeypatch: pytes
 
 def check_order(world_size: int, strategy: str, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     extra: dict[str, Any] = {"grad_worker_fraction": 0.5} if strategy == "hybrid_opt" else {}
-    config = KFACConfig(
+    config = KFACConfig.sc20(
         strategy=strategy, overlap_factors=overlap, solver="inverse_pi", factor_update_steps=2,
         inverse_update_steps=2, **extra,
     )  # fmt: skip
@@ -150,7 +150,7 @@ def test_members_of_a_group_issue_the_same_collectives(monkeypatch, strategy, ov
 
 def test_groups_are_connected_before_the_first_step(monkeypatch):
     """NCCL connects in a group's first collective: one element each, whole, column and row."""
-    config = KFACConfig(strategy="hybrid_opt", grad_worker_fraction=0.5)
+    config = KFACConfig.sc20(strategy="hybrid_opt", grad_worker_fraction=0.5)
     issued = issued_by(3, 8, config, monkeypatch)
     first = [(len(members), name, shape) for members, name, *_, shape, _ in issued[:3]]
     assert first == [(8, "all_reduce", (1,)), (4, "all_reduce", (1,)), (2, "all_reduce", (1,))]
@@ -208,7 +208,7 @@ def on_a_grid(rank: int, world_size: int, layers: int, group: bool, direct: bool
     patch = pytest.MonkeyPatch()
     if not direct:  # as over NCCL
         patch.setattr(TorchCommunicator, "_is_direct", lambda *_: False)
-    kfac = KFAC(model, KFACConfig(strategy="hybrid_opt", grad_worker_fraction=0.5, **EVERY_STEP), lr=0.1)
+    kfac = KFAC(model, KFACConfig.sc20(strategy="hybrid_opt", grad_worker_fraction=0.5, **EVERY_STEP), lr=0.1)
     for everyone in kfac.placement.groups:
         if rank in everyone:
             kfac._communicator.barrier(everyone)

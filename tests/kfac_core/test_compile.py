@@ -18,11 +18,11 @@ OPTIONS = {"damping": 0.01, "factor_update_steps": 2, "inverse_update_steps": 4}
 def test_compiled_models_take_the_same_steps(backend, passed):
     torch._dynamo.reset()
     want_model = build("mlp")
-    want_kfac = KFAC(want_model, KFACConfig(**OPTIONS), lr=LR)
+    want_kfac = KFAC(want_model, KFACConfig.sc20(**OPTIONS), lr=LR)
     want = train(want_model, want_kfac, "mlp", range(12))
     bare = build("mlp")
     model = torch.compile(bare, backend=backend)
-    kfac = KFAC(model if passed == "compiled" else bare, KFACConfig(**OPTIONS), lr=LR)
+    kfac = KFAC(model if passed == "compiled" else bare, KFACConfig.sc20(**OPTIONS), lr=LR)
     assert kfac.shapes == want_kfac.shapes
     for got, expected in zip(train(model, kfac, "mlp", range(12)), want, strict=True):
         assert_same({name.removeprefix("_orig_mod."): g for name, g in got.items()}, expected, 1e-12)
@@ -46,7 +46,7 @@ def test_each_layer_ends_a_graph_and_a_step_without_a_factor_update_runs_no_more
         return run
 
     model = torch.compile(build("mlp"), backend=backend)
-    kfac = KFAC(model, KFACConfig(factor_update_steps=3, inverse_update_steps=3), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(factor_update_steps=3, inverse_update_steps=3), lr=LR)
     ran = []
     for step in range(7):
         graphs.clear()
@@ -76,7 +76,7 @@ def test_a_model_compiled_and_run_before_is_captured(how):
     model = build("mlp")
     runs, (x, y) = how(model), data("mlp", 0)
     functional.cross_entropy(runs(x), y).backward()
-    kfac = KFAC(model, KFACConfig(factor_update_steps=1, inverse_update_steps=1), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(factor_update_steps=1, inverse_update_steps=1), lr=LR)
     functional.cross_entropy(runs(x), y).backward()
     kfac.step()
     assert [int(count) for count in kfac._factors.updates.values()] == [1] * 6

@@ -72,17 +72,17 @@ TWO = [[64, 1e-4], [576, 1e-2]]
 )
 def test_bad_values_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
-        KFACConfig(**options)
+        KFACConfig.sc20(**options)
 
 
 def test_the_limits_themselves_are_allowed():
-    KFACConfig(strategy="hybrid_opt", grad_worker_fraction=1.0, factor_decay=0.0, kl_clip=None)
+    KFACConfig.sc20(strategy="hybrid_opt", grad_worker_fraction=1.0, factor_decay=0.0, kl_clip=None)
 
 
 def test_costs_are_taken_as_a_file_holds_them_and_can_be_a_key():
-    config = KFACConfig(costs={"inverse_seconds": TWO[::-1]})
+    config = KFACConfig.sc20(costs={"inverse_seconds": TWO[::-1]})
     assert config.costs == Costs(inverse_seconds=((64, 1e-4), (576, 1e-2)))
-    assert {config: 1}[KFACConfig(costs=config.costs)] == 1
+    assert {config: 1}[KFACConfig.sc20(costs=config.costs)] == 1
 
 
 HALVED = Milestones(initial=0.04, factor=0.5, at=(2, 4))
@@ -123,13 +123,13 @@ def test_invalid_milestones_raise_a_config_error(options, message):
 @pytest.mark.parametrize("name", ["damping", "factor_update_steps", "inverse_update_steps"])
 def test_a_schedule_in_epochs_without_steps_per_epoch_is_an_error_at_construction(name):
     with pytest.raises(ConfigError, match="needs steps_per_epoch"):
-        KFAC(build("mlp"), KFACConfig(**{name: HALVED}), lr=LR)
+        KFAC(build("mlp"), KFACConfig.sc20(**{name: HALVED}), lr=LR)
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
 def test_a_callable_that_leaves_the_range_is_an_error_at_that_step(value):
     model = build("mlp")
-    kfac = KFAC(model, KFACConfig(damping=lambda step: value if step else 1.0), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(damping=lambda step: value if step else 1.0), lr=LR)
     train(model, kfac, "mlp", [0])
     with pytest.raises(ConfigError, match=r"a schedule gives .* at step 1, which lies outside"):
         train(model, kfac, "mlp", [1])
@@ -144,7 +144,7 @@ def test_a_scheduled_run_equals_the_dense_reference(solver):
         "inverse_update_steps": Milestones(initial=2, factor=2, at=(2.0,)),
     }
     model = build("mlp")
-    kfac = KFAC(model, KFACConfig(solver=solver, **schedules), lr=LR, steps_per_epoch=2)
+    kfac = KFAC(model, KFACConfig.sc20(solver=solver, **schedules), lr=LR, steps_per_epoch=2)
     got = train(model, kfac, "mlp", range(10))
     settings = DenseSettings(solver, 0.04, 0.95, 0.001, 1, 2, LR)
     dense = DenseKFAC(build("mlp"), settings)
@@ -243,7 +243,7 @@ def test_one_cycle_whose_warm_up_takes_all_steps_ends_at_the_peak():
 
 def test_damping_follows_the_same_curves():
     curve = Curve(initial=0.03, shape="cosine", length=EPOCHS, final=0.1)
-    config = KFACConfig(damping=curve)
+    config = KFACConfig.sc20(damping=curve)
     expected = rates_of(lambda o: torchs.CosineAnnealingLR(o, STEPS, eta_min=0.1 * PEAK), STEPS)
     found = [value_at(config.damping, step, STEPS_PER_EPOCH) for step in range(STEPS)]
     assert found == pytest.approx([0.03 / PEAK * rate for rate in expected], rel=1e-12)
@@ -284,7 +284,7 @@ def test_names_hold_what_differs_from_the_defaults():
 
 def test_scheduled_intervals_that_cross_are_an_error_before_the_first_step():
     steps = Milestones(initial=60, factor=0.1, at=(30,), unit="steps")
-    crossing = KFACConfig(
+    crossing = KFACConfig.sc20(
         factor_update_steps=Milestones(initial=2, factor=10, at=(2,)), inverse_update_steps=steps
     )
     with pytest.raises(ConfigError, match="=6 is below factor_update_steps=20 from step 30 on"):

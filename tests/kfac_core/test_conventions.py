@@ -37,7 +37,7 @@ def batch(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def make(model: nn.Module, lr: float = LR, execution: Execution | None = None, **options: Any) -> KFAC:
     every_step = {"factor_update_steps": 1, "inverse_update_steps": 1}
-    return KFAC(model, KFACConfig(**{**every_step, **options}), lr=lr, execution=execution)
+    return KFAC(model, KFACConfig.sc20(**{**every_step, **options}), lr=lr, execution=execution)
 
 
 def backward(model: nn.Module, seed: int = 0) -> None:
@@ -141,7 +141,7 @@ def test_factors_change_only_every_factor_steps_and_from_that_step_alone():
 
 def test_eigenvalues_below_1e_10_count_as_zero():
     values = torch.tensor([1e-11, 2e-10, 1.0], dtype=torch.float64)
-    found = solved(KFACConfig(solver="eigen"), torch.diag(values)[None])[-3:]
+    found = solved(KFACConfig.sc20(solver="eigen"), torch.diag(values)[None])[-3:]
     want = values * torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64)
     torch.testing.assert_close(found, want, rtol=1e-12, atol=0)
 
@@ -151,7 +151,7 @@ def test_the_eigenvectors_of_large_factors_too_make_up_the_factor_which_stays_as
     factor = torch.randn(2, dim, dim, dtype=torch.float64)
     factor = factor @ factor.mT
     before = factor.clone()
-    data = solved(KFACConfig(solver="eigen"), factor)
+    data = solved(KFACConfig.sc20(solver="eigen"), factor)
     rows, values = data[: factor.numel()].view_as(factor), data[factor.numel() :].view(2, 1, dim)
     torch.testing.assert_close(rows.mT * values @ rows, factor, rtol=1e-10, atol=1e-8)
     assert torch.equal(factor, before)

@@ -74,7 +74,7 @@ def assert_counts(kfac: KFAC, seen: Seen, layer: str, terms: int) -> None:
 
 def stepped(model: nn.Module, x: Tensor, loss: Loss, **options: object) -> tuple[KFAC, Seen]:
     execution = options.pop("execution", None)
-    kfac, seen = KFAC(model, KFACConfig(**NOW, **options), lr=0.1, execution=execution), watched(model)
+    kfac, seen = KFAC(model, KFACConfig.sc20(**NOW, **options), lr=0.1, execution=execution), watched(model)
     loss(model(x)).backward()
     kfac.step()
     kfac.remove()
@@ -137,7 +137,7 @@ def test_a_head_that_is_not_taken_leaves_the_count_of_the_other_layers_as_it_is(
 @pytest.mark.filterwarnings("ignore:K-FAC. no statistics")
 def test_a_head_that_is_frozen_for_a_while_counts_too():
     model = Words(nn.Linear(5, OUTPUTS), flat=True)
-    kfac, seen = KFAC(model, KFACConfig(**NOW), lr=0.1), watched(model)
+    kfac, seen = KFAC(model, KFACConfig.sc20(**NOW), lr=0.1), watched(model)
     model.head.requires_grad_(requires_grad=False)
     squares(model(numbers(BATCH, TOKENS, WIDTH))).backward()
     kfac.step()
@@ -214,7 +214,7 @@ def test_stated_tokens_are_counted_in_every_shape_of_the_scores(shape, execution
 )
 def test_a_count_that_is_a_guess_is_a_warning_once_that_names_the_statement(features, shape, stated, recwarn):
     model = Reshaped(features, shape)
-    kfac = KFAC(model, KFACConfig(**NOW, loss_terms=stated), lr=0.1)
+    kfac = KFAC(model, KFACConfig.sc20(**NOW, loss_terms=stated), lr=0.1)
     for _ in range(3):
         model(numbers(BATCH, TOKENS, WIDTH)).square().mean().backward()
         kfac.step()
@@ -225,7 +225,7 @@ def test_a_count_that_is_a_guess_is_a_warning_once_that_names_the_statement(feat
 
 def test_a_model_that_returns_losses_alone_leaves_a_guess(recwarn):
     model = Reshaped(OUTPUTS, lambda y: {"loss": y.square().mean()})
-    kfac = KFAC(model, KFACConfig(**NOW), lr=0.1)
+    kfac = KFAC(model, KFACConfig.sc20(**NOW), lr=0.1)
     model(numbers(BATCH, TOKENS, WIDTH))["loss"].backward()
     kfac.step()
     (said,) = [str(each.message) for each in recwarn]
@@ -234,7 +234,7 @@ def test_a_model_that_returns_losses_alone_leaves_a_guess(recwarn):
 
 def test_a_count_that_is_stated_is_no_guess(recwarn):
     model = Reshaped(OUTPUTS, lambda y: y.mT)
-    kfac, seen = KFAC(model, KFACConfig(**NOW), lr=0.1), watched(model)
+    kfac, seen = KFAC(model, KFACConfig.sc20(**NOW), lr=0.1), watched(model)
     kfac.set_loss_terms(BATCH * TOKENS)
     entropy(model(numbers(BATCH, TOKENS, WIDTH))).backward()
     kfac.step()
@@ -274,7 +274,7 @@ class Checkpointed(Words):
 def test_a_pass_without_gradients_between_forward_and_backward_changes_no_count(kind, other):
     model = (Words if kind == "plain" else Checkpointed)(nn.Linear(5, OUTPUTS), flat=False)
     model.reentrant = kind.startswith("reentrant")
-    kfac, seen = KFAC(model, KFACConfig(**NOW), lr=0.1), watched(model)
+    kfac, seen = KFAC(model, KFACConfig.sc20(**NOW), lr=0.1), watched(model)
     loss = squares(model(numbers(BATCH, TOKENS, WIDTH).requires_grad_()))
     other(model, numbers(30 * BATCH, 2 * TOKENS, WIDTH))
     loss.backward()
@@ -285,7 +285,7 @@ def test_a_pass_without_gradients_between_forward_and_backward_changes_no_count(
 
 def test_a_model_that_is_one_reentrant_checkpoint_counts_as_without_it():
     model = Words(nn.Linear(5, OUTPUTS), flat=False)
-    kfac, seen = KFAC(model, KFACConfig(**NOW), lr=0.1), watched(model)
+    kfac, seen = KFAC(model, KFACConfig.sc20(**NOW), lr=0.1), watched(model)
     x = numbers(BATCH, TOKENS, WIDTH).requires_grad_()
     squares(checkpoint(model, x, use_reentrant=True)).backward()
     kfac.step()
@@ -315,7 +315,7 @@ def factors_of(rank: int, world_size: int, strategy: str, execution: Execution, 
     model = Places()
     x = numbers(BATCH, TOKENS, WIDTH)
     options = {**NOW, "strategy": strategy}
-    kfac = KFAC(model, KFACConfig(**options), lr=0.1, execution=execution)
+    kfac = KFAC(model, KFACConfig.sc20(**options), lr=0.1, execution=execution)
     output = model(x[: 0 if rank or empty else BATCH])
     (output.square().sum(-1).sum() / max(1, output[..., 0].numel())).backward()
     kfac.step()
@@ -353,7 +353,7 @@ def test_a_step_in_which_no_rank_has_examples_keeps_the_factors(world, world_siz
 @pytest.mark.parametrize("execution", Execution)
 def test_no_loss_terms_by_statement_keep_the_factors(execution):
     model = Words(nn.Linear(5, OUTPUTS), flat=False)
-    kfac = KFAC(model, KFACConfig(**NOW), lr=0.1, execution=execution)
+    kfac = KFAC(model, KFACConfig.sc20(**NOW), lr=0.1, execution=execution)
     kfac.set_loss_terms(0)
     (model(numbers(BATCH, TOKENS, WIDTH)) * 0).sum().backward()
     kfac.step()
@@ -363,7 +363,7 @@ def test_no_loss_terms_by_statement_keep_the_factors(execution):
 
 def test_a_statement_is_forgotten_also_by_a_step_that_updates_no_factor():
     model = Words(nn.Linear(5, OUTPUTS), flat=False)
-    config = KFACConfig(factor_decay=0.0, factor_update_steps=3, inverse_update_steps=3)
+    config = KFACConfig.sc20(factor_decay=0.0, factor_update_steps=3, inverse_update_steps=3)
     kfac, seen = KFAC(model, config, lr=0.1), watched(model)
     for step in range(4):
         if step == 1:
@@ -376,7 +376,7 @@ def test_a_statement_is_forgotten_also_by_a_step_that_updates_no_factor():
 
 @pytest.mark.parametrize("count", [-1, float("inf"), "24", True])
 def test_a_statement_that_is_no_number_of_terms_is_refused(count):
-    kfac = KFAC(Words(nn.Linear(5, OUTPUTS), flat=False), KFACConfig(**NOW), lr=0.1)
+    kfac = KFAC(Words(nn.Linear(5, OUTPUTS), flat=False), KFACConfig.sc20(**NOW), lr=0.1)
     with pytest.raises(ConfigError, match=r"must be a finite number of loss terms >= 0"):
         kfac.set_loss_terms(count)
     with pytest.raises(ConfigError, match=r"set_loss_terms: .* must be a finite number"):

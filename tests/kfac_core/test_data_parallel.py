@@ -82,7 +82,7 @@ def trained(
         if kind == "zero"
         else torch.optim.SGD(parameters, **rates)
     )
-    kfac = KFAC(model, KFACConfig(**options), lr=optimizer, execution=execution)
+    kfac = KFAC(model, KFACConfig.sc20(**options), lr=optimizer, execution=execution)
     history = []
     for step in range(STEPS):
         x, y = (part[rank::world_size].chunk(micro_batches) for part in batch_of(net, step))
@@ -139,7 +139,7 @@ def test_what_a_gpu_runs_does_too_where_layers_are_sharded(world):
 def not_finite_on_one_rank(rank: int, world_size: int) -> list[int]:
     """How many elements of gradients are left, where those of one norm are infinite on rank 1."""
     model = fully_shard(model_of("attention"), mesh=init_device_mesh("cpu", (world_size,)))
-    kfac = KFAC(model, KFACConfig(**OPTIONS), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(**OPTIONS), lr=LR)
     x, y = batch_of("attention", 0)
     functional.cross_entropy(model(x), y).backward()
     if rank == 1:
@@ -211,7 +211,9 @@ def unequal_passes(rank: int, world_size: int, sizes: list[int]) -> list[Tensor]
     """Gradients after a step whose batch came in passes of these sizes; of the small one rows are kept."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(399, 6), nn.Tanh(), nn.Linear(6, 3)).double()
-    kfac = KFAC(model, KFACConfig(strategy="comm_opt", factor_update_steps=1, inverse_update_steps=1), lr=0.1)
+    kfac = KFAC(
+        model, KFACConfig.sc20(strategy="comm_opt", factor_update_steps=1, inverse_update_steps=1), lr=0.1
+    )
     generator = torch.Generator().manual_seed(1)
     for size in sizes:
         x = torch.randn(size, 399, dtype=torch.float64, generator=generator)
@@ -248,7 +250,7 @@ def run_in_groups(
     place, size, group = groups[mine].index(rank), len(groups[mine]), process_groups[mine]
     inner = build("mlp")
     model = DistributedDataParallel(inner, process_group=group) if wrapped else inner
-    kfac = KFAC(model, KFACConfig(**options), lr=LR, process_group=None if wrapped else group)
+    kfac = KFAC(model, KFACConfig.sc20(**options), lr=LR, process_group=None if wrapped else group)
     history = []
     for step in range(STEPS):
         x, y = data("mlp", 10 * mine + step)
@@ -268,7 +270,7 @@ def run_in_groups(
 def alone(index: int, strategy: str) -> tuple[list[dict[str, Tensor]], Tensor]:
     """The expected result of a group: one process with its whole batches."""
     model = build("mlp")
-    kfac = KFAC(model, KFACConfig(strategy=strategy, **OPTIONS), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(strategy=strategy, **OPTIONS), lr=LR)
     history = train(model, kfac, "mlp", range(10 * index, 10 * index + STEPS))
     return history, kfac.state_dict()["factors"]["0.a"]
 
@@ -318,7 +320,7 @@ def test_a_rank_outside_the_group_is_an_error(world):
 
 def layers_with_statistics(rank: int, world_size: int) -> list[str]:
     model = build("mlp")
-    kfac = KFAC(model, KFACConfig(strategy="dp_kfac", factor_update_steps=1), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(strategy="dp_kfac", factor_update_steps=1), lr=LR)
     x, y = data("mlp", 0)
     functional.cross_entropy(model(x), y).backward()
     return [s.name for s, sums in zip(kfac.shapes, kfac._capture.statistics, strict=True) if sums.shares()]

@@ -64,11 +64,11 @@ def assert_equals_the_reference(
 ) -> None:
     if options["strategy"] == "hybrid_opt":
         options["grad_worker_fraction"] = 1 / world_size if world_size % 2 else 0.5
-    results = ranks(world_size).run(run, net, options | HYPERPARAMETERS, STEPS, execution)
+    results = ranks(world_size).run(run, net, HYPERPARAMETERS | options, STEPS, execution)
     seen = seen_by(results[0][1], world_size)
     expected = reference(
         options["solver"], seen, net, options.get("sequence", "expand"),
-        options.get("relative_damping", False),
+        "relative_damping" in options,
     )  # fmt: skip
     for history, _ in results:
         for got, want in zip(history, expected, strict=True):
@@ -114,7 +114,7 @@ def test_what_a_gpu_would_run_equals_the_dense_reference_on_a_cpu(world, world_s
 @pytest.mark.parametrize("net", ["conv", "tokens"])
 @pytest.mark.parametrize("solver", ["eigen", "inverse", "inverse_pi"])
 def test_a_damping_relative_to_the_mean_curvature_does_too(world, net, solver, execution):
-    options = {"solver": solver, "relative_damping": True}
+    options = {"solver": solver, "damping": None, "relative_damping": HYPERPARAMETERS["damping"]}
     for world_size, strategy in ((1, "comm_opt"), (2, "mem_opt")):
         assert_equals_the_reference(world, net, world_size, execution, strategy=strategy, **options)
 
@@ -133,7 +133,9 @@ def test_factors_equal_their_definition_including_scale():
     model = conv_net()
     x, y = batch(GLOBAL_BATCH, seed=0)
     want = factors(model, x, y)
-    kfac = KFAC(model, KFACConfig(factor_decay=0.0, factor_update_steps=1, inverse_update_steps=1), lr=LR)
+    kfac = KFAC(
+        model, KFACConfig.sc20(factor_decay=0.0, factor_update_steps=1, inverse_update_steps=1), lr=LR
+    )
     functional.cross_entropy(model(x), y).backward()
     kfac.step()
     for index, (name, (a, g)) in enumerate(want.items()):

@@ -20,7 +20,7 @@ EVERY_STEP = {"factor_update_steps": 1, "inverse_update_steps": 1}
 def poisoned(rank: int, world_size: int, options: dict[str, Any]) -> tuple[bool, list[str], list[str], int]:
     """The last rank's batch holds a NaN in the second of three steps."""
     model = build("mlp")
-    kfac = KFAC(model, KFACConfig(**EVERY_STEP, **options), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(**EVERY_STEP, **options), lr=LR)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for number in range(3):
@@ -49,7 +49,7 @@ def test_a_poisoned_batch_reaches_no_factor_and_is_reported_by_who_keeps_it(worl
 
 def test_a_float16_factor_that_would_overflow_keeps_its_value():
     model = build("mlp").float()
-    kfac = KFAC(model, KFACConfig(factor_dtype="float16", factor_decay=0.0, **EVERY_STEP), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(factor_dtype="float16", factor_decay=0.0, **EVERY_STEP), lr=LR)
     x, y = data("mlp", 0)
     functional.cross_entropy(model(x.float() * 1e4), y).backward()
     with pytest.warns(RuntimeWarning, match="A factor of layer 0 at step 0 on rank 0"):
@@ -65,7 +65,7 @@ def renew(kfac: KFAC) -> None:
 
 def singular(solver: str = "inverse", value: float = 1e8) -> KFAC:
     """A KFAC in float32 whose first factor is all one value: far from definite in float32."""
-    kfac = KFAC(build("mlp").float(), KFACConfig(solver=solver, damping=1.0, **EVERY_STEP), lr=LR)
+    kfac = KFAC(build("mlp").float(), KFACConfig.sc20(solver=solver, damping=1.0, **EVERY_STEP), lr=LR)
     kfac._factors.running[0, "a"].fill_(value)
     return kfac
 
@@ -73,7 +73,7 @@ def singular(solver: str = "inverse", value: float = 1e8) -> KFAC:
 def test_what_float32_cannot_factor_is_solved_in_float64():
     kfac = singular()
     with pytest.raises(LinAlgError):
-        solved(KFACConfig(solver="inverse"), kfac._factors.running[0, "a"], 1.0)
+        solved(KFACConfig.sc20(solver="inverse"), kfac._factors.running[0, "a"], 1.0)
     kfac._update_second_order()
     assert kfac.failures == []
     want = torch.linalg.inv(torch.full((5, 5), 1e8, dtype=torch.float64) + torch.eye(5, dtype=torch.float64))
@@ -121,7 +121,7 @@ def test_a_failing_solver_overwrites_no_good_data(solver, silent, monkeypatch):
 
 @pytest.mark.parametrize("values", [True, False])
 def test_a_decomposition_with_one_nan_in_one_block_is_made_again_in_float64(values, monkeypatch):
-    kfac = KFAC(torch.nn.Conv2d(8, 8, 3, groups=4), KFACConfig(**EVERY_STEP), lr=LR)
+    kfac = KFAC(torch.nn.Conv2d(8, 8, 3, groups=4), KFACConfig.sc20(**EVERY_STEP), lr=LR)
     kfac._factors.running[0, "a"].add_(torch.rand(4, 19, 19)).add_(kfac._factors.running[0, "a"].mT.clone())
     kfac._update_second_order()
     good, real = kfac._second_order._buffer.clone(), eigen.decomposed

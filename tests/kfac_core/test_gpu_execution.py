@@ -40,7 +40,9 @@ def trained(kind: str, execution: Execution, *, channels_last: bool = False, **o
     layout = torch.channels_last if channels_last else torch.contiguous_format
     model: nn.Module = ConvNet(24, 8) if kind == "conv" else Transformer(30, 16)
     model = model.double().to(memory_format=layout)
-    config = KFACConfig(**{"factor_update_steps": 1, "inverse_update_steps": 2, "damping": 0.1} | options)
+    config = KFACConfig.sc20(
+        **{"factor_update_steps": 1, "inverse_update_steps": 2, "damping": 0.1} | options
+    )
     kfac = KFAC(model, config, lr=0.1, execution=execution)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for _ in range(3):
@@ -74,7 +76,7 @@ def test_training_equals_that_of_a_cpu(kind, options):
 def test_a_statistic_that_is_not_finite_changes_no_factor_and_is_reported():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    config = KFACConfig(factor_update_steps=1, inverse_update_steps=2)
+    config = KFACConfig.sc20(factor_update_steps=1, inverse_update_steps=2)
     kfac = KFAC(model, config, lr=0.1, execution=Execution.BATCHED)
     for x in (torch.randn(8, 4), torch.full((8, 4), float("inf"))):
         model(x).square().mean().backward()
@@ -91,7 +93,7 @@ def test_a_statistic_that_is_not_finite_changes_no_factor_and_is_reported():
 def test_a_factor_without_decomposition_keeps_its_data_and_its_neighbours_are_solved():
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3)))
-    config = KFACConfig(factor_update_steps=1, inverse_update_steps=1, factor_decay=0.5)
+    config = KFACConfig.sc20(factor_update_steps=1, inverse_update_steps=1, factor_decay=0.5)
     kfac = KFAC(model, config, lr=0.1, execution=Execution.BATCHED)
     model(torch.randn(8, 4)).square().mean().backward()
     kfac.step()
@@ -141,7 +143,7 @@ def test_bfloat16_rounds_operands_and_adds_up_in_float32():
 
 def test_a_gram_precision_is_refused_on_a_cpu():
     with pytest.raises(ConfigError, match="gram_precision=bfloat16 needs a GPU"):
-        KFAC(nn.Linear(2, 2), KFACConfig(gram_precision="bfloat16"), lr=0.1)
+        KFAC(nn.Linear(2, 2), KFACConfig.sc20(gram_precision="bfloat16"), lr=0.1)
 
 
 @pytest.mark.parametrize("n", [1, 7, 320, 321])

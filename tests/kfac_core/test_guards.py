@@ -45,19 +45,19 @@ def stepped(model: nn.Module, kfac: KFAC, steps: int = 3) -> list[str]:
 @BOTH
 def test_a_sound_model_is_told_nothing(execution):
     model = net()
-    assert stepped(model, KFAC(model, KFACConfig(**EVERY_STEP), lr=LR, execution=execution)) == []
+    assert stepped(model, KFAC(model, KFACConfig.sc20(**EVERY_STEP), lr=LR, execution=execution)) == []
 
 
 @pytest.mark.parametrize(
     ("execution", "options"),
     [
         (Execution.BATCHED, {"kl_clip": 0.01}), (Execution.SEQUENTIAL, {"kl_clip": 0.01}),
-        (Execution.BATCHED, {"kl_clip": None}), (Execution.BATCHED, {"grafting": True}),
+        (Execution.BATCHED, {"kl_clip": None}), (Execution.BATCHED, {"grafting": True, "kl_clip": None}),
     ],
 )  # fmt: skip
 def test_one_gradient_that_is_infinite_spreads_to_no_other(execution, options):
     model = net()
-    kfac = KFAC(model, KFACConfig(**EVERY_STEP, **options), lr=LR, execution=execution)
+    kfac = KFAC(model, KFACConfig.sc20(**EVERY_STEP, **options), lr=LR, execution=execution)
     backward(model)
     kfac.step()
     backward(model, 1)
@@ -74,7 +74,7 @@ def test_one_gradient_that_is_infinite_spreads_to_no_other(execution, options):
 
 def test_on_a_cpu_a_plain_gradient_that_is_not_finite_stops_the_whole_step():
     model = net()
-    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(**EVERY_STEP), lr=LR)
     backward(model)
     model[2].weight.grad[0] = torch.nan
     kfac.step()
@@ -94,7 +94,11 @@ def test_a_loss_scale_that_was_left_in_is_named(execution, unscales, passed, rec
     model, scaler = net(), Scaler()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     kfac = KFAC(
-        model, KFACConfig(**EVERY_STEP), lr=LR, grad_scaler=scaler if passed else None, execution=execution
+        model,
+        KFACConfig.sc20(**EVERY_STEP),
+        lr=LR,
+        grad_scaler=scaler if passed else None,
+        execution=execution,
     )
     for step in range(3):
         backward(model, step, scale=float(scaler.scale(torch.ones(()))))
@@ -130,7 +134,7 @@ class Tied(nn.Module):
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_weight_that_is_used_without_calling_its_layer_is_named(execution, tied, recwarn):
     model = Tied(tied=tied)
-    kfac = KFAC(model, KFACConfig(skip=("head",), **EVERY_STEP), lr=LR, execution=execution)
+    kfac = KFAC(model, KFACConfig.sc20(skip=("head",), **EVERY_STEP), lr=LR, execution=execution)
     for step in range(2):
         tokens = torch.arange(16).add(step).remainder(4)
         functional.cross_entropy(model(tokens), tokens.flip(0)).backward()
@@ -147,7 +151,7 @@ def test_a_head_that_shares_an_embedding_with_a_padding_token_is_told_nothing(se
     embedding, head = nn.Embedding(5, 4, padding_idx=0), nn.Linear(4, 5, bias=False)
     head.weight = embedding.weight
     model = nn.Sequential(embedding, head)
-    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(**EVERY_STEP), lr=LR)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(2):
@@ -174,8 +178,8 @@ def test_directions_of_the_gradient_check_are_hashes_that_no_rounding_changes():
 
 def test_the_gradient_check_changes_no_number_and_leaves_no_hook():
     model, other = net(), net()
-    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR)
-    unchecked = KFAC(other, KFACConfig(**EVERY_STEP), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(**EVERY_STEP), lr=LR)
+    unchecked = KFAC(other, KFACConfig.sc20(**EVERY_STEP), lr=LR)
     unchecked._gradient_check.remove()
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -192,7 +196,7 @@ def test_the_gradient_check_changes_no_number_and_leaves_no_hook():
 
 def test_freezing_a_taken_layer_for_a_while_is_no_mistake():
     model = net()
-    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(**EVERY_STEP), lr=LR)
     assert stepped(model, kfac, 1) == []
     model[3].requires_grad_(requires_grad=False)
     assert stepped(model, kfac, 1) == []
@@ -202,7 +206,7 @@ def test_freezing_a_taken_layer_for_a_while_is_no_mistake():
 
 def test_training_in_eval_mode_is_named_once():
     model = net()
-    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(**EVERY_STEP), lr=LR)
     assert stepped(model, kfac, 1) == []
     model.eval()
     (said,) = stepped(model, kfac)
@@ -212,7 +216,7 @@ def test_training_in_eval_mode_is_named_once():
 @BOTH
 def test_a_clip_that_always_binds_is_logged_once(execution, logged):
     model = net()
-    config = KFACConfig(kl_clip=1e-9, **EVERY_STEP)
+    config = KFACConfig.sc20(kl_clip=1e-9, **EVERY_STEP)
     kfac = KFAC(model, config, lr=1.0, execution=execution)
     stepped(model, kfac, 10)
     assert "kl-clip has scaled" not in logged.text
@@ -245,7 +249,7 @@ def test_the_summary_says_what_is_taken_by_whom_and_why_the_rest_is_plain():
         nn.Linear(4, 6), Own(6, 6), parametrizations.weight_norm(nn.Linear(6, 6)), nn.Linear(6, 5),
         nn.LayerNorm(5), nn.Conv2d(2, 2, 1, groups=2),
     )  # fmt: skip
-    kfac = KFAC(model, KFACConfig(skip=("3",)), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(skip=("3",)), lr=LR)
     summary = kfac.summary()
     assert [(each.name, each.a, each.g, each.owners) for each in summary.layers] == [
         ("0", "5", "6", ((0,), (0,))), ("5", "2 x 2", "2, diagonal", ((0,), (0,))),
@@ -284,7 +288,7 @@ def test_a_weight_that_is_a_number_is_no_obstacle():
 def averaged(rank: int, world_size: int, execution: Execution) -> tuple[list[str], int]:
     """Sound training on several ranks is told nothing."""
     model = build("mlp")
-    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR, execution=execution)
+    kfac = KFAC(model, KFACConfig.sc20(**EVERY_STEP), lr=LR, execution=execution)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         train(model, kfac, "mlp", range(3), rank, world_size)
@@ -308,13 +312,13 @@ def preconditioned(model: nn.Module, **arguments: Any) -> list[Tensor]:
 def test_the_clip_reads_the_rate_of_each_parameter_group(execution):
     model = net().double()
     model.forward = lambda x, forward=model.forward: forward(x.double())
-    clipped = {"config": KFACConfig(kl_clip=1e-6, **EVERY_STEP), "execution": execution}
+    clipped = {"config": KFACConfig.sc20(kl_clip=1e-6, **EVERY_STEP), "execution": execution}
     groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[3].parameters(), "lr": 0.5}]
     got = preconditioned(model, lr=torch.optim.SGD(groups), **clipped)
     raw = [model[index] for index in (0, 3)]
     backward(model)
     plain = [(layer.weight.grad.clone(), layer.bias.grad.clone()) for layer in raw]
-    free = KFAC(model, KFACConfig(kl_clip=None, **EVERY_STEP), execution=execution)
+    free = KFAC(model, KFACConfig.sc20(kl_clip=None, **EVERY_STEP), execution=execution)
     backward(model)
     free.step()
     change = sum(
@@ -330,9 +334,11 @@ def test_the_clip_reads_the_rate_of_each_parameter_group(execution):
 @BOTH
 def test_grafting_keeps_the_norm_of_the_plain_gradient_and_the_direction_of_kfac(execution):
     model = net()
-    got = preconditioned(model, config=KFACConfig(grafting=True, **EVERY_STEP), execution=execution)
+    got = preconditioned(
+        model, config=KFACConfig.sc20(grafting=True, kl_clip=None, **EVERY_STEP), execution=execution
+    )
     bias = [model[index].bias.grad.clone() for index in (0, 3)]
-    free = preconditioned(model, config=KFACConfig(kl_clip=None, **EVERY_STEP), execution=execution)
+    free = preconditioned(model, config=KFACConfig.sc20(kl_clip=None, **EVERY_STEP), execution=execution)
     backward(model)
     for index, weight, other, direction in zip((0, 3), got, bias, free, strict=True):
         plain = torch.cat([model[index].weight.grad, model[index].bias.grad[:, None]], 1)
@@ -351,11 +357,11 @@ def test_the_clip_and_the_decay_may_be_scheduled(execution):
         stepped(model, kfac, 2)
         return [parameter.grad.clone() for parameter in model.parameters()]
 
-    constant = after(KFACConfig(kl_clip=1e-5, factor_decay=0.5, **EVERY_STEP))
-    scheduled = after(KFACConfig(kl_clip=lambda step: 1e-5, factor_decay=lambda step: 0.5, **EVERY_STEP))
-    other = after(KFACConfig(kl_clip=1e-5, factor_decay=lambda step: 0.5 / (step + 1), **EVERY_STEP))
+    constant = after(KFACConfig.sc20(kl_clip=1e-5, factor_decay=0.5, **EVERY_STEP))
+    scheduled = after(KFACConfig.sc20(kl_clip=lambda step: 1e-5, factor_decay=lambda step: 0.5, **EVERY_STEP))
+    other = after(KFACConfig.sc20(kl_clip=1e-5, factor_decay=lambda step: 0.5 / (step + 1), **EVERY_STEP))
     for one, two in zip(constant, scheduled, strict=True):
         assert torch.equal(one, two)
     assert not torch.equal(constant[0], other[0])
     with pytest.raises(ConfigError, match=r"factor_decay gives 1 at step 0, which lies outside \[0, 1\)"):
-        KFAC(net(), KFACConfig(factor_decay=lambda step: 1), lr=LR)
+        KFAC(net(), KFACConfig.sc20(factor_decay=lambda step: 1), lr=LR)

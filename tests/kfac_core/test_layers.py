@@ -39,7 +39,7 @@ def factors_of(
     execution: Execution = Execution.SEQUENTIAL,
 ) -> dict[str, Tensor]:
     """The factors that K-FAC sees in one step, in which the batch comes in parts."""
-    config = KFACConfig(factor_decay=0.0, sequence=sequence, **AN_EXAMPLE_EACH)
+    config = KFACConfig.sc20(factor_decay=0.0, sequence=sequence, **AN_EXAMPLE_EACH)
     kfac = KFAC(module, config, lr=0.1, execution=execution)
     for x, y in parts:
         (loss(module(x), y) * len(x) / EXAMPLES).backward()
@@ -80,7 +80,7 @@ def test_the_scale_is_the_same_however_the_batch_is_split(case, sequence):
 def test_an_input_without_batch_dimension_is_one_example(case, shape):
     module, x, y = module_and_batch(case)
     batched = factors_of(module, [(x[:1], y[:1])], "expand")
-    kfac = KFAC(module, KFACConfig(factor_decay=0.0, **EVERY_STEP), lr=0.1)
+    kfac = KFAC(module, KFACConfig.sc20(factor_decay=0.0, **EVERY_STEP), lr=0.1)
     assert x[0].shape == shape
     ((module(x[0]) * y[0]).square().sum() / EXAMPLES).backward()
     kfac.step()
@@ -90,11 +90,12 @@ def test_an_input_without_batch_dimension_is_one_example(case, shape):
 
 
 def preconditioned(
-    rank: int, world_size: int, case: str, sequence: str, solver: str, **options: bool
+    rank: int, world_size: int, case: str, sequence: str, solver: str, relative: bool = False
 ) -> dict[str, Tensor]:
     module, x, y = module_and_batch(case)
-    options = {"damping": 0.1, **AN_EXAMPLE_EACH, **options}
-    config = KFACConfig(strategy="mem_opt", solver=solver, sequence=sequence, **options)
+    damping = {"damping": None, "relative_damping": 0.1} if relative else {"damping": 0.1}
+    options = {**damping, **AN_EXAMPLE_EACH}
+    config = KFACConfig.sc20(strategy="mem_opt", solver=solver, sequence=sequence, **options)
     kfac = KFAC(module, config, lr=0.1)
     share = slice(rank * EXAMPLES // world_size, (rank + 1) * EXAMPLES // world_size)
     loss(module(x[share]), y[share]).backward()
@@ -124,7 +125,7 @@ def test_preconditioned_gradients_equal_the_dense_solve(case, sequence):
 @pytest.mark.parametrize(("case", "sequence"), ONE_OF_A_KIND)
 def test_they_do_so_where_the_damping_is_relative(case, sequence):
     solver = ("inverse", "inverse_pi", "eigen")[ONE_OF_A_KIND.index((case, sequence)) % 3]
-    got = preconditioned(0, 1, case, sequence, solver, relative_damping=True)
+    got = preconditioned(0, 1, case, sequence, solver, relative=True)
     assert_same(got, dense(case, sequence, solver, relative=True), 1e-8)
 
 

@@ -48,7 +48,7 @@ def block(kfac: KFAC, layer: str) -> Tensor:
 def stepped(model: nn.Module, loss: Callable[[], Tensor], **options: object) -> KFAC:
     """K-FAC after one step; its factors are those of this step alone."""
     execution = options.pop("execution", None)
-    kfac = KFAC(model, KFACConfig(**NOW, **options), lr=0.1, execution=execution)
+    kfac = KFAC(model, KFACConfig.sc20(**NOW, **options), lr=0.1, execution=execution)
     loss().backward()
     kfac.step()
     kfac.remove()
@@ -174,7 +174,7 @@ def expert_blocks(rank: int, world_size: int, strategy: str, execution: Executio
     model = Experts()
     x, y, expert = expert_data(world_size)
     mine = slice(rank * (rank + 1) // 2, (rank + 1) * (rank + 2) // 2)
-    config = KFACConfig(**NOW, strategy=strategy)
+    config = KFACConfig.sc20(**NOW, strategy=strategy)
     kfac = KFAC(model, config, lr=0.1, execution=execution)
     (model(x[mine], expert[mine]) - y[mine]).square().sum(-1).mean().backward()
     kfac.step()
@@ -259,7 +259,7 @@ def test_what_a_loss_term_is_shows_in_the_log(logged, model, shape, kind, count)
 
 def test_rows_that_belong_to_no_whole_number_of_examples_cannot_be_reduced():
     model = Experts()
-    kfac = KFAC(model, KFACConfig(**NOW, sequence="reduce"), lr=0.1)
+    kfac = KFAC(model, KFACConfig.sc20(**NOW, sequence="reduce"), lr=0.1)
     x, _, expert = expert_data(2)
     with pytest.raises(ConfigError, match=r"rows of layer experts.0 cannot be divided among a batch of 3"):
         model(x, expert)
@@ -284,7 +284,7 @@ class TwoHeads(nn.Module):
 def test_each_head_of_a_sum_of_means_counts_the_terms_of_its_own_mean(execution, parts):
     model = TwoHeads()
     x, y, z = numbers(BATCH, TOKENS, WIDTH), numbers(BATCH, TOKENS, OUTPUTS), numbers(BATCH, 1)
-    kfac = KFAC(model, KFACConfig(**NOW), lr=0.1, execution=execution)
+    kfac = KFAC(model, KFACConfig.sc20(**NOW), lr=0.1, execution=execution)
     for part in zip(x.chunk(parts), y.chunk(parts), z.chunk(parts), strict=True):
         kfac.set_loss_terms(part[1][..., 0].numel(), {"sentences": len(part[2])})
         words, sentences = model(part[0])
@@ -309,7 +309,7 @@ def test_each_head_of_a_sum_of_means_counts_the_terms_of_its_own_mean(execution,
 
 
 def test_loss_terms_of_a_module_that_is_not_there_are_refused():
-    kfac = KFAC(TwoHeads(), KFACConfig(**NOW), lr=0.1)
+    kfac = KFAC(TwoHeads(), KFACConfig.sc20(**NOW), lr=0.1)
     with pytest.raises(ConfigError, match="the model has no module 'pooler'"):
         kfac.set_loss_terms(24, {"pooler": 6})
     kfac.remove()
@@ -320,7 +320,7 @@ def test_the_first_micro_batches_alone_give_the_factors_of_their_own_mean(stated
     """The others' loss terms are part of the loss, but not of the statistics."""
     model = nn.Sequential(nn.Linear(WIDTH, 4), nn.Tanh(), nn.Linear(4, OUTPUTS)).double()
     x, y = numbers(BATCH, TOKENS, WIDTH), numbers(BATCH, TOKENS, OUTPUTS)
-    kfac = KFAC(model, KFACConfig(**NOW), lr=0.1, captured_share=2 / 3)
+    kfac = KFAC(model, KFACConfig.sc20(**NOW), lr=0.1, captured_share=2 / 3)
     for number, part in enumerate(zip(x.chunk(3), y.chunk(3), strict=True)):
         with kfac.paused() if number == 2 else nullcontext():
             if stated:

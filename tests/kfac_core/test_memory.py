@@ -92,7 +92,7 @@ def measure(rank: int, world_size: int, strategy: str, fraction: float | None) -
     steps(plain, PhaseTimer(observer=plain.look), lambda: None)
     communicator = connect()
     timer = PhaseTimer(observer=preconditioned.look, traffic=communicator.traffic)
-    config = KFACConfig(strategy=strategy, grad_worker_fraction=fraction,
+    config = KFACConfig.sc20(strategy=strategy, grad_worker_fraction=fraction,
                         factor_update_steps=1, inverse_update_steps=1)  # fmt: skip
     kfac = KFAC(model, config, lr=0.1, timer=timer, communicator=communicator)
     with pytest.MonkeyPatch.context() as patch:  # receive buffers of hardly any size

@@ -95,7 +95,7 @@ def test_large_sums_are_whole_although_they_are_made_in_pieces(mpi_world):
 
 def run_kfac(rank: int, world_size: int, options: dict[str, Any]) -> tuple[list[dict[str, Tensor]], Any]:
     model, communicator = conv_net(), MPICommunicator()
-    kfac = KFAC(model, KFACConfig(**options), lr=LR, communicator=communicator)
+    kfac = KFAC(model, KFACConfig.sc20(**options), lr=LR, communicator=communicator)
     history = []
     for step in range(STEPS):
         x, y = batch(GLOBAL_BATCH, seed=step)
@@ -129,7 +129,7 @@ def test_kfac_over_mpi_equals_the_dense_reference(mpi_world, strategy, world_siz
 def count_calls(rank: int, world_size: int) -> int:
     """Collectives of one step that updates everything."""
     model, communicator = conv_net(), MPICommunicator()
-    config = KFACConfig(strategy="comm_opt", factor_update_steps=1, inverse_update_steps=1)
+    config = KFACConfig.sc20(strategy="comm_opt", factor_update_steps=1, inverse_update_steps=1)
     kfac = KFAC(model, config, lr=LR, communicator=communicator)
     x, y = batch(4, seed=rank)
     functional.cross_entropy(model(x), y).backward()
@@ -148,7 +148,7 @@ def train_ddp(rank: int, world_size: int, over_mpi: bool, dtype: torch.dtype) ->
     communicator = MPICommunicator()
     if over_mpi:
         model.register_comm_hook(MPIGradients(communicator), average_over_mpi)
-    kfac = KFAC(model, KFACConfig(damping=0.01, factor_update_steps=1, inverse_update_steps=2), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(damping=0.01, factor_update_steps=1, inverse_update_steps=2), lr=LR)
     optimizer = torch.optim.SGD(model.parameters(), LR)
     for step in range(3):
         x, y = (part[rank::world_size] for part in data("conv", step))

@@ -31,15 +31,15 @@ EVERY_STEP = {"factor_update_steps": 1, "inverse_update_steps": 1}
     ],
 )
 def test_a_setting_that_is_assigned_is_refused_and_the_message_says_how_it_changes(name, value, remedy):
-    kfac = KFAC(net(), KFACConfig(), lr=LR)
+    kfac = KFAC(net(), KFACConfig.sc20(), lr=LR)
     with pytest.raises(ConfigError, match=remedy):
         setattr(kfac, name, value)
     assert kfac.damping == 0.001
 
 
 def test_attributes_that_are_no_settings_may_be_assigned():
-    kfac = KFAC(net(), KFACConfig(), lr=LR)
-    kfac.steps, kfac.note, kfac.config = 3, "mine", KFACConfig(damping=0.5)
+    kfac = KFAC(net(), KFACConfig.sc20(), lr=LR)
+    kfac.steps, kfac.note, kfac.config = 3, "mine", KFACConfig.sc20(damping=0.5)
     assert (kfac.steps, kfac.note, kfac.damping) == (3, "mine", 0.5)
 
 
@@ -66,7 +66,7 @@ def test_attributes_that_are_no_settings_may_be_assigned():
     ],
 )
 def test_an_argument_of_another_kind_is_refused_by_name(arguments, message):
-    given: dict[str, Any] = {"model": net(), "config": KFACConfig(), "lr": LR, **arguments}
+    given: dict[str, Any] = {"model": net(), "config": KFACConfig.sc20(), "lr": LR, **arguments}
     with pytest.raises(ConfigError, match=message):
         KFAC(given.pop("model"), given.pop("config"), **given)
 
@@ -91,7 +91,7 @@ COMPUTED: dict[str, Callable[[nn.Module], object]] = {
 @pytest.mark.parametrize("kind", COMPUTED)
 def test_a_weight_that_is_computed_later_is_named_and_left_out_on_request(kind):
     model = net()
-    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(**EVERY_STEP), lr=LR)
     if "norm" in kind:  # else before the first step
         stepped(model, kfac)
     COMPUTED[kind](model[0])
@@ -108,7 +108,7 @@ def test_pruning_that_is_permanent_is_no_mistake():
     model = net()
     prune.l1_unstructured(model[0], "weight", amount=0.5)
     prune.remove(model[0], "weight")
-    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(**EVERY_STEP), lr=LR)
     assert [shape.name for shape in kfac.shapes] == ["0", "3"]
     assert stepped(model, kfac) == []
 
@@ -127,7 +127,7 @@ class Attentive(nn.Module):
 def test_projections_that_are_unfrozen_later_are_named_once_and_taken_on_request():
     model = Attentive()
     model.attention.requires_grad_(requires_grad=False)
-    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(**EVERY_STEP), lr=LR)
     assert stepped(model, kfac) == []
     model.attention.requires_grad_()
     (said,) = stepped(model, kfac)
@@ -144,7 +144,7 @@ def test_projections_that_are_unfrozen_later_are_named_once_and_taken_on_request
 def test_a_bias_that_is_unfrozen_later_is_named_once_and_taken_on_request():
     model = net()
     model[0].bias.requires_grad_(requires_grad=False)
-    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(**EVERY_STEP), lr=LR)
     assert stepped(model, kfac) == []
     model[0].bias.requires_grad_()
     (said,) = stepped(model, kfac)
@@ -157,7 +157,7 @@ def test_a_bias_that_is_unfrozen_later_is_named_once_and_taken_on_request():
 def test_a_skipped_layer_that_is_unfrozen_later_is_no_mistake():
     model = net()
     model[0].requires_grad_(requires_grad=False)
-    kfac = KFAC(model, KFACConfig(**EVERY_STEP, skip=("0",)), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(**EVERY_STEP, skip=("0",)), lr=LR)
     model[0].requires_grad_()
     assert stepped(model, kfac) == []
 
@@ -172,7 +172,7 @@ def test_a_skipped_layer_that_is_unfrozen_later_is_no_mistake():
 )
 def test_the_summary_names_projections_that_are_skipped(skip, plain):
     model = Attentive()
-    summary = KFAC(model, KFACConfig(skip=skip), lr=LR).summary()
+    summary = KFAC(model, KFACConfig.sc20(skip=skip), lr=LR).summary()
     assert {each.name: each.reason for each in summary.plain} == dict.fromkeys(plain, "skip")
     assert summary.taken_parameters + sum(each.parameters for each in summary.plain) == sum(
         parameter.numel() for parameter in model.parameters()
@@ -181,7 +181,7 @@ def test_the_summary_names_projections_that_are_skipped(skip, plain):
 
 def sharded_later(rank: int, world_size: int) -> str:
     model = net()
-    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(**EVERY_STEP), lr=LR)
     for layer in (model[0], model[3]):
         fully_shard(layer)
     fully_shard(model)
@@ -207,12 +207,12 @@ def test_a_model_that_is_sharded_after_kfac_was_made_is_named(world):
 )
 def test_a_pattern_that_skips_nothing_or_everything_is_an_error(skip, message):
     with pytest.raises(ConfigError, match=message):
-        KFAC(net(), KFACConfig(skip=skip), lr=LR)
+        KFAC(net(), KFACConfig.sc20(skip=skip), lr=LR)
 
 
 def test_layers_are_skipped_by_the_name_of_their_class():
     model = net(nn.Embedding(4, 3), nn.Linear(3, 2))
-    assert [shape.name for shape in KFAC(model, KFACConfig(skip=("Embedding",)), lr=LR).shapes] == ["1"]
+    assert [shape.name for shape in KFAC(model, KFACConfig.sc20(skip=("Embedding",)), lr=LR).shapes] == ["1"]
 
 
 def widened(model: nn.Sequential) -> None:
@@ -230,7 +230,7 @@ def replaced(model: nn.Sequential) -> None:
 )
 def test_a_layer_that_is_another_now_is_refused_at_the_next_step_and_taken_on_request(change, what, outputs):
     model = net()
-    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(**EVERY_STEP), lr=LR)
     assert stepped(model, kfac, 1) == []
     backward(model)
     change(model)
@@ -252,7 +252,7 @@ def test_a_model_that_is_moved_later_is_refused():
 def test_layers_added_or_unfrozen_later_are_named_once_and_taken_on_request():
     model = net()
     model[0].weight.requires_grad_(requires_grad=False)
-    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(**EVERY_STEP), lr=LR)
     assert [shape.name for shape in kfac.shapes] == ["3"]
     stepped(model, kfac)
     model[0].weight.requires_grad_()
@@ -311,6 +311,6 @@ def test_ddp_join_is_refused_at_the_first_step(world):
 
 def test_a_rate_is_needed_for_the_clip_only():
     with pytest.raises(ConfigError, match=r"kl_clip=0\.01 needs the learning rate: pass lr="):
-        KFAC(net(), KFACConfig(kl_clip=0.01))
-    KFAC(net(), KFACConfig(kl_clip=None))
-    KFAC(net(), KFACConfig(grafting=True))
+        KFAC(net(), KFACConfig.sc20(kl_clip=0.01))
+    KFAC(net(), KFACConfig.sc20(kl_clip=None))
+    KFAC(net(), KFACConfig())

@@ -78,7 +78,7 @@ def dense_path(solver: str, beta: str) -> tuple[list[list[float]], ScalarNLCG]:
 @pytest.mark.parametrize(("solver", "beta"), [("eigen", "FR"), ("inverse_pi", "PR"), ("eigen", "HS")])
 def test_the_path_equals_the_transcription_with_dense_solves(solver, beta):
     model = scaled_net()
-    kfac = KFAC(model, KFACConfig(solver=solver, kl_clip=None, **SHARED), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(solver=solver, kl_clip=None, **SHARED), lr=LR)
     optimizer = NLCG(model.parameters(), LR, beta=beta, kfac=kfac)
     want_path, reference = dense_path(solver, beta)
     for step, want in enumerate(want_path):
@@ -110,7 +110,7 @@ def walk(
     """Parameters after every step, the last scale and average; with `alone` the loss is not averaged."""
     model = build("mlp")
     with_kfac = options.get("precondition") == "kfac"
-    config = KFACConfig(kl_clip=None, damping=0.1, factor_update_steps=1, inverse_update_steps=2)
+    config = KFACConfig.sc20(kl_clip=None, damping=0.1, factor_update_steps=1, inverse_update_steps=2)
     kfac = KFAC(model, config, lr=0.1) if with_kfac else None
     optimizer = NLCG(model.parameters(), 0.3, kfac=kfac, **options)
     if alone:
@@ -184,7 +184,7 @@ def train(model: nn.Module, optimizer: NLCG, steps: range) -> Tensor:
 def test_a_resumed_run_is_the_same_to_the_bit(dtype, beta, stop, with_kfac):
     def start(lr: float = 0.5) -> tuple[nn.Module, NLCG, KFAC | None]:
         model = build("mlp").to(dtype)
-        config = KFACConfig(kl_clip=None, damping=0.1, factor_update_steps=1, inverse_update_steps=2)
+        config = KFACConfig.sc20(kl_clip=None, damping=0.1, factor_update_steps=1, inverse_update_steps=2)
         kfac = KFAC(model, config, lr=0.5) if with_kfac else None
         return model, NLCG(model.parameters(), lr, beta=beta, kfac=kfac), kfac
 
@@ -276,7 +276,7 @@ def test_bad_values_are_errors(options, message):
 )
 def test_values_that_conflict_with_a_kfac_are_errors(kfac_options, options, message):
     model = build("mlp")
-    kfac = KFAC(model, KFACConfig(**kfac_options), lr=0.1)
+    kfac = KFAC(model, KFACConfig.sc20(**kfac_options), lr=0.1)
     with pytest.raises(ConfigError, match=message):
         NLCG(model.parameters(), 0.1, kfac=kfac, **options)
 

@@ -38,7 +38,7 @@ def stepped(
     model: nn.Module, x: Tensor, execution: Execution, terms: str | None, stated: float | None = None
 ) -> tuple[KFAC, list[Tensor]]:
     model = copy.deepcopy(model)
-    config = KFACConfig(factor_decay=0.0, kl_clip=None, damping=0.01, loss_terms=terms)
+    config = KFACConfig.sc20(factor_decay=0.0, kl_clip=None, damping=0.01, loss_terms=terms)
     kfac = KFAC(model, config, execution=execution)
     if stated is not None:
         kfac.set_loss_terms(stated)
@@ -87,7 +87,7 @@ def test_a_nested_input_without_a_dense_form_leaves_its_layers_plain_by_name():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     nested = torch.nested.nested_tensor([torch.randn(3, 4), torch.randn(5, 4)])
-    kfac = KFAC(model, KFACConfig(kl_clip=None))
+    kfac = KFAC(model, KFACConfig.sc20(kl_clip=None))
     torch.nested.to_padded_tensor(model(nested), 0.0).square().mean().backward()
     with pytest.warns(RuntimeWarning, match=r"no statistics of 0, 2 .* another layout than torch.jagged"):
         kfac.step()

@@ -46,7 +46,7 @@ class Unusual(nn.Module):
 def made(net: str, options: dict[str, Any], *, overlap: bool) -> tuple[nn.Module, KFAC]:
     bare = Unusual() if net == "unusual" else build(net)  # both are fed by `data`
     model = DistributedDataParallel(bare, find_unused_parameters=net == "unusual")
-    return model, KFAC(model, KFACConfig(**OPTIONS, **options, overlap_factors=overlap), lr=LR)
+    return model, KFAC(model, KFACConfig.sc20(**OPTIONS, **options, overlap_factors=overlap), lr=LR)
 
 
 def gradients(
@@ -135,7 +135,7 @@ def reentrant(rank: int, world_size: int) -> list[list[Tensor]]:
     found = []
     for overlap in (False, True):
         model = Reentrant()
-        kfac = KFAC(model, KFACConfig(**OPTIONS, strategy="mem_opt", overlap_factors=overlap), lr=LR)
+        kfac = KFAC(model, KFACConfig.sc20(**OPTIONS, strategy="mem_opt", overlap_factors=overlap), lr=LR)
         x, y = (part[rank::world_size] for part in data("mlp", 0))
         functional.cross_entropy(model(x.requires_grad_()), y).backward()
         average_gradients(model, world_size)
@@ -157,7 +157,7 @@ def under_autocast(rank: int, world_size: int) -> list[list[Tensor]]:
     for overlap in (False, True):
         torch.manual_seed(0)
         model = DistributedDataParallel(nn.Linear(64, 64))
-        kfac = KFAC(model, KFACConfig(**OPTIONS, strategy="mem_opt", overlap_factors=overlap), lr=LR)
+        kfac = KFAC(model, KFACConfig.sc20(**OPTIONS, strategy="mem_opt", overlap_factors=overlap), lr=LR)
         x = torch.rand(2, 4, 64, generator=torch.Generator().manual_seed(rank))
         with torch.autocast("cpu", torch.bfloat16):
             with model.no_sync():
@@ -203,7 +203,7 @@ def overflowed(rank: int, world_size: int) -> list[Tensor]:
         model = DistributedDataParallel(build("mlp"))
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         optimizer = torch.optim.SGD(model.parameters(), LR)
-        config = KFACConfig(**OPTIONS, strategy="mem_opt", overlap_factors=overlap)
+        config = KFACConfig.sc20(**OPTIONS, strategy="mem_opt", overlap_factors=overlap)
         kfac = KFAC(model, config, lr=LR, grad_scaler=scaler)
         for step in range(3):
             x, y = (part[rank::world_size] for part in data("mlp", step))

@@ -14,7 +14,7 @@ from kfac_core import KFAC, KFACConfig
 from kfac_core.config import Execution
 from tests.kfac_core.dense import factors
 
-CONFIG = KFACConfig(
+CONFIG = KFACConfig.sc20(
     factor_decay=0.0, factor_update_steps=1, inverse_update_steps=1, kl_clip=None, loss_terms="example"
 )
 Closure = Callable[[nn.Module, Tensor, Tensor], None]
@@ -168,7 +168,7 @@ def _late(rank: int, world_size: int, options: dict[str, object]) -> dict[tuple[
     model = net()
     wrapped = nn.parallel.DistributedDataParallel(model) if world_size > 1 else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    kfac = KFAC(wrapped, KFACConfig(**{**vars(CONFIG), **options}))
+    kfac = KFAC(wrapped, KFACConfig.sc20(**{**vars(CONFIG), **options}))
     for step in range(4):
         x, y = batch(seed=step)
         share = slice(rank * 8 // world_size, (rank + 1) * 8 // world_size)

@@ -44,7 +44,7 @@ def scaled_steps(
     model = build("mlp").float()
     optimizer = torch.optim.SGD(model.parameters(), LR)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
-    config = KFACConfig(factor_update_steps=every, inverse_update_steps=every)
+    config = KFACConfig.sc20(factor_update_steps=every, inverse_update_steps=every)
     kfac = KFAC(model, config, lr=optimizer, grad_scaler=scaler, execution=execution)
     counted = []
     for step in steps:
@@ -135,7 +135,7 @@ def test_updates_that_an_overflow_took_are_made_up_for_after_a_resume_too(kept):
 def test_an_overflow_in_a_layer_without_kfac_skips_the_step_too():
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     scaler = torch.amp.GradScaler("cpu")
-    kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR, grad_scaler=scaler)
+    kfac = KFAC(model, KFACConfig.sc20(**EVERY_STEP), lr=LR, grad_scaler=scaler)
     scaler.scale(model(torch.randn(6, 4)).square().mean()).backward()
     model[1].weight.grad[0] = torch.inf
     before = model[0].weight.grad.clone()
@@ -157,7 +157,7 @@ def test_bf16_autocast_keeps_float32_factors_close_to_those_of_float32(net):
     got = {}
     for enabled in (False, True):
         model, (x, y) = build(net).float(), data(net, 0)
-        kfac = KFAC(model, KFACConfig(factor_decay=0.0, **EVERY_STEP), lr=LR)
+        kfac = KFAC(model, KFACConfig.sc20(factor_decay=0.0, **EVERY_STEP), lr=LR)
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             loss = functional.cross_entropy(model(x.float()), y)
         loss.backward()
@@ -173,7 +173,7 @@ def test_bf16_autocast_keeps_float32_factors_close_to_those_of_float32(net):
 @pytest.mark.parametrize("bias", [True, False])
 def test_autocast_does_not_round_float32_inputs_of_a_layer(bias):
     model, x = nn.Linear(4, 3, bias=bias), torch.randn(64, 4)
-    kfac = KFAC(model, KFACConfig(factor_decay=0.0, **EVERY_STEP), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(factor_decay=0.0, **EVERY_STEP), lr=LR)
     with torch.autocast("cpu", torch.bfloat16):
         model(x).square().mean().backward()  # also the backward pass inside, as many write it
         kfac.step()
@@ -184,7 +184,7 @@ def test_a_step_inside_autocast_is_computed_in_full_precision():
     gradients = {}
     for enabled in (False, True):
         model, (x, y) = build("mlp").float(), data("mlp", 0)
-        kfac = KFAC(model, KFACConfig(**EVERY_STEP), lr=LR)
+        kfac = KFAC(model, KFACConfig.sc20(**EVERY_STEP), lr=LR)
         functional.cross_entropy(model(x.float()), y).backward()
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             kfac.step()
@@ -204,7 +204,7 @@ def test_half_precision_models_have_float32_factors_and_keep_half_precision_grad
 
 def trained(dtype: torch.dtype, **options: object) -> tuple[KFAC, nn.Module]:
     model, (x, y) = build("conv").to(dtype), data("conv", 0)
-    kfac = KFAC(model, KFACConfig(damping=0.1, **EVERY_STEP, **options), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(damping=0.1, **EVERY_STEP, **options), lr=LR)
     functional.cross_entropy(model(x.to(dtype)), y).backward()
     kfac.step()
     return kfac, model
@@ -225,7 +225,7 @@ def test_second_order_data_that_fits_float16_is_valid_even_if_its_sum_overflows(
     torch.manual_seed(0)
     model = torch.nn.Linear(300, 10)
     options = {"solver": solver, "inverse_dtype": "float16", "damping": 1e-3, "factor_start": "first"}
-    kfac = KFAC(model, KFACConfig(**options), lr=0.1)
+    kfac = KFAC(model, KFACConfig.sc20(**options), lr=0.1)
     model(20 * torch.randn(8, 300)).square().mean().backward()
     kfac.step()
     assert sum(data.float().abs().sum() for data in kfac._second_order.data.values()) > 65_504
@@ -243,7 +243,7 @@ def steps(
     model = nn.Sequential(*layers).double()
     model[0].weight.data /= scale
     model = model.to(dtype)
-    config = KFACConfig(
+    config = KFACConfig.sc20(
         solver=solver, damping=damping, kl_clip=None, factor_start="first", factor_update_steps=1,
         inverse_update_steps=1,
     )  # fmt: skip
@@ -293,7 +293,7 @@ def largest_loss(dtype: torch.dtype, scale: float, lr: float, execution: Executi
     model[0].weight.data /= scale
     model = model.to(dtype)
     optimizer, largest = torch.optim.SGD(model.parameters(), lr, 0.9), 0.0
-    config = KFACConfig(damping=1e-12, kl_clip=0.03, factor_update_steps=1, inverse_update_steps=1)
+    config = KFACConfig.sc20(damping=1e-12, kl_clip=0.03, factor_update_steps=1, inverse_update_steps=1)
     kfac = KFAC(model, config, lr=optimizer, execution=execution)
     for _ in range(100):
         x = torch.randn(64, 8) @ basis * scale

@@ -116,7 +116,7 @@ def by_name(kfac: KFAC) -> dict[str, tuple[Tensor, Tensor]]:
 )  # fmt: skip
 def test_attention_has_the_factors_of_four_linear_layers(kind, sequence, execution):
     model, explicit, x, y = attention_case(kind)
-    kfac = KFAC(model, KFACConfig(**NOW, sequence=sequence), lr=0.1, execution=execution)
+    kfac = KFAC(model, KFACConfig.sc20(**NOW, sequence=sequence), lr=0.1, execution=execution)
     torch.testing.assert_close(model(x), explicit(x))
     loss(model(x), y).backward()
     for parameter in model.parameters():
@@ -135,7 +135,7 @@ def test_attention_has_the_factors_of_four_linear_layers(kind, sequence, executi
 @pytest.mark.parametrize("kind", ["self", "other widths"])
 def test_the_rows_of_the_joint_weight_take_the_dense_step(kind):
     model, explicit, x, y = attention_case(kind)
-    kfac = KFAC(model, KFACConfig(**NOW, damping=0.1, kl_clip=None), lr=0.1)
+    kfac = KFAC(model, KFACConfig.sc20(**NOW, damping=0.1, kl_clip=None), lr=0.1)
     loss(model(x), y).backward()
     loss(explicit(x), y).backward()
     kfac.step()
@@ -159,7 +159,7 @@ def test_a_transformer_encoder_is_taken_whole_in_training_whatever_its_fast_path
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     model = nn.TransformerEncoder(layer, 2).double()
-    kfac = KFAC(model, KFACConfig(**NOW), lr=0.1)
+    kfac = KFAC(model, KFACConfig.sc20(**NOW), lr=0.1)
     x = torch.randn(2, 3, 8, dtype=torch.float64)
     model.eval()
     with torch.no_grad():
@@ -176,7 +176,7 @@ def test_a_transformer_encoder_is_taken_whole_in_training_whatever_its_fast_path
 def test_an_error_inside_attention_leaves_torch_as_it_was():
     plain = functional.linear
     model = nn.MultiheadAttention(4, 2)
-    kfac = KFAC(model, KFACConfig(), lr=0.1)
+    kfac = KFAC(model, KFACConfig.sc20(), lr=0.1)
     with pytest.raises(AssertionError, match="embedding dimension"):
         model(*3 * [torch.randn(2, 3, 5)])
     assert functional.linear is plain
@@ -185,7 +185,7 @@ def test_an_error_inside_attention_leaves_torch_as_it_was():
 
 def test_a_copy_of_an_attention_model_is_a_plain_model():
     model = nn.MultiheadAttention(4, 2)
-    kfac = KFAC(model, KFACConfig(), lr=0.1)
+    kfac = KFAC(model, KFACConfig.sc20(), lr=0.1)
     other = copy.deepcopy(model)
     other(*3 * [torch.randn(2, 3, 4)])[0].sum().backward()
     assert all(statistics.shares() is None for statistics in kfac._capture.statistics)
@@ -208,7 +208,7 @@ def test_fused_experts_are_a_layer_an_expert_and_weight_that_counts_all_tokens()
     )  # fewer rows an expert than features: g follows from the gradient
     observed: dict[int, list[Tensor]] = {}
     experts = next(m for m in model.modules() if type(m).__name__ == "MixtralExperts")
-    kfac = KFAC(model, KFACConfig(**{**NOW, "loss_terms": None}), lr=0.1)
+    kfac = KFAC(model, KFACConfig.sc20(**{**NOW, "loss_terms": None}), lr=0.1)
     experts.register_forward_pre_hook(lambda _, args: observed.update({0: [arg.detach() for arg in args]}))
     logits = model(input_ids=tokens).logits
     functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
@@ -227,7 +227,7 @@ def test_fused_experts_are_a_layer_an_expert_and_weight_that_counts_all_tokens()
 
 
 def test_experts_that_run_together_are_left_plain_and_named():
-    kfac = KFAC(mixtral("batched_mm"), KFACConfig(), lr=0.1)
+    kfac = KFAC(mixtral("batched_mm"), KFACConfig.sc20(), lr=0.1)
     assert any("MixtralExperts" in name for name in kfac.plain_modules)
 
 
@@ -266,7 +266,7 @@ def tied_step(
 ) -> tuple[dict[str, Tensor], Tensor]:
     model, (x, y) = Tied(), tokens_of(world_size)
     mine = slice(rank * (rank + 1) // 2, (rank + 1) * (rank + 2) // 2)
-    kfac = KFAC(model, KFACConfig(**TIED_NOW, **options), lr=0.1, execution=execution)
+    kfac = KFAC(model, KFACConfig.sc20(**TIED_NOW, **options), lr=0.1, execution=execution)
     functional.cross_entropy(model(x[mine]).flatten(0, 1), y[mine].flatten()).backward()
     for parameter in model.parameters():
         parameter.grad *= len(x[mine]) / len(x)  # a mean over the world's tokens
@@ -336,12 +336,12 @@ def test_a_tied_weight_has_the_partial_traces_of_both_uses_whatever_the_ranks(
 
 def test_the_heads_bias_and_a_skipped_tie_stay_plain():
     model = Tied(bias=True)
-    kfac = KFAC(model, KFACConfig(), lr=0.1)
+    kfac = KFAC(model, KFACConfig.sc20(), lr=0.1)
     assert [shape.name for shape in kfac.shapes] == ["embedding", "mix"]
     assert kfac.plain_modules == ["head (Linear)"]  # its bias
     kfac.remove()
     for skip in ("head", "embedding"):
-        kfac = KFAC(model, KFACConfig(skip=(skip,)), lr=0.1)
+        kfac = KFAC(model, KFACConfig.sc20(skip=(skip,)), lr=0.1)
         assert [shape.name for shape in kfac.shapes] == ["mix"]
         kfac.remove()
 
@@ -349,6 +349,6 @@ def test_the_heads_bias_and_a_skipped_tie_stay_plain():
 def test_a_tie_of_other_modules_stays_plain():
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Linear(3, 2))
     model[2].weight = model[0].weight
-    kfac = KFAC(model, KFACConfig(), lr=0.1)
+    kfac = KFAC(model, KFACConfig.sc20(), lr=0.1)
     assert [shape.name for shape in kfac.shapes] == ["3"]
     assert kfac.plain_modules == ["0 (Linear)", "2 (Linear)"]

@@ -23,7 +23,7 @@ def _trained(seed: int, steps: int, at_once: threading.Barrier | None = None) ->
     with _SEEDED:
         torch.manual_seed(seed)
         model = nn.MultiheadAttention(4, 2, batch_first=True).double()
-        kfac = KFAC(model, KFACConfig(**NOW), lr=0.1)
+        kfac = KFAC(model, KFACConfig.sc20(**NOW), lr=0.1)
     for _ in range(steps):
         model.zero_grad()
         x = torch.randn(2, 3, 4, dtype=torch.float64, generator=generator)
@@ -57,9 +57,9 @@ def test_attention_in_two_threads_has_the_statistics_of_each_thread():
 def test_a_block_in_eval_mode_inside_of_attention_does_not_end_what_is_listened_to():
     torch.manual_seed(0)
     model = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True).double()
-    kfac = KFAC(model, KFACConfig(**NOW), lr=0.1)
+    kfac = KFAC(model, KFACConfig.sc20(**NOW), lr=0.1)
     inner = nn.MultiheadAttention(4, 2).double()
-    other = KFAC(inner, KFACConfig(**NOW), lr=0.1)
+    other = KFAC(inner, KFACConfig.sc20(**NOW), lr=0.1)
     inner.eval()
     x = torch.randn(2, 3, 4, dtype=torch.float64)
     model.self_attn.register_forward_pre_hook(lambda *_: inner(x, x, x) and None)
@@ -74,7 +74,7 @@ def _made_and_removed(rank: int, world_size: int, overlap: bool, refreshes: int)
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     wrapped = nn.parallel.DistributedDataParallel(model)
     for _ in range(4):
-        kfac = KFAC(wrapped, KFACConfig(**NOW, overlap_factors=overlap), lr=0.1)
+        kfac = KFAC(wrapped, KFACConfig.sc20(**NOW, overlap_factors=overlap), lr=0.1)
         for _ in range(1 + refreshes):
             wrapped(torch.randn(3, 4)).square().mean().backward()
             kfac.step()

@@ -27,7 +27,7 @@ INTERVALS = {"damping": 0.01, "factor_update_steps": 2, "inverse_update_steps": 
 
 def start(options: dict[str, Any], saved: bytes | None = None) -> tuple[nn.Module, KFAC]:
     model = build("mlp")
-    kfac = KFAC(model, KFACConfig(**{**INTERVALS, **options}), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(**{**INTERVALS, **options}), lr=LR)
     if saved is not None:
         of_model, of_kfac = torch.load(io.BytesIO(saved), weights_only=True)
         model.load_state_dict(of_model)
@@ -136,8 +136,12 @@ def state_after(rank: int, world_size: int, options: dict[str, Any], steps: int)
         ({"solver": "inverse"}, {"solver": "inverse", "damping": 0.3}, "state_shard"),
         ({"solver": "inverse_pi"}, {"solver": "inverse_pi", "damping": 0.3}, "merge_shards"),
         ({"solver": "inverse_pi"}, {"solver": "inverse_pi", "damping": 0.3}, "state_dict"),
-        ({"solver": "inverse"}, {"solver": "inverse", "relative_damping": True}, "state_dict"),
-        ({"solver": "eigen"}, {"solver": "eigen", "relative_damping": True}, "merge_shards"),
+        (
+            {"solver": "inverse"},
+            {"solver": "inverse", "damping": None, "relative_damping": 0.01},
+            "state_dict",
+        ),
+        ({"solver": "eigen"}, {"solver": "eigen", "damping": None, "relative_damping": 0.01}, "merge_shards"),
     ],
 )
 def test_data_of_another_solver_or_damping_are_solved_again_from_the_saved_factors(old, new, way):
@@ -162,8 +166,8 @@ def test_data_of_another_solver_or_damping_are_solved_again_from_the_saved_facto
         gradient = torch.cat([layer.weight.grad, layer.bias.grad[:, None]], 1)
         a, g = factors[f"{name}.a"][0], factors[f"{name}.g"][0]
         means = (float(a.diagonal().mean()), float(g.diagonal().mean()))
-        damping = new.get("damping", INTERVALS["damping"])
-        relative = new.get("relative_damping", False)
+        damping = new.get("damping", INTERVALS["damping"]) or new["relative_damping"]
+        relative = "relative_damping" in new
         want = solve(new["solver"], damping, a, g, gradient, means, relative)
         expected = {"w": want[:, :-1], "b": want[:, -1]}
         assert_same({"w": got[f"{name}.weight"], "b": got[f"{name}.bias"]}, expected, 1e-8)
@@ -313,12 +317,12 @@ class Headed(nn.Module):
 def fine_tuned(options: dict[str, Any]) -> tuple[KFAC, Headed, KFAC]:
     """A trained K-FAC, and the model and K-FAC of another task."""
     model, other = Headed(3), Headed(7, "classes")
-    kfac = KFAC(model, KFACConfig(factor_update_steps=1, inverse_update_steps=1, **options), lr=LR)
+    kfac = KFAC(model, KFACConfig.sc20(factor_update_steps=1, inverse_update_steps=1, **options), lr=LR)
     stepped(model, kfac, 4)
     return (
         kfac,
         other,
-        KFAC(other, KFACConfig(factor_update_steps=1, inverse_update_steps=1, **options), lr=LR),
+        KFAC(other, KFACConfig.sc20(factor_update_steps=1, inverse_update_steps=1, **options), lr=LR),
     )
 
 
@@ -351,7 +355,7 @@ def test_a_state_of_other_layers_is_refused_with_all_their_names():
 
 def test_factors_of_another_shape_stay_as_they_are():
     kfac, _, _ = fine_tuned({})
-    other = KFAC(Headed(7), KFACConfig(), lr=LR)
+    other = KFAC(Headed(7), KFACConfig.sc20(), lr=LR)
     found = other.load_state_dict(kfac.state_dict(), strict=False)
     assert found == ([], [], ["head.g"])
     keys = other._snapshot().keys()

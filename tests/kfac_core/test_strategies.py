@@ -34,7 +34,7 @@ def worlds_with_a_fraction(draw) -> tuple[int, float]:
 
 @cache
 def resnet50_shapes() -> list[LayerShape]:
-    return [layer.shape for layer in find_layers(resnet50(), KFACConfig())]
+    return [layer.shape for layer in find_layers(resnet50(), KFACConfig.sc20())]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -44,7 +44,7 @@ def test_every_layer_is_placed_once_and_worker_groups_partition_the_world(
     strategy, layers, world, assignment
 ):
     world_size, fraction = world
-    config = KFACConfig(
+    config = KFACConfig.sc20(
         strategy=strategy,
         grad_worker_fraction=fraction if strategy == "hybrid_opt" else None,
         assignment=assignment,
@@ -83,7 +83,11 @@ def test_balancing_is_never_worse_than_round_robin(strategy, layers, world):
     world_size, fraction = world
     options = {"grad_worker_fraction": fraction} if strategy == "hybrid_opt" else {}
     balanced, in_turn = (
-        sum(unevenness(KFACConfig(strategy=strategy, assignment=assignment, **options), layers, world_size))
+        sum(
+            unevenness(
+                KFACConfig.sc20(strategy=strategy, assignment=assignment, **options), layers, world_size
+            )
+        )
         for assignment in ("balanced", "round_robin")
     )
     assert balanced <= in_turn * (1 + 1e-12)
@@ -98,7 +102,7 @@ def test_resnet50s_inverses_and_its_preconditioning_are_even_at_once(
 ):
     """3 x 3 kernels are expensive to invert, 1 x 1 kernels to apply: n cubed covers only the first."""
     layers = resnet50_shapes()
-    config = KFACConfig(strategy=strategy, grad_worker_fraction=fraction)
+    config = KFACConfig.sc20(strategy=strategy, grad_worker_fraction=fraction)
     found = unevenness(config, layers, world_size)
     assert found[0] < inverses
     assert found[1] < products
@@ -152,7 +156,7 @@ def test_an_invalid_cost_is_an_error(strategy, cost):
     with pytest.raises(
         PlacementError, match=rf"inverting A of layer l1, 11 rows, is {cost}; it has to be a fin"
     ):
-        place(KFACConfig(strategy=strategy, **fraction), layers, 2, broken)
+        place(KFACConfig.sc20(strategy=strategy, **fraction), layers, 2, broken)
 
 
 def test_balancing_ends_for_nan_no_jobs_and_zero_costs():
@@ -212,7 +216,7 @@ def test_by_measured_costs_two_ranks_end_resnet32s_decompositions_together(strat
             seconds[job.inverse_workers[0]] += cost.inverse(job.shape)
         return 2 * max(seconds) / sum(seconds)
 
-    by_cube, by_clock = KFACConfig(strategy=strategy), KFACConfig(strategy=strategy, costs=costs)
+    by_cube, by_clock = KFACConfig.sc20(strategy=strategy), KFACConfig.sc20(strategy=strategy, costs=costs)
     assert place(by_clock, RESNET32, 2) == place(by_cube, RESNET32, 2, cost)
     assert place(by_clock, RESNET32, 2, CUBIC) == place(by_cube, RESNET32, 2)
     assert busiest_over_mean(place(by_cube, RESNET32, 2)) > {"comm_opt": 1.05, "mem_opt": 1.03}[strategy]
@@ -227,7 +231,7 @@ def test_measured_costs_are_straight_in_logarithms_and_go_on_beyond_both_ends():
 
 def test_the_grid_is_kaisas():
     layers = [LayerShape(f"l{i}", FactorShape(10), FactorShape(10)) for i in range(4)]
-    config = KFACConfig(strategy="hybrid_opt", grad_worker_fraction=0.25)
+    config = KFACConfig.sc20(strategy="hybrid_opt", grad_worker_fraction=0.25)
     placement = place(config, layers, 8)
     assert [placement.column(i) for i in range(4)] == [(0, 4), (1, 5), (2, 6), (3, 7)]
     assert [placement.row(i) for i in range(2)] == [(0, 1, 2, 3), (4, 5, 6, 7)]
@@ -236,13 +240,13 @@ def test_the_grid_is_kaisas():
 
 def test_comm_opt_spreads_both_factors_of_one_layer():
     layer = LayerShape("fc", FactorShape(100), FactorShape(90))
-    placed = place(KFACConfig(strategy="comm_opt"), [layer], 2).layers["fc"]
+    placed = place(KFACConfig.sc20(strategy="comm_opt"), [layer], 2).layers["fc"]
     assert (placed.a_inverse_workers, placed.g_inverse_workers) == ((0,), (1,))
 
 
 def test_dp_kfac_uses_the_batch_of_the_owner_alone():
     layers = [LayerShape(f"l{i}", FactorShape(10), FactorShape(10)) for i in range(5)]
-    placement = place(KFACConfig(strategy="dp_kfac"), layers, 3)
+    placement = place(KFACConfig.sc20(strategy="dp_kfac"), layers, 3)
     owners = [layer.factor_workers for layer in placement.layers.values()]
     assert owners == [(0,), (1,), (2,), (0,), (1,)]
 
@@ -258,7 +262,7 @@ def test_a_world_without_whole_groups_is_an_error_that_lists_what_is_allowed(wor
     with pytest.raises(PlacementError, match=rf"world of {world_size}; use .*1/{world_size}"):
         grad_workers(world_size, fraction)
     with pytest.raises(PlacementError, match="world_size=0"):
-        place(KFACConfig(), [], 0)
+        place(KFACConfig.sc20(), [], 0)
 
 
 def test_placing_needs_no_torch():
@@ -274,7 +278,7 @@ def preconditioned(rank: int, world_size: int, solver: str, strategy: str) -> di
     model = torch.nn.Sequential(torch.nn.Linear(12, 3), torch.nn.Tanh(), torch.nn.Linear(3, 9)).double()
     # small factors are inverted everywhere, larger ones by one rank: both in one layer
     cost = CostModel(inverse=lambda factor: factor.dim, exchange=lambda _: 5.0)
-    config = KFACConfig(strategy=strategy, solver=solver, factor_update_steps=1, inverse_update_steps=1)
+    config = KFACConfig.sc20(strategy=strategy, solver=solver, factor_update_steps=1, inverse_update_steps=1)
     kfac = KFAC(model, config, lr=0.1, cost=cost)
     if strategy == "spd_kfac":
         widths = {len(job.inverse_workers) for job in kfac.placement.factor_jobs(kfac.shapes)}
@@ -294,7 +298,7 @@ def test_mixing_replicated_and_single_inverse_workers_changes_no_gradient(world,
 def test_spd_kfac_inverts_small_factors_everywhere_and_large_ones_once():
     small, large = FactorShape(64), FactorShape(4608)
     layers = [LayerShape("small", small, small), LayerShape("large", large, large)]
-    placement = place(KFACConfig(strategy="spd_kfac", solver="inverse"), layers, 8)
+    placement = place(KFACConfig.sc20(strategy="spd_kfac", solver="inverse"), layers, 8)
     assert placement.layers["small"].a_inverse_workers == tuple(range(8))
     assert len(placement.layers["large"].a_inverse_workers) == 1
 

@@ -40,7 +40,7 @@ def model(wrap: Wrap) -> nn.Module:
 
 
 def stepped(net: nn.Module, steps: int, state: Mapping[str, Any] | None = None, **options: Any) -> KFAC:
-    config = KFACConfig(factor_update_steps=1, inverse_update_steps=1, kl_clip=None, **options)
+    config = KFACConfig.sc20(factor_update_steps=1, inverse_update_steps=1, kl_clip=None, **options)
     kfac = KFAC(net, config)
     if state is not None:
         kfac.load_state_dict(state)

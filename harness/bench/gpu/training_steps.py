@@ -52,7 +52,7 @@ class Steps:
         self._optimizer = torch.optim.SGD(subject.model.parameters(), lr=1e-6, momentum=0.9, **fused)
         self.kfac: KFAC | None = None
         if config is not None:
-            chosen = KFACConfig(
+            chosen = KFACConfig.sc20(
                 **{"damping": 0.003, "factor_update_steps": FACTOR_STEPS}
                 | {"inverse_update_steps": INVERSE_STEPS, **subject.kfac, **config}
             )

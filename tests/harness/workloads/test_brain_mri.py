@@ -82,7 +82,7 @@ def test_scenes_have_the_ink_of_their_digits():
 def test_the_unet_has_the_published_size_and_kfac_takes_all_its_convolutions():
     model = UNet()
     assert sum(each.numel() for each in model.parameters()) == 7_763_041  # of the reference's torch.hub model
-    kfac = KFAC(UNet(4), KFACConfig(kl_clip=None))
+    kfac = KFAC(UNet(4), KFACConfig.sc20(kl_clip=None))
     assert len(kfac.shapes) == 23  # 18 of 3 x 3, 4 transposed, the head
     assert all("BatchNorm" in plain for plain in kfac.plain_modules)
 
@@ -92,7 +92,7 @@ def test_unet_learns_the_scenes_in_an_epoch_or_two():
     ours = workload("embedded", image_size=96, train_examples=80, augment=True)
     torch.manual_seed(0)
     model = ours.model()
-    kfac = KFAC(model, KFACConfig(factor_update_steps=2, inverse_update_steps=4), lr=0.1)
+    kfac = KFAC(model, KFACConfig.sc20(factor_update_steps=2, inverse_update_steps=4), lr=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for images, masks in (batch for epoch in range(2) for batch in ours.batches(epoch)):

@@ -115,7 +115,7 @@ def test_kfac_takes_the_roi_heads_or_everything(workload, skip, layers):
     """
     torch.manual_seed(0)
     model = workload.model()
-    kfac = KFAC(model, KFACConfig(**KFAC_FIELDS, skip=tuple(skip)), lr=0.01)
+    kfac = KFAC(model, KFACConfig.sc20(**KFAC_FIELDS, skip=tuple(skip)), lr=0.01)
     names = [shape.name for shape in kfac.shapes]
     assert len(names) == layers == len(set(names))
     assert sum(name.startswith("roi_heads.") for name in names) == 10
@@ -130,7 +130,7 @@ def test_kfac_takes_the_roi_heads_or_everything(workload, skip, layers):
 def test_a_step_without_an_object_keeps_the_mask_heads_factors(workload):
     torch.manual_seed(0)
     model = workload.model()
-    kfac = KFAC(model, KFACConfig(**KFAC_FIELDS, skip=("backbone", "rpn")), lr=0.01)
+    kfac = KFAC(model, KFACConfig.sc20(**KFAC_FIELDS, skip=("backbone", "rpn")), lr=0.01)
     images, targets = next(workload.batches(0))
     nothing = [
         {"boxes": torch.zeros(0, 4), "labels": target["labels"][:0], "masks": target["masks"][:0]}

@@ -149,7 +149,7 @@ def test_kfac_computes_the_same_with_channels_last():
     for form in (torch.contiguous_format, torch.channels_last):
         torch.manual_seed(0)
         model = cifar_resnet(20, 10, 8).double()
-        kfac = KFAC(model, KFACConfig(factor_update_steps=1, inverse_update_steps=1), lr=0.1)
+        kfac = KFAC(model, KFACConfig.sc20(factor_update_steps=1, inverse_update_steps=1), lr=0.1)
         x = torch.randn(8, 3, 32, 32, dtype=torch.float64).contiguous(memory_format=form)
         torch.nn.functional.cross_entropy(model(x), torch.arange(8)).backward()
         kfac.step()

@@ -186,7 +186,7 @@ def test_linear_layers_in_the_place_of_conv1d_compute_the_same():
 def test_kfac_takes_every_projection_and_as_published_neither_embeddings_nor_head(name, count):
     sizes = {**WORKLOADS[name].options, **SMALL, "layers": 3, "vocabulary": 50, "sequence_length": 10}
     model = {"bert": bert, "gpt": gpt2}[name](sizes)
-    taken = {layer.name for layer in find_layers(model, KFACConfig(skip=PUBLISHED_SKIP[name]))}
+    taken = {layer.name for layer in find_layers(model, KFACConfig.sc20(skip=PUBLISHED_SKIP[name]))}
     assert len(taken) == 3 * count
     body = {"bert": "bert.encoder", "gpt": "transformer.h"}[name]
     assert taken == {
@@ -195,7 +195,7 @@ def test_kfac_takes_every_projection_and_as_published_neither_embeddings_nor_hea
         if isinstance(module, nn.Linear)
     }
     untied = {"bert": bert, "gpt": gpt2}[name]({**sizes, "tied": False})
-    every = {layer.name for layer in find_layers(untied, KFACConfig())}
+    every = {layer.name for layer in find_layers(untied, KFACConfig.sc20())}
     plain = [module for module in untied.modules() if isinstance(module, nn.Linear | nn.Embedding)]
     assert len(every) == len(plain) == 3 * count + (5 if name == "bert" else 3)
     assert all(parameter.requires_grad for parameter in untied.parameters())

@@ -210,7 +210,7 @@ def test_kfac_takes_pooler_and_head_of_the_next_sentence():
     sizes = {**WORKLOADS["bert"].options, **SMALL, **NEXT, "vocabulary": 50}
     taken = {
         each.name
-        for each in find_layers(bert(sizes), KFACConfig(skip=("bert.embeddings", "cls.predictions")))
+        for each in find_layers(bert(sizes), KFACConfig.sc20(skip=("bert.embeddings", "cls.predictions")))
     }
     assert {"bert.pooler.dense", "cls.seq_relationship"} <= taken
     assert len(taken) == 6 + 2

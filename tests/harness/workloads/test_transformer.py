@@ -65,7 +65,7 @@ def test_gradients_at_padding_are_zero(model):
     source, shown = drawn(2, 7), drawn(2, 6)
     source[1, 4:], shown[1, 3:] = PAD, PAD
     outputs = {}
-    for layer in find_layers(model, KFACConfig(skip=SKIP)):
+    for layer in find_layers(model, KFACConfig.sc20(skip=SKIP)):
         layer.module.register_forward_hook(
             lambda module, args, output, name=layer.name: outputs.update({name: output})
         )
@@ -113,7 +113,7 @@ def test_positions_are_those_of_the_paper():
 def test_kfac_takes_every_projection_and_as_published_neither_embeddings_nor_head():
     for tied in (True, False):
         model = Transformer(options("nowhere", layers=3, tied=tied), PAD)
-        taken = {layer.name for layer in find_layers(model, KFACConfig(skip=SKIP))}
+        taken = {layer.name for layer in find_layers(model, KFACConfig.sc20(skip=SKIP))}
         plain = {
             name
             for name, module in model.named_modules()
@@ -121,7 +121,7 @@ def test_kfac_takes_every_projection_and_as_published_neither_embeddings_nor_hea
         }
         assert taken == plain
         assert len(taken) == 3 * (4 + 2) + 3 * (8 + 2)
-        every = {layer.name for layer in find_layers(model, KFACConfig())}
+        every = {layer.name for layer in find_layers(model, KFACConfig.sc20())}
         # a weight that embeds and scores words is one layer, in the embedding's place
         assert every - taken == set(SKIP) - ({"head"} if tied else set())
         assert (model.head.weight is model.target_embedding.weight) == tied

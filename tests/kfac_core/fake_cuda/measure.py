@@ -119,7 +119,7 @@ def _counted(case: Case, *, with_kfac: bool) -> list[tuple[int, int, dict[str, A
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
         kfac = None
         if with_kfac:
-            config = KFACConfig(factor_update_steps=2, inverse_update_steps=4, **case.config)
+            config = KFACConfig.sc20(factor_update_steps=2, inverse_update_steps=4, **case.config)
             kfac = KFAC(model, config, lr=0.1, timer=timer, grad_scaler=scaler, communicator=connect())
         found = []
         for _ in STEPS:

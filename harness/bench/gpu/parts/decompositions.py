@@ -105,7 +105,7 @@ def _whole_network(setting: Setting) -> None:
 def factor_sizes(build: Callable[[], nn.Module]) -> Counter[int]:
     """Number of factors of each size of a network."""
     with torch.device("meta"):
-        shapes = [layer.shape for layer in find_layers(build(), KFACConfig())]
+        shapes = [layer.shape for layer in find_layers(build(), KFACConfig.sc20())]
     return Counter(factor.dim for shape in shapes for factor in (shape.a, shape.g))
 
 

@@ -108,7 +108,9 @@ def trained(
     layout = torch.channels_last if channels_last else torch.contiguous_format
     model = made.to(device, dtype, memory_format=layout)  # type: ignore[call-overload]  # torch's overloads lack it
     scaler = torch.amp.GradScaler(device.type) if half == torch.float16 else None
-    kfac = KFAC(model, KFACConfig(**{**_BASE, **config}), lr=0.1, grad_scaler=scaler, execution=execution)
+    kfac = KFAC(
+        model, KFACConfig.sc20(**{**_BASE, **config}), lr=0.1, grad_scaler=scaler, execution=execution
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     found: dict[str, list[Tensor]] = {name: [] for name, _ in model.named_parameters()}
     for step in range(STEPS):

@@ -59,7 +59,7 @@ class Run:
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=_LR, momentum=0.9, weight_decay=0.0005)
         self._kfac = None
         if method.kfac is not None:
-            self._kfac = KFAC(self._model, KFACConfig(**method.kfac), lr=self._optimizer)
+            self._kfac = KFAC(self._model, KFACConfig.sc20(**method.kfac), lr=self._optimizer)
         self.epoch, self.seconds = 0, 0.0
         self.losses: list[float] = []
 
