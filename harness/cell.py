@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -341,8 +342,11 @@ class Cell(Spec):
                 check_world_size(kfac, self.world_size)
             except PlacementError as error:
                 raise ValueError(f"kfac.{error}") from None
-            if nlcg and kfac.kl_clip is not None:
-                raise ValueError(f"kfac.kl_clip={kfac.kl_clip} would scale NLCG's steps; write kl_clip: null")
+            if nlcg and (kfac.kl_clip is not None or kfac.grafting):
+                scale = "grafting=true" if kfac.grafting else f"kl_clip={kfac.kl_clip}"
+                raise ValueError(
+                    f"kfac.{scale} would scale NLCG's steps; write grafting: false and no kl_clip"
+                )
             if nlcg and kfac.overlap_factors:
                 raise ValueError(
                     "kfac.overlap_factors=true needs one backward pass a step, and NLCG makes several: "
@@ -407,10 +411,12 @@ class Cell(Spec):
         Raises:
             ValidationError: it is not a cell.
         """
-        stored = json.loads(text)
-        if stored.get("kfac"):
-            stored["kfac"] = {"grafting": False, **stored["kfac"]}
-        cell = cls.model_validate_json(json.dumps(stored))
+        with contextlib.suppress(ValueError, AttributeError, TypeError):  # validation names what is wrong
+            stored = json.loads(text)
+            if stored.get("kfac"):
+                stored["kfac"] = {"grafting": False, **stored["kfac"]}
+                text = json.dumps(stored).encode()
+        cell = cls.model_validate_json(text)
         if cell.world_size == 1 or "gradient_averaging" in cell.training.model_fields_set:
             return cell
         training = cell.training.model_copy(update={"gradient_averaging": "flat"})

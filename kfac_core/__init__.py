@@ -2,7 +2,7 @@
 
     from kfac_core import KFAC, KFACConfig
 
-    kfac = KFAC(model, KFACConfig(damping=0.003), lr=optimizer)
+    kfac = KFAC(model, KFACConfig(), lr=optimizer)
     ...
     loss.backward()
     kfac.step()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pandas as pd
 from analysis.records.study import FRAMES
 from harness.runs.store import SweepFolder
 
-LAYOUT_VERSION = 12
+LAYOUT_VERSION = 13
 """Raise this when a column of a cached frame changes, so that old caches are discarded."""
 
 STAMP_LENGTH = 16
@@ -69,14 +71,18 @@ def _add(digest: hashlib._Hash, name: str, status: os.stat_result) -> None:
 
 
 def _stored(folder: Path) -> Frames | None:
-    """The frames of a cache; None if a file is missing or damaged, which its checksums show."""
-    try:
-        return {
-            name: pd.read_parquet(folder / f"{name}.parquet", page_checksum_verification=True)
-            for name in NAMES
-        }
-    except (OSError, ValueError):  # arrow's errors are both
-        return None
+    """The frames of a cache; None if a file is missing or damaged, which the checksum in its name shows."""
+    frames = {}
+    for name in NAMES:
+        for path in folder.glob(f"{name}-*.parquet"):
+            content = path.read_bytes()
+            if path.name == _file_name(name, content):
+                frames[name] = pd.read_parquet(io.BytesIO(content))
+    return frames if len(frames) == len(NAMES) else None
+
+
+def _file_name(name: str, content: bytes) -> str:
+    return f"{name}-{zlib.crc32(content):08x}.parquet"
 
 
 def _store(frames: Frames, folder: Path) -> None:
@@ -86,5 +92,6 @@ def _store(frames: Frames, folder: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True, exist_ok=True)
     for name, frame in frames.items():
-        frame.to_parquet(temporary / f"{name}.parquet", index=False, write_page_checksum=True)
+        content = frame.to_parquet(index=False)
+        (temporary / _file_name(name, content)).write_bytes(content)
     temporary.rename(folder)

@@ -234,10 +234,12 @@ class NLCGOptions:
             raise ConfigError(
                 f"lars={self.lars} would scale gradients that K-FAC has read unscaled; remove lars or kfac"
             )
-        if self.kfac.config.kl_clip is not None:
+        config = self.kfac.config
+        if config.kl_clip is not None or config.grafting:
+            scale = "grafting=True" if config.grafting else f"kl_clip={config.kl_clip}"
             raise ConfigError(
-                f"kl_clip={self.kfac.config.kl_clip} rescales K-FAC's direction in each step, but beta "
-                "compares two steps; use KFACConfig(kl_clip=None)"
+                f"{scale} rescales K-FAC's direction in each step, but beta compares two steps; use "
+                "KFACConfig(grafting=False)"
             )
 
 

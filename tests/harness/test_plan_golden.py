@@ -18,6 +18,7 @@ from harness.runs.records import (
     SegmentRecord,
     to_line,
 )
+from kfac_core import KFACConfig
 
 COMMON = {
     "sweep": "demo",
@@ -27,7 +28,7 @@ COMMON = {
     "optimizer": {"lr": 0.1},
     "world_size": 4,
 }
-KFAC = {"damping": 0.003}
+KFAC = {"damping": 0.003, "factor_start": "identity", "kl_clip": 0.001}
 
 
 FLAT = {"gradient_averaging": "flat"}
@@ -35,6 +36,8 @@ IDS = [
     ({}, {}, "sgd-p4-s0-e64291d03b"),
     ({"method": "other", "sweep": "elsewhere"}, {}, "other-p4-s0-e64291d03b"),  # names are not hashed
     ({"method": "comm_opt", "seed": 3, "kfac": KFAC}, {}, "comm_opt-p4-s3-1e5ccce365"),
+    ({"method": "comm_opt", "seed": 3, "kfac": {}}, {}, "comm_opt-p4-s3-b1feea47aa"),
+    ({"method": "comm_opt", "seed": 3, "kfac": {"relative_damping": 0.3}}, {}, "comm_opt-p4-s3-b1feea47aa"),
     ({"method": "comm_opt", "seed": 3, "kfac": KFAC}, {"kfac_start_epoch": 0}, "comm_opt-p4-s3-1e5ccce365"),
     ({"method": "comm_opt", "seed": 3, "kfac": KFAC}, {"kfac_start_epoch": 2}, "comm_opt-p4-s3-b1348f8d2f"),
     ({}, {"precision": "float32"}, "sgd-p4-s0-e64291d03b"),
@@ -62,6 +65,13 @@ def test_a_stored_cell_without_the_setting_was_averaged_flat():
     assert Cell.from_stored(whole.model_dump_json().encode()) == whole
     alone = json.dumps({**COMMON, "method": "sgd", "world_size": 1}).encode()
     assert Cell.from_stored(alone).training.gradient_averaging == "overlapped"  # one arm with new runs
+
+
+def test_a_stored_cell_older_than_grafting_had_none():
+    kfac = {"damping": 0.003, "factor_start": "identity", "kl_clip": None}
+    stored = {**COMMON, "method": "comm_opt", "world_size": 1, "kfac": kfac}
+    assert Cell.from_stored(json.dumps(stored).encode()).kfac == KFACConfig.sc20(damping=0.003, kl_clip=None)
+    assert Cell.model_validate(stored).kfac.grafting
 
 
 LINES = [

@@ -19,7 +19,7 @@ from harness.runs.store import Attempt, SweepFolder
 from harness.study.sweep import read_sweep
 from harness.workloads import WORKLOADS
 from harness.workloads.description import METRIC_RANGES
-from kfac_core.config import KFACConfig
+from kfac_core.config import PAPERS, KFACConfig
 from kfac_core.placement.balance import measured
 from kfac_core.placement.placement import FactorShape, LayerShape
 from kfac_core.placement.strategies import place
@@ -288,7 +288,7 @@ def test_a_stored_cell_with_such_settings_keeps_its_id_and_is_read(tmp_path):
                 "name": "adam", "lr": 0.1, "momentum": 0.5, "lr_scaling": "linear", "warmup_epochs": 5,
                 "decay_epochs": [2, 1, 1, -5, 9],
             },
-            "kfac": {"assignment": "balanced", "split_factors": "always", "skip": ["x", "x"]},
+            "kfac": {**PAPERS["sc20"], "assignment": "balanced", "split_factors": "always", "skip": ["x", "x"]},
             "world_size": 2,
         }
     )  # fmt: skip

@@ -269,7 +269,8 @@ def test_bad_values_are_errors(options, message):
 @pytest.mark.parametrize(
     ("kfac_options", "options", "message"),
     [
-        ({}, {}, r"kl_clip=0.001 .* use KFACConfig\(kl_clip=None\)"),
+        ({}, {}, r"kl_clip=0.001 .* use KFACConfig\(grafting=False\)"),
+        ({"kl_clip": None, "grafting": True}, {}, r"grafting=True .* use KFACConfig\(grafting=False\)"),
         ({"kl_clip": None}, {"precondition": "bfgs"}, "precondition='bfgs' leaves kfac unused"),
         ({"kl_clip": None}, {"lars": 0.001}, "lars=0.001 .* remove lars or kfac"),
     ],

@@ -27,7 +27,7 @@ target: {metric: accuracy, at_least: 0.9}
 training: {global_batch_size: 256, epochs: 6}
 optimizer: {lr: 0.4, warmup_epochs: 2}
 methods:
-  - {name: comm_opt, kfac: {damping: 0.003, factor_update_steps: 1, inverse_update_steps: 5}}
+  - {name: comm_opt, kfac: {paper: sc20, damping: 0.003, factor_update_steps: 1, inverse_update_steps: 5}}
 grid: {world_size: [4]}
 repeats: 1
 """
