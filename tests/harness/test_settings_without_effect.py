@@ -288,7 +288,9 @@ def test_a_stored_cell_with_such_settings_keeps_its_id_and_is_read(tmp_path):
                 "name": "adam", "lr": 0.1, "momentum": 0.5, "lr_scaling": "linear", "warmup_epochs": 5,
                 "decay_epochs": [2, 1, 1, -5, 9],
             },
-            "kfac": {**PAPERS["sc20"], "assignment": "balanced", "split_factors": "always", "skip": ["x", "x"]},
+            "kfac": {
+                **PAPERS["sc20"], "assignment": "balanced", "split_factors": "always", "skip": ["x", "x"],
+            },
             "world_size": 2,
         }
     )  # fmt: skip

@@ -21,6 +21,7 @@ from harness.training.train import Trainer, _digest
 from harness.training.world import World
 from harness.workloads.digits.digits import build, read_table
 from harness.workloads.workload import Share
+from kfac_core.config import PAPERS
 from kfac_core.phases import KFAC_PHASES
 
 KFAC = {"factor_update_steps": 1, "inverse_update_steps": 5, "damping": 0.01}
@@ -62,7 +63,7 @@ def train_on_rank(rank: int, world_size: int, cell: Cell, folder: str) -> tuple[
                 ("shampoo", {"lr": 0.1, "name": "shampoo"}, None),
                 ("cosine", {"lr": 0.1, "schedule": {"shape": "cosine", "warmup": 2}}, None),
                 ("nlcg", {"lr": 0.2, "name": "nlcg"}, None),
-                ("nlcg-kfac", {"lr": 0.1, "name": "nlcg"}, {**KFAC, "kl_clip": None}),
+                ("nlcg-kfac", {"lr": 0.1, "name": "nlcg"}, {**PAPERS["sc20"], **KFAC, "kl_clip": None}),
             ]
         ),
     ],
@@ -146,7 +147,7 @@ def test_kfac_starts_at_its_epoch_and_before_it_training_equals_the_optimizer_al
     assert all(set(KFAC_PHASES) <= set(window.seconds) for window in windows[2:])
 
 
-@pytest.mark.parametrize("kfac", [None, {**KFAC, "kl_clip": None}])
+@pytest.mark.parametrize("kfac", [None, {**PAPERS["sc20"], **KFAC, "kl_clip": None}])
 def test_kfac_start_epoch_without_kfac_is_an_error(kfac):
     training = {"global_batch_size": 128, "epochs": 4, "kfac_start_epoch": 2}
     name = "nlcg" if kfac else "sgd"

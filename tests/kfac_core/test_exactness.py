@@ -129,6 +129,19 @@ def test_the_world_size_has_no_effect_at_a_fixed_global_batch(world, strategy):
                 assert_same(got, want, 1e-10)
 
 
+@pytest.mark.parametrize("change", [{}, {"solver": "inverse"}, {"execution": Execution.BATCHED}])
+@pytest.mark.parametrize("net", ["conv", "mlp"])
+def test_nor_has_it_with_the_default_start_scale_and_damping(world, net, change):
+    defaults = {"factor_start": "mean", "grafting": True, "damping": None, "relative_damping": 0.3}
+    options = {**HYPERPARAMETERS, **defaults, "kl_clip": None, **change}
+    execution = options.pop("execution", None)
+    one, _ = run(0, 1, net, options, STEPS, execution)
+    for strategy in ("comm_opt", "mem_opt"):
+        for many, _ in world(2).run(run, net, {**options, "strategy": strategy}, STEPS, execution):
+            for got, want in zip(many, one, strict=True):
+                assert_same(got, want, 1e-9)
+
+
 def test_factors_equal_their_definition_including_scale():
     model = conv_net()
     x, y = batch(GLOBAL_BATCH, seed=0)

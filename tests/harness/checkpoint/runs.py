@@ -20,6 +20,7 @@ from harness.runs.store import Attempt, sweep_folder
 from harness.training.checkpoint import Checkpoints, Schedule
 from harness.training.train import Trainer
 from harness.training.world import World
+from kfac_core.config import PAPERS
 
 KFAC = {"factor_update_steps": 2, "inverse_update_steps": 5, "damping": 0.01}
 NEVER = Schedule()
@@ -33,7 +34,10 @@ METHODS: dict[str, dict[str, Any]] = {
         "training": {"global_batch_size": 256, "epochs": 4, "window_steps": 5, "kfac_start_epoch": 2.8},
     },
     "nlcg": {"optimizer": {"lr": 0.2, "name": "nlcg"}},
-    "nlcg-kfac": {"optimizer": {"lr": 0.1, "name": "nlcg"}, "kfac": {**KFAC, "kl_clip": None}},
+    "nlcg-kfac": {
+        "optimizer": {"lr": 0.1, "name": "nlcg"},
+        "kfac": {**PAPERS["sc20"], **KFAC, "kl_clip": None},
+    },
 }
 
 

@@ -16,13 +16,14 @@ from harness.training.world import World
 from harness.workloads import WORKLOADS
 from harness.workloads.models.language import bert
 from harness.workloads.models.weights import save_weights
+from kfac_core.config import PAPERS
 
 pytestmark = pytest.mark.slow
 
 SIZE = {"layers": 1, "hidden": 64, "heads": 4, "vocabulary": 512, "sequence_length": 64, "dropout": 0.0}
 FEW = {**SIZE, "hidden": 32, "data": "embedded", "train_examples": 128, "test_examples": 32}
 """Four steps an epoch in batches of 32: for what is compared and need not learn much."""
-KFAC = {"damping": 0.003, "factor_update_steps": 5, "inverse_update_steps": 25}
+KFAC = {**PAPERS["sc20"], "damping": 0.003, "factor_update_steps": 5, "inverse_update_steps": 25}
 LAMB = {"name": "lamb", "lr": 0.02, "warmup_epochs": 0.5}
 SGD = {"lr": 0.3, "warmup_epochs": 0.5}
 SKIP = {"bert": ("bert.embeddings", "cls"), "gpt": ("transformer.wte", "transformer.wpe", "lm_head")}
