@@ -29,6 +29,7 @@ INCLUDED = {
     "results/prediction/validation.md": "results/prediction_validation.md",
     "results/prediction/spd_kfac.md": "results/spd_kfac.md",
     "results/headline/README.md": "results/headline.md",
+    "results/headline/2020/README.md": "results/headline-2020.md",
     "results/published/README.md": "results/published.md",
     "results/figures/README.md": "results/in-small.md",
     **{
@@ -42,8 +43,8 @@ ASSETS = (
     ("results", "*.csv"),
     ("results/figures", "**/*.png"),
     ("results/figures", "**/*.csv"),
-    ("results/headline", "*.png"),
-    ("results/headline", "*.csv"),
+    ("results/headline", "**/*.png"),
+    ("results/headline", "**/*.csv"),
     ("results/instrument", "*.csv"),
     ("results/prediction", "*.png"),
     ("results/prediction", "*.csv"),
