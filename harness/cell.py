@@ -184,7 +184,7 @@ class Optimizer(Spec):
     is no matrix; `lars`, `lamb` (version 3 of its paper, without bias correction), `soap` and `shampoo`
     (distributed Shampoo's algorithm, roots every 10 steps) are those of pytorch-optimizer, otherwise with its
     defaults, and need the extra `large-batch`; `nlcg` is nonlinear conjugate gradients, which takes K-FAC as
-    its preconditioner (with `kfac.kl_clip: null`). Example: `lamb`."""
+    its preconditioner (with `kfac.grafting: false`). Example: `lamb`."""
 
     lr: float = Field(gt=0)
     """Peak learning rate at world size 1; see `lr_scaling`. Example: `0.1`."""

@@ -91,8 +91,8 @@ class Costs:
 class KFACConfig:
     """What K-FAC computes, and who computes it.
 
-    The defaults are what did best in the studies here (docs/headline.md); `sc20`, `kaisa` and `dp_kfac` have
-    the papers' settings.
+    The defaults are those that did best on 21 small architectures (docs/lab-notebook); `sc20`, `kaisa` and
+    `dp_kfac` have the papers' settings.
 
     Raises:
         ConfigError: a value is outside its range, naming the value and what is allowed.
@@ -282,8 +282,8 @@ class KFACConfig:
     def _check_damping(self) -> None:
         if self.damping is not None and self.relative_damping is not None:
             raise ConfigError(
-                f"damping={self.damping} and relative_damping={self.relative_damping} are both set; leave "
-                "out one of them"
+                f"damping={self.damping} and relative_damping={self.relative_damping} are both set; set one "
+                "of them to None (null)"
             )
         if self.damping is None and self.relative_damping is None:
             object.__setattr__(self, "relative_damping", 0.3)
@@ -300,7 +300,8 @@ class KFACConfig:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is not one of true, false")
         if self.grafting and self.kl_clip is not None:
             raise ConfigError(
-                f"kl_clip={self.kl_clip} has no meaning with grafting=True; leave out one of them"
+                f"kl_clip={self.kl_clip} has no meaning with grafting=True; set kl_clip to None (null), or "
+                "grafting to False"
             )
 
     @property

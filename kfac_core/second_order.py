@@ -94,6 +94,7 @@ class SecondOrder:
         }
         self._views: dict[tuple[int, ...], Any] = {}
         self._shifts: dict[tuple[int, ...], Tensor] = {}  # by layers, where the damping is relative
+        self._curvatures: dict[int, Tensor] = {}  # of layers, since the data changed
         whole = len(self._column) == communicator.world_size > 1
         self._shares_replicas = bool(replicated) and whole and not are_alike(communicator, like)
         self.own = [job for job in jobs if rank in job.inverse_workers]
@@ -172,7 +173,6 @@ class SecondOrder:
             self._communicator.gather_parts(shared, self._sizes, self._column)
         if self._shares_replicas:
             self._communicator.broadcast(self._buffer[self._shared :], self._column[0])
-        self._shifts = {}
         self._ask_conditions()
 
     def precondition(
@@ -211,7 +211,6 @@ class SecondOrder:
 
     def settle(self) -> None:
         """After data were loaded: what a running process would know by now."""
-        self._shifts = {}
         self._ask_conditions()
         self._asked_now = False
 
@@ -252,15 +251,19 @@ class SecondOrder:
 
     def _mean_curvature(self, layer: int) -> Tensor:
         """The mean eigenvalue of a layer's Kronecker product; 1 where that is zero."""
-        shape = self._shapes[layer]
-        of_a, of_g = (
-            self._solver.mean_eigenvalue(self.data[layer, kind].to(self._exact), getattr(shape, kind))
-            for kind in "ag"
-        )
-        return _or_one(of_a * of_g)
+        if layer not in self._curvatures:
+            of_a, of_g = (
+                self._solver.mean_eigenvalue(
+                    self.data[layer, kind].to(self._exact), getattr(self._shapes[layer], kind)
+                )
+                for kind in "ag"
+            )
+            self._curvatures[layer] = _or_one(of_a * of_g)
+        return self._curvatures[layer]
 
     def _ask_conditions(self) -> None:
-        """Start to copy the largest eigenvalues of the layers that this rank preconditions."""
+        """The data have changed: start to copy the largest eigenvalues of this rank's layers."""
+        self._shifts, self._curvatures = {}, {}
         if not self._solver.tells_condition or not self.data:
             return
         if self._asked is not None:  # of the update before

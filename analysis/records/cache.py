@@ -75,9 +75,10 @@ def _stored(folder: Path) -> Frames | None:
     frames = {}
     for name in NAMES:
         for path in folder.glob(f"{name}-*.parquet"):
-            content = path.read_bytes()
-            if path.name == _file_name(name, content):
-                frames[name] = pd.read_parquet(io.BytesIO(content))
+            with contextlib.suppress(OSError):
+                content = path.read_bytes()
+                if path.name == _file_name(name, content):
+                    frames[name] = pd.read_parquet(io.BytesIO(content))
     return frames if len(frames) == len(NAMES) else None
 
 

@@ -279,6 +279,11 @@ EVERY: dict[str, dict[str, Any]] = {
         "config": {"overlap_factors": True, "gram_precision": "bfloat16"},
     },
     "scaler": {"model": "conv", "batch": 8, "scaler": True, "autocast": "float16"},
+    "the defaults": {
+        "model": "transformer", "batch": 8,
+        "config": {"factor_start": "mean", "damping": None, "relative_damping": 0.3, "kl_clip": None,
+                   "grafting": True},
+    },
 }  # fmt: skip
 
 
@@ -314,6 +319,7 @@ def test_an_inverse_step_waits_once_and_other_steps_never(small, case):
         ("channels last, tf32 elsewhere", 87, 282, 48),
         ("transformer", 61, 154, 33),
         ("overlap, bfloat16", 61, 240, 33),
+        ("the defaults", 67, 188, 33),
     ],
 )
 def test_a_step_launches_no_more_than_today(small, case, plain, factors, gemms):

@@ -119,8 +119,8 @@ class SweepContent(Spec):
     """The first-order optimizer and its learning rate. Example: `{lr: 0.1}`."""
 
     kfac: dict[str, Any] | None = None
-    """K-FAC's hyperparameters, for the methods that have a `kfac` section of their own.
-    Example: `{damping: 0.003}`."""
+    """K-FAC's hyperparameters, for the methods that have a `kfac` section of their own; `paper: sc20`,
+    `kaisa` or `dp_kfac` begins from a paper's settings. Example: `{paper: sc20, damping: 0.003}`."""
 
     world_size: int | None = None
     """Number of ranks of every run; usually an axis of `grid` instead. Example: `4`."""
