@@ -200,14 +200,19 @@ def draw(ratios: pd.DataFrame) -> Drawing:
         look = looks[row.method]
         if math.isfinite(row.ratio):
             axis.plot(row.ratio, place, color=look.colour, marker=look.marker, linestyle="none", markersize=5)
-            high = row.high if math.isfinite(row.high) else row.ratio
-            axis.plot([row.low, high], [place, place], color=look.colour, linewidth=1.2)
+            if math.isfinite(row.high):
+                axis.plot([row.low, row.high], [place, place], color=look.colour, linewidth=1.2)
+            else:  # no upper limit, as so many of the method's runs missed
+                arrow = {"arrowstyle": "->", "color": look.colour, "shrinkA": 0, "shrinkB": 0}
+                end = {"xy": (1, place), "xycoords": axis.get_yaxis_transform(), "textcoords": "data"}
+                axis.annotate("", xytext=(row.low, place), arrowprops=arrow, **end)
         else:
             where = {"transform": axis.get_yaxis_transform(), "va": "center", "ha": "right", "fontsize": 7}
             axis.text(0.99, place, "missed it in most runs", color=look.colour, **where)
     titles = [f"{row.study} to {row.target:g}: {row.method}" for row in rows.itertuples()]
     axis.set_yticks(range(len(rows)), titles)
-    axis.invert_yaxis()
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.margins(x=0.08)
     axis.grid(False, axis="y")
     axis.grid(True, axis="x", color="#dddddd", linewidth=0.5)
     axis.axvline(1, color=drawing.GREY, linewidth=0.8)
