@@ -50,14 +50,12 @@ mutants: setup
 coverage: setup
 	$(BIN)/python -m jobs.experiments.coverage results/coverage
 
-# Acceptance on a GPU, in at most 25 minutes; nothing is downloaded. `make gpu DEVICE=cpu` rehearses it on small sizes.
-# PARTS=exactness,timer runs some parts, MINUTES=9 limits all of them; parts that have passed are not repeated unless AGAIN=1.
-# It needs a Python with torch and numpy: the virtual environment's, or PYTHON's where there is none.
+# On a GPU: tests of the core, then nine minutes of measurements; the same command goes on with what is missing.
+# It needs a Python with torch, pytest and hypothesis: the virtual environment's, or PYTHON's where there is none.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 gpu:
-	$(GPU_PYTHON) -m harness.bench.gpu --device $(or $(DEVICE),cuda) $(if $(PARTS),--parts $(PARTS)) $(if $(OUT),--out $(OUT)) \
-	  $(if $(MINUTES),--minutes $(MINUTES)) $(if $(AGAIN),--again) $(if $(DATA),--data $(DATA)) \
-	  $(if $(GPAULOSKI),--gpauloski $(GPAULOSKI)) $(if $(LZHANGBV),--lzhangbv $(LZHANGBV))
+	$(GPU_PYTHON) -m pytest -q -m gpu tests/gpu
+	$(GPU_PYTHON) -m harness.bench gpu
 
 # A real Slurm of four nodes on this machine, to try things on; prints how to use it.
 slurm: setup

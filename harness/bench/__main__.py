@@ -1,4 +1,4 @@
-"""`python -m harness.bench core`: what each phase of a K-FAC step costs here, beside plain training."""
+"""`python -m harness.bench core` and `gpu`: what a K-FAC step costs here, beside plain training."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,17 @@ def main(arguments: list[str] | None = None) -> int:
     """Read the command line, measure and print; returns the exit code."""
     given = _parser().parse_args(arguments)
     try:
-        kfac = {"strategy": given.strategy, "solver": given.solver, **_settings(given.set)}
-        KFACConfig(**kfac)
-        batch = given.batch or _MODELS[given.model]
-        figures = CoreBench(given.model, batch, given.ranks, given.threads, kfac, given.repeats).run()
+        return int(given.run(given))
     except (ConfigError, TypeError, UserError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def _core(given: argparse.Namespace) -> int:
+    kfac = {"strategy": given.strategy, "solver": given.solver, **_settings(given.set)}
+    KFACConfig(**kfac)
+    batch = given.batch or _MODELS[given.model]
+    figures = CoreBench(given.model, batch, given.ranks, given.threads, kfac, given.repeats).run()
     _print(figures)
     if given.json is not None:
         given.json.parent.mkdir(parents=True, exist_ok=True)
@@ -39,9 +44,20 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def _gpu(given: argparse.Namespace) -> int:
+    """0: everything is measured; 3: the same command has to go on."""
+    from harness.bench.gpu import GPUBench  # noqa: PLC0415  loads torch
+
+    peers = {name: str(getattr(given, name)) for name in ("gpauloski", "lzhangbv") if getattr(given, name)}
+    done = GPUBench(given.device, given.minutes, given.out, peers).run(partial(print, flush=True))
+    return 0 if done else 3
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m harness.bench", description=__doc__)
-    core = parser.add_subparsers(required=True, metavar="core").add_parser("core", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="core|gpu")
+    core = commands.add_parser("core", description="Phases of a step on the CPUs of this machine.")
+    core.set_defaults(run=_core)
     core.add_argument("--model", choices=_MODELS, default="resnet32", help="32x32 or 64x64 images")
     core.add_argument("--batch", type=_count, help="examples per rank; by default 128 or 8")
     core.add_argument("--ranks", type=_count, default=1, help="processes on this host")
@@ -51,6 +67,19 @@ def _parser() -> argparse.ArgumentParser:
     core.add_argument("--set", default="{}", metavar="JSON", help="more fields of KFACConfig")
     core.add_argument("--repeats", type=_count, default=7, help="measured rounds")
     core.add_argument("--json", type=Path, metavar="FILE", help="write everything measured to this file")
+    gpu = commands.add_parser(
+        "gpu", description="ResNet-32, ResNet-50 and BERT on one GPU; goes on if repeated."
+    )
+    gpu.set_defaults(run=_gpu)
+    gpu.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu rehearses, on small networks"
+    )
+    gpu.add_argument(
+        "--minutes", type=float, default=9.0, help="what has not begun by then is left for later"
+    )
+    gpu.add_argument("--out", type=Path, default=Path("results/gpu"), help="folder of the results")
+    gpu.add_argument("--gpauloski", type=Path, help="checkout of gpauloski/kfac-pytorch, to measure beside")
+    gpu.add_argument("--lzhangbv", type=Path, help="checkout of lzhangbv/kfac_pytorch, to measure beside")
     return parser
 
 

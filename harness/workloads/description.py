@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-if TYPE_CHECKING:  # it imports pydantic, which a host of `make gpu` may lack
+if TYPE_CHECKING:  # it imports pydantic, which a host of `harness.bench gpu` may lack
     from harness.cell import AboutField, Cell
 
 

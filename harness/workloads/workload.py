@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from harness.errors import DataError
 from harness.workloads import WORKLOADS
 
-if TYPE_CHECKING:  # not at run time: the GPU acceptance runs where pydantic may be missing
+if TYPE_CHECKING:  # not at run time: `harness.bench gpu` runs where pydantic may be missing
     from harness.cell import Cell
 
 

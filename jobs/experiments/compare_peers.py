@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import kfac_core.solvers.eigen
-from harness.bench.gpu.peer_imports import imports_from
+from harness.bench.peer_imports import imports_from
 from kfac_core import KFAC, KFACConfig
 from kfac_core.grams import dense
 from kfac_core.layers import KroneckerLayer

@@ -33,14 +33,12 @@ class Activity:
     Attributes:
         launches: kernels.
         copies: copies and fills on the device.
-        kernel_seconds: time in which kernels ran, their sum.
         waits: waits of the host, by `phase: call`.
         warned: waits that torch itself knows of, `torch.cuda.set_sync_debug_mode`.
     """
 
     launches: int = 0
     copies: int = 0
-    kernel_seconds: float = 0.0
     waits: Counter[str] = field(default_factory=Counter)
     warned: int = 0
 
@@ -75,7 +73,6 @@ def count(events: Sequence[dict[str, Any]]) -> Activity:
         kind, name = event.get("cat"), str(event["name"])
         if kind == "kernel":
             found.launches += 1
-            found.kernel_seconds += float(event["dur"]) / 1e6
         elif kind in ("gpu_memcpy", "gpu_memset"):
             found.copies += 1
         elif kind in ("cuda_runtime", "cuda_driver") and name in _WAITS | _ALLOCATIONS:
