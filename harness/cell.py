@@ -179,12 +179,16 @@ class Training(Spec):
 class Optimizer(Spec):
     """The first-order optimizer and its learning-rate schedule; K-FAC, where present, acts before it."""
 
-    name: Literal["sgd", "rmsprop", "adam", "lars", "lamb", "nlcg", "muon", "soap", "shampoo"] = "sgd"
+    name: Literal[
+        "sgd", "rmsprop", "adam", "lars", "lamb", "nlcg", "muon", "soap", "shampoo", "lbfgs", "lm"
+    ] = "sgd"
     """`sgd`, `rmsprop` and `adam` (AdamW) are torch's, and so is `muon`, which takes AdamW where a parameter
     is no matrix; `lars`, `lamb` (version 3 of its paper, without bias correction), `soap` and `shampoo`
     (distributed Shampoo's algorithm, roots every 10 steps) are those of pytorch-optimizer, otherwise with its
     defaults, and need the extra `large-batch`; `nlcg` is nonlinear conjugate gradients, which takes K-FAC as
-    its preconditioner (with `kfac.grafting: false`). Example: `lamb`."""
+    its preconditioner (with `kfac.grafting: false`). For least squares (`poisson`): `lbfgs` is torch's, with
+    a line search, up to 20 iterations a step; `lm` steps along K-FAC's direction and the last step by an
+    exact quadratic model, with a damping that it adapts. Example: `lamb`."""
 
     lr: float = Field(gt=0)
     """Peak learning rate at world size 1; see `lr_scaling`. Example: `0.1`."""
@@ -267,6 +271,8 @@ OPTIMIZER_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "muon": ("momentum", "nesterov", "weight_decay"),
     "soap": ("weight_decay",),
     "shampoo": ("weight_decay",),
+    "lbfgs": (),
+    "lm": (),
 })  # fmt: skip
 """What each optimizer is built from beside `lr`: these and no others. The rate's schedule is for all."""
 
@@ -334,8 +340,9 @@ class Cell(Spec):
             raise ValueError(f"training.accumulate={parts} does not divide the local batch of {local}")
         if kfac is not None and first is not None and first > parts > 1:
             raise ValueError(f"training.factor_micro_batches={first} must be <= accumulate={parts}")
-        if start and (kfac is None or nlcg):
-            alone = "without a kfac section" if kfac is None else "for NLCG, which steps K-FAC itself"
+        if start and (kfac is None or self.optimizer.name in ("nlcg", "lm")):
+            steps = f"for {self.optimizer.name}, which steps K-FAC itself"
+            alone = "without a kfac section" if kfac is None else steps
             raise ValueError(f"training.kfac_start_epoch={start} has no meaning {alone}; leave it out")
         if kfac is not None:
             try:
@@ -347,11 +354,17 @@ class Cell(Spec):
                 raise ValueError(
                     f"kfac.{scale} would scale NLCG's steps; write grafting: false and no kl_clip"
                 )
+            if self.optimizer.name == "lm":
+                _check_lm(kfac)
             if nlcg and kfac.overlap_factors:
                 raise ValueError(
                     "kfac.overlap_factors=true needs one backward pass a step, and NLCG makes several: "
                     "remove it"
                 )
+        alone = {"lm": kfac is None, "lbfgs": kfac is not None}
+        if alone.get(self.optimizer.name):
+            has = "needs a kfac section" if kfac is None else "has its own curvature: remove the kfac section"
+            raise ValueError(f"optimizer.name={self.optimizer.name} {has}")
         return self
 
     def unread(self) -> Iterator[AboutField]:
@@ -470,6 +483,17 @@ class Cell(Spec):
         if self.kfac is None:
             return 100
         return interval_at(self.kfac.inverse_update_steps, 0, 1)  # a schedule's first interval
+
+
+def _check_lm(config: KFACConfig) -> None:
+    """Raise ValueError where K-FAC would set the step's length, or its damping does not start as a number."""
+    if config.kl_clip is not None or config.grafting:
+        scale = "grafting=true" if config.grafting else f"kl_clip={config.kl_clip}"
+        raise ValueError(f"kfac.{scale} would scale lm's steps; write grafting: false and no kl_clip")
+    if not isinstance(config.damping, int | float):
+        raise ValueError(  # noqa: TRY004  pydantic takes ValueErrors
+            "kfac.damping must be a number with optimizer.name=lm, which adapts it from there"
+        )
 
 
 def _kfac_conflicts(config: KFACConfig, epochs: float) -> Iterator[AboutField]:

@@ -210,7 +210,7 @@ class KFAC(Resumable):
             self.discard()
             self.skipped_steps += 1
             return
-        renews = self._renews_factors(), self._due("inverse_update_steps") or self._must_solve
+        renews = self.renews_factors, self._due("inverse_update_steps") or self._must_solve
         with full_precision(self._gradients.raw[0]):  # also when called inside autocast
             self._read_guards()
             self._gradient_check.end(self._loss_scale)
@@ -301,6 +301,11 @@ class KFAC(Resumable):
         are.
         """
         return self._progress.nonfinite_steps
+
+    @property
+    def renews_factors(self) -> bool:
+        """Whether the next step updates the factors, and so needs statistics."""
+        return self._due("factor_update_steps") or self._owes_factors
 
     @property
     def damping(self) -> float:
@@ -408,9 +413,6 @@ class KFAC(Resumable):
             self._owes_factors |= factors
             self._must_solve |= second_order
 
-    def _renews_factors(self) -> bool:
-        return self._due("factor_update_steps") or self._owes_factors
-
     def _due(self, interval: str) -> bool:
         steps = interval_at(getattr(self.config, interval), self.steps, self._steps_per_epoch)
         return self.steps % steps == 0
@@ -423,7 +425,7 @@ class KFAC(Resumable):
             [index for index, layer in enumerate(placed) if rank in layer.factor_workers],
             {(job.layer, job.kind) for job in self._factors.jobs if rank not in job.unpacked_on},
             dtype,
-            is_active=lambda: not self._paused and self._renews_factors(),
+            is_active=lambda: not self._paused and self.renews_factors,
             on_stale=self._discard_stale,
             timed=self._factor_compute,
             loss_scale=self._loss_scale,

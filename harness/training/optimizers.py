@@ -15,7 +15,7 @@ from harness.cell import OPTIMIZER_FIELDS, Optimizer
 from harness.errors import TrainingError
 from kfac_core import KFAC
 from kfac_core.collectives import Communicator
-from kfac_core.optimizers import NLCG
+from kfac_core.optimizers import NLCG, LevenbergMarquardt
 from kfac_core.schedule import START
 
 Kind = Callable[..., torch.optim.Optimizer]
@@ -28,6 +28,9 @@ def build_optimizer(
     own = {field: getattr(spec, field) for field in OPTIMIZER_FIELDS[spec.name]}
     if spec.name == "nlcg":
         return NLCG(parameters, lr=spec.lr, kfac=kfac, communicator=communicator, **own)
+    if spec.name == "lm":
+        assert kfac is not None  # noqa: S101  the cell has it
+        return LevenbergMarquardt(parameters, kfac=kfac, lr=spec.lr, communicator=communicator)
     kinds = _TORCH if spec.name in _TORCH else _of_pytorch_optimizer(spec.name)
     return kinds[spec.name](parameters, lr=spec.lr, **own)
 
@@ -106,6 +109,7 @@ _TORCH: dict[str, Kind] = {
     "rmsprop": torch.optim.RMSprop,
     "adam": torch.optim.AdamW,
     "muon": Muon,
+    "lbfgs": partial(torch.optim.LBFGS, line_search_fn="strong_wolfe"),
 }
 
 

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -31,9 +32,17 @@ from harness.training.optimizers import build_optimizer, learning_rate
 from harness.training.passes import ModelPrecision, evaluate, micro_batches
 from harness.training.training_state import RunClocks, TrainingState
 from harness.training.world import World
-from harness.workloads.workload import Batch, CountedLoss, Share, SumOfMeans, Workload, build_workload
+from harness.workloads.workload import (
+    Batch,
+    CountedLoss,
+    LeastSquares,
+    Share,
+    SumOfMeans,
+    Workload,
+    build_workload,
+)
 from kfac_core import KFAC, Phase
-from kfac_core.optimizers import NLCG
+from kfac_core.optimizers import NLCG, AdaptiveDamping, LevenbergMarquardt
 from kfac_core.timing import PhaseTimer, seconds_per_entry
 
 StopReason = Literal["target", "epochs", "diverged", "preempted"]
@@ -130,6 +139,38 @@ class Trainer:
         timer, state = self.timer, self.state
         if self._kfac_pending and state.step == self._kfac_first_step:
             state.kfac, self._kfac_pending = self._build_kfac(state.model), False
+        if isinstance(state.optimizer, torch.optim.LBFGS):
+            with timer.phase(Phase.UPDATE):
+                loss = state.optimizer.step(lambda: self._mean_loss(self._passes(batch)))
+        else:
+            loss = self._passes(batch)
+            self._update(loss, batch)
+        state.loss_sum += loss
+        state.loss_steps += 1
+
+    def _update(self, loss: Tensor, batch: object) -> None:
+        """Precondition the averaged gradients, and step."""
+        state, optimizer = self.state, self.state.optimizer
+        inside = isinstance(optimizer, NLCG | LevenbergMarquardt)  # they step K-FAC themselves
+        if state.kfac is not None and not self._kfac_pending and not inside:
+            state.kfac.step()
+        with self.timer.phase(Phase.UPDATE):
+            if isinstance(optimizer, NLCG):
+                optimizer.step(loss)
+            elif isinstance(optimizer, LevenbergMarquardt):
+                optimizer.step(partial(self.workload.residuals, state.model, batch))  # type: ignore[attr-defined]  # checked with the cell
+            else:
+                optimizer.step()
+
+    def _mean_loss(self, loss: Tensor) -> Tensor:
+        """Over all ranks, so that they search along a line in the same way."""
+        mean = loss.clone().reshape(1)
+        self.world.communicator.all_reduce(mean)
+        return mean[0] / self.world.world_size
+
+    def _passes(self, batch: object) -> Tensor:
+        """Forward and backward pass of a batch, and the average of the gradients; returns the local loss."""
+        timer, state = self.timer, self.state
         parts = micro_batches(self.workload, batch, self.cell.training.accumulate)
         losses: list[Tensor] = []
         for part in parts:
@@ -143,15 +184,7 @@ class Trainer:
         loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
         with timer.phase(Phase.GRADIENT_COMM):
             self.gradients.average()
-        if state.kfac is not None and not self._kfac_pending and not isinstance(state.optimizer, NLCG):
-            state.kfac.step()
-        with timer.phase(Phase.UPDATE):
-            if isinstance(state.optimizer, NLCG):
-                state.optimizer.step(loss)  # needs the loss, and steps K-FAC itself
-            else:
-                state.optimizer.step()
-            state.loss_sum += loss
-            state.loss_steps += 1
+        return loss
 
     def _forward_and_backward(self, part: Batch, parts: int, *, clear: bool) -> Tensor:
         """Add the gradients of one of `parts` micro-batches; returns its share of the loss."""
@@ -160,13 +193,25 @@ class Trainer:
             of = self.workload.loss_terms_of(part) if isinstance(self.workload, SumOfMeans) else None
             kfac.set_loss_terms(self.workload.loss_terms(part), of)
         with timer.phase(Phase.FORWARD), self._precision.autocast():
-            loss = self.gradients.forward(self.workload.loss, part)
+            if kfac is not None and isinstance(self.workload, LeastSquares):
+                residuals = self.gradients.forward(self.workload.residuals, part)
+                loss = residuals.square().sum() / 2
+            else:
+                loss = self.gradients.forward(self.workload.loss, part)
             if parts > 1:
                 loss = loss / parts
         with timer.phase(Phase.BACKWARD):
             if clear:
                 self.gradients.clear()
-            loss.backward()
+            if kfac is not None and isinstance(self.workload, LeastSquares):
+                if kfac.renews_factors:
+                    of_mean = residuals.sum() / math.sqrt(self.workload.loss_terms(part))
+                    trained = [p for p in self.state.model.parameters() if p.requires_grad]
+                    torch.autograd.grad(of_mean, trained, retain_graph=True)
+                with kfac.paused():
+                    loss.backward()
+            else:
+                loss.backward()
         return loss.detach()
 
     def _train_epoch(self, epoch: int) -> StopReason | None:
@@ -268,9 +313,12 @@ class Trainer:
     def _build_kfac(self, model: nn.Module) -> KFAC | None:
         if self.cell.kfac is None:
             return None
+        config = self.cell.kfac
+        if self.cell.optimizer.name == "lm":
+            config = replace(config, damping=AdaptiveDamping(float(config.damping)))  # type: ignore[arg-type]  # a number, as the cell says
         return KFAC(
             model,
-            self.cell.kfac,
+            config,
             lr=lambda: self.state.learning_rate,
             steps_per_epoch=self.workload.steps_per_epoch,
             timer=self.timer,

@@ -14,6 +14,7 @@ from harness.workloads.description import WorkloadDescription
 from harness.workloads.digits import DIGITS
 from harness.workloads.imagenet import IMAGENET
 from harness.workloads.language import BERT, GPT
+from harness.workloads.poisson import POISSON
 from harness.workloads.translation import MULTI30K
 
 __all__ = ["WORKLOADS", "WorkloadDescription"]
@@ -28,4 +29,5 @@ WORKLOADS: Mapping[str, WorkloadDescription] = {
     "bert": BERT,
     "gpt": GPT,
     "multi30k": MULTI30K,
+    "poisson": POISSON,
 }

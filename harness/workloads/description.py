@@ -32,7 +32,7 @@ MOST: Mapping[str, int] = {
     "width": 4096, "hidden": 2**16, "heads": 2**12, "layers": 2**12, "feed_forward": 2**20,
     "vocabulary": 2**24, "sequence_length": 2**20, "longest": 2**20, "classes": 2**20, "image_size": 4096,
     "min_size": 2**14, "max_size": 2**14, "anchor_size": 2**14, "proposals": 2**20, "sampled_boxes": 2**20,
-    "workers": 1024, "positions": 2**20,
+    "workers": 1024, "positions": 2**20, "inside": 2**20, "boundary": 2**20,
 }  # fmt: skip
 """Largest values of options that tensors' sizes follow from, beyond every model; torch fails far above."""
 
@@ -44,6 +44,7 @@ METRIC_RANGES: Mapping[str, tuple[float, float]] = {
     "next_sentence_loss": (0.0, math.inf),
     "perplexity": (1.0, math.inf),
     "bleu": (0.0, 100.0),  # sacrebleu's scale
+    "l2_error": (0.0, math.inf),
     "dice": (0.0, 1.0),
     "iou": (0.0, 1.0),
     "box_map": (0.0, 1.0),
@@ -73,6 +74,9 @@ class WorkloadDescription:
         needs: metrics that are evaluated only if an option is set, with that option: BLEU takes time.
         ignored: options that are not read where an option has a value: random pixels are not augmented.
         least_local_batch: smallest local batch that the model trains on under given options.
+        whole_batch: the one global batch that it takes under given options, the same every step; its loss is
+            half a sum of squares of residuals that it gives. None for any batch.
+        divided: options that ranks share evenly: the world size divides them.
         no_batch_norm: why nothing is normalised over the batch under given options; empty if something is.
     """
 
@@ -89,6 +93,8 @@ class WorkloadDescription:
     needs: Mapping[str, str] = field(default_factory=dict)
     ignored: Mapping[tuple[str, Any], tuple[str, ...]] = field(default_factory=dict)
     least_local_batch: Callable[[Options], int] = lambda _: 1
+    whole_batch: Callable[[Options], int] | None = None
+    divided: tuple[str, ...] = ()
     no_batch_norm: Callable[[Options], str] = lambda _: "its network has no batch normalisation"
 
     def completed(self, given: Options) -> dict[str, Any]:
@@ -156,6 +162,16 @@ class WorkloadDescription:
                 f"training.{name}",
                 f"={value} makes a global batch of {batch}, but {workload} has {examples} training examples",
             )
+        if self.whole_batch is not None and batch != (whole := self.whole_batch(options)):
+            yield f"training.{name}", f"={value} makes a global batch of {batch}; {workload} takes {whole}"
+        if self.whole_batch is not None and cell.training.accumulate > 1:
+            yield "training.accumulate", f"={cell.training.accumulate}, but {workload} takes its batch whole"
+        for option in self.divided:
+            if options[option] % cell.world_size:
+                shared = f"is not a multiple of world_size={cell.world_size}"
+                yield f"workload.options.{option}", f"={options[option]} {shared}"
+        if cell.optimizer.name in ("lm", "lbfgs") and self.whole_batch is None:
+            yield "optimizer.name", f"={cell.optimizer.name} needs the same batch every step: use poisson"
         local //= cell.training.accumulate
         least = self.least_local_batch(options)
         if local * (cell.world_size if cell.training.sync_batch_norm else 1) < least:

@@ -136,6 +136,19 @@ class SumOfMeans(CountedLoss, Protocol):
         ...
 
 
+@runtime_checkable
+class LeastSquares(CountedLoss, Protocol):
+    """A workload whose loss is half the sum of squared residuals.
+
+    K-FAC's statistics are then those of the exact Gauss-Newton matrix: they come from the residuals'
+    derivatives, in a backward pass of their own.
+    """
+
+    def residuals(self, model: nn.Module, batch: Batch) -> Tensor:
+        """`[n]`, over the root of the number of points that each kind of them is a mean over."""
+        ...
+
+
 def classified(scores: Tensor, classes: Tensor) -> dict[str, float]:
     """Correct predictions and summed loss, of scores `[..., C]` and classes `[...]`."""
     rows, wanted = scores.reshape(-1, scores.shape[-1]), classes.flatten()
