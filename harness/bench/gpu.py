@@ -312,7 +312,7 @@ def page(found: Mapping[str, Any]) -> str:
         f"# Steps with K-FAC on one {machine['device']}",
         "",
         f"torch {machine['torch']}, CUDA {machine['cuda']}, commit {machine['commit']};",
-        f"{machine['precision']}. Factors every {INTERVALS[0]} steps, second-order data every {INTERVALS[1]}.",
+        f"{machine['precision']}. Factors every {INTERVALS[0]} steps, second-order every {INTERVALS[1]}.",
         "Ratios are medians of rounds, with the least and the most.",
         "",
         f"| {' | '.join(columns)} |",
