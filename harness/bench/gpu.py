@@ -63,7 +63,10 @@ SMALL: Mapping[str, Network] = {
 }  # fmt: skip
 """For a rehearsal on a CPU."""
 
-_BERT = {"dropout": 0.0, "tied": False, "positions": 512}
+_IMAGE_NETWORKS: Mapping[str, Callable[[], nn.Module]] = {
+    "resnet32": resnet32, "resnet50": resnet50, "small": partial(cifar_resnet, 8, 10, 8)
+}  # fmt: skip
+_BERT_OPTIONS = {"dropout": 0.0, "tied": False, "positions": 512}
 _BERT_BASE = {"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 30522}
 _BERT_SMALL = {"layers": 1, "hidden": 16, "heads": 2, "vocabulary": 64}
 
@@ -161,7 +164,8 @@ class Steps:
     ) -> None:
         torch.manual_seed(0)
         self._device, self.timer = device, PhaseTimer(device, ranges=ranges)
-        self.model, self._loss, skip = _subject(device, network)
+        with torch.device(device):
+            self.model, self._loss, skip = (_bert if "bert" in network.name else _of_images)(network)
         fused = {"fused": True} if device.type == "cuda" else {}
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-6, momentum=0.9, **fused)
         self._prepare: Callable[[int], object] = lambda step: None
@@ -208,25 +212,26 @@ class Steps:
             torch.cuda.synchronize()
 
 
-def _subject(
-    device: torch.device, network: Network
-) -> tuple[nn.Module, Callable[[], Tensor], tuple[str, ...]]:
-    """A network, its loss on a fixed batch, and the layers that K-FAC leaves out."""
-    name, examples, size = network
-    with torch.device(device):
-        if "bert" in name:
-            options = _BERT_SMALL if name == "small-bert" else _BERT_BASE
-            model = bert({**_BERT, **options, "sequence_length": size})
-            tokens = torch.randint(0, options["vocabulary"], (examples, size))
-            labels = tokens.roll(1).flatten()
-            skip = "bert.embeddings", "cls"  # as in the KAISA paper's release
-            scores = lambda: model(input_ids=tokens).logits.flatten(0, 1)  # noqa: E731
-        else:
-            build = {"resnet32": resnet32, "resnet50": resnet50, "small": partial(cifar_resnet, 8, 10, 8)}
-            model, images, skip = build[name](), torch.randn(examples, 3, size, size), ()
-            labels = torch.arange(examples) % 10
-            scores = lambda: model(images)  # noqa: E731
-    return model, lambda: functional.cross_entropy(scores(), labels), skip
+Subject = tuple[nn.Module, Callable[[], Tensor], tuple[str, ...]]
+"""A network, its loss on a fixed batch, and the layers that K-FAC leaves out."""
+
+
+def _bert(network: Network) -> Subject:
+    options = _BERT_SMALL if network.name == "small-bert" else _BERT_BASE
+    model = bert({**_BERT_OPTIONS, **options, "sequence_length": network.size})
+    tokens = torch.randint(0, options["vocabulary"], (network.examples, network.size))
+    labels = tokens.roll(1).flatten()
+
+    def loss() -> Tensor:
+        return functional.cross_entropy(model(input_ids=tokens).logits.flatten(0, 1), labels)
+
+    return model, loss, ("bert.embeddings", "cls")  # as in the KAISA paper's release
+
+
+def _of_images(network: Network) -> Subject:
+    model, images = _IMAGE_NETWORKS[network.name](), torch.randn(network.examples, 3, *2 * (network.size,))
+    labels = torch.arange(network.examples) % 10
+    return model, lambda: functional.cross_entropy(model(images), labels), ()
 
 
 def _rounds(steps: Steps, plain: Steps) -> dict[str, Any]:
