@@ -21,7 +21,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 from command_pages import cli_reference  # noqa: E402  found through the line above
 from distance_pages import distance_reference  # noqa: E402
 from field_pages import MODELS, field_table, option_tables  # noqa: E402
-from figure_pages import figure_table  # noqa: E402
+from figure_pages import gallery  # noqa: E402
 from formulas import with_formulas  # noqa: E402
 from links import ASSETS, INCLUDED, rewritten  # noqa: E402
 from paper_pages import papers_reference  # noqa: E402
@@ -31,7 +31,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "commands": cli_reference,
     "papers": papers_reference,
     "distance": distance_reference,
-    "figures": figure_table,
+    "gallery": gallery,
     **{f"fields {name}": partial(field_table, model) for name, model in MODELS.items()},
 }
 """What `{{ name }}` on a line of a page stands for."""
