@@ -93,7 +93,7 @@ def workplace(tmp_path_factory) -> Path:
     for name in ("demo", "first", "schedule", "images"):
         runs = SweepFolder(folder / "results" / "runs" / name)
         for cell in read_sweep(folder / "jobs" / "sweeps" / f"{name}.yaml").cells:
-            if cell.world_size <= 2:
+            if cell.world_size <= 4:
                 attempt = runs.stage(cell).new_attempt()
                 write_run(attempt, cell, Plan(epochs=12, misses=()))
                 for rank in range(cell.world_size):
