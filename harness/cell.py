@@ -361,8 +361,7 @@ class Cell(Spec):
                     "kfac.overlap_factors=true needs one backward pass a step, and NLCG makes several: "
                     "remove it"
                 )
-        alone = {"lm": kfac is None, "lbfgs": kfac is not None}
-        if alone.get(self.optimizer.name):
+        if {"lm": kfac is None, "lbfgs": kfac is not None}.get(self.optimizer.name):
             has = "needs a kfac section" if kfac is None else "has its own curvature: remove the kfac section"
             raise ValueError(f"optimizer.name={self.optimizer.name} {has}")
         return self

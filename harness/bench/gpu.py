@@ -109,7 +109,7 @@ class GPUBench:
                 return False
             began = time.monotonic()
             with tf32_products(torch.empty(0, device=device), allowed=True):
-                row = self._measured(device, (NETWORKS | SMALL)[name], arm)
+                row = self._measured(device, {**NETWORKS, **SMALL}[name], arm)
             found["networks"][name][arm] = row
             longest = max(longest, time.monotonic() - began)
             path.parent.mkdir(parents=True, exist_ok=True)
