@@ -22,7 +22,7 @@ print(sum(one.examples({}) > 0 for one in harness.workloads.WORKLOADS.values()))
 def test_registry_and_descriptions_import_no_torch():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "5\n"  # of bert, gpt and multi30k only the text tells
+    assert done.stdout == "6\n"  # of bert, gpt and multi30k only the text tells
 
 
 REFUSED = [
@@ -43,6 +43,7 @@ REFUSED = [
         {"data": "embedded"},
         "classes=80 is not allowed with data='embedded', scenes of digits; use 10",
     ),
+    ("poisson", {"dimensions": 3}, "dimensions=3 is not one of 2, 5"),
     ("coco", {"max_size": 700}, "max_size=700 must be at least min_size=800"),
     ("coco", {"trainable_layers": 6}, "trainable_layers=6 is not allowed; use 0 to 5"),
     ("coco", {"width": 0.0}, "width=0.0 is not allowed"),
