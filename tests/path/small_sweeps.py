@@ -86,6 +86,8 @@ def _smaller(cell: Cell, size: int, batch: int, model: int, epochs: int) -> Cell
         options = {**_TINY[name], "data": "synthetic", "train_examples": 4 * STEPS}
         kept = {"multi30k": "bleu", "bert": "next_sentence"}.get(name)
         options |= {kept: cell.workload.options[kept]} if kept else {}
+    elif name == "poisson":
+        options, whole = {**cell.workload.options, "inside": 12, "boundary": 6}, 18
     else:
         name, options, whole = "digits", {"width": 4 + 2 * model}, 480 + 160 * batch  # of 1,437 images
         target = target if target.metric == "loss" else Target(metric="accuracy", at_least=target.value)
