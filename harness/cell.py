@@ -491,7 +491,7 @@ def _check_lm(config: KFACConfig) -> None:
         raise ValueError(f"kfac.{scale} would scale lm's steps; write grafting: false and no kl_clip")
     if not isinstance(config.damping, int | float):
         raise ValueError(  # noqa: TRY004  pydantic takes ValueErrors
-            "kfac.damping must be a number with optimizer.name=lm, which adapts it from there"
+            f"kfac.damping={config.damping} must be a number with optimizer.name=lm, which adapts it"
         )
 
 

@@ -20,6 +20,15 @@ def gallery() -> str:
             sorted((ROOT / "results/figures" / each).glob(f"figures/*-{name}.png")) for each in FOLDERS
         )
         found = next((picture for some in pictures for picture in some), None)
+        alone = ROOT / "results/figures" / f"{name}.png"
+        if found is None and alone.exists():
+            parts += [
+                f"![{kind.title}]({alone.relative_to(ROOT)})",
+                "",
+                "From [the figures](results/in-small.md).",
+                "",
+            ]
+            continue
         if found is None:
             parts += ["No committed run has what it needs.", ""]
             continue

@@ -89,7 +89,9 @@ class LevenbergMarquardt(Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr})
         if len(self.param_groups) > 1:
-            raise ConfigError("LevenbergMarquardt takes one group of parameters, which its model is of")
+            raise ConfigError(
+                f"LevenbergMarquardt takes one group of parameters, got {len(self.param_groups)}"
+            )
         config = kfac.config
         if config.grafting or config.kl_clip is not None:
             raise ConfigError(
@@ -98,7 +100,8 @@ class LevenbergMarquardt(Optimizer):
         damping = config.damping
         if not isinstance(damping, AdaptiveDamping):
             raise ConfigError(
-                "LevenbergMarquardt adapts the damping: KFACConfig(damping=AdaptiveDamping(1e-8))"
+                f"LevenbergMarquardt adapts the damping, got KFACConfig(damping={damping}): use "
+                "AdaptiveDamping(1e-8)"
             )
         self._kfac, self._damping = kfac, damping
         self._communicator = communicator if communicator is not None else connect()

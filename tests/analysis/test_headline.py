@@ -67,7 +67,7 @@ def archive(folder: Path, sweep: str, runs: list[Run], trial: int | None = None)
 
 def test_a_faster_kfac_is_said_with_what_it_saves_and_over_whom(drawn, tmp_path):
     said = drawn(EPOCHS)  # 6 epochs of 1 s against 3 of 1.1 s; 4 of 1.2 s, which differ by up to 5 %
-    assert said[0] == "**Digits.** K-FAC is to 0.95 sooner than `dp_kfac`, `nlcg` and `sgd`."
+    assert said[0] == "**Digits.** To 0.95 K-FAC is sooner than `dp_kfac`, `nlcg` and `sgd`."
     assert "| sgd | 45% (43% to 47%) |" in said[1]
     assert "| dp_kfac | 31% (29% to 33%) |" in said[1]
     ratios = pd.read_csv(tmp_path / "out" / "ratios.csv").set_index(["rule", "method"])["ratio"]

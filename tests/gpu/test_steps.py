@@ -13,8 +13,8 @@ from harness.bench.gpu import KINDS, NETWORKS, SMALL, Steps
 from tests.gpu.activity import Activity, activity, count
 
 CUDA = torch.device("cuda", 0)
-LAUNCHES = {"inverse": 150, "eigen": 260}
-"""Of K-FAC in a step without updates, ResNet-50."""
+LAUNCHES = 150
+"""Of K-FAC in a step without updates, ResNet-50. What does not hold yet, results/gpu/README.md says."""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def seen(steps: Steps, kind: str) -> Activity:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("solver", LAUNCHES)
+@pytest.mark.parametrize("solver", ["inverse", "eigen"])
 @pytest.mark.parametrize("network", ["ResNet-50, batch 64", "BERT-base, 32 x 128 tokens"])
 def test_only_an_inverse_step_waits_and_a_plain_one_launches_little(network, solver):
     plain = seen(Steps(CUDA, NETWORKS[network]), "plain")
@@ -43,14 +43,14 @@ def test_only_an_inverse_step_waits_and_a_plain_one_launches_little(network, sol
         waits = found.warned if (kind, solver) == ("full", "eigen") else sum(found.waits.values())
         assert max(waits, found.warned) <= allowed, f"{kind}: {found.waits}"
     if "ResNet" in network:
-        assert found.launches - plain.launches <= LAUNCHES[solver]
+        assert found.launches - plain.launches <= LAUNCHES
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_phases_add_up_to_the_wall_time(resnet32, kind):
     totals = resnet32.timed(kind, 10)
-    assert sum(totals.seconds.values()) == pytest.approx(totals.wall_seconds, rel=0.02)
+    assert sum(totals.seconds.values()) == pytest.approx(totals.wall_seconds, rel=0.01)
 
 
 @pytest.mark.gpu
@@ -58,14 +58,14 @@ def test_work_from_before_is_in_no_phase(resnet32):
     for _ in range(3):
         resnet32._step("full")
     totals = resnet32.timed("plain", 10)
-    assert sum(totals.seconds.values()) == pytest.approx(totals.wall_seconds, rel=0.02)
+    assert sum(totals.seconds.values()) == pytest.approx(totals.wall_seconds, rel=0.01)
 
 
 @pytest.mark.gpu
 def test_the_timer_costs_little(resnet32):
     pairs = [(resnet32.timed("factor", 10).wall_seconds, resnet32.run("factor", 10)) for _ in range(10)]
     with_timer, without = (median(each) for each in zip(*pairs, strict=True))
-    assert with_timer <= 1.3 * without
+    assert with_timer <= 1.05 * without
 
 
 def test_launches_and_waits_are_counted_in_a_trace():

@@ -142,7 +142,7 @@ def test_a_cell_says_what_it_needs():
         Cell.model_validate(fields)
     with pytest.raises(ValueError, match=r"kfac\.grafting=true would scale lm's steps"):
         Cell.model_validate({**fields, "kfac": {"damping": 1e-8}})
-    with pytest.raises(ValueError, match=r"kfac\.damping must be a number"):
+    with pytest.raises(ValueError, match=r"kfac\.damping=None must be a number"):
         Cell.model_validate({**fields, "kfac": {"grafting": False}})
     with pytest.raises(ValueError, match=r"optimizer\.name=lbfgs has its own curvature"):
         Cell.model_validate({**fields, "optimizer": {"name": "lbfgs", "lr": 1}, "kfac": kfac})
