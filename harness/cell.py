@@ -277,6 +277,7 @@ OPTIMIZER_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType({
 """What each optimizer is built from beside `lr`: these and no others. The rate's schedule is for all."""
 
 _LATER_OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
+    "digits": {"network": "small"},
     "bert": {"next_sentence": False, "documents": "empty_lines", "positions": 0, "start": ""},
 })  # fmt: skip
 """Options of workloads that stored runs do not have, with the defaults by which those were trained."""

@@ -16,8 +16,13 @@ def digits_examples(options: Options) -> int:
 DIGITS = WorkloadDescription(
     module="harness.workloads.digits.digits",
     metrics={"accuracy": "higher", "loss": "lower"},
-    options={"width": 16},
-    meanings={"width": "channels of the first convolution"},
+    options={"width": 16, "network": "small"},
+    meanings={
+        "width": "channels of the first convolution",
+        "network": "two convolutions and two linear layers (small), or three convolutions of `width` channels and "
+        "a linear layer, on the images enlarged to 16x16 (larger)",
+    },
+    choices={"network": ("small", "larger")},
     train_examples=DIGITS_TRAIN,
     counted=digits_examples,
     about="1,797 real handwritten digits of 8x8 pixels (UCI, inside scikit-learn); a small ConvNet",
