@@ -103,6 +103,7 @@ class Trainer:
         loss_sum = torch.zeros((), device=world.device)
         self.state = TrainingState(model, optimizer, kfac, RunClocks(self.timer), loss_sum)
         heartbeat.total_steps = cell.training.epochs * self.workload.steps_per_epoch
+        self._residuals: Tensor | None = None  # of the last pass, for least squares
         self._last_pass = True  # whether the pass in progress is the step's last that makes factors
         self._evaluated_at = _evaluated_at(cell.training, self.workload.steps_per_epoch)
         self._value = math.nan  # of the target's metric, at the last evaluation
@@ -158,7 +159,7 @@ class Trainer:
             if isinstance(optimizer, NLCG):
                 optimizer.step(loss)
             elif isinstance(optimizer, LevenbergMarquardt):
-                optimizer.step(partial(self.workload.residuals, state.model, batch))  # type: ignore[attr-defined]  # checked with the cell
+                optimizer.step(partial(self.workload.residuals, state.model, batch), self._residuals)  # type: ignore[attr-defined]  # checked with the cell
             else:
                 optimizer.step()
 
@@ -194,7 +195,7 @@ class Trainer:
             kfac.set_loss_terms(self.workload.loss_terms(part), of)
         with timer.phase(Phase.FORWARD), self._precision.autocast():
             if kfac is not None and isinstance(self.workload, LeastSquares):
-                residuals = self.gradients.forward(self.workload.residuals, part)
+                residuals = self._residuals = self.gradients.forward(self.workload.residuals, part)
                 loss = residuals.square().sum() / 2
             else:
                 loss = self.gradients.forward(self.workload.loss, part)

@@ -109,12 +109,13 @@ class LevenbergMarquardt(Optimizer):
         self.state[self._flat.first] = {"kept": 0, "rejected": 0, "damping": damping.value}
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure: Any = None, now: Tensor | None = None) -> Any:
         """One step; returns the loss before it, over all ranks.
 
         Args:
             closure: this rank's residuals r `[n]` at the present parameters, as a function, such that its
                 loss is 1/2 rT r (torch's name for it).
+            now: what it would return, if that is known: a pass less.
 
         Raises:
             ConfigError: no residuals were given.
@@ -126,7 +127,8 @@ class LevenbergMarquardt(Optimizer):
         self._kfac.step()  # in place in the .grads, of which g is a copy
         directions = torch.stack([-flat.gradient(), *([memory["s"]] if "s" in memory else [])])
         with self._kfac.paused():
-            r, pushed = self._pushed(closure, directions)
+            r = closure() if now is None else now.detach()
+            pushed = self._pushed(closure, r, directions)
             products = self._mean_over_ranks(torch.cat([r[None], pushed]) @ torch.cat([r[None], pushed]).T)
             loss, curvature = 0.5 * products[0, 0], products[1:, 1:]
             curvature = curvature + self._damping.value * directions @ directions.T
@@ -167,17 +169,16 @@ class LevenbergMarquardt(Optimizer):
         self._damping.value = min(max(self._damping.value * factor, 1e-30), 1e30)
         self._memory["damping"] = self._damping.value
 
-    def _pushed(self, residuals: Residuals, directions: Tensor) -> tuple[Tensor, Tensor]:
-        """The residuals `[n]`, and J v of every direction, `[directions, n]`."""
+    def _pushed(self, residuals: Residuals, r: Tensor, directions: Tensor) -> Tensor:
+        """J v of every direction, `[directions, n]`."""
         flat, before = self._flat, self._flat.values()
-        r = residuals()
         columns = []
         for v in directions:
             size = torch.finfo(v.dtype).eps ** 0.5 * (1 + before.norm()) / v.norm().clamp_min(_tiny(v))
             flat.move(size * v)
             columns.append((residuals() - r) / size)
             flat.restore(before)
-        return r, torch.stack(columns)
+        return torch.stack(columns)
 
     def _mean_over_ranks(self, numbers: Tensor) -> Tensor:
         if self._communicator.world_size > 1:

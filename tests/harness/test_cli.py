@@ -17,7 +17,7 @@ DEMO = "jobs/sweeps/demo.yaml"
         (["plan"], "Missing option"),
         (["plan", "-f", DEMO, "--wher", "x"], "No such option"),
         (["plan", "-f", DEMO, "--where", "nonsense"], "--where 'nonsense': cannot read 'nonsense'"),
-        (["plan", "-f", DEMO, "--where", "seed=99"], "--where 'seed=99': none of the 36 cells has seed=99"),
+        (["plan", "-f", DEMO, "--where", "seed=99"], "--where 'seed=99': none of the 42 cells has seed=99"),
         (["report"], "report needs either the name of a sweep or its file"),
         (
             ["report", "none", "--runs", "nowhere"],

@@ -100,7 +100,7 @@ def test_no_runs_advises_a_first_submission(tmp_path, printed):
     (hint,) = hints(printed("status", "--runs", str(tmp_path / "no runs")))
     name, parameters = parsed(hint)
     assert (name, parameters["runs"]) == ("submit", tmp_path / "no runs")
-    assert len(cells_of(parameters)) == 36
+    assert len(cells_of(parameters)) == 42
 
 
 def test_an_interrupted_display_advises_how_to_go_on(runs, printed, monkeypatch):

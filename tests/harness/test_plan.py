@@ -17,7 +17,7 @@ from harness.study.sweep import read_sweep
 from kfac_core.config import KFACConfig
 from kfac_core.schedule import Milestones
 
-DEMO = "jobs/sweeps/demo.yaml"
+DEMO = "tests/strategies.yaml"
 
 
 @pytest.fixture

@@ -84,6 +84,23 @@ def test_the_loss_falls_in_every_step_and_far():
     assert losses[-1] < 0.05 * losses[0]
 
 
+def test_residuals_that_are_known_save_a_pass_and_change_nothing():
+    net, x, y = problem()
+    other, *_ = problem()
+    for model, known in ((net, False), (other, True)):
+        kfac, optimizer = started(model)
+        train(model, kfac, optimizer, x, y, 2)
+        residuals, passes = residuals_of(model, x, y), []
+
+        def counted(residuals=residuals, passes=passes):
+            passes.append(1)
+            return residuals()
+
+        optimizer.step(counted, residuals() if known else None)
+        assert len(passes) == (3 if known else 4)  # J of two directions, the loss after the step
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), other.parameters(), strict=True))
+
+
 def test_a_step_that_does_not_lower_the_loss_is_taken_back_and_the_damping_rises():
     net, x, y = problem()
     kfac, optimizer = started(net, damping=1e-6, lr=1e6)

@@ -108,7 +108,7 @@ def test_the_quickstart_works_in_an_empty_folder(installed, tmp_path):
 
 def test_shipped_sweeps_papers_sites_and_networks_are_found_from_anywhere(installed, tmp_path):
     demo = _call(installed, "plan", "-f", "jobs/sweeps/demo.yaml", "--site", "slurm-test", cwd=tmp_path)
-    assert "36 cells" in demo
+    assert "42 cells" in demo
     assert "site slurm-test: every cell fits" in demo
     words = ("predict", "--model", "resnet50", "--world-size", "64")
     assert "At 64 ranks" in _call(installed, *words, cwd=tmp_path)

@@ -19,8 +19,8 @@ DIGITS = WorkloadDescription(
     options={"width": 16, "network": "small"},
     meanings={
         "width": "channels of the first convolution",
-        "network": "two convolutions and two linear layers (small), or three convolutions of `width` channels and "
-        "a linear layer, on the images enlarged to 16x16 (larger)",
+        "network": "two convolutions and two linear layers (small), or three convolutions of equal width "
+        "and a linear layer, on the images enlarged to 16x16 (larger)",
     },
     choices={"network": ("small", "larger")},
     train_examples=DIGITS_TRAIN,

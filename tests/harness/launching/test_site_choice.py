@@ -184,7 +184,7 @@ def test_a_user_at_a_terminal_is_asked_once(submitted, tmp_path, monkeypatch, ca
 
     monkeypatch.setattr("harness.cli.cost_consent.typer.confirm", confirm)
     (tmp_path / "big.yaml").write_text(GONE.replace("60", "60000"))
-    submit = ["submit", "-f", "jobs/sweeps/demo.yaml", "--site", str(tmp_path / "big.yaml")]
+    submit = ["submit", "-f", "tests/strategies.yaml", "--site", str(tmp_path / "big.yaml")]
     submit += ["--runs", str(tmp_path / "runs")]
     assert main(submit) == 130
     assert submitted == []
@@ -210,7 +210,7 @@ def test_after_a_refusal_plan_status_and_submit_agree(submitted, tmp_path, monke
         raise SiteError("site slurm-test: sbatch refused: invalid account")
 
     monkeypatch.setattr(slurm, "submit_manifest", refuse)
-    words = ["-f", "jobs/sweeps/demo.yaml", "--runs", str(tmp_path), "--where", "method=sgd"]
+    words = ["-f", "tests/strategies.yaml", "--runs", str(tmp_path), "--where", "method=sgd"]
     assert main(["submit", *words, "--site", "slurm-test"]) == 2
     capsys.readouterr()
     assert main(["plan", *words, "--json"]) == 0
