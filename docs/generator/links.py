@@ -41,6 +41,7 @@ INCLUDED = {
 
 ASSETS = (
     ("results", "*.csv"),
+    ("results/demo", "*.png"),
     ("results/figures", "**/*.png"),
     ("results/figures", "**/*.csv"),
     ("results/headline", "**/*.png"),

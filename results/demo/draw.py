@@ -1,6 +1,6 @@
 """Draws the README's picture, for light and dark pages, from the demo's archive.
 
-    python results/demo/draw.py [OUT]
+python results/demo/draw.py [OUT]
 """
 
 from __future__ import annotations

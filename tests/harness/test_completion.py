@@ -48,7 +48,7 @@ def test_commands_and_options_are_completed(complete):
 
 
 def test_sweeps_are_completed_from_files_and_from_runs(complete, cells, tmp_path):
-    assert complete("plan", "-f", "jobs/sweeps/demo.") == [DEMO]
+    assert complete("plan", "-f", "jobs/sweeps/d") == [DEMO]
     assert complete("run", "--file", "jobs/papers/nlcg/small/")
     assert complete("status", "--runs", str(tmp_path), "") == ["demo", "other"]
     assert complete("cancel", "--runs", str(tmp_path), "o") == ["other"]
