@@ -20,7 +20,7 @@ SHOWN = "sgd", "kfac", "dp_kfac"  # of which the phases are shown: one row of pa
 
 
 def main(out: Path) -> None:
-    """Write `demo.png` and `demo-dark.png` into `out`: time to accuracy, and below it the phases of a step."""
+    """Write `demo.png` and `demo-dark.png` into `out`: time to accuracy above the phases of a step."""
     study = load(HERE / "demo.tar.xz")
     some = study.of_cells(set(study.cells.loc[study.cells["method"].isin(SHOWN), "cell"]))
     rows = [pixels(study, "time_to_accuracy"), pixels(some, "phase_breakdown")]
