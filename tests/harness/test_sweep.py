@@ -122,7 +122,7 @@ def test_a_workloads_defaults_are_part_of_the_cell(tmp_path):
     methods = "methods: [{name: a}]\nworld_size: 1\nseeds: [0]\n"
     implied = read(tmp_path, methods).cells[0]
     spelled = read(tmp_path, methods, "workload={name: digits, options: {width: 16}}").cells[0]
-    assert implied.workload.options == {"width": 16}
+    assert implied.workload.options == {"width": 16, "network": "small"}
     assert implied.id == spelled.id
 
 

@@ -187,13 +187,13 @@ def test_evaluations_within_an_epoch_change_no_bit_of_the_training(tmp_path):
 def test_ranks_see_every_example_of_an_epoch_once_and_the_same_global_batches():
     def epoch(world_size: int) -> list[torch.Tensor]:
         shares = [Share(r, world_size, 64 // world_size, 3, torch.device("cpu")) for r in range(world_size)]
-        ranks = [list(build({"width": 4}, share).batches(1)) for share in shares]
+        ranks = [list(build({"width": 4, "network": "small"}, share).batches(1)) for share in shares]
         return [torch.cat([x for x, _ in parts]) for parts in zip(*ranks, strict=True)]
 
     for one, many in zip(epoch(1), epoch(4), strict=True):
         assert torch.equal(one, many)
     seen = torch.cat(epoch(1)).flatten(1)
-    data = build({"width": 4}, Share(0, 1, 1, 0, torch.device("cpu")))
+    data = build({"width": 4, "network": "small"}, Share(0, 1, 1, 0, torch.device("cpu")))
     pool = data._train[0].flatten(1)
     assert len(seen) == 1437 // 64 * 64
     counts = {row: int((pool == torch.tensor(row)).all(1).sum()) for row in map(tuple, pool.tolist())}
@@ -203,7 +203,7 @@ def test_ranks_see_every_example_of_an_epoch_once_and_the_same_global_batches():
 
 
 def test_held_out_images_are_in_no_training_batch():
-    data = build({"width": 4}, Share(0, 1, 1, 0, torch.device("cpu")))
+    data = build({"width": 4, "network": "small"}, Share(0, 1, 1, 0, torch.device("cpu")))
     assert (len(data._train[1]), len(data._test[1])) == (1437, 360)
 
 
