@@ -49,7 +49,7 @@ MISTAKES = [
     ("at_least: 0.97", "at_most: 0.97", ":3: target.at_most=0.97 contradicts accuracy, where higher is"),
     ("workload: digits", "workload: digit", ":2: workload='digit' is not a workload; allowed: digits,"),
     ("workload: digits", "workload: {name: digits, options: {widht: 8}}",
-     ":2: workload.options.widht=8 is not an option of this workload; allowed: network, width; did you mean width?"),
+     ":2: workload.options.widht=8 is not an option of this workload; allowed: width, network; did you "),
     ("workload: digits", "workload: {name: digits, options: {width: wide}}",
      ":2: workload.options.width must be a whole number, got 'wide' (default 16)"),
     ("workload: digits", "workload: {name: cifar10, options: {train_examples: 50001}}",
