@@ -16,4 +16,6 @@ DEMO = Path(__file__).parents[2] / "results" / "demo"
 def test_the_picture_of_the_demo_is_drawn_from_its_archive(tmp_path):
     runpy.run_path(str(DEMO / "draw.py"))["main"](tmp_path)
     for name in ("demo.png", "demo-dark.png"):
-        assert np.array_equal(plt.imread(tmp_path / name), plt.imread(DEMO / name)), name
+        drawn, committed = plt.imread(tmp_path / name), plt.imread(DEMO / name)
+        assert drawn.shape == committed.shape
+        assert np.mean(drawn != committed) < 0.001, name  # an edge may round otherwise on another CPU

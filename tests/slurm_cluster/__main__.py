@@ -19,7 +19,7 @@ A Slurm of four nodes runs in {folder}. To use it in this shell:
 
   export SLURM_CONF={folder}/slurm.conf
   sinfo
-  kronscale run -f jobs/sweeps/demo.yaml --site slurm-test --runs results/on-slurm --where world_size=4
+  kronscale run -f jobs/sweeps/demo.yaml --site slurm-test --runs results/on-slurm --where world_size=2
   make slurm-stop
 """
 
