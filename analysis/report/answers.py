@@ -50,22 +50,23 @@ def answers(places: Sequence[Place], differed: Mapping[tuple[str, int], float] |
     return [f"{_answer(place, _family(places))}{_of_the_machine(place, differed or {})}" for place in places]
 
 
-def recommendation(shown: Results, command: str = PREDICT) -> list[str]:
-    """What to use of what was measured: a sentence for every setting, and one on what was not measured.
-
-    Args:
-        shown: by the study.
-        command: predicts from these runs.
-    """
+def recommendation(shown: Results) -> list[str]:
+    """What to use of what was measured: a sentence for every setting."""
     places, best = shown.places, shown.best
     if not best:
         return _nothing_advised(places)
     lines = [_advice(place, _family(places)) for place in best[: 2 * MOST_SETTINGS]]
     if len(best) > len(lines):
         lines.append(f"{len(best) - len(lines)} more settings: see the table of times.")
-    most = max(place.world_size for place in places if place.judged)
-    lines.append(f"{_measured(places, most)} For other world sizes, `{command}` predicts times with bounds.")
     return lines
+
+
+def unmeasured(places: Sequence[Place], command: str = PREDICT) -> str:
+    """Beyond which world size nothing is known, and the command that predicts; empty if none is judged."""
+    judged = [place.world_size for place in places if place.judged]
+    if not judged:
+        return ""
+    return f"{_measured(places, max(judged))} For other world sizes, `{command}` predicts times with bounds."
 
 
 def short_name(arm: str, setting: str) -> str:
@@ -218,8 +219,12 @@ def _made_of(pair: Comparison, arm: str, baseline: str) -> str:
     cost = _times(1 / cheaper)
     if not 0 < fewer < math.inf:
         return f"an epoch of {arm} takes {cost}" + (f" as one of {baseline}" if cost == "as long" else "")
-    as_many = abs(fewer - 1) < ROUNDS_TO_EQUAL
-    epochs = "as many epochs as" if as_many else f"{1 / fewer:.3g} times the epochs of"
+    if abs(fewer - 1) < ROUNDS_TO_EQUAL:
+        epochs = "as many epochs as"
+    else:
+        epochs = (
+            f"{fewer:.3g} times fewer epochs than" if fewer > 1 else f"{1 / fewer:.3g} times more epochs than"
+        )
     joint = "and" if (fewer >= 1) == (cheaper >= 1) else "but"
     return f"{arm} needs {epochs} {baseline}, {joint} each takes {cost}"
 

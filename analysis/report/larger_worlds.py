@@ -44,7 +44,7 @@ def beyond(study: Study, places: list[Place]) -> list[str]:
 
 
 def _predicted(study: Study, world_size: int, fastest: Point) -> str:
-    """What the runs predict for a world size, beginning with whether it pays."""
+    """What the runs predict for a world size, and whether that pays."""
     try:
         choice = choose(study_model(measured(study)), world_size)
     except PredictionError:
@@ -52,22 +52,19 @@ def _predicted(study: Study, world_size: int, fastest: Point) -> str:
     best = choice.best.total
     if not choice.to_target or best is None:
         return ""
-    pays, larger = best.central < fastest.seconds, ranks(world_size)
-    start = f"Predicted from these runs{f' for {larger}' if pays else f', {larger} do not pay for this job'}"
-    was = f"{fastest.arm} took {duration(fastest.seconds)} on {ranks(fastest.world_size)}"
-    bounds = f"{duration(best.low)} to {duration(best.high)}"
+    named, bounds = choice.best.name, f"{duration(best.low)} to {duration(best.high)}"
+    was = f"on {ranks(fastest.world_size)} {fastest.arm} took {duration(fastest.seconds)}"
+    pays = "" if best.central < fastest.seconds else ", so more ranks do not pay"
     said = (
-        f"{start}: {was}, and the best predicted is {duration(best.central)} ({bounds}) "
-        f"with {choice.best.name}{_compared(choice)}"
+        f"{ranks(world_size)}: {duration(best.central)} ({bounds}) with {named}{_compared(choice)}; "
+        f"{was}{pays}"
     )
     kept = {candidate.step.arm.name for candidate in choice.candidates}
     unknown = [arm for arm in dict.fromkeys(study.cells["arm"]) if arm not in kept]
     without = (
         f" Left aside: {listed(unknown)}, whose time to the target cannot be predicted." if unknown else ""
     )
-    devices = set(study.environments[study.environments["key"] == "device"]["value"])
-    where = f" It holds for {', '.join(sorted(devices))} ranks linked like those measured." if devices else ""
-    return f"{said}.{without}{where}"
+    return f"{said}.{without}"
 
 
 def _compared(choice: Choice) -> str:
@@ -76,7 +73,7 @@ def _compared(choice: Choice) -> str:
     other = next((one for one in choice.candidates if (one.step.config is None) != kind), None)
     if best is None or other is None or other.total is None:
         return ""
-    apart = "" if best.high < other.total.low else ", too close to call"
+    apart = "" if best.high < other.total.low else " (too close to call)"
     return f", {duration(other.total.central)} with {other.name}{apart}"
 
 

@@ -19,7 +19,7 @@ from analysis.records.left_out_notes import left_out_note
 from analysis.records.loading import load
 from analysis.records.study import Study
 from analysis.report.alt_texts import alt_text
-from analysis.report.answers import PREDICT, answers, headline, recommendation
+from analysis.report.answers import PREDICT, answers, headline, recommendation, unmeasured
 from analysis.report.bars import chart
 from analysis.report.conditions import checks, differed
 from analysis.report.findings import cautions, findings
@@ -38,6 +38,8 @@ from analysis.report.tables import (
     tuning_tables,
 )
 from analysis.results import results
+
+PREDICTED = "Predicted from these runs, for ranks linked like theirs"
 
 LARGEST_CSV = 1_500_000
 """Largest CSV, in bytes, that the page embeds; it names larger ones, which are files beside it."""
@@ -115,6 +117,7 @@ def write_report(
         instrument=instrument(study),
         runs=[row for one in (study, *also) for row in runs_table(one, commands or {})],
         words=WORDS,
+        heading=PREDICTED,
     )
     path.write_text(page, encoding="utf-8")
     return path
@@ -131,7 +134,9 @@ def _content(study: Study, figures: Sequence[dict[str, str]], recommend: str) ->
         "scoring": study.scoring.about,
         "headline": headline(places) or said[0],
         "answers": answers(places, differed(study)),
-        "recommendation": [*recommendation(shown, recommend), *beyond(study, places)],
+        "recommendation": recommendation(shown),
+        "predicted": beyond(study, places),
+        "unmeasured": unmeasured(places, recommend),
         "about": about(study),
         "left_out": left_out_note(study.cells),
         "arms": arms(study),
@@ -184,8 +189,10 @@ def _markdown(content: Mapping[str, Any]) -> str:
         f"**{content['headline']}**" if content["answers"] else content["headline"],
         "",
         *(f"- {line}" for line in content["answers"]),
-        *(f"- Recommendation: {line}" for line in content["recommendation"]),
         "",
+        *(f"**Recommendation.** {line}\n" for line in content["recommendation"]),
+        *([content["unmeasured"], ""] if content["unmeasured"] else []),
+        *_listed(PREDICTED, content["predicted"]),
         *_listed("Warnings", content["warnings"]),
         *_listed("Arms", [f"{name}: {what}" for name, what in content["arms"]]),
         *_listed("Every comparison and condition", content["findings"] + content["conditions"]),

@@ -59,7 +59,7 @@ def report(
     # imported after the arguments are checked: pandas and matplotlib are slow to load
     from analysis.records.left_out_notes import left_out_note, quietly  # noqa: PLC0415
     from analysis.records.loading import load  # noqa: PLC0415
-    from analysis.report.answers import PREDICT, headline, recommendation  # noqa: PLC0415
+    from analysis.report.answers import PREDICT, headline, recommendation, unmeasured  # noqa: PLC0415
     from analysis.report.findings import findings, resumed_note  # noqa: PLC0415
     from analysis.report.page import Panel, write_report  # noqa: PLC0415
     from analysis.report.tables import summary_table  # noqa: PLC0415
@@ -89,7 +89,8 @@ def report(
     screen.print(table if len(summary) else findings(study)[0], markup=False)
     if len(summary):
         shown = results(study)
-        for line in filter(None, [headline(shown.places), *recommendation(shown, hint)]):
+        said = [headline(shown.places), *recommendation(shown), unmeasured(shown.places, hint)]
+        for line in filter(None, said):
             screen.print(line, markup=False, soft_wrap=True)
     for note in filter(None, [selection, *_notes(summary), resumed_note(study.cells)]):
         screen.print(note, style="dim", markup=False, highlight=False)

@@ -59,10 +59,9 @@ def test_a_report_says_what_its_runs_predict_for_64_ranks_and_whom_it_leaves_out
     fastest = min((place.fastest for place in places), key=lambda one: one.seconds)
     predicted = choose(study_model(measured(study)), 64)
     pays = predicted.seconds(predicted.best).central < fastest.seconds
-    begins = "Predicted from these runs for 64 ranks: "
-    if not pays:
-        begins = "Predicted from these runs, 64 ranks do not pay for this job: "
-    assert said.startswith(f"{begins}{fastest.arm} took ")
+    assert said.startswith("64 ranks: ")
+    assert f"; on {fastest.world_size} ranks {fastest.arm} took " in said
+    assert said.endswith("." if pays else ", so more ranks do not pay.")
     assert f"with {predicted.best.name}" in said
     assert "Left aside" not in said
     missed = study.cells["run"][study.cells["arm"] == "sgd"]
