@@ -29,6 +29,7 @@ from analysis.tuning import trials
 
 HERE = Path(__file__).parent
 KFAC = "kfac"
+VERDICTS = ("K-FAC takes less time than", "K-FAC takes more time than", "no difference is shown from")
 
 
 class Setting(NamedTuple):
@@ -43,7 +44,8 @@ STUDIES = {
     "resnet8-2048": Setting("ResNet-8 on CIFAR-10 (JPEG copy), batch 2,048, 2 ranks", (0.52, 0.55)),
 }
 AHEAD = (
-    "Estimated from the pairs of each block, with 95 % limits; below zero K-FAC takes longer. "
+    "Estimated from the pairs of each block, with 95 % limits, so not the quotient of the medians below; "
+    "below zero K-FAC takes longer. "
     "[The protocol](../../docs/headline.md) was fixed before the runs."
 )
 LIMITS = (HERE / "limits.md").read_text(encoding="utf-8")
@@ -139,7 +141,7 @@ def answers(ratios: pd.DataFrame) -> Iterator[str]:
     for name, own in first.groupby("study", sort=False):
         told = own.assign(verdict=[verdict(row) for row in own.itertuples()])
         said = [
-            f"To {target:g} K-FAC is {', and '.join(of_verdict(rows))}."
+            f"To {target:g}: {'; '.join(of_verdict(rows))}."
             for target, rows in told.groupby("target", sort=False)
         ]
         yield " ".join([f"**{STUDIES[str(name)].title}.**", *said])
@@ -152,19 +154,19 @@ def answers(ratios: pd.DataFrame) -> Iterator[str]:
 
 
 def of_verdict(rows: pd.DataFrame) -> Iterator[str]:
-    """Such as ``sooner than `sgd` ``, for each verdict that there is."""
-    for kind in ("sooner than", "later than", "not told from"):
+    """Such as ``K-FAC takes less time than `sgd` ``, for each verdict that there is."""
+    for kind in VERDICTS:
         if methods := [f"`{method}`" for method in rows.loc[rows["verdict"] == kind, "method"]]:
             listed = [", ".join(methods[:-1]), methods[-1]] if len(methods) > 1 else methods
             yield f"{kind} {' and '.join(listed)}"
 
 
 def verdict(row: object) -> str:
-    """Told where the 95 % interval of the ratio excludes 1, or where one side misses in most runs."""
+    """One of `VERDICTS`: a difference where the 95 % interval of the ratio excludes 1, or one side mostly misses."""
     ratio, low, high = (float(getattr(row, name)) for name in ("ratio", "low", "high"))
     if low > 1 or math.isinf(ratio):
-        return "sooner than"
-    return "later than" if high < 1 or not ratio else "not told from"
+        return VERDICTS[0]
+    return VERDICTS[1] if high < 1 or not ratio else VERDICTS[2]
 
 
 def saved(row: object) -> str:
@@ -200,7 +202,7 @@ def shown(times: pd.DataFrame) -> pd.DataFrame:
             "reached": [f"{row.reached} of {row.runs}" for row in times.itertuples()],
             "seconds": [seconds(row) for row in times.itertuples()],
             "epochs": [number(value) for value in times["epochs"]],
-            "seconds an epoch": times["seconds_per_epoch"].round(1),
+            "seconds an epoch": [number(value) for value in times["seconds_per_epoch"]],
         }
     )  # fmt: skip
 
