@@ -38,10 +38,15 @@ class Span:
 class HostClock:
     """Books the time between marks on the open phase, by the host's clock."""
 
+    samples = True
+
     def __init__(self) -> None:
         self._last = 0.0
         self._seconds: dict[str, float] = {}
         self.spans: list[Span] = []
+
+    def step(self, kind: str, step: int | None) -> None:
+        """A reading of the clock takes a tenth of a microsecond: every step is measured."""
 
     def mark(self, phase: str | None, step: int | None, layer: str) -> None:
         """Book the time since the last mark on `phase`, if any; with a step, also as a span."""
@@ -62,15 +67,36 @@ class HostClock:
         return seconds
 
 
+OTHER = "other"
+
+SAMPLED_EVERY = 100
+"""On a GPU the phases of one step in so many are measured, for each kind of step."""
+
+
 class CudaClock:
-    """Records a CUDA event at every mark and reads all when the clock stops. Events are reused."""
+    """Records CUDA events at marks and reads them when the clock stops. Events are reused.
+
+    An event takes the host 6 to 10 microseconds, as long as a launch. Steps that `step` announces have one,
+    where they begin, which gives their seconds; the first of each kind and then one in `SAMPLED_EVERY` has
+    one at every mark. The seconds of all steps of a kind are divided into phases as theirs are.
+    """
 
     def __init__(self) -> None:
-        self._marks: list[tuple[torch.cuda.Event, str | None, int | None, str]] = []
+        self._marks: list[tuple[torch.cuda.Event, str, str | None, int | None, str]] = []
         self._free: list[torch.cuda.Event] = []
-        self._seconds: dict[str, float] = {}
+        self._kind, self.samples = "", True
+        self._counts: dict[str, int] = {}  # of steps, by kind, since the last drain
+        self._seconds: dict[str, float] = {}  # of all steps, by kind
+        self._sampled: dict[str, dict[str, float]] = {}  # of sampled steps, by kind and phase
         self._started = 0.0
         self.spans: list[Span] = []
+
+    def step(self, kind: str, step: int | None) -> None:
+        """A step of this kind begins; one that is traced is sampled too."""
+        self._record(OTHER if self.samples else None, None, "")
+        count = self._counts.get(kind, 0)
+        self._counts[kind] = count + 1
+        self._kind, self.samples = kind, count % SAMPLED_EVERY == 0 or step is not None
 
     def mark(self, phase: str | None, step: int | None, layer: str) -> None:
         """Book the time since the last mark on `phase`, if any; with a step, also as a span.
@@ -78,35 +104,46 @@ class CudaClock:
         The first mark waits for the device: work that was queued before would not be in any phase, but in the
         wall time.
         """
+        if self.samples:
+            self._record(phase, step, layer)
+
+    def finish(self, phase: str, step: int | None, layer: str) -> None:
+        """Wait for the device and read all events, so that the clock stops on host and device together."""
+        self._record(phase if self.samples else None, step, layer)
+        self._marks[-1][0].synchronize()
+        now = self._started
+        for (before, *_), (after, kind, booked, traced, of_layer) in pairwise(self._marks):
+            elapsed = before.elapsed_time(after) / 1e3
+            self._seconds[kind] = self._seconds.get(kind, 0.0) + elapsed
+            if booked is not None:
+                phases = self._sampled.setdefault(kind, {})
+                phases[booked] = phases.get(booked, 0.0) + elapsed
+                if traced is not None:
+                    self.spans.append(Span(traced, booked, now, elapsed, of_layer))
+            now += elapsed
+        self._free += [event for event, *_ in self._marks]
+        self._marks, self._kind, self.samples = [], "", True
+
+    def _record(self, phase: str | None, step: int | None, layer: str) -> None:
+        """End an interval of the phase, None in a step that is not sampled."""
         event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
         event.record()
         if not self._marks:
             event.synchronize()
             self._started = time.perf_counter()
-        self._marks.append((event, phase, step, layer))
-
-    def finish(self, phase: str, step: int | None, layer: str) -> None:
-        """Wait for the device and read all events, so that the clock stops on host and device together."""
-        self.mark(phase, step, layer)
-        self._marks[-1][0].synchronize()
-        now = self._started
-        for (before, *_), (after, booked, sampled, of_layer) in pairwise(self._marks):
-            elapsed = before.elapsed_time(after) / 1e3
-            if booked is not None:
-                self._seconds[booked] = self._seconds.get(booked, 0.0) + elapsed
-                if sampled is not None:
-                    self.spans.append(Span(sampled, booked, now, elapsed, of_layer))
-            now += elapsed
-        self._free += [event for event, *_ in self._marks]
-        self._marks = []
+        self._marks.append((event, self._kind, phase, step, layer))
 
     def drain(self) -> dict[str, float]:
         """Seconds by phase since the last drain."""
-        seconds, self._seconds = self._seconds, {}
-        return seconds
+        found: dict[str, float] = {}
+        for kind, phases in self._sampled.items():
+            measured = sum(phases.values())
+            weight = self._seconds[kind] / measured if measured else 0.0
+            for phase, seconds in phases.items():
+                found[phase] = found.get(phase, 0.0) + weight * seconds
+        self._counts, self._seconds, self._sampled = {}, {}, {}
+        return found
 
-
-OTHER = "other"
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -139,7 +176,7 @@ class WindowTotals:
         calls: times each phase was entered; for the comm phases, collectives issued.
         sent_bytes: payload bytes by phase.
         wait_seconds: the part of `seconds` spent waiting for late ranks, by phase, where it is measured.
-        entries: times any phase was entered, which determines the timer's own cost.
+        entries: times any phase was entered with marks, which determines the timer's own cost.
     """
 
     wall_seconds: float
@@ -165,7 +202,8 @@ class PhaseTimer:
     """Attributes every moment between `start` and `stop` to the innermost open phase, or to `other`.
 
     A phase change is one mark: on a CPU a clock reading, on a GPU an event recorded on the current stream
-    and read when the clock stops, so that nothing waits for the device between phases.
+    and read when the clock stops, so that nothing waits for the device between phases. On a GPU marks cost as
+    much as launches; who calls `step` where a step begins has them in sampled steps only.
 
     Args:
         device: where the work runs; events are used for CUDA.
@@ -222,6 +260,11 @@ class PhaseTimer:
         self._clock.finish(self._open[-1], self.sampled_step, self._layer)
         self._wall_seconds += time.perf_counter() - self._started
         self._running, self.sampled_step = False, None
+
+    def step(self, kind: str) -> None:
+        """A step begins, outside of any phase, whose phases take about as long as in others of its kind."""
+        if self._running:
+            self._clock.step(kind, self.sampled_step)
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
@@ -285,7 +328,7 @@ class PhaseTimer:
     def _enter(self, phase: Phase) -> None:
         self._clock.mark(self._open[-1], self.sampled_step, self._layer)
         self._book_traffic(self._open[-1])
-        self._entries += 1
+        self._entries += self._clock.samples
         if phase not in COMM_PHASES:
             self._calls[phase.value] = self._calls.get(phase.value, 0) + 1
         self._open.append(phase.value)

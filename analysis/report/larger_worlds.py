@@ -40,7 +40,7 @@ def beyond(study: Study, places: list[Place]) -> list[str]:
         )
         for name in settings
     ]
-    return [f"{name}: {said}" if name else said for name, said in zip(settings, found, strict=True) if said]
+    return [f"{name}, {said}" if name else said for name, said in zip(settings, found, strict=True) if said]
 
 
 def _predicted(study: Study, world_size: int, fastest: Point) -> str:

@@ -190,7 +190,7 @@ def _markdown(content: Mapping[str, Any]) -> str:
         "",
         *(f"- {line}" for line in content["answers"]),
         "",
-        *(f"**Recommendation.** {line}\n" for line in content["recommendation"]),
+        *_advised(content["recommendation"]),
         *([content["unmeasured"], ""] if content["unmeasured"] else []),
         *_listed(PREDICTED, content["predicted"]),
         *_listed("Warnings", content["warnings"]),
@@ -216,6 +216,12 @@ def _markdown(content: Mapping[str, Any]) -> str:
             "",
         ]
     return "\n".join(parts)
+
+
+def _advised(lines: Sequence[str]) -> list[str]:
+    if len(lines) == 1:
+        return [f"**Recommendation.** {lines[0]}", ""]
+    return ["**Recommendation.**", "", *(f"- {line}" for line in lines), ""] if lines else []
 
 
 def _listed(heading: str, lines: Sequence[str]) -> list[str]:

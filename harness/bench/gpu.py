@@ -192,6 +192,7 @@ class Steps:
         """The phase timer's totals of so many steps."""
         self.timer.start()
         for _ in range(steps):
+            self.timer.step(kind)
             self._step(kind)
         self.timer.stop()
         return self.timer.drain()

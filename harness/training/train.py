@@ -228,6 +228,7 @@ class Trainer:
                 return "preempted"
             self._heartbeat.step = state.step
             self.timer.sampled_step = state.step if state.step in self._traced_steps else None
+            self.timer.step(self._kind_of_step())
             self._set_rate()
             with self.timer.phase(Phase.DATA):
                 batch = next(batches)
@@ -257,6 +258,13 @@ class Trainer:
         if not request.stops:
             self.timer.start()
         return request.stops
+
+    def _kind_of_step(self) -> str:
+        """Steps of a kind do the same work."""
+        kfac = self.state.kfac
+        if kfac is None or self.state.step < self._kfac_first_step:
+            return "plain"
+        return f"{kfac.renews_factors} {kfac.renews_second_order}"
 
     def _set_rate(self) -> None:
         steps_per_epoch, epochs = self.workload.steps_per_epoch, self.cell.training.epochs

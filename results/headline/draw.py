@@ -162,7 +162,7 @@ def of_verdict(rows: pd.DataFrame) -> Iterator[str]:
 
 
 def verdict(row: object) -> str:
-    """One of `VERDICTS`: a difference where the 95 % interval of the ratio excludes 1, or one side mostly misses."""
+    """A difference is told where the 95 % interval of the ratio excludes 1, or one side mostly misses."""
     ratio, low, high = (float(getattr(row, name)) for name in ("ratio", "low", "high"))
     if low > 1 or math.isinf(ratio):
         return VERDICTS[0]

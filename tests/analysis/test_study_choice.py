@@ -9,6 +9,7 @@ from statistics import fmean
 
 import pytest
 
+from analysis.figures.drawing import ranks
 from analysis.prediction.arms import Measured
 from analysis.prediction.choice import choose, faster, sentence
 from analysis.prediction.laws import Seconds
@@ -60,7 +61,7 @@ def test_a_report_says_what_its_runs_predict_for_64_ranks_and_whom_it_leaves_out
     predicted = choose(study_model(measured(study)), 64)
     pays = predicted.seconds(predicted.best).central < fastest.seconds
     assert said.startswith("64 ranks: ")
-    assert f"; on {fastest.world_size} ranks {fastest.arm} took " in said
+    assert f"; on {ranks(fastest.world_size)} {fastest.arm} took " in said
     assert said.endswith("." if pays else ", so more ranks do not pay.")
     assert f"with {predicted.best.name}" in said
     assert "Left aside" not in said

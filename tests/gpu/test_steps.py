@@ -63,9 +63,10 @@ def test_work_from_before_is_in_no_phase(resnet32):
 
 @pytest.mark.gpu
 def test_the_timer_costs_little(resnet32):
-    pairs = [(resnet32.timed("factor", 10).wall_seconds, resnet32.run("factor", 10)) for _ in range(10)]
+    """One of the 20 steps is sampled; of a run's steps one in a hundred of each kind."""
+    pairs = [(resnet32.timed("factor", 20).wall_seconds, resnet32.run("factor", 20)) for _ in range(10)]
     with_timer, without = (median(each) for each in zip(*pairs, strict=True))
-    assert with_timer <= 1.05 * without
+    assert with_timer <= 1.03 * without
 
 
 def test_launches_and_waits_are_counted_in_a_trace():

@@ -117,10 +117,7 @@ class Event:
 
 
 @pytest.mark.parametrize("queued", [0.0, 0.5])
-def test_phases_of_a_gpu_add_up_to_the_wall_also_when_it_was_busy_at_the_start(monkeypatch, queued):
-    device = Device()
-    monkeypatch.setattr(torch.cuda, "Event", device.event)
-    monkeypatch.setattr("time.perf_counter", lambda: device.now)
+def test_phases_of_a_gpu_add_up_to_the_wall_also_when_it_was_busy_at_the_start(device, queued):
     timer = PhaseTimer("cuda")
     device.kernel(queued)
     timer.start()
@@ -133,6 +130,87 @@ def test_phases_of_a_gpu_add_up_to_the_wall_also_when_it_was_busy_at_the_start(m
     totals = timer.drain()
     assert totals.wall_seconds == pytest.approx(0.15)
     assert totals.seconds == pytest.approx({"other": 0.0, "forward": 0.06, "backward": 0.09})
+
+
+def window_of(timer: PhaseTimer, device: Device, *, full: int, plain: int) -> None:
+    timer.start()
+    for kind, count in (("full", full), ("plain", plain)):
+        for _ in range(count):
+            timer.step(kind)
+            with timer.phase(Phase.FORWARD):
+                device.kernel(0.02)
+            with timer.phase(Phase.PRECONDITION):
+                device.kernel(0.1 if kind == "full" else 0.01)
+    timer.stop()
+
+
+@pytest.fixture
+def device(monkeypatch):
+    made = Device()
+    monkeypatch.setattr(torch.cuda, "Event", made.event)
+    monkeypatch.setattr("time.perf_counter", lambda: made.now)
+    return made
+
+
+def test_sampled_steps_divide_all_steps_of_their_kind(device):
+    timer = PhaseTimer("cuda")
+    window_of(timer, device, full=2, plain=250)
+    totals = timer.drain()
+    assert totals.seconds["precondition"] == pytest.approx(2 * 0.1 + 250 * 0.01)
+    assert totals.seconds["forward"] == pytest.approx(252 * 0.02)
+    assert sum(totals.seconds.values()) == pytest.approx(totals.wall_seconds)
+    assert totals.entries == 2 * (1 + 3)  # steps 1, 101 and 201 of the plain ones
+    assert totals.calls == {"forward": 252, "precondition": 252}
+
+
+def test_seconds_are_those_of_all_steps_where_the_sampled_one_was_slower(device):
+    timer = PhaseTimer("cuda")
+    timer.start()
+    for slow in (3, 1, 1):
+        timer.step("plain")
+        with timer.phase(Phase.FORWARD):
+            device.kernel(slow * 0.01)
+        with timer.phase(Phase.BACKWARD):
+            device.kernel(slow * 0.03)
+    timer.stop()
+    totals = timer.drain()
+    assert totals.wall_seconds == pytest.approx(0.2)
+    assert totals.seconds == pytest.approx({"other": 0.0, "forward": 0.05, "backward": 0.15})
+
+
+def test_other_steps_have_one_event_and_the_whole_costs_less_than_a_hundredth(device, monkeypatch):
+    """Where an event takes 10 microseconds of a step of 3 ms, bound by the host."""
+    recorded: list[float] = []
+
+    def record(event: Event) -> None:
+        device.now += 10e-6
+        event.at = max(device.free, device.now)
+        recorded.append(device.now)
+
+    monkeypatch.setattr(Event, "record", record)
+    timer = PhaseTimer("cuda")
+    timer.start()
+    for _ in range(100):
+        timer.step("plain")
+        for _ in range(30):
+            with timer.phase(Phase.PRECONDITION):
+                device.now += 1e-4
+                device.kernel(1e-5)
+    timer.stop()
+    assert len(recorded) == 1 + 100 + 2 * 30 + 1
+    assert timer.drain().wall_seconds <= 1.01 * 0.3
+
+
+def test_a_traced_step_is_sampled(device):
+    timer = PhaseTimer("cuda")
+    timer.start()
+    for step in range(3):
+        timer.sampled_step = step if step == 1 else None
+        timer.step("plain")
+        with timer.phase(Phase.FORWARD):
+            device.kernel(0.02)
+    timer.stop()
+    assert [(span.step, span.phase) for span in timer.drain_spans()] == [(1, "other"), (1, "forward")]
 
 
 def test_the_parts_of_an_interrupted_window_add_up_also_where_one_lacks_a_phase():
