@@ -120,8 +120,8 @@ class Training(Spec):
 
     precision: Precision = "float32"
     """Of the model's matrix products. `bfloat16` runs the model under autocast; `tf32` gives every product of
-    the model to a GPU's TF32 units. K-FAC's products (`kfac.gram_precision`), its solvers and the optimizer
-    stay float32. Example: `bfloat16`."""
+    the model to a GPU's TF32 units. K-FAC's products have their own (`kfac.gram_precision`,
+    `kfac.product_precision`); its solvers and the optimizer stay float32. Example: `bfloat16`."""
 
     gradient_averaging: GradientAveraging = "overlapped"
     """How ranks average gradients: `overlapped` is torch's DistributedDataParallel, bucket after bucket in
@@ -460,10 +460,13 @@ class Cell(Spec):
             del fields["optimizer"]["schedule"]  # added later, too
         kfac = fields["kfac"] or {}
         for name in (
-            "eigen_rank", "overlap_factors", "costs", "gram_precision", "grafting", "relative_damping",
+            "eigen_rank", "overlap_factors", "costs", "gram_precision", "grafting", "product_precision",
+            "relative_damping",
         ):  # fmt: skip
             if not kfac.get(name, True):  # added later, too
                 del kfac[name]
+        if "eigen_start" in kfac and kfac["eigen_start"] is None:
+            kfac["eigen_start"] = "cold"  # the default before it depended on the device
         for name, default in (("loss_terms", None), ("batch_dim", None), ("max_factor_dim", 8192)):
             if name in kfac and kfac[name] == default:  # and these, whose default is not all that is false
                 del kfac[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -351,13 +351,20 @@ def _strided(tensor: Tensor) -> Tensor:
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
     """A context without autocast and TF32, which would compute products in lower precision."""
-    return _on_gpu(tensor) if tensor.is_cuda else torch.autocast(tensor.device.type, enabled=False)
+    if tensor.is_cuda:
+        return _on_gpu(tensor)
+    return _without_autocast(tensor.device.type)
 
 
 @contextmanager
 def _on_gpu(tensor: Tensor) -> Iterator[None]:
-    with torch.autocast(tensor.device.type, enabled=False), tf32_products(tensor, allowed=False):
+    with _without_autocast(tensor.device.type), tf32_products(tensor, allowed=False):
         yield
+
+
+def _without_autocast(kind: str) -> AbstractContextManager[Any]:
+    """Nothing where it is off: entering the context takes longer than the operations of a small layer."""
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 # ------------------------------------------------------------

@@ -125,9 +125,10 @@ class KFACConfig:
     solver: str = "eigen"
     """`eigen` (inverse-free), `inverse`, or `inverse_pi` (DP-KFAC's damping split). Example: `inverse`."""
 
-    eigen_start: Literal["cold", "warm"] = "cold"
-    """`cold` decomposes anew each time; `warm` takes one step of orthogonal iteration from the last basis, an
-    approximation (for `eigen` only). Example: `warm`."""
+    eigen_start: Literal["cold", "warm"] | None = None
+    """`cold` decomposes anew each time; `warm` refines the last basis by one step of orthogonal iteration, an
+    approximation, and decomposes only what has changed too much for it (for `eigen` only). Null is `warm` on
+    a GPU, where a decomposition takes as long as dozens of steps, and `cold` elsewhere. Example: `warm`."""
 
     eigen_rank: int | None = None
     """Eigenpairs kept of each factor, at most, the largest; the others count as their mean. An approximation
@@ -209,10 +210,16 @@ class KFACConfig:
     """Dtype of the running factors: `float64`, `float32`, `bfloat16` or `float16`; null is the widest of any
     layer, at least float32. Example: `float32`."""
 
-    gram_precision: Literal["tf32", "bfloat16"] | None = None
+    gram_precision: Literal["ieee", "tf32", "bfloat16"] | None = None
     """On a GPU, the products that sum the statistics: `tf32` or `bfloat16` round what they multiply
-    (`kernels.device_grams` says how much), and add up in at least float32; null multiplies exactly what
-    autograd gives, also where torch may use TF32 elsewhere. Example: `bfloat16`."""
+    (`kfac_core.device_grams` says how much), and add up in at least float32; `ieee` multiplies exactly what
+    autograd gives. Null is `tf32`: a gram of rounded rows is a gram. Example: `bfloat16`."""
+
+    product_precision: Literal["ieee", "tf32"] | None = None
+    """On a GPU, the products that precondition a float32 gradient. `tf32` rounds what they multiply to 11
+    bits: an error of the preconditioned gradient of about 5e-4 times the root of the condition of the damped
+    curvature, at most. Null is `tf32`, and `ieee` for layers of `solver: eigen` whose condition is above
+    10,000. Decompositions are always IEEE. Example: `ieee`."""
 
     inverse_dtype: str | None = None
     """Dtype in which second-order data is stored and sent; null as for the factors. Arithmetic is never below
@@ -321,7 +328,8 @@ class KFACConfig:
                     f"split_factors={self.split_factors} has no meaning for strategy={self.strategy}; "
                     "leave it out, or use strategy=comm_opt"
                 )
-        _one_of("eigen_start", self.eigen_start, ("cold", "warm"))
+        if self.eigen_start is not None:
+            _one_of("eigen_start", self.eigen_start, ("cold", "warm"))
         if self.eigen_start == "warm" and self.solver != "eigen":
             raise ConfigError(
                 f"eigen_start=warm has no meaning for solver={self.solver}; leave it out, or use solver=eigen"
@@ -342,7 +350,9 @@ class KFACConfig:
         _one_of("sequence", self.sequence, ("expand", "reduce"))
         _one_of("loss_reduction", self.loss_reduction, ("mean", "sum"))
         if self.gram_precision is not None:
-            _one_of("gram_precision", self.gram_precision, ("tf32", "bfloat16"))
+            _one_of("gram_precision", self.gram_precision, ("ieee", "tf32", "bfloat16"))
+        if self.product_precision is not None:
+            _one_of("product_precision", self.product_precision, ("ieee", "tf32"))
         for name in ("factor_dtype", "inverse_dtype"):
             if getattr(self, name) is not None:
                 _one_of(name, getattr(self, name), DTYPES)

@@ -21,7 +21,7 @@ _PIECE_ELEMENTS = 1 << 26  # of rows copied at once: 256 MiB of float32
 
 _SUMS_WIDER = TorchVersion(torch.__version__) >= "2.8"  # `mm` and `bmm` have `out_dtype`
 
-GramPrecision = Literal["tf32", "bfloat16"]
+GramPrecision = Literal["ieee", "tf32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class DeviceGrams:
 
     Attributes:
         dtype: of the sums, at least float32.
-        precision: None multiplies in `dtype`; `tf32` rounds operands to 11 bits inside the product, on GPUs
-            that can; `bfloat16` rounds them to 8 bits before it, so that half-precision activations need no
-            copy in float32. Sums are of `dtype` always. The gram of 4,096 by 64 normal numbers has a
+        precision: `ieee` multiplies in `dtype`; `tf32` rounds operands to 11 bits inside the product, on
+            GPUs that can; `bfloat16` rounds them to 8 bits before it, so that half-precision activations
+            need no copy in float32. Sums are of `dtype` always. The gram of 4,096 by 64 normal numbers has a
             relative error (of norms) of 1e-7 in float32, 3e-4 with bfloat16; TF32 rounds 8 times finer.
     """
 
     dtype: torch.dtype
-    precision: GramPrecision | None = None
+    precision: GramPrecision = "tf32"
 
     def of_rows(self, rows: Tensor, *, with_ones: bool = False) -> Tensor:
         """The sum of row rowT over `rows` [count, n], optionally with a one appended: `[1, n, n]`."""

@@ -65,6 +65,17 @@ class Gradients:
             size = shapes[index].gradient_shape
             self._buffers[index], self.preconditioned[index] = raw.view(size), preconditioned.view(size)
         self.raw = list(self._buffers)
+        if self._batched:
+            self._copies_in, self._copies_out = (
+                Copies(
+                    [
+                        view
+                        for layer, matrix in zip(layers, each, strict=True)
+                        for view in layer.aligned(matrix)
+                    ]
+                )
+                for each in (self._buffers, self.preconditioned)
+            )
         rank, columns = communicator.rank, placement.columns
         self._row = placement.row(rank // columns)
         self._sizes = [0] * columns
@@ -81,10 +92,10 @@ class Gradients:
         if all(layer.weight.grad is None for layer in self._layers):
             raise ConfigError("no layer that K-FAC takes has a gradient: call KFAC.step() after backward()")
         self._sharded.gather()
-        pairs = list(zip(self._layers, self._buffers, strict=True))
         if self._batched:
-            copy_together([pair for layer, buffer in pairs for pair in layer.gradient_sources(buffer)])
+            self._copies_in.read(self._gradients())
             return
+        pairs = zip(self._layers, self._buffers, strict=True)
         self.raw = [layer.read_gradient(buffer) for layer, buffer in pairs]
 
     def exchange(self) -> None:
@@ -152,14 +163,14 @@ class Gradients:
 
     def write(self) -> None:
         """Copy the preconditioned gradients into the parameters' gradient tensors."""
-        targets = [
-            pair
-            for layer, matrix in zip(self._layers, self.preconditioned, strict=True)
-            for pair in layer.gradient_targets(matrix)
-        ]
         if self._batched:
-            copy_together(targets)
+            self._copies_out.write(self._gradients())
         else:
+            targets = [
+                pair
+                for layer, matrix in zip(self._layers, self.preconditioned, strict=True)
+                for pair in layer.gradient_targets(matrix)
+            ]
             torch._foreach_copy_([gradient for gradient, _ in targets], [value for _, value in targets])
         self._sharded.scatter()
         self.raw = list(self._buffers)  # else the parameters' gradients would outlive `zero_grad`
@@ -178,6 +189,9 @@ class Gradients:
             for parameter in layer.parameters():
                 if (gradient := layer.gradient_of(parameter)) is not None:
                     yield gradient
+
+    def _gradients(self) -> list[Tensor | None]:
+        return [gradient for layer in self._layers for gradient in layer.gradients()]
 
 
 def largest(gradients: Iterable[Tensor]) -> Tensor:
@@ -281,42 +295,90 @@ def _write_part(gradient: Any, whole: Tensor) -> None:
 # Copies of many tensors with few launches.
 
 
-Pair = tuple[Tensor, Tensor]
-
-
-def copy_together(pairs: Sequence[Pair]) -> None:
-    """Copy the second tensor of each pair to the first.
+class Copies:
+    """Copies between the gradients of parameters and views of a buffer, which are fixed.
 
     `_foreach_copy_` is one launch for all pairs only if both tensors of each are laid out alike and dense.
     Those of other pairs, as a matrix whose rows end in the bias, or a gradient in channels-last order, pass
-    through a dense tensor for all pairs of a layout, if one side of them lies evenly spaced in memory.
+    through a dense tensor for all pairs of a layout, if the views lie evenly spaced in memory. What goes how
+    is planned once for a layout of the gradients.
+
+    Args:
+        views: one for each parameter, of the shape of its gradient or of one that the gradient is viewed as.
     """
-    direct: dict[torch.dtype, list[Pair]] = {}
-    layouts: dict[tuple[object, ...], list[Pair]] = {}
-    for target, source in ((target.squeeze(), source.squeeze()) for target, source in pairs):
-        alike = target.stride() == source.stride() and target.dtype == source.dtype
-        if alike and torch.ops.aten.is_non_overlapping_and_dense(target):
-            direct.setdefault(target.dtype, []).append((target, source))
-        else:
-            layout = target.shape, target.stride(), target.dtype, source.stride(), source.dtype
-            layouts.setdefault(layout, []).append((target, source))
-    last: list[Pair] = []
-    for found in layouts.values():
-        targets, sources = [target for target, _ in found], [source for _, source in found]
-        if len(found) > 1 and (whole := evenly_spaced(sources)) is not None:
-            passed = _dense(targets)
-            passed.copy_(whole)
-            direct.setdefault(passed.dtype, []).extend(zip(targets, passed.unbind(), strict=True))
-        elif len(found) > 1 and (whole := evenly_spaced(targets)) is not None:
-            passed = _dense(sources)
-            direct.setdefault(passed.dtype, []).extend(zip(passed.unbind(), sources, strict=True))
-            last.append((whole, passed))
-        else:
-            last += found
-    for alike_pairs in direct.values():
-        torch._foreach_copy_([target for target, _ in alike_pairs], [source for _, source in alike_pairs])
-    for target, source in last:
-        target.copy_(source)
+
+    def __init__(self, views: Sequence[Tensor]) -> None:
+        self._shapes = [view.shape for view in views]
+        self._views = [view.squeeze() for view in views]
+        self._layout: list[tuple[tuple[int, ...], torch.dtype] | None] = []
+        self._direct: dict[torch.dtype, list[int]] = {}
+        self._spaced: list[tuple[list[int], Tensor]] = []
+        self._alone: list[int] = []
+
+    def read(self, gradients: Sequence[Tensor | None]) -> None:
+        """Copy the gradients to the views; zeros where there is none."""
+        for view, gradient in zip(self._views, gradients, strict=True):
+            if gradient is None:
+                view.zero_()
+        own = self._planned(gradients)
+        passed = [(_dense([own[place] for place in places]), whole, places) for places, whole in self._spaced]
+        self._together(own, passed, to_views=True)
+        for dense, whole, _ in passed:
+            whole.copy_(dense)
+        for place in self._alone:
+            self._views[place].copy_(own[place])
+
+    def write(self, gradients: Sequence[Tensor | None]) -> None:
+        """Copy the views to the gradients that exist."""
+        own = self._planned(gradients)
+        passed = [(_dense([own[place] for place in places]), whole, places) for places, whole in self._spaced]
+        for dense, whole, _ in passed:
+            dense.copy_(whole)
+        self._together(own, passed, to_views=False)
+        for place in self._alone:
+            own[place].copy_(self._views[place])
+
+    def _together(
+        self, own: dict[int, Tensor], passed: list[tuple[Tensor, Tensor, list[int]]], *, to_views: bool
+    ) -> None:
+        pairs: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {
+            dtype: ([self._views[place] for place in places], [own[place] for place in places])
+            for dtype, places in self._direct.items()
+        }
+        for dense, _, places in passed:
+            here, there = pairs.setdefault(dense.dtype, ([], []))
+            here += dense.unbind()
+            there += [own[place] for place in places]
+        for here, there in pairs.values():
+            torch._foreach_copy_(*((here, there) if to_views else (there, here)))
+
+    def _planned(self, gradients: Sequence[Tensor | None]) -> dict[int, Tensor]:
+        """The gradients that exist, without dimensions of one element, after a plan for their layout."""
+        layout = [None if each is None else (each.stride(), each.dtype) for each in gradients]
+        own = {
+            place: (each if each.shape == shape else each.view(shape)).squeeze()
+            for place, (each, shape) in enumerate(zip(gradients, self._shapes, strict=True))
+            if each is not None
+        }
+        if layout == self._layout:
+            return own
+        self._layout, self._direct, self._spaced, self._alone = layout, {}, [], []
+        alike: dict[tuple[object, ...], list[int]] = {}
+        for place, gradient in own.items():
+            view = self._views[place]
+            same = view.stride() == gradient.stride() and view.dtype == gradient.dtype
+            if same and torch.ops.aten.is_non_overlapping_and_dense(view):
+                self._direct.setdefault(view.dtype, []).append(place)
+            else:
+                key = view.shape, view.stride(), gradient.stride(), gradient.dtype
+                alike.setdefault(key, []).append(place)
+        for places in alike.values():
+            whole = evenly_spaced([self._views[place] for place in places]) if len(places) > 1 else None
+            if whole is None:
+                self._alone += places
+            else:
+                self._spaced.append((places, whole))
+        return own
 
 
 def evenly_spaced(tensors: Sequence[Tensor]) -> Tensor | None:

@@ -179,6 +179,9 @@ class ModelChanges:
             ConfigError: a layer that K-FAC takes was replaced, resized, tied, sharded or moved to another
                 device, or its weight or bias is computed now.
         """
+        fingerprint = self._fingerprint()
+        if fingerprint == self._seen:
+            return []
         self._check_lost()
         device = self._layers[0].weight.device
         if device != self._device:
@@ -192,13 +195,10 @@ class ModelChanges:
                     f"the weight of {layer_text(layer.name)} was {list(shape)} when KFAC was made and is "
                     f"{list(layer.weight.shape)} now: {_REMEDY}"
                 )
-        fingerprint = self._fingerprint()
-        if fingerprint == self._seen:
-            return []
-        self._seen = fingerprint
         self._check_replaced()
         self._check_ties()
         self._check_sharded()
+        self._seen = fingerprint
         return self._new() + self._frozen()
 
     def _check_replaced(self) -> None:
@@ -281,16 +281,23 @@ class ModelChanges:
         except ConfigError:
             return []
 
-    def _fingerprint(self) -> list[tuple[int, bool]]:
-        return [(id(parameter), parameter.requires_grad) for parameter in _parameters(self._model)]
+    def _fingerprint(self) -> list[tuple[object, ...]]:
+        return [
+            (name, id(each), each.requires_grad, each.shape, each.device)
+            for name, each in _named_parameters(self._model)
+        ]
 
 
 def _parameters(model: nn.Module) -> Iterator[Tensor]:
-    """As `Module.parameters`, with repetitions and without their cost."""
+    return (parameter for _, parameter in _named_parameters(model))
+
+
+def _named_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """As `Module.parameters`, with repetitions and without their cost; names are those in each module."""
     stack: list[nn.Module] = [model]
     while stack:
         module = stack.pop()
-        yield from (parameter for parameter in module._parameters.values() if parameter is not None)
+        yield from (one for one in module._parameters.items() if one[1] is not None)  # type: ignore[misc]  # as it says
         stack.extend(child for child in module._modules.values() if child is not None)
 
 

@@ -94,7 +94,7 @@ class KFAC(Resumable):
         ConfigError: the model has no layer that K-FAC supports, or all of them are skipped; a pattern of
             `skip` matches none; a schedule in epochs lacks `steps_per_epoch`, or sets the inverse interval
             below the factor interval; this rank is not a member of the process group;
-            `gram_precision` on a CPU; a kl-clip without `lr`; a model under DataParallel, FSDP1, tensor
+            TF32 or bfloat16 on a CPU; a kl-clip without `lr`; a model under DataParallel, FSDP1, tensor
             parallelism or `torch.compile(fullgraph=True)`, on several devices, or on the meta device;
             fully_shard over other ranks than K-FAC's; an argument of another kind than its own; a lazy module
             that is not initialised yet.
@@ -210,7 +210,7 @@ class KFAC(Resumable):
             self.discard()
             self.skipped_steps += 1
             return
-        renews = self.renews_factors, self._due("inverse_update_steps") or self._must_solve
+        renews = self.renews_factors, self.renews_second_order
         with full_precision(self._gradients.raw[0]):  # also when called inside autocast
             self._read_guards()
             self._gradient_check.end(self._loss_scale)
@@ -308,6 +308,11 @@ class KFAC(Resumable):
         return self._due("factor_update_steps") or self._owes_factors
 
     @property
+    def renews_second_order(self) -> bool:
+        """Whether the next step updates the second-order data."""
+        return self._due("inverse_update_steps") or self._must_solve
+
+    @property
     def damping(self) -> float:
         """The damping of the next step."""
         return self._damping_at(self.steps)
@@ -386,14 +391,14 @@ class KFAC(Resumable):
 
     def _choose_grams(self, dtype: torch.dtype) -> None:
         """How the layers sum outer products."""
-        precision = self.config.gram_precision
         if self._execution is Execution.BATCHED:
             for layer in self._layers:
-                layer.grams = DeviceGrams(dtype, precision)
-        elif precision is not None:
-            raise ConfigError(
-                f"gram_precision={precision} needs a GPU, and this model is on a CPU; leave it out"
-            )
+                layer.grams = DeviceGrams(dtype, self.config.gram_precision or "tf32")
+            return
+        for name in ("gram_precision", "product_precision"):
+            precision = getattr(self.config, name)
+            if precision not in (None, "ieee"):
+                raise ConfigError(f"{name}={precision} needs a GPU, and this model is on a CPU; leave it out")
 
     def _has_overflowed(self, overflow: Overflow) -> bool:
         """Whether to skip this step; with batched execution it goes on, without effect if it did overflow."""

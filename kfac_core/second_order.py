@@ -19,7 +19,7 @@ from kfac_core.config import KFACConfig
 from kfac_core.factors import BatchedMeans, Factors, Key
 from kfac_core.gradients import adjacent_runs, evenly_spaced
 from kfac_core.guards import Failure
-from kfac_core.matmul import scratch
+from kfac_core.matmul import scratch, tf32_products
 from kfac_core.overflow import HostCopy, copy_to_host
 from kfac_core.placement import FactorJob, FactorShape, LayerShape, Placement
 from kfac_core.placement.placement import data_elements, in_group_order, layer_groups
@@ -34,6 +34,12 @@ NOISE = 4.0
 CONDITIONED = 0.01
 """Noise is removed where epsilon times the largest curvature is over this share of the damping. Otherwise it
 changes a preconditioned gradient by less than about a quarter of this."""
+
+
+TF32_CONDITIONED = 1e4
+"""Conditions of a layer's damped curvature up to which its gradient is preconditioned in TF32 by default. The
+error is at most about the condition's root times 2^-11, so 5 % here: a sixth of what statistics of an older
+step change."""
 
 
 class UpdateCounts(NamedTuple):
@@ -70,7 +76,8 @@ class SecondOrder:
     ) -> None:
         self._shapes, self._communicator, self._like = shapes, communicator, like
         self._config, self._solver = config, solver_of(config)
-        self._warm = config.eigen_start == "warm"
+        warm = config.eigen_start == "warm" or (config.eigen_start is None and like.is_cuda)
+        self._warm = warm and config.solver == "eigen"
         rank = communicator.rank
         self._column = placement.column(rank % placement.columns)
         jobs = [job for job in placement.factor_jobs(shapes) if rank in job.gradient_workers]
@@ -152,7 +159,7 @@ class SecondOrder:
         """
         for job in self.own:
             with timed(self._shapes[job.layer].name):
-                self._renew(job, factors.running[job.layer, job.kind], damping, step)
+                self._renew(job, factors.running[job.layer, job.kind], damping, step, warm=self._warm)
         if not self._solver.tells_condition and not self._said_unresolved:
             for job in self.own:
                 self._say_unresolved(
@@ -300,6 +307,14 @@ class SecondOrder:
         largest = max((self._conditions[layer] for layer in layers), default=0.0) if self._conditions else 0.0
         return NOISE * eps if largest * eps > CONDITIONED * damping else 0.0
 
+    def _rounds(self, layers: Sequence[int], damping: float) -> bool:
+        """Whether these layers' products may round to TF32."""
+        if self._config.product_precision is not None:
+            return self._config.product_precision == "tf32"
+        if not self._conditions:  # not known, or not yet
+            return not self._solver.tells_condition
+        return max(self._conditions[layer] for layer in layers) <= TF32_CONDITIONED * damping
+
     def _apply(self, views: Any, gradient: Tensor, shift: Tensor, out: Tensor, noise: float) -> None:
         """Precondition `gradient` to `out`, in the wider precision of both and the data."""
         if self._exact == self._like.dtype:
@@ -317,14 +332,14 @@ class SecondOrder:
             views = self._views[layer,] = self._solver.views(*data, self._shapes[layer])
         return views
 
-    def _renew(self, job: FactorJob, factor: Tensor, damping: float, step: int) -> None:
+    def _renew(self, job: FactorJob, factor: Tensor, damping: float, step: int, *, warm: bool) -> None:
         key = job.layer, job.kind
         means, data = self._means[job.layer].unbind(), self.data[key]
         split = self._solver.factor_damping(damping, *(means if job.kind == "a" else means[::-1]))
         if self._config.relative_damping is not None and self._solver.holds_damping:
             split = _relative(damping, factor.to(self._like.dtype))
         try:
-            last = data if self._warm and key in self.solved else None
+            last = data if warm and key in self.solved else None
             data.copy_(self._solve(factor, split, data.numel(), last))
             self.solved.add(key)
         except LinAlgError as error:
@@ -375,6 +390,8 @@ class BatchedSecondOrder(SecondOrder):
 
     def _in_working_order(self, jobs: list[FactorJob], placement: Placement) -> list[FactorJob]:
         self._layer_groups = layer_groups(self._shapes, placement)
+        self._known_runs: dict[int, list[tuple[int, ...]]] = {}  # by the first layer of a group
+        self._whole_runs: dict[tuple[tuple[int, ...], int], Tensor] = {}
         return in_group_order(jobs, self._shapes, placement)
 
     def solve(
@@ -410,7 +427,7 @@ class BatchedSecondOrder(SecondOrder):
         self.solved.update(key for key in keys if key not in again)
         for job in self.own if again else ():
             if (job.layer, job.kind) in again:
-                self._renew(job, factors.running[job.layer, job.kind], damping, step)
+                self._renew(job, factors.running[job.layer, job.kind], damping, step, warm=False)
         return {key: UpdateCounts(*both) for key, *both in zip(counted, taken, refused, strict=True)}
 
     def precondition(
@@ -429,10 +446,12 @@ class BatchedSecondOrder(SecondOrder):
                 with timed(self._shapes[run[0]].name):
                     shift, noise = self._shift(run, damping), self._noise(run, damping)
                     if len(run) == 1:
-                        self._apply(self._viewed(run[0]), gradients[run[0]], shift, out[run[0]], noise)
-                        continue
-                    sources, targets = (_whole([each[layer] for layer in run]) for each in (gradients, out))
-                    self._apply(self._viewed_together(run), sources, shift, targets, noise)
+                        views, source, target = self._viewed(run[0]), gradients[run[0]], out[run[0]]
+                    else:
+                        views = self._viewed_together(run)
+                        source, target = self._joined(run, gradients), self._joined(run, out)
+                    with tf32_products(target, allowed=self._rounds(run, damping)):
+                        self._apply(views, source, shift, target, noise)
 
     def _solve_together(
         self, keys: Sequence[Key], shape: FactorShape, stack: Tensor, damping: float
@@ -475,8 +494,20 @@ class BatchedSecondOrder(SecondOrder):
         split = torch.as_tensor(self._solver.factor_damping(damping, own, other))
         return split.unsqueeze(-1).expand(-1, shape.blocks).flatten()
 
+    def _joined(self, run: tuple[int, ...], of_layers: Sequence[Tensor]) -> Tensor:
+        """The gradients of a run as one view, made once: they lie in one buffer, always the same."""
+        key = run, of_layers[run[0]].untyped_storage()._cdata  # the view keeps that alive
+        if key not in self._whole_runs:
+            self._whole_runs[key] = _whole([of_layers[layer] for layer in run])
+        return self._whole_runs[key]
+
     def _runs(self, group: Sequence[int]) -> list[tuple[int, ...]]:
         """Layers of a group whose factors' data are both adjacent; alone where a layer has several blocks."""
+        if group[0] not in self._known_runs:
+            self._known_runs[group[0]] = self._runs_of(group)
+        return self._known_runs[group[0]]
+
+    def _runs_of(self, group: Sequence[int]) -> list[tuple[int, ...]]:
         shape = self._shapes[group[0]]
         if shape.a.blocks > 1 or shape.g.blocks > 1:
             return [(layer,) for layer in group]

@@ -1,6 +1,7 @@
 """Convolutions in one to three dimensions with any stride, padding, dilation and number of groups."""
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ class ConvLayer(KroneckerLayer):
 
     module: nn.Conv1d | nn.Conv2d | nn.Conv3d
 
-    @property
+    @cached_property
     def shape(self) -> LayerShape:
         """A over a patch of one group (and bias), G over the outputs of one group."""
         conv = self.module
@@ -154,7 +155,7 @@ class TransposedConvLayer(ConvLayer):
     in_order = False
     module: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d  # type: ignore[assignment]
 
-    @property
+    @cached_property
     def shape(self) -> LayerShape:
         """A over the inputs of one group under all taps (and bias), G over the outputs of one group."""
         conv = self.module

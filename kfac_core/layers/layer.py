@@ -136,7 +136,7 @@ class KroneckerLayer(ABC):
             `out` with copies; or a view of the weight's gradient if its memory already is this matrix.
         """
         if self.in_order and not self.has_bias:
-            (gradient,) = self._gradients()
+            (gradient,) = self.gradients()
             if gradient is not None and gradient.dtype == out.dtype and gradient.is_contiguous():
                 return gradient.view(out.shape)
         for view, gradient in self.gradient_sources(out):
@@ -145,7 +145,7 @@ class KroneckerLayer(ABC):
 
     def gradient_sources(self, out: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Pairs (a view of `out`, the parameter gradient to copy there); parts without one become zero."""
-        for gradient, view in zip(self._gradients(), self._views(out), strict=True):
+        for gradient, view in zip(self.gradients(), self._views(out), strict=True):
             if gradient is None:
                 view.zero_()
         return [(view, gradient) for gradient, view in self.gradient_targets(out)]
@@ -154,7 +154,7 @@ class KroneckerLayer(ABC):
         """Pairs (parameter gradient, its new value, a view of `matrix`) for gradients that exist."""
         return [
             (gradient if gradient.shape == view.shape else gradient.view(view.shape), view)
-            for gradient, view in zip(self._gradients(), self.aligned(matrix), strict=True)
+            for gradient, view in zip(self.gradients(), self.aligned(matrix), strict=True)
             if gradient is not None
         ]
 
@@ -171,7 +171,7 @@ class KroneckerLayer(ABC):
         """Whether only the diagonal of A or G is kept."""
         return kind in self.shape.diagonal
 
-    def _gradients(self) -> list[Tensor | None]:
+    def gradients(self) -> list[Tensor | None]:
         return [self.gradient_of(parameter) for parameter in self.parameters()]
 
     def parameters(self) -> list[nn.Parameter]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ class LinearLayer(KroneckerLayer):
 
     module: nn.Linear
 
-    @property
+    @cached_property
     def shape(self) -> LayerShape:
         """A over inputs (and bias), G over outputs."""
         inputs, outputs = self.features
@@ -192,7 +193,7 @@ class ProjectionLayer(LinearLayer):
         """Weight and bias as they are."""
         yield from self._views(matrix)
 
-    def _gradients(self) -> list[Tensor | None]:
+    def gradients(self) -> list[Tensor | None]:
         whole, (first, last) = self.gradient_of(self.weight), self.rows
         weight = None if whole is None else whole.view(-1, whole.shape[-1])[first:last]
         if not self.has_bias or self._bias is None:
@@ -277,7 +278,7 @@ class EmbeddingLayer(KroneckerLayer):
             and module.max_norm is None
         )
 
-    @property
+    @cached_property
     def shape(self) -> LayerShape:
         """The vocabulary as blocks of A, the features in G."""
         vocabulary, features = self.module.weight.shape
@@ -343,7 +344,7 @@ class _HeadUse(LinearLayer):
         super().__init__(name, module, config)
         self.has_bias = False
 
-    @property
+    @cached_property
     def shape(self) -> LayerShape:
         words, features = self.weight.shape
         return LayerShape(self.name, FactorShape(features), FactorShape(1, words), "g")

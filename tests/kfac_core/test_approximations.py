@@ -19,6 +19,7 @@ from kfac_core.placement import FactorShape, LayerShape
 from kfac_core.placement.balance import CUBIC
 from kfac_core.placement.placement import data_elements
 from kfac_core.solvers import solver_of
+from kfac_core.solvers.eigen import EigenSolver, refined
 from tests.kfac_core.dense import as_matrix, factors, has_trained_bias, solve
 from tests.kfac_core.layer_cases import loss, module_and_batch
 from tests.kfac_core.runs import LR, assert_same, build, run, solved, train
@@ -50,21 +51,72 @@ def test_part_of_the_batch_gives_the_factors_of_a_batch_of_that_part(fraction, e
         torch.testing.assert_close(factor, whole[key], rtol=1e-12, atol=1e-14)
 
 
-def test_a_warm_basis_converges_to_the_eigenvectors_of_a_constant_factor():
-    generator = torch.Generator().manual_seed(0)
-    basis, _ = torch.linalg.qr(torch.randn(1, 12, 12, dtype=torch.float64, generator=generator))
-    values = 2.0 ** -torch.arange(12, dtype=torch.float64)
-    factor = basis * values @ basis.mT
-    data = torch.cat([torch.eye(12).flatten(), torch.zeros(12)]).double()
+SPECTRA = {
+    "falling": 2.0 ** -torch.arange(12.0), "rank 1": [1.0] + [0.0] * 11, "equal": [3.0] * 12,
+    "zero": [0.0] * 12, "equal, then none": [2.0] * 6 + [0.0] * 6, "wide": torch.logspace(4, -12, 12),
+}  # fmt: skip
+
+
+def turned(spectrum: str, share: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Data of a factor of these eigenvalues, and a factor whose basis and values differ by about `share`."""
+    torch.manual_seed(0)
+    values = torch.as_tensor(SPECTRA[spectrum]).double()
+    basis = torch.linalg.qr(torch.randn(1, 12, 12).double())[0]
+    turn = torch.matrix_exp(share * (noise := torch.randn(1, 12, 12).double() / 12**0.5) - share * noise.mT)
+    later = (turn @ basis) * (values * (1 + share)) @ (turn @ basis).mT
+    return torch.cat([basis.mT.flatten(), values]).to(dtype), later.to(dtype)
+
+
+def parts(data: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors as columns, and values."""
+    return data[:-12].view(12, 12).T, data[-12:]
+
+
+@pytest.mark.parametrize("by_products", [False, True])
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-9), (torch.float32, 1e-3)])
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_a_refined_basis_is_one_of_orthogonal_iteration(spectrum, dtype, limit, by_products):
+    """Both ways to it; what neither can refine is left to a decomposition."""
+    data, factor = turned(spectrum, 0.03, dtype)
+    before, exact = parts(data)[0].double(), factor[0].double()
+    (values,), (vectors,), failed = refined(factor, before.to(dtype).unsqueeze(0), by_products=by_products)
+    if failed:
+        assert spectrum == "zero"
+        return
+    torch.testing.assert_close(vectors.T @ vectors, torch.eye(12, dtype=dtype), rtol=0, atol=1e-5)
+    kept = (before * (exact @ before)).sum(0)
+    if spectrum == "falling":  # else the basis is not unique to rounding
+        before = before[:, kept.argsort(descending=True)]
+        want, _ = torch.linalg.qr(exact @ before + 1e-4 * kept.max() * before)
+        cosines = (vectors.double() * want).sum(0).abs()
+        torch.testing.assert_close(cosines, torch.ones(12).double(), rtol=0, atol=limit)
+    size = exact.norm().clamp_min(1e-30)
+    error = (vectors * values @ vectors.T - factor[0]).norm() / size
+    was = (parts(data)[0].double() * kept @ parts(data)[0].double().T - exact).norm() / size
+    assert error <= 0.6 * was + 1e-6
+
+
+def test_refined_bases_converge_on_a_constant_factor():
+    data, factor = turned("falling", 0.03, torch.float64)
     errors = []
     for _ in range(60):
-        data = solved(KFACConfig.sc20(), factor, last=data)
-        vectors, found = data[:-12].view(12, 12).T, data[-12:]
-        errors.append(float((vectors * found @ vectors.T - factor).norm() / factor.norm()))
-        assert torch.allclose(vectors.T @ vectors, torch.eye(12).double(), atol=1e-12)
-    assert errors[0] > 1e-2
+        data = solved(KFACConfig(), factor, last=data)
+        vectors, values = parts(data)
+        errors.append(float((vectors * values @ vectors.T - factor).norm() / factor.norm()))
+    assert errors[0] > 1e-4
     assert errors[-1] < 1e-10
-    assert errors[20] < 1e-3 * errors[0]  # the gap between neighbouring eigenvalues is 2: 1e-6 in 20 steps
+
+
+@pytest.mark.parametrize("last", ["of another factor", "not finite"])
+def test_what_changed_too_much_is_decomposed(last):
+    data, factor = turned("falling", 1.0, torch.float64)
+    if last == "not finite":
+        data[:] = float("nan")
+    assert torch.equal(solved(KFACConfig(), factor, last=data), solved(KFACConfig(), factor))
+    near, _ = turned("falling", 0.0, torch.float64)
+    nearly = turned("falling", 0.03, torch.float64)[1]
+    failed = EigenSolver().solve_all(torch.cat([nearly, factor]), 0.0, torch.stack([near, data]))[1]
+    assert failed.tolist() == [False, True]
 
 
 DAMPING, STEPS = 0.05, 4

@@ -25,7 +25,7 @@ from kfac_core.config import Execution
 from kfac_core.convolution import Geometry, patch_rows
 from kfac_core.device_grams import DeviceGrams
 from kfac_core.errors import ConfigError
-from kfac_core.gradients import copy_together
+from kfac_core.gradients import Copies
 from kfac_core.packing import pack, pack_whole, packed_size
 from kfac_core.second_order import deferred_status
 from kfac_core.solvers import LinAlgError
@@ -65,12 +65,16 @@ def trained(kind: str, execution: Execution, *, channels_last: bool = False, **o
         ("transformer", {"kl_clip": None, "factor_batch_fraction": 0.5}), ("transformer", {"eigen_rank": 8}),
         ("conv", {"eigen_rank": 8, "eigen_start": "warm", "factor_start": "first"}),
         ("conv", {"factor_batch_fraction": 0.5}), ("conv", {"channels_last": True}),
+        ("transformer", {"eigen_start": "warm", "inverse_update_steps": 1, "factor_start": "mean"}),
         ("conv", {"inverse_dtype": "float64", "factor_dtype": "float64"}), ("transformer", {}),
     ],
 )  # fmt: skip
 def test_training_equals_that_of_a_cpu(kind, options):
     want, got = (trained(kind, execution, **options) for execution in Execution)
-    assert (got - want).norm() <= 1e-6 * want.norm()
+    exact = (
+        options.get("eigen_start") != "warm"
+    )  # a refined basis depends on the first, arbitrary where values agree
+    assert (got - want).norm() <= (1e-6 if exact else 1e-4) * want.norm()
 
 
 def test_a_statistic_that_is_not_finite_changes_no_factor_and_is_reported():
@@ -134,16 +138,20 @@ def test_bfloat16_rounds_operands_and_adds_up_in_float32():
     rows = torch.randn(4096, 64)
     exact = rows.double().mT @ rows.double()
     plain, rounded = (
-        DeviceGrams(torch.float32, precision).of_rows(rows)[0] for precision in (None, "bfloat16")
+        DeviceGrams(torch.float32, precision).of_rows(rows)[0] for precision in ("ieee", "bfloat16")
     )
     assert (plain - exact).norm() < 1e-6 * exact.norm()
     assert 1e-5 * exact.norm() < (rounded - exact).norm() < 1e-3 * exact.norm()
     assert rounded.dtype == torch.float32
 
 
-def test_a_gram_precision_is_refused_on_a_cpu():
-    with pytest.raises(ConfigError, match="gram_precision=bfloat16 needs a GPU"):
-        KFAC(nn.Linear(2, 2), KFACConfig.sc20(gram_precision="bfloat16"), lr=0.1)
+@pytest.mark.parametrize(
+    ("name", "precision"), [("gram_precision", "bfloat16"), ("product_precision", "tf32")]
+)
+def test_rounded_products_are_refused_on_a_cpu(name, precision):
+    with pytest.raises(ConfigError, match=f"{name}={precision} needs a GPU"):
+        KFAC(nn.Linear(2, 2), KFACConfig.sc20(**{name: precision}), lr=0.1)
+    KFAC(nn.Linear(2, 2), KFACConfig.sc20(**{name: "ieee"}), lr=0.1)
 
 
 @pytest.mark.parametrize("n", [1, 7, 320, 321])
@@ -167,14 +175,21 @@ def test_copies_of_every_layout_arrive():
         (each, torch.randn(3, 4, 3, 3).contiguous(memory_format=torch.channels_last)) for each in kernels
     ]
     pairs += [(buffer[280:290], torch.randn(10)), (buffer[290:300], torch.randn(10).double())]
-    copy_together(pairs)
-    for target, source in pairs:
-        assert torch.equal(target, source.to(target.dtype))
-    backward = [(torch.empty_like(source), target) for target, source in pairs]
-    copy_together(backward)
-    for target, source in backward:
-        assert torch.equal(target, source.to(target.dtype))
+    views, gradients = ([pair[side] for pair in pairs] for side in (0, 1))
+    copies = Copies(views)
+    copies.read(gradients)
+    for view, gradient in pairs:
+        assert torch.equal(view, gradient.to(view.dtype))
+    back = [torch.empty_like(gradient) for gradient in gradients]
+    copies.write(back)
+    for view, gradient in zip(views, back, strict=True):
+        assert torch.equal(gradient, view.to(gradient.dtype))
     assert not buffer[300:].any()
+    again = [torch.randn_like(each).contiguous() for each in gradients]  # another layout, one without
+    copies.read([None, *again[1:]])
+    assert not views[0].any()
+    for view, gradient in zip(views[1:], again[1:], strict=True):
+        assert torch.equal(view, gradient.to(view.dtype))
 
 
 def broken(count: int, *places: int) -> torch.Tensor:
@@ -269,7 +284,11 @@ counts = pytest.mark.skipif(shutil.which("g++") is None, reason="compiles a CUDA
 Step = dict[str, Any]
 EVERY: dict[str, dict[str, Any]] = {
     "conv": {"model": "conv", "batch": 8},
-    "channels last, tf32 elsewhere": {"model": "conv", "batch": 8, "channels_last": True, "tf32": True},
+    "channels last": {"model": "conv", "batch": 8, "channels_last": True},
+    "ieee, tf32 elsewhere": {
+        "model": "conv", "batch": 8, "tf32": True,
+        "config": {"gram_precision": "ieee", "product_precision": "ieee"},
+    },
     "transformer": {"model": "transformer", "batch": 8},
     "inverse, rank 3 of 8": {
         "model": "transformer", "batch": 8, "world_size": 8, "rank": 3, "config": {"solver": "inverse_pi"},
@@ -307,7 +326,7 @@ def small() -> dict[str, dict[str, Step]]:
 @pytest.mark.parametrize("case", EVERY)
 def test_an_inverse_step_waits_once_and_other_steps_never(small, case):
     assert small[case]["plain"]["waits"] == small[case]["factors"]["waits"] == {}
-    assert sum(small[case]["all"]["waits"].values()) == 1
+    assert sum(small[case]["all"]["waits"].values()) == sum(small[case]["refined"]["waits"].values()) == 1
 
 
 @counts
@@ -316,7 +335,7 @@ def test_an_inverse_step_waits_once_and_other_steps_never(small, case):
     ("case", "plain", "factors", "gemms"),
     [
         ("conv", 87, 286, 48),
-        ("channels last, tf32 elsewhere", 87, 282, 48),
+        ("channels last", 87, 282, 48),
         ("transformer", 61, 154, 33),
         ("overlap, bfloat16", 61, 240, 33),
         ("the defaults", 67, 188, 33),
@@ -330,10 +349,15 @@ def test_a_step_launches_no_more_than_today(small, case, plain, factors, gemms):
 
 @counts
 @pytest.mark.ranks
-def test_no_product_of_kfac_uses_tf32_unless_asked(small):
-    for step in small["channels last, tf32 elsewhere"].values():
+def test_products_use_tf32_where_kfac_chooses_it(small):
+    """Whatever torch is set to; decompositions never."""
+    exact, chosen = small["ieee, tf32 elsewhere"], small["channels last"]
+    for step in exact.values():
         assert step["tf32"] == 0
         assert step["gemms"] > 0
+    assert chosen["all"]["tf32"] < chosen["factors"]["tf32"] == chosen["factors"]["gemms"]
+    assert chosen["plain"]["tf32"] == chosen["plain"]["gemms"]
+    assert chosen["refined"]["tf32"] < chosen["refined"]["gemms"]
 
 
 @counts

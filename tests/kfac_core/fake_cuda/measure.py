@@ -29,7 +29,7 @@ from kfac_core.timing import PhaseTimer
 from tests.kfac_core.nets import ConvNet, Transformer, resnet50
 from tests.kfac_core.worlds import fake_world
 
-STEPS = ("all", "plain", "factors")  # with F = 2 and E = 4
+STEPS = ("all", "plain", "factors", "plain again", "refined")  # with F = 2 and E = 4
 _MODEL_PHASES = ("forward", "backward", "update")
 
 
@@ -70,7 +70,7 @@ class Counts:
 
 
 def measure(case: Case) -> list[Counts]:
-    """The counts of a step with all updates, a plain one, and one with a factor update."""
+    """The counts of steps with all updates, with none, with a factor update, and with a refined basis."""
     plain, plain_gemms = _train(case, with_kfac=False)[1][:2]
     found = []
     for name, (launches, gemms, watch) in zip(STEPS, _train(case, with_kfac=True), strict=True):
@@ -97,7 +97,7 @@ def measure(case: Case) -> list[Counts]:
 
 
 def _train(case: Case, *, with_kfac: bool) -> list[tuple[int, int, dict[str, Any]]]:
-    """Launches, products and a copy of all counters of three training steps."""
+    """Launches, products and a copy of all counters of each step."""
     made = packing_tables._make_table
     packing_tables._make_table = cache(
         made
