@@ -24,9 +24,7 @@ REFINED = 0.2
 """Largest residual of a refined basis, as a share of the factor's norm; beyond it, a factor is decomposed. On
 ResNet-8 that is one in twenty, early in training; at 0.1 it was one in four, for an error a sixth smaller."""
 
-_SHIFT = (
-    1e-4  # of the largest eigenvalue, added to a factor as its basis is refined: what it hardly has stays
-)
+_SHIFT = 1e-4  # of the largest eigenvalue, added as a basis is refined: what a factor hardly has stays
 
 _UPPER_FROM = 256  # rows, from which on MKL reduces an upper triangle faster than a lower one
 
