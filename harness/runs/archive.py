@@ -84,12 +84,13 @@ def write_archive(
 
     Args:
         sweep: the sweep's folder.
-        cells: those to keep; every attempt of each must have ended.
+        cells: those to keep; the last attempt of each must have ended. One before it without an outcome was
+            killed with its supervisor.
         out: must not exist.
         report: folder whose files are kept, too.
 
     Raises:
-        StoreError: a cell has no attempt or one that has not ended, or `out` exists.
+        StoreError: a cell has no attempt, its last one has not ended, or `out` exists.
     """
     if out.exists():
         raise StoreError(f"{out} exists; archives are not overwritten: remove it, or give another --out")
@@ -194,9 +195,9 @@ def _files_of(sweep: SweepFolder, cells: Sequence[CellFolder]) -> Iterator[tuple
         if not attempts:
             raise StoreError(f"{folder.path} has no attempt, so there is nothing to archive")
         yield f"{folder.id}/cell.json", folder.path / "cell.json"
+        if attempts[-1].outcome() is None:
+            raise StoreError(f"{attempts[-1].path} has not ended; archive it when it has, or leave it out")
         for attempt in attempts:
-            if attempt.outcome() is None:
-                raise StoreError(f"{attempt.path} has not ended; archive it when it has, or leave it out")
             for path in sorted(attempt.path.iterdir()):
                 if _KEPT.fullmatch(path.name) and path.name != _NEVER_KEPT and path.is_file():
                     yield path.relative_to(sweep.path).as_posix(), path

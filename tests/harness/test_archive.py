@@ -17,7 +17,7 @@ from harness.cli import main
 from harness.errors import StoreError
 from harness.runs.archive import read_manifest, unpack, write_archive
 from harness.runs.store import SweepFolder
-from tests.analysis.hand_made import Run, hand_made
+from tests.analysis.hand_made import Run, hand_made, write
 
 
 def runs_of(seeds: range, seconds: float = 1.0) -> list[Run]:
@@ -160,6 +160,20 @@ def test_runs_that_have_not_ended_are_not_archived(
     assert len(read_manifest(tmp_path / "archives" / "synthetic.tar.xz").cells) == 2
     assert main([*command, "--where", "seed=1"]) == 2
     assert "archives are not overwritten" in capsys.readouterr().err
+
+
+def test_an_attempt_that_was_killed_with_its_supervisor_is_archived_with_the_next_one(tmp_path: Path) -> None:
+    hand_made(tmp_path, [run := Run("sgd", 1, 0, 3, 1.0)])
+    folder = SweepFolder(tmp_path / "runs" / "synthetic")
+    (cell,) = folder.cell_folders()
+    (cell.attempts()[0].path / "outcome.json").unlink()
+    write(cell.new_attempt(), cell.cell(), replace(run, started=run.started + 1000))
+    write_archive(folder, [cell], tmp_path / "a.tar.xz")
+    direct, archive = load(folder.path, cache=False), load(tmp_path / "a.tar.xz")
+    assert direct.cells.loc[0, ["state", "attempts"]].tolist() == ["COMPLETED", 2]
+    for name in FRAMES:
+        frames = [getattr(study, name).drop(columns="path", errors="ignore") for study in (direct, archive)]
+        pd.testing.assert_frame_equal(*frames)
 
 
 @pytest.mark.slow
