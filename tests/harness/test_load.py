@@ -66,6 +66,17 @@ def test_each_read_covers_the_time_since_the_last(host):
     assert gauge.read()["foreign"] == 0.0
 
 
+def test_ticks_that_come_late_are_no_load_and_hide_none(host):
+    gauge = LoadGauge({0}, sharing={10}, on_host={10})
+    found = []
+    for busy, own in [(0, 1), (2, 2), (2, 3), (4, 4), (20, 4), (20, 20), (21, 20), (23, 20)]:
+        host.cpus[0][0] = busy
+        host.process(10, user=own)
+        host.write()
+        found.append(round(gauge.read()["foreign"] * TICK))
+    assert found == [0, 0, 0, 0, 16, 0, 0, 1]  # the 16 that the rank was credited later are a debt of two
+
+
 def test_where_the_kernel_tells_nothing_there_is_no_load(host):
     gauge = LoadGauge({0}, sharing={10}, on_host={10})
     (host.folder / "stat").unlink()

@@ -4,6 +4,7 @@ The kernel counts the busy time of each CPU in `/proc/stat`, and that of each pr
 What remains of the first without the ranks of this run, and what they have started, is foreign: other users,
 other runs, and the launcher of this one. Interrupts are left out, because a run's own traffic makes them.
 Both count in ticks of 10 ms, so a window of less than a second says little; sums over a run are what counts.
+What rounding leaves below zero in a window is taken from the next ones: else short windows would add it up.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class LoadGauge:
         self._cpus, self._sharing, self._on_host = frozenset(cpus), frozenset(sharing), frozenset(on_host)
         self._tick = os.sysconf("SC_CLK_TCK")
         self._host_cpus = 0
+        self._debts = {"foreign": 0.0, "host_foreign": 0.0}
         self._last = self._now()
 
     def read(self) -> dict[str, float] | None:
@@ -72,11 +74,17 @@ class LoadGauge:
         host_busy, host_own = now.host_busy - before.host_busy, now.host_own - before.host_own
         return {
             "capacity": elapsed * len(self._cpus),
-            "foreign": max(0.0, busy - own),  # below zero by a tick or two
+            "foreign": self._without_debt("foreign", busy - own, len(self._cpus)),
             "steal": max(0.0, now.steal - before.steal),
             "host_capacity": elapsed * self._host_cpus,
-            "host_foreign": max(0.0, host_busy - host_own),
+            "host_foreign": self._without_debt("host_foreign", host_busy - host_own, self._host_cpus),
         }
+
+    def _without_debt(self, kind: str, seconds: float, cpus: int) -> float:
+        """`seconds`, less by what earlier windows were below zero, at most two ticks a CPU."""
+        owed = seconds + self._debts[kind]
+        self._debts[kind] = min(0.0, max(owed, -2 * cpus / self._tick))
+        return max(0.0, owed)
 
     def clock_mhz(self) -> float | None:
         """The mean clock of the rank's CPUs now; None where the kernel does not show it."""
