@@ -65,7 +65,6 @@ class SrunRanks(Ranks):
         self._srun: subprocess.Popen[bytes] | None = None
         self._log = attempt.path / "logs" / "srun.log"
         self._board = ExitStack()
-        self._hung = False
 
     def start(self) -> None:
         """Start srun, with a board on which ranks of several hosts find rank 0."""
@@ -83,8 +82,7 @@ class SrunRanks(Ranks):
             return False
         if self._job_ending() or (self.attempt.path / _ORPHANED).exists():
             return False
-        self._hung = self._hangs()
-        return not self._hung
+        return not self._pmi_broke()
 
     def wait(self) -> None:
         """Wait for srun, which ends the other ranks itself when one has failed."""
@@ -123,8 +121,8 @@ class SrunRanks(Ranks):
 
     def _explained(self, outcome: Outcome) -> Outcome:
         """The outcome of ranks that failed, with what Slurm has to do with it."""
-        if self._hung:  # its ranks were killed and left no exit line, but no node failed
-            cause = "the ranks hung in MPI's initialization: Slurm's mpi/pmi2 rejected one of their requests"
+        if self._pmi_broke():  # ranks that hung in it were killed and left no exit line, but no node failed
+            cause = "MPI's initialization failed: Slurm's mpi/pmi2 rejected a request of the ranks"
             return replace(outcome, cause=cause)
         if orphaned := self._orphaned():
             nodes = tuple(sorted(orphaned))
@@ -157,7 +155,7 @@ class SrunRanks(Ranks):
             if self._srun is not None:
                 self._srun.wait(seconds)
 
-    def _hangs(self) -> bool:
+    def _pmi_broke(self) -> bool:
         """Whether Slurm's PMI failed before any rank was in training."""
         if _PMI_BROKE not in self._log.read_bytes():
             return False

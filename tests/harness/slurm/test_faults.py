@@ -288,11 +288,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
     ("times", "state", "cause"),
     [
         (1, "COMPLETED", ""),
-        (
-            3,
-            "FAILED",
-            "the ranks hung in MPI's initialization: Slurm's mpi/pmi2 rejected one of their requests",
-        ),
+        (3, "FAILED", "MPI's initialization failed: Slurm's mpi/pmi2 rejected a request of the ranks"),
     ],
 )
 def test_the_longest_value_that_pmi_allows_arrives_and_a_longer_one_is_the_cause(
