@@ -154,7 +154,8 @@ def _site_in_words(site: Site, summary: PlanSummary) -> str:
         except SiteError as error:
             errors.append(str(error))
             failing += len(cells)
-    parts = [f"{oversubscribed} cells run oversubscribed"] if oversubscribed else []
+    crowded = f"{oversubscribed} cells have more ranks than CPUs: their epochs count, their seconds do not"
+    parts = [crowded] if oversubscribed else []
     if errors:
         first = "the first: " if failing > 1 else ""
         parts.append(f"{failing} of {len(summary.cells)} cells cannot run, {first}{errors[0]}")

@@ -15,21 +15,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
+from matplotlib.ticker import PercentFormatter
 
 from analysis import Study, load
-from analysis.comparisons import compared
+from analysis.comparisons import compared, stopped_early
 from analysis.figures import drawing
 from analysis.figures.drawing import Drawing, save
 from analysis.metrics import time_to_accuracy
 from analysis.report.findings import cautions
 from analysis.report.markup import to_markdown
 from analysis.rules import SCORINGS, median_score
-from analysis.statistics.intervals import Interval, level
+from analysis.statistics.intervals import Interval, holm, level
+from analysis.statistics.power import SIGNIFICANT
 from analysis.tuning import trials
 
 HERE = Path(__file__).parent
 KFAC = "kfac"
 VERDICTS = ("K-FAC takes less time than", "K-FAC takes more time than", "no difference is shown from")
+NO_RATIO = "no ratio"
 
 
 class Setting(NamedTuple):
@@ -43,13 +46,14 @@ STUDIES = {
     "resnet8-512": Setting("ResNet-8 on CIFAR-10 (JPEG copy), batch 512, 2 ranks", (0.705, 0.725)),
     "resnet8-2048": Setting("ResNet-8 on CIFAR-10 (JPEG copy), batch 2,048, 2 ranks", (0.52, 0.55)),
     "poisson-64": Setting("Poisson equation in 2d, network 64, 1 rank", (1e-3, 1e-4)),
-    "poisson-64-64-48-48": Setting("Poisson equation in 2d, network 64-64-48-48, 1 rank", (1e-3, 1e-4)),
 }
 COLUMNS = (
-    "[The protocol](../../docs/headline.md) was fixed before the runs. *K-FAC saves*: of the other's time, "
+    "[The protocol](../../docs/headline.md) was fixed before the trials. *K-FAC saves*: of the other's time, "
     "estimated from the pairs of each block, with 95 % limits, so not the quotient of the medians beside it; "
-    "below zero K-FAC takes longer. *By every rule*: the least and the largest ratio of the other's time to "
-    "K-FAC's under [the rules of scoring](../../docs/methods.md#statistics) (`ratios.csv` has each)."
+    "below zero K-FAC takes longer; *p* is after Holm's correction for the other methods. A difference is "
+    "said where the interval excludes 0 and p is below 0.05. *By every rule*: the least and the most that it "
+    "saves under [the rules of scoring](../../docs/methods.md#statistics); `ratios.csv` has each. There is "
+    "no ratio where half of a method's runs or more miss the target, or reach it too late for a rule."
 )
 LIMITS = (HERE / "limits.md").read_text(encoding="utf-8")
 """What the answers depend on, and where K-FAC is not the choice: written by hand."""
@@ -67,13 +71,13 @@ def main(out: Path) -> None:
         raise SystemExit("no study has been run yet, only trials: docs/headline.md has the next command")
     times = pd.concat([times_of(name, study) for name, study in studies.items()], ignore_index=True)
     ratios = pd.concat([ratios_of(name, study) for name, study in studies.items()], ignore_index=True)
-    tried = [trials(alone(loaded[name], tuned=True)).assign(study=name) for name in studies]
+    tried = [tried_in(name, alone(loaded[name], tuned=True)) for name in studies]
     tables = {"times": times, "ratios": ratios, "trials": pd.concat(tried, ignore_index=True)}
     for name, table in tables.items():
         table.to_csv(out / f"{name}.csv", index=False, lineterminator="\n")
     with drawing.in_style():
-        save(draw(ratios), out, "headline")
-    text = ["# K-FAC against tuned first-order methods, in seconds", "\n".join(answers(ratios))]
+        save(draw(times, ratios), out, "headline")
+    text = ["# K-FAC against tuned first-order methods, in seconds", "\n".join(answers(times, ratios))]
     text += ["![Time that K-FAC saves over each method](headline.png)", COLUMNS]
     for name, study in studies.items():
         own = [table[table["study"] == name] for table in (times, ratios)]
@@ -87,6 +91,12 @@ def alone(study: Study, *, tuned: bool) -> Study:
     """The trials, or the study itself."""
     of_trials = study.cells["trial"].notna()
     return study.of_cells(set(study.cells.loc[of_trials if tuned else ~of_trials, "cell"]))
+
+
+def tried_in(name: str, study: Study) -> pd.DataFrame:
+    """The trials, with their places by the target at which `choose` chose: the second one."""
+    target = STUDIES[name].targets[-1]
+    return trials(study.at_target(target)).assign(study=name, target=target)
 
 
 def at_targets(name: str, study: Study) -> Iterator[tuple[float, str, dict[str, pd.DataFrame]]]:
@@ -117,14 +127,16 @@ def times_of(name: str, study: Study) -> pd.DataFrame:
 
 
 def ratios_of(name: str, study: Study) -> pd.DataFrame:
-    """By target, rule and other method: its time over K-FAC's, with limits where the rule takes medians."""
-    rows = []
+    """By target, rule and other method: its time over K-FAC's; limits and p where the rule takes medians."""
+    rows, ends = [], study.cells[["run", "stop_reason"]]
     for target, rule, methods in at_targets(name, study):
         own = methods.pop(KFAC)
         scoring = SCORINGS[rule]
         for method, runs in methods.items():
             if scoring.aggregate is median_score:
                 found = compared(runs, own, "scored_seconds", len(methods))
+                if refused := stopped_early(runs.merge(ends), own.merge(ends)):
+                    found = Interval(found.estimate, None, None, found.n, refused)
             else:
                 found = Interval(
                     scoring.aggregate(runs) / scoring.aggregate(own), None, None, len(runs), rule
@@ -133,56 +145,78 @@ def ratios_of(name: str, study: Study) -> pd.DataFrame:
             whole = medians[0] / medians[1] if math.inf in medians else found.estimate  # infinite, 0, or none
             rows.append(
                 {"study": name, "target": target, "rule": rule, "method": method, "ratio": whole,
-                 "low": found.low, "high": found.high, "how": found.method}
+                 "low": found.low, "high": found.high, "p": found.p_value, "how": found.method}
             )  # fmt: skip
-    return pd.DataFrame(rows).astype({"low": float, "high": float})
+    table = pd.DataFrame(rows).astype({"low": float, "high": float, "p": float})
+    for _, tested in table.dropna(subset="p").groupby(["target", "rule"]):
+        table.loc[tested.index, "p"] = holm(tested["p"].tolist())
+    return table
 
 
-def answers(ratios: pd.DataFrame) -> Iterator[str]:
-    """For every study a sentence on whom K-FAC is told from."""
+def answers(times: pd.DataFrame, ratios: pd.DataFrame) -> Iterator[str]:
+    """For every study whom K-FAC is told from, and in how many runs the others reach the target."""
     first = ratios[ratios["rule"] == "first"]
     for name, own in first.groupby("study", sort=False):
         told = own.assign(verdict=[verdict(row) for row in own.itertuples()])
-        said = [
-            f"To {target:g}: {'; '.join(of_verdict(rows))}."
-            for target, rows in told.groupby("target", sort=False)
-        ]
-        yield " ".join([f"- **{STUDIES[str(name)].title}.**", *said])
+        said = [f"- **{STUDIES[str(name)].title}.**"]
+        for target, rows in told.groupby("target", sort=False):
+            here = times[(times["study"] == name) & (times["target"] == target)].set_index("method")
+            parts = [f"{kind} {listed(methods)}" for kind in VERDICTS if (methods := of_verdict(rows, kind))]
+            if missing := of_verdict(rows, NO_RATIO):
+                reached = here.loc[missing, "reached"].sort_values(ascending=False, kind="stable")
+                counts = [
+                    f"{listed(list(same.index))} in {count}"
+                    for count, same in reached.groupby(reached, sort=False)
+                ]
+                whole = f"K-FAC reaches it in {here.loc[KFAC, 'reached']} of {here.loc[KFAC, 'runs']} runs"
+                parts.append(", ".join([whole, *counts]))
+            said.append(f"To {target:g}: {'; '.join(parts)}.")
+        yield " ".join(said)
 
 
-def of_verdict(rows: pd.DataFrame) -> Iterator[str]:
-    """Such as ``K-FAC takes less time than `sgd` ``, for each verdict that there is."""
-    for kind in VERDICTS:
-        if methods := [f"`{method}`" for method in rows.loc[rows["verdict"] == kind, "method"]]:
-            listed = [", ".join(methods[:-1]), methods[-1]] if len(methods) > 1 else methods
-            yield f"{kind} {' and '.join(listed)}"
+def of_verdict(rows: pd.DataFrame, kind: str) -> list[str]:
+    """The methods with this verdict."""
+    return rows.loc[rows["verdict"] == kind, "method"].tolist()
+
+
+def listed(methods: list[str]) -> str:
+    """Such as "`muon`, `sgd` and `soap`"."""
+    *others, last = [f"`{method}`" for method in methods]
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def verdict(row: object) -> str:
-    """A difference is told where the 95 % interval of the ratio excludes 1, or one side mostly misses."""
-    ratio, low, high = (float(getattr(row, name)) for name in ("ratio", "low", "high"))
-    if low > 1 or math.isinf(ratio):
-        return VERDICTS[0]
-    return VERDICTS[1] if high < 1 or not ratio else VERDICTS[2]
+    """What the interval of the ratio and its p say together."""
+    ratio, low, high, p = (float(getattr(row, name)) for name in ("ratio", "low", "high", "p"))
+    if not math.isfinite(ratio) or not ratio:
+        return NO_RATIO
+    if p < SIGNIFICANT and (low > 1 or high < 1):
+        return VERDICTS[0] if low > 1 else VERDICTS[1]
+    return VERDICTS[2]
 
 
 def saved(row: object) -> str:
-    """Such as `20% (15% to 25%)`; below zero where K-FAC takes longer."""
-    ratio, low, high = (float(getattr(row, name)) for name in ("ratio", "low", "high"))
+    """Such as `20% (15% to 25%), p 0.03`; below zero where K-FAC takes longer."""
+    ratio, low, high, p = (float(getattr(row, name)) for name in ("ratio", "low", "high", "p"))
     if not math.isfinite(ratio) or not ratio:
-        return {math.inf: "it misses in most runs", 0.0: "K-FAC misses in most runs"}.get(ratio, "both miss")
-    limits = "" if math.isnan(low) else f" ({1 - 1 / low:.0%} to {1 - 1 / high:.0%})"
-    return f"{1 - 1 / ratio:.0%}{limits}".replace("-0%", "0%")
+        return NO_RATIO
+    limits = "" if math.isnan(low) else f" ({percent(low)} to {percent(high)}), p {p:.2g}"
+    return f"{percent(ratio)}{limits}"
+
+
+def percent(ratio: float) -> str:
+    """What K-FAC saves of a time that is `ratio` times its own."""
+    return f"{1 - 1 / ratio:.0%}".replace("-0%", "0%")
 
 
 def under_rules(ratios: list[float], rules: list[str]) -> str:
-    """Such as `1.26 to 1.37; it missed under sustained`, where "missed" is in most runs."""
-    told = [ratio for ratio in ratios if math.isfinite(ratio) and ratio]
-    ends = [" to ".join(dict.fromkeys(f"{ratio:.2f}" for ratio in (min(told), max(told))))] if told else []
-    for side, of_side in (("it", math.inf), ("K-FAC", 0.0), ("both", math.nan)):
-        missed = [rule for rule, ratio in zip(rules, ratios, strict=True) if str(ratio) == str(of_side)]
-        ends += [f"{side} missed under {'all' if missed == rules else ', '.join(missed)}"] if missed else []
-    return "; ".join(ends)
+    """Such as `20% to 27%; none under sustained`: the least and the most that K-FAC saves."""
+    found = [ratio for ratio in ratios if math.isfinite(ratio) and ratio]
+    if not found:
+        return NO_RATIO
+    none = [rule for rule, ratio in zip(rules, ratios, strict=True) if ratio not in found]
+    ends = " to ".join(dict.fromkeys(percent(ratio) for ratio in (min(found), max(found))))
+    return f"{ends}; none under {', '.join(none)}" if none else ends
 
 
 def shown(times: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
@@ -221,33 +255,33 @@ def number(value: float) -> str:
     return "not reached" if math.isinf(value) else f"{value:.3g}"
 
 
-def draw(ratios: pd.DataFrame) -> Drawing:
-    """A row for every study, target and other method: its time over K-FAC's."""
+def draw(times: pd.DataFrame, ratios: pd.DataFrame) -> Drawing:
+    """A row for every study, target and other method: what K-FAC saves of its time."""
     rows = ratios[ratios["rule"] == "first"].reset_index(drop=True)
+    saves = 1 - 1 / rows[["ratio", "low", "high"]].replace(0, math.nan)  # a limit is 1 where runs missed
+    rows[["saved", "saved_low", "saved_high"]] = saves
+    reached = times.set_index(["study", "target", "method"])[["reached", "runs"]]
     looks = drawing.styles(rows["method"])
     figure, (axis,) = drawing.panels(drawing.TWO_COLUMNS, 0.8 + 0.2 * len(rows), columns=1)
     for place, row in enumerate(rows.itertuples()):
         look = looks[row.method]
         if math.isfinite(row.ratio):
-            axis.plot(row.ratio, place, color=look.colour, marker=look.marker, linestyle="none", markersize=5)
-            if math.isfinite(row.high):
-                axis.plot([row.low, row.high], [place, place], color=look.colour, linewidth=1.2)
-            else:  # no upper limit, as so many of the method's runs missed
-                arrow = {"arrowstyle": "->", "color": look.colour, "shrinkA": 0, "shrinkB": 0}
-                end = {"xy": (1, place), "xycoords": axis.get_yaxis_transform(), "textcoords": "data"}
-                axis.annotate("", xytext=(row.low, place), arrowprops=arrow, **end)
+            axis.plot(row.saved, place, look.marker, color=look.colour, markersize=5)
+            axis.plot([row.saved_low, row.saved_high], [place, place], color=look.colour, linewidth=1.2)
         else:
             where = {"transform": axis.get_yaxis_transform(), "va": "center", "ha": "right", "fontsize": 7}
-            axis.text(0.99, place, "missed it in most runs", color=look.colour, **where)
+            count, runs = reached.loc[(row.study, row.target, row.method)]
+            axis.text(0.99, place, f"{count} of {runs} reached it: no ratio", color=look.colour, **where)
     titles = [f"{row.study} to {row.target:g}: {row.method}" for row in rows.itertuples()]
     axis.set_yticks(range(len(rows)), titles)
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.margins(x=0.08)
     axis.grid(False, axis="y")
     axis.grid(True, axis="x", color="#dddddd", linewidth=0.5)
-    axis.axvline(1, color=drawing.GREY, linewidth=0.8)
-    axis.set_xlabel("the method's time to the target over K-FAC's; right of the line K-FAC is sooner")
-    return Drawing(figure, rows, "Time to the target over K-FAC's, with 95 % limits; six blocks.")
+    axis.axvline(0, color=drawing.GREY, linewidth=0.8)
+    axis.xaxis.set_major_formatter(PercentFormatter(1))
+    axis.set_xlabel("time to the target that K-FAC saves over the method, with 95 % limits")
+    return Drawing(figure, rows, "Time to the target that K-FAC saves, with 95 % limits; six blocks.")
 
 
 if __name__ == "__main__":

@@ -91,7 +91,10 @@ def test_plan_shows_what_a_site_could_not_run(tmp_path, capsys):
     assert "needs 4 CPUs, 1 for each of 4 ranks; site small has 2: use fewer ranks" in output
     profile.write_text("cpus: 2\noversubscribe: true\n")
     assert main(["plan", "-f", DEMO, "--site", str(profile), "--runs", str(tmp_path)]) == 0
-    assert "site small: 10 cells run oversubscribed" in capsys.readouterr().out
+    assert (
+        "site small: 10 cells have more ranks than CPUs: their epochs count, their seconds do not"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
