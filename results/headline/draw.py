@@ -244,11 +244,7 @@ def shown(times: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
 def seconds(row: object) -> str:
     """Median with its limits."""
     middle, low, high = (float(getattr(row, name)) for name in ("seconds", "low", "high"))
-    return (
-        number(middle)
-        if math.isnan(low) or math.isinf(low)
-        else f"{number(middle)} [{number(low)}, {number(high)}]"
-    )
+    return f"{number(middle)} [{number(low)}, {number(high)}]" if math.isfinite(low) else number(middle)
 
 
 def number(value: float) -> str:
@@ -272,7 +268,9 @@ def draw(times: pd.DataFrame, ratios: pd.DataFrame) -> Drawing:
         else:
             where = {"transform": axis.get_yaxis_transform(), "va": "center", "ha": "right", "fontsize": 7}
             count, runs = reached.loc[(row.study, row.target, row.method)]
-            axis.text(0.99, place, f"{count} of {runs} reached it: no ratio", color=look.colour, **where)
+            own, _ = reached.loc[(row.study, row.target, KFAC)]
+            said = f"reached in {count} of {runs} runs, by K-FAC in {own}"
+            axis.text(0.99, place, said, color=look.colour, **where)
     titles = [f"{row.study} to {row.target:g}: {row.method}" for row in rows.itertuples()]
     axis.set_yticks(range(len(rows)), titles)
     axis.set_ylim(len(rows) - 0.5, -0.5)
