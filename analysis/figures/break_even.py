@@ -67,8 +67,7 @@ def draw(study: Study) -> Drawing:
 def _points(shown: Results) -> Iterator[Point]:
     """Comparisons with two finite ratios."""
     for (arm, _), one in shown.comparisons.items():
-        ratios = one.fewer_epochs.estimate, one.cheaper_epochs.estimate
-        if all(math.isfinite(ratio) and ratio > 0 for ratio in ratios):
+        if one.fewer_epochs.is_ratio and one.cheaper_epochs.is_ratio:
             yield Point(arm, _reciprocal(one.cheaper_epochs), one.fewer_epochs, one)
 
 

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from analysis.figures.drawing import GREY, ranks_label
 from analysis.metrics import BASE, time_to_accuracy
 from analysis.records.study import Study
-from analysis.statistics.intervals import Interval
+from analysis.statistics.intervals import NO_RATIO, Interval
 
 SHARED_CPUS = "* More ranks than CPUs"
 WAITED = f"{SHARED_CPUS}: times include ranks waiting for each other's turn."
@@ -34,7 +34,7 @@ def whiskers(intervals: Iterable[Interval], of: str = "") -> str:
     all_drawn, endless = True, False
     for interval in intervals:
         method = interval.method
-        if interval.low is not None:
+        if interval.low is not None and NO_RATIO not in method:
             drawn.add(method if "93.75 %" in method else f"95 % {method}")
             endless |= interval.high is not None and math.isinf(interval.high)
         elif "no interval" in method:

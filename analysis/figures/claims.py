@@ -38,7 +38,7 @@ def draw(study: Study) -> Drawing:
         raise NothingToDraw("no arm with a first-order arm to be compared with")
     table = published("headline")
     table = table[table["unit"] == UNIT] if not table.empty else table
-    drawn = {key: one for key, one in found.items() if math.isfinite(one.speedup.estimate)}
+    drawn = {key: one for key, one in found.items() if one.speedup.is_ratio}
     without = {key: _why_none(one, scored) for key, one in found.items() if key not in drawn}
     if not drawn and table.empty:
         raise NothingToDraw("no arm whose median run, and its first-order arm's, reached the target")
@@ -136,8 +136,8 @@ def _table(found: Mapping[tuple[str, int], Comparison]) -> pd.DataFrame:
     """A row per comparison, those without a ratio included."""
     columns = ["arm", "world_size", "baseline", "percent_saved", "low", "high", "method", "holm_p", "verdict"]
     rows = [
-        (arm, size, one.baseline, _saved(one.speedup.estimate), *_limits(one), one.speedup.method, one.holm_p,
-         one.verdict)
+        (arm, size, one.baseline, _saved(one.speedup.estimate) if one.speedup.is_ratio else math.nan,
+         *_limits(one), one.speedup.method, one.holm_p, one.verdict)
         for (arm, size), one in found.items()
     ]  # fmt: skip
     return pd.DataFrame(rows, columns=columns)
@@ -149,7 +149,5 @@ def _limits(one: Comparison) -> tuple[float | None, float | None]:
 
 
 def _saved(speedup: float) -> float:
-    """1.25 times as fast is 20 % less time; NaN of no ratio."""
-    if math.isnan(speedup):
-        return math.nan
+    """1.25 times as fast is 20 % less time."""
     return 100 * (1 - 1 / speedup) if speedup > 0 else -math.inf

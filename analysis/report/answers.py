@@ -202,9 +202,9 @@ def _next(place: Place, other: str) -> str:
 
 
 def _longer(pair: Comparison, best: str, other: str) -> str:
-    factor = pair.speedup.estimate if pair.arm == best else 1 / (pair.speedup.estimate or math.nan)
-    known = 0 < factor < math.inf
-    return f"{other} {_times(factor)}" if known else f"how much longer {other} took is not known"
+    if not pair.speedup.is_ratio:
+        return f"how much longer {other} took is not known"
+    return f"{other} {_times(pair.speedup.estimate ** (1 if pair.arm == best else -1))}"
 
 
 def _times(factor: float) -> str:
@@ -214,10 +214,10 @@ def _times(factor: float) -> str:
 def _made_of(pair: Comparison, arm: str, baseline: str) -> str:
     """What the difference consists of, from the side of the arm that is not the baseline."""
     fewer, cheaper = pair.fewer_epochs.estimate, pair.cheaper_epochs.estimate
-    if not 0 < cheaper < math.inf:
+    if not pair.cheaper_epochs.is_ratio:
         return "what it consists of is not known"
     cost = _times(1 / cheaper)
-    if not 0 < fewer < math.inf:
+    if not pair.fewer_epochs.is_ratio:
         return f"an epoch of {arm} takes {cost}" + (f" as one of {baseline}" if cost == "as long" else "")
     if abs(fewer - 1) < ROUNDS_TO_EQUAL:
         epochs = "as many epochs as"
@@ -282,7 +282,7 @@ def _advice(place: Place, family: int) -> str:
 def _of_the_machine(place: Place, differed: Mapping[tuple[str, int], float]) -> str:
     """A remark where the difference is no larger than that of the same work in different arms."""
     pair, machine = _pair(place), differed.get((place.setting, place.world_size), 1.0)
-    if pair is None or not 0 < pair.speedup.estimate < math.inf:
+    if pair is None or not pair.speedup.is_ratio:
         return ""
     factor = max(pair.speedup.estimate, 1 / pair.speedup.estimate)
     if factor > machine or factor - 1 < ROUNDS_TO_EQUAL:

@@ -8,7 +8,7 @@ from analysis.comparisons import Comparison, points
 from analysis.completeness import NOT_STARTED, completed
 from analysis.figures.drawing import ranks
 from analysis.records.study import Study
-from analysis.report.tables import spell
+from analysis.report.tables import spell_ratio
 from analysis.results import results
 from analysis.statistics.intervals import Interval
 from analysis.statistics.power import decidable, repeats_for
@@ -38,7 +38,7 @@ def findings(study: Study) -> list[str]:
         sentences.append(_undecided(undecided, len(decided) + len(undecided)))
     refused = [one for one in found.values() if one.refused and not one.oversubscribed]
     return sentences + [
-        f"Not judged: {one.arm} on {one.world_size} ({spell(one.speedup, '×')}): {one.refused}."
+        f"Not judged: {one.arm} on {one.world_size} ({spell_ratio(one.speedup)}): {one.refused}."
         for one in sorted(refused, key=lambda one: (one.world_size, one.arm))
     ]
 
@@ -110,28 +110,35 @@ def moved_note(cells: pd.DataFrame) -> str:
 
 
 def _decided(one: Comparison) -> str:
+    how = f"{spell_ratio(one.speedup)} as fast to the target"
+    if not one.speedup.is_ratio:
+        slower = one.baseline if one.verdict == "faster" else one.arm
+        how = f"the median run of {slower} did not reach the target"
     return (
-        f"{one.arm} is {one.verdict} than {one.baseline} on {ranks(one.world_size)}: "
-        f"{spell(one.speedup, '×')} as fast to the target (p = {one.holm_p:.2g} after Holm); {_factors(one)}."
+        f"{one.arm} is {one.verdict} than {one.baseline} on {ranks(one.world_size)}: {how} "
+        f"(p = {one.holm_p:.2g} after Holm); {_factors(one)}."
         + (f" {one.caution[0].upper()}{one.caution[1:]}." if one.caution else "")
     )
 
 
 def _factors(one: Comparison) -> str:
-    epochs = _times(one.fewer_epochs, "fewer", "more")
-    return f"epochs {epochs}, an epoch {_times(one.cheaper_epochs, 'cheaper', 'dearer')}"
+    cost = _times(one.cheaper_epochs, "cheaper", "dearer")
+    if not one.fewer_epochs.is_ratio:
+        return f"an epoch is {cost}"
+    return f"epochs {_times(one.fewer_epochs, 'fewer', 'more')}, an epoch {cost}"
 
 
 def _times(ratio: Interval, less: str, more: str) -> str:
-    if ratio.estimate >= 1:
-        return f"{ratio.estimate:.2f} times {less}"
-    return f"{1 / ratio.estimate:.2f} times {more}" if ratio.estimate > 0 else "not known"
+    if not ratio.is_ratio:
+        return "not known"
+    larger = ratio.estimate >= 1
+    return f"{ratio.estimate if larger else 1 / ratio.estimate:.2f} times {less if larger else more}"
 
 
 def _undecided(undecided: list[Comparison], family: int) -> str:
     """Why nothing more is decided: the runs are too few, whatever they show, or what they show is unclear."""
     names = "; ".join(
-        f"{one.arm} on {one.world_size} ({spell(one.speedup, '×')}{one.caution and '; ' + one.caution})"
+        f"{one.arm} on {one.world_size} ({spell_ratio(one.speedup)}{one.caution and '; ' + one.caution})"
         for one in sorted(undecided, key=lambda one: (one.world_size, one.arm))
     )
     most = max(one.speedup.n for one in undecided)

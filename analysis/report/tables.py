@@ -71,25 +71,32 @@ def _compared(one: Comparison | None, otherwise: str) -> dict[str, str]:
         lacking = dict.fromkeys(("fewer_epochs", "cheaper_epochs", "verdict", "holm_p"), otherwise)
         return {"speedup": otherwise, **lacking, "method": ""}
     return {
-        "speedup": spell(one.speedup, "×"),
-        "fewer_epochs": spell(one.fewer_epochs, "×"),
-        "cheaper_epochs": spell(one.cheaper_epochs, "×"),
+        "speedup": spell_ratio(one.speedup),
+        "fewer_epochs": spell_ratio(one.fewer_epochs),
+        "cheaper_epochs": spell_ratio(one.cheaper_epochs),
         "verdict": one.verdict,
         "holm_p": "–" if one.holm_p is None else f"{one.holm_p:.2g}",
         "method": one.speedup.method,
     }
 
 
-def spell(interval: Interval, unit: str = "") -> str:
-    """`12.3 [10.1, 15.0]`, the unit after the estimate; without an interval the estimate alone.
+def spell(interval: Interval) -> str:
+    """`12.3 [10.1, 15.0]`; without an interval the estimate alone."""
+    return _number(interval.estimate) + _limits(interval)
 
-    What is not a number of seconds or times has no unit: `–`, `not reached`.
-    """
-    unit = unit if math.isfinite(interval.estimate) else ""
-    if interval.low is None or interval.high is None:
-        return _number(interval.estimate) + unit
+
+def spell_ratio(interval: Interval) -> str:
+    """`1.2× [1.1, 1.3]`; where one arm's median run missed, `–` and the limits that ranks give, if any."""
+    if interval.is_ratio:
+        return f"{_number(interval.estimate)}×{_limits(interval)}"
+    return f"–{_limits(interval)}"
+
+
+def _limits(interval: Interval) -> str:
+    if interval.low is None or interval.high is None or math.isinf(interval.low) or interval.high == 0:
+        return ""  # misses left nothing known
     high = "∞)" if math.isinf(interval.high) else f"{_number(interval.high)}]"
-    return f"{_number(interval.estimate)}{unit} [{_number(interval.low)}, {high}"
+    return f" [{_number(interval.low)}, {high}"
 
 
 def _number(value: float) -> str:
@@ -243,7 +250,7 @@ def fastest_table(points: Sequence[Point]) -> list[dict[str, Any]]:
             "epochs": f"{point.epochs:.3g}" if math.isfinite(point.epochs) else "–",
             "seconds_per_epoch": duration(point.seconds_per_epoch),
             "speedup": "base" if point.is_baseline else "–" if point.against is None
-            else spell(point.against.speedup, "×"),
+            else spell_ratio(point.against.speedup),
             "verdict": "–" if point.against is None else point.against.verdict,
         }
         for point in points

@@ -48,6 +48,7 @@ MANN_WHITNEY = "Hodges-Lehmann on logs, the wider of exact Mann-Whitney and Welc
 RANKS_ONLY = "Hodges-Lehmann on logs, exact Mann-Whitney limits"
 SIGNED_RANK = "Hodges-Lehmann on logs of paired runs, exact signed-rank limits"
 PAIRED_T = "Hodges-Lehmann on logs of paired runs, t limits"
+NO_RATIO = "no ratio: the median run of one arm missed"
 COUNTED = "counted, not measured: equal in all runs of an arm"
 
 
@@ -56,9 +57,10 @@ class Interval:
     """An estimate with its 95 % confidence limits.
 
     Attributes:
-        estimate: the estimate; infinite if the median run missed its target; NaN without runs.
-        low: lower limit, or None if no interval is justified.
-        high: upper limit, or None; infinite if misses leave it unknown.
+        estimate: the estimate; infinite if the median run missed its target, so of a ratio infinite or 0;
+            NaN without runs.
+        low: lower limit, or None if no interval is justified; infinite or 0 if misses leave it unknown.
+        high: upper limit, or None; likewise.
         n: number of runs; of a ratio, those of the smaller arm, or the pairs.
         method: the method, or the reason why there is no interval, for captions.
         p_value: of a ratio, two-sided, for the claim that it is 1; None without an interval.
@@ -70,6 +72,11 @@ class Interval:
     n: int
     method: str
     p_value: float | None = None
+
+    @property
+    def is_ratio(self) -> bool:
+        """Whether the estimate is a number that both arms' runs give: finite and above 0."""
+        return 0 < self.estimate < math.inf
 
     def scaled(self, factor: float) -> Interval:
         """The interval in another unit: everything times `factor` > 0."""
@@ -160,7 +167,7 @@ def paired_ratio(numerator: Sequence[float], denominator: Sequence[float], famil
         with np.errstate(invalid="ignore"):
             limits = _exponentials(signed_rank_limits(differences))
         found = _with_misses(averages, limits, n, SIGNED_RANK, _rank_p(averages, signed_rank(n)))
-        if found.p_value is not None:
+        if not math.isnan(found.estimate):
             return found
     if not np.isfinite(differences).all():
         return ratio(numerator, denominator)  # blocks only widen its limits
@@ -202,20 +209,21 @@ def _impossible(top: Array, bottom: Array, n: int) -> Interval | None:
 
 
 def _estimate_alone(differences: Array, n: int) -> Interval:
-    one = _with_misses(differences, (0.0, math.inf), n, f"Hodges-Lehmann on logs, n={n}: no interval", 1.0)
-    return replace(one, low=None, high=None, p_value=None)
+    return _with_misses(differences, (None, None), n, f"Hodges-Lehmann on logs, n={n}: no interval", None)
 
 
 def _with_misses(
-    differences: Array, limits: tuple[float, float], n: int, method: str, p_value: float
+    differences: Array, limits: tuple[float | None, float | None], n: int, method: str, p_value: float | None
 ) -> Interval:
-    """Centre and limits, if the centre is known."""
+    """Centre and limits, if the centre is known; where one arm's typical run missed, it is infinite or 0."""
     unknown = np.isnan(differences)
     least = most = median(np.where(unknown, -np.inf, differences))
     if unknown.any():
         most = median(np.where(unknown, np.inf, differences))
+    if least == most and math.isinf(least) and p_value is not None:
+        return Interval(math.exp(least), *limits, n, f"{NO_RATIO}; ranks decide", p_value)
     if not (math.isfinite(least) and math.isfinite(most)):
-        return Interval(math.nan, None, None, n, "no ratio: the median run of one arm missed")
+        return Interval(math.nan, None, None, n, NO_RATIO)
     return Interval(math.exp((least + most) / 2), *limits, n, method, p_value)
 
 

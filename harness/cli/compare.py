@@ -36,7 +36,7 @@ def compare(
 ) -> None:
     """Compare the cells that A and B share; exit code 3 if effect size and interval show that B is worse."""
     from analysis.regressions import changes, differing_environments  # noqa: PLC0415  loads pandas
-    from analysis.report.tables import spell  # noqa: PLC0415
+    from analysis.report.tables import spell_ratio  # noqa: PLC0415
 
     studies = _study(before, runs), _study(after, runs)
     found = changes(*studies, least=least / 100)
@@ -49,7 +49,7 @@ def compare(
         typer.echo(json.dumps([asdict(change) | {"verdict": change.verdict} for change in found], indent=1))
     else:
         rows = (
-            (one.arm, one.world_size, one.quantity, one.ratio.n, spell(one.ratio, "×"),
+            (one.arm, one.world_size, one.quantity, one.ratio.n, spell_ratio(one.ratio),
              "–" if one.holm_p is None else f"{one.holm_p:.2g}", one.verdict)
             for one in found
         )  # fmt: skip

@@ -25,6 +25,7 @@ from analysis.metrics import time_to_accuracy
 from analysis.report.findings import cautions
 from analysis.report.markup import to_markdown
 from analysis.rules import SCORINGS, median_score
+from analysis.statistics.intervals import NO_RATIO as MEDIAN_MISSED
 from analysis.statistics.intervals import Interval, holm, level
 from analysis.statistics.power import SIGNIFICANT
 from analysis.tuning import trials
@@ -136,8 +137,9 @@ def ratios_of(name: str, study: Study) -> pd.DataFrame:
         for method, runs in methods.items():
             if scoring.aggregate is median_score:
                 found = compared(runs, own, "scored_seconds", len(methods))
-                if refused := stopped_early(runs.merge(ends), own.merge(ends)):
-                    found = Interval(found.estimate, None, None, found.n, refused)
+                refused = stopped_early(runs.merge(ends), own.merge(ends))
+                if refused or not found.is_ratio:  # the protocol then gives counts
+                    found = Interval(found.estimate, None, None, found.n, refused or MEDIAN_MISSED)
             else:
                 found = Interval(
                     scoring.aggregate(runs) / scoring.aggregate(own), None, None, len(runs), rule

@@ -19,7 +19,8 @@ from analysis.completeness import LeftOut
 from analysis.metrics import arm_order, time_to_accuracy
 from analysis.records.loading import load
 from analysis.report.answers import answers, recommendation
-from analysis.report.findings import cautions
+from analysis.report.findings import cautions, findings
+from analysis.report.tables import summary_table
 from analysis.results import results
 from analysis.statistics.intervals import MANN_WHITNEY, PAIRED_T, SIGNED_RANK
 from tests.analysis.conftest import Plan
@@ -164,10 +165,20 @@ def test_two_of_eight_that_stopped_too_soon_leave_no_verdict(tmp_path):
     assert only_comparison(replace(one, cells=cells)).verdict == "faster"  # they never arrive
 
 
-@pytest.mark.parametrize(("at", "misses"), [(30.0, 2), (19.0, 1)])
+@pytest.mark.parametrize(("at", "misses"), [(30.0, 2), (19.0, 1), (30.0, SEEDS)])
 def test_misses_that_outlasted_the_other_arm_or_change_nothing_are_slower(at, misses, tmp_path):
     found = only_comparison(with_stopped(tmp_path, at=at, misses=misses))
     assert (found.verdict, found.refused) == ("faster", "")
+
+
+def test_an_arm_whose_runs_all_missed_is_slower_and_no_ratio_is_made_up(tmp_path):
+    one = with_stopped(tmp_path, at=30.0, misses=SEEDS)
+    assert findings(one) == [
+        "comm_opt is faster than sgd on 1 rank: the median run of sgd did not reach the target "
+        "(p = 0.0078 after Holm); an epoch is 1.33 times dearer."
+    ]
+    (row,) = summary_table(one).query("arm == 'comm_opt'").to_dict("records")
+    assert (row["speedup"], row["verdict"]) == ("–", "faster")
 
 
 def test_an_arm_of_which_every_run_stopped_too_soon_is_told_to_train_longer(tmp_path):

@@ -46,6 +46,15 @@ def test_what_got_slower_is_a_regression_and_nothing_else_is(sets, odd_studies):
         assert changes(load(sets[0]), odd_studies[other], least=0.05) == []
 
 
+def test_a_version_that_never_reaches_the_target_any_more_is_a_regression(sets, write_study):
+    broken = write_study(replace(SIX, misses=tuple(("comm_opt", 1, seed) for seed in SIX.seeds)))
+    found = verdicts(changes(load(sets[0]), load(broken), least=0.05))
+    assert {key for key, verdict in found.items() if verdict == "regression"} == {
+        ("comm_opt", "seconds to target"),
+        ("comm_opt", "epochs to target"),
+    }
+
+
 def test_bytes_are_exact_so_two_runs_show_that_they_grew(sets):
     before = load(sets[0])
     before = before.only(before.cells["seed"] < 2)

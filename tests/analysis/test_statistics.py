@@ -125,11 +125,20 @@ def test_a_ratio_with_misses_keeps_the_limit_that_is_known():
         assert mann_whitney_limits(runs, runs) == (-math.inf, math.inf)
 
 
-def test_a_ratio_of_arms_that_mostly_miss_is_not_invented():
-    for arms in (([math.inf] * 3, [1.0] * 3), ([math.inf] * 4, [1.0] * 4), ([math.inf] * 6, [math.inf] * 6)):
-        assert math.isnan(ratio(*arms).estimate)
-        assert ratio(*arms).low is None
-    assert "missed" in ratio([math.inf] * 4, [1.0] * 4).method
+@pytest.mark.parametrize("of", [ratio, paired_ratio])
+def test_where_an_arm_mostly_misses_there_is_no_ratio_but_ranks_tell_the_arms_apart(of):
+    missed = [math.inf] * 6
+    for arms in (([math.inf] * 3, [1.0] * 3), (missed, missed)):
+        assert math.isnan(of(*arms).estimate)
+        assert (of(*arms).low, of(*arms).p_value) == (None, None)
+    never = of(missed, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], *([2] if of is paired_ratio else []))
+    assert (never.estimate, never.low, never.is_ratio) == (math.inf, math.inf, False)
+    assert never.p_value == pytest.approx(2 / math.comb(12, 6))
+    assert of([1.0] * 6, missed).estimate == 0
+    half = ratio([7.0, 8.0, 9.0, *missed[:3]], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    assert (half.estimate, half.high) == (math.inf, math.inf)
+    assert half.low == pytest.approx(7 / 4)  # the sixth of 36 ratios by size: P(U <= 5) is 2.1 %
+    assert "no ratio" in half.method
 
 
 def test_exact_p_values_agree_with_scipy():
