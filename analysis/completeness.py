@@ -88,7 +88,8 @@ class LeftOut:
         """A sentence for every point that lacks runs."""
         rows = self.counts[self.counts["left_out"] > 0].drop(columns="own").reset_index()
         return [
-            f"{arm} on {size}: {left_out} of {started} runs are not scored ({states})"
+            f"{arm} on {size} rank{'s' if size > 1 else ''}: "
+            f"{left_out} of {started} runs are not scored ({states})"
             + (", more than a tenth." if left_out / started > MANY else ".")
             for arm, size, left_out, started, states in rows.itertuples(index=False)
         ]

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.figures.drawing import Drawing, number
+from analysis.figures.drawing import Drawing, number, ranks
 
 MOST_POINTS, MOST_PANELS, MOST_ARMS = 12, 6, 8
 """Most entries of each list; a longer text would be read to its end by nobody, and the CSV has all."""
@@ -56,7 +56,7 @@ def _medians(numbers: pd.DataFrame) -> str:
         return ""
     medians = numbers.groupby(["arm", "world_size"], sort=False)[column].median().dropna().reset_index()
     told = [
-        f"{arm} on {size}: {'missed' if math.isinf(value) else number(value)}"
+        f"{arm} on {ranks(size)}: {'missed' if math.isinf(value) else number(value)}"
         for arm, size, value in medians.itertuples(index=False)
     ]
     return f"Medians, {VALUES[column]}: {_listed(told, MOST_POINTS, 'points')}" if told else ""

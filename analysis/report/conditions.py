@@ -239,7 +239,7 @@ def _without(study: Study, runs: pd.DataFrame) -> str:
         return "Without these blocks too few runs are left for any verdict."
     verdicts = {key: one.verdict for key, one in after.items()}
     changed = [
-        f"{arm} on {size}: {one.verdict}, without them {verdicts.get((arm, size), 'not compared')}"
+        f"{arm} on {ranks(size)}: {one.verdict}, without them {verdicts.get((arm, size), 'not compared')}"
         for (arm, size), one in before.items()
         if verdicts.get((arm, size)) != one.verdict
     ]

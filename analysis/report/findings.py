@@ -38,7 +38,7 @@ def findings(study: Study) -> list[str]:
         sentences.append(_undecided(undecided, len(decided) + len(undecided)))
     refused = [one for one in found.values() if one.refused and not one.oversubscribed]
     return sentences + [
-        f"Not judged: {one.arm} on {one.world_size} ({spell_ratio(one.speedup)}): {one.refused}."
+        f"Not judged: {one.arm} on {ranks(one.world_size)} ({spell_ratio(one.speedup)}): {one.refused}."
         for one in sorted(refused, key=lambda one: (one.world_size, one.arm))
     ]
 
@@ -73,12 +73,14 @@ def cautions(study: Study) -> list[str]:
 
 
 def _misses(scored: pd.DataFrame) -> str:
-    """`sgd on 1: 4 of 4 in 14 epochs`, for every arm and world size with misses; of many the first four."""
+    """`sgd on 1 rank: 4 of 4 in 14 epochs`, of every point with misses; of many the first four."""
     told = []
     for arm, size, runs in points(scored):
         misses = runs[~runs["reached"]]
         if len(misses):
-            told.append(f"{arm} on {size}: {len(misses)} of {len(runs)} in {misses['epochs'].max():g} epochs")
+            told.append(
+                f"{arm} on {ranks(size)}: {len(misses)} of {len(runs)} in {misses['epochs'].max():g} epochs"
+            )
     return "; ".join([*told[:4], *([f"{len(told) - 4} more points"] if len(told) > 4 else [])])
 
 
@@ -138,7 +140,8 @@ def _times(ratio: Interval, less: str, more: str) -> str:
 def _undecided(undecided: list[Comparison], family: int) -> str:
     """Why nothing more is decided: the runs are too few, whatever they show, or what they show is unclear."""
     names = "; ".join(
-        f"{one.arm} on {one.world_size} ({spell_ratio(one.speedup)}{one.caution and '; ' + one.caution})"
+        f"{one.arm} on {ranks(one.world_size)} "
+        f"({spell_ratio(one.speedup)}{one.caution and '; ' + one.caution})"
         for one in sorted(undecided, key=lambda one: (one.world_size, one.arm))
     )
     most = max(one.speedup.n for one in undecided)

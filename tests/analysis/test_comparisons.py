@@ -188,4 +188,4 @@ def test_an_arm_of_which_every_run_stopped_too_soon_is_told_to_train_longer(tmp_
     places = shown.places
     assert "more epochs of sgd could change the order" in answers(places)[0]
     assert "is not shown: 8 of 8 runs of sgd stopped after 10 epochs" in recommendation(shown)[0]
-    assert "8 of 16 runs missed their target (sgd on 1: 8 of 8 in 10 epochs)" in " ".join(cautions(one))
+    assert "8 of 16 runs missed their target (sgd on 1 rank: 8 of 8 in 10 epochs)" in " ".join(cautions(one))

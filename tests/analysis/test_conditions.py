@@ -138,7 +138,7 @@ def test_arms_that_ran_one_after_the_other_get_no_verdict(tmp_path):
     study = block_study(tmp_path, order=lambda seed: ("sgd", "comm_opt"))
     (one,) = comparisons(study, time_to_accuracy(study)).values()
     assert (one.verdict, one.holm_p) == ("not judged", None)
-    assert "Not judged: comm_opt on 1 (2× [" in findings(study)[-1]
+    assert "Not judged: comm_opt on 1 rank (2× [" in findings(study)[-1]
     assert (
         "comm_opt and sgd ran one after the other, so that drift could make the difference"
         in findings(study)[-1]

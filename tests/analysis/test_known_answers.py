@@ -164,7 +164,7 @@ def test_interrupted_runs_have_no_score_and_are_counted(tmp_path):
         "Caution: no runs of comm_opt and 5 of 9 runs of sgd did not complete and are left out."
         in findings(study)[0]
     )
-    said = "sgd on 2: 5 of 9 runs are not scored (3 CANCELLED, 2 LOST), more than a tenth."
+    said = "sgd on 2 ranks: 5 of 9 runs are not scored (3 CANCELLED, 2 LOST), more than a tenth."
     assert said in cautions(study)
     assert findings(hand_made(tmp_path / "none", ended)) == [
         "No run has completed, so none is scored; 5 started."

@@ -68,7 +68,7 @@ def test_the_report_says_what_its_runs_cannot_decide_and_three_decide_nothing(tm
     (said,) = findings(hand_made(tmp_path / "four", runs))
     assert said.startswith(
         "With 4 runs of each arm 4 comparisons cannot be decided at 5 %; that needs at least 5 runs: "
-        "comm_opt on 1 (10×"
+        "comm_opt on 1 rank (10×"
     )
     one = [run for run in runs if run.world_size == 1 and run.method != "dp_kfac"]
     study = hand_made(tmp_path / "three", [run for run in one if run.seed < 3])

@@ -192,7 +192,7 @@ def test_an_alternative_text_gives_the_medians_of_runs_only(study):
     drawing = FIGURES["time_to_accuracy"].draw(study)
     said = alt_text("Time", drawing)
     median = drawing.numbers.query("arm == 'sgd' and world_size == 2")["seconds"].median()
-    assert f"sgd on 2: {median:.4g}" in said
+    assert f"sgd on 2 ranks: {median:.4g}" in said
     assert "time to target (s) over ranks" in said
     doubled = Drawing(drawing.figure, drawing.numbers.loc[[0, *drawing.numbers.index]], "")
     assert "Medians" not in alt_text("Time", doubled)
