@@ -167,7 +167,7 @@ def paired_ratio(numerator: Sequence[float], denominator: Sequence[float], famil
         with np.errstate(invalid="ignore"):
             limits = _exponentials(signed_rank_limits(differences))
         found = _with_misses(averages, limits, n, SIGNED_RANK, _rank_p(averages, signed_rank(n)))
-        if not math.isnan(found.estimate):
+        if found.is_ratio:
             return found
     if not np.isfinite(differences).all():
         return ratio(numerator, denominator)  # blocks only widen its limits
