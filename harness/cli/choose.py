@@ -30,7 +30,12 @@ def choose(
     runs: Runs = RUNS,
     archives: Annotated[
         list[Path] | None,
-        typer.Option("--archive", metavar="FILE", help="Take the trials from this archive; may be repeated."),
+        typer.Option(
+            "--archive",
+            metavar="FILE",
+            dir_okay=False,
+            help="Take the trials from this archive; may be repeated.",
+        ),
     ] = None,
     methods: Annotated[
         str | None,

@@ -38,7 +38,12 @@ def report(
     ] = None,
     archives: Annotated[
         list[Path] | None,
-        typer.Option("--archive", metavar="FILE", help="Report this archive, with --out; may be repeated."),
+        typer.Option(
+            "--archive",
+            metavar="FILE",
+            dir_okay=False,
+            help="Report this archive, with --out; may be repeated.",
+        ),
     ] = None,
     rule: Rule = "first",
     at: OtherTarget = None,

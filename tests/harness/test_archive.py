@@ -199,5 +199,7 @@ def test_a_report_reads_archives_in_the_place_of_a_sweep(
     assert "--figure='scalng' is not a figure" in (said := capsys.readouterr().err)
     assert "did you mean scaling?" in said
     assert not (tmp_path / "other").exists()
+    assert main(["report", "--archive", str(tmp_path), "--out", str(tmp_path / "other")]) == 2
+    assert "is a directory" in capsys.readouterr().err  # in the place of a report about no runs
     assert main(["report", *options]) == 2
     assert "--archive takes the place of a sweep and needs --out" in capsys.readouterr().err
