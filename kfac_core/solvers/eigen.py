@@ -26,6 +26,8 @@ ResNet-8 that is one in twenty, early in training; at 0.1 it was one in four, fo
 
 _SHIFT = 1e-4  # of the largest eigenvalue, added as a basis is refined: what a factor hardly has stays
 
+_MISFIT = 0.01  # of the norms of factor and basis: far above rounding, even that of TF32
+
 _UPPER_FROM = 256  # rows, from which on MKL reduces an upper triangle faster than a lower one
 
 
@@ -90,6 +92,7 @@ class EigenSolver:
             vectors, values = torch.ones_like(factors), factors.flatten(1)
         elif last is None:
             values, vectors = decomposed(factors)
+            failed = _misfits(factors, values, vectors)
         else:
             before, _ = _columns(last, FactorShape(factors.shape[-1], len(factors)))
             values, vectors, failed = refined(factors, before, by_products=True)
@@ -219,6 +222,21 @@ def refined(factor: Tensor, vectors: Tensor, *, by_products: bool = False) -> tu
     return values, vectors, failed | (status != 0)
 
 
+def _misfits(factors: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
+    """Which decompositions are none, `[blocks]`: vectors that are not orthonormal, or not the factor's.
+
+    Batched decompositions of some libraries return such in silence, and those of single matrices do not:
+    cuSOLVER before 11.7.3 (pytorch/pytorch#192483), rocSOLVER (ROCm/rocm-libraries#9118). It costs two
+    products, hardly anything beside the decomposition.
+    """
+    products = inner(factors, vectors)
+    residual = torch.linalg.matrix_norm(torch.addcmul(products, vectors, values.unsqueeze(-2), value=-1))
+    overlaps = inner(vectors.mT, vectors)
+    overlaps.diagonal(dim1=-2, dim2=-1).sub_(1.0)
+    askew = torch.linalg.matrix_norm(overlaps) > _MISFIT * vectors.shape[-1] ** 0.5
+    return (residual <= _MISFIT * torch.linalg.matrix_norm(factors)).logical_not_() | askew
+
+
 def _refined_to(factor: Tensor, before: Tensor, vectors: Tensor, values: Tensor) -> bool:
     """Whether refinement of `before` is enough; its results are then in `vectors` and `values`."""
     better, turned, failed = refined(factor, before)
@@ -335,9 +353,9 @@ class LowRankEigenSolver:
         count, dim = factors.shape[:2]
         if dim <= self._rank:
             return self._whole.solve_all(factors, damping, last)
-        failed = None
         if last is None:
             values, vectors = self._largest(factors)
+            failed = _misfits(factors, values, vectors)
         else:
             before = self._eigenpairs(last, FactorShape(dim, count))
             values, vectors, failed = refined(factors, before.vectors, by_products=True)

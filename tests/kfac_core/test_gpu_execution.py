@@ -29,7 +29,7 @@ from kfac_core.gradients import Copies
 from kfac_core.packing import pack, pack_whole, packed_size
 from kfac_core.second_order import deferred_status
 from kfac_core.solvers import LinAlgError
-from kfac_core.solvers.eigen import EigenSolver
+from kfac_core.solvers.eigen import EigenSolver, decomposed
 from tests.kfac_core.nets import ConvNet, Transformer
 from tests.kfac_core.runs import assert_same, run
 
@@ -75,6 +75,27 @@ def test_training_equals_that_of_a_cpu(kind, options):
         options.get("eigen_start") != "warm"
     )  # a refined basis depends on the first, arbitrary where values agree
     assert (got - want).norm() <= (1e-6 if exact else 1e-4) * want.norm()
+
+
+@pytest.mark.parametrize("rank", [None, 8])
+@pytest.mark.parametrize("fault", ["not orthonormal", "of another matrix"])
+def test_wrong_vectors_of_a_batched_decomposition_are_solved_again_one_by_one(monkeypatch, fault, rank):
+    """Some versions of cuSOLVER and rocSOLVER return them without an error."""
+    calls = []
+
+    def faulty(factor: Tensor, out: Any = None) -> tuple[Tensor, Tensor]:
+        values, vectors = decomposed(factor, out)
+        calls.append(len(factor))
+        if len(factor) > 1:
+            vectors[1] = vectors[1, :, :1] if fault == "not orthonormal" else torch.eye(len(vectors[1]))
+        return values, vectors
+
+    want = trained("transformer", Execution.BATCHED, factor_start="first", eigen_rank=rank)
+    monkeypatch.setattr("kfac_core.solvers.eigen.decomposed", faulty)
+    got = trained("transformer", Execution.BATCHED, factor_start="first", eigen_rank=rank)
+    assert max(calls) > 1
+    assert calls.count(1) > 0
+    assert (got - want).norm() <= 1e-6 * want.norm()
 
 
 def test_a_statistic_that_is_not_finite_changes_no_factor_and_is_reported():
