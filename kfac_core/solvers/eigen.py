@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -233,8 +234,9 @@ def _misfits(factors: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
     residual = torch.linalg.matrix_norm(torch.addcmul(products, vectors, values.unsqueeze(-2), value=-1))
     overlaps = inner(vectors.mT, vectors)
     overlaps.diagonal(dim1=-2, dim2=-1).sub_(1.0)
-    askew = torch.linalg.matrix_norm(overlaps) > _MISFIT * vectors.shape[-1] ** 0.5
-    return (residual <= _MISFIT * torch.linalg.matrix_norm(factors)).logical_not_() | askew
+    fits: Tensor = residual <= _MISFIT * torch.linalg.matrix_norm(factors)
+    upright: Tensor = torch.linalg.matrix_norm(overlaps) <= _MISFIT * math.sqrt(vectors.shape[-1])
+    return (fits & upright).logical_not_()
 
 
 def _refined_to(factor: Tensor, before: Tensor, vectors: Tensor, values: Tensor) -> bool:
