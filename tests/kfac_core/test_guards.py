@@ -272,6 +272,14 @@ def test_the_summary_says_what_is_taken_by_whom_and_why_the_rest_is_plain():
         assert text in str(kfac)
 
 
+@pytest.mark.parametrize("option", [{"sparse": True}, {"scale_grad_by_freq": True}, {"max_norm": 1.0}])
+def test_an_embedding_whose_options_change_its_gradient_or_weight_stays_plain(option):
+    model = net(nn.Embedding(9, 4, **option), nn.Linear(4, 3))
+    summary = KFAC(model, lr=LR).summary()
+    assert [each.name for each in summary.layers] == ["1"]
+    assert [each.reason for each in summary.plain] == ["an option that K-FAC does not support"]
+
+
 def test_a_weight_that_is_a_number_is_no_obstacle():
     class Scaled(nn.Module):
         def __init__(self) -> None:
