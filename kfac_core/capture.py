@@ -226,6 +226,10 @@ class Capture:
                 alone = index not in self._head_of  # a tie is joined, and sent, at the step
                 self._callback(index, alone and call.is_last and statistics.pending_calls <= 0)
 
+    def has_changed(self) -> bool:
+        """Whether an optimizer has changed any weight since its statistics were taken."""
+        return any(map(self._has_changed, self._versions))
+
     def _has_changed(self, index: int) -> bool:
         """Whether an optimizer has changed a weight since its statistics were taken."""
         layer, (weight, version) = self._layers[index], self._versions.get(index, (0, 0))

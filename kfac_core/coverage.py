@@ -113,7 +113,10 @@ def summarised(
     taken = tuple(_taken(layer, owners[layer.name], config, item_bytes) for layer in layers)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     return Summary(
-        taken, tuple(plain_modules(model, layers, config)), sum(each.parameters for each in taken), trained
+        taken,
+        tuple(plain_modules(model, layers, config)),
+        sum(each.parameters for each, layer in zip(taken, layers, strict=True) if layer.is_trained),
+        trained,
     )
 
 

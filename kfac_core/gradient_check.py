@@ -255,7 +255,8 @@ def _directions(like: Tensor, padding: int | None) -> list[Tensor]:
 def _mismatches(names: Sequence[str]) -> list[str]:
     if not names:
         return []
-    advice = f"; exclude it: skip={tuple(names[:4])}" if all(names) else ""  # an empty pattern matches all
+    patterns = tuple(f"{name}$" for name in names[:4])
+    advice = f"; exclude it: skip={patterns}" if all(names) else ""
     return [
         f"K-FAC: the gradient of {listed_layers(names)} is not the sum over the calls of the layer: its "
         "weight is also used without calling the layer, or a hook changes the gradients between; the factors "

@@ -184,6 +184,13 @@ class Gradients:
             for gradient, (before, version) in zip(now, self._written, strict=True)
         )
 
+    def has_changed(self, parameter: Tensor, times: int) -> bool:
+        """Whether the parameter's gradient is that of the last `write`, changed so often since."""
+        gradient = parameter.grad
+        return gradient is not None and any(
+            before() is gradient and version + times == gradient._version for before, version in self._written
+        )
+
     def _of_parameters(self) -> Iterator[Tensor]:
         for layer in self._layers:
             for parameter in layer.parameters():

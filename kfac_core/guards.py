@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from kfac_core.capture import is_captured
+from kfac_core.collectives import Communicator
+from kfac_core.collectives.communicator import differing, of_all_ranks
 from kfac_core.config import Execution, KFACConfig
 from kfac_core.errors import ConfigError
 from kfac_core.factors import Key
@@ -78,6 +80,29 @@ def refuse_other_kinds(model: object, arguments: Mapping[str, Any]) -> None:
             f"KFAC: lr must be a number, the optimizer or a callable without arguments, got {_shown(lr)}"
         )
     _refuse_lazy(model)
+
+
+def refuse_other_configs(
+    communicator: Communicator, config: KFACConfig, shapes: Sequence[LayerShape], like: Tensor
+) -> None:
+    """Refuse a config or layers that are not those of the other ranks, which call this at the same time.
+
+    Ranks that disagree would wait for each other forever.
+
+    Raises:
+        ConfigError: naming the fields.
+    """
+    if communicator.world_size == 1:
+        return
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    texts = {name: type(each).__name__ if callable(each) else repr(each) for name, each in values.items()}
+    names = [*texts, "the model's layers"]
+    found = [names[place] for place in differing(communicator, [*texts.values(), repr(shapes)], like)]
+    if found:
+        own = ", ".join(f"{name}={texts[name]}" if name in texts else name for name in found)
+        raise ConfigError(
+            f"rank {communicator.rank} has {own}, and other ranks do not: every rank must make the same KFAC"
+        )
 
 
 def refuse_setting(name: str, value: object) -> None:
@@ -230,12 +255,12 @@ class ModelChanges:
                 )
 
     def _frozen(self) -> list[str]:
-        """Biases that are frozen alone, each once; a whole layer may be frozen for a while."""
-        names = [
-            f"the bias of {layer.name}".strip()
-            for layer in self._layers
-            if layer.has_bias and layer.is_trained and not layer.parameters()[1].requires_grad
-        ]
+        """Weights or biases that are frozen alone, each once; a whole layer may be frozen for a while."""
+        names = []
+        for layer in self._layers:
+            trained = [parameter.requires_grad for parameter in layer.parameters()]
+            if len(set(trained)) > 1:
+                names.append(f"the {'bias' if trained[0] else 'weight'} of {layer.name}".strip())
         new = [name for name in names if name not in self._said]
         self._said |= set(new)
         if not new:
@@ -308,11 +333,13 @@ def _named_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 SAMPLES = 10
 """Second-order updates in a row at which the kl-clip must bind before it is reported, once."""
 
+_SAME = 1e-5  # of the largest norm of the ranks' gradients; float32 sums of millions round to less
+
 _BINDS = 0.5  # a step that is scaled by less is another learning rate
 
 
 class Progress:
-    """Reads the device at second-order updates only, and a step later, so that nothing waits.
+    """Reads a GPU at second-order updates only, and a step later, so that nothing waits.
 
     Attributes:
         nonfinite_steps: steps whose gradients were not finite on this rank, as far as the host knows.
@@ -320,7 +347,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.nonfinite_steps = 0
-        self._binding = self._checked = 0
+        self._binding = self._checked = self._said_nonfinite = 0
         self._largest = 0.0
         self._said_clip = self._said_eval = False
         self._copy: HostCopy | None = None
@@ -332,15 +359,16 @@ class Progress:
         self._copy = copy_to_host(torch.stack([finite, scale.to(finite.dtype).reshape(())]).unsqueeze(0))
 
     def read(self, step: int) -> list[str]:
-        """Warnings from what was asked for in the step before."""
+        """Warnings from what was asked for before; of steps that are not finite as often as they double."""
         if self._copy is None:
             return []
         ((finite, scale),), self._copy = self._copy.numbers(), None
         nonfinite = self._checked - round(finite)
         self._log_clip(scale)
-        if nonfinite <= self.nonfinite_steps:
-            return []
         self.nonfinite_steps = nonfinite
+        if nonfinite < max(1, 2 * self._said_nonfinite):
+            return []
+        self._said_nonfinite = nonfinite
         return [
             f"K-FAC: gradients that are not finite in {self.nonfinite_steps} of the steps up to {step}: they "
             "were set to zero, so that they reach no parameter that K-FAC takes; with float16 use a "
@@ -399,6 +427,35 @@ class Failure:
         )
 
 
+class SameGradients:
+    """Whether the ranks bring the same gradients to the first step; read in the next one."""
+
+    def __init__(self, communicator: Communicator, *, averaged: bool) -> None:
+        self._communicator = communicator
+        self._asks = communicator.world_size > 1 and not averaged
+        self._copy: HostCopy | None = None
+
+    def ask(self, gradients: Tensor) -> None:
+        """Start to compare, once; every rank calls it with its flat gradients."""
+        if self._asks:
+            self._asks = False
+            norm = torch.linalg.vector_norm(gradients, dtype=torch.float64).reshape(1)
+            self._copy = copy_to_host(of_all_ranks(self._communicator, norm))
+
+    def read(self) -> list[str]:
+        """A warning, if they differ by more than rounding."""
+        if self._copy is None:
+            return []
+        norms, self._copy = [norm for (norm,) in self._copy.numbers() if norm], None
+        if not norms or not max(norms) - min(norms) > _SAME * max(norms):
+            return []
+        return [
+            f"K-FAC: the gradients of the ranks differ: in the first step their norms were {min(norms):.3g} "
+            f"to {max(norms):.3g}. Average them before step(), as DistributedDataParallel does, or the "
+            "models drift apart"
+        ]
+
+
 def missing_statistics(
     updates: Mapping[Key, int], shapes: Sequence[LayerShape], failures: Sequence[Failure], step: int
 ) -> list[str]:
@@ -409,7 +466,8 @@ def missing_statistics(
     return [
         f"K-FAC: no statistics of {listed_layers(missing)} by step {step}: a layer that takes no part in "
         "training passes, whose weight is used without calling the layer, or whose input is a nested tensor "
-        "of another layout than torch.jagged, keeps the direction of its plain gradient"
+        "of another layout than torch.jagged, keeps the direction of its plain gradient; so do all layers if "
+        "KFAC was made after the forward pass, or after the training step was compiled"
     ]
 
 

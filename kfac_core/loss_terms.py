@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -68,11 +69,10 @@ class LossTerms:
         Raises:
             ConfigError: the model has no such module; a count is not a number, or below 0.
         """
-        for terms in (count, *of.values()):
-            if isinstance(terms, bool) or not isinstance(terms, int | float) or not 0 <= terms < math.inf:
-                raise ConfigError(f"set_loss_terms: {terms!r} must be a finite number of loss terms >= 0")
-        self._stated = count
-        self._stated_of = {layer: terms for name, terms in of.items() for layer in self._layers_in(name)}
+        self._stated = _terms(count)
+        self._stated_of = {
+            layer: _terms(terms) for name, terms in of.items() for layer in self._layers_in(name)
+        }
 
     def begin(self, inputs: Iterable[Any]) -> None:
         """The model's own forward pass starts."""
@@ -182,6 +182,13 @@ class LossTerms:
             "loss terms are %ss (%s), %s; batch dimension %d", kind.removesuffix("s"), how, counts,
             self._batch_dim,
         )  # fmt: skip
+
+
+def _terms(count: object) -> float:
+    number = count.item() if isinstance(count, Tensor) and count.numel() == 1 else count
+    if isinstance(number, bool) or not isinstance(number, Real) or not 0 <= float(number) < math.inf:
+        raise ConfigError(f"set_loss_terms: {count!r} must be a finite number of loss terms >= 0")
+    return float(number)
 
 
 def _note(passes: dict[int, tuple[float, float]], task: int, terms: float, share: float) -> None:

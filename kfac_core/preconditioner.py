@@ -11,6 +11,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from kfac_core.capture import Capture, full_precision
 from kfac_core.collectives import Communicator, connect
@@ -25,12 +26,15 @@ from kfac_core.guards import (
     Failure,
     ModelChanges,
     Progress,
+    SameGradients,
     missing_statistics,
+    refuse_other_configs,
     refuse_other_kinds,
     refuse_setting,
     warn_of_other_kfac,
 )
 from kfac_core.layers import find_layers
+from kfac_core.layers.layer import is_sharded
 from kfac_core.overflow import Overflow, UndecidedSteps
 from kfac_core.phases import Phase
 from kfac_core.placement import Placement
@@ -147,6 +151,9 @@ class KFAC(Resumable):
         )
         self._scaler = scaler
         self._must_solve = self._owes_factors = self._paused = self._named_repeat = False
+        self._named_order = False
+        self._watch: RemovableHandle | None = None
+        self._keeps_old = False
         self._solved_at: tuple[int, float] | None = None
         self._undecided = UndecidedSteps()
         self._pending_warnings: list[str] = []
@@ -171,6 +178,7 @@ class KFAC(Resumable):
         dtype = reduce(torch.promote_types, (layer.weight.dtype for layer in self._layers), torch.float32)
         like = torch.empty(0, dtype=dtype, device=self._layers[0].weight.device)
         self._communicator.prepare(self.placement.groups, like)
+        refuse_other_configs(self._communicator, self.config, self.shapes, like)
         self._execution = self._asked_execution or Execution.on(like.device.type)
         self._choose_grams(like.dtype)
         batched = self._execution is Execution.BATCHED
@@ -187,6 +195,9 @@ class KFAC(Resumable):
         self._changes = ModelChanges(bare, self._layers, like.device)
         self._gradient_check = GradientCheck(bare, self._layers, lambda: not self._paused)
         self._progress = Progress()
+        averaged = self._wrapper is not None or bool(self._fully_sharded)
+        self._same_gradients = SameGradients(self._communicator, averaged=averaged)
+        self._removed = False
         summary = self.summary()
         self.plain_modules = [f"{each.name} ({each.kind})" for each in summary.plain]
         log_coverage(summary, self._communicator.rank)
@@ -194,9 +205,12 @@ class KFAC(Resumable):
     @torch.no_grad()
     def step(self) -> None:
         """Precondition the gradients in place; on update steps, first update factors and second order."""
+        if self._removed:
+            raise ConfigError("kfac.step() after kfac.remove(): make a new KFAC, or call kfac.refresh()")
         self._reshard()
         self._pending_warnings += self._changes.warnings()
         refuse_join(self._wrapper, self._communicator.world_size)
+        self._check_accumulation()
         if self._gradients.are_as_written() and not self._named_repeat:
             self._named_repeat = True
             self._pending_warnings.append(
@@ -210,6 +224,7 @@ class KFAC(Resumable):
             self.discard()
             self.skipped_steps += 1
             return
+        self._same_gradients.ask(self._gradients.raw[0])
         renews = self.renews_factors, self.renews_second_order
         with full_precision(self._gradients.raw[0]):  # also when called inside autocast
             self._read_guards()
@@ -220,10 +235,9 @@ class KFAC(Resumable):
             if renews[1]:
                 self._update_second_order()
             self._precondition()
-            if renews[1]:
-                gradients = self._gradients
-                self._progress.ask(gradients.checked, gradients.finite, gradients.clip_scale)
+            self._ask_progress(renewed=renews[1])
         self.steps += 1
+        self._watch_accumulation()
         self._undecided.issued(factors=renews[0], second_order=renews[1])
         self._capture.loss_terms.clear()  # also in a step that updates no factor
         self._settle(leave=1)
@@ -297,8 +311,8 @@ class KFAC(Resumable):
     def nonfinite_steps(self) -> int:
         """Steps whose gradients were not finite, without a GradScaler: they were set to zero.
 
-        Known at second-order updates; on a GPU gradients of parameters that K-FAC does not take are as they
-        are.
+        On a GPU known after second-order updates, and gradients of parameters that K-FAC does not take are
+        as they are.
         """
         return self._progress.nonfinite_steps
 
@@ -357,10 +371,17 @@ class KFAC(Resumable):
         restore_known(self._snapshot(), saved)
         self._must_solve = self.steps > 0
 
+    def parameters(self) -> list[nn.Parameter]:
+        """Those whose gradients K-FAC preconditions; the others may have an optimizer of their own."""
+        return list({id(each): each for layer in self._layers for each in layer.parameters()}.values())
+
     def remove(self) -> None:
         """Take K-FAC's hooks off the model; with `overlap_factors` every rank calls this."""
+        self._removed = True
         self._capture.remove()
         self._gradient_check.remove()
+        if self._watch is not None:
+            self._watch.remove()
         self._factors.close()
 
     def _snapshot(self) -> Snapshot:
@@ -387,7 +408,40 @@ class KFAC(Resumable):
         self._pending_warnings += self._gradient_check.read(
             scaled=scaled, alone=self._communicator.world_size == 1
         )
-        self._pending_warnings += self._progress.read(self.steps)
+        self._pending_warnings += self._progress.read(self.steps) + self._same_gradients.read()
+
+    def _ask_progress(self, *, renewed: bool) -> None:
+        """Whether the gradients were finite: read at once on a CPU, on a GPU after an update."""
+        gradients = self._gradients
+        at_once = self._scaler is None and gradients.finite.device.type == "cpu"
+        if renewed or at_once:
+            scale = gradients.clip_scale if renewed else None
+            self._progress.ask(gradients.checked, gradients.finite, scale)
+        if at_once:
+            self._pending_warnings += self._progress.read(self.steps + 1)
+
+    def _watch_accumulation(self) -> None:
+        """From the first step to the second, count what is added to one gradient."""
+        weight = next((layer.weight for layer in self._layers if layer.weight.requires_grad), None)
+        if self.steps == 1 and weight is not None and not is_sharded(weight):
+            self._additions = 0
+            self._watch = weight.register_post_accumulate_grad_hook(self._on_addition)
+
+    def _on_addition(self, weight: Tensor) -> None:
+        self._additions += 1
+        self._keeps_old = self._gradients.has_changed(weight, self._additions)
+
+    def _check_accumulation(self) -> None:
+        """In the second step: whether nothing but additions has happened to that gradient, no `zero_grad`."""
+        if self._watch is None:
+            return
+        self._watch.remove()
+        self._watch = None
+        if self._keeps_old:
+            self._pending_warnings.append(
+                "K-FAC: a backward pass was added to gradients that step() had preconditioned: call "
+                "zero_grad() before it, and with micro-batches step() once, after the last one"
+            )
 
     def _choose_grams(self, dtype: torch.dtype) -> None:
         """How the layers sum outer products."""
@@ -453,6 +507,12 @@ class KFAC(Resumable):
             yield
 
     def _update_factors(self) -> None:
+        if self._capture.has_changed() and not self._named_order:
+            self._named_order = True
+            self._pending_warnings.append(
+                "K-FAC: weights have changed between the backward pass and step(): call kfac.step() before "
+                "optimizer.step(), which otherwise takes plain gradients"
+            )
         captured = any(each.shares() is not None for each in self._capture.statistics)
         self._pending_warnings += self._progress.of_eval(captured=captured, in_eval=self._capture.in_eval)
         self._pending_warnings += self._capture.loss_terms.warnings()

@@ -19,7 +19,7 @@ from torch import Tensor
 from kfac_core.placement import Ranks
 from kfac_core.timing import Traffic
 
-_KINDS = 1 << 20  # numbers of kinds of devices; float32 holds each exactly
+_TEXTS = 1 << 20  # numbers of texts; float32 holds each exactly
 
 Wait = Callable[[], None]
 """Waits until a started operation has finished."""
@@ -222,15 +222,28 @@ class SplitWait:
         self.traffic.wait_seconds = (self.traffic.wait_seconds or 0.0) + waited
 
 
-def are_alike(communicator: Communicator, like: Tensor) -> bool:
-    """Ask all ranks for the kind of their device, at the same time; not counted as traffic."""
+def of_all_ranks(communicator: Communicator, own: Tensor) -> Tensor:
+    """`own` [n] of every rank, `[ranks, n]`; all ranks call it at the same time. Not counted as traffic."""
     traffic = communicator.traffic
     before = traffic.calls, traffic.sent_bytes
-    kinds = like.new_zeros(communicator.world_size, dtype=torch.float32)
-    kinds.narrow(0, communicator.rank, 1).fill_(1 + zlib.crc32(kind_of(like.device).encode()) % _KINDS)
-    communicator.all_reduce(kinds)
+    rows = own.new_zeros(communicator.world_size, len(own))
+    rows[communicator.rank].copy_(own)
+    communicator.all_reduce(rows)
     traffic.calls, traffic.sent_bytes = before
-    return len({kind for kind in map(float, kinds.cpu().unbind()) if kind}) == 1
+    return rows
+
+
+def differing(communicator: Communicator, texts: Sequence[str], like: Tensor) -> list[int]:
+    """Places of the texts that are not the same on all ranks, which call it at the same time."""
+    own = [1 + zlib.crc32(text.encode()) % _TEXTS for text in texts]
+    rows = of_all_ranks(communicator, torch.tensor(own, dtype=torch.float32, device=like.device))
+    columns = [[float(number) for number in column.unbind()] for column in rows.cpu().unbind(1)]
+    return [place for place, column in enumerate(columns) if len(set(column) - {0.0}) > 1]
+
+
+def are_alike(communicator: Communicator, like: Tensor) -> bool:
+    """Whether all ranks have the same kind of device; they ask at the same time."""
+    return not differing(communicator, [kind_of(like.device)], like)
 
 
 def kind_of(device: torch.device) -> str:

@@ -137,6 +137,7 @@ def names_of_a_training_loop() -> dict[str, Any]:
         "x": x,
         "y": y,
         "micro_batches": [(x, y), (x, y)],
+        "batches": [(x, y), (x, y)],
     }
 
 

@@ -75,6 +75,12 @@ def test_a_bias_that_is_frozen_is_named_once_and_left_out_on_request():
     torch.testing.assert_close(model[0].weight.grad, same[0].weight.grad, rtol=1e-10, atol=0)
 
 
+def test_a_weight_that_is_frozen_beside_its_bias_is_named():
+    _, kfac = begun(lambda m: m[0].weight.requires_grad_(False))
+    with pytest.warns(RuntimeWarning, match=r"the weight of 0 frozen since KFAC was made.*kfac.refresh\(\)"):
+        kfac.step()
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -216,6 +216,7 @@ def test_a_count_that_is_a_guess_is_a_warning_once_that_names_the_statement(feat
     model = Reshaped(features, shape)
     kfac = KFAC(model, KFACConfig.sc20(**NOW, loss_terms=stated), lr=0.1)
     for _ in range(3):
+        model.zero_grad()
         model(numbers(BATCH, TOKENS, WIDTH)).square().mean().backward()
         kfac.step()
     (said,) = [str(each.message) for each in recwarn]
@@ -367,7 +368,8 @@ def test_a_statement_is_forgotten_also_by_a_step_that_updates_no_factor():
     kfac, seen = KFAC(model, config, lr=0.1), watched(model)
     for step in range(4):
         if step == 1:
-            kfac.set_loss_terms(1000)
+            kfac.set_loss_terms(torch.tensor(1000))
+        model.zero_grad()
         squares(model(numbers(BATCH, TOKENS, WIDTH))).backward()
         kfac.step()
     for layer in ("trunk", "head"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,14 +33,20 @@ def backward(model: nn.Module, seed: int = 0, scale: float = 1.0) -> None:
     (functional.cross_entropy(model(x), y) * scale).backward()
 
 
-def stepped(model: nn.Module, kfac: KFAC, steps: int = 3) -> list[str]:
-    """The warnings of some steps."""
+def warned(step: Callable[[], None]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for step in range(steps):
-            backward(model, step)
-            kfac.step()
+        step()
     return [str(warning.message) for warning in caught]
+
+
+def stepped(model: nn.Module, kfac: KFAC, steps: int = 3) -> list[str]:
+    """The warnings of some steps."""
+    said = []
+    for step in range(steps):
+        backward(model, step)
+        said += warned(kfac.step)
+    return said
 
 
 @BOTH
@@ -62,10 +69,10 @@ def test_one_gradient_that_is_infinite_spreads_to_no_other(execution, options):
     kfac.step()
     backward(model, 1)
     model[3].weight.grad[0, 0] = torch.inf
-    kfac.step()
+    said = warned(kfac.step)
     for layer in (model[0], model[3]):
         assert layer.weight.grad.count_nonzero() == layer.bias.grad.count_nonzero() == 0
-    said = stepped(model, kfac, 2)
+    said += stepped(model, kfac, 2)
     assert len(said) == 1
     assert "gradients that are not finite in 1 of the steps" in said[0]
     assert all(p.grad.isfinite().all() and p.grad.count_nonzero() for p in model.parameters())
@@ -77,8 +84,52 @@ def test_on_a_cpu_a_plain_gradient_that_is_not_finite_stops_the_whole_step():
     kfac = KFAC(model, KFACConfig.sc20(**EVERY_STEP), lr=LR)
     backward(model)
     model[2].weight.grad[0] = torch.nan
-    kfac.step()
+    with pytest.warns(RuntimeWarning, match="not finite in 1 of the steps up to 1"):  # not at the next update
+        kfac.step()
+    assert kfac.nonfinite_steps == 1
     assert all(parameter.grad.count_nonzero() == 0 for parameter in model.parameters())
+
+
+def test_gradients_that_stay_not_finite_are_named_as_often_as_their_number_doubles():
+    model = net()
+    kfac = KFAC(model, lr=LR)
+    said = stepped(model, kfac, 3)
+    model[0].weight.data[0] = torch.nan
+    said += stepped(model, kfac, 9)
+    assert kfac.nonfinite_steps == 9
+    assert [text.split(" of the steps")[0].split()[-1] for text in said] == ["1", "2", "4", "8"]
+
+
+@pytest.mark.parametrize("order", ["kfac first", "optimizer first"])
+def test_a_step_after_the_optimizer_s_is_named_once(order, recwarn):
+    model = net()
+    kfac, optimizer = KFAC(model, KFACConfig(**EVERY_STEP)), torch.optim.SGD(model.parameters(), 0.1)
+    for seed in range(3):
+        backward(model, seed)
+        for each in (kfac, optimizer) if order == "kfac first" else (optimizer, kfac):
+            each.step()
+    said = [str(warning.message) for warning in recwarn]
+    assert len(said) == (order == "optimizer first")
+    assert all("call kfac.step() before optimizer.step()" in text for text in said)
+
+
+@pytest.mark.parametrize("mistake", ["no zero_grad", "a step in every micro-batch", ""])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_added_to_preconditioned_ones_are_named_once(mistake, set_to_none, recwarn):
+    model = net()
+    kfac, optimizer = KFAC(model), torch.optim.SGD(model.parameters(), 0.1)
+    x, y = torch.randn(8, 4), torch.arange(8) % 3
+    for step in range(6):
+        functional.cross_entropy(model(x), y).backward()
+        if step % 2 or mistake:
+            kfac.step()
+        if step % 2:
+            optimizer.step()
+            if mistake != "no zero_grad":
+                optimizer.zero_grad(set_to_none=set_to_none)
+    said = [str(warning.message) for warning in recwarn]
+    assert len(said) == bool(mistake)
+    assert all("added to gradients that step() had preconditioned" in text for text in said)
 
 
 class Scaler(torch.amp.GradScaler):
@@ -137,11 +188,13 @@ def test_a_weight_that_is_used_without_calling_its_layer_is_named(execution, tie
     kfac = KFAC(model, KFACConfig.sc20(skip=("head",), **EVERY_STEP), lr=LR, execution=execution)
     for step in range(2):
         tokens = torch.arange(16).add(step).remainder(4)
+        model.zero_grad()
         functional.cross_entropy(model(tokens), tokens.flip(0)).backward()
         kfac.step()
     said = [str(warning.message) for warning in recwarn]
     assert len(said) == tied
     assert all("the gradient of embedding is not the sum over the calls" in text for text in said)
+    assert all(text.endswith("skip=('embedding$',)") for text in said)  # and no embedding_2
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -218,7 +271,7 @@ def test_a_clip_that_always_binds_is_logged_once(execution, logged):
     model = net()
     config = KFACConfig.sc20(kl_clip=1e-9, **EVERY_STEP)
     kfac = KFAC(model, config, lr=1.0, execution=execution)
-    stepped(model, kfac, 10)
+    stepped(model, kfac, 9)
     assert "kl-clip has scaled" not in logged.text
     stepped(model, kfac, 15)
     assert logged.text.count("the kl-clip has scaled the step down at 10 second-order updates in a row") == 1

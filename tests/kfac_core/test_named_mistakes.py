@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
@@ -14,7 +16,7 @@ from torch.nn.utils import parametrizations, prune
 
 from kfac_core import KFAC, ConfigError, KFACConfig
 from tests.kfac_core.runs import LR
-from tests.kfac_core.test_guards import backward, net, stepped
+from tests.kfac_core.test_guards import backward, net, stepped, warned
 
 EVERY_STEP = {"factor_update_steps": 1, "inverse_update_steps": 1}
 
@@ -196,6 +198,62 @@ def sharded_later(rank: int, world_size: int) -> str:
 def test_a_model_that_is_sharded_after_kfac_was_made_is_named(world):
     for said in world(2).run(sharded_later):
         assert "the weight of layer 0 was sharded since KFAC was made: make KFAC after fully_shard" in said
+
+
+def with_another_config(rank: int, world_size: int) -> str:
+    model = nn.Linear(4, 3 + rank) if world_size == 3 else nn.Linear(4, 3)
+    options = {"factor_update_steps": 1 + rank, "damping": lambda step: 0.1} if world_size == 2 else {}
+    try:
+        KFAC(model, KFACConfig.sc20(**options), lr=LR)
+    except ConfigError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_rank_with_another_config_or_other_layers_is_named_and_does_not_hang(world):
+    assert world(2).run(with_another_config)[1] == (
+        "rank 1 has factor_update_steps=2, and other ranks do not: every rank must make the same KFAC"
+    )
+    assert "the model's layers" in world(3).run(with_another_config)[2]
+
+
+def not_averaged(rank: int, world_size: int, averages: bool) -> list[str]:
+    model = net()
+    kfac, said = KFAC(model), []
+    for seed in range(3):
+        backward(model, world_size * seed + rank)
+        for parameter in model.parameters() if averages else ():
+            dist.all_reduce(parameter.grad)
+        said += warned(kfac.step)
+    return said
+
+
+def test_gradients_that_are_not_averaged_over_ranks_are_named_once(world):
+    assert world(2).run(not_averaged, True) == [[], []]
+    for (said,) in world(2).run(not_averaged, False):
+        assert re.search(
+            r"the gradients of the ranks differ: .* norms were [\d.]+ to [\d.]+\. Average them", said
+        )
+
+
+def test_a_step_after_remove_is_refused_until_kfac_is_refreshed():
+    model = net()
+    kfac = KFAC(model)
+    kfac.remove()
+    backward(model)
+    with pytest.raises(ConfigError, match=r"after kfac\.remove\(\): make a new KFAC"):
+        kfac.step()
+    kfac.refresh()
+    assert stepped(model, kfac, 1) == []
+
+
+def test_the_parameters_that_kfac_takes_are_known_and_those_of_frozen_layers_do_not_count():
+    model = Attentive()
+    kfac = KFAC(model, KFACConfig(skip=("attention.q_proj", "head")))
+    taken = {name for name, each in model.named_parameters() if any(each is one for one in kfac.parameters())}
+    assert taken == {name for name, _ in model.named_parameters() if name.startswith("attention.")}
+    model.attention.out_proj.requires_grad_(False)
+    assert 0 < kfac.summary().share <= 1
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ def test_an_inner_backward_pass_that_counts_is_named_once(inner):
         points = x.clone().requires_grad_()
         scores = model(points)
         inner(model, scores, points, y)
+        model.zero_grad()
         functional.cross_entropy(scores, y).backward()
         if step == 0:
             with pytest.warns(RuntimeWarning, match=r"create_graph=True counts .* in kfac.paused\(\)"):
@@ -192,6 +193,7 @@ def test_a_second_step_on_the_same_gradients_is_named_once():
     model, (x, y) = net(), batch()
     kfac = KFAC(model, CONFIG)
     for step in range(3):
+        model.zero_grad()
         functional.cross_entropy(model(x), y).backward()
         kfac.step()
         if step == 1:

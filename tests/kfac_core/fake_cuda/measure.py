@@ -120,7 +120,8 @@ def _counted(case: Case, *, with_kfac: bool) -> list[tuple[int, int, dict[str, A
         kfac = None
         if with_kfac:
             config = KFACConfig.sc20(factor_update_steps=2, inverse_update_steps=4, **case.config)
-            kfac = KFAC(model, config, lr=0.1, timer=timer, grad_scaler=scaler, communicator=connect())
+            with watch:  # ranks compare their configs: the watch answers what the host reads
+                kfac = KFAC(model, config, lr=0.1, timer=timer, grad_scaler=scaler, communicator=connect())
         found = []
         for _ in STEPS:
             watch.clear()
