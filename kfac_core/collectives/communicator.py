@@ -225,11 +225,11 @@ class SplitWait:
 def of_all_ranks(communicator: Communicator, own: Tensor) -> Tensor:
     """`own` [n] of every rank, `[ranks, n]`; all ranks call it at the same time. Not counted as traffic."""
     traffic = communicator.traffic
-    before = traffic.calls, traffic.sent_bytes
+    before = traffic.calls, traffic.sent_bytes, traffic.wait_seconds
     rows = own.new_zeros(communicator.world_size, len(own))
     rows[communicator.rank].copy_(own)
     communicator.all_reduce(rows)
-    traffic.calls, traffic.sent_bytes = before
+    traffic.calls, traffic.sent_bytes, traffic.wait_seconds = before
     return rows
 
 
