@@ -167,6 +167,9 @@ class GradientCheck:
             self._summed[index] = self._summed[index] + new if index in self._summed else new
 
     def _on_weight(self, index: int, gradient: Tensor | None) -> None:
+        if not self._is_active():  # of a pass that does not count, and may not call the layer
+            self._left_out.add(index)
+            return
         with torch.no_grad():
             if gradient is not None and not gradient.is_sparse:
                 new = self._projected(index, gradient)

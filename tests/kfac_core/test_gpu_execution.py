@@ -124,6 +124,7 @@ def test_a_factor_without_decomposition_keeps_its_data_and_its_neighbours_are_so
     kfac = KFAC(model, config, lr=0.1, execution=Execution.BATCHED)
     model(torch.randn(8, 4)).square().mean().backward()
     kfac.step()
+    model.zero_grad()
     before = kfac._second_order.data[0, "a"].clone()
     kfac._factors.running[0, "a"].fill_(float("nan"))  # LAPACK leaves out what follows it in a call
     model(torch.randn(8, 4)).square().mean().backward()

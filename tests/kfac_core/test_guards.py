@@ -197,6 +197,17 @@ def test_a_weight_that_is_used_without_calling_its_layer_is_named(execution, tie
     assert all(text.endswith("skip=('embedding$',)") for text in said)  # and no embedding_2
 
 
+def test_a_loss_of_its_own_that_uses_the_weights_in_a_pass_that_does_not_count_is_told_nothing():
+    model = net(nn.Linear(4, 3))
+    kfac, x = KFAC(model), torch.randn(8, 4)
+    for _ in range(2):
+        model(x).sum().backward()
+        model.zero_grad()
+        with kfac.paused():
+            functional.linear(x, model[0].weight).square().sum().backward()
+        assert warned(kfac.step) == []
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_a_head_that_shares_an_embedding_with_a_padding_token_is_told_nothing(seed):
     """The head gives the padding token a gradient, the embedding does not."""
