@@ -24,6 +24,7 @@ from kfac_core.collectives.communicator import differing, of_all_ranks
 from kfac_core.config import Execution, KFACConfig
 from kfac_core.errors import ConfigError
 from kfac_core.factors import Key
+from kfac_core.gradients import Gradients
 from kfac_core.layers import KroneckerLayer, find_layers
 from kfac_core.layers.layer import is_sharded, layer_text, listed_layers
 from kfac_core.overflow import HostCopy, copy_to_host
@@ -330,10 +331,10 @@ def _named_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 # Whether steps have an effect: gradients that are not finite, a clip that always binds, eval mode.
 
 
+_SAME = 1e-5  # of the largest norm, far above rounding
+
 SAMPLES = 10
 """Second-order updates in a row at which the kl-clip must bind before it is reported, once."""
-
-_SAME = 1e-5  # of the largest norm of the ranks' gradients; float32 sums of millions round to less
 
 _BINDS = 0.5  # a step that is scaled by less is another learning rate
 
@@ -400,6 +401,74 @@ class Progress:
             )  # fmt: skip
 
 
+class SameGradients:
+    """Whether the ranks bring the same gradients to the first step; read in the next one."""
+
+    def __init__(self, communicator: Communicator, *, averaged: bool) -> None:
+        self._communicator = communicator
+        self._asks = communicator.world_size > 1 and not averaged
+        self._copy: HostCopy | None = None
+
+    def ask(self, gradient: Tensor) -> None:
+        """Start to compare, once; every rank calls it with its gradient of the first layer."""
+        if self._asks:
+            self._asks = False
+            norm = torch.linalg.vector_norm(gradient, dtype=torch.float64).reshape(1)
+            self._copy = copy_to_host(of_all_ranks(self._communicator, norm))
+
+    def read(self) -> list[str]:
+        """A warning, if they differ by more than rounding."""
+        if self._copy is None:
+            return []
+        norms, self._copy = [norm for (norm,) in self._copy.numbers() if norm], None
+        if not norms or not max(norms) - min(norms) > _SAME * max(norms):
+            return []
+        return [
+            "K-FAC: the gradients of the ranks differ: in the first step that of the first layer had norms "
+            f"of {min(norms):.3g} to {max(norms):.3g}. Average them before step(), as DistributedDataParallel"
+            " does, or the models drift apart"
+        ]
+
+
+class AddedGradients:
+    """Whether the second step's gradients were added to those that the first has preconditioned.
+
+    It follows one weight: every change to its gradient between the steps was an addition, and no `zero_grad`.
+    """
+
+    def __init__(self, layers: Sequence[KroneckerLayer], gradients: Gradients) -> None:
+        self._weights = [layer.weight for layer in layers if not is_sharded(layer.weight)]
+        self._gradients = gradients
+        self._handle: Any = None
+        self._additions, self._keeps_old = 0, False
+
+    def watch(self) -> None:
+        """From now on count what is added."""
+        weight = next((each for each in self._weights if each.requires_grad), None)
+        if weight is not None:
+            self._additions, self._keeps_old = 0, False
+            self._handle = weight.register_post_accumulate_grad_hook(self._on_addition)
+
+    def read(self) -> list[str]:
+        """A warning, and the end of counting."""
+        self.remove()
+        said, self._keeps_old = self._keeps_old, False
+        return [
+            "K-FAC: a backward pass was added to gradients that step() had preconditioned: call zero_grad() "
+            "before it, and with micro-batches step() once, after the last one"
+        ] * said
+
+    def remove(self) -> None:
+        """Take the hook off."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _on_addition(self, weight: Tensor) -> None:
+        self._additions += 1
+        self._keeps_old = self._gradients.has_changed(weight, self._additions)
+
+
 # ------------------------------------------------------------
 # What K-FAC reports to its user: failed factors, layers without statistics, a second KFAC on a layer.
 
@@ -425,35 +494,6 @@ class Failure:
             f"K-FAC: {self.kind.upper()} factor of {layer_text(self.layer)} at step {self.step} on rank "
             f"{self.rank}: {self.reason}; the last good second-order data stays in use"
         )
-
-
-class SameGradients:
-    """Whether the ranks bring the same gradients to the first step; read in the next one."""
-
-    def __init__(self, communicator: Communicator, *, averaged: bool) -> None:
-        self._communicator = communicator
-        self._asks = communicator.world_size > 1 and not averaged
-        self._copy: HostCopy | None = None
-
-    def ask(self, gradients: Tensor) -> None:
-        """Start to compare, once; every rank calls it with its flat gradients."""
-        if self._asks:
-            self._asks = False
-            norm = torch.linalg.vector_norm(gradients, dtype=torch.float64).reshape(1)
-            self._copy = copy_to_host(of_all_ranks(self._communicator, norm))
-
-    def read(self) -> list[str]:
-        """A warning, if they differ by more than rounding."""
-        if self._copy is None:
-            return []
-        norms, self._copy = [norm for (norm,) in self._copy.numbers() if norm], None
-        if not norms or not max(norms) - min(norms) > _SAME * max(norms):
-            return []
-        return [
-            f"K-FAC: the gradients of the ranks differ: in the first step their norms were {min(norms):.3g} "
-            f"to {max(norms):.3g}. Average them before step(), as DistributedDataParallel does, or the "
-            "models drift apart"
-        ]
 
 
 def missing_statistics(

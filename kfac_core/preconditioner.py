@@ -11,7 +11,6 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from kfac_core.capture import Capture, full_precision
 from kfac_core.collectives import Communicator, connect
@@ -23,6 +22,7 @@ from kfac_core.factors import Factors
 from kfac_core.gradient_check import GradientCheck
 from kfac_core.gradients import Gradients
 from kfac_core.guards import (
+    AddedGradients,
     Failure,
     ModelChanges,
     Progress,
@@ -34,7 +34,6 @@ from kfac_core.guards import (
     warn_of_other_kfac,
 )
 from kfac_core.layers import find_layers
-from kfac_core.layers.layer import is_sharded
 from kfac_core.overflow import Overflow, UndecidedSteps
 from kfac_core.phases import Phase
 from kfac_core.placement import Placement
@@ -152,8 +151,6 @@ class KFAC(Resumable):
         self._scaler = scaler
         self._must_solve = self._owes_factors = self._paused = self._named_repeat = False
         self._named_order = False
-        self._watch: RemovableHandle | None = None
-        self._keeps_old = False
         self._solved_at: tuple[int, float] | None = None
         self._undecided = UndecidedSteps()
         self._pending_warnings: list[str] = []
@@ -197,6 +194,7 @@ class KFAC(Resumable):
         self._progress = Progress()
         averaged = self._wrapper is not None or bool(self._fully_sharded)
         self._same_gradients = SameGradients(self._communicator, averaged=averaged)
+        self._added_gradients = AddedGradients(self._layers, self._gradients)
         self._removed = False
         summary = self.summary()
         self.plain_modules = [f"{each.name} ({each.kind})" for each in summary.plain]
@@ -210,7 +208,7 @@ class KFAC(Resumable):
         self._reshard()
         self._pending_warnings += self._changes.warnings()
         refuse_join(self._wrapper, self._communicator.world_size)
-        self._check_accumulation()
+        self._pending_warnings += self._added_gradients.read()
         if self._gradients.are_as_written() and not self._named_repeat:
             self._named_repeat = True
             self._pending_warnings.append(
@@ -237,7 +235,8 @@ class KFAC(Resumable):
             self._precondition()
             self._ask_progress(renewed=renews[1])
         self.steps += 1
-        self._watch_accumulation()
+        if self.steps == 1:
+            self._added_gradients.watch()
         self._undecided.issued(factors=renews[0], second_order=renews[1])
         self._capture.loss_terms.clear()  # also in a step that updates no factor
         self._settle(leave=1)
@@ -380,8 +379,7 @@ class KFAC(Resumable):
         self._removed = True
         self._capture.remove()
         self._gradient_check.remove()
-        if self._watch is not None:
-            self._watch.remove()
+        self._added_gradients.remove()
         self._factors.close()
 
     def _snapshot(self) -> Snapshot:
@@ -419,29 +417,6 @@ class KFAC(Resumable):
             self._progress.ask(gradients.checked, gradients.finite, scale)
         if at_once:
             self._pending_warnings += self._progress.read(self.steps + 1)
-
-    def _watch_accumulation(self) -> None:
-        """From the first step to the second, count what is added to one gradient."""
-        weight = next((layer.weight for layer in self._layers if layer.weight.requires_grad), None)
-        if self.steps == 1 and weight is not None and not is_sharded(weight):
-            self._additions = 0
-            self._watch = weight.register_post_accumulate_grad_hook(self._on_addition)
-
-    def _on_addition(self, weight: Tensor) -> None:
-        self._additions += 1
-        self._keeps_old = self._gradients.has_changed(weight, self._additions)
-
-    def _check_accumulation(self) -> None:
-        """In the second step: whether nothing but additions has happened to that gradient, no `zero_grad`."""
-        if self._watch is None:
-            return
-        self._watch.remove()
-        self._watch = None
-        if self._keeps_old:
-            self._pending_warnings.append(
-                "K-FAC: a backward pass was added to gradients that step() had preconditioned: call "
-                "zero_grad() before it, and with micro-batches step() once, after the last one"
-            )
 
     def _choose_grams(self, dtype: torch.dtype) -> None:
         """How the layers sum outer products."""

@@ -227,7 +227,7 @@ def _misfits(factors: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
     """Which decompositions are none, `[blocks]`: vectors that are not orthonormal, or not the factor's.
 
     Batched decompositions of some libraries return such in silence, and those of single matrices do not:
-    cuSOLVER before 11.7.3 (pytorch/pytorch#192483), rocSOLVER (ROCm/rocm-libraries#9118). It costs two
+    cuSOLVER 11.7.1.2 (pytorch/pytorch#192483), rocSOLVER (ROCm/rocm-libraries#9118). It costs two
     products, hardly anything beside the decomposition.
     """
     products = inner(factors, vectors)

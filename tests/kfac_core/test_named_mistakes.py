@@ -232,7 +232,7 @@ def test_gradients_that_are_not_averaged_over_ranks_are_named_once(world):
     assert world(2).run(not_averaged, True) == [[], []]
     for (said,) in world(2).run(not_averaged, False):
         assert re.search(
-            r"the gradients of the ranks differ: .* norms were [\d.]+ to [\d.]+\. Average them", said
+            r"the gradients of the ranks differ: .* had norms of [\d.]+ to [\d.]+\. Average them", said
         )
 
 
