@@ -203,18 +203,7 @@ class KFAC(Resumable):
     @torch.no_grad()
     def step(self) -> None:
         """Precondition the gradients in place; on update steps, first update factors and second order."""
-        if self._removed:
-            raise ConfigError("kfac.step() after kfac.remove(): make a new KFAC, or call kfac.refresh()")
-        self._reshard()
-        self._pending_warnings += self._changes.warnings()
-        refuse_join(self._wrapper, self._communicator.world_size)
-        self._pending_warnings += self._added_gradients.read()
-        if self._gradients.are_as_written() and not self._named_repeat:
-            self._named_repeat = True
-            self._pending_warnings.append(
-                "K-FAC: step() was called again without a backward pass since the last one: it preconditions "
-                "gradients that are preconditioned already"
-            )
+        self._check_use()
         with self._timer.phase(Phase.PRECONDITION):
             self._gradients.read()
         if self._overflow is not None and self._has_overflowed(self._overflow):
@@ -399,6 +388,21 @@ class KFAC(Resumable):
     def _damping_at(self, step: int) -> float:
         """The damping of a step; `solvers/` say how it enters."""
         return value_at(self.config.any_damping, step, self._steps_per_epoch)
+
+    def _check_use(self) -> None:
+        """Refuse or name a step that cannot mean what it would do."""
+        if self._removed:
+            raise ConfigError("kfac.step() after kfac.remove(): make a new KFAC, or call kfac.refresh()")
+        self._reshard()
+        self._pending_warnings += self._changes.warnings()
+        refuse_join(self._wrapper, self._communicator.world_size)
+        self._pending_warnings += self._added_gradients.read()
+        if self._gradients.are_as_written() and not self._named_repeat:
+            self._named_repeat = True
+            self._pending_warnings.append(
+                "K-FAC: step() was called again without a backward pass since the last one: it preconditions "
+                "gradients that are preconditioned already"
+            )
 
     def _read_guards(self) -> None:
         """What the step before has asked the device for."""

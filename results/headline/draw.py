@@ -55,7 +55,8 @@ COLUMNS = (
     "below zero K-FAC takes longer; *p* is after Holm's correction for the other methods. A difference is "
     "said where the interval excludes 0 and p is below 0.05. *By every rule*: the least and the most that it "
     "saves under [the rules of scoring](../../docs/methods.md#statistics); `ratios.csv` has each. There is "
-    "no ratio where half of a method's runs or more miss the target, or reach it too late for a rule."
+    "no ratio where half of a method's runs or more miss the target, or reach it too late for a rule, and no "
+    "row where all miss it; `times.csv` has those, too."
 )
 LIMITS = (HERE / "limits.md").read_text(encoding="utf-8")
 """What the answers depend on, and where K-FAC is not the choice: written by hand."""
@@ -223,7 +224,8 @@ def under_rules(ratios: list[float], rules: list[str]) -> str:
 
 
 def shown(times: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
-    """A row for every target and method: that of `times.csv`, what K-FAC saves, and every rule's ratio."""
+    """A row for every target and method that reaches it: times, what K-FAC saves, and every rule's ratio."""
+    times = times[times["reached"] > 0]
     ruled = dict(iter(ratios.groupby(["target", "method"])))
     saves, ranges = [], []
     for row in times.itertuples():

@@ -45,6 +45,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "conv1d-of-transformers-sequence": (lambda: nn.Sequential(Conv1D(2, 3), nn.Tanh(), Conv1D(3, 2)), (5, 3)),
     "embedding": (lambda: nn.Embedding(4, 3), ()),
     "embedding-sequence": (lambda: nn.Embedding(4, 3), (6,)),  # six of four tokens: some repeat
+    "embedding-of-two-tokens": (lambda: nn.Embedding(2, 3), (6,)),
     "embedding-padding": (lambda: nn.Embedding(4, 3, padding_idx=2), (6,)),
     "embedding-called-twice": (lambda: Doubled(nn.Embedding(4, 3)), (3,)),
     "frozen-weight-beside": (lambda: nn.Sequential(freeze(nn.Linear(3, 3), "weight"), nn.Linear(3, 2)), (3,)),
@@ -81,7 +82,7 @@ def module_and_batch(name: str) -> tuple[nn.Module, Tensor, Tensor]:
     torch.manual_seed(0)
     module = make().double()
     if "embedding" in name:
-        x = torch.randint(0, 4, (EXAMPLES, *shape))
+        x = torch.randint(0, 2 if "two" in name else 4, (EXAMPLES, *shape))
     else:
         x = torch.randn(EXAMPLES, *shape, dtype=torch.float64)
     return module, x, torch.randn_like(module(x).detach())

@@ -77,6 +77,12 @@ def test_training_equals_that_of_a_cpu(kind, options):
     assert (got - want).norm() <= (1e-6 if exact else 1e-4) * want.norm()
 
 
+def test_factors_too_large_to_be_decomposed_together_are_solved_one_by_one(monkeypatch):
+    want = trained("transformer", Execution.BATCHED)
+    monkeypatch.setattr("kfac_core.second_order._ELEMENTS", 1)
+    assert (trained("transformer", Execution.BATCHED) - want).norm() <= 1e-6 * want.norm()
+
+
 @pytest.mark.parametrize("rank", [None, 8])
 @pytest.mark.parametrize("fault", ["not orthonormal", "of another matrix"])
 def test_wrong_vectors_of_a_batched_decomposition_are_solved_again_one_by_one(monkeypatch, fault, rank):
