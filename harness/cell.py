@@ -350,10 +350,9 @@ class Cell(Spec):
                 check_world_size(kfac, self.world_size)
             except PlacementError as error:
                 raise ValueError(f"kfac.{error}") from None
-            if nlcg and (kfac.kl_clip is not None or kfac.grafting):
-                scale = "grafting=true" if kfac.grafting else f"kl_clip={kfac.kl_clip}"
+            for scale in kfac.scales if self.optimizer.name in ("nlcg", "lm") else ():
                 raise ValueError(
-                    f"kfac.{scale} would scale NLCG's steps; write grafting: false and no kl_clip"
+                    f"kfac.{scale} would scale the steps of {self.optimizer.name}; write only grafting: false"
                 )
             if self.optimizer.name == "lm":
                 _check_lm(kfac)
@@ -460,8 +459,8 @@ class Cell(Spec):
             del fields["optimizer"]["schedule"]  # added later, too
         kfac = fields["kfac"] or {}
         for name in (
-            "eigen_rank", "overlap_factors", "costs", "gram_precision", "grafting", "product_precision",
-            "relative_damping",
+            "eigen_rank", "overlap_factors", "costs", "fixed_norm", "gram_precision", "grafting",
+            "product_precision", "relative_damping",
         ):  # fmt: skip
             if not kfac.get(name, True):  # added later, too
                 del kfac[name]
@@ -489,10 +488,7 @@ class Cell(Spec):
 
 
 def _check_lm(config: KFACConfig) -> None:
-    """Raise ValueError where K-FAC would set the step's length, or its damping does not start as a number."""
-    if config.kl_clip is not None or config.grafting:
-        scale = "grafting=true" if config.grafting else f"kl_clip={config.kl_clip}"
-        raise ValueError(f"kfac.{scale} would scale lm's steps; write grafting: false and no kl_clip")
+    """Raise ValueError where K-FAC's damping does not start as a number."""
     if not isinstance(config.damping, int | float):
         raise ValueError(  # noqa: TRY004  pydantic takes ValueErrors
             f"kfac.damping={config.damping} must be a number with optimizer.name=lm, which adapts it"

@@ -157,8 +157,13 @@ class KFACConfig:
     grafting: bool | None = None
     """Whether each layer's preconditioned gradient gets the norm of its plain gradient, in the place of a
     kl-clip, so that the plain optimizer's learning rate keeps its meaning (Agarwal et al. 2020,
-    arXiv:2002.11803; Anil et al. 2021, section 3.5). Null is true unless `kl_clip` is set.
+    arXiv:2002.11803; Anil et al. 2021, section 3.5). Null is true unless `kl_clip` or `fixed_norm` is set.
     Example: `false`."""
+
+    fixed_norm: float | None = None
+    """In the place of grafting: the norm of each layer's preconditioned gradient, over the root of its number
+    of outputs, whatever that of its plain gradient, so that only the learning rate sets a step's length, as
+    in Muon. For large batches, whose steps are few. Range: (0, inf). Example: `0.1`."""
 
     factor_batch_fraction: float = 1.0
     """Share of the local batch whose examples make the factors' statistics; the first ones, at least one.
@@ -300,16 +305,25 @@ class KFACConfig:
     def _check_scale(self) -> None:
         if self.kl_clip is not None:
             _scheduled("kl_clip", self.kl_clip, 0, math.inf, open_left=True)
+        if self.fixed_norm is not None:
+            _in_range("fixed_norm", self.fixed_norm, 0, math.inf, open_left=True, open_right=True)
         if self.grafting is None:
-            object.__setattr__(self, "grafting", self.kl_clip is None)
+            object.__setattr__(self, "grafting", self.kl_clip is None and self.fixed_norm is None)
         for name in ("grafting", "overlap_factors"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r} is not one of true, false")
-        if self.grafting and self.kl_clip is not None:
-            raise ConfigError(
-                f"kl_clip={self.kl_clip} has no meaning with grafting=True; set kl_clip to None (null), or "
-                "grafting to False"
-            )
+        if len(scales := self.scales) > 1:
+            raise ConfigError(f"{' and '.join(scales)} each set the length of a step; keep one of them")
+
+    @property
+    def scales(self) -> list[str]:
+        """What sets the length of a step, as `name=value`: nothing, or one of three fields."""
+        fields = {
+            "kl_clip": self.kl_clip,
+            "fixed_norm": self.fixed_norm,
+            "grafting": self.grafting and "true",
+        }
+        return [f"{name}={value}" for name, value in fields.items() if value]
 
     @property
     def any_damping(self) -> Hyperparameter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from math import inf, isfinite
+from math import inf, isfinite, sqrt
 from typing import Any
 
 import torch
@@ -17,6 +17,9 @@ from kfac_core.layers import KroneckerLayer
 from kfac_core.layers.layer import is_sharded
 from kfac_core.placement import Placement
 from kfac_core.placement.placement import layer_groups
+
+_LEAST_NORM = 1e-30
+"""A gradient below it counts as zero: its reciprocal times a norm of millions is a finite float32."""
 
 
 class Gradients:
@@ -122,12 +125,20 @@ class Gradients:
         self._preconditioned *= scale
         self.clip_scale = scale
 
-    def graft(self) -> None:
-        """Give every layer's preconditioned gradient the norm of its averaged gradient; zero stays zero."""
-        wanted = torch._foreach_norm([each.flatten() for each in self.raw])
+    def graft(self, fixed: float | None) -> None:
+        """Give every layer's preconditioned gradient the norm of its averaged gradient; zero stays zero.
+
+        With `fixed`, the norm is that number times the root of the layer's outputs (`KFACConfig.fixed_norm`).
+        """
         given = torch._foreach_norm([each.flatten() for each in self.preconditioned])
-        torch._foreach_clamp_min_(given, torch.finfo(self._raw.dtype).tiny)
-        torch._foreach_div_(wanted, given)
+        if fixed is None:
+            wanted = torch._foreach_norm([each.flatten() for each in self.raw])
+            torch._foreach_clamp_min_(given, torch.finfo(self._raw.dtype).tiny)
+            torch._foreach_div_(wanted, given)
+        else:
+            torch._foreach_clamp_min_(given, _LEAST_NORM)
+            wanted = torch._foreach_reciprocal(given)
+            torch._foreach_mul_(wanted, [fixed * sqrt(each.numel() / each.shape[-1]) for each in self.raw])
         torch._foreach_mul_(self.preconditioned, wanted)
 
     def drop_unless_finite(self, parameters: Iterable[nn.Parameter]) -> None:

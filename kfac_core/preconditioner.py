@@ -534,8 +534,8 @@ class KFAC(Resumable):
         with self._timer.phase(Phase.PRECONDITION_COMM):
             gradients.exchange()
         with self._timer.phase(Phase.SCALE):
-            if self.config.grafting:
-                gradients.graft()
+            if self.config.grafting or self.config.fixed_norm is not None:
+                gradients.graft(self.config.fixed_norm)
             elif self.config.kl_clip is not None:
                 kl_clip = value_at(self.config.kl_clip, self.steps, self._steps_per_epoch)
                 gradients.clip(self._rates(self._layers), kl_clip)

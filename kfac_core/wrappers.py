@@ -68,7 +68,7 @@ def read_rates(
         ConfigError: `lr` is none of these, for example a scheduler; or it is missing, and needed.
     """
     if lr is None:
-        if config.kl_clip is not None and not config.grafting:
+        if config.kl_clip is not None:
             raise ConfigError(
                 f"kl_clip={config.kl_clip} needs the learning rate: pass lr=, as a number, a callable or the "
                 "optimizer, or set kl_clip to None"

@@ -68,7 +68,7 @@ class LevenbergMarquardt(Optimizer):
 
     Args:
         params: parameters, in one group.
-        kfac: stepped inside `step()`; its configuration has an `AdaptiveDamping`, no grafting and no kl-clip.
+        kfac: stepped inside `step()`; its configuration has an `AdaptiveDamping` and `grafting=False`.
         lr: factor on the step, above 0; schedulers may change it.
         communicator: the ranks; torch.distributed's world by default, a world of one without it.
 
@@ -93,7 +93,7 @@ class LevenbergMarquardt(Optimizer):
                 f"LevenbergMarquardt takes one group of parameters, got {len(self.param_groups)}"
             )
         config = kfac.config
-        if config.grafting or config.kl_clip is not None:
+        if config.scales:
             raise ConfigError(
                 "LevenbergMarquardt sets the length of the step itself; use KFACConfig(grafting=False)"
             )

@@ -158,9 +158,7 @@ class NLCGOptions:
             raise ConfigError(
                 f"lars={self.lars} would scale gradients that K-FAC has read unscaled; remove lars or kfac"
             )
-        config = self.kfac.config
-        if config.kl_clip is not None or config.grafting:
-            scale = "grafting=True" if config.grafting else f"kl_clip={config.kl_clip}"
+        for scale in self.kfac.config.scales:
             raise ConfigError(
                 f"{scale} rescales K-FAC's direction in each step, but beta compares two steps; use "
                 "KFACConfig(grafting=False)"
@@ -220,7 +218,8 @@ class NLCG(Optimizer):
         step_control: whether the loss, which must then be positive, drives `scale`; False needs no loss.
         restart_steps: interval at which beta is set to zero; None for never.
         lars: eta of LARS, 0.001 in the release; None for no LARS.
-        kfac: stepped inside `step()`, which leaves F^-1 g in the `.grad`s; it must have kl_clip=None.
+        kfac: stepped inside `step()`, which leaves F^-1 g in the `.grad`s; its configuration has
+            `grafting=False`.
         communicator: the ranks; torch.distributed's world by default, a world of one without it.
 
     Raises:

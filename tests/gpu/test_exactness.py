@@ -23,6 +23,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"factor_start": "mean", "grafting": True, "kl_clip": None},
     {"damping": None, "relative_damping": 0.3},
     {"kl_clip": None},
+    {"fixed_norm": 0.1, "kl_clip": None},
     {"eigen_rank": 8},
     {"eigen_start": "warm"},
     {"factor_batch_fraction": 0.5},

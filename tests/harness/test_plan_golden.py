@@ -38,6 +38,8 @@ IDS = [
     ({"method": "comm_opt", "seed": 3, "kfac": KFAC}, {}, "comm_opt-p4-s3-1e5ccce365"),
     ({"method": "comm_opt", "seed": 3, "kfac": {}}, {}, "comm_opt-p4-s3-b1feea47aa"),
     ({"method": "comm_opt", "seed": 3, "kfac": {"relative_damping": 0.3}}, {}, "comm_opt-p4-s3-b1feea47aa"),
+    ({"method": "comm_opt", "seed": 3, "kfac": {"fixed_norm": None}}, {}, "comm_opt-p4-s3-b1feea47aa"),
+    ({"method": "comm_opt", "seed": 3, "kfac": {"fixed_norm": 0.1}}, {}, "comm_opt-p4-s3-57e647cc65"),
     ({"method": "comm_opt", "seed": 3, "kfac": KFAC}, {"kfac_start_epoch": 0}, "comm_opt-p4-s3-1e5ccce365"),
     ({"method": "comm_opt", "seed": 3, "kfac": KFAC}, {"kfac_start_epoch": 2}, "comm_opt-p4-s3-b1348f8d2f"),
     ({}, {"precision": "float32"}, "sgd-p4-s0-e64291d03b"),

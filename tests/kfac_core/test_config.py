@@ -36,6 +36,8 @@ TWO = [[64, 1e-4], [576, 1e-2]]
         ({"damping": float("nan")}, "damping=nan"),
         ({"factor_decay": 1.0}, r"factor_decay=1.0 lies outside \[0, 1\)"),
         ({"kl_clip": -1.0}, "kl_clip=-1.0"),
+        ({"kl_clip": None, "fixed_norm": 0}, r"fixed_norm=0 lies outside \(0, inf\)"),
+        ({"fixed_norm": 0.1}, r"kl_clip=0\.001 and fixed_norm=0\.1 each set the length of a step; keep one"),
         ({"factor_update_steps": 0}, "factor_update_steps=0 must be a whole number of steps >= 1"),
         ({"inverse_update_steps": True}, "inverse_update_steps=True"),
         ({"factor_update_steps": 10, "inverse_update_steps": 5}, "is below factor_update_steps=10"),

@@ -60,6 +60,7 @@ def test_a_sound_model_is_told_nothing(execution):
     [
         (Execution.BATCHED, {"kl_clip": 0.01}), (Execution.SEQUENTIAL, {"kl_clip": 0.01}),
         (Execution.BATCHED, {"kl_clip": None}), (Execution.BATCHED, {"grafting": True, "kl_clip": None}),
+        (Execution.BATCHED, {"fixed_norm": 0.1, "kl_clip": None}),
     ],
 )  # fmt: skip
 def test_one_gradient_that_is_infinite_spreads_to_no_other(execution, options):
@@ -404,20 +405,35 @@ def test_the_clip_reads_the_rate_of_each_parameter_group(execution):
 
 
 @BOTH
-def test_grafting_keeps_the_norm_of_the_plain_gradient_and_the_direction_of_kfac(execution):
+@pytest.mark.parametrize("scale", [{"grafting": True}, {"fixed_norm": 0.1}])
+def test_a_norm_that_is_given_leaves_the_direction_of_kfac(execution, scale):
     model = net()
-    got = preconditioned(
-        model, config=KFACConfig.sc20(grafting=True, kl_clip=None, **EVERY_STEP), execution=execution
-    )
+    config = KFACConfig.sc20(kl_clip=None, **scale, **EVERY_STEP)
+    got = preconditioned(model, config=config, execution=execution)
     bias = [model[index].bias.grad.clone() for index in (0, 3)]
     free = preconditioned(model, config=KFACConfig.sc20(kl_clip=None, **EVERY_STEP), execution=execution)
     backward(model)
     for index, weight, other, direction in zip((0, 3), got, bias, free, strict=True):
-        plain = torch.cat([model[index].weight.grad, model[index].bias.grad[:, None]], 1)
-        torch.testing.assert_close(torch.cat([weight, other[:, None]], 1).norm(), plain.norm())
+        plain = torch.cat([model[index].weight.grad, model[index].bias.grad[:, None]], 1).norm()
+        wanted = plain if "grafting" in scale else plain.new_tensor(0.1 * len(other) ** 0.5)
+        torch.testing.assert_close(torch.cat([weight, other[:, None]], 1).norm(), wanted)
         torch.testing.assert_close(
             functional.cosine_similarity(weight.flatten(), direction.flatten(), 0), torch.ones(())
         )
+
+
+@BOTH
+def test_of_a_gradient_of_zero_no_norm_is_made(execution):
+    model = net()
+    kfac = KFAC(model, KFACConfig(fixed_norm=100.0, **EVERY_STEP), execution=execution)
+    backward(model)
+    kfac.step()
+    backward(model, 1)
+    for parameter in model[3].parameters():
+        parameter.grad.zero_()
+    kfac.step()
+    assert model[0].weight.grad.any()
+    assert not model[3].weight.grad.any()
 
 
 @BOTH

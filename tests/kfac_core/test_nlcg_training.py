@@ -270,7 +270,7 @@ def test_bad_values_are_errors(options, message):
     ("kfac_options", "options", "message"),
     [
         ({}, {}, r"kl_clip=0.001 .* use KFACConfig\(grafting=False\)"),
-        ({"kl_clip": None, "grafting": True}, {}, r"grafting=True .* use KFACConfig\(grafting=False\)"),
+        ({"kl_clip": None, "grafting": True}, {}, r"grafting=true .* use KFACConfig\(grafting=False\)"),
         ({"kl_clip": None}, {"precondition": "bfgs"}, "precondition='bfgs' leaves kfac unused"),
         ({"kl_clip": None}, {"lars": 0.001}, "lars=0.001 .* remove lars or kfac"),
     ],
