@@ -313,7 +313,10 @@ class KFACConfig:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r} is not one of true, false")
         if len(scales := self.scales) > 1:
-            raise ConfigError(f"{' and '.join(scales)} each set the length of a step; keep one of them")
+            raise ConfigError(
+                f"{' and '.join(scales)} each set the length of a step; keep one, and set the others to None "
+                "(null), grafting to False"
+            )
 
     @property
     def scales(self) -> list[str]:
