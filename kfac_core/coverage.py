@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from kfac_core.config import ITEM_BYTES, KFACConfig
-from kfac_core.layers import LAYERS, KroneckerLayer, ProjectionLayer, class_of, kind_of, layers_of
+from kfac_core.layers import (
+    LAYERS,
+    KroneckerLayer,
+    ProjectionLayer,
+    TiedEmbeddingLayer,
+    class_of,
+    kind_of,
+    layers_of,
+)
 from kfac_core.layers.layer import unwrapped_name
 from kfac_core.placement import FactorShape, Placement
 from kfac_core.placement.placement import Ranks, data_elements
@@ -29,7 +37,7 @@ class TakenLayer:
     """A layer that K-FAC preconditions.
 
     Attributes:
-        kind: type of the module.
+        kind: type of the module, and after a `+` the types of those that share its weight.
         a, g: sizes of the factors: `n`, `blocks x n`, or `n, diagonal`.
         state_bytes: one copy of its running factors and second-order data.
         owners: the ranks that solve A, and those that solve G.
@@ -194,10 +202,11 @@ def _taken(
     factor = ITEM_BYTES.get(config.factor_dtype or "", item_bytes)
     inverse = ITEM_BYTES.get(config.inverse_dtype or "", item_bytes)
     held = sum(factor * each.elements + inverse * data_elements(config, each) for each in (shape.a, shape.g))
+    sharing = (layer.module, *(layer.heads if isinstance(layer, TiedEmbeddingLayer) else ()))
+    kind = " + ".join(class_of(module).__name__ for module in sharing)
     return TakenLayer(
-        layer.name or "(root)", class_of(layer.module).__name__, _size(shape.a), _size(shape.g),
-        shape.gradient_elements, held, owners,
-    )  # fmt: skip
+        layer.name or "(root)", kind, _size(shape.a), _size(shape.g), shape.gradient_elements, held, owners
+    )
 
 
 def _size(factor: FactorShape) -> str:

@@ -345,6 +345,14 @@ def test_an_embedding_whose_options_change_its_gradient_or_weight_stays_plain(op
     assert [each.reason for each in summary.plain] == ["an option that K-FAC does not support"]
 
 
+def test_the_summary_names_the_head_of_a_tied_embedding():
+    model = net(nn.Embedding(9, 4), nn.Linear(4, 9, bias=False))
+    model[1].weight = model[0].weight
+    summary = KFAC(model, lr=LR).summary()
+    assert [(each.name, each.kind) for each in summary.layers] == [("0", "Embedding + Linear")]
+    assert summary.plain == ()
+
+
 def test_a_weight_that_is_a_number_is_no_obstacle():
     class Scaled(nn.Module):
         def __init__(self) -> None:
