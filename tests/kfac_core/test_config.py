@@ -292,3 +292,5 @@ def test_scheduled_intervals_that_cross_are_an_error_before_the_first_step():
     with pytest.raises(ConfigError, match="=6 is below factor_update_steps=20 from step 30 on"):
         KFAC(build("mlp"), crossing, lr=LR, steps_per_epoch=10)
     KFAC(build("mlp"), replace(crossing, factor_update_steps=6), lr=LR, steps_per_epoch=10)
+    with pytest.raises(ConfigError, match="=10 is below factor_update_steps=20 from step 20 on"):
+        KFAC(build("mlp"), replace(crossing, inverse_update_steps=10), lr=LR, steps_per_epoch=10)
