@@ -187,6 +187,9 @@ RESHAPED: dict[str, tuple[int, Callable[[Tensor], Tensor], Loss, int]] = {
     "[B, F, 2 T]": (
         OUTPUTS, lambda y: functional.interpolate(y.mT, scale_factor=2.0), entropy, BATCH * TOKENS * 2,
     ),
+    "[B, 2 T]": (
+        1, lambda y: functional.interpolate(y.mT, scale_factor=2.0).squeeze(1), logistic, BATCH * TOKENS * 2,
+    ),
     "[B, T, 1, F]": (OUTPUTS, lambda y: y.unsqueeze(2), squares, BATCH * TOKENS),
     "[B, T, 2, F / 2]": (2 * OUTPUTS, lambda y: y.unflatten(-1, (2, -1)), squares, BATCH * TOKENS),
 }  # fmt: skip

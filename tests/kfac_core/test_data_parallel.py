@@ -54,6 +54,8 @@ def wrapped_as(kind: str, model: nn.Module, world_size: int) -> nn.Module:
     """In DistributedDataParallel, sharded, or as it is."""
     if kind in ("ddp", "bucket views", "zero"):
         return DistributedDataParallel(model, gradient_as_bucket_view=kind == "bucket views")
+    if kind == "some":
+        fully_shard(model[0], mesh=init_device_mesh("cpu", (world_size,)))
     if kind in ("fsdp", "hsdp"):
         shape = (world_size,) if kind == "fsdp" else (2, world_size // 2)
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
@@ -93,6 +95,10 @@ def trained(
                 model.set_requires_gradient_sync(is_last)
             with nullcontext() if is_last or not hasattr(model, "no_sync") else model.no_sync():
                 (functional.cross_entropy(model(x[index]), y[index]) / micro_batches).backward()
+        for p in model.parameters() if kind == "some" else ():
+            if not isinstance(p, DTensor):  # nothing averages these
+                dist.all_reduce(p.grad)
+                p.grad /= world_size
         grads = [p.grad for p in model.parameters()]
         kfac.step()
         if isinstance(model, DistributedDataParallel):  # gradients stay where it has put them
@@ -116,6 +122,7 @@ def whole(tensor: Tensor) -> Tensor:
         ("fsdp", 2, "tokens", {"strategy": "mem_opt"}, 3),
         ("fsdp", 2, "attention", {"strategy": "comm_opt", "kl_clip": 1e-5}, 1),
         ("hsdp", 4, "conv", {"strategy": "hybrid_opt", "grad_worker_fraction": 0.5}, 1),
+        ("some", 2, "mlp", {"strategy": "mem_opt"}, 1),
     ],
 )  # fmt: skip
 def test_wrapped_models_take_the_steps_of_one_rank_with_the_whole_batch(

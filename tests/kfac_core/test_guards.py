@@ -259,6 +259,16 @@ def test_the_gradient_check_changes_no_number_and_leaves_no_hook():
     assert not model[0].weight._backward_hooks
 
 
+def test_a_layer_whose_gradient_was_dropped_has_none_after_the_first_steps_check():
+    model = net()
+    kfac = KFAC(model, KFACConfig.sc20(**EVERY_STEP), lr=LR)
+    for _ in range(2):
+        backward(model)
+        model[0].weight.grad = None
+        kfac.step()
+        assert (model[0].weight.grad is None, model[3].weight.grad is None) == (True, False)
+
+
 def test_freezing_a_taken_layer_for_a_while_is_no_mistake():
     model = net()
     kfac = KFAC(model, KFACConfig.sc20(**EVERY_STEP), lr=LR)

@@ -236,6 +236,7 @@ def test_the_grid_is_kaisas():
     assert [placement.column(i) for i in range(4)] == [(0, 4), (1, 5), (2, 6), (3, 7)]
     assert [placement.row(i) for i in range(2)] == [(0, 1, 2, 3), (4, 5, 6, 7)]
     assert "0 1 2 3\n 4 5 6 7" in str(placement)
+    assert "  8  9 10 11\n" in str(place(KFACConfig(strategy="mem_opt"), layers, 12))
 
 
 def test_comm_opt_spreads_both_factors_of_one_layer():
