@@ -34,6 +34,7 @@ def scaled_steps(
     poisoned: int | None = None,
     execution: Execution | None = None,
     every: int = 1,
+    solve_every: int | None = None,
     *,
     alone: bool = False,
 ) -> tuple[KFAC, nn.Module, list[int]]:
@@ -44,7 +45,7 @@ def scaled_steps(
     model = build("mlp").float()
     optimizer = torch.optim.SGD(model.parameters(), LR)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
-    config = KFACConfig.sc20(factor_update_steps=every, inverse_update_steps=every)
+    config = KFACConfig.sc20(factor_update_steps=every, inverse_update_steps=solve_every or every)
     kfac = KFAC(model, config, lr=optimizer, grad_scaler=scaler, execution=execution)
     counted = []
     for step in steps:
@@ -113,6 +114,11 @@ def test_updates_that_an_overflow_took_are_made_up_for_on_a_gpu():
     taken = {int(count) for count in kfac._factors.updates.values()}
     assert taken == {2}  # made up for in the third step, and due in the last one
     assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_an_overflow_that_took_an_update_of_the_factors_alone_renews_no_inverse():
+    kfac, _, counted = scaled_steps(0, 1, 64.0, [0, 1, 2, 3], 1, Execution.BATCHED, solve_every=9)
+    assert (counted, kfac._solved_at[0]) == ([1, 2, 2, 3], 0)
 
 
 @pytest.mark.parametrize("kept", ["state", "shard", "merged shards"])
