@@ -125,11 +125,12 @@ def test_folding_a_packed_matrix_is_folding_the_matrix(n, blocks):
     packed = torch.full((blocks, n * (n + 1) // 2), float("nan"), dtype=torch.float64)
     pack(matrix, packed)
     torch.testing.assert_close(packed_trace(packed, n), matrix.diagonal(dim1=1, dim2=2).sum())
-    folded = mean.clone()
-    fold_packed(packed, 0.3, folded, 0.9)
-    assert torch.equal(folded, folded.mT)
-    fold(matrix, 0.3, mean, 0.9)
-    torch.testing.assert_close(folded, mean, rtol=1e-14, atol=1e-14)
+    for decay in (0.9, 1.0, 0.0):
+        folded = mean.clone()
+        fold_packed(packed, 0.3, folded, decay)
+        assert torch.equal(folded, folded.mT)
+        fold(matrix, 0.3, mean, decay)
+        torch.testing.assert_close(folded, mean, rtol=1e-14, atol=1e-14)
     unpack(packed, folded)
     assert torch.equal(folded, matrix)
 
