@@ -103,7 +103,7 @@ def alone(study: Study, *, tuned: bool) -> Study:
 
 
 def tried_in(name: str, study: Study) -> pd.DataFrame:
-    """The trials, with their places by the target at which `choose` chose: the second one."""
+    """The trials, with their places by the target at which `choose` chose: the second, or the only one."""
     target = STUDIES[name].targets[:2][-1]
     return trials(study.at_target(target)).assign(study=name, target=target)
 
