@@ -133,7 +133,7 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float], *, counted: 
         low, high = _floats(mann_whitney_limits(top, bottom))
     p_value, method = _rank_p(differences, mann_whitney(len(top), len(bottom))), RANKS_ONLY
     if np.isfinite(differences).all() and np.ptp(top) + np.ptp(bottom) > NO_SCATTER:
-        lower, upper, p_of_welch = map(float, welch(top, bottom))
+        lower, upper, p_of_welch = welch(top, bottom)
         low, high, method = min(low, lower), max(high, upper), MANN_WHITNEY
         p_value = max(p_value, p_of_welch)
     return _with_misses(differences, (math.exp(low), math.exp(high)), n, method, p_value)

@@ -41,25 +41,19 @@ def t_p_value(values: Array) -> float:
     return 2 * float(special.stdtr(n - 1, -t))
 
 
-def welch(top: Array, bottom: Array) -> tuple[Array, Array, Array]:
+def welch(top: Array, bottom: Array) -> tuple[float, float, float]:
     """Welch's limits of the difference of two means, and the two-sided p that they are equal.
 
-    The variances may differ. Arms are `[..., n]` and `[..., m]`.
+    The variances may differ, and may not both be 0. Arms are `[n]` and `[m]`.
     """
-    difference, variance, freedom = _welch(top, bottom)
-    scatter = np.sqrt(variance)
-    half = special.stdtrit(freedom, 1 - TAIL) * scatter
-    p_value = 2 * special.stdtr(freedom, -abs(difference) / scatter)
+    parts = [float(arm.var(ddof=1)) / len(arm) for arm in (top, bottom)]
+    freedom = sum(parts) ** 2 / sum(
+        part**2 / (len(arm) - 1) for part, arm in zip(parts, (top, bottom), strict=True)
+    )
+    difference, scatter = float(top.mean() - bottom.mean()), math.sqrt(sum(parts))
+    half = float(special.stdtrit(freedom, 1 - TAIL)) * scatter
+    p_value = 2 * float(special.stdtr(freedom, -abs(difference) / scatter))
     return difference - half, difference + half, p_value
-
-
-def _welch(top: Array, bottom: Array) -> tuple[Array, Array, Array]:
-    """Difference of the means, its variance, and the degrees of freedom."""
-    parts = [arm.var(axis=-1, ddof=1) / arm.shape[-1] for arm in (top, bottom)]
-    variance = parts[0] + parts[1]
-    squares = sum(part**2 / (arm.shape[-1] - 1) for part, arm in zip(parts, (top, bottom), strict=True))
-    freedom = np.divide(variance**2, squares, out=np.ones_like(variance), where=squares > 0)
-    return top.mean(axis=-1) - bottom.mean(axis=-1), variance, freedom
 
 
 def median_limits(values: Array) -> Limits:

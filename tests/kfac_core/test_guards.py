@@ -142,8 +142,9 @@ class Scaler(torch.amp.GradScaler):
 
 @BOTH
 @pytest.mark.parametrize(("unscales", "passed"), [(True, True), (False, True), (True, False)])
-def test_a_loss_scale_that_was_left_in_is_named(execution, unscales, passed, recwarn):
-    model, scaler = net(), Scaler()
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_loss_scale_that_was_left_in_is_named(execution, unscales, passed, layers, recwarn):
+    model, scaler = net() if layers == 2 else net(nn.Linear(4, 3)), Scaler()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     kfac = KFAC(
         model,
