@@ -5,7 +5,8 @@
 cosmic-ray finds the places in kfac_core and in the comparisons and statistics of analysis that can be broken.
 A random sample is broken in a clone of HEAD, one at a time, and the package's tests run up to the first
 failure. A break counts as noticed if a test fails or hangs. Rows are appended as they come, so a run that was
-stopped goes on. The last column is for a person: does a survivor change what anybody could observe?
+stopped goes on at the same commit; another commit is another sample. The last column is for a person: does a
+survivor change what anybody could observe?
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from cosmic_ray.work_item import MutationSpec, TestOutcome
 TESTS = {"kfac_core": "tests/kfac_core", "analysis": "tests/analysis"}
 JUDGED = ("comparisons.py", "metrics.py", "rules.py", "statistics")  # of analysis
 LIMIT_SECONDS = 900.0
-COLUMNS = ("module", "line", "operator", "occurrence", "seconds", "outcome", "judgement")
+COLUMNS = ("commit", "module", "line", "operator", "occurrence", "seconds", "outcome", "judgement")
 
 # Annotations such as `X | None` are not evaluated, and shifts and bits of floats die of a TypeError.
 IGNORED = re.compile("core/(RemoveDecorator|ReplaceBinaryOperator.*_(Bit|LShift|RShift|Pow))")
@@ -83,13 +84,15 @@ def main() -> None:
     given = parser.parse_args()
     out = given.out.resolve()
     rows = list(csv.DictReader(out.open())) if out.exists() else []
+    commit = subprocess.check_output(["git", "rev-parse", "--short=8", "HEAD"], text=True).strip()
+    rows = [row for row in rows if row["commit"] == commit]
     known = {(row["module"], row["operator"], row["occurrence"]) for row in rows}
     with tempfile.TemporaryDirectory(prefix="kronscale-mutants-") as clone, out.open("a", newline="") as file:
         subprocess.run(["git", "clone", "--quiet", ".", clone], check=True)
         os.chdir(clone)
         os.environ["PYTHONPATH"] = clone
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if not rows:
+        if not file.tell():
             writer.writeheader()
         for one in sampled(modules(), given.sample, given.seed):
             key = str(one.module_path), one.operator_name, str(one.occurrence)
@@ -98,14 +101,15 @@ def main() -> None:
             began, dies = time.monotonic(), noticed(one)
             seconds = round(time.monotonic() - began)
             outcome = "cannot be made" if dies is None else "dies" if dies else "survives"
-            row = dict(zip(COLUMNS, (key[0], one.start_pos[0], *key[1:], seconds, outcome, ""), strict=True))
+            values = commit, key[0], one.start_pos[0], *key[1:], seconds, outcome, ""
+            row = dict(zip(COLUMNS, values, strict=True))
             writer.writerow(row)
             file.flush()
             rows.append(row)
             print(*row.values(), flush=True)
     tried = [row for row in rows if row["outcome"] != "cannot be made"]
     dead = sum(row["outcome"] == "dies" for row in tried)
-    print(f"{dead} of {len(tried)} die: {dead / len(tried):.1%}")
+    print(f"{dead} of {len(tried)} breaks of {commit} die: {dead / len(tried):.1%}")
 
 
 if __name__ == "__main__":

@@ -169,21 +169,31 @@ class Experts(nn.Module):
 
 
 def expert_blocks(rank: int, world_size: int, strategy: str, execution: Execution) -> dict[str, Tensor]:
-    """Blocks of this rank's layers; rank r has r + 1 sequences, and only the last rank's reach expert 2."""
+    """Blocks of this rank's layers; rank r has r + 1 sequences, and only the last rank's reach expert 2.
+
+    In a second step no rank's tokens reach expert 2, whose factors stay, and expert 1 takes them.
+    """
     torch.manual_seed(0)
     model = Experts()
     x, y, expert = expert_data(world_size)
     mine = slice(rank * (rank + 1) // 2, (rank + 1) * (rank + 2) // 2)
     config = KFACConfig.sc20(**NOW, strategy=strategy)
     kfac = KFAC(model, config, lr=0.1, execution=execution)
-    (model(x[mine], expert[mine]) - y[mine]).square().sum(-1).mean().backward()
-    kfac.step()
-    found = kfac._factors.running
-    return {
-        shape.name: torch.kron(found[index, "a"][0], found[index, "g"][0])
-        for index, shape in enumerate(kfac.shapes)
-        if (index, "a") in found and (index, "g") in found
-    }
+    found = []
+    for reached in (expert, expert.clamp(max=1)):
+        (model(x[mine], reached[mine]) - y[mine]).square().sum(-1).mean().backward()
+        kfac.step()
+        running = kfac._factors.running
+        found.append(
+            {
+                shape.name: torch.kron(running[index, "a"][0], running[index, "g"][0])
+                for index, shape in enumerate(kfac.shapes)
+                if (index, "a") in running and (index, "g") in running
+            }
+        )
+    first, second = found
+    assert all(torch.equal(first[name], second[name]) == (name != "experts.1") for name in first)
+    return first
 
 
 def expert_data(world_size: int) -> tuple[Tensor, Tensor, Tensor]:
