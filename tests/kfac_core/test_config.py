@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from kfac_core import KFAC, ConfigError, KFACConfig
 from kfac_core.config import Costs
-from kfac_core.schedule import Curve, Decay, Milestones, interval_at, value_at
+from kfac_core.schedule import Curve, Decay, Milestones, interval_at, interval_below, value_at
 from tests.kfac_core.dense import DenseKFAC, DenseSettings
 from tests.kfac_core.runs import GLOBAL_BATCH, LR, assert_same, build, data, train
 
@@ -294,3 +294,5 @@ def test_scheduled_intervals_that_cross_are_an_error_before_the_first_step():
     KFAC(build("mlp"), replace(crossing, factor_update_steps=6), lr=LR, steps_per_epoch=10)
     with pytest.raises(ConfigError, match="=10 is below factor_update_steps=20 from step 20 on"):
         KFAC(build("mlp"), replace(crossing, inverse_update_steps=10), lr=LR, steps_per_epoch=10)
+    in_epochs = interval_below(10, Milestones(initial=2, factor=10, at=(2,)))  # as of a sweep's file
+    assert in_epochs == "=10 is below factor_update_steps=20 from epoch 2 on"
