@@ -106,7 +106,8 @@ def errors(rank: int, world_size: int, method: str, folder: str, epochs: int) ->
         {
             "sweep": "s", "method": "m", "world_size": world_size, "workload": "poisson",
             "target": {"metric": "l2_error", "at_most": 1e-9},
-            "training": {"global_batch_size": 1020, "epochs": epochs}, **METHODS[method],
+            "training": {"global_batch_size": 1020, "epochs": epochs, "evaluate_every_epochs": epochs / 10},
+            **METHODS[method],
         }
     )  # fmt: skip
     records: list[Record] = []
@@ -126,8 +127,8 @@ def test_lm_solves_the_equation_where_adam_has_hardly_begun(world, tmp_path):
 def test_two_ranks_train_as_one_does(world, tmp_path, method):
     (one,) = world(1).run(errors, method, str(tmp_path), 1)
     first, _ = world(2).run(errors, method, str(tmp_path), 1)
-    # 200 line searches make rounding visible
-    assert first == pytest.approx(one, rel=0.05 if method == "lbfgs" else 1e-4)
+    told = 3 if method == "lbfgs" else 10  # steps: further line searches make rounding visible
+    assert first[:told] == pytest.approx(one[:told], rel=1e-6)
 
 
 def test_a_cell_says_what_it_needs():
