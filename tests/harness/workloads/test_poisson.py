@@ -127,8 +127,8 @@ def test_lm_solves_the_equation_where_adam_has_hardly_begun(world, tmp_path):
 def test_two_ranks_train_as_one_does(world, tmp_path, method):
     (one,) = world(1).run(errors, method, str(tmp_path), 1)
     first, _ = world(2).run(errors, method, str(tmp_path), 1)
-    told = 3 if method == "lbfgs" else 10  # steps: further line searches make rounding visible
-    assert first[:told] == pytest.approx(one[:told], rel=1e-6)
+    steps = 3 if method == "lbfgs" else 10  # further line searches make rounding visible
+    assert first[:steps] == pytest.approx(one[:steps], rel=1e-6)
 
 
 def test_a_cell_says_what_it_needs():
