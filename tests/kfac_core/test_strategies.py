@@ -8,11 +8,14 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from kfac_core import KFAC, KFACConfig, PlacementError
 from kfac_core.layers import find_layers
 from kfac_core.placement import FactorJob, FactorShape, LayerShape, Placement
 from kfac_core.placement.balance import CUBIC, SPD_KFAC_64, CostModel, balance, balance_both, measured, totals
+from kfac_core.placement.placement import precondition_flops
 from kfac_core.placement.strategies import STRATEGIES, grad_workers, place
 from tests.kfac_core.nets import resnet50
 from tests.kfac_core.runs import assert_same, step
@@ -227,6 +230,18 @@ def test_measured_costs_are_straight_in_logarithms_and_go_on_beyond_both_ends():
     cubic = measured({16: 1e-4, 64: 6.4e-3})
     for rows in (4, 32, 256):
         assert cubic.inverse(FactorShape(rows)) == pytest.approx(1e-4 * (rows / 16) ** 3)
+
+
+@pytest.mark.parametrize("solver", ["eigen", "inverse_pi"])
+def test_a_layer_costs_the_flops_that_its_products_have(solver):
+    model = nn.Linear(7, 5)
+    config = KFACConfig(solver=solver)
+    kfac = KFAC(model, config)
+    model(torch.randn(9, 7)).square().mean().backward()
+    with FlopCounterMode(display=False) as counted:  # decompositions are not counted
+        kfac.step()
+    layer = LayerShape("", FactorShape(8), FactorShape(5))
+    assert counted.get_total_flops() == precondition_flops(config, layer) > 0
 
 
 def test_the_grid_is_kaisas():
