@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,23 +38,26 @@ NO_RATIO = "no ratio"
 
 
 class Setting(NamedTuple):
-    """A study: what it is about; its targets, the easiest first, trials chosen at the second; its table."""
+    """A study: its table's heading, shared with its like; its name there; targets, chosen at the second."""
 
-    title: str
+    heading: str
+    label: str
     targets: tuple[float, ...]
     has_table: bool = True
 
+    @property
+    def title(self) -> str:
+        return f"{self.heading}: {self.label}"
 
+
+IMAGES = "CIFAR-10 (JPEG copy), 2 ranks"
+POISSON = "Poisson equation in 2d, 1 rank"
 STUDIES = {
-    "resnet8-512": Setting("ResNet-8 on CIFAR-10 (JPEG copy), batch 512, 2 ranks", (0.705, 0.725)),
-    "resnet8-2048": Setting(
-        "ResNet-8 on CIFAR-10 (JPEG copy), batch 2,048, 2 ranks, grafting", (0.52, 0.563), has_table=False
-    ),
-    "resnet8-2048-norm": Setting(
-        "ResNet-8 on CIFAR-10 (JPEG copy), batch 2,048, 2 ranks, fixed norm", (0.52, 0.536, 0.563)
-    ),
-    "poisson-64": Setting("Poisson equation in 2d, network 64, 1 rank", (1e-3, 1e-4)),
-    "poisson-64-64-48-48": Setting("Poisson equation in 2d, network 64-64-48-48, 1 rank", (1e-3, 1e-4)),
+    "resnet8-512": Setting(IMAGES, "ResNet-8, batch 512", (0.705, 0.725)),
+    "resnet8-2048": Setting(IMAGES, "ResNet-8, batch 2,048, grafting", (0.52, 0.563), has_table=False),
+    "resnet8-2048-norm": Setting(IMAGES, "ResNet-8, batch 2,048, fixed norm", (0.52, 0.536, 0.563)),
+    "poisson-64": Setting(POISSON, "network 64", (1e-3, 1e-4)),
+    "poisson-64-64-48-48": Setting(POISSON, "network 64-64-48-48", (1e-3, 1e-4)),
 }
 COLUMNS = (
     "[The protocol](../../docs/headline.md) was fixed before the trials. *K-FAC saves*: of the other's time, "
@@ -88,10 +92,15 @@ def main(out: Path) -> None:
         save(draw(times, ratios), out, "headline")
     text = ["# K-FAC against tuned first-order methods, in seconds", "\n".join(answers(times, ratios))]
     text += ["![Time that K-FAC saves over each method](headline.png)", COLUMNS]
-    for name in filter(lambda name: STUDIES[name].has_table, studies):
-        own = [table[table["study"] == name] for table in (times, ratios)]
-        text += [f"## {STUDIES[name].title}", to_markdown(shown(*own)).strip()]
-        text += [f"- {line}" for line in cautions(studies[name])]
+    tabled = [name for name in studies if STUDIES[name].has_table]
+    for heading, names in groupby(tabled, key=lambda name: STUDIES[name].heading):
+        alike = list(names)
+        rows = pd.concat(
+            [shown(*(table[table["study"] == name] for table in (times, ratios))) for name in alike]
+        )
+        text += [f"## {heading}", to_markdown(rows).strip()]
+        warned = [f"- {STUDIES[name].label}: {line}" for name in alike for line in cautions(studies[name])]
+        text += ["\n".join(warned)] if warned else []
     text.append(LIMITS.strip())
     (out / "README.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
 
@@ -241,6 +250,7 @@ def shown(times: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
         ranges.append("" if own is None else under_rules(own["ratio"].tolist(), own["rule"].tolist()))
     return pd.DataFrame(
         {
+            "study": times["study"].map(lambda name: STUDIES[name].label),
             "target": times["target"], "method": times["method"],
             "reached": [f"{row.reached} of {row.runs}" for row in times.itertuples()],
             "seconds": [seconds(row) for row in times.itertuples()],
