@@ -56,6 +56,7 @@ STUDIES = {
     "resnet8-512": Setting(IMAGES, "ResNet-8, batch 512", (0.705, 0.725)),
     "resnet8-2048": Setting(IMAGES, "ResNet-8, batch 2,048, grafting", (0.52, 0.563), has_table=False),
     "resnet8-2048-norm": Setting(IMAGES, "ResNet-8, batch 2,048, fixed norm", (0.52, 0.536, 0.563)),
+    "resnet20-512": Setting(IMAGES, "ResNet-20, batch 512", (0.754, 0.774)),
     "poisson-64": Setting(POISSON, "network 64", (1e-3, 1e-4)),
     "poisson-64-64-48-48": Setting(POISSON, "network 64-64-48-48", (1e-3, 1e-4)),
 }
